@@ -1,0 +1,129 @@
+"""The typed nodes of a run's configuration; `conf/train.yaml` holds the defaults' reasons, this file their types."""
+
+from typing import Any
+
+import attrs
+from attrs.validators import ge, gt, in_, le
+
+REQUIRED = "???"
+
+
+def _one_of(*values: Any) -> Any:
+    return attrs.field(default=values[0], validator=in_(values))
+
+
+@attrs.define
+class Named:
+    name: str | None = None
+
+
+@attrs.define
+class Train:
+    steps: int = attrs.field(default=160, validator=ge(1))
+    seq_len: int = attrs.field(default=256, validator=ge(1))
+    local_batch_size: int = attrs.field(default=8, validator=ge(1))
+    global_batch_size: int | None = attrs.field(default=None)
+    seed: int = attrs.field(default=0, validator=ge(0))
+    deterministic: bool = False
+    max_norm: float = attrs.field(default=1.0, validator=gt(0))
+    gc_interval: int = attrs.field(default=50, validator=ge(0))
+
+    @global_batch_size.validator
+    def _positive(self, _: Any, value: int | None) -> None:
+        if value is not None and value < 1:
+            raise ValueError(f"'global_batch_size' must be >= 1 or null: {value}")
+
+
+@attrs.define
+class Precision:
+    storage: str = _one_of("float32", "float64", "bfloat16")
+    param: str = _one_of("float32", "float64", "bfloat16")
+    reduce: str = _one_of("float32", "float64", "bfloat16")
+
+
+@attrs.define
+class Remat:
+    mode: str = _one_of("none", "full", "selective")
+
+
+@attrs.define
+class Compile:
+    enabled: bool = False
+    backend: str = "inductor"
+    fullgraph: bool = True
+
+
+@attrs.define
+class Schedule:
+    warmup_steps: int = attrs.field(default=0, validator=ge(0))
+    decay: str = _one_of("linear", "cosine", "sqrt")
+    decay_steps: int | None = None
+    min_lr_ratio: float = attrs.field(default=0.0, validator=[ge(0), le(1)])
+
+
+@attrs.define
+class Validation:
+    interval: int = attrs.field(default=0, validator=ge(0))
+    batches: int = attrs.field(default=4, validator=ge(1))
+
+
+@attrs.define
+class Checkpoint:
+    enabled: bool = True
+    interval: int = attrs.field(default=50, validator=ge(0))
+    dir: str = "checkpoints"
+    load: str = "latest"
+    init_from: str | None = None
+    keep: int = attrs.field(default=2, validator=ge(1))
+    mode: str = _one_of("async", "sync")
+    export: bool = True
+
+
+@attrs.define
+class Launch:
+    mode: str = _one_of("auto", "local", "external")
+    nproc_per_node: Any = "auto"
+    nnodes: int = attrs.field(default=1, validator=ge(1))
+    rdzv_endpoint: str = "localhost:0"
+    run_id: str | None = None
+    max_restarts: int = attrs.field(default=3, validator=ge(0))
+    grace_seconds: float = attrs.field(default=30.0, validator=gt(0))
+    timeout_seconds: float = attrs.field(default=600.0, validator=gt(0))
+    device: str = _one_of("auto", "cpu", "cuda")
+
+
+@attrs.define
+class Metrics:
+    log_every: int = attrs.field(default=10, validator=ge(1))
+    tensorboard: bool = True
+    wandb: bool = False
+
+
+@attrs.define
+class Profile:
+    enabled: bool = False
+    start: int = attrs.field(default=10, validator=ge(1))
+    steps: int = attrs.field(default=3, validator=ge(1))
+    ranks: list[int] = attrs.field(factory=lambda: [0])
+    memory: bool = False
+
+
+@attrs.define
+class Config:
+    """One run. `model`, `data` and `optimizer` are nodes with a `_target_`; `strategy` maps names to options."""
+
+    run: Named = attrs.field(factory=Named)
+    strategy: dict[str, Any] = attrs.field(factory=dict)
+    model: dict[str, Any] = attrs.field(factory=dict)
+    data: dict[str, Any] = attrs.field(factory=dict)
+    optimizer: dict[str, Any] = attrs.field(factory=dict)
+    train: Train = attrs.field(factory=Train)
+    precision: Precision = attrs.field(factory=Precision)
+    remat: Remat = attrs.field(factory=Remat)
+    compile: Compile = attrs.field(factory=Compile)
+    schedule: Schedule = attrs.field(factory=Schedule)
+    validation: Validation = attrs.field(factory=Validation)
+    checkpoint: Checkpoint = attrs.field(factory=Checkpoint)
+    launch: Launch = attrs.field(factory=Launch)
+    metrics: Metrics = attrs.field(factory=Metrics)
+    profile: Profile = attrs.field(factory=Profile)

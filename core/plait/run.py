@@ -1,0 +1,45 @@
+"""The run as strategies see it."""
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from plait.config import Config
+
+if TYPE_CHECKING:
+    from plait.spec import ModelSpec
+
+
+@attrs.define
+class Run:
+    """What a strategy may ask of the run it is in; made afresh for every run.
+
+    config:         all typed nodes: `run.config.precision.param`, `run.config.train.seq_len`, ...
+    world_size:     how many ranks there are.
+    device_type:    "cpu" or "cuda".
+    spec:           what the model says of itself.
+    parameters:     how many parameters the model has.
+    strategies:     name -> instance, of all that are selected.
+    storage_device: where parameters rest between steps; a strategy that offloads sets it to "cpu" in `parallelize`.
+    """
+
+    config: Config
+    world_size: int
+    device_type: str
+    spec: "ModelSpec"
+    parameters: int
+    strategies: dict[str, Any] = attrs.field(factory=dict)
+    storage_device: str | None = None
+
+    def use(self, name: str, **options: Any) -> None:
+        """Select the installed strategy `name` with these options. Only inside `configure`.
+
+        Raises PlaitError where no such strategy is installed, or it is selected already.
+        """
+        from plait.plugins import create
+
+        if name in self.strategies:
+            from plait.errors import PlaitError
+
+            raise PlaitError(f"strategy {name!r} is selected already; it cannot be configured a second time")
+        self.strategies[name] = create(name, options)
