@@ -93,16 +93,22 @@ def _fill(axes: list[MeshAxis], owner: Mapping[str, str], world_size: int) -> tu
     said = describe(axes, owner)
     for a in axes:
         if a.degree < 1 and a.degree != -1:
-            raise PlaitError(f"the degree of axis {a.name!r} ({owner[a.name]}) is {a.degree}; it must be at least 1, or -1 for what is left")
+            raise PlaitError(
+                f"the degree of axis {a.name!r} ({owner[a.name]}) is {a.degree}; it must be at least 1, or -1 for what is left"
+            )
     free = [a for a in axes if a.degree == -1]
     if len(free) > 1:
-        raise PlaitError(f"only one axis may take what is left (-1), but {' and '.join(a.name for a in free)} both do; axes: {said}")
+        raise PlaitError(
+            f"only one axis may take what is left (-1), but {' and '.join(a.name for a in free)} both do; axes: {said}"
+        )
     known = math.prod(a.degree for a in axes if a.degree != -1)
     if free and world_size % known == 0:
         axes = [attrs.evolve(a, degree=world_size // known) if a.degree == -1 else a for a in axes]
     elif free or known != world_size:
         want = f"a multiple of {known}" if free else f"exactly {known}"
-        raise PlaitError(f"the mesh does not fit {world_size} rank{'s' * (world_size != 1)}: it needs {want}; axes: {said}")
+        raise PlaitError(
+            f"the mesh does not fit {world_size} rank{'s' * (world_size != 1)}: it needs {want}; axes: {said}"
+        )
     return tuple(axes)
 
 

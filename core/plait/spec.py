@@ -71,4 +71,6 @@ def lookup(table: Mapping[str, Any], fqn: str, field: str) -> Any:
     for pattern, value in table.items():
         if matches(pattern, fqn):
             return value
-    raise PlaitError(f"the model's spec says nothing of {fqn!r}: no pattern in `{field}` matches it (there are {list(table)})")
+    raise PlaitError(
+        f"the model's spec says nothing of {fqn!r}: no pattern in `{field}` matches it (there are {list(table)})"
+    )

@@ -1,0 +1,99 @@
+"""Everything that can be known before a rank starts: typed config, strategies, model, mesh, batch, data."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from plait.axes import Layout
+from plait.braid import Braid
+from plait.build import build_model, make
+from plait.config import Config
+from plait.errors import PlaitError
+from plait.plugins import create, installed
+from plait.run import Run
+from plait.schema import typed
+from plait.trainer import accumulation, local_device_type
+from plait.weave import configure, layout_of, new_run
+
+
+@attrs.frozen
+class Checked:
+    """A run that fits: what its ranks are started with.
+
+    node: the resolved config with the strategies' final options, as plain values; it is what ranks read.
+    """
+
+    node: dict[str, Any]
+    config: Config
+    layout: Layout
+    source: Any
+    ranks_per_node: int
+    distributions: list[str]
+    parameters: dict[str, tuple[list[int], str]]
+
+
+def check(node: Mapping[str, Any], world_size: int | None = None) -> Checked:
+    """Check the resolved config `node` for `world_size` ranks; None: as many as `launch.*` and the degrees ask for.
+
+    Raises PlaitError for the first thing that does not fit.
+    """
+    config = typed(Config, node, "")
+    device_type = local_device_type(config)
+    strategies = {name: create(name, options or {}) for name, options in config.strategy.items()}
+    model, spec = build_model(config.model)
+    guess = world_size or _guess(config, device_type)
+    run = new_run(config, spec, model, guess, device_type, strategies)
+    configure(run)
+    braid = Braid(run.strategies)
+    if world_size is None:
+        run.world_size = world_size = _wanted(run, braid, guess)
+    layout = layout_of(run, braid)
+    _check_model(config, model)
+    accumulation(config, layout.count("batch"))
+    source = make(config.data, "data")
+    source.check(seq_len=config.train.seq_len, vocab_size=config.model.get("vocab_size"))
+    final = {**node, "strategy": {name: attrs.asdict(s) for name, s in run.strategies.items()}}
+    plugins = installed()
+    distributions = sorted({plugins[name].distribution for name in run.strategies if name in plugins})
+    parameters = {fqn: (list(p.shape), config.precision.storage) for fqn, p in model.named_parameters()}
+    per_node, rest = divmod(world_size, config.launch.nnodes)
+    if rest:
+        raise PlaitError(f"{world_size} ranks do not divide over launch.nnodes={config.launch.nnodes} machines")
+    return Checked(final, config, layout, source, per_node, distributions, parameters)
+
+
+def _check_model(config: Config, model: Any) -> None:
+    longest = config.model.get("max_seq_len")
+    if longest is not None and config.train.seq_len > longest:
+        raise PlaitError(
+            f"train.seq_len={config.train.seq_len} is longer than the model's: model.max_seq_len={longest}"
+        )
+    if not isinstance(config.optimizer.get("lr"), int | float):
+        raise PlaitError(f"optimizer.lr={config.optimizer.get('lr')!r} must be a number: the schedule scales it")
+
+
+def _guess(config: Config, device_type: str) -> int:
+    """The world that strategies are first shown: what is asked for, else all that this machine offers."""
+    asked = config.launch.nproc_per_node
+    if asked == "auto":
+        import torch
+
+        return (torch.cuda.device_count() if device_type == "cuda" else 2) * config.launch.nnodes
+    if not isinstance(asked, int) or asked < 1:
+        raise PlaitError(f"launch.nproc_per_node={asked!r} must be 'auto' or a number of at least 1")
+    return asked * config.launch.nnodes
+
+
+def _wanted(run: Run, braid: Braid, guess: int) -> int:
+    """The guess where an axis takes what is left or the number was given; else exactly what the degrees ask for."""
+    if run.config.launch.nproc_per_node != "auto":
+        return guess
+    product = 1
+    for _, answer in braid.answers("build_mesh", run=run, world_size=guess):
+        for axis in answer or ():
+            degree = getattr(axis, "degree", 1)  # a view adds no ranks
+            if degree == -1:
+                return guess
+            product *= max(degree, 1)
+    return product

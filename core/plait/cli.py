@@ -1,0 +1,51 @@
+"""The command `plait`: which subcommand was meant; each lives in a module of its own, imported when it is called."""
+
+import importlib
+import os
+import sys
+
+from plait.errors import PlaitError, near_miss
+
+COMMANDS = {
+    "train": ("plait.train", "train a model, or with -m sweep over overrides"),
+    "plugins": ("plait.listing", "list the installed strategies [--json] [--check]"),
+    "inspect": ("plait.inspect", "show what a run's composition will do, without starting it [overrides] [world=N]"),
+    "compare": ("plait.compare", "where two runs part: two metrics.jsonl files or run folders"),
+}
+
+
+def main() -> None:
+    """Entry point. Exits with 0; 1 after an error, in one sentence; 143 or 130 after SIGTERM or SIGINT, saved."""
+    arguments = sys.argv[1:]
+    if arguments and arguments[0] in COMMANDS:
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())  # models of the user's own folder, as for `python -m`
+        try:
+            sys.exit(importlib.import_module(COMMANDS[arguments[0]][0]).main(arguments[1:]))
+        except PlaitError as error:
+            print(f"plait: {_sentence(error)}", file=sys.stderr)
+            sys.exit(1)
+        except BrokenPipeError:  # `plait plugins | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.exit(0)
+    if arguments in (["--version"], ["-V"]):
+        from plait import __version__
+
+        print(f"plait {__version__}")
+        return
+    if not arguments or arguments[0] in ("--help", "-h", "help"):
+        print(_usage())
+        sys.exit(0 if arguments else 1)
+    print(f"plait: no command {arguments[0]!r}{near_miss(arguments[0], list(COMMANDS))}\n{_usage()}", file=sys.stderr)
+    sys.exit(1)
+
+
+def _sentence(error: PlaitError) -> str:
+    return "; ".join([str(error), *getattr(error, "__notes__", ())])
+
+
+def _usage() -> str:
+    lines = [f"  plait {name:<9} {what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(
+        ["usage: plait COMMAND [arguments]; `plait COMMAND --help` explains one", *lines, "  plait --version"]
+    )

@@ -1,0 +1,41 @@
+"""The core's clipping: the norm over all parameters, whatever meshes they live on."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+
+@torch.no_grad()
+def clip_grads(
+    parameters: Iterable[nn.Parameter], max_norm: float, mesh: object = None, norm_type: float = 2.0
+) -> Tensor:
+    """Scale gradients in place so that their norm over all ranks is at most `max_norm`; returns the norm before.
+
+    Parameters are grouped by the mesh that they live on, the norm of a group is reduced over that mesh, and the
+    groups' norms are joined; so no axis is known by name, and plain tensors and DTensors mix.
+    """
+    groups: dict[object, list[nn.Parameter]] = {}
+    for param in parameters:
+        if param.grad is not None:
+            grad = param.grad
+            groups.setdefault((grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None, []).append(
+                param
+            )
+    if not groups:
+        return torch.zeros(())
+    norms = [
+        _plain(get_total_norm([p.grad for p in group if p.grad is not None], norm_type)) for group in groups.values()
+    ]
+    total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    if not math.isinf(max_norm):
+        for group in groups.values():
+            clip_grads_with_norm_(group, max_norm, total)
+    return total
+
+
+def _plain(norm: Tensor) -> Tensor:
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

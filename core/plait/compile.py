@@ -1,0 +1,60 @@
+"""The core's answer to the compile hook: compile each block, then wrap it in recomputation, in this order."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from plait.config import Compile
+from plait.run import Run
+from plait.spec import ModelSpec
+
+# What selective recomputation keeps: products of matrices and attention, dear to compute; the rest is cheap.
+KEPT = tuple(
+    overload
+    for op in (
+        "mm", "bmm", "addmm", "_grouped_mm", "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable",
+    )
+    if (packet := getattr(torch.ops.aten, op, None)) is not None
+    for overload in [packet.default]
+)  # fmt: skip
+
+
+def compile_blocks(model: nn.Module, mesh: object, spec: ModelSpec, run: Run) -> nn.Module:
+    """Every block's forward is compiled, then recomputed, as `compile.*` and `remat.mode` say.
+
+    Only forward is replaced, on the instance: names of parameters stay, and hooks that strategies hang on a block
+    run outside. A module that wishes to stay outside the graph marks its forward with `torch.compiler.disable`.
+    """
+    for block in spec.blocks_of(model).values():
+        if run.config.compile.enabled:
+            block.forward = compiled(block.forward, run.config.compile)
+        if run.config.remat.mode != "none":
+            block.forward = recomputed(block.forward, run.config.remat.mode)
+    return model
+
+
+def compiled(forward: Callable[..., Any], options: Compile) -> Callable[..., Any]:
+    return torch.compile(forward, backend=options.backend, fullgraph=options.fullgraph)
+
+
+def recomputed(forward: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    """`forward`, of whose activations the backward pass recomputes all ("full") or the cheap ones ("selective")."""
+    contexts = {}
+    if mode == "selective":
+        contexts = {"context_fn": functools.partial(create_selective_checkpoint_contexts, _policy)}
+
+    @functools.wraps(forward)
+    def recompute(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **contexts, **kwargs)
+
+    return recompute
+
+
+def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in KEPT else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,48 @@
+"""The process group and the device of this rank."""
+
+import datetime
+import os
+
+import torch
+import torch.distributed as dist
+
+
+def device_type_here() -> str:
+    """ "cuda" where torch sees a GPU, else "cpu"."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def local_device(device_type: str) -> torch.device:
+    if device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(device_type, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def start_group(device_type: str | None = None, timeout_seconds: float = 600.0) -> bool:
+    """Start the default process group from the environment (torchrun), or of this process alone.
+
+    gloo serves tensors on the CPU, nccl those on a GPU. Returns False where a group was running already.
+    """
+    if dist.is_initialized():
+        return False
+    kind = device_type or device_type_here()
+    if kind != "cpu":
+        torch.accelerator.set_device_index(local_device(kind).index)
+    backend = (
+        "gloo"
+        if kind == "cpu"
+        else f"cpu:gloo,{kind}:{'nccl' if kind == 'cuda' else dist.get_default_backend_for_device(kind)}"
+    )
+    timeout = datetime.timedelta(seconds=timeout_seconds)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore(), timeout=timeout)
+    return True
+
+
+def end_group() -> None:
+    """Leave together: a rank that destroys its group while others still talk can make them abort at exit."""
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()

@@ -1,0 +1,102 @@
+"""A run's folder: who may use it, what it was started with, and how it ended."""
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import attrs
+import yaml
+
+from plait.errors import PlaitError
+
+
+@attrs.frozen
+class Outcome:
+    """How a run ended. kind: "finished", "stopped" (by a signal, after saving), or "failed"."""
+
+    kind: str
+    reason: str
+    step: int | None = None
+    rank: int | None = None
+
+
+@attrs.define
+class RunFolder:
+    """`runs/<name>`, or a job's place in a sweep's folder."""
+
+    path: Path = attrs.field(converter=lambda p: Path(p).absolute())
+    _lock: IO[str] | None = attrs.field(default=None, init=False)
+
+    @property
+    def ranks(self) -> Path:
+        return self.path / "ranks"
+
+    def log_of(self, rank: int) -> Path:
+        return self.ranks / f"rank-{rank}.log"
+
+    def checkpoints(self, directory: str) -> Path:
+        return self.path / directory  # an absolute `directory` stands for itself
+
+    def lock(self) -> None:
+        """Hold the folder until this process ends. Raises PlaitError where a live run holds it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.ranks.mkdir(exist_ok=True)
+        handle = open(self.path / ".lock", "a+")  # noqa: SIM115 - held for the life of the process
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.seek(0)
+            holder = handle.read().strip() or "another process"
+            handle.close()
+            raise PlaitError(
+                f"the run in {self.path} is live already ({holder}); wait for it or set run.name"
+            ) from None
+        handle.truncate(0)
+        handle.write(f"process {os.getpid()}")
+        handle.flush()
+        self._lock = handle
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        self._replace("config.yaml", yaml.safe_dump(config, sort_keys=False))
+
+    def read_config(self) -> dict[str, Any]:
+        return yaml.safe_load((self.path / "config.yaml").read_text())
+
+    def write_versions(self, versions: dict[str, str]) -> None:
+        self._replace("versions.json", json.dumps(versions, indent=2) + "\n")
+
+    def set_outcome(self, outcome: Outcome) -> None:
+        self._replace("outcome.json", json.dumps(attrs.asdict(outcome)) + "\n")
+
+    def outcome(self) -> Outcome | None:
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+            return Outcome(**json.loads((self.path / "outcome.json").read_text()))
+        return None
+
+    def clear_outcome(self) -> None:
+        (self.path / "outcome.json").unlink(missing_ok=True)
+
+    def _replace(self, name: str, text: str) -> None:
+        """All or nothing, and never half a file for who reads meanwhile."""
+        temporary = self.path / f".{name}.{os.getpid()}"
+        temporary.write_text(text)
+        temporary.replace(self.path / name)
+
+
+def versions_of(distributions: list[str]) -> dict[str, str]:
+    """Versions of Python, Plait, torch and every distribution of a selected plugin."""
+    found = {"python": sys.version.split()[0]}
+    for name in ["plait", "torch", *distributions]:
+        with contextlib.suppress(ModuleNotFoundError):
+            found[name] = version(name)
+    return found

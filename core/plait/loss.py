@@ -1,0 +1,32 @@
+"""The loss, summed: dividing by the global count of tokens is the caller's, so that every layout agrees."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+IGNORE = -100
+
+
+def cross_entropy_sum(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
+    """The cross entropy summed over all tokens whose label is not -100, in float32 at least.
+
+    Logits may be a DTensor sharded over the vocabulary: then call it, and the backward, inside `parallel(logits)`.
+    """
+    dtype = torch.promote_types(logits_BTV.dtype, torch.float32)
+    flat = logits_BTV.flatten(0, 1).to(dtype)
+    return F.cross_entropy(flat, labels_BT.flatten(), ignore_index=IGNORE, reduction="sum")
+
+
+def parallel(logits: Tensor) -> Any:
+    """The context in which the loss of these logits and its backward run: torch's where they are sharded."""
+    return loss_parallel() if isinstance(logits, DTensor) else nullcontext()
+
+
+def valid_tokens(labels_BT: Tensor) -> int:
+    """How many tokens have a label."""
+    return int((labels_BT != IGNORE).sum())

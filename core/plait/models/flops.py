@@ -1,0 +1,22 @@
+"""Floating point operations a token, for `ModelSpec.flops`."""
+
+import attrs
+
+
+@attrs.frozen
+class Flops:
+    """6 x parameters + 6 x attention x seq_len: a forward and a backward pass, as torchtitan counts them.
+
+    A product with a parameter costs 2 operations a token forward and 4 backward; the scores and their product with
+    the values cost as much for every position. Causality and recomputation earn no discount.
+
+    parameters: how many are multiplied with a token: all but an input embedding that is only looked up, and of
+        experts only those that a token visits.
+    attention: layers x heads x (width of a query head + width of a value head).
+    """
+
+    parameters: int
+    attention: int
+
+    def __call__(self, seq_len: int) -> int:
+        return 6 * (self.parameters + self.attention * seq_len)

@@ -1,0 +1,127 @@
+"""Layers that models share.
+
+Shapes: B batch, T tokens, D model width, H query heads, K key and value heads, E width of a head, F feed-forward width.
+"""
+
+import math
+from collections.abc import Mapping
+
+import attrs
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plait.errors import PlaitError, near_miss
+from plait.models.options import positive
+
+
+@attrs.frozen
+class RopeScaling:
+    """Llama 3.1's stretching of RoPE's wavelengths to a longer context (arXiv:2407.21783, section 3.4.2, and its code).
+
+    factor:               how much longer the longest wavelengths become.
+    low_freq_factor:      wavelengths above `original_max_seq_len / low_freq_factor` are stretched in full.
+    high_freq_factor:     those below `original_max_seq_len / high_freq_factor` stay; between the two it is blended.
+    original_max_seq_len: tokens of context before the stretching.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_seq_len: int
+
+    @classmethod
+    def of(cls, options: Mapping[str, float]) -> "RopeScaling":
+        """Raises PlaitError for keys that are missing, unknown or not positive."""
+        known = [field.name for field in attrs.fields(cls)]
+        for key in options:
+            if key not in known:
+                raise PlaitError(
+                    f"unknown key model.rope_scaling.{key}; there are {', '.join(known)}{near_miss(key, known)}"
+                )
+        for key in known:
+            if key not in options:
+                raise PlaitError(f"model.rope_scaling.{key} must be given; it has no default")
+        positive(**{f"rope_scaling.{key}": options[key] for key in known})
+        scaling = cls(**dict(options))  # type: ignore[arg-type]
+        if scaling.high_freq_factor <= scaling.low_freq_factor:
+            raise PlaitError(
+                f"model.rope_scaling.high_freq_factor is {scaling.high_freq_factor}; it must be above "
+                f"low_freq_factor, which is {scaling.low_freq_factor}"
+            )
+        return scaling
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        turns = frequencies * (self.original_max_seq_len / (2 * math.pi))  # in the original context
+        keep = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
+        return frequencies * (keep + (1 - keep) / self.factor)
+
+
+class Rope(nn.Module):
+    """Rotary position embedding (arXiv:2104.09864).
+
+    A pair is a number of a head's first half and its like in the second, as in Hugging Face's weights; Meta's have
+    neighbours, which are slower to take apart. The angles are computed in every forward: a table would be lost on
+    the meta device and rounded by mixed precision.
+    """
+
+    def __init__(self, head_dim: int, theta: float, scaling: RopeScaling | None = None) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.theta = theta
+        self.scaling = scaling
+
+    def forward(self, q_BTHE: Tensor, k_BTKE: Tensor, positions_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Queries and keys, turned by their positions; None counts from 0."""
+        dtype = torch.promote_types(q_BTHE.dtype, torch.float32)
+        if positions_BT is None:
+            positions_BT = torch.arange(q_BTHE.shape[1], device=q_BTHE.device)
+        steps = torch.arange(0, self.head_dim, 2, device=q_BTHE.device, dtype=dtype) / self.head_dim
+        frequencies = self.theta**-steps
+        if self.scaling is not None:
+            frequencies = self.scaling(frequencies)
+        angles = (positions_BT.to(dtype)[..., None] * frequencies)[..., None, :]
+        cos, sin = angles.cos(), angles.sin()
+        return _turn(q_BTHE, cos, sin), _turn(k_BTKE, cos, sin)
+
+
+def _turn(x_BTHE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    x, y = x_BTHE.unflatten(-1, (2, -1)).unbind(-2)
+    turned = torch.stack((x * cos - y * sin, x * sin + y * cos), dim=-2)
+    return turned.flatten(-2).to(x_BTHE.dtype)
+
+
+class CausalAttention(nn.Module):
+    """Attention's inner function, a module so that a strategy can wrap it."""
+
+    def forward(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+        """The mean of values by softmax of scores, (B, H, T, width of a value head); K divides H.
+
+        Without positions a token sees itself and what stands before it; with them, only what of that lies in its
+        own document: positions restart at 0 where a document starts.
+        """
+        if positions_BT is None:
+            return F.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, is_causal=True, enable_gqa=True)
+        groups = q_BHTE.shape[1] // k_BKTE.shape[1]  # on GPUs no fused kernel takes a mask and grouped heads
+        if groups > 1:
+            k_BKTE, v_BKTE = (x.repeat_interleave(groups, dim=1) for x in (k_BKTE, v_BKTE))
+        return F.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, attn_mask=document_mask(positions_BT))
+
+
+def document_mask(positions_BT: Tensor) -> Tensor:
+    """(B, 1, T, T), true where the row's token may see the column's: same document, not later."""
+    document = (positions_BT == 0).cumsum(-1)
+    return (document[:, :, None] == document[:, None, :]).tril()[:, None]
+
+
+class SwiGLU(nn.Module):
+    """Gated feed-forward (arXiv:2002.05202): w2(silu(w1 x) * w3 x)."""
+
+    def __init__(self, dim: int, ffn_dim: int) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(dim, ffn_dim, bias=False)
+        self.w2 = nn.Linear(ffn_dim, dim, bias=False)
+        self.w3 = nn.Linear(dim, ffn_dim, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.w2(F.silu(self.w1(x_BTD)) * self.w3(x_BTD))

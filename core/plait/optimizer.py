@@ -1,0 +1,49 @@
+"""The optimizer that a config names, and the learning rate as a function of the step."""
+
+import inspect
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from hydra.utils import get_class
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from plait.config import Schedule
+from plait.errors import PlaitError
+
+FUSED_ON = ("cuda", "cpu", "mps", "xpu")  # where torch has fused kernels
+
+
+def make_optimizer(node: Mapping[str, Any], parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The `_target_` of `node` over the parameters, one group for each mesh that they live on.
+
+    Fused and foreach kernels take the tensors of a group at once, and torch cannot mix meshes, or DTensors and plain
+    tensors, in one call. `fused: null` means: where the device has it. Raises PlaitError for options it refuses.
+    """
+    options = {key: value for key, value in node.items() if key != "_target_"}
+    groups: dict[object, list[nn.Parameter]] = {}
+    for param in parameters:
+        groups.setdefault(param.device_mesh if isinstance(param, DTensor) else None, []).append(param)
+    device = next(iter(groups.values()))[0].device.type
+    try:
+        cls = get_class(node["_target_"])
+        if "fused" in inspect.signature(cls).parameters and options.get("fused") is None:
+            options["fused"] = device in FUSED_ON
+        return cls([{"params": group} for group in groups.values()], **options)
+    except (TypeError, ValueError, RuntimeError, ImportError) as error:
+        raise PlaitError(f"optimizer: {node.get('_target_')} refuses these options: {error}") from error
+
+
+def learning_rate(schedule: Schedule, lr: float, step: int, steps: int) -> float:
+    """The rate of step `step` (from 0) of `steps`: linear warm-up, stable, then decay over the last steps."""
+    if step < schedule.warmup_steps:
+        return lr * (step + 1) / schedule.warmup_steps
+    decay_steps = schedule.decay_steps if schedule.decay_steps is not None else steps - schedule.warmup_steps
+    start = max(steps - decay_steps, schedule.warmup_steps)
+    if step < start or steps <= start:
+        return lr
+    x = (step - start + 1) / (steps - start)
+    shape = {"linear": 1 - x, "cosine": 0.5 * (1 + math.cos(math.pi * x)), "sqrt": 1 - math.sqrt(x)}[schedule.decay]
+    return lr * (schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * shape)

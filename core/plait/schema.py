@@ -1,0 +1,53 @@
+"""From plain nodes of YAML to typed, validated attrs objects, with errors that name the key."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+from plait.errors import PlaitError, near_miss
+
+T = TypeVar("T")
+
+
+def typed(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """An instance of the attrs class `cls` from plain `values`; `where` is the node's key in error messages.
+
+    Raises PlaitError for an unknown key (naming the near miss), a value of another type, one that a validator
+    refuses, and a mandatory one that is missing.
+    """
+    try:
+        node = OmegaConf.merge(OmegaConf.structured(cls), OmegaConf.create(dict(values)))
+        missing = sorted(OmegaConf.missing_keys(node))
+        if missing:
+            raise PlaitError(f"{_join(where, missing[0])} must be given; it has no default")
+        return OmegaConf.to_object(node)  # type: ignore[return-value]
+    except MissingMandatoryValue as error:
+        raise PlaitError(f"{where}: {_first_line(error)}") from error
+    except ConfigKeyError as error:
+        key = error.full_key or str(error.key)
+        parent, _, last = key.rpartition(".")
+        known = _keys(cls, parent)
+        raise PlaitError(
+            f"unknown key {_join(where, key)}; there are {', '.join(known)}{near_miss(last, known)}"
+        ) from error
+    except OmegaConfBaseException as error:
+        raise PlaitError(f"{_join(where, error.full_key or '')}: {_first_line(error)}") from error
+    except (TypeError, ValueError) as error:  # attrs validators
+        raise PlaitError(f"{_join(where, '')}: {_first_line(error)}") from error
+
+
+def _join(where: str, key: str) -> str:
+    return ".".join(part for part in (where, key) if part) or "configuration"
+
+
+def _keys(cls: type, path: str) -> list[str]:
+    node = OmegaConf.structured(cls)
+    inner = OmegaConf.select(node, path) if path else node
+    return [str(key) for key in inner] if inner is not None else []
+
+
+def _first_line(error: Exception) -> str:
+    """Validators of attrs raise with several arguments; only the first is a sentence."""
+    return str(error.args[0] if error.args else error).splitlines()[0]

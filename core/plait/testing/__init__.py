@@ -1,0 +1,1 @@
+"""What tests of strategies share. Imports no torch until it is used."""

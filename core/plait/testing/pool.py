@@ -1,0 +1,128 @@
+"""A pool of rank processes, started once: starting ranks afresh for every test would cost 10 seconds each."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+
+class RankError(Exception):
+    """A rank failed; the message holds its traceback, or on a hang every rank's stack."""
+
+
+class Pool:
+    """`size` processes that run a function as the ranks of a world of any size up to that.
+
+    >>> pool.run(train, 3, world=2)   # [train(3) on rank 0, train(3) on rank 1]
+    """
+
+    def __init__(self, size: int = 4) -> None:
+        self.size = size
+        self.folder = Path(tempfile.mkdtemp(prefix="plait-pool-"))
+        self._ranks: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
+        self._runs = 0
+
+    def run(self, fn: Callable[..., Any], *args: Any, world: int, timeout: float = 120.0, **kwargs: Any) -> list[Any]:
+        """What `fn(*args, **kwargs)` returns on each rank of a gloo group of `world` ranks, by rank.
+
+        Raises RankError with the traceback of the first rank that failed, or after `timeout` seconds with the
+        stacks of all; the pool then starts afresh.
+        """
+        if not self._ranks:
+            self._start()
+        self._runs += 1
+        store = str(self.folder / f"store-{self._runs}")
+        payload = cloudpickle.dumps((fn, args, kwargs))
+        for _, pipe in self._ranks[:world]:
+            pipe.send((payload, world, store))
+        answers: dict[int, tuple[bool, Any]] = {}
+        deadline = time.monotonic() + timeout
+        while len(answers) < world and time.monotonic() < deadline:
+            for rank, (process, pipe) in enumerate(self._ranks[:world]):
+                if rank not in answers and pipe.poll(0.005):
+                    try:
+                        answers[rank] = pipe.recv()
+                    except EOFError:
+                        answers[rank] = (False, f"the process of rank {rank} died (exit code {process.exitcode})")
+                    if not answers[rank][0]:
+                        deadline = min(deadline, time.monotonic() + 5)  # the others may wait for it for ever
+        failed = [f"rank {rank}: {text}" for rank, (fine, text) in sorted(answers.items()) if not fine]
+        missing = sorted(set(range(world)) - set(answers))
+        if missing:
+            failed.append(f"ranks {missing} did not answer\n{self._stacks()}")
+            self._kill()
+        if failed:
+            raise RankError("\n".join(failed))
+        return [cloudpickle.loads(answers[rank][1]) for rank in range(world)]
+
+    def close(self) -> None:
+        for process, pipe in self._ranks:
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+        self._ranks = []
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        for rank in range(self.size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(rank, theirs, str(self.folder / f"rank-{rank}.stack")), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._ranks.append((process, ours))
+
+    def _kill(self) -> None:
+        for process, _ in self._ranks:
+            process.kill()
+        self._ranks = []
+
+    def _stacks(self) -> str:
+        for process, _ in self._ranks:
+            if process.pid:
+                os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(1)
+        return "\n".join(f"{p.stem}:\n{p.read_text()}" for p in sorted(self.folder.glob("*.stack")))
+
+
+def _serve(rank: int, pipe: Connection, stack_file: str) -> None:
+    """A rank: waits for functions, runs each inside a process group of its own."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import faulthandler
+
+    faulthandler.register(signal.SIGUSR1, file=open(stack_file, "w"), all_threads=True)  # noqa: SIM115
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
+        if task is None:
+            return
+        payload, world, store = task
+        try:
+            dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
+            fn, args, kwargs = cloudpickle.loads(payload)
+            answer = cloudpickle.dumps(fn(*args, **kwargs))
+            dist.barrier()
+            dist.destroy_process_group()
+            pipe.send((True, answer))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+            if dist.is_initialized():
+                dist.destroy_process_group()
