@@ -101,7 +101,7 @@ def run_layout(
 
 
 def worst_gradient(trace: Trace, reference: Trace) -> tuple[float, str]:
-    """(error, FQN) of the parameter whose gradient is furthest off: |g - r| / max(|r|, 1e-3 |R|), R the whole gradient."""
+    """(error, FQN) of the gradient furthest off: |g - r| / max(|r|, 1e-3 |R|), R the whole gradient."""
     whole = torch.stack([g.double().norm() for g in reference.gradients.values()]).norm()
     errors = {
         name: float((trace.gradients[name] - r).double().norm() / max(r.double().norm(), 1e-3 * whole))

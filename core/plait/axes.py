@@ -29,7 +29,10 @@ class MeshAxis:
 
 @attrs.frozen
 class MeshView:
-    """A second factoring of the same ranks: `axes` are carved out of the dense axes, innermost first, never from layers."""
+    """A second factoring of the same ranks.
+
+    `axes` are carved out of the dense axes, innermost first, never from layers.
+    """
 
     name: str
     axes: tuple[MeshAxis, ...] = attrs.field(converter=tuple)
@@ -79,7 +82,10 @@ def assemble(answers: Iterable[tuple[str, Iterable[MeshAxis | MeshView]]], world
                 if name in owner:
                     raise PlaitError(f"mesh axis {name!r} is defined twice: by {owner[name]} and by {strategy}")
                 owner[name] = strategy
-            (views if isinstance(item, MeshView) else axes).append(item)
+            if isinstance(item, MeshView):
+                views.append(item)
+            else:
+                axes.append(item)
     axes.sort(key=lambda a: SPLITS.index(a.splits))  # stable: a strategy's own order stays
     dense = _fill(axes, owner, world_size)
     return Layout(world_size, dense, {v.name: _carve(v, dense, owner) for v in views}, owner)
@@ -94,7 +100,8 @@ def _fill(axes: list[MeshAxis], owner: Mapping[str, str], world_size: int) -> tu
     for a in axes:
         if a.degree < 1 and a.degree != -1:
             raise PlaitError(
-                f"the degree of axis {a.name!r} ({owner[a.name]}) is {a.degree}; it must be at least 1, or -1 for what is left"
+                f"the degree of axis {a.name!r} ({owner[a.name]}) is {a.degree}; it must be at least 1, "
+                "or -1 for what is left"
             )
     free = [a for a in axes if a.degree == -1]
     if len(free) > 1:
@@ -129,7 +136,8 @@ def _carve(view: MeshView, dense: tuple[MeshAxis, ...], owner: Mapping[str, str]
         fits = sorted(_fitting([a.degree for a in open_axes]))
         raise PlaitError(
             f"view {view.name!r} ({owner[view.name]}) needs {math.prod(a.degree for a in own)} ranks "
-            f"({describe(own, owner)}), which cannot be carved out of the axes {describe(dense, owner)}; degrees that fit: {fits}"
+            f"({describe(own, owner)}), which cannot be carved out of the axes {describe(dense, owner)}; "
+            f"degrees that fit: {fits}"
         )
     return (*rest, *own)
 

@@ -83,7 +83,9 @@ class Braid:
                     if caller.name in hookspecs.FOLDS:
                         raise PlaitError(f"{described(name)} wraps the hook {caller.name!r}; a fold takes no wrappers")
                     continue
-                implementation.function = _attributed(implementation.function, name, caller.name)
+                implementation.function = _attributed(  # type: ignore[misc]
+                    implementation.function, name, caller.name
+                )
 
 
 def _call(implementation: Any, arguments: Mapping[str, Any]) -> Any:

@@ -21,10 +21,12 @@ def build_model(node: Mapping[str, Any]) -> tuple[nn.Module, ModelSpec]:
         model = make(node, "model")
     if not isinstance(model, nn.Module):
         raise PlaitError(f"model._target_={node.get('_target_')} made a {type(model).__name__}, not a torch module")
-    spec = model.spec() if callable(getattr(model, "spec", None)) else None
+    describe = getattr(model, "spec", None)
+    spec = describe() if callable(describe) else None
     if not isinstance(spec, ModelSpec):
         raise PlaitError(
-            f"model._target_={node.get('_target_')} has no spec: give it a method `spec()` that returns a plait.ModelSpec"
+            f"model._target_={node.get('_target_')} has no spec: give it a method `spec()` that returns a "
+            "plait.ModelSpec"
         )
     return model, spec
 

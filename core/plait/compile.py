@@ -45,7 +45,7 @@ def compiled(forward: Callable[..., Any], options: Compile) -> Callable[..., Any
 
 def recomputed(forward: Callable[..., Any], mode: str) -> Callable[..., Any]:
     """`forward`, of whose activations the backward pass recomputes all ("full") or the cheap ones ("selective")."""
-    contexts = {}
+    contexts: dict[str, Any] = {}
     if mode == "selective":
         contexts = {"context_fn": functools.partial(create_selective_checkpoint_contexts, _policy)}
 

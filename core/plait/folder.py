@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import socket
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -25,11 +26,15 @@ class Outcome:
     rank: int | None = None
 
 
+def _absolute(path: str | Path) -> Path:
+    return Path(path).absolute()
+
+
 @attrs.define
 class RunFolder:
     """`runs/<name>`, or a job's place in a sweep's folder."""
 
-    path: Path = attrs.field(converter=lambda p: Path(p).absolute())
+    path: Path = attrs.field(converter=_absolute)
     _lock: IO[str] | None = attrs.field(default=None, init=False)
 
     @property
@@ -38,6 +43,13 @@ class RunFolder:
 
     def log_of(self, rank: int) -> Path:
         return self.ranks / f"rank-{rank}.log"
+
+    def rank_of(self, pid: int) -> int:
+        """Which rank the process `pid` of this machine is or was, by the first line that it wrote to its log."""
+        for log in sorted(self.ranks.glob("rank-*.log")):
+            if introduction(pid) in log.read_text(errors="replace"):
+                return int(log.stem.removeprefix("rank-"))
+        return -1
 
     def checkpoints(self, directory: str) -> Path:
         return self.path / directory  # an absolute `directory` stands for itself
@@ -91,6 +103,10 @@ class RunFolder:
         temporary = self.path / f".{name}.{os.getpid()}"
         temporary.write_text(text)
         temporary.replace(self.path / name)
+
+
+def introduction(pid: int) -> str:
+    return f"process {pid} on {socket.gethostname()}\n"
 
 
 def versions_of(distributions: list[str]) -> dict[str, str]:

@@ -40,7 +40,7 @@ def configure(run: "Run") -> None:
 
 
 @hookspec
-def build_mesh(run: "Run", world_size: int) -> "Iterable[MeshAxis | MeshView]":
+def build_mesh(run: "Run", world_size: int) -> "Iterable[MeshAxis | MeshView]":  # type: ignore[empty-body]
     """All answer: the strategy's axes and views. The core joins them, fills in -1 and refuses what does not fit."""
 
 
@@ -58,7 +58,7 @@ def compile(model: "nn.Module", mesh: "Mesh", spec: "ModelSpec", run: "Run") -> 
 def checkpoint(
     model: "nn.Module", optimizer: "torch.optim.Optimizer | None", mesh: "Mesh", spec: "ModelSpec"
 ) -> "dict[str, Any] | tuple[dict[str, Any], Callable[[], None]] | None":
-    """One strategy at most: the state under canonical FQNs, aliasing the live state; or it and what to call after loading."""
+    """One strategy at most: the state under canonical FQNs, aliasing what is live; or it and what to do after loading."""
 
 
 @hookspec(firstresult=True)

@@ -73,7 +73,8 @@ def _lines(checked: Any) -> list[str]:
     lines = [f"model     {config.model['_target_']}, {run.parameters:,} parameters"]
     lines += [f"ranks     {layout.world_size} on {run.device_type}"]
     lines += [
-        f"batch     {samples} samples of {config.train.seq_len} tokens: {shares} shares x {micro} x {config.train.local_batch_size}"
+        f"batch     {samples} samples of {config.train.seq_len} tokens: "
+        f"{shares} shares x {micro} x {config.train.local_batch_size}"
     ]
     lines += ["", "strategies, in the order in which they act"]
     lines += [f"  {i}. {described(p.name)}: {p.reason}" for i, p in enumerate(applied.braid.places, 1)] or ["  none"]
@@ -88,9 +89,11 @@ def _lines(checked: Any) -> list[str]:
     lines += [] if layout.dense else ["  one rank, no axes"]
     rows, whole, held = [("parameter", "axes", "shape", "placements", "bytes a rank")], 0, 0
     for part in applied.parts:
+        fqn: str
+        param: Any
         for fqn, param in part.named_parameters():
             sharded = isinstance(param, DTensor)
-            local = (param.to_local() if sharded else param).numel() * param.element_size()
+            local = (param.to_local() if isinstance(param, DTensor) else param).numel() * param.element_size()
             whole, held = whole + param.numel() * param.element_size(), held + local
             axes = ", ".join(str(a) for a in spec.axes_of(fqn))
             place = _placements(param) if sharded else "-"

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 from plait.config import Config, Launch
 from plait.errors import PlaitError
@@ -55,7 +56,7 @@ def start_ranks(config: Config, folder: RunFolder, nproc: int, say: Callable[[st
     launch = config.launch
     _environment(nproc)
     with tempfile.TemporaryDirectory(prefix="plait-elastic-") as scratch, _Announcer(folder, launch, say):
-        options = {
+        options: dict[str, Any] = {
             "min_nodes": launch.nnodes,
             "max_nodes": launch.nnodes,
             "nproc_per_node": nproc,
@@ -90,16 +91,16 @@ def _environment(nproc: int) -> None:
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), env.get("PYTHONPATH")]))
 
 
-def _reason(error: "ChildFailedError", folder: RunFolder) -> str:  # type: ignore[name-defined]  # noqa: F821
+def _reason(error: Any, folder: RunFolder) -> str:
     """The root cause: a process that was killed explains the others, which only lost their peer."""
-    failures = sorted(error.failures.values(), key=lambda f: (f.exitcode >= 0, f.timestamp))
-    first = failures[0]
+    first = min(error.failures.values(), key=lambda f: (f.exitcode >= 0, f.timestamp))
     if first.exitcode < 0:
         reason = f"was killed by {signal.Signals(-first.exitcode).name}"
     else:
         lines = [line for line in str(first.message).splitlines() if line.strip()]
         reason = f"failed: {lines[0]}" if lines else f"ended with exit code {first.exitcode}"
-    return f"rank {first.global_rank if hasattr(first, 'global_rank') else first.local_rank} {reason}; its log: {folder.log_of(first.local_rank)}"
+    rank = folder.rank_of(first.pid)
+    return f"rank {rank} {reason}; its log: {folder.log_of(rank)}"
 
 
 class _Announcer(logging.Handler):
@@ -113,7 +114,7 @@ class _Announcer(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if not str(record.msg).startswith("failed (exitcode") or not isinstance(record.args, tuple):
             return
-        code, local_rank = int(str(record.args[0])), int(str(record.args[1]))
+        code, pid = int(str(record.args[0])), int(str(record.args[2]))
         self.deaths += 1
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         then = f"restarting all ({self.deaths} of {self.launch.max_restarts})"
@@ -121,7 +122,8 @@ class _Announcer(logging.Handler):
             then = f"no restart left (launch.max_restarts={self.launch.max_restarts})"
         outcome = self.folder.outcome()
         if outcome is None or outcome.kind != "failed":
-            self.say(f"local rank {local_rank} {how}; {then}; its log: {self.folder.log_of(local_rank)}")
+            rank = self.folder.rank_of(pid)
+            self.say(f"rank {rank} {how}; {then}; its log: {self.folder.log_of(rank)}")
 
     def __enter__(self) -> "_Announcer":
         self._before = self.logger.propagate

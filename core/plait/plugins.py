@@ -58,7 +58,7 @@ def installed() -> dict[str, Plugin]:
 
 
 def load(name: str) -> type:
-    """The class of the installed strategy `name`. Raises PlaitError where it is not there, or is broken, and says why."""
+    """The class of the installed strategy `name`. Raises PlaitError where it is not there or is broken, and why."""
     plugins = installed()
     if name not in plugins:
         known = ", ".join(plugins) or "none"
@@ -92,7 +92,7 @@ def name_of(strategy: Any) -> str:
         return cls.name
     target = f"{cls.__module__}:{cls.__qualname__}"
     for plugin in installed().values():
-        module, _, attribute = plugin.target.partition(":")
+        _, _, attribute = plugin.target.partition(":")
         if plugin.target == target or (
             attribute == cls.__qualname__ and plugin.package == cls.__module__.partition(".")[0]
         ):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from plait.folder import Outcome, RunFolder
+from plait.folder import Outcome, RunFolder, introduction
 
 log = logging.getLogger("plait")
 PEER_LOST = ("gloo", "nccl", "store", "peer", "socket", "cuda")  # in messages of torch when another rank is gone
@@ -26,7 +26,8 @@ def main() -> None:
     die_with_parent()
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    if record(live)(folder).kind == "failed":
+    outcome = record(live)(folder)
+    if outcome is not None and outcome.kind == "failed":
         os._exit(1)  # at once, so that the agent ends the others, who may wait for this rank
 
 
@@ -113,6 +114,7 @@ def _rank_log(folder: RunFolder, rank: int) -> Any:
     """All that this rank writes goes to its log; rank 0 keeps the terminal for its display, and logs beside it."""
     folder.ranks.mkdir(parents=True, exist_ok=True)
     handle = open(folder.log_of(rank), "a", buffering=1)  # noqa: SIM115
+    handle.write(introduction(os.getpid()))
     handlers: list[logging.Handler] = [logging.StreamHandler(handle)]
     handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.setLevel(logging.INFO)

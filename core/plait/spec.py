@@ -1,13 +1,17 @@
 """What a model says of itself, so that strategies need not know it by name."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
 import attrs
 
 from plait.errors import PlaitError
+
+
+def _names(patterns: Iterable[str]) -> tuple[str, ...]:
+    return tuple(patterns)
 
 
 @attrs.frozen
@@ -30,9 +34,9 @@ class ModelSpec:
     """
 
     axes: Mapping[str, tuple[str | None, ...]]
-    blocks: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    blocks: tuple[str, ...] = attrs.field(default=(), converter=_names)
     sizes: Mapping[str, int] = attrs.field(factory=dict)
-    branches: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    branches: tuple[str, ...] = attrs.field(default=(), converter=_names)
     attention: str | None = None
     init: Mapping[str, Callable[[Any, Any], Any]] = attrs.field(factory=dict)
     flops: Callable[[int], int] | None = None

@@ -1,7 +1,7 @@
 """`view`: how a strategy changes what a module sees of a parameter without touching what is stored."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -17,14 +17,15 @@ def view(module: nn.Module, name: str, fn: View) -> None:
     """
     if name not in module._parameters:
         raise AttributeError(f"{type(module).__name__} has no parameter {name!r} of its own")
+    viewed = cast(Any, module)
     if not isinstance(module, Viewed):
-        module.__class__ = _viewed_class(type(module))
+        viewed.__class__ = _viewed_class(type(module))
         module.__dict__["_views"] = {}
         module.__dict__["_views_on"] = False
-    if name not in module._views:
-        module.__class__ = _with_property(type(module), name)
-        module._views[name] = ()
-    module._views[name] = (*module._views[name], fn)
+    if name not in viewed._views:
+        viewed.__class__ = _with_property(type(module), name)
+        viewed._views[name] = ()
+    viewed._views[name] = (*viewed._views[name], fn)
 
 
 class Viewed:
@@ -38,7 +39,7 @@ class Viewed:
 _classes: dict[tuple[type, frozenset[str]], type] = {}
 
 
-def _viewed_class(cls: type) -> type:
+def _viewed_class(cls: Any) -> type:
     key = (cls, frozenset[str]())
     if key not in _classes:
 

@@ -21,7 +21,7 @@ from plait.mesh import Mesh
 from plait.plugins import described, name_of
 from plait.precision import apply_precision, dtype
 from plait.run import Run
-from plait.spec import ModelSpec
+from plait.spec import ModelSpec, named
 from plait.strategy import STAGES
 
 
@@ -49,16 +49,21 @@ class Applied:
         return self.braid.first("clip_grads", clip_grads, **arguments)
 
     def checkpoint(self, optimizer: torch.optim.Optimizer | None = None) -> tuple[dict[str, Any], Callable[[], None]]:
-        """(state, after): the state under canonical FQNs, aliasing what is live, and what to call after loading into it."""
+        """(state, after): the state under canonical FQNs, aliasing what is live, and what to call after loading."""
         state: dict[str, Any] = {}
         after: list[Callable[[], None]] = []
         for part in self.parts:
             arguments = {"model": part, "optimizer": optimizer, "mesh": self.mesh, "spec": self.spec}
             answer = self.braid.first("checkpoint", _default_checkpoint, **arguments)
-            own, done = answer if isinstance(answer, tuple) else (answer, None)
+            own, then = answer if isinstance(answer, tuple) else (answer, None)
             state |= own
-            after += [done] if done else []
-        return state, lambda: [done() for done in after] and None
+            after += [then] if then else []
+
+        def done_all() -> None:
+            for done in after:
+                done()
+
+        return state, done_all
 
     def after_step(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Tell the strategies that the optimizer has made step `step` (from 1)."""
@@ -167,10 +172,10 @@ def _check_spec(model: nn.Module, spec: ModelSpec) -> None:
             raise PlaitError(
                 f"the model's spec gives {fqn!r} the axes {axes}, but it has {param.dim()} dims: {tuple(param.shape)}"
             )
-    for kind, patterns in (("blocks", spec.blocks), ("branches", spec.branches)):
-        for pattern in patterns:
-            if not attrs.evolve(spec, blocks=(pattern,)).blocks_of(model):
-                raise PlaitError(f"the model's spec names {kind} {pattern!r}, but no module matches that pattern")
+    for field in ("blocks", "branches"):
+        for pattern in getattr(spec, field):
+            if not named(model, (pattern,)):
+                raise PlaitError(f"the model's spec names {field} {pattern!r}, but no module matches that pattern")
 
 
 def _default_checkpoint(

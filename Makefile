@@ -1,0 +1,32 @@
+# `make train` and `make test` set themselves up; nothing else is needed but Python 3.11 and make.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+BIN := .venv/bin
+
+.PHONY: install train test test-all lint clean
+
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt $(PLUGINS:=/pyproject.toml)
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip setuptools wheel
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]' $(addprefix -e ./,$(PLUGINS)) | grep -v 'already satisfied' || true
+	$(BIN)/plait plugins
+	touch $@
+
+train: install
+	$(BIN)/plait train 'strategy=[fsdp2]'
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-all: lint
+	$(BIN)/python -m pytest -m 'not gpu'
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,6 @@
+"""Checkpoints: what a run needs to go on, in a form that carries no strategy.
+
+state.py    the live state under canonical names            store.py   folders, manifests, digests (no torch)
+save.py     state to folder, while training goes on or not  load.py    folder to state, in any layout
+weights.py  weights alone, Plait's or safetensors, in       export.py  weights out, as safetensors
+"""

@@ -1,0 +1,57 @@
+"""What writing safely takes: digests, and changes of a folder that are there or not, never half."""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_synced(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(folder: Path) -> None:
+    """Bring the names in `folder` to the disk; a rename is lost in a power cut without it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def put_in_place(whole: Path, final: Path) -> None:
+    """Give the complete folder `whole` the name `final`. One of that name is moved aside first, then removed.
+
+    A kill between the two renames leaves `whole` complete under its own name.
+    """
+    sync(whole)
+    if final.exists():
+        aside = move_aside(final)
+        os.rename(whole, final)
+        sync(final.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        os.rename(whole, final)
+        sync(final.parent)
+
+
+def remove(folder: Path) -> None:
+    """Remove `folder` under another name, so that a kill on the way leaves nothing that looks complete."""
+    aside = move_aside(folder)
+    sync(folder.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def move_aside(folder: Path) -> Path:
+    aside = folder.with_name(folder.name + ".old")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(folder, aside)
+    return aside

@@ -1,0 +1,85 @@
+"""Reading checkpoints: into tensors as they lie, whatever layout wrote them."""
+
+import os
+import pickle
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from plait.checkpoint.state import is_absent, mark
+from plait.errors import PlaitError, near_miss
+
+
+def load(
+    path: str | os.PathLike[str], state: Mapping[str, Tensor], after: Callable[[], Any] | None = None
+) -> None:
+    """Fill the tensors of `state` in place from the checkpoint at `path`, then call `after`. All ranks together.
+
+    Each rank reads what its own shards need, of what `state` asks for; dtypes are cast. `Store.verify` tells
+    beforehand whether the files are sound.
+    Raises PlaitError, with `state` untouched, where the checkpoint lacks an entry or has it in another shape, or
+    keeps other things of a parameter than this run's optimizer does.
+    """
+    saved = _entries(Path(path))
+    _check_optimizer(path, saved, state)
+    wanted = {}
+    for key, tensor in state.items():
+        if key in saved:
+            if saved[key] != tuple(tensor.shape):
+                raise PlaitError(
+                    f"the checkpoint {path} has {key!r} in shape {saved[key]}, and this run needs {tuple(tensor.shape)}"
+                )
+            wanted[key] = tensor
+        elif not is_absent(tensor):
+            raise PlaitError(f"the checkpoint {path} has no {key!r}{near_miss(key, list(saved))}; {_summary(saved)}")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp.load(dict(wanted), storage_reader=dcp.FileSystemReader(path), no_dist=not dist.is_initialized())
+    except dcp.CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise PlaitError(f"the checkpoint {path} cannot be read: {cause} (rank {rank})") from error
+    for tensor in wanted.values():
+        mark(tensor, False)
+    if after:
+        after()
+
+
+def _entries(path: Path) -> dict[str, tuple[int, ...]]:
+    """Key -> shape of all tensors in the checkpoint."""
+    try:
+        metadata = dcp.FileSystemReader(path).read_metadata()
+    except (OSError, EOFError, pickle.UnpicklingError) as error:
+        raise PlaitError(f"{path} is no checkpoint that can be read: {error}") from None
+    return {key: tuple(getattr(entry, "size", ())) for key, entry in metadata.state_dict_metadata.items()}
+
+
+def _check_optimizer(path: str | os.PathLike[str], saved: Iterable[str], state: Iterable[str]) -> None:
+    """What another optimizer keeps of a parameter would be lost, or be missing, without a word."""
+    theirs, ours = _by_parameter(saved), _by_parameter(state)
+    for name, keys in ours.items():
+        if theirs.get(name, keys) != keys:
+            raise PlaitError(
+                f"the checkpoint {path} is of another optimizer: of {name!r} it keeps {', '.join(sorted(theirs[name]))}, "
+                f"and this run's keeps {', '.join(sorted(keys))}"
+            )
+
+
+def _by_parameter(keys: Iterable[str]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for key in keys:
+        if key.startswith("optimizer."):
+            name, _, what = key.removeprefix("optimizer.").rpartition(".")
+            found[name].add(what)
+    return found
+
+
+def _summary(saved: Iterable[str]) -> str:
+    keys = list(saved)
+    return f"it has {len(keys)} entries, from {keys[0]!r} to {keys[-1]!r}" if keys else "it is empty"

@@ -1,0 +1,145 @@
+"""What rank 0 shows while it trains: a live line on a terminal, plain lines elsewhere."""
+
+import contextlib
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+REFRESH_SECONDS = 1 / 8  # the display never costs training more than this many refreshes
+WINDOW = 50  # steps that the time left is reckoned from
+
+
+class Console:
+    """The display of one run; `with Console(...) as console: console.step(row)`.
+
+    A line appears for the first and the last step, for every `log_every`-th and for every validation; on a terminal
+    a live line below shows every step. Whoever reads the output may go away (`plait train | head`): training goes on.
+    """
+
+    def __init__(self, total_steps: int, start_step: int = 0, log_every: int = 10, file: IO[str] | None = None) -> None:
+        from rich.console import Console as Rich
+
+        self.total, self.start, self.log_every = total_steps, start_step, log_every
+        self._file = file or sys.stdout
+        self._rich = Rich(file=self._file, highlight=False, markup=False, soft_wrap=True)
+        self._live: Any = None
+        self._refreshed = 0.0
+        self._times: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+
+    def __enter__(self) -> "Console":
+        if self._rich.is_terminal and not self._rich.is_dumb_terminal:
+            from rich.live import Live
+
+            with self._reader_may_leave():
+                self._live = Live(
+                    "", console=self._rich, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+                )
+                self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            live, self._live = self._live, None
+            with self._reader_may_leave():
+                live.stop()
+
+    def line(self, text: str) -> None:
+        """Print `text` as it is, above the live line where there is one."""
+        with self._reader_may_leave():
+            if self._live is not None:
+                self._rich.print(text, soft_wrap=False)
+            else:
+                print(text, file=self._file, flush=True)
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """Show a finished step: its row as it goes to metrics.jsonl."""
+        now, step = time.monotonic(), row["step"]
+        self._times.append((now, step))
+        text = describe(row, self.total, self._seconds_left(step))
+        milestone = step in (self.start + 1, self.total) or step % self.log_every == 0 or "val_loss" in row
+        if self._live is not None and (milestone or now - self._refreshed >= REFRESH_SECONDS):
+            self._refreshed = now
+            with self._reader_may_leave():
+                self._live.update(self._bar(step, text))
+                self._live.refresh()
+        if milestone:
+            self.line(text)
+
+    def _seconds_left(self, step: int) -> float | None:
+        (then, first), (now, last) = self._times[0], self._times[-1]
+        return (now - then) / (last - first) * (self.total - step) if last > first else None
+
+    def _bar(self, step: int, text: str) -> Any:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+        grid.add_column(min_width=4)
+        bar = ProgressBar(total=self.total, completed=step, width=20)
+        grid.add_row(Text(text, no_wrap=True, overflow="ellipsis"), bar)
+        return grid
+
+    @contextlib.contextmanager
+    def _reader_may_leave(self) -> Iterator[None]:
+        try:
+            yield
+        except (BrokenPipeError, SystemExit):  # rich turns the first into the second
+            self._live = None
+            silence = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(silence.fileno(), self._file.fileno())  # or the interpreter fails to flush it at its end
+            self._file = silence
+            self._rich.file = silence
+
+
+def describe(row: Mapping[str, Any], total: int, seconds_left: float | None = None) -> str:
+    """One line of a step, in units for people; columns align from line to line."""
+    pieces = [f"step {row['step']:>{len(str(total))}}/{total}"]
+    if "loss" in row:
+        pieces.append(f"loss {_number(row['loss'], '.4f'):>7}")
+    if "grad_norm" in row:
+        pieces.append(f"norm {_number(row['grad_norm'], '.2f'):>5}")
+    if "lr" in row:
+        pieces.append(f"lr {_number(row['lr'], '.1e')}")
+    if "tokens_per_second" in row:
+        pieces.append(f"{quantity(row['tokens_per_second']):>5} tok/s")
+    if row.get("mfu") is not None:
+        pieces.append(f"mfu {row['mfu']:5.1%}")
+    if row.get("peak_memory_bytes") is not None:
+        pieces.append(f"mem {row['peak_memory_bytes'] / 2**30:5.2f} GiB")
+    pieces.append(f"eta {clock(seconds_left)}")
+    if "val_loss" in row:
+        pieces.append(f"val {_number(row['val_loss'], '.4f')}")
+    return "  ".join(pieces)
+
+
+def quantity(value: float | None) -> str:
+    """`41.2k`: three digits and a unit of thousands."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    for unit in ("", "k", "M", "G"):
+        if abs(value) < 999.5:
+            break
+        value /= 1000
+    digits = 0 if abs(value) >= 99.95 or not unit else 1
+    return f"{value:.{digits}f}{unit}"
+
+
+def clock(seconds: float | None) -> str:
+    """`0:01:10`, with days where there are any; `-:--:--` where it is not known."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-:--:--"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return f"{f'{days}d ' * (days > 0)}{hour}:{minute:02}:{second:02}"
+
+
+def _number(value: float | None, how: str) -> str:
+    return "-" if value is None else format(value, how)

@@ -1,0 +1,124 @@
+"""A folder for what is computed once a machine: locks, atomic appearance, digests of files."""
+
+import codecs
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from plait.data.documents import File
+from plait.errors import PlaitError
+
+SECONDS = 2.0  # between two lines of progress
+
+
+def root(cache_dir: str | None) -> Path:
+    """`data.cache_dir`, else the environment's PLAIT_CACHE, else ~/.cache/plait; the same from any working folder."""
+    key = "data.cache_dir" if cache_dir else "PLAIT_CACHE"
+    given = Path(cache_dir or os.environ.get("PLAIT_CACHE") or "~/.cache/plait").expanduser()
+    if not given.is_absolute():
+        raise PlaitError(f"{key}={given} must be an absolute path, so that every run finds the same cache")
+    return given
+
+
+class Progress:
+    """Says what share of `total` is done, at most every two seconds, and nothing at all if it takes less."""
+
+    def __init__(self, say: Callable[[str], None], what: str, total: int) -> None:
+        self._say, self._what, self._total = say, what, max(total, 1)
+        self._done, self._next = 0, time.monotonic() + SECONDS
+
+    def add(self, amount: int) -> None:
+        self._done += amount
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + SECONDS
+            self._say(f"{self._what}: {min(100 * self._done // self._total, 100)}%")
+
+
+def ensure(target: Path, complete: Callable[[Path], bool], build: Callable[[Path], None], say: Callable[[str], None]) -> None:
+    """Make the folder `target` by `build(folder)` unless it is `complete` already.
+
+    It appears whole or not at all, one process builds while the others wait, and what a killed one left is removed.
+    """
+    if complete(target):
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with locked(target.with_suffix(".lock"), say):
+        for stale in target.parent.glob(f"{target.name}.*.part"):  # we hold the lock: whoever wrote it is dead
+            shutil.rmtree(stale)
+        if complete(target):
+            return
+        part = target.with_suffix(f".{os.getpid()}.part")
+        part.mkdir()
+        try:
+            build(part)
+            if target.exists():
+                shutil.rmtree(target)
+            part.rename(target)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold an exclusive lock, which the system frees should this process die."""
+    with path.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another process that prepares the same data")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def digests(files: list[File], folder: Path, say: Callable[[str], None]) -> list[str | None]:
+    """A digest of each file's content; None for a text file that is not UTF-8. An index in `folder` spares reading twice.
+
+    A file counts as unchanged while its path, size and time of change are; one changed in the last seconds may change
+    again within the clock's tick, and is not entered.
+    """
+    names = [str(file.path.absolute()) for file in files]
+    index_file = folder / f"files-{hashlib.sha256(repr(names).encode()).hexdigest()[:16]}.json"
+    try:
+        index = json.loads(index_file.read_text())
+    except (OSError, ValueError):
+        index = {}
+    fresh = [name not in index or index[name][:2] != [f.size, f.mtime_ns] for name, f in zip(names, files, strict=True)]
+    if not any(fresh):
+        return [index[name][2] for name in names]
+    progress = Progress(say, "reading files", sum(file.size for file, new in zip(files, fresh, strict=True) if new))
+    settled = time.time_ns() - int(SECONDS * 1e9)
+    found = [
+        _digest(file, progress) if new else index[name][2] for name, file, new in zip(names, files, fresh, strict=True)
+    ]
+    index = {
+        name: [file.size, file.mtime_ns, digest]
+        for name, file, digest in zip(names, files, found, strict=True)
+        if file.mtime_ns < settled
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    part = index_file.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps(index))
+    part.replace(index_file)
+    return found
+
+
+def _digest(file: File, progress: Progress) -> str | None:
+    digest = hashlib.blake2b(digest_size=16)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        with file.path.open("rb") as handle:
+            while block := handle.read(1 << 20):
+                digest.update(block)
+                if file.kind == "text":
+                    decoder.decode(block)
+                progress.add(len(block))
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return None
+    return digest.hexdigest()

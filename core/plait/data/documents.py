@@ -1,0 +1,169 @@
+"""The files of a corpus and the documents in them: text files, JSON lines and parquet."""
+
+import glob
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from plait.errors import PlaitError, near_miss
+
+LINES = (".jsonl", ".json", ".ndjson")
+PARQUET = (".parquet", ".pq")
+PIECE = 1 << 18  # bytes; a longer text file is read in pieces, so that a corpus in one file needs no memory
+
+
+@attrs.frozen
+class File:
+    """kind: "text", "lines" or "parquet". named: the user named this very file, so it must be readable as its kind."""
+
+    path: Path
+    kind: str
+    size: int
+    mtime_ns: int
+    named: bool
+
+
+@attrs.frozen
+class Piece:
+    """A part of a document in UTF-8. read: bytes of the file that were read for it, for progress."""
+
+    text: bytes
+    first: bool
+    last: bool
+    read: int
+
+
+def kind_of(path: Path) -> str:
+    suffix = path.suffix.lower()
+    return "lines" if suffix in LINES else "parquet" if suffix in PARQUET else "text"
+
+
+def entry(path: Path, named: bool) -> File:
+    status = path.stat()
+    return File(path, kind_of(path), status.st_size, status.st_mtime_ns, named)
+
+
+def find(path: str) -> list[File]:
+    """The non-empty files of a file, a folder (recursive, without hidden names) or a glob, in an order that rests on names alone.
+
+    Raises PlaitError where there is none.
+    """
+    if not path:
+        raise PlaitError("data.path is empty: name a file, a folder or a glob")
+    given = Path(path).expanduser()
+    if given.is_dir():
+        found = [entry(file, named=False) for file in _walk(given)]
+        what = "the folder holds no files"
+    elif given.exists():
+        found, what = [entry(given, named=True)], ""
+    elif glob.has_magic(path):
+        matches = sorted(Path(match) for match in glob.glob(str(given), recursive=True))
+        found = [entry(match, named=False) for match in matches if match.is_file()]
+        what = "no file matches"
+    else:
+        there = [one.name for one in given.parent.iterdir()] if given.parent.is_dir() else []
+        raise PlaitError(f"data.path={path} does not exist{near_miss(given.name, there)}")
+    if not found:
+        raise PlaitError(f"data.path={path}: {what}")
+    files = [file for file in found if file.size]
+    if not files:
+        raise PlaitError(f"data.path={path}: {'the file is' if len(found) == 1 else f'all {len(found)} files are'} empty")
+    return files
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    found = []
+    for at, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(at, name) for name in names if not name.startswith(".")]
+    return iter(sorted((path for path in found if path.is_file()), key=lambda path: path.relative_to(folder).parts))
+
+
+def probe(file: File, text_key: str) -> None:
+    """Raise PlaitError where the beginning of `file` shows that it cannot be read; cheap."""
+    if not os.access(file.path, os.R_OK):
+        raise PlaitError(f"{file.path} cannot be read: permission denied")
+    if file.kind != "text":
+        next(pieces(file, text_key), None)
+
+
+def pieces(file: File, text_key: str) -> Iterator[Piece]:
+    """The documents of `file`, in pieces. Raises PlaitError, naming file and line, where one is not what it must be."""
+    if file.kind == "text":
+        return _text(file)
+    return _lines(file, text_key) if file.kind == "lines" else _parquet(file, text_key)
+
+
+def _text(file: File) -> Iterator[Piece]:
+    with file.path.open("rb") as handle:
+        rest, first = handle.read(PIECE), True
+        while more := handle.read(PIECE):
+            cut = _border(rest)
+            yield Piece(rest[:cut], first, False, cut)
+            rest, first = rest[cut:] + more, False
+        yield Piece(rest, first, True, len(rest))
+
+
+def _border(block: bytes) -> int:
+    """Where to cut: after the last line, or else before the last character, which may be incomplete."""
+    line = block.rfind(b"\n") + 1
+    if line:
+        return line
+    at = len(block) - 1
+    while at > 0 and block[at] & 0xC0 == 0x80:
+        at -= 1
+    return at or len(block)
+
+
+def _lines(file: File, text_key: str) -> Iterator[Piece]:
+    with file.path.open("rb") as handle:
+        for number, line in enumerate(handle, 1):
+            if not line.strip():
+                continue
+            where = f"{file.path}, line {number}"
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise PlaitError(f"{where}: each line must be a JSON object, but this is none: {error}") from error
+            if not isinstance(row, dict):
+                raise PlaitError(f"{where}: each line must be a JSON object, but this is a {type(row).__name__}")
+            text = encode(row.get(text_key), row, text_key, where)
+            if text:
+                yield Piece(text, True, True, len(line))
+
+
+def encode(value: Any, row: dict[str, Any], text_key: str, where: str) -> bytes:
+    """The document `row[text_key]` in UTF-8. Raises PlaitError, naming the keys that there are, where it is no text."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace")  # JSON can spell half a surrogate pair
+    if text_key in row:
+        raise PlaitError(f"{where}: data.text_key={text_key} holds a {type(value).__name__}, not a text")
+    raise PlaitError(f"{where}: {no_key(text_key, list(row))}")
+
+
+def no_key(text_key: str, keys: list[str]) -> str:
+    return f"there is no data.text_key={text_key}; there are {', '.join(keys) or 'none'}{near_miss(text_key, keys)}"
+
+
+def _parquet(file: File, text_key: str) -> Iterator[Piece]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        table = parquet.ParquetFile(file.path)
+    except (pa.ArrowException, OSError) as error:
+        raise PlaitError(f"{file.path} is not a parquet file: {str(error).splitlines()[0]}") from error
+    with table:
+        names = table.schema_arrow.names
+        if text_key not in names:
+            raise PlaitError(f"{file.path}: {no_key(text_key, names)}")
+        share = file.size / max(table.metadata.num_rows, 1)
+        for batch in table.iter_batches(batch_size=256, columns=[text_key]):
+            for value in batch.column(0).to_pylist():
+                text = b"" if value is None else encode(value, {text_key: value}, text_key, str(file.path))
+                if text:
+                    yield Piece(text, True, True, int(share))

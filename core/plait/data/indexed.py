@@ -1,0 +1,123 @@
+"""Sources whose text lies in files: tokenised once a machine, then any sample can be had at any time."""
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+
+from plait.data import cache
+from plait.data.documents import File
+from plait.data.source import Say, Source
+from plait.data.tokenise import FORMAT, read_meta, tokenise
+from plait.errors import PlaitError
+
+if TYPE_CHECKING:
+    from plait.data.packed import Packed
+
+
+def check_fraction(_: Any, attribute: Any, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise PlaitError(f"data.validation_fraction={value!r} must be a number from 0 to below 1")
+
+
+def silent(line: str) -> None:
+    pass
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class Indexed(Source):
+    """A source of files.
+
+    validation_fraction: about this share of the text, whole documents chosen by content, is held out; 0: none.
+    cache_dir: an absolute path; None takes the environment's PLAIT_CACHE, or else ~/.cache/plait.
+    """
+
+    validation_fraction: float = attrs.field(default=0.01, validator=check_fraction)
+    cache_dir: str | None = None
+
+    indexable: ClassVar[bool] = True
+
+    def files(self) -> list[File]:
+        """The files, in an order that rests on names alone. Raises PlaitError where there is none."""
+        raise TypeError(f"{type(self).__name__} must list its files")
+
+    def row_key(self) -> str:
+        """The key of a row that holds the text; "" where every file is a document."""
+        return ""
+
+    def salt(self) -> str:
+        """What tells two fingerprints apart beside content, tokenizer and split."""
+        return ""
+
+    @property
+    def has_validation(self) -> bool:
+        return self.validation_fraction > 0
+
+    def check(self, *, seq_len: int, vocab_size: int | None) -> None:
+        super().check(seq_len=seq_len, vocab_size=vocab_size)
+        cache.root(self.cache_dir)
+        self.files()
+
+    def prepare(self, say: Say) -> None:
+        try:
+            self._prepare(say)
+        except OSError as error:
+            at = f" ({error.filename})" if error.filename else ""
+            raise PlaitError(
+                f"data cannot be tokenised into {cache.root(self.cache_dir)}: {error.strerror or error}{at}; "
+                "data.cache_dir or PLAIT_CACHE names another folder"
+            ) from error
+
+    def _prepare(self, say: Say) -> None:
+        files = self._content(say)
+
+        def build(part: Path) -> None:
+            tokenise([file for file, _ in files], self.row_key(), self.tokens, self._fraction, part, say)
+
+        cache.ensure(self._folder, lambda folder: read_meta(folder) is not None, build, say)
+
+    def fits(self, *, seq_len: int) -> None:
+        meta = read_meta(self._folder)
+        if meta is None:
+            raise PlaitError(f"the token cache {self._folder} is damaged or gone; run again, and it is made anew")
+        need = seq_len + 1
+        train, validation = meta["train"]["tokens"], meta["validation"]["tokens"]
+        if train < need:
+            raise PlaitError(
+                f"data has {train:,} tokens to train on, and one sample of train.seq_len={seq_len} takes {need:,}: "
+                f"train.seq_len={max(train - 1, 0)} would fit, or take more text"
+            )
+        if self.has_validation and validation < need:
+            share = need / (train + validation)
+            more = f"raise data.validation_fraction to {share * 1.05:.2g}, " if share < 0.5 else ""
+            raise PlaitError(
+                f"data has {validation:,} tokens held out for validation, and one sample of train.seq_len={seq_len} takes "
+                f"{need:,}: {more}take train.seq_len={max(validation - 1, 0)} or less, or set data.validation_fraction=0"
+            )
+
+    def fingerprint(self) -> str:
+        return self._digest
+
+    def open(self, *, seq_len: int, seed: int, global_batch_size: int, share: tuple[int, int]) -> "Packed":
+        from plait.data.packed import Packed
+
+        self.prepare(silent)  # nothing to do after the parent's, unless the cache was removed since
+        self.fits(seq_len=seq_len)
+        return Packed(self._folder, self.tokens.eod, self.attention, seq_len, seed, global_batch_size, share)
+
+    @property
+    def _fraction(self) -> float:
+        return float(self.validation_fraction)
+
+    @property
+    def _folder(self) -> Path:
+        return cache.root(self.cache_dir) / f"tokens-{self._digest[:32]}"
+
+    @cached_property
+    def _digest(self) -> str:
+        content = [(file.kind, file.size, digest) for file, digest in self._content(silent)]
+        rows = self.row_key() if any(file.kind != "text" for file, _ in self._content(silent)) else ""
+        parts = (FORMAT, self.tokens.digest, self._fraction, self.salt(), rows, content)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -1,0 +1,117 @@
+"""From documents to two files of token ids, training and validation, in bounded memory."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from plait.data.cache import Progress
+from plait.data.documents import File, Piece, pieces
+from plait.data.order import digest64
+from plait.data.tokenizer import Tokenizer
+
+FORMAT = 1  # of the files below; another number is another cache
+GROUP = 1 << 21  # bytes of text that the tokenizer gets at once, to spread over its threads
+SPLITS = ("train", "validation")
+
+
+def read_meta(folder: Path) -> dict[str, Any] | None:
+    """What `tokenise` wrote in `folder`; None if it is not there, or a file has not the size that it had."""
+    try:
+        meta: dict[str, Any] = json.loads((folder / "meta.json").read_text())
+        width = np.dtype(meta["dtype"]).itemsize
+        sizes = [(folder / f"{split}.bin").stat().st_size == meta[split]["tokens"] * width for split in SPLITS]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return meta if all(sizes) else None
+
+
+def held_out(text: bytes, fraction: float) -> bool:
+    """Whether a document that begins so is for validation: by content, so equal documents are on one side."""
+    return digest64(text) < fraction * 2.0**64
+
+
+def tokenise(
+    files: list[File], text_key: str, tokenizer: Tokenizer, fraction: float, folder: Path, say: Callable[[str], None]
+) -> None:
+    """Write `train.bin`, `validation.bin` and, last, `meta.json` into `folder`."""
+    dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
+    size = sum(file.size for file in files)
+    say(f"tokenising {size / 1e6:,.1f} MB in {len(files):,} file{'s' * (len(files) != 1)}")
+    progress = Progress(say, "tokenising", size)
+    with (
+        Tokens(folder / "train.bin", dtype, tokenizer.eod) as train,
+        Tokens(folder / "validation.bin", dtype, tokenizer.eod) as validation,
+    ):
+        out = train
+        for group in _groups(files, text_key):
+            for piece, ids in zip(group, tokenizer.encode([piece.text for piece in group]), strict=True):
+                if piece.first:
+                    out = validation if held_out(piece.text, fraction) else train
+                out.write(ids)
+                if piece.last:
+                    out.write(np.array([tokenizer.eod]))
+            progress.add(sum(piece.read for piece in group))
+        _balance(train, validation, fraction)
+    splits = {name: {"tokens": s.tokens, "documents": s.documents} for name, s in zip(SPLITS, (train, validation), strict=True)}
+    (folder / "meta.json").write_text(json.dumps({"format": FORMAT, "dtype": dtype.name, **splits}))
+    say(
+        f"{train.tokens + validation.tokens:,} tokens in {train.documents + validation.documents:,} documents, "
+        f"{validation.tokens:,} tokens of them for validation"
+    )
+
+
+def _groups(files: list[File], text_key: str) -> Iterator[list[Piece]]:
+    group: list[Piece] = []
+    size = 0
+    for file in files:
+        for piece in pieces(file, text_key):
+            group.append(piece)
+            size += len(piece.text)
+            if size >= GROUP:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
+
+
+def _balance(train: "Tokens", validation: "Tokens", fraction: float) -> None:
+    """Where documents are few or one is huge, their hashes may pick nothing or nearly all: then cut by tokens."""
+    wanted = math.ceil(fraction * (train.tokens + validation.tokens))
+    if 2 * validation.tokens < wanted:
+        train.move_tail(train.tokens - (wanted - validation.tokens), validation)
+    elif validation.tokens > 2 * wanted:
+        validation.move_tail(wanted, train)
+
+
+class Tokens:
+    """A file of token ids that grows, and whose tail can be moved to another."""
+
+    def __init__(self, path: Path, dtype: np.dtype, eod: int) -> None:
+        self._file = path.open("w+b", buffering=1 << 20)
+        self._dtype, self._eod = dtype, eod
+        self.tokens = self.documents = 0
+
+    def write(self, ids: np.ndarray) -> None:
+        self._file.write(ids.astype(self._dtype).data)
+        self.tokens += len(ids)
+        self.documents += int(np.count_nonzero(ids == self._eod))
+
+    def move_tail(self, start: int, to: "Tokens") -> None:
+        self._file.seek(start * self._dtype.itemsize)
+        while content := self._file.read(1 << 22):
+            ids = np.frombuffer(content, self._dtype)
+            to.write(ids)
+            self.documents -= int(np.count_nonzero(ids == self._eod))
+        self._file.truncate(start * self._dtype.itemsize)
+        self.tokens = start
+
+    def __enter__(self) -> "Tokens":
+        return self
+
+    def __exit__(self, *_: "type[BaseException] | BaseException | TracebackType | None") -> None:
+        self._file.close()

@@ -1,0 +1,93 @@
+"""From text to token ids: plain bytes, or a file of the library `tokenizers`."""
+
+import hashlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from plait.errors import PlaitError, near_miss
+
+# Names that tokenizers give to the end of a document, the most specific first.
+EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<eod>")
+
+
+class Tokenizer(Protocol):
+    """size: ids are below it. eod: the id that ends a document. digest: names the tokenizer and its eod in a cache key."""
+
+    size: int
+    eod: int
+    digest: str
+
+    def encode(self, texts: list[bytes]) -> list[np.ndarray]:
+        """The ids of each UTF-8 text, without special tokens."""
+
+
+class Bytes:
+    """Ids 0 to 255 are the bytes themselves, 256 ends a document."""
+
+    size = 257
+    eod = 256
+    digest = "bytes"
+
+    def encode(self, texts: list[bytes]) -> list[np.ndarray]:
+        return [np.frombuffer(text, np.uint8) for text in texts]
+
+
+class FromFile:
+    """A `tokenizer.json`. Special tokens spelt out in a text are encoded as the plain characters that they are."""
+
+    def __init__(self, name: str, file: Path, eod_token: str | None) -> None:
+        from tokenizers import Tokenizer as Inner
+
+        try:
+            content = file.read_bytes()
+            self._inner = Inner.from_str(content.decode())
+        except Exception as error:  # the library raises nothing narrower
+            reason = str(error).splitlines()[0]
+            raise PlaitError(f"data.tokenizer={name}: {file} is not a file of the library tokenizers: {reason}") from error
+        # A file may carry the truncation and padding of whoever saved it: either would garble documents.
+        self._inner.no_truncation()
+        self._inner.no_padding()
+        self._inner.encode_special_tokens = True
+        self._encode = getattr(self._inner, "encode_batch_fast", self._inner.encode_batch)
+        vocab: dict[str, Any] = self._inner.get_vocab(with_added_tokens=True)
+        self.size = max(vocab.values(), default=-1) + 1  # ids may have holes
+        self.eod = _find_eod(name, vocab, eod_token)
+        self.digest = f"{hashlib.sha256(content).hexdigest()}:{self.eod}"
+
+    def encode(self, texts: list[bytes]) -> list[np.ndarray]:
+        encoded = self._encode([text.decode("utf-8", "replace") for text in texts], add_special_tokens=False)
+        return [np.array(one.ids, np.uint32) for one in encoded]
+
+
+def load(name: str, eod_token: str | None = None) -> Tokenizer:
+    """The tokenizer `name`: "bytes", a file or a folder. Raises PlaitError where there is none or it ends no documents."""
+    if name == "bytes":
+        if eod_token is not None:
+            raise PlaitError(f"data.eod_token={eod_token!r} is for tokenizers read from a file; bytes end documents by id 256")
+        return Bytes()
+    path = Path(str(name)).expanduser()
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not path.exists():
+        raise PlaitError(f"data.tokenizer={name!r} is neither 'bytes' nor a file or folder{near_miss(str(name), ['bytes'])}")
+    if not file.exists():
+        raise PlaitError(f"data.tokenizer={name}: the folder holds no tokenizer.json")
+    return FromFile(name, file, eod_token)
+
+
+def _find_eod(name: str, vocab: dict[str, int], eod_token: str | None) -> int:
+    if eod_token is not None:
+        if eod_token not in vocab:
+            raise PlaitError(
+                f"data.eod_token={eod_token!r} is not among the {len(vocab)} tokens of data.tokenizer={name}"
+                f"{near_miss(eod_token, [token for token in vocab if token[:1] in '<['])}"
+            )
+        return vocab[eod_token]
+    for token in EOD_NAMES:
+        if token in vocab:
+            return vocab[token]
+    raise PlaitError(
+        f"data.tokenizer={name} has none of the usual tokens that end a document ({', '.join(EOD_NAMES)}): "
+        "name its own by data.eod_token"
+    )

@@ -1,0 +1,176 @@
+"""Where a run's numbers go: metrics.jsonl, TensorBoard curves, Weights & Biases. Rank 0 only."""
+
+import contextlib
+import importlib.util
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from plait.config import Metrics as Conf
+from plait.errors import PlaitError
+
+FILE = "metrics.jsonl"
+KEYS = (
+    "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "mfu", "peak_memory_bytes", "data_seconds",
+    "val_loss",
+)  # fmt: skip
+
+
+class Sink(Protocol):
+    def log(self, row: Mapping[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class MetricsFile:
+    """The writer of a metrics.jsonl: a line a step, `KEYS` first and in their order, then what else the row has.
+
+    Floats keep full precision (their repr reads back bitwise), NaN and infinities become null. Each line is one
+    write to the system, so a killed run tears at most its last line.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._file: int | None = None
+
+    def resume(self, step: int) -> int:
+        """Cut the rows past `step` and a torn last line, all or nothing; returns the last step that is left, or 0.
+
+        Raises PlaitError where a line before the last is damaged.
+        """
+        self.close()
+        kept = [row for row in read(self.path) if row["step"] <= step] if self.path.exists() else []
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        with open(temporary, "wb") as file:
+            file.writelines(map(_line, kept))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path)
+        return kept[-1]["step"] if kept else 0
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        if self._file is None:
+            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        rest = memoryview(_line({key: row[key] for key in (*KEYS, *row) if key in row}))
+        while rest:  # a full disk may take part of it, and then says why
+            rest = rest[os.write(self._file, rest) :]
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a torn last line is left out.
+
+    Raises PlaitError where there is no such file, or a line before the last is no row.
+    """
+    try:
+        lines = Path(path).read_bytes().splitlines()
+    except OSError as error:
+        raise PlaitError(f"cannot read the metrics file {path}: {error.strerror}") from None
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        row = None
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.append(row)
+        elif number < len(lines):
+            raise PlaitError(f"line {number} of {path} is damaged: it holds no row of metrics with a step")
+    return rows
+
+
+class Metrics:
+    """All places that `conf` asks for, fed with one row a step.
+
+    folder: the run's. resume_step: the step that the run goes on from, 0 for a new one; whatever an earlier try of
+    the run has logged past it disappears. config: the run's resolved config, for places that show it.
+    Raises PlaitError where metrics.wandb=true and wandb is not installed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        conf: Conf,
+        resume_step: int = 0,
+        run_name: str | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        check(conf)
+        file = MetricsFile(folder / FILE)
+        file.resume(resume_step)
+        self.sinks: list[Sink] = [file]
+        if conf.tensorboard:
+            self.sinks.append(_TensorBoard(folder / "tensorboard", resume_step))
+        if conf.wandb:
+            self.sinks.append(_Wandb(folder, run_name or folder.name, dict(config or {})))
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        for sink in self.sinks:
+            sink.log(row)
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check(conf: Conf) -> None:
+    """Raises PlaitError where `conf` asks for a library that is not installed; imports none, so the parent may ask."""
+    if conf.wandb and importlib.util.find_spec("wandb") is None:
+        raise PlaitError("metrics.wandb=true, but wandb is not installed; `pip install wandb`, or set it to false")
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path, resume_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=resume_step + 1)
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        for key, value in _numbers(row).items():
+            self._writer.add_scalar(key, value, row["step"])
+        self._writer.flush()  # a killed run keeps the curve up to its last step
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Wandb:
+    def __init__(self, folder: Path, name: str, config: dict[str, Any]) -> None:
+        import wandb
+
+        remembered = folder / "wandb.id"  # the same command goes on in the same curves
+        if not remembered.exists():
+            remembered.write_text(wandb.util.generate_id())
+        self._run = wandb.init(
+            project="plait", name=name, id=remembered.read_text(), resume="allow", dir=str(folder), config=config
+        )
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        self._run.log(_numbers(row), step=row["step"])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        key: value
+        for key, value in row.items()
+        if key != "step" and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+    return json.dumps(clean, allow_nan=False).encode() + b"\n"
