@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
+import torch
 
 from plait.axes import Layout
 from plait.braid import Braid
 from plait.build import build_model, make
+from plait.checkpoint.state import shapes, tied_names
 from plait.config import Config
 from plait.errors import PlaitError
+from plait.optimizer import make_optimizer
 from plait.plugins import create, installed
 from plait.run import Run
 from plait.schema import typed
@@ -22,6 +25,7 @@ class Checked:
     """A run that fits: what its ranks are started with.
 
     node: the resolved config with the strategies' final options, as plain values; it is what ranks read.
+    shapes, ties: what a checkpoint holds of the model, and further names of tied parameters.
     """
 
     node: dict[str, Any]
@@ -30,7 +34,8 @@ class Checked:
     source: Any
     ranks_per_node: int
     distributions: list[str]
-    parameters: dict[str, tuple[list[int], str]]
+    shapes: dict[str, tuple[int, ...]]
+    ties: dict[str, str]
 
 
 def check(node: Mapping[str, Any], world_size: int | None = None) -> Checked:
@@ -53,14 +58,18 @@ def check(node: Mapping[str, Any], world_size: int | None = None) -> Checked:
     accumulation(config, layout.count("batch"))
     source = make(config.data, "data")
     source.check(seq_len=config.train.seq_len, vocab_size=config.model.get("vocab_size"))
+    if config.validation.interval and not source.has_validation:
+        raise PlaitError(
+            f"validation.interval={config.validation.interval}, but the data holds nothing out; set "
+            "validation.interval=0, or hold something out (data.validation_fraction, data.validation_split)"
+        )
     final = {**node, "strategy": {name: attrs.asdict(s) for name, s in run.strategies.items()}}
     plugins = installed()
     distributions = sorted({plugins[name].distribution for name in run.strategies if name in plugins})
-    parameters = {fqn: (list(p.shape), config.precision.storage) for fqn, p in model.named_parameters()}
     per_node, rest = divmod(world_size, config.launch.nnodes)
     if rest:
         raise PlaitError(f"{world_size} ranks do not divide over launch.nnodes={config.launch.nnodes} machines")
-    return Checked(final, config, layout, source, per_node, distributions, parameters)
+    return Checked(final, config, layout, source, per_node, distributions, shapes(model), tied_names(model))
 
 
 def _check_model(config: Config, model: Any) -> None:
@@ -71,14 +80,13 @@ def _check_model(config: Config, model: Any) -> None:
         )
     if not isinstance(config.optimizer.get("lr"), int | float):
         raise PlaitError(f"optimizer.lr={config.optimizer.get('lr')!r} must be a number: the schedule scales it")
+    make_optimizer(config.optimizer, [torch.nn.Parameter(torch.zeros(1))])
 
 
 def _guess(config: Config, device_type: str) -> int:
     """The world that strategies are first shown: what is asked for, else all that this machine offers."""
     asked = config.launch.nproc_per_node
     if asked == "auto":
-        import torch
-
         return (torch.cuda.device_count() if device_type == "cuda" else 2) * config.launch.nnodes
     if not isinstance(asked, int) or asked < 1:
         raise PlaitError(f"launch.nproc_per_node={asked!r} must be 'auto' or a number of at least 1")

@@ -37,6 +37,8 @@ def composed(task: Callable[[Any], None], argv: list[str]) -> None:
 def sentence(error: Exception) -> str:
     """One sentence for what Hydra says in several lines, with the options that there are."""
     from hydra.errors import MissingConfigException
+    from omegaconf import DictConfig
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
@@ -52,13 +54,10 @@ def sentence(error: Exception) -> str:
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    key = getattr(cause, "full_key", None) or getattr(cause, "key", None)
-    first = str(error).strip().splitlines()[0]
-    if key is not None and "is not in struct" in str(cause):
-        known = _keys_beside(str(key))
-        last = str(key).rpartition(".")[2]
-        return f"unknown key {key}; there are: {', '.join(known)}{near_miss(last, known)}"
-    return first
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
+        known = [str(name) for name in cause.parent_node]
+        return f"unknown key {cause.full_key}; there are: {', '.join(known)}{near_miss(str(cause.key), known)}"
+    return str(error).strip().splitlines()[0]
 
 
 def _options(group: str) -> list[str]:
@@ -66,19 +65,6 @@ def _options(group: str) -> list[str]:
 
     loader = GlobalHydra.instance().config_loader() if GlobalHydra.instance().is_initialized() else None
     return list(loader.get_group_options(group)) if loader else []
-
-
-def _keys_beside(key: str) -> list[str]:
-    """The keys of the node that `key` should be in, of the default composition."""
-    from hydra import compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-    from omegaconf import DictConfig, OmegaConf
-
-    GlobalHydra.instance().clear()
-    with initialize_config_module("plait.conf", version_base="1.3"):
-        cfg = compose("train")
-    node = OmegaConf.select(cfg, key.rpartition(".")[0]) if "." in key else cfg
-    return [str(name) for name in node] if isinstance(node, DictConfig) else []
 
 
 def resolve(overrides: list[str]) -> dict[str, Any]:

@@ -9,8 +9,19 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
+import rich.console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
 REFRESH_SECONDS = 1 / 8  # the display never costs training more than this many refreshes
 WINDOW = 50  # steps that the time left is reckoned from
+
+
+class _Rich(rich.console.Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would end the process
 
 
 class Console:
@@ -21,22 +32,22 @@ class Console:
     """
 
     def __init__(self, total_steps: int, start_step: int = 0, log_every: int = 10, file: IO[str] | None = None) -> None:
-        from rich.console import Console as Rich
-
         self.total, self.start, self.log_every = total_steps, start_step, log_every
         self._file = file or sys.stdout
-        self._rich = Rich(file=self._file, highlight=False, markup=False, soft_wrap=True)
-        self._live: Any = None
+        self._rich = _Rich(file=self._file, highlight=False, markup=False)
+        self._live: Live | None = None
         self._refreshed = 0.0
         self._times: deque[tuple[float, int]] = deque(maxlen=WINDOW)
 
     def __enter__(self) -> "Console":
         if self._rich.is_terminal and not self._rich.is_dumb_terminal:
-            from rich.live import Live
-
             with self._reader_may_leave():
                 self._live = Live(
-                    "", console=self._rich, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+                    console=self._rich,
+                    auto_refresh=False,  # a thread of its own would take time from training
+                    transient=True,
+                    redirect_stdout=False,
+                    redirect_stderr=False,
                 )
                 self._live.start()
         return self
@@ -51,7 +62,7 @@ class Console:
         """Print `text` as it is, above the live line where there is one."""
         with self._reader_may_leave():
             if self._live is not None:
-                self._rich.print(text, soft_wrap=False)
+                self._rich.print(text)
             else:
                 print(text, file=self._file, flush=True)
 
@@ -73,11 +84,7 @@ class Console:
         (then, first), (now, last) = self._times[0], self._times[-1]
         return (now - then) / (last - first) * (self.total - step) if last > first else None
 
-    def _bar(self, step: int, text: str) -> Any:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
+    def _bar(self, step: int, text: str) -> Table:
         grid = Table.grid(padding=(0, 1))
         grid.add_column(no_wrap=True, overflow="ellipsis")
         grid.add_column(min_width=4)
@@ -89,7 +96,7 @@ class Console:
     def _reader_may_leave(self) -> Iterator[None]:
         try:
             yield
-        except (BrokenPipeError, SystemExit):  # rich turns the first into the second
+        except BrokenPipeError:
             self._live = None
             silence = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
             with contextlib.suppress(OSError, ValueError):
@@ -102,9 +109,9 @@ def describe(row: Mapping[str, Any], total: int, seconds_left: float | None = No
     """One line of a step, in units for people; columns align from line to line."""
     pieces = [f"step {row['step']:>{len(str(total))}}/{total}"]
     if "loss" in row:
-        pieces.append(f"loss {_number(row['loss'], '.4f'):>7}")
+        pieces.append(f"loss {_number(row['loss'], '.4f'):>6}")
     if "grad_norm" in row:
-        pieces.append(f"norm {_number(row['grad_norm'], '.2f'):>5}")
+        pieces.append(f"norm {_number(row['grad_norm'], '.2f'):>4}")
     if "lr" in row:
         pieces.append(f"lr {_number(row['lr'], '.1e')}")
     if "tokens_per_second" in row:
@@ -112,7 +119,7 @@ def describe(row: Mapping[str, Any], total: int, seconds_left: float | None = No
     if row.get("mfu") is not None:
         pieces.append(f"mfu {row['mfu']:5.1%}")
     if row.get("peak_memory_bytes") is not None:
-        pieces.append(f"mem {row['peak_memory_bytes'] / 2**30:5.2f} GiB")
+        pieces.append(f"mem {row['peak_memory_bytes'] / 2**30:.2f} GiB")
     pieces.append(f"eta {clock(seconds_left)}")
     if "val_loss" in row:
         pieces.append(f"val {_number(row['val_loss'], '.4f')}")
@@ -123,12 +130,11 @@ def quantity(value: float | None) -> str:
     """`41.2k`: three digits and a unit of thousands."""
     if value is None or not math.isfinite(value):
         return "-"
-    for unit in ("", "k", "M", "G"):
-        if abs(value) < 999.5:
-            break
-        value /= 1000
-    digits = 0 if abs(value) >= 99.95 or not unit else 1
-    return f"{value:.{digits}f}{unit}"
+    thousands = 0
+    while abs(value) >= 999.5 and thousands < 4:
+        value, thousands = value / 1000, thousands + 1
+    digits = 0 if abs(value) >= 99.95 or not thousands else 1
+    return f"{value:.{digits}f}{('', 'k', 'M', 'G', 'T')[thousands]}"
 
 
 def clock(seconds: float | None) -> str:

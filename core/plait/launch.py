@@ -86,8 +86,6 @@ def _environment(nproc: int) -> None:
     env = os.environ
     env.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // nproc, 1)))
     env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # a restart over the shared store is racy
-    env.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # so that a hang can show the last collectives
-    env.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), env.get("PYTHONPATH")]))
 
 

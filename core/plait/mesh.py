@@ -27,11 +27,9 @@ class Mesh:
         self.dense = self._factor(layout.dense) if layout.dense else None
         self.views = {name: self._factor(axes) for name, axes in layout.views.items()}
         self._joined: dict[tuple[str, ...], DeviceMesh] = {}
-        for view in (None, *layout.views):
-            names = [a.name for a in layout.data_axes(view)]
-            if len(names) > 1:  # groups must be made in the same order everywhere, so now
-                self._join(names, f"{view}.data" if view else "data")
-                self._join(names[1:], f"{view}.data_inner" if view else "data_inner")
+        for view in (None, *layout.views):  # groups must be made in the same order everywhere, so now
+            for outer in (None, *(a.name.rpartition(".")[2] for a in layout.data_axes(view))):
+                self._data(view, outer)
 
     def __getitem__(self, name: str) -> DeviceMesh:
         """The 1-D mesh of axis `name`, of the dense view or (`view.axis` for what it left over) of another."""
@@ -79,21 +77,22 @@ class Mesh:
         """The ranks that sum the gradient of `param`: they hold the same values and see other tokens.
 
         One flat dim; with `outer` (an axis, by its dense name) two, that axis and all others, if it is larger than
-        one. None where no axis splits the tokens. Read off the mesh that the parameter already lives on, so a
+        one. Axes of one rank are left out where there are others. None where no axis splits the tokens. Read off the mesh that the parameter already lives on, so a
         strategy that sums gradients need not know who sharded it.
         """
-        view = self.view_of(param)
+        return self._data(self.view_of(param), outer)
+
+    def _data(self, view: str | None, outer: str | None) -> DeviceMesh | None:
         prefix = f"{view}." if view else ""
         axes = self.layout.data_axes(view)
-        names = [a.name for a in axes]
+        apart = next((a for a in axes if a.name == f"{prefix}{outer}" and a.degree > 1), None)
+        rest = [a for a in axes if a is not apart]
+        names = [a.name for a in rest if a.degree > 1] or [a.name for a in rest[-1:]]
+        if apart is None:
+            return self._join(names, f"{prefix}data") if names else None
         if not names:
-            return None
-        if outer is None or f"{prefix}{outer}" not in names or self[f"{prefix}{outer}"].size() == 1:
-            return self._join(names, f"{prefix}data")
-        if names[0] != f"{prefix}{outer}":
-            raise PlaitError(f"axis {outer!r} is not the outermost of those that split the tokens: {', '.join(names)}")
-        inner = self._join(names[1:], f"{prefix}data_inner")
-        return DeviceMesh._concatenate([self[names[0]], inner])
+            return self[apart.name]
+        return DeviceMesh._concatenate([self[apart.name], self._join(names, f"{prefix}data_beside_{outer}")])
 
     def _join(self, names: list[str], joined: str) -> DeviceMesh:
         """One flat dim over several axes; names are global to the root mesh, so they carry the view's."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from plait.trainer import Trainer
 
 Row = dict[str, Any]
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # 2.13 renamed it
 
 
 class Stopwatch:
@@ -56,7 +57,7 @@ class Pending:
         mine = loss if trainer.mesh.leads() else torch.zeros_like(loss)
         sent = torch.stack([mine, torch.tensor(memory, dtype=torch.float64, device=mine.device)])
         self._all = torch.empty(2 * dist.get_world_size(), dtype=torch.float64, device=mine.device)
-        self._work = dist.all_gather_into_tensor(self._all, sent, async_op=True)
+        self._work = _all_gather(self._all, sent, async_op=True)
         self._watch = watch
         self._loss: float | None = None
 

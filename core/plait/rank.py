@@ -6,9 +6,9 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from plait.folder import Outcome, RunFolder, introduction
 
@@ -37,9 +37,9 @@ def live(folder: RunFolder) -> Outcome:
     An error that a restart cannot mend becomes the outcome "failed"; any other is raised.
     """
     rank = int(os.environ["RANK"])
-    with _rank_log(folder, rank):
+    with _rank_log(folder, rank) as handle:
         try:
-            return _train(folder, rank)
+            return _train(folder, rank, handle)
         except Exception as error:
             log.error("".join(traceback.format_exception(error)))
             if _may_pass(error):
@@ -49,13 +49,12 @@ def live(folder: RunFolder) -> Outcome:
             return outcome
 
 
-def _train(folder: RunFolder, rank: int) -> Outcome:
+def _train(folder: RunFolder, rank: int, handle: IO[str]) -> Outcome:
     from plait.config import Config
     from plait.console import Console
     from plait.distributed import end_group, start_group
     from plait.metrics import Metrics
-    from plait.plugins import create
-    from plait.profile import Profiler
+    from plait.profile import Profiler, axes_by_group
     from plait.schema import typed
     from plait.trainer import Trainer, local_device_type
     from plait.watchdog import Watchdog
@@ -66,13 +65,18 @@ def _train(folder: RunFolder, rank: int) -> Outcome:
     stop: list[int] = []  # signals, which may come before there is a trainer
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda n, frame: stop.append(n))
-    say: Callable[[str], None] = log.info
+    show: list[Callable[[str], None]] = [print] if rank == 0 else []  # the display takes its place
+
+    def say(text: str) -> None:
+        log.info(text)
+        for line in show:
+            line(text)
+
     with contextlib.ExitStack() as stack:
-        watchdog = stack.enter_context(Watchdog(seconds, folder.log_of(rank)))
+        watchdog = stack.enter_context(Watchdog(seconds, handle))
         watchdog.kick("the ranks to meet")
         start_group(local_device_type(config), seconds + 60)  # after the watchdog has written its stacks
-        strategies = {name: create(name, options or {}) for name, options in config.strategy.items()}
-        trainer = Trainer(config, strategies, folder.path, say, watchdog.kick)
+        trainer = Trainer(config, node, folder, say, watchdog.kick)
         start = trainer.restore()
         report: Callable[[dict[str, Any]], None] = lambda row: None  # noqa: E731
         if rank == 0:
@@ -80,13 +84,15 @@ def _train(folder: RunFolder, rank: int) -> Outcome:
                 Metrics(folder.path, config.metrics, start, config.run.name or folder.path.name, node)
             )
             console = stack.enter_context(Console(config.train.steps, start, config.metrics.log_every))
+            show[:] = [console.line]
 
             def report(row: dict[str, Any]) -> None:
                 metrics.log(row)
                 console.step(row)
 
+        blocks, axes = trainer.run.spec.blocks_of(trainer.model), axes_by_group(trainer.mesh)
         profiler = stack.enter_context(
-            Profiler(config.profile, folder.path, rank, trainer.run.spec.blocks_of(trainer.model), trainer.device.type)
+            Profiler(config.profile, folder.path, rank, blocks, trainer.device.type, axes, start, say)
         )
 
         def each_step(step: int) -> None:
@@ -110,7 +116,7 @@ def _train(folder: RunFolder, rank: int) -> Outcome:
 
 
 @contextlib.contextmanager
-def _rank_log(folder: RunFolder, rank: int) -> Any:
+def _rank_log(folder: RunFolder, rank: int) -> Iterator[IO[str]]:
     """All that this rank writes goes to its log; rank 0 keeps the terminal for its display, and logs beside it."""
     folder.ranks.mkdir(parents=True, exist_ok=True)
     handle = open(folder.log_of(rank), "a", buffering=1)  # noqa: SIM115
@@ -123,7 +129,7 @@ def _rank_log(folder: RunFolder, rank: int) -> Any:
         os.dup2(handle.fileno(), 1)
         os.dup2(handle.fileno(), 2)
     try:
-        yield
+        yield handle
     finally:
         log.removeHandler(handlers[0])
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import attrs
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
@@ -18,7 +19,7 @@ def typed(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     refuses, and a mandatory one that is missing.
     """
     try:
-        node = OmegaConf.merge(OmegaConf.structured(cls), OmegaConf.create(dict(values)))
+        node = OmegaConf.merge(_schema(cls), OmegaConf.create(dict(values)))
         missing = sorted(OmegaConf.missing_keys(node))
         if missing:
             raise PlaitError(f"{_join(where, missing[0])} must be given; it has no default")
@@ -35,7 +36,24 @@ def typed(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     except OmegaConfBaseException as error:
         raise PlaitError(f"{_join(where, error.full_key or '')}: {_first_line(error)}") from error
     except (TypeError, ValueError) as error:  # attrs validators
-        raise PlaitError(f"{_join(where, '')}: {_first_line(error)}") from error
+        raise PlaitError(f"{_join(where, _refused(cls, node))}: {_first_line(error)}") from error
+
+
+def _refused(cls: Any, node: Any) -> str:
+    """The key of the inner node that a validator refuses; empty where it is the outermost itself."""
+    for field in attrs.fields(cls):
+        if OmegaConf.is_dict(node[field.name]) and attrs.has(OmegaConf.get_type(node, field.name) or object):
+            try:
+                OmegaConf.to_object(node[field.name])
+            except (TypeError, ValueError):
+                return field.name
+    return ""
+
+
+def _schema(cls: Any) -> Any:
+    """OmegaConf takes defaults that are made by a factory only from an instance."""
+    complete = all(field.default is not attrs.NOTHING for field in attrs.fields(cls))
+    return OmegaConf.structured(cls() if complete else cls)
 
 
 def _join(where: str, key: str) -> str:
@@ -43,7 +61,7 @@ def _join(where: str, key: str) -> str:
 
 
 def _keys(cls: type, path: str) -> list[str]:
-    node = OmegaConf.structured(cls)
+    node = _schema(cls)
     inner = OmegaConf.select(node, path) if path else node
     return [str(key) for key in inner] if inner is not None else []
 

@@ -1,6 +1,5 @@
 """`plait train`: compose once, check, and start the ranks or be one."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,6 +69,7 @@ def _start_ranks(node: dict[str, Any], folder: Any) -> Any:
     if prepared is not None:
         return prepared
     checked.source.prepare(_say)
+    checked.source.fits(seq_len=config.train.seq_len)
     return start_ranks(config, folder, checked.ranks_per_node, _say)
 
 
@@ -81,7 +81,6 @@ def _be_a_rank(node: dict[str, Any], folder: Any) -> Any:
     from plait.distributed import end_group, start_group
     from plait.rank import live
 
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     start_group("cpu")
     shared: list[Any] = [None]
     if dist.get_rank() == 0:

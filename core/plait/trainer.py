@@ -1,8 +1,7 @@
 """The training loop: short on purpose, and the same for every layout."""
 
 import gc
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,9 +13,11 @@ from plait.checkpointing import Checkpoints
 from plait.config import Config
 from plait.distributed import device_type_here
 from plait.errors import PlaitError
+from plait.folder import RunFolder
 from plait.loss import cross_entropy_sum, parallel, valid_tokens
 from plait.optimizer import learning_rate, make_optimizer
 from plait.peaks import peak_flops
+from plait.plugins import create
 from plait.pending import Pending, Row, Stopwatch
 from plait.run import Run
 from plait.weave import new_run, set_up
@@ -25,15 +26,15 @@ from plait.weave import new_run, set_up
 class Trainer:
     """One run on this rank, from its config to its last step.
 
-    report(row): called once a finished step, on every rank, with the row of metrics.jsonl.
-    say(text): a line for the user, on rank 0. alive(what): called where time may pass, for the watchdog.
+    node: the same config as plain values, as checkpoints keep it. say(text): a line for the user, on rank 0.
+    alive(what): called where time may pass, for the watchdog.
     """
 
     def __init__(
         self,
         config: Config,
-        strategies: dict[str, Any],
-        folder: Path,
+        node: Mapping[str, Any],
+        folder: RunFolder,
         say: Callable[[str], None],
         alive: Callable[[str], None] = lambda what: None,
     ) -> None:
@@ -43,6 +44,7 @@ class Trainer:
         device_type = local_device_type(config)
         alive("building the model")
         model, spec = build_model(config.model)
+        strategies = {name: create(name, options or {}) for name, options in config.strategy.items()}
         self.run: Run = new_run(config, spec, model, dist.get_world_size(), device_type, strategies)
         alive("setting up the strategies")
         self.applied = set_up(model, self.run)
@@ -54,11 +56,17 @@ class Trainer:
         source = make(config.data, "data")
         alive("preparing the data")
         source.prepare(say)
+        source.fits(seq_len=train.seq_len)
         self.batches = source.open(
             seq_len=train.seq_len, seed=train.seed, global_batch_size=self.global_batch_size, share=self.share
         )
         self.step, self.tokens = 0, 0
-        self.checkpoints = Checkpoints(config, folder, self.applied, self.optimizer, source, self.batches, say)
+        data = {
+            "fingerprint": source.fingerprint(),
+            "global_batch_size": self.global_batch_size,
+            "shares": self.share[1],
+        }
+        self.checkpoints = Checkpoints(config, node, folder, self.applied, self.optimizer, data, self.batches, say)
         self.flops = spec.flops(train.seq_len) if spec.flops else None
         name = torch.cuda.get_device_name() if device_type == "cuda" else "cpu"
         self.peak = peak_flops(device_type, name, config.precision.param)

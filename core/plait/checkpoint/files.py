@@ -18,9 +18,9 @@ def write_synced(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def sync(folder: Path) -> None:
-    """Bring the names in `folder` to the disk; a rename is lost in a power cut without it."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk: what a power cut takes is lost otherwise."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

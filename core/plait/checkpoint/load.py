@@ -16,9 +16,7 @@ from plait.checkpoint.state import is_absent, mark
 from plait.errors import PlaitError, near_miss
 
 
-def load(
-    path: str | os.PathLike[str], state: Mapping[str, Tensor], after: Callable[[], Any] | None = None
-) -> None:
+def load(path: str | os.PathLike[str], state: Mapping[str, Tensor], after: Callable[[], Any] | None = None) -> None:
     """Fill the tensors of `state` in place from the checkpoint at `path`, then call `after`. All ranks together.
 
     Each rank reads what its own shards need, of what `state` asks for; dtypes are cast. `Store.verify` tells
@@ -66,8 +64,8 @@ def _check_optimizer(path: str | os.PathLike[str], saved: Iterable[str], state: 
     for name, keys in ours.items():
         if theirs.get(name, keys) != keys:
             raise PlaitError(
-                f"the checkpoint {path} is of another optimizer: of {name!r} it keeps {', '.join(sorted(theirs[name]))}, "
-                f"and this run's keeps {', '.join(sorted(keys))}"
+                f"the checkpoint {path} is of another optimizer: of {name!r} it keeps "
+                f"{', '.join(sorted(theirs[name]))}, and this run's keeps {', '.join(sorted(keys))}"
             )
 
 

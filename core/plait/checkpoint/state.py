@@ -38,8 +38,10 @@ def canonical_state(
     names, state = _names(model), {}
     for tensor, fqn in names.values():
         state[f"model.{fqn}"] = tensor.detach()
+    if optimizer is None:
+        return state, lambda: None
     writes: list[Callable[[], None]] = []
-    for group in optimizer.param_groups if optimizer else ():
+    for group in optimizer.param_groups:
         for param in group["params"]:
             if id(param) in names and (param.requires_grad or optimizer.state.get(param)):
                 own, write = _state_of(optimizer, group, param, names[id(param)][1])

@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from plait.data.documents import File
@@ -40,7 +40,9 @@ class Progress:
             self._say(f"{self._what}: {min(100 * self._done // self._total, 100)}%")
 
 
-def ensure(target: Path, complete: Callable[[Path], bool], build: Callable[[Path], None], say: Callable[[str], None]) -> None:
+def ensure(
+    target: Path, complete: Callable[[Path], bool], build: Callable[[Path], None], say: Callable[[str], None]
+) -> None:
     """Make the folder `target` by `build(folder)` unless it is `complete` already.
 
     It appears whole or not at all, one process builds while the others wait, and what a killed one left is removed.
@@ -77,10 +79,10 @@ def locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def digests(files: list[File], folder: Path, say: Callable[[str], None]) -> list[str | None]:
-    """A digest of each file's content; None for a text file that is not UTF-8. An index in `folder` spares reading twice.
+    """A digest of each file's content; None for a text file that is not UTF-8.
 
-    A file counts as unchanged while its path, size and time of change are; one changed in the last seconds may change
-    again within the clock's tick, and is not entered.
+    An index in `folder` saves reading them again while path, size and time of change stay as they are. A file that
+    changed in the last seconds may change again within the clock's tick, and is not entered.
     """
     names = [str(file.path.absolute()) for file in files]
     index_file = folder / f"files-{hashlib.sha256(repr(names).encode()).hexdigest()[:16]}.json"
@@ -101,10 +103,11 @@ def digests(files: list[File], folder: Path, say: Callable[[str], None]) -> list
         for name, file, digest in zip(names, files, found, strict=True)
         if file.mtime_ns < settled
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    part = index_file.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps(index))
-    part.replace(index_file)
+    with suppress(OSError):  # a folder that cannot be written only costs time
+        folder.mkdir(parents=True, exist_ok=True)
+        part = index_file.with_suffix(f".{os.getpid()}.part")
+        part.write_text(json.dumps(index))
+        part.replace(index_file)
     return found
 
 

@@ -3,7 +3,7 @@
 import glob
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +48,13 @@ def entry(path: Path, named: bool) -> File:
 
 
 def find(path: str) -> list[File]:
-    """The non-empty files of a file, a folder (recursive, without hidden names) or a glob, in an order that rests on names alone.
+    """The non-empty files of a file, a folder (recursive, without hidden names) or a glob, sorted by name.
 
     Raises PlaitError where there is none.
     """
-    if not path:
-        raise PlaitError("data.path is empty: name a file, a folder or a glob")
     given = Path(path).expanduser()
     if given.is_dir():
-        found = [entry(file, named=False) for file in _walk(given)]
+        found = [entry(file, named=False) for file in walk(given, hidden)]
         what = "the folder holds no files"
     elif given.exists():
         found, what = [entry(given, named=True)], ""
@@ -71,16 +69,23 @@ def find(path: str) -> list[File]:
         raise PlaitError(f"data.path={path}: {what}")
     files = [file for file in found if file.size]
     if not files:
-        raise PlaitError(f"data.path={path}: {'the file is' if len(found) == 1 else f'all {len(found)} files are'} empty")
+        raise PlaitError(
+            f"data.path={path}: {'the file is' if len(found) == 1 else f'all {len(found)} files are'} empty"
+        )
     return files
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def walk(folder: Path, left_out: Callable[[str], bool]) -> Iterator[Path]:
+    """The files below `folder`, sorted, without files and folders whose name is to be left out."""
     found = []
     for at, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(at, name) for name in names if not name.startswith(".")]
+        folders[:] = [name for name in folders if not left_out(name)]
+        found += [Path(at, name) for name in names if not left_out(name)]
     return iter(sorted((path for path in found if path.is_file()), key=lambda path: path.relative_to(folder).parts))
+
+
+def hidden(name: str) -> bool:
+    return name.startswith(".")
 
 
 def probe(file: File, text_key: str) -> None:

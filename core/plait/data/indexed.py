@@ -1,6 +1,7 @@
 """Sources whose text lies in files: tokenised once a machine, then any sample can be had at any time."""
 
 import hashlib
+from abc import abstractmethod
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from plait.data.packed import Packed
 
 
-def check_fraction(_: Any, attribute: Any, value: Any) -> None:
+def check_fraction(_: Any, __: Any, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise PlaitError(f"data.validation_fraction={value!r} must be a number from 0 to below 1")
 
@@ -26,7 +27,7 @@ def silent(line: str) -> None:
     pass
 
 
-@attrs.frozen(kw_only=True, slots=False)
+@attrs.define(kw_only=True, slots=False)
 class Indexed(Source):
     """A source of files.
 
@@ -36,12 +37,13 @@ class Indexed(Source):
 
     validation_fraction: float = attrs.field(default=0.01, validator=check_fraction)
     cache_dir: str | None = None
+    _known: list[tuple[File, str]] | None = attrs.field(init=False, default=None, repr=False, eq=False)
 
     indexable: ClassVar[bool] = True
 
+    @abstractmethod
     def files(self) -> list[File]:
         """The files, in an order that rests on names alone. Raises PlaitError where there is none."""
-        raise TypeError(f"{type(self).__name__} must list its files")
 
     def row_key(self) -> str:
         """The key of a row that holds the text; "" where every file is a document."""
@@ -71,12 +73,26 @@ class Indexed(Source):
             ) from error
 
     def _prepare(self, say: Say) -> None:
-        files = self._content(say)
+        files = [file for file, _ in self._content(say)]
 
         def build(part: Path) -> None:
-            tokenise([file for file, _ in files], self.row_key(), self.tokens, self._fraction, part, say)
+            tokenise(files, self.row_key(), self.encoder, float(self.validation_fraction), part, say)
 
         cache.ensure(self._folder, lambda folder: read_meta(folder) is not None, build, say)
+
+    def _content(self, say: Say) -> list[tuple[File, str]]:
+        """The files that are read, with the digest of each; looked up once."""
+        if self._known is None:
+            files = self.files()
+            digests = cache.digests(files, cache.root(self.cache_dir), say)
+            strange = [file.path for file, digest in zip(files, digests, strict=True) if digest is None]
+            if strange and (len(strange) == len(files) or any(file.named for file in files)):
+                raise PlaitError(f"{strange[0]} is not text in UTF-8: convert it, or leave it out")
+            if strange:
+                some = ", ".join(path.name for path in strange[:3]) + ", ..." * (len(strange) > 3)
+                say(f"left out {len(strange)} of {len(files)} files, which are not text in UTF-8: {some}")
+            self._known = [(file, digest) for file, digest in zip(files, digests, strict=True) if digest is not None]
+        return self._known
 
     def fits(self, *, seq_len: int) -> None:
         meta = read_meta(self._folder)
@@ -84,17 +100,18 @@ class Indexed(Source):
             raise PlaitError(f"the token cache {self._folder} is damaged or gone; run again, and it is made anew")
         need = seq_len + 1
         train, validation = meta["train"]["tokens"], meta["validation"]["tokens"]
+        sample = f"one sample of train.seq_len={seq_len} takes {need:,}"
         if train < need:
             raise PlaitError(
-                f"data has {train:,} tokens to train on, and one sample of train.seq_len={seq_len} takes {need:,}: "
-                f"train.seq_len={max(train - 1, 0)} would fit, or take more text"
+                f"data has {train:,} tokens to train on, and {sample}: "
+                f"take more text, or train.seq_len={max(train - 1, 1)}"
             )
         if self.has_validation and validation < need:
             share = need / (train + validation)
             more = f"raise data.validation_fraction to {share * 1.05:.2g}, " if share < 0.5 else ""
             raise PlaitError(
-                f"data has {validation:,} tokens held out for validation, and one sample of train.seq_len={seq_len} takes "
-                f"{need:,}: {more}take train.seq_len={max(validation - 1, 0)} or less, or set data.validation_fraction=0"
+                f"data has {validation:,} tokens held out for validation, and {sample}: {more}"
+                f"take train.seq_len={max(validation - 1, 1)} or less, or set data.validation_fraction=0"
             )
 
     def fingerprint(self) -> str:
@@ -105,11 +122,7 @@ class Indexed(Source):
 
         self.prepare(silent)  # nothing to do after the parent's, unless the cache was removed since
         self.fits(seq_len=seq_len)
-        return Packed(self._folder, self.tokens.eod, self.attention, seq_len, seed, global_batch_size, share)
-
-    @property
-    def _fraction(self) -> float:
-        return float(self.validation_fraction)
+        return Packed(self._folder, self.encoder.eod, self.attention, seq_len, seed, global_batch_size, share)
 
     @property
     def _folder(self) -> Path:
@@ -117,7 +130,8 @@ class Indexed(Source):
 
     @cached_property
     def _digest(self) -> str:
-        content = [(file.kind, file.size, digest) for file, digest in self._content(silent)]
-        rows = self.row_key() if any(file.kind != "text" for file, _ in self._content(silent)) else ""
-        parts = (FORMAT, self.tokens.digest, self._fraction, self.salt(), rows, content)
+        files = self._content(silent)
+        rows = self.row_key() if any(file.kind != "text" for file, _ in files) else ""
+        content = [(file.kind, file.size, digest) for file, digest in files]
+        parts = (FORMAT, self.encoder.digest, float(self.validation_fraction), self.salt(), rows, content)
         return hashlib.sha256(repr(parts).encode()).hexdigest()

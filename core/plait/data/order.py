@@ -34,7 +34,7 @@ def _permute(cells: np.ndarray, height: int, width: int, key: tuple[int, ...]) -
 
 @lru_cache(maxsize=256)
 def _round_key(key: tuple[int, ...], number: int) -> np.uint64:
-    return np.uint64(digest64(repr((*key, number)).encode()))
+    return np.uint64(digest64(" ".join(map(str, (*key, number))).encode()))
 
 
 def digest64(content: bytes) -> int:

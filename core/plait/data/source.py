@@ -1,5 +1,6 @@
 """What every source of data promises, and the options that all of them share."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,9 +16,14 @@ if TYPE_CHECKING:  # a source is made and checked where torch is not imported
 Say = Callable[[str], None]
 
 
-def check_attention(_: Any, attribute: Any, value: Any) -> None:
+def check_attention(_: Any, __: Any, value: Any) -> None:
     if value not in ("across", "document"):
         raise PlaitError(f"data.attention={value!r} is neither 'across' nor 'document'")
+
+
+def given(_: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, str) or value in ("", "???"):  # the latter is how a config says that it has no default
+        raise PlaitError(f"data.{attribute.name} must be given; it has no default")
 
 
 def at_least(least: int) -> Callable[[Any, Any, Any], None]:
@@ -28,8 +34,8 @@ def at_least(least: int) -> Callable[[Any, Any, Any], None]:
     return validate
 
 
-@attrs.frozen(kw_only=True, slots=False)
-class Source:
+@attrs.define(kw_only=True, slots=False)
+class Source(ABC):
     """Data as a config names it. In order: `check` and `prepare` in the parent or once a machine, `open` in each rank.
 
     tokenizer: "bytes", a file of the library `tokenizers`, or a folder with a `tokenizer.json`.
@@ -46,36 +52,36 @@ class Source:
     indexable: ClassVar[bool]  # True: any batch can be had at any time, so a run resumes at any number of shares
 
     @cached_property
-    def tokens(self) -> Tokenizer:
+    def encoder(self) -> Tokenizer:
         """The tokenizer, loaded."""
         return load(self.tokenizer, self.eod_token)
 
     @property
+    @abstractmethod
     def has_validation(self) -> bool:
         """Whether `Batches.validation` has something to give."""
-        raise TypeError(f"{type(self).__name__} must say whether it has a validation split")
 
     def check(self, *, seq_len: int, vocab_size: int | None) -> None:
         """Cheap checks before any rank starts; imports no torch. `vocab_size`: the model's; None: it has none."""
         if seq_len < 1:
             raise PlaitError(f"train.seq_len={seq_len} must be at least 1")
-        size = self.tokens.size
+        size = self.encoder.size
         if vocab_size is not None and size > vocab_size:
             raise PlaitError(
                 f"data.tokenizer={self.tokenizer} has {size} tokens but model.vocab_size={vocab_size}: "
                 f"set model.vocab_size to at least {size}, or take a smaller tokenizer"
             )
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self, say: Say) -> None:  # noqa: B027 (most have nothing to do)
         """Do once a machine what takes long, reporting by `say(line)`. Safe from several processes at once."""
 
-    def fits(self, *, seq_len: int) -> None:
+    def fits(self, *, seq_len: int) -> None:  # noqa: B027 (most have nothing to do)
         """After `prepare`: raise PlaitError where there is too little text for one sample; cheap."""
 
+    @abstractmethod
     def fingerprint(self) -> str:
         """Hex digest of what the tokens are made of; after `prepare`."""
-        raise TypeError(f"{type(self).__name__} must have a fingerprint")
 
+    @abstractmethod
     def open(self, *, seq_len: int, seed: int, global_batch_size: int, share: tuple[int, int]) -> "Batches":
         """The batches of share `(index, count)` of every global batch."""
-        raise TypeError(f"{type(self).__name__} must open batches")

@@ -57,7 +57,10 @@ def tokenise(
                     out.write(np.array([tokenizer.eod]))
             progress.add(sum(piece.read for piece in group))
         _balance(train, validation, fraction)
-    splits = {name: {"tokens": s.tokens, "documents": s.documents} for name, s in zip(SPLITS, (train, validation), strict=True)}
+    splits = {
+        name: {"tokens": s.tokens, "documents": s.documents}
+        for name, s in zip(SPLITS, (train, validation), strict=True)
+    }
     (folder / "meta.json").write_text(json.dumps({"format": FORMAT, "dtype": dtype.name, **splits}))
     say(
         f"{train.tokens + validation.tokens:,} tokens in {train.documents + validation.documents:,} documents, "

@@ -13,7 +13,7 @@ EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", 
 
 
 class Tokenizer(Protocol):
-    """size: ids are below it. eod: the id that ends a document. digest: names the tokenizer and its eod in a cache key."""
+    """size: ids are below it. eod: the id that ends a document. digest: names tokenizer and eod in a cache key."""
 
     size: int
     eod: int
@@ -45,7 +45,9 @@ class FromFile:
             self._inner = Inner.from_str(content.decode())
         except Exception as error:  # the library raises nothing narrower
             reason = str(error).splitlines()[0]
-            raise PlaitError(f"data.tokenizer={name}: {file} is not a file of the library tokenizers: {reason}") from error
+            raise PlaitError(
+                f"data.tokenizer={name}: {file} is not a file of the library tokenizers: {reason}"
+            ) from error
         # A file may carry the truncation and padding of whoever saved it: either would garble documents.
         self._inner.no_truncation()
         self._inner.no_padding()
@@ -62,15 +64,19 @@ class FromFile:
 
 
 def load(name: str, eod_token: str | None = None) -> Tokenizer:
-    """The tokenizer `name`: "bytes", a file or a folder. Raises PlaitError where there is none or it ends no documents."""
+    """The tokenizer `name`: "bytes", a file or a folder. Raises PlaitError where there is none, or no eod token."""
     if name == "bytes":
         if eod_token is not None:
-            raise PlaitError(f"data.eod_token={eod_token!r} is for tokenizers read from a file; bytes end documents by id 256")
+            raise PlaitError(
+                f"data.eod_token={eod_token!r} is for tokenizers read from a file; bytes end documents by id 256"
+            )
         return Bytes()
     path = Path(str(name)).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
     if not path.exists():
-        raise PlaitError(f"data.tokenizer={name!r} is neither 'bytes' nor a file or folder{near_miss(str(name), ['bytes'])}")
+        raise PlaitError(
+            f"data.tokenizer={name!r} is neither 'bytes' nor a file or folder{near_miss(str(name), ['bytes'])}"
+        )
     if not file.exists():
         raise PlaitError(f"data.tokenizer={name}: the folder holds no tokenizer.json")
     return FromFile(name, file, eod_token)

@@ -1,0 +1,134 @@
+"""Weights alone, to start a run from: out of a checkpoint of Plait, a .safetensors file, or a folder of such files."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from safetensors import SafetensorError, safe_open
+
+from plait.checkpoint.store import MANIFEST, Store, compare
+from plait.errors import PlaitError
+
+if TYPE_CHECKING:  # the parent checks weights without torch
+    from torch import Tensor
+
+INDEX = "model.safetensors.index.json"
+
+
+@attrs.frozen
+class Files:
+    """Safetensors files as one: name -> file, name -> shape."""
+
+    path: Path
+    where: dict[str, Path]
+    shapes: dict[str, tuple[int, ...]]
+
+
+def check_weights(
+    path: str | os.PathLike[str], parameters: Mapping[str, Sequence[int]], ties: Mapping[str, str] | None = None
+) -> None:
+    """Raises PlaitError unless `path` holds exactly `parameters` (FQN -> shape). Reads no tensor, imports no torch.
+
+    ties: further FQN of a tied parameter -> its first, as `state.tied_names` gives them; a file may have either
+    or both.
+    """
+    path = Path(path)
+    if (path / MANIFEST).is_file():
+        Store.check_model(Store.read(path), parameters)
+    else:
+        _named(_open(path), parameters, ties or {})
+
+
+def read_weights(
+    path: str | os.PathLike[str], state: Mapping[str, "Tensor"], ties: Mapping[str, str] | None = None
+) -> None:
+    """Fill `state` (FQN -> tensor or DTensor) in place, cast to its dtypes. All ranks together.
+
+    One parameter at a time; of a DTensor a rank reads its own part. `ties` and errors as for `check_weights`.
+    """
+    path = Path(path)
+    check_weights(path, {fqn: tuple(tensor.shape) for fqn, tensor in state.items()}, ties)
+    if (path / MANIFEST).is_file():
+        from plait.checkpoint.load import load
+
+        load(path, {f"model.{fqn}": tensor for fqn, tensor in state.items()})
+        return
+    files = _open(path)
+    names = _named(files, {fqn: tuple(tensor.shape) for fqn, tensor in state.items()}, ties or {})
+    by_file: dict[Path, list[str]] = {}
+    for fqn in state:
+        by_file.setdefault(files.where[names[fqn]], []).append(fqn)
+    for file, fqns in by_file.items():
+        with safe_open(file, framework="pt") as tensors:
+            for fqn in fqns:
+                _fill(state[fqn], tensors, names[fqn])
+
+
+def _named(files: Files, parameters: Mapping[str, Sequence[int]], ties: Mapping[str, str]) -> dict[str, str]:
+    """FQN -> the name under which the files have it."""
+    names = {fqn: fqn for fqn in parameters}
+    found = dict(files.shapes)
+    for alias, first in ties.items():
+        if alias in found:
+            shape = found.pop(alias)
+            if first not in found:
+                found[first], names[first] = shape, alias
+    compare(found, parameters, f"the weights in {files.path} are of another model")
+    return names
+
+
+def _open(path: Path) -> Files:
+    files = [path]
+    if path.is_dir():
+        files = _indexed(path) or sorted(path.glob("*.safetensors"))
+        if not files:
+            raise PlaitError(f"the folder {path} holds neither a checkpoint of Plait nor .safetensors files")
+    elif not path.is_file():
+        raise PlaitError(f"there are no weights at {path}: no such file or folder")
+    where: dict[str, Path] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="np") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - it is no mapping
+                    if name in where:
+                        raise PlaitError(f"{name!r} is in both {where[name]} and {file}")
+                    where[name], shapes[name] = file, tuple(tensors.get_slice(name).get_shape())
+        except (SafetensorError, OSError) as error:
+            raise PlaitError(f"{file} is no safetensors file that can be read: {error}") from None
+    return Files(path, where, shapes)
+
+
+def _indexed(folder: Path) -> list[Path]:
+    """The files that the folder's index names, if it has one."""
+    try:
+        index = json.loads((folder / INDEX).read_bytes())
+        return sorted({folder / name for name in index["weight_map"].values()})
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise PlaitError(f"the index {folder / INDEX} cannot be read: {error}") from None
+
+
+def _fill(tensor: "Tensor", source: Any, name: str) -> None:
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    from plait.initialise import held_indices
+
+    with torch.no_grad():
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if local.numel() == 0:
+            return
+        if tensor.dim() == 0:
+            local.copy_(source.get_tensor(name))
+            return
+        held = [held_indices(tensor, dim) for dim in range(tensor.dim())]
+        part = source.get_slice(name)[tuple(slice(int(h.min()), int(h.max()) + 1) for h in held)]
+        for dim, indices in enumerate(held):
+            if len(indices) != part.shape[dim] or not bool((indices.diff() == 1).all()):
+                part = part.index_select(dim, indices - indices.min())
+        local.copy_(part)

@@ -1,0 +1,70 @@
+"""Reading ahead in a thread, so that a slow source is read while the step computes."""
+
+import queue
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import attrs
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class _End:
+    error: BaseException
+
+
+class Ahead(Generic[T]):
+    """The items of an iterator, which a thread of its own runs up to `depth` items ahead.
+
+    What the iterator raises, its end too, is raised by `next`. The thread ends with this object, or with Python.
+    """
+
+    def __init__(self, items: Iterator[T], depth: int) -> None:
+        self._ready: queue.Queue[T | _End] = queue.Queue(depth)
+        stop = threading.Event()
+        # a daemon, or a source that hangs would keep a finished run alive
+        thread = threading.Thread(target=_run, args=(items, self._ready, stop), name="plait-data", daemon=True)
+        self._close = weakref.finalize(self, _stop, stop, thread)
+        thread.start()
+
+    def __iter__(self) -> "Ahead[T]":
+        return self
+
+    def __next__(self) -> T:
+        item = self._ready.get()
+        if isinstance(item, _End):
+            self._ready.put(item)  # whoever asks again hears the same
+            raise item.error
+        return item
+
+    def close(self) -> None:
+        self._close()
+
+
+def _run(items: "Iterator[T]", ready: "queue.Queue[T | _End]", stop: threading.Event) -> None:
+    try:
+        for item in items:
+            if not _put(ready, item, stop):
+                return
+        end: BaseException = StopIteration()
+    except BaseException as error:
+        end = error
+    _put(ready, _End(end), stop)
+
+
+def _put(ready: "queue.Queue[T | _End]", item: "T | _End", stop: threading.Event) -> bool:
+    while not stop.is_set():
+        try:
+            ready.put(item, timeout=0.1)
+            return True
+        except queue.Full:
+            pass
+    return False
+
+
+def _stop(stop: threading.Event, thread: threading.Thread) -> None:
+    stop.set()
+    thread.join(timeout=5)

@@ -1,0 +1,80 @@
+"""What a rank trains on: batches by number."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from plait.errors import PlaitError
+
+NO_TARGET = -100  # the label that counts for nothing
+
+
+@attrs.frozen
+class Batch:
+    """tokens, labels: (B, T) int64; labels are the tokens that follow, -100 where there is nothing to learn.
+
+    positions: (B, T) int64, from 0 at the start of each sample and of each document in it; None where tokens attend
+    across documents.
+    """
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    positions: torch.Tensor | None = None
+
+
+class Batches(ABC):
+    """One share of every global batch. `share` is (index, count); G, the global batch size, is a multiple of count."""
+
+    def __init__(self, seq_len: int, global_batch_size: int, share: tuple[int, int]) -> None:
+        index, count = share
+        if global_batch_size % count:
+            raise PlaitError(
+                f"train.global_batch_size={global_batch_size} cannot be divided among {count} data ranks: "
+                f"take a multiple of {count}"
+            )
+        self.seq_len, self.global_batch_size, self.share = seq_len, global_batch_size, share
+        rows = global_batch_size // count
+        self.rows = np.arange(index * rows, (index + 1) * rows)  # of a global batch, those of this share
+
+    @abstractmethod
+    def train(self, step: int) -> Batch:
+        """This share of the global batch with number `step`, from 0."""
+
+    @abstractmethod
+    def validation(self, index: int) -> Batch:
+        """The same of the validation split: always the same samples in the same order, wrapping round at the end.
+
+        Raises PlaitError where nothing is held out.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able: what a resumed run needs beside the count of batches."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (nothing is to be done by default)
+        """Go on where `state` was taken."""
+
+
+def windows(tokens: np.ndarray, seq_len: int) -> np.ndarray:
+    """All samples in `tokens` (n,): a view (samples, seq_len + 1); each begins with the last token of another."""
+    samples = max(len(tokens) - 1, 0) // seq_len
+    width = tokens.itemsize
+    return np.lib.stride_tricks.as_strided(tokens, (samples, seq_len + 1), (seq_len * width, width), writeable=False)
+
+
+def to_batch(samples: np.ndarray, eod: int, attention: str) -> Batch:
+    """A batch of samples (B, T + 1). With attention "document", no label asks the end token for the next document."""
+    tokens, labels = samples[:, :-1].astype(np.int64), samples[:, 1:].astype(np.int64)
+    if attention == "across":
+        return Batch(torch.from_numpy(tokens), torch.from_numpy(labels))
+    ends = tokens == eod
+    labels[ends] = NO_TARGET
+    place = np.arange(tokens.shape[1])
+    starts = np.zeros_like(tokens)
+    starts[:, 1:] = np.where(ends[:, :-1], place[1:], 0)
+    positions = place - np.maximum.accumulate(starts, axis=1)
+    return Batch(torch.from_numpy(tokens), torch.from_numpy(labels), torch.from_numpy(positions))

@@ -1,0 +1,109 @@
+"""Data sets that Hugging Face `datasets` streams, from the hub or from local files."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+
+from plait.data.documents import encode
+from plait.data.source import Say, Source, at_least, given
+from plait.errors import PlaitError
+
+if TYPE_CHECKING:
+    from plait.data.stream import Stream
+
+
+def plain(value: Any) -> Any:
+    """Lists and mappings of a config as Python's own."""
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(inner) for inner in value]
+    return value
+
+
+@attrs.define(kw_only=True, slots=False)
+class Hf(Source):
+    """A stream of documents, tokenised on the way.
+
+    name:       a data set of the hub, a local folder, or a builder such as "json" with `data_files`.
+    config:     which of the data set's configurations; None: its only one.
+    data_files: a path, a list of them, or a mapping from splits to them.
+    split, text_key: which split to train on, and the column that holds the text.
+    shuffle_buffer: so many documents are read at a time and shuffled; 1: the order of the stream.
+    validation_split: the split to validate on; None: the first `validation_documents` of `split`, which training
+        then leaves out.
+    """
+
+    name: str = attrs.field(validator=given)
+    config: str | None = None
+    data_files: Any = attrs.field(default=None, converter=plain)
+    split: str = "train"
+    text_key: str = "text"
+    shuffle_buffer: int = attrs.field(default=1000, validator=at_least(1))
+    validation_split: str | None = None
+    validation_documents: int = attrs.field(default=1000, validator=at_least(0))
+
+    indexable: ClassVar[bool] = False
+
+    @property
+    def has_validation(self) -> bool:
+        return self.validation_split is not None or self.validation_documents > 0
+
+    def check(self, *, seq_len: int, vocab_size: int | None) -> None:
+        super().check(seq_len=seq_len, vocab_size=vocab_size)
+        if find_spec("datasets") is None:
+            raise PlaitError("data=hf needs the library datasets: pip install 'plait[hf]'")
+
+    def prepare(self, say: Say) -> None:
+        for split in filter(None, (self.split, self.validation_split)):
+            say(f"opening {self.name}, split {split}")
+            if next(self.texts(split), None) is None:
+                raise PlaitError(f"data.name={self.name} has no documents in its split {split!r}")
+
+    def fingerprint(self) -> str:
+        """Of the stream's names and options: what lies behind them is not read before it is trained on."""
+        names = (self.name, self.config, self.data_files, self.split, self.text_key)
+        options = (self.shuffle_buffer, self.validation_split, self.validation_documents)
+        return hashlib.sha256(repr((names, options, self.encoder.digest)).encode()).hexdigest()
+
+    def open(self, *, seq_len: int, seed: int, global_batch_size: int, share: tuple[int, int]) -> "Stream":
+        from plait.data.stream import Stream
+
+        return Stream(self, seq_len, seed, global_batch_size, share)
+
+    def rows(self, split: str) -> Any:
+        """The `datasets.IterableDataset` of `split`. Raises PlaitError where it cannot be opened."""
+        from datasets import load_dataset
+
+        try:
+            return load_dataset(self.name, self.config, data_files=self.data_files, split=split, streaming=True)
+        except Exception as error:  # the library and those below it raise whatever they like
+            raise self._cannot("open", split, error) from error
+
+    def texts(self, split: str, rows: Any = None) -> Iterator[bytes]:
+        """The documents of `split`, or of `rows` out of it, in their order; empty where a row holds None."""
+        iterator = iter(self.rows(split) if rows is None else rows)
+        where = f"data.name={self.name}, split {split}"
+        while True:
+            try:
+                row = next(iterator)
+            except StopIteration:
+                return
+            except Exception as error:
+                raise self._cannot("read", split, error) from error
+            value = row.get(self.text_key, "")
+            yield b"" if value is None else encode(row.get(self.text_key), row, self.text_key, where)
+
+    def validation_texts(self) -> Iterator[bytes]:
+        """The documents to validate on."""
+        if self.validation_split is not None:
+            return self.texts(self.validation_split)
+        return islice(self.texts(self.split), self.validation_documents)
+
+    def _cannot(self, do: str, split: str, error: Exception) -> PlaitError:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        return PlaitError(f"data.name={self.name}, split {split!r}: datasets cannot {do} it: {reason}")

@@ -1,0 +1,61 @@
+"""Batches out of the token cache: any one at any time, as a function of (seed, step)."""
+
+from pathlib import Path
+
+import numpy as np
+
+from plait.data.batches import Batch, Batches, to_batch, windows
+from plait.data.order import shuffled
+from plait.data.tokenise import read_meta
+from plait.errors import PlaitError
+
+
+class Packed(Batches):
+    """Samples are drawn in the order of one endless sequence: epoch after epoch, each a permutation of all samples.
+
+    Global batch i takes the samples from i * G on, so it may span two epochs, and its shares are slices of it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        eod: int,
+        attention: str,
+        seq_len: int,
+        seed: int,
+        global_batch_size: int,
+        share: tuple[int, int],
+    ) -> None:
+        super().__init__(seq_len, global_batch_size, share)
+        self.folder = folder
+        self._eod, self._attention, self._seed = eod, attention, seed
+        self._train = windows(_read(folder, "train"), seq_len)
+        self._validation = windows(_read(folder, "validation"), seq_len)
+
+    def train(self, step: int) -> Batch:
+        size = len(self._train)
+        epochs, places = np.divmod(step * self.global_batch_size + self.rows, size)
+        samples = np.concatenate(
+            [
+                shuffled(places[epochs == epoch], size, self._seed, epoch)
+                for epoch in range(int(epochs[0]), int(epochs[-1]) + 1)
+            ]
+        )
+        return to_batch(self._train[samples], self._eod, self._attention)
+
+    def validation(self, index: int) -> Batch:
+        if not len(self._validation):
+            raise PlaitError(
+                "nothing is held out for validation: raise data.validation_fraction, or set validation.interval=0"
+            )
+        samples = (index * self.global_batch_size + self.rows) % len(self._validation)
+        return to_batch(self._validation[samples], self._eod, self._attention)
+
+
+def _read(folder: Path, split: str) -> np.ndarray:
+    meta = read_meta(folder)
+    if meta is None:
+        raise PlaitError(f"the token cache {folder} is damaged or gone; run again, and it is made anew")
+    if not meta[split]["tokens"]:
+        return np.empty(0, meta["dtype"])
+    return np.memmap(folder / f"{split}.bin", meta["dtype"], mode="r").view(np.ndarray)

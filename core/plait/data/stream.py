@@ -1,0 +1,192 @@
+"""Batches out of a stream of documents, with a state that restores it exactly.
+
+The state is a place, not a buffer: which document holds the first token of the next sample, and where in it. To go on
+from there, at most `shuffle_buffer` documents are read again.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from plait.data.ahead import Ahead
+from plait.data.batches import Batch, Batches, to_batch, windows
+from plait.data.order import digest64, shuffled
+from plait.errors import PlaitError
+
+if TYPE_CHECKING:
+    from plait.data.hf import Hf
+
+DEPTH = 1024  # documents that are tokenised ahead
+GROUP = 16  # documents that the tokenizer gets at once, to spread over its threads
+
+
+@attrs.frozen
+class Place:
+    """A document: the one with number `index`, after shuffling, in block number `block` of an epoch.
+
+    state: the state of the data set before that block; None at the start of an epoch.
+    """
+
+    epoch: int = 0
+    block: int = 0
+    index: int = 0
+    state: dict[str, Any] | None = None
+
+
+@attrs.frozen
+class Document:
+    place: Place
+    tokens: np.ndarray  # (n,), the end token last
+
+
+class Stream(Batches):
+    """This share's part of a stream, packed on the way; `train` must be called in order."""
+
+    def __init__(self, source: "Hf", seq_len: int, seed: int, global_batch_size: int, share: tuple[int, int]) -> None:
+        super().__init__(seq_len, global_batch_size, share)
+        self._source, self._seed, self._step = source, seed, 0
+        self._start, self._offset = Place(), 0  # of the next sample's first token: its document, and where in it
+        self._pending: deque[Document] = deque()  # from that document on
+        self._documents: Ahead[Document] | None = None
+        self._validation = _Held(source, seq_len) if source.has_validation else None
+
+    def train(self, step: int) -> Batch:
+        if step != self._step:
+            raise ValueError(f"a stream gives batches in order: number {self._step} comes next, not {step}")
+        samples = self._take(len(self.rows))
+        self._step += 1
+        return to_batch(samples, self._source.encoder.eod, self._source.attention)
+
+    def validation(self, index: int) -> Batch:
+        if self._validation is None:
+            raise PlaitError(
+                "nothing is held out for validation: set data.validation_split or data.validation_documents, "
+                "or validation.interval=0"
+            )
+        samples = self._validation.samples((index + 1) * self.global_batch_size)
+        wanted = (index * self.global_batch_size + self.rows) % len(samples)
+        return to_batch(samples[wanted], self._source.encoder.eod, self._source.attention)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self._step,
+            "share": list(self.share),
+            "seed": self._seed,
+            "source": self._source.fingerprint(),
+            "start": attrs.asdict(self._start),
+            "offset": self._offset,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        count, seed = state["share"][1], state["seed"]
+        if count != self.share[1]:
+            raise PlaitError(
+                f"a stream resumes only with as many data ranks as it was saved with: {count} then, {self.share[1]} now"
+            )
+        if state["share"][0] != self.share[0]:
+            raise ValueError(f"this is the state of share {state['share'][0]}, not of share {self.share[0]}")
+        if seed != self._seed or state["source"] != self._source.fingerprint():
+            what = f"train.seed={seed}" if seed != self._seed else "the same data options"
+            raise PlaitError(
+                f"a stream resumes only with {what}, as it was saved; "
+                "checkpoint.init_from starts on other data from the weights alone"
+            )
+        if self._documents is not None:
+            self._documents.close()
+        self._documents = None
+        self._pending.clear()
+        self._step, self._start, self._offset = state["step"], Place(**state["start"]), state["offset"]
+
+    def _take(self, rows: int) -> np.ndarray:
+        """The next samples (rows, T + 1), and the place moves on to what follows them."""
+        if self._documents is None:
+            self._documents = Ahead(_documents(self._source, self._seed, self.share, self._start), DEPTH)
+        length = rows * self.seq_len
+        ready = sum(len(document.tokens) for document in self._pending) - self._offset
+        while ready < length + 1:
+            self._pending.append(next(self._documents))
+            ready += len(self._pending[-1].tokens)
+        tokens = np.concatenate([document.tokens for document in self._pending])[self._offset :]
+        self._offset += length
+        while self._offset >= len(self._pending[0].tokens):  # one token at least is left, the last of these samples
+            self._offset -= len(self._pending.popleft().tokens)
+        self._start = self._pending[0].place
+        return windows(tokens[: length + 1], self.seq_len)
+
+
+class _Held:
+    """The samples that are held out: the same on every rank, read as far as they are asked for."""
+
+    def __init__(self, source: "Hf", seq_len: int) -> None:
+        self._source, self._seq_len = source, seq_len
+        self._texts: Iterator[bytes] | None = None
+        self._tokens = np.empty(0, np.int64)
+
+    def samples(self, least: int) -> np.ndarray:
+        """All samples read so far (n, T + 1): `least` of them, or as many as there are."""
+        if self._texts is None:
+            self._texts = filter(None, self._source.validation_texts())
+        parts = [self._tokens]
+        missing = least * self._seq_len + 1 - len(self._tokens)
+        while missing > 0 and (text := next(self._texts, None)) is not None:
+            parts.append(_tokens(self._source, [text])[0])
+            missing -= len(parts[-1])
+        self._tokens = np.concatenate(parts)
+        samples = windows(self._tokens, self._seq_len)
+        if not len(samples):
+            raise PlaitError(
+                f"the stream's validation documents have {len(self._tokens)} tokens, and one sample of "
+                f"train.seq_len={self._seq_len} takes {self._seq_len + 1}: raise data.validation_documents"
+            )
+        return samples
+
+
+def _tokens(source: "Hf", texts: list[bytes]) -> list[np.ndarray]:
+    return [np.append(ids.astype(np.int64), source.encoder.eod) for ids in source.encoder.encode(texts)]
+
+
+def _documents(source: "Hf", seed: int, share: tuple[int, int], start: Place) -> Iterator[Document]:
+    """The documents of this share from `start` on, without end."""
+    held = set()
+    if source.validation_split is None:
+        held = {digest64(text) for text in source.validation_texts()}
+    epoch, first = start.epoch, start
+    while True:
+        count = 0
+        for place, texts in _blocks(source, seed, share, attrs.evolve(first, epoch=epoch)):
+            order = shuffled(np.arange(len(texts)), len(texts), seed, place.epoch, place.block)[place.index :]
+            wanted = [
+                (attrs.evolve(place, index=place.index + number), texts[at])
+                for number, at in enumerate(order.tolist())
+                if texts[at] and digest64(texts[at]) not in held
+            ]
+            count += len(wanted)
+            for at in range(0, len(wanted), GROUP):
+                group = wanted[at : at + GROUP]
+                for (document, _), tokens in zip(group, _tokens(source, [text for _, text in group]), strict=True):
+                    yield Document(document, tokens)
+        if not count and first == Place():
+            raise PlaitError(
+                f"data.name={source.name} has no documents to train on for share {share[0]} of {share[1]}, "
+                f"beside the {len(held)} held out for validation"
+            )
+        epoch, first = epoch + 1, Place()
+
+
+def _blocks(source: "Hf", seed: int, share: tuple[int, int], start: Place) -> Iterator[tuple[Place, list[bytes]]]:
+    """The rest of an epoch, `shuffle_buffer` documents at a time, each block with the place to begin at in it."""
+    from datasets.distributed import split_dataset_by_node
+
+    rows = split_dataset_by_node(source.rows(source.split), rank=share[0], world_size=share[1])
+    rows.set_epoch(digest64(repr((seed, start.epoch)).encode()) >> 33)  # shuffles the files that it consists of
+    if start.state is not None:
+        rows.load_state_dict(start.state)
+    iterator = source.texts(source.split, rows)
+    place = start
+    while texts := list(islice(iterator, source.shuffle_buffer)):
+        yield place, texts
+        place = Place(start.epoch, place.block + 1, 0, rows.state_dict())

@@ -1,0 +1,153 @@
+"""Weights from and to files of safetensors: what is refused, and what the files look like. One process."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from plait.checkpoint.export import export
+from plait.checkpoint.save import Saver
+from plait.checkpoint.store import Store
+from plait.checkpoint.weights import INDEX, check_weights, read_weights
+from plait.errors import PlaitError
+
+SHAPES = {"embed.weight": (8, 4), "norm.weight": (4,), "scale": ()}
+TIES = {"head.weight": "embed.weight"}
+
+
+def tensors(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {name: torch.randn(shape).to(dtype) for name, shape in SHAPES.items()}
+
+
+def blank() -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_file_a_folder_and_a_checkpoint(tmp_path: Path) -> None:
+    whole = tensors()
+    save_file(whole, tmp_path / "a.safetensors")
+    (tmp_path / "folder").mkdir()
+    for name, tensor in whole.items():
+        save_file({name: tensor}, tmp_path / "folder" / f"{name}.safetensors")
+    Saver(Store(tmp_path), "sync").save({f"model.{name}": tensor for name, tensor in whole.items()}, 7)
+    export(whole, tmp_path / "sharded", is_writer=True, max_shard_bytes=20)
+    for path in ("a.safetensors", "folder", "step-7", "sharded"):
+        into = blank()
+        check_weights(tmp_path / path, SHAPES)
+        read_weights(tmp_path / path, into)
+        assert same(into, whole), path
+
+
+def test_values_are_cast_to_the_parameters_dtype(tmp_path: Path) -> None:
+    save_file(tensors(torch.bfloat16), tmp_path / "a.safetensors")
+    into = blank()
+    read_weights(tmp_path / "a.safetensors", into)
+    assert same(into, {name: tensor.float() for name, tensor in tensors(torch.bfloat16).items()})
+
+
+@pytest.mark.parametrize("names", [["embed.weight"], ["head.weight"], ["embed.weight", "head.weight"]])
+def test_a_tied_parameter_is_found_under_any_of_its_names(tmp_path: Path, names: list[str]) -> None:
+    whole = tensors()
+    file = {name: tensor for name, tensor in whole.items() if name != "embed.weight"}
+    save_file(file | {name: whole["embed.weight"].clone() for name in names}, tmp_path / "a.safetensors")
+    into = blank()
+    check_weights(tmp_path / "a.safetensors", SHAPES, TIES)
+    read_weights(tmp_path / "a.safetensors", into, TIES)
+    assert same(into, whole)
+
+
+def without(name: str) -> dict[str, torch.Tensor]:
+    return {key: tensor for key, tensor in tensors().items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        (without("scale"), "another model: it lacks 'scale'"),
+        (without("norm.weight") | {"norm.wieght": torch.zeros(4)}, "lacks 'norm.weight'; did you mean 'norm.wieght'"),
+        (tensors() | {"norm.bias": torch.zeros(4)}, "it has 'norm.bias', which this run's model has not"),
+        (tensors() | {"norm.weight": torch.zeros(5)}, r"'norm.weight' has shape \(5,\) there and \(4,\) in this run"),
+    ],
+)
+def test_another_model(tmp_path: Path, file: dict[str, torch.Tensor], message: str) -> None:
+    save_file(file, tmp_path / "a.safetensors")
+    Saver(Store(tmp_path), "sync").save({f"model.{name}": tensor for name, tensor in file.items()}, 7)
+    for path in ("a.safetensors", "step-7"):
+        into = blank()
+        with pytest.raises(PlaitError, match=message):
+            check_weights(tmp_path / path, SHAPES)
+        with pytest.raises(PlaitError, match=message):
+            read_weights(tmp_path / path, into)
+        assert same(into, blank())
+
+
+def test_broken_files(tmp_path: Path) -> None:
+    save_file(tensors(), tmp_path / "a.safetensors")
+    content = (tmp_path / "a.safetensors").read_bytes()
+    (tmp_path / "torn.safetensors").write_bytes(content[:-1])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "lost").mkdir()
+    (tmp_path / "lost" / INDEX).write_text('{"weight_map": {"scale": "gone.safetensors"}}')
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / INDEX).write_text('{"weight_map"')
+    (tmp_path / "twice").mkdir()
+    for name in ("1", "2"):
+        (tmp_path / "twice" / f"{name}.safetensors").write_bytes(content)
+    for path, message in {
+        "none": "no such file or folder",
+        "torn.safetensors": "torn.safetensors is no safetensors file that can be read",
+        "empty": "holds neither a checkpoint of Plait nor .safetensors files",
+        "lost": "gone.safetensors is no safetensors file that can be read",
+        "torn": "the index .* cannot be read",
+        "twice": "is in both .*1.safetensors and .*2.safetensors",
+    }.items():
+        with pytest.raises(PlaitError, match=message):
+            check_weights(tmp_path / path, SHAPES)
+
+
+def test_export_writes_one_file_or_shards_as_hugging_face_does(tmp_path: Path) -> None:
+    whole = tensors()
+    export(whole, tmp_path / "one", is_writer=True)
+    assert [p.name for p in (tmp_path / "one").iterdir()] == ["model.safetensors"]
+    export(whole, tmp_path / "one", is_writer=True, max_shard_bytes=130)
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "one").iterdir()) == [*names, INDEX]
+    index = json.loads((tmp_path / "one" / INDEX).read_text())
+    assert index["metadata"] == {"total_size": 148}
+    assert index["weight_map"] == {"embed.weight": names[0], "norm.weight": names[1], "scale": names[1]}
+    parts = [load_file(tmp_path / "one" / name) for name in names]
+    assert same(parts[0] | parts[1], whole)
+    assert [p.name for p in tmp_path.iterdir()] == ["one"]
+
+
+def test_export_where_it_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
+    export(tensors(), tmp_path / "one", is_writer=True)
+    (tmp_path / "one.tmp").write_text("in the way")
+    with pytest.raises(PlaitError, match=f"could not be exported to {tmp_path / 'one'}"):
+        export(blank(), tmp_path / "one", is_writer=True)
+    assert same(load_file(tmp_path / "one" / "model.safetensors"), tensors())
+
+
+def test_only_the_writer_writes(tmp_path: Path) -> None:
+    export(tensors(), tmp_path / "one", is_writer=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_parent_checks_without_torch(tmp_path: Path) -> None:
+    save_file(tensors(torch.bfloat16), tmp_path / "a.safetensors")
+    code = (
+        "import sys; from plait.checkpoint.store import Store; from plait.checkpoint.weights import check_weights;"
+        f"check_weights({str(tmp_path / 'a.safetensors')!r}, {SHAPES!r}); Store({str(tmp_path)!r}).latest();"
+        "assert 'torch' not in sys.modules"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr

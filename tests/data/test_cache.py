@@ -1,0 +1,220 @@
+"""The token cache: made once, whole or not at all, made anew when damaged, and never read for other content."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plait.data import cache as cache_module
+from plait.data import documents, tokenise
+from plait.data.text import Text
+from plait.errors import PlaitError
+
+SLOW = """
+import sys, time
+from plait.data.text import Text
+from plait.data.tokenizer import Bytes
+from plait.data import documents, tokenise
+tokenise.GROUP = 1000
+encode = Bytes.encode
+def slow(self, texts):
+    time.sleep(float(sys.argv[2]))
+    return encode(self, texts)
+Bytes.encode = slow
+Text(path=sys.argv[1], validation_fraction=0.1).prepare(lambda line: print(line, flush=True))
+"""
+
+
+def start(corpus: Path, seconds: float) -> "subprocess.Popen[str]":
+    """A process that tokenises `corpus` group by group, resting so long before each."""
+    return subprocess.Popen([sys.executable, "-c", SLOW, str(corpus), str(seconds)], stdout=subprocess.PIPE, text=True)
+
+
+def source(path: Path | str, **options: object) -> Text:
+    return Text(path=str(path), **{"validation_fraction": 0.1, **options})
+
+
+def tokens(made: Text) -> tuple[list[int], list[int]]:
+    batches = made.open(seq_len=4, seed=0, global_batch_size=1, share=(0, 1))
+    train, held = (np.fromfile(batches.folder / f"{split}.bin", np.uint16) for split in ("train", "validation"))
+    return train.tolist(), held.tolist()
+
+
+def folders(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.iterdir() if path.is_dir())
+
+
+def test_the_second_time_nothing_is_done(corpus: Path, cache: Path, said: list[str]) -> None:
+    source(corpus).prepare(said.append)
+    assert [line.split()[0] for line in said] == ["tokenising", f"{len(tokens(source(corpus))[0] + tokens(source(corpus))[1]):,}"]
+    made = folders(cache)
+    stamps = [path.stat().st_mtime_ns for path in (cache / made[0]).iterdir()]
+    said.clear()
+    source(corpus).prepare(said.append)
+    assert said == []
+    assert folders(cache) == made
+    assert [path.stat().st_mtime_ns for path in (cache / made[0]).iterdir()] == stamps
+
+
+@pytest.mark.parametrize("damage", ["train.bin", "validation.bin", "meta.json", "missing", "nonsense"])
+def test_a_damaged_cache_is_made_anew(corpus: Path, cache: Path, said: list[str], damage: str) -> None:
+    sound = tokens(source(corpus))
+    folder = cache / folders(cache)[0]
+    if damage == "missing":
+        (folder / "train.bin").unlink()
+    elif damage == "nonsense":
+        (folder / "meta.json").write_text(json.dumps({"dtype": "uint16"}))
+    else:
+        content = (folder / damage).read_bytes()
+        (folder / damage).write_bytes(content[: len(content) // 2])
+    again = source(corpus)
+    again.prepare(said.append)
+    assert said
+    assert tokens(again) == sound
+
+
+def test_three_processes_at_once_tokenise_once(corpus: Path, cache: Path) -> None:
+    processes = [start(corpus, 0.05) for _ in range(3)]
+    said = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert "".join(said).count("tokenising") == 1
+    assert "".join(said).count("waiting for another process") == 2
+    assert len(folders(cache)) == 1
+    whole = tokens(source(corpus))
+    assert sum(map(len, whole)) == sum(len(json.loads(line)["text"]) + 1 for line in corpus.read_text().splitlines())
+
+
+def test_what_a_killed_process_left_is_removed(corpus: Path, cache: Path, said: list[str]) -> None:
+    process = start(corpus, 0.2)
+    deadline = time.monotonic() + 30
+    while not list(cache.glob("*.part/train.bin")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert [name for name in folders(cache) if name.endswith(".part")]
+    killed = source(corpus)
+    killed.prepare(said.append)
+    assert folders(cache) == [f"tokens-{killed.fingerprint()[:32]}"]
+    elsewhere = source(corpus, cache_dir=str(cache / "elsewhere"))
+    assert tokens(killed) == tokens(elsewhere)
+
+
+def test_the_key_is_content_and_tokenizer_and_no_name(write: Callable[..., str]) -> None:
+    one = source(write("a/one.txt", "some text\n" * 50))
+    moved = source(write("b/other.txt", "some text\n" * 50))
+    changed = source(write("c/one.txt", "some texT\n" * 50))
+    assert one.fingerprint() == moved.fingerprint()
+    assert one.fingerprint() != changed.fingerprint()
+    assert one.fingerprint() != source(one.path, validation_fraction=0.2).fingerprint()
+    row = json.dumps({"text": "a text", "title": "a title"}) + "\n"
+    rows = write("rows.jsonl", row * 50)
+    assert source(rows).fingerprint() != source(rows, text_key="title").fingerprint()
+    assert one.fingerprint() == source(one.path, text_key="title").fingerprint()
+
+
+def test_a_changed_file_is_seen_and_an_unchanged_one_is_not_read(write: Callable[..., str]) -> None:
+    path = write("one.txt", "first\n" * 50)
+    long_ago = time.time() - 1000
+    os.utime(path, (long_ago, long_ago))
+    first = source(path).fingerprint()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache_module, "_digest", None)
+        assert source(path).fingerprint() == first
+    write("one.txt", "other\n" * 50)
+    assert source(path).fingerprint() != first
+
+
+def test_a_file_that_just_changed_is_read_again(write: Callable[..., str]) -> None:
+    """Two changes within one tick of the clock leave the same size and time."""
+    path = write("one.txt", "first\n" * 50)
+    stamp = os.stat(path)
+    first = source(path).fingerprint()
+    write("one.txt", "other\n" * 50)
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert source(path).fingerprint() != first
+
+
+def test_the_cache_lies_where_it_is_told(
+    corpus: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source(corpus, cache_dir=str(tmp_path / "mine")).prepare(print)
+    assert len(folders(tmp_path / "mine")) == 1
+    assert not cache.exists()
+    monkeypatch.delenv("PLAIT_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    source(corpus).prepare(print)
+    assert len(folders(tmp_path / "home/.cache/plait")) == 1
+
+
+def test_a_relative_cache_is_refused(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PlaitError, match=r"data\.cache_dir=cache must be an absolute path"):
+        source(corpus, cache_dir="cache").check(seq_len=8, vocab_size=257)
+    monkeypatch.setenv("PLAIT_CACHE", "here")
+    with pytest.raises(PlaitError, match=r"PLAIT_CACHE=here must be an absolute path"):
+        source(corpus).check(seq_len=8, vocab_size=257)
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(corpus: Path, write: Callable[..., str]) -> None:
+    blocked = write("file", "not a folder")
+    with pytest.raises(PlaitError, match=r"PLAIT_CACHE names another folder"):
+        source(corpus, cache_dir=f"{blocked}/cache").prepare(print)
+
+
+def test_a_text_read_in_pieces_is_the_same_text(write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ("lines of text, äöü€😀\n" * 7 + "€😀" * 100 + "\n\n") * 5
+    path = write("long.txt", text)
+    whole = source(path, validation_fraction=0).open(seq_len=4, seed=0, global_batch_size=1, share=(0, 1))
+    for size in (7, 64, 1000):
+        monkeypatch.setattr(documents, "PIECE", size)
+        (file,) = documents.find(path)
+        parts = list(documents.pieces(file, ""))
+        assert b"".join(part.text for part in parts) == text.encode()
+        assert sum(part.read for part in parts) == len(text.encode())
+        assert [part.first for part in parts] == [True] + [False] * (len(parts) - 1)
+        assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]
+        for part in parts:
+            part.text.decode()
+        assert max(len(part.text) for part in parts) <= 2 * size
+    monkeypatch.setattr(tokenise, "GROUP", 50)
+    pieces = source(path, validation_fraction=0, cache_dir=str(Path(path).parent / "pieces"))
+    assert tokens(pieces) == ([*text.encode(), 256], [])
+    assert np.fromfile(whole.folder / "train.bin", np.uint16).tolist() == [*text.encode(), 256]
+
+
+def test_one_document_is_cut_for_validation(write: Callable[..., str]) -> None:
+    text = "".join(f"line {i}\n" for i in range(1000))
+    train, held = tokens(source(write("one.txt", text)))
+    assert bytes(train + held[:-1]).decode() == text
+    assert held[-1] == 256
+    assert len(held) == -(-(len(text) + 1) // 10)
+
+
+@pytest.mark.parametrize("sizes", [(20000, 100, 100), (100, 20000, 100), (100, 100, 20000), (5000, 5000)])
+def test_few_unequal_documents_leave_the_share_that_was_asked_for(write: Callable[..., str], sizes: tuple[int, ...]) -> None:
+    for trial in range(10):  # whichever document the hash picks
+        for number, size in enumerate(sizes):
+            write(f"folder{trial}/{number}.txt", f"{trial}{number}" * (size // 2))
+        folder = Path(write(f"folder{trial}/0.txt", f"{trial}0" * (sizes[0] // 2))).parent
+        train, held = tokens(source(folder))
+        total = sum(sizes) + len(sizes)
+        assert len(train) + len(held) == total
+        assert 0.05 <= len(held) / total <= 0.2
+        assert train.count(256) + held.count(256) == len(sizes)
+
+
+def test_progress_is_said_now_and_then(corpus: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "SECONDS", 0.0)
+    monkeypatch.setattr(tokenise, "GROUP", 2000)
+    source(corpus).prepare(said.append)
+    shares = [int(line.removeprefix("tokenising: ").removesuffix("%")) for line in said if line.endswith("%") and "tok" in line]
+    assert shares == sorted(shares)
+    assert shares[-1] == 100
+    assert len(shares) > 3
