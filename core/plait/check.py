@@ -11,12 +11,13 @@ from plait.braid import Braid
 from plait.build import build_model, make
 from plait.checkpoint.state import shapes, tied_names
 from plait.config import Config
+from plait.distributed import device_of
 from plait.errors import PlaitError
 from plait.optimizer import make_optimizer
 from plait.plugins import create, installed
 from plait.run import Run
 from plait.schema import typed
-from plait.trainer import accumulation, local_device_type
+from plait.trainer import accumulation
 from plait.weave import configure, layout_of, new_run
 
 
@@ -44,7 +45,7 @@ def check(node: Mapping[str, Any], world_size: int | None = None) -> Checked:
     Raises PlaitError for the first thing that does not fit.
     """
     config = typed(Config, node, "")
-    device_type = local_device_type(config)
+    device_type = device_of(config.launch.device)
     strategies = {name: create(name, options or {}) for name, options in config.strategy.items()}
     model, spec = build_model(config.model)
     guess = world_size or _guess(config, device_type)

@@ -39,6 +39,11 @@ def look(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
     conf = checked.config.checkpoint
     store = Store(folder.checkpoints(conf.dir))
     store.clean()
+    if conf.enabled and conf.load == "never" and (old := store.complete()):
+        raise PlaitError(
+            f"checkpoint.load=never would start over beside {len(old)} checkpoint(s), the last {old[-1]}: "
+            "set another run.name, or remove them"
+        )
     path = choose(conf, store, say) if conf.enabled else None
     if path is None:
         if conf.init_from:
@@ -59,11 +64,15 @@ def look(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
 
 
 def choose(conf: Checkpoint, store: Store, say: Say) -> Path | None:
-    """The checkpoint that `checkpoint.load` means. Raises PlaitError for a path that is not a sound one."""
-    if conf.load == "never":
+    """The run's own newest sound checkpoint, else the one that `checkpoint.load` names, else None.
+
+    Its own come first, so that the same command, given again, goes on. Raises PlaitError for a path that is not a
+    sound checkpoint.
+    """
+    if own := store.latest(say):
+        return own
+    if conf.load in ("latest", "never"):
         return None
-    if conf.load == "latest":
-        return store.latest(say)
     if problem := Store.verify(conf.load):
         raise PlaitError(f"checkpoint.load={conf.load} cannot be loaded: {problem}")
     return Path(conf.load)

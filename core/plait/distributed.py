@@ -6,10 +6,19 @@ import os
 import torch
 import torch.distributed as dist
 
+from plait.errors import PlaitError
+
 
 def device_type_here() -> str:
     """ "cuda" where torch sees a GPU, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def device_of(wanted: str) -> str:
+    """ "cpu" or "cuda" for `launch.device` auto, cpu or cuda. Raises PlaitError for cuda where there is none."""
+    if wanted == "cuda" and device_type_here() != "cuda":
+        raise PlaitError("launch.device=cuda, but torch sees no GPU here; use launch.device=cpu or auto")
+    return device_type_here() if wanted == "auto" else wanted
 
 
 def local_device(device_type: str) -> torch.device:

@@ -56,6 +56,8 @@ class RunFolder:
 
     def lock(self) -> None:
         """Hold the folder until this process ends. Raises PlaitError where a live run holds it."""
+        if self._lock is not None:
+            return
         self.path.mkdir(parents=True, exist_ok=True)
         self.ranks.mkdir(exist_ok=True)
         handle = open(self.path / ".lock", "a+")  # noqa: SIM115 - held for the life of the process

@@ -58,7 +58,7 @@ def compile(model: "nn.Module", mesh: "Mesh", spec: "ModelSpec", run: "Run") -> 
 def checkpoint(
     model: "nn.Module", optimizer: "torch.optim.Optimizer | None", mesh: "Mesh", spec: "ModelSpec"
 ) -> "dict[str, Any] | tuple[dict[str, Any], Callable[[], None]] | None":
-    """One strategy at most: the state under canonical FQNs, aliasing what is live; or it and what to do after loading."""
+    """One strategy at most: the state by canonical FQN, aliasing what is live; or (it, what to do after loading)."""
 
 
 @hookspec(firstresult=True)

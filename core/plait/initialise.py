@@ -73,12 +73,16 @@ def held_indices(param: Tensor, dim: int) -> Tensor:
     Deriving them from offsets would get the order of strided shards (FSDP over tensor parallelism) wrong.
     """
     every = torch.arange(param.shape[dim])
-    if not isinstance(param, DTensor) or not any(p.is_shard(dim) for p in param.placements):
+    if not isinstance(param, DTensor) or not any(_splits(p, dim) for p in param.placements):
         return every
     mesh = param.device_mesh
-    placements = [_onto_dim_0(p) if p.is_shard(dim) else Replicate() for p in param.placements]
+    placements = [_onto_dim_0(p) if _splits(p, dim) else Replicate() for p in param.placements]
     sharded = distribute_tensor(every.to(mesh.device_type), mesh, placements, src_data_rank=None)
     return sharded.to_local().cpu()
+
+
+def _splits(placement: Any, dim: int) -> bool:
+    return getattr(placement, "dim", None) == dim  # `is_shard` says no of a strided shard
 
 
 def _onto_dim_0(placement: Any) -> Placement:

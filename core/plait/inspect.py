@@ -58,14 +58,15 @@ def _lines(checked: Any) -> list[str]:
     from torch.distributed.tensor import DTensor
 
     from plait.build import build_model
+    from plait.distributed import device_of
     from plait.plugins import create, described
-    from plait.trainer import accumulation, local_device_type
+    from plait.trainer import accumulation
     from plait.weave import new_run, set_up
 
     config, layout = checked.config, checked.layout
     strategies = {name: create(name, options) for name, options in checked.node["strategy"].items()}
     model, spec = build_model(config.model)
-    run = new_run(config, spec, model, layout.world_size, local_device_type(config), strategies)
+    run = new_run(config, spec, model, layout.world_size, device_of(config.launch.device), strategies)
     applied = set_up(model, run, fill=False)
     shares = layout.count("batch")
     micro = accumulation(config, shares)

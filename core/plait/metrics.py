@@ -134,12 +134,11 @@ class _TensorBoard:
     def __init__(self, folder: Path, resume_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=resume_step + 1)
+        self._writer = SummaryWriter(str(folder), purge_step=resume_step + 1, flush_secs=10)
 
     def log(self, row: Mapping[str, Any]) -> None:
         for key, value in _numbers(row).items():
             self._writer.add_scalar(key, value, row["step"])
-        self._writer.flush()  # a killed run keeps the curve up to its last step
 
     def close(self) -> None:
         self._writer.close()

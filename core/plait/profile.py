@@ -127,7 +127,6 @@ class Profiler:
         self._hooks = []
 
     def _write(self, running: profile) -> None:
-        self._unhook()
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step-{self.first}-{max(self.done, self.first)}-rank{self.rank}.json"
         raw = path.with_suffix(".raw")

@@ -52,11 +52,11 @@ def live(folder: RunFolder) -> Outcome:
 def _train(folder: RunFolder, rank: int, handle: IO[str]) -> Outcome:
     from plait.config import Config
     from plait.console import Console
-    from plait.distributed import end_group, start_group
+    from plait.distributed import device_of, end_group, start_group
     from plait.metrics import Metrics
     from plait.profile import Profiler, axes_by_group
     from plait.schema import typed
-    from plait.trainer import Trainer, local_device_type
+    from plait.trainer import Trainer
     from plait.watchdog import Watchdog
 
     node = folder.read_config()
@@ -75,7 +75,7 @@ def _train(folder: RunFolder, rank: int, handle: IO[str]) -> Outcome:
     with contextlib.ExitStack() as stack:
         watchdog = stack.enter_context(Watchdog(seconds, handle))
         watchdog.kick("the ranks to meet")
-        start_group(local_device_type(config), seconds + 60)  # after the watchdog has written its stacks
+        start_group(device_of(config.launch.device), seconds + 60)  # after the watchdog has written its stacks
         trainer = Trainer(config, node, folder, say, watchdog.kick)
         start = trainer.restore()
         report: Callable[[dict[str, Any]], None] = lambda row: None  # noqa: E731

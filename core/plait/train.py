@@ -1,5 +1,6 @@
 """`plait train`: compose once, check, and start the ranks or be one."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ def _start_ranks(node: dict[str, Any], folder: Any) -> Any:
     from plait.check import check
     from plait.launch import start_ranks
 
+    if folder.path.exists():  # a live run is refused at once; a new folder waits until all is checked
+        folder.lock()
     checked = check(node)
     config = checked.config
     axes = " x ".join(f"{a.name}={a.degree}" for a in checked.layout.dense) or "no mesh axes"
@@ -78,10 +81,14 @@ def _be_a_rank(node: dict[str, Any], folder: Any) -> Any:
     import torch.distributed as dist
 
     from plait.check import check
-    from plait.distributed import end_group, start_group
+    from plait.config import Launch
+    from plait.distributed import device_of, end_group, start_group
+    from plait.folder import RunFolder
     from plait.rank import live
+    from plait.schema import typed
 
-    start_group("cpu")
+    launch = typed(Launch, node["launch"], "launch")
+    start_group(device_of(launch.device), launch.timeout_seconds + 60)
     shared: list[Any] = [None]
     if dist.get_rank() == 0:
         _say(f"launch: external, {dist.get_world_size()} rank(s)")
@@ -91,15 +98,18 @@ def _be_a_rank(node: dict[str, Any], folder: Any) -> Any:
         except PlaitError as error:
             shared = [(None, None, str(error))]
     dist.broadcast_object_list(shared, src=0)
-    end_group()
-    path, prepared, problem = shared[0]
-    if problem:
+    path, ended, problem = shared[0]
+    if problem is None and ended is None:
+        outcome = live(RunFolder(Path(path)))
+    elif dist.get_rank() == 0 and problem is not None:
+        end_group()
         raise PlaitError(problem)
-    if prepared is not None:
-        return prepared
-    from plait.folder import RunFolder
-
-    return live(RunFolder(Path(path)))
+    else:
+        end_group()
+        outcome = ended
+    if os.environ["RANK"] != "0":  # rank 0 tells the user
+        raise SystemExit({"finished": 0, "stopped": 143}.get(outcome.kind, 1) if outcome else 1)
+    return outcome
 
 
 def _prepare(checked: Any, folder: Any) -> Any:

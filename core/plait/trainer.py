@@ -11,14 +11,14 @@ from torch import Tensor
 from plait.build import build_model, make
 from plait.checkpointing import Checkpoints
 from plait.config import Config
-from plait.distributed import device_type_here
+from plait.distributed import device_of
 from plait.errors import PlaitError
 from plait.folder import RunFolder
 from plait.loss import cross_entropy_sum, parallel, valid_tokens
 from plait.optimizer import learning_rate, make_optimizer
 from plait.peaks import peak_flops
-from plait.plugins import create
 from plait.pending import Pending, Row, Stopwatch
+from plait.plugins import create
 from plait.run import Run
 from plait.weave import new_run, set_up
 
@@ -41,7 +41,7 @@ class Trainer:
         self.config, self.say, self.alive = config, say, alive
         train = config.train
         torch.use_deterministic_algorithms(train.deterministic)
-        device_type = local_device_type(config)
+        device_type = device_of(config.launch.device)
         alive("building the model")
         model, spec = build_model(config.model)
         strategies = {name: create(name, options or {}) for name, options in config.strategy.items()}
@@ -172,14 +172,6 @@ class Trainer:
             moved = None if tensor is None else tensor.to(self.device, non_blocking=True)
             parts.append([None] * self.micro_batches if moved is None else moved.split(size))
         return list(zip(*parts, strict=True))
-
-
-def local_device_type(config: Config) -> str:
-    """ "cpu" or "cuda", as `launch.device` says. Raises PlaitError for cuda where there is none."""
-    wanted = config.launch.device
-    if wanted == "cuda" and device_type_here() != "cuda":
-        raise PlaitError("launch.device=cuda, but torch sees no GPU here; use launch.device=cpu or auto")
-    return device_type_here() if wanted == "auto" else wanted
 
 
 def accumulation(config: Config, shares: int) -> int:

@@ -15,6 +15,7 @@ from typing import IO, Any
 HUNG = 70  # the exit code of a rank that its watchdog ended
 LAST = 20  # collectives that are listed
 LINGER_SECONDS = 2.0  # the first rank that ends makes its launcher end the others: let them write first
+REPORT_SECONDS = 10.0  # how long writing all this may take before the process is ended without it
 
 
 class Watchdog:
@@ -71,7 +72,7 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def _end(self, what: str, seconds: float) -> None:
-        faulthandler.dump_traceback_later(LINGER_SECONDS + 10, exit=True, file=self.log)  # if what follows hangs too
+        faulthandler.dump_traceback_later(REPORT_SECONDS + LINGER_SECONDS, exit=True, file=self.log)
         rank = os.environ.get("RANK", "0")
         sentence = (
             f"rank {rank} made no progress for {seconds:.0f} s (launch.timeout_seconds={self.timeout_seconds:g}) "
@@ -132,10 +133,8 @@ def die_with_parent(parent: int | None = None) -> None:
         pr_set_pdeathsig = 1
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != expected:
-        os.kill(os.getpid(), signal.SIGKILL)
 
-    def watch() -> None:  # where the kernel has no such signal
+    def watch() -> None:  # where the kernel has no such signal, or the parent was gone before it was asked
         while os.getppid() == expected:
             time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)

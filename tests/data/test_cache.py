@@ -53,7 +53,10 @@ def folders(cache: Path) -> list[str]:
 
 def test_the_second_time_nothing_is_done(corpus: Path, cache: Path, said: list[str]) -> None:
     source(corpus).prepare(said.append)
-    assert [line.split()[0] for line in said] == ["tokenising", f"{len(tokens(source(corpus))[0] + tokens(source(corpus))[1]):,}"]
+    assert [line.split()[0] for line in said] == [
+        "tokenising",
+        f"{len(tokens(source(corpus))[0] + tokens(source(corpus))[1]):,}",
+    ]
     made = folders(cache)
     stamps = [path.stat().st_mtime_ns for path in (cache / made[0]).iterdir()]
     said.clear()
@@ -189,6 +192,16 @@ def test_a_text_read_in_pieces_is_the_same_text(write: Callable[..., str], monke
     assert np.fromfile(whole.folder / "train.bin", np.uint16).tolist() == [*text.encode(), 256]
 
 
+def test_a_document_in_pieces_is_held_out_whole(write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "PIECE", 30)
+    for number in range(40):
+        folder = Path(write(f"folder/{number}.txt", f"document {number}\n" * 20)).parent
+    for part in tokens(source(folder, validation_fraction=0.3)):
+        texts = bytes(0 if token == 256 else token for token in part).decode().split("\0")[:-1]
+        assert texts
+        assert all(text == text.splitlines(keepends=True)[0] * 20 for text in texts)
+
+
 def test_one_document_is_cut_for_validation(write: Callable[..., str]) -> None:
     text = "".join(f"line {i}\n" for i in range(1000))
     train, held = tokens(source(write("one.txt", text)))
@@ -198,7 +211,9 @@ def test_one_document_is_cut_for_validation(write: Callable[..., str]) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(20000, 100, 100), (100, 20000, 100), (100, 100, 20000), (5000, 5000)])
-def test_few_unequal_documents_leave_the_share_that_was_asked_for(write: Callable[..., str], sizes: tuple[int, ...]) -> None:
+def test_few_unequal_documents_leave_the_share_that_was_asked_for(
+    write: Callable[..., str], sizes: tuple[int, ...]
+) -> None:
     for trial in range(10):  # whichever document the hash picks
         for number, size in enumerate(sizes):
             write(f"folder{trial}/{number}.txt", f"{trial}{number}" * (size // 2))
@@ -214,7 +229,11 @@ def test_progress_is_said_now_and_then(corpus: Path, said: list[str], monkeypatc
     monkeypatch.setattr(cache_module, "SECONDS", 0.0)
     monkeypatch.setattr(tokenise, "GROUP", 2000)
     source(corpus).prepare(said.append)
-    shares = [int(line.removeprefix("tokenising: ").removesuffix("%")) for line in said if line.endswith("%") and "tok" in line]
+    shares = [
+        int(line.removeprefix("tokenising: ").removesuffix("%"))
+        for line in said
+        if line.endswith("%") and "tok" in line
+    ]
     assert shares == sorted(shares)
     assert shares[-1] == 100
     assert len(shares) > 3

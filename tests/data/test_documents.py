@@ -29,7 +29,7 @@ def lines(key: str = "text") -> str:
     return "".join(json.dumps({"id": i, key: text}) + "\n" for i, text in enumerate(TEXTS))
 
 
-def table(path: Path, key: str = "text", texts: "list[str | None]" = TEXTS) -> str:  # noqa: B006
+def table(path: Path, key: str = "text", texts: "list[str | None]" = TEXTS) -> str:
     parquet.write_table(pa.table({"id": list(range(len(texts))), key: texts}), path)
     return str(path)
 
@@ -77,7 +77,9 @@ def test_a_glob(write: Callable[..., str], tmp_path: Path) -> None:
     assert documents(tmp_path / "corpus/**/*.txt") == ["a.txt", "b.txt", "d/e.txt"]
 
 
-def test_what_is_not_text_is_left_out_of_a_folder_and_said(write: Callable[..., str], tmp_path: Path, said: list[str]) -> None:
+def test_what_is_not_text_is_left_out_of_a_folder_and_said(
+    write: Callable[..., str], tmp_path: Path, said: list[str]
+) -> None:
     write("corpus/a.txt", "text")
     write("corpus/latin.txt", "größe".encode("latin-1"))
     write("corpus/long.bin", b"x" * (1 << 20) + b"\xff")

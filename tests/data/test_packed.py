@@ -13,7 +13,9 @@ from plait.errors import PlaitError
 T, G = 16, 12
 
 
-def opened(corpus: Path, share: tuple[int, int] = (0, 1), seq_len: int = T, seed: int = 0, g: int = G, **options) -> Packed:
+def opened(
+    corpus: Path, share: tuple[int, int] = (0, 1), seq_len: int = T, seed: int = 0, g: int = G, **options
+) -> Packed:
     source = Text(path=str(corpus), **{"validation_fraction": 0.2, **options})
     return source.open(seq_len=seq_len, seed=seed, global_batch_size=g, share=share)
 

@@ -21,7 +21,9 @@ def bpe(*special: str, size: int = 300) -> Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     made.train_from_iterator(
         LINES * 10,
-        trainers.BpeTrainer(vocab_size=size, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False),
+        trainers.BpeTrainer(
+            vocab_size=size, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
+        ),
     )
     return made
 
@@ -76,10 +78,10 @@ def test_ids_beyond_16_bits_are_kept(tmp_path: Path, write: Callable[..., str]) 
 
 def test_special_tokens_in_a_text_are_plain_text(file: Path) -> None:
     """HTML's struck-out text ends with </s>, which must not end a document."""
-    made = load(str(file))
-    (ids,) = made.encode([b"a </s> b"])
+    text, made = "a </s> b", load(str(file))
+    (ids,) = made.encode([text.encode()])
+    assert made.eod in Tokenizer.from_file(str(file)).encode(text).ids
     assert made.eod not in ids.tolist()
-    assert Tokenizer.from_file(str(file)).decode(ids.tolist()).replace("Ġ", " ").split() != ["a", "b"]
 
 
 def test_truncation_and_padding_in_a_file_are_switched_off(tmp_path: Path) -> None:

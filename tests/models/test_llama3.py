@@ -62,6 +62,16 @@ def test_rope_scaling_compiles():
     assert not torch.allclose(Llama3(**TINY)(tokens()), want)
 
 
+def test_rope_reads_the_positions():
+    """Within a document only distances count, so a gap shows what a shift does not."""
+    torch.manual_seed(0)
+    model = Llama3(**TINY).double()
+    positions = torch.arange(16) + 9 * (torch.arange(16) >= 8)
+    want, gap = model(tokens()), model(tokens(), positions.expand(2, 16))
+    torch.testing.assert_close(gap[:, :8], want[:, :8], rtol=0, atol=1e-13)
+    assert (gap - want)[:, 8:].abs().amin(dim=-1).max() > 1e-9
+
+
 def test_tied_embeddings_are_one_parameter():
     with torch.device("meta"):
         model = Llama3(**TINY, tie_embeddings=True)

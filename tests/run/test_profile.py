@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.profiler import record_function
 
 from plait.axes import MeshAxis, assemble
 from plait.config import Profile
@@ -22,7 +23,9 @@ class Block(nn.Module):
         self.up = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.relu(self.up(x))
+        y = x + torch.relu(self.up(x))
+        torch.ones(1)  # an operation without a gradient, after the last with one
+        return y
 
 
 def model() -> nn.Sequential:
@@ -69,8 +72,23 @@ def test_blocks_have_their_names_forward_and_backward(tmp_path: Path) -> None:
         for backward in (e for e in events if e["name"] == f"{fqn} backward"):
             inside = [e["name"] for e in events if contains(backward, e)]
             assert inside.count("AddmmBackward0") == 1
-            assert inside.count("ReluBackward0") == 1
+            assert inside.count("TBackward0") == inside.count("ReluBackward0") == 1
     assert hooks(net) == 0
+
+
+def test_what_a_strategy_does_around_a_block_counts_as_the_block_s(tmp_path: Path) -> None:
+    net = model()
+
+    def gather(*_: Any) -> None:
+        with record_function("gather"):
+            torch.ones(1)
+
+    net[1].register_forward_pre_hook(gather)
+    net[1].register_forward_hook(gather)
+    train(net, Profiler(Profile(enabled=True, start=1, steps=1), tmp_path, 0, parts(net), "cpu"), range(1, 2))
+    events = trace(tmp_path, "step-1-1-rank0.json")
+    block = next(e for e in events if e["name"] == "blocks.1")
+    assert [contains(block, e) for e in events if e["name"] == "gather"] == [True, True]
 
 
 def test_hooks_are_there_only_while_steps_are_traced(tmp_path: Path) -> None:
@@ -130,7 +148,7 @@ def test_memory_snapshots_need_a_gpu(tmp_path: Path) -> None:
         Profiler(Profile(enabled=True, memory=True), tmp_path, 0, {}, "cpu")
 
 
-def on_a_rank(folder: Path) -> None:
+def on_a_rank(folder: Path) -> dict[str, str]:
     """Both axes of a 2 x 2 mesh at work, and the group of all, inside blocks and outside."""
     from plait.mesh import Mesh
     from plait.profile import axes_by_group
@@ -155,10 +173,11 @@ def on_a_rank(folder: Path) -> None:
                 block(torch.ones(16))
             dist.all_reduce(torch.ones(4))
             profiler.step(n)
+    return axes_by_group(Mesh(assemble([("test", [MeshAxis("all", 4)])], 4), "cpu"))
 
 
 def test_collectives_have_their_axis_and_their_block(pool: Any, tmp_path: Path) -> None:
-    pool.run(on_a_rank, tmp_path, world=4)
+    assert "all" in pool.run(on_a_rank, tmp_path, world=4)[0].values()
     written = sorted(os.listdir(tmp_path / "profile"))
     assert written == ["step-2-3-rank0.json", "step-2-3-rank3.json"]
     for name in written:
@@ -170,7 +189,24 @@ def test_collectives_have_their_axis_and_their_block(pool: Any, tmp_path: Path) 
         }  # fmt: skip
         assert {e["name"] for e in started} == {f"c10d::allreduce_ [{axis}]" for axis in ("outer", "inner", "world")}
         carried = [e["name"] for e in events if e["name"].startswith("gloo:all_reduce")]
-        assert sorted(carried) == [f"gloo:all_reduce [{axis}]" for axis in ("inner", "outer", "world") for _ in range(2)]
+        assert sorted(carried) == [
+            f"gloo:all_reduce [{axis}]" for axis in ("inner", "outer", "world") for _ in range(2)
+        ]
+
+
+def test_an_axis_that_spans_the_world_gives_its_name_to_the_group_of_all() -> None:
+    assert axis_of("0", "default_pg", {"0": "dp_shard"}) == "dp_shard"
+
+
+def test_what_was_begun_before_the_trace_is_not_taken_for_what_follows() -> None:
+    def event(name: str, ts: float, thread: int) -> dict[str, Any]:
+        category = "cpu_op" if name.startswith("c10d") else "user_annotation"
+        return {"ph": "X", "cat": category, "name": name, "ts": ts, "dur": 4.0, "pid": 1, "tid": thread, "args": {}}
+
+    events = [event("gloo:all_reduce", 5.0, 2), event("c10d::allreduce_", 10.0, 1), event("gloo:all_reduce", 12.0, 3)]
+    noted = {"time_created_ns": 11_000, "process_group": ["7", "mesh_tp"], "profiling_name": "gloo:all_reduce"}
+    name_all({"traceEvents": events}, [], {}, [noted])
+    assert [e["name"] for e in events] == ["gloo:all_reduce", "c10d::allreduce_ [tp]", "gloo:all_reduce [tp]"]
 
 
 def test_collectives_of_nccl_say_their_group_themselves() -> None:

@@ -6,6 +6,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,8 +75,7 @@ class Saver:
         if self._rank == 0:  # no rank writes a file before this one has joined the planning
             shutil.rmtree(path, ignore_errors=True)
         writer = dcp.FileSystemWriter(path, per_thread_copy_ahead=copy_ahead)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        with warnings.catch_warnings(action="ignore") if self._group is None else nullcontext():  # "no process group"
             dcp.save(state, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
         digests = self._all(lambda: _digests(path, self._rank))
         files = {name: entry for own in digests for name, entry in sorted(own.items())}

@@ -60,7 +60,7 @@ class Batches(ABC):
 
 
 def windows(tokens: np.ndarray, seq_len: int) -> np.ndarray:
-    """All samples in `tokens` (n,): a view (samples, seq_len + 1); each begins with the last token of another."""
+    """All samples in `tokens` (n,): a view (samples, seq_len + 1), each from the last token of the one before on."""
     samples = max(len(tokens) - 1, 0) // seq_len
     width = tokens.itemsize
     return np.lib.stride_tricks.as_strided(tokens, (samples, seq_len + 1), (seq_len * width, width), writeable=False)

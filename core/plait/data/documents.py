@@ -75,13 +75,13 @@ def find(path: str) -> list[File]:
     return files
 
 
-def walk(folder: Path, left_out: Callable[[str], bool]) -> Iterator[Path]:
+def walk(folder: Path, left_out: Callable[[str], bool]) -> list[Path]:
     """The files below `folder`, sorted, without files and folders whose name is to be left out."""
     found = []
     for at, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not left_out(name)]
         found += [Path(at, name) for name in names if not left_out(name)]
-    return iter(sorted((path for path in found if path.is_file()), key=lambda path: path.relative_to(folder).parts))
+    return sorted((path for path in found if path.is_file()), key=lambda path: path.relative_to(folder).parts)
 
 
 def hidden(name: str) -> bool:
@@ -135,7 +135,7 @@ def _lines(file: File, text_key: str) -> Iterator[Piece]:
             except ValueError as error:
                 raise PlaitError(f"{where}: each line must be a JSON object, but this is none: {error}") from error
             if not isinstance(row, dict):
-                raise PlaitError(f"{where}: each line must be a JSON object, but this is a {type(row).__name__}")
+                raise PlaitError(f"{where}: each line must be a JSON object, but this is of type {type(row).__name__}")
             text = encode(row.get(text_key), row, text_key, where)
             if text:
                 yield Piece(text, True, True, len(line))
@@ -146,7 +146,7 @@ def encode(value: Any, row: dict[str, Any], text_key: str, where: str) -> bytes:
     if isinstance(value, str):
         return value.encode("utf-8", "replace")  # JSON can spell half a surrogate pair
     if text_key in row:
-        raise PlaitError(f"{where}: data.text_key={text_key} holds a {type(value).__name__}, not a text")
+        raise PlaitError(f"{where}: data.text_key={text_key} holds {type(value).__name__}, not text")
     raise PlaitError(f"{where}: {no_key(text_key, list(row))}")
 
 
@@ -159,16 +159,15 @@ def _parquet(file: File, text_key: str) -> Iterator[Piece]:
     from pyarrow import parquet
 
     try:
-        table = parquet.ParquetFile(file.path)
+        with parquet.ParquetFile(file.path) as table:
+            names = table.schema_arrow.names
+            if text_key not in names:
+                raise PlaitError(f"{file.path}: {no_key(text_key, names)}")
+            share = file.size / max(table.metadata.num_rows, 1)
+            for batch in table.iter_batches(batch_size=256, columns=[text_key]):
+                for value in batch.column(0).to_pylist():
+                    text = b"" if value is None else encode(value, {text_key: value}, text_key, str(file.path))
+                    if text:
+                        yield Piece(text, True, True, int(share))
     except (pa.ArrowException, OSError) as error:
-        raise PlaitError(f"{file.path} is not a parquet file: {str(error).splitlines()[0]}") from error
-    with table:
-        names = table.schema_arrow.names
-        if text_key not in names:
-            raise PlaitError(f"{file.path}: {no_key(text_key, names)}")
-        share = file.size / max(table.metadata.num_rows, 1)
-        for batch in table.iter_batches(batch_size=256, columns=[text_key]):
-            for value in batch.column(0).to_pylist():
-                text = b"" if value is None else encode(value, {text_key: value}, text_key, str(file.path))
-                if text:
-                    yield Piece(text, True, True, int(share))
+        raise PlaitError(f"{file.path} cannot be read as parquet: {str(error).splitlines()[0]}") from error

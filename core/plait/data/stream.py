@@ -20,7 +20,7 @@ from plait.errors import PlaitError
 if TYPE_CHECKING:
     from plait.data.hf import Hf
 
-DEPTH = 1024  # documents that are tokenised ahead
+DEPTH = 256  # documents that are tokenised ahead
 GROUP = 16  # documents that the tokenizer gets at once, to spread over its threads
 
 
@@ -124,7 +124,7 @@ class _Held:
     def __init__(self, source: "Hf", seq_len: int) -> None:
         self._source, self._seq_len = source, seq_len
         self._texts: Iterator[bytes] | None = None
-        self._tokens = np.empty(0, np.int64)
+        self._tokens = np.empty(0, np.uint32)
 
     def samples(self, least: int) -> np.ndarray:
         """All samples read so far (n, T + 1): `least` of them, or as many as there are."""
@@ -146,13 +146,13 @@ class _Held:
 
 
 def _tokens(source: "Hf", texts: list[bytes]) -> list[np.ndarray]:
-    return [np.append(ids.astype(np.int64), source.encoder.eod) for ids in source.encoder.encode(texts)]
+    return [np.append(ids, source.encoder.eod).astype(np.uint32) for ids in source.encoder.encode(texts)]
 
 
 def _documents(source: "Hf", seed: int, share: tuple[int, int], start: Place) -> Iterator[Document]:
     """The documents of this share from `start` on, without end."""
     held = set()
-    if source.validation_split is None:
+    if source.has_validation and source.validation_split is None:
         held = {digest64(text) for text in source.validation_texts()}
     epoch, first = start.epoch, start
     while True:

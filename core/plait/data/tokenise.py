@@ -62,8 +62,9 @@ def tokenise(
         for name, s in zip(SPLITS, (train, validation), strict=True)
     }
     (folder / "meta.json").write_text(json.dumps({"format": FORMAT, "dtype": dtype.name, **splits}))
+    documents = train.documents + validation.documents
     say(
-        f"{train.tokens + validation.tokens:,} tokens in {train.documents + validation.documents:,} documents, "
+        f"{train.tokens + validation.tokens:,} tokens in {documents:,} document{'s' * (documents != 1)}, "
         f"{validation.tokens:,} tokens of them for validation"
     )
 

@@ -73,7 +73,7 @@ class Rope(nn.Module):
 
     def forward(self, q_BTHE: Tensor, k_BTKE: Tensor, positions_BT: Tensor | None) -> tuple[Tensor, Tensor]:
         """Queries and keys, turned by their positions; None counts from 0."""
-        dtype = q_BTHE.dtype
+        dtype = torch.promote_types(q_BTHE.dtype, torch.float32)
         if positions_BT is None:
             positions_BT = torch.arange(q_BTHE.shape[1], device=q_BTHE.device)
         steps = torch.arange(0, self.head_dim, 2, device=q_BTHE.device, dtype=dtype) / self.head_dim

@@ -1,0 +1,150 @@
+"""What a user can mistype: one sentence each, that names the key, the value and what would fit."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plait.data import hf
+from plait.data.hf import Hf
+from plait.data.stdlib import Stdlib
+from plait.data.text import Text
+from plait.errors import PlaitError
+
+ROW = json.dumps({"id": 1, "content": "a text"}) + "\n"
+
+
+def refused(act: Callable[[], object], *words: str) -> None:
+    with pytest.raises(PlaitError) as caught:
+        act()
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert re.search(word, message), message
+
+
+def check(path: str, **options: object) -> Callable[[], object]:
+    return lambda: Text(path=path, **options).check(seq_len=8, vocab_size=257)
+
+
+def prepare(path: str, **options: object) -> Callable[[], object]:
+    return lambda: Text(path=path, **options).prepare(print)
+
+
+def test_paths(write: Callable[..., str], tmp_path: Path) -> None:
+    write("corpus.txt", "text")
+    refused(
+        check(str(tmp_path / "corpus.text")), r"data\.path=.*corpus\.text does not exist; did you mean 'corpus\.txt'"
+    )
+    refused(check(str(tmp_path / "no/where")), r"data\.path=.*no/where does not exist$")
+    refused(check(str(tmp_path / "*.parquet")), r"data\.path=.*\*\.parquet: no file matches")
+    for missing in ("", "???", None):
+        refused(check(missing), r"data\.path must be given")
+    (tmp_path / "folder").mkdir()
+    refused(check(str(tmp_path / "folder")), "the folder holds no files")
+    refused(check(write("empty.txt", "")), r"data\.path=.*empty\.txt: the file is empty")
+    write("folder/a.txt", "")
+    write("folder/b.txt", "")
+    refused(check(str(tmp_path / "folder")), "all 2 files are empty")
+
+
+def test_rows(write: Callable[..., str]) -> None:
+    refused(check(write("a.jsonl", ROW)), r"a\.jsonl, line 1: there is no data\.text_key=text; there are id, content$")
+    refused(check(write("a.jsonl", ROW), text_key="contents"), "there are id, content; did you mean 'content'")
+    refused(check(write("a.jsonl", ROW), text_key="id"), r"line 1: data\.text_key=id holds int, not text")
+    refused(
+        check(write("b.jsonl", "[1, 2]\n")), r"b\.jsonl, line 1: each line must be a JSON object, but this is of type list"
+    )
+    refused(check(write("c.json", '{\n "text": 1\n}')), r"c\.json, line 1: each line must be a JSON object")
+    refused(prepare(write("d.jsonl", ROW * 3 + "{oops\n"), text_key="content"), r"d\.jsonl, line 4: each line must be")
+    refused(
+        prepare(write("e.jsonl", b'{"content": "\xff"}'), text_key="content"), r"e\.jsonl, line 1: each line must be"
+    )
+    refused(check(write("f.parquet", "no parquet")), r"f\.parquet cannot be read as parquet: ")
+
+
+def test_nothing_is_left_of_a_refused_corpus(write: Callable[..., str], cache: Path) -> None:
+    refused(prepare(write("d.jsonl", ROW * 3 + "{oops\n"), text_key="content"), "line 4")
+    assert not [path for path in cache.iterdir() if path.is_dir()]
+
+
+def test_what_is_not_text(write: Callable[..., str], tmp_path: Path) -> None:
+    refused(prepare(write("latin.txt", "größe".encode("latin-1"))), r"latin\.txt is not text in UTF-8")
+    write("only/a.bin", b"\xff\xfe")
+    refused(prepare(str(tmp_path / "only")), r"a\.bin is not text in UTF-8")
+
+
+def test_what_cannot_be_read(write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # a superuser may read all
+    refused(check(write("a.txt", "text")), r"a\.txt cannot be read: permission denied")
+
+
+def test_too_little_text(write: Callable[..., str]) -> None:
+    def fits(seq_len: int, fraction: float) -> Callable[[], object]:
+        source = Text(path=write("little.txt", "x" * 99), validation_fraction=fraction)
+        source.prepare(print)
+        return lambda: source.fits(seq_len=seq_len)
+
+    fits(99, 0)()
+    refused(
+        fits(100, 0), r"100 tokens to train on, .*train\.seq_len=100 takes 101: take more text, or train\.seq_len=99"
+    )
+    fits(9, 0.1)()
+    refused(
+        fits(10, 0.1), r"10 tokens held out", r"raise data\.validation_fraction to 0\.12", r"train\.seq_len=9 or less"
+    )
+    fits(10, 0.12)()
+    refused(
+        lambda: Text(path=write("little.txt", "x" * 99)).open(seq_len=256, seed=0, global_batch_size=1, share=(0, 1)),
+        "99 tokens to train on",
+    )
+
+
+def test_tokenizers(write: Callable[..., str], tmp_path: Path) -> None:
+    def source(name: str, **options: object) -> Callable[[], object]:
+        return lambda: Stdlib(tokenizer=name, **options).check(seq_len=8, vocab_size=256)
+
+    refused(source("bytes"), r"data\.tokenizer=bytes has 257 tokens but model\.vocab_size=256: .* at least 257")
+    refused(source("byte"), r"data\.tokenizer='byte' is neither 'bytes' nor a file or folder; did you mean 'bytes'")
+    refused(source(write("t.json", "{}")), r"data\.tokenizer=.*t\.json is not a file of the library tokenizers: ")
+    refused(source(write("t.json", b"\xff")), r"data\.tokenizer=.*t\.json is not a file of the library tokenizers: ")
+    (tmp_path / "empty").mkdir()
+    refused(source(str(tmp_path / "empty")), r"data\.tokenizer=.*empty: the folder holds no tokenizer\.json")
+    refused(source("bytes", eod_token="</s>"), r"data\.eod_token='</s>' is for tokenizers read from a file")
+
+
+def test_options() -> None:
+    for value in (1, -0.1, 1.5, "0.1", True, None):
+        refused(lambda value=value: Stdlib(validation_fraction=value), rf"data\.validation_fraction={value!r} must be")
+    refused(lambda: Stdlib(attention="documents"), r"data\.attention='documents' is neither 'across' nor 'document'")
+    refused(lambda: Hf(name="json", shuffle_buffer=0), r"data\.shuffle_buffer=0 must be a whole number of at least 1")
+    refused(lambda: Hf(name="???"), r"data\.name must be given")
+    refused(lambda: Stdlib().check(seq_len=0, vocab_size=None), r"train\.seq_len=0 must be at least 1")
+
+
+def test_streams(write: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stream(**options: object) -> Callable[[], object]:
+        return lambda: Hf(
+            **{"name": "json", "data_files": write("a.jsonl", ROW), "text_key": "content", **options}
+        ).prepare(print)
+
+    stream()()
+    refused(
+        stream(data_files=str(tmp_path / "no.jsonl")),
+        r"data\.name=json, split 'train': datasets cannot open it: .*no\.jsonl",
+    )
+    refused(
+        stream(name=str(tmp_path / "nowhere"), data_files=None), r"data\.name=.*nowhere, split 'train': datasets cannot"
+    )
+    refused(stream(split="tran"), r"split 'tran': datasets cannot open it: .*\['train'\]")
+    refused(stream(validation_split="test"), r"split 'test': datasets cannot open it: .*\['train'\]")
+    refused(
+        stream(text_key="contents"),
+        r"there is no data\.text_key=contents; there are id, content; did you mean 'content'",
+    )
+    refused(stream(data_files=write("b.jsonl", "{oops")), r"data\.name=json, split 'train': datasets cannot read it: ")
+    monkeypatch.setattr(hf, "find_spec", lambda name: None)
+    refused(lambda: Hf(name="json").check(seq_len=8, vocab_size=257), r"pip install 'plait\[hf\]'")

@@ -1,0 +1,157 @@
+"""What a run shows: plain lines into a file or pipe, a live line on a terminal."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from plait import console as module
+from plait.console import Console, clock, describe, quantity
+
+
+def row(step: int, **more: Any) -> dict[str, Any]:
+    return {
+        "step": step, "loss": 2.93121, "grad_norm": 0.8444, "lr": 1e-3, "tokens": 4096 * step,
+        "tokens_per_second": 41_234.5, "mfu": None, "peak_memory_bytes": 655 * 2**20, "data_seconds": 0.01, **more,
+    }  # fmt: skip
+
+
+def lines(total: int, start: int = 0, log_every: int = 10, validate: tuple[int, ...] = ()) -> list[str]:
+    out = io.StringIO()
+    with Console(total, start, log_every, out) as console:
+        for n in range(start + 1, total + 1):
+            console.step(row(n, **({"val_loss": 2.95} if n in validate else {})))
+    return out.getvalue().splitlines()
+
+
+def test_a_line_in_units_for_people() -> None:
+    assert describe(row(40, val_loss=2.95), 160, 70) == (
+        "step  40/160  loss 2.9312  norm 0.84  lr 1.0e-03  41.2k tok/s  mem 0.64 GiB  eta 0:01:10  val 2.9500"
+    )
+    assert "mfu 41.3%" in describe(row(40, mfu=0.4131), 160)
+
+
+def test_a_line_of_numbers_that_are_none() -> None:
+    assert (
+        describe({"step": 1, "loss": None, "grad_norm": float("nan")}, 9)
+        == "step 1/9  loss      -  norm  nan  eta -:--:--"
+    )
+
+
+def test_lines_for_the_first_every_nth_the_last_and_validation() -> None:
+    shown = lines(25, log_every=10, validate=(7,))
+    assert [int(re.findall(r"step +(\d+)/25", line)[0]) for line in shown] == [1, 7, 10, 20, 25]
+    assert [("val" in line) for line in shown] == [False, True, False, False, False]
+    assert len({line.index("loss") for line in shown}) == 1  # columns align
+
+
+def test_the_first_line_of_a_resumed_run() -> None:
+    assert lines(43, start=40)[0].startswith("step 41/43")
+
+
+def test_time_left_comes_from_the_pace_of_this_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(0, 1000, 2))  # two seconds a step
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(now)))
+    shown = lines(100, start=50, log_every=10)
+    assert "eta -:--:--" in shown[0]
+    assert "eta 0:01:20" in shown[1]  # step 60: 40 to go
+    assert "eta 0:00:00" in shown[-1]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(7.0, "7"), (999.4, "999"), (999.6, "1.0k"), (41_234, "41.2k"), (412_340, "412k"), (3.2e6, "3.2M"), (5e9, "5.0G"),
+     (2e13, "20.0T"), (None, "-"), (float("nan"), "-")],
+)  # fmt: skip
+def test_quantities(value: float | None, text: str) -> None:
+    assert quantity(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00:00"), (70.4, "0:01:10"), (3599.6, "1:00:00"), (93_784, "1d 2:03:04"), (None, "-:--:--")],
+)
+def test_clock(seconds: float | None, text: str) -> None:
+    assert clock(seconds) == text
+
+
+PROGRAM = """
+import sys, time
+from plait.console import Console
+with Console(int(sys.argv[1]), 0, 40) as console:
+    for n in range(1, int(sys.argv[1]) + 1):
+        console.step({"step": n, "loss": 1.0, "grad_norm": 1.0, "lr": 1.0, "tokens_per_second": 1.0})
+        if n == 50: console.line("[bold]saved[/bold]")
+        time.sleep(float(sys.argv[2]))
+print("the end")
+print("went on to the end", file=sys.stderr)
+"""
+
+
+def test_training_goes_on_when_the_reader_leaves() -> None:
+    command = [sys.executable, "-c", PROGRAM, "400", "0.0005"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert process.returncode == 0
+    assert errors == "went on to the end\n"
+
+
+def on_a_terminal(steps: int, pause: float, **environment: str) -> str:
+    main, other = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(steps), str(pause)],
+        stdout=other, stderr=subprocess.DEVNULL,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40", **environment},
+    )  # fmt: skip
+    os.close(other)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(main, 65536)
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(main)
+    assert process.wait() == 0
+    return shown.decode()
+
+
+def test_a_live_line_on_a_terminal() -> None:
+    shown = on_a_terminal(100, 0.01)
+    drawn = re.findall(r"step +(\d+)/100", shown)
+    assert {"1", "40", "80", "100"} <= set(drawn)
+    assert len(set(drawn)) > 5  # more than the lines alone
+    assert "━" in shown
+    assert "[bold]saved[/bold]" in shown  # as it is, no markup
+    assert shown.rstrip().endswith("\x1b[2Kthe end")  # the live line is gone in the end
+
+
+def test_a_live_line_is_drawn_at_most_four_times_a_second() -> None:
+    began = time.monotonic()
+    shown = on_a_terminal(1000, 0.001)
+    most = 4 * (time.monotonic() - began) + 1000 / 40 + 2
+    assert 25 <= len(set(re.findall(r"step +(\d+)/1000", shown))) <= most
+
+
+def test_a_narrow_terminal_cuts_the_live_line_to_one_row() -> None:
+    shown = on_a_terminal(30, 0.02, COLUMNS="50")
+    assert "…" in shown
+    assert "\x1b[2A" not in shown  # never moved up two rows
+
+
+def test_a_dumb_terminal_gets_plain_lines() -> None:
+    shown = on_a_terminal(45, 0.0, TERM="dumb")
+    assert "\x1b" not in shown
+    assert [line.split()[0] for line in shown.splitlines()] == ["step", "step", "step", "the"]

@@ -1,0 +1,140 @@
+"""Runs that are killed and simply given again go on as if nothing had happened, bit by bit."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+from commands import alive, kill_all, numbers, ranks_of, rows, start, train, wait_for_step
+
+FSDP = "strategy=[fsdp2]"
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    """One run to its end, twice: what every disturbed run must equal."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = train(FSDP, "run.name=a", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "runs" / "a"
+
+
+def finish(folder, *overrides):
+    done = train(FSDP, "run.name=a", *overrides, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_run_leaves_what_it_should(undisturbed):
+    found = rows(undisturbed)
+    assert [row["step"] for row in found] == list(range(1, 41))
+    assert [row["step"] for row in found if "val_loss" in row] == [20, 40]
+    assert found[-1]["tokens"] == 40 * 2 * 2 * 32
+    assert found[0]["mfu"] is None
+    assert found[-1]["loss"] < found[0]["loss"] - 1
+    assert (undisturbed / "export" / "model.safetensors").exists()
+    assert {p.name for p in (undisturbed / "checkpoints").iterdir()} == {"step-35", "step-40"}
+    assert {p.name for p in (undisturbed / "ranks").iterdir()} == {"rank-0.log", "rank-1.log"}
+    assert "plait-fsdp2" in (undisturbed / "versions.json").read_text()
+
+
+def test_two_runs_are_bitwise_equal(undisturbed, tmp_path):
+    finish(tmp_path)
+    assert numbers(tmp_path / "runs" / "a") == numbers(undisturbed)
+
+
+def test_a_killed_rank_restarts_the_group(undisturbed, tmp_path):
+    folder = tmp_path / "runs" / "a"
+    process = start(FSDP, "run.name=a", cwd=tmp_path)
+    wait_for_step(folder, 12, process)
+    os.kill(ranks_of(folder)[1], signal.SIGKILL)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, output
+    assert "rank 1 was killed by SIGKILL; restarting all (1 of 3); its log: " in output
+    assert numbers(folder) == numbers(undisturbed)
+
+
+def test_a_killed_launcher_leaves_no_rank_and_the_command_goes_on(undisturbed, tmp_path):
+    folder = tmp_path / "runs" / "a"
+    process = start(FSDP, "run.name=a", cwd=tmp_path)
+    wait_for_step(folder, 17, process)
+    ranks = ranks_of(folder)
+    assert len(ranks) == 2
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 5
+    while any(map(alive, ranks)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, ranks))
+    output = finish(tmp_path)
+    assert "checkpoint: resuming after step 15" in output or "checkpoint: resuming after step 10" in output
+    assert numbers(folder) == numbers(undisturbed)
+
+
+def test_sigterm_saves_and_ends_with_143(undisturbed, tmp_path):
+    folder = tmp_path / "runs" / "a"
+    process = start(FSDP, "run.name=a", cwd=tmp_path)
+    wait_for_step(folder, 8, process)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 143, output
+    assert "stopped by a signal after step" in output
+    last = rows(folder)[-1]["step"]
+    assert (folder / "checkpoints" / f"step-{last}").exists()
+    assert f"checkpoint: resuming after step {last}" in finish(tmp_path)
+    assert numbers(folder) == numbers(undisturbed)
+
+
+def test_sigterm_to_one_rank_stops_all_at_one_step(undisturbed, tmp_path):
+    folder = tmp_path / "runs" / "a"
+    process = start(FSDP, "run.name=a", cwd=tmp_path)
+    wait_for_step(folder, 8, process)
+    os.kill(ranks_of(folder)[1], signal.SIGTERM)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 143, output
+    finish(tmp_path)
+    assert numbers(folder) == numbers(undisturbed)
+
+
+def test_a_finished_run_says_so(undisturbed):
+    done = train(FSDP, "run.name=a", cwd=undisturbed.parent.parent)
+    assert done.returncode == 0
+    assert "a is finished at step 40: raise train.steps, or set another run.name" in done.stdout
+
+
+def test_a_second_live_run_is_refused(tmp_path):
+    process = start(FSDP, "run.name=a", "train.steps=100000", cwd=tmp_path)
+    wait_for_step(tmp_path / "runs" / "a", 1, process)
+    done = train(FSDP, "run.name=a", cwd=tmp_path)
+    kill_all(process, tmp_path / "runs" / "a")
+    process.communicate()
+    assert done.returncode == 1
+    assert "is live already (process " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("victim", ["rank", "launcher", "all"])
+def test_killed_at_any_moment(undisturbed, tmp_path, victim, seed):
+    """At random steps and instants, while saving too (a save every second step, kept twice)."""
+    rng, folder = random.Random(f"{victim}-{seed}"), tmp_path / "runs" / "a"
+    often = "checkpoint.interval=2"
+    for _ in range(2):
+        process = start(FSDP, "run.name=a", often, cwd=tmp_path)
+        done = max([int(p.name[5:]) for p in folder.glob("checkpoints/step-*[0-9]")], default=0)
+        wait_for_step(folder, min(done + rng.randint(2, 12), 39), process)
+        time.sleep(rng.uniform(0, 0.1))
+        if victim == "all":
+            kill_all(process, folder)
+        elif victim == "launcher":
+            process.kill()
+        else:
+            os.kill(rng.choice(ranks_of(folder)), signal.SIGKILL)
+        output = process.communicate(timeout=120)[0]
+        assert (process.returncode == 0) is (victim == "rank"), output
+        if victim == "rank":
+            break
+    finish(tmp_path, often)
+    assert numbers(folder) == numbers(undisturbed)
