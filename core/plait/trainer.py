@@ -1,6 +1,7 @@
 """The training loop: short on purpose, and the same for every layout."""
 
 import gc
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -55,8 +56,9 @@ class Trainer:
         self.global_batch_size = self.micro_batches * train.local_batch_size * self.share[1]
         source = make(config.data, "data")
         alive("preparing the data")
-        source.prepare(say)
-        source.fits(seq_len=train.seq_len)
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # once a machine; the others find it done
+            source.prepare(say)
+        dist.barrier()
         self.batches = source.open(
             seq_len=train.seq_len, seed=train.seed, global_batch_size=self.global_batch_size, share=self.share
         )

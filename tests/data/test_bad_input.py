@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from plait.data import hf
 from plait.data.hf import Hf
@@ -56,7 +58,8 @@ def test_rows(write: Callable[..., str]) -> None:
     refused(check(write("a.jsonl", ROW), text_key="contents"), "there are id, content; did you mean 'content'")
     refused(check(write("a.jsonl", ROW), text_key="id"), r"line 1: data\.text_key=id holds int, not text")
     refused(
-        check(write("b.jsonl", "[1, 2]\n")), r"b\.jsonl, line 1: each line must be a JSON object, but this is of type list"
+        check(write("b.jsonl", "[1, 2]\n")),
+        r"b\.jsonl, line 1: each line must be a JSON object, but this is of type list",
     )
     refused(check(write("c.json", '{\n "text": 1\n}')), r"c\.json, line 1: each line must be a JSON object")
     refused(prepare(write("d.jsonl", ROW * 3 + "{oops\n"), text_key="content"), r"d\.jsonl, line 4: each line must be")
@@ -64,6 +67,15 @@ def test_rows(write: Callable[..., str]) -> None:
         prepare(write("e.jsonl", b'{"content": "\xff"}'), text_key="content"), r"e\.jsonl, line 1: each line must be"
     )
     refused(check(write("f.parquet", "no parquet")), r"f\.parquet cannot be read as parquet: ")
+
+
+def test_a_table_that_is_broken_inside(tmp_path: Path) -> None:
+    path = tmp_path / "broken.parquet"
+    parquet.write_table(pa.table({"text": [f"{i * 7919}" for i in range(5000)]}), path, use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    content[4:2000] = bytes(1996)
+    path.write_bytes(content)
+    refused(prepare(str(path)), r"broken\.parquet cannot be read as parquet: ")
 
 
 def test_nothing_is_left_of_a_refused_corpus(write: Callable[..., str], cache: Path) -> None:

@@ -1,0 +1,98 @@
+"""The contract carries strategies that the core and fsdp2 have never heard of: tensor ranks, and experts on a view."""
+
+import pytest
+import torch
+from layouts import run_layout, same, worst_gradient
+from toys import ToyExperts, ToyTensor, mixture
+
+import plait
+from plait.plugins import create
+from plait.testing.pool import RankError
+
+FSDP, HSDP = {"fsdp2": {}}, {"fsdp2": {"replicate": 2}}
+
+
+@pytest.fixture(scope="module")
+def references(pool):
+    return {make: pool.run(run_layout, {}, world=1, **({"make": make} if make else {}))[0] for make in (None, mixture)}
+
+
+@pytest.mark.parametrize(
+    ("world", "strategies", "extra", "make"),
+    [
+        (2, {}, [ToyTensor()], None),
+        (4, FSDP, [ToyTensor()], None),
+        (4, HSDP, [ToyTensor()], None),
+        (2, FSDP, [ToyExperts()], mixture),
+        (4, FSDP, [ToyExperts()], mixture),
+        (4, FSDP, [ToyExperts(4)], mixture),
+        (4, HSDP, [ToyExperts()], mixture),
+    ],
+)
+def test_parity(pool, references, world, strategies, extra, make):
+    options = {"make": make} if make else {}
+    for trace in pool.run(run_layout, strategies, extra=tuple(extra), world=world, **options):
+        reference = references[make]
+        assert same(trace.initial, reference.initial)
+        error, name = worst_gradient(trace, reference)
+        assert error < 1e-10, name
+        assert max(abs(a - b) for a, b in zip(trace.losses, reference.losses, strict=True)) < 1e-9
+        assert max(abs(a - b) for a, b in zip(trace.norms, reference.norms, strict=True)) < 1e-9
+
+
+def meshes():
+    model = mixture()
+    applied = plait.apply(model, model.spec(), [create("fsdp2", {"replicate": 2}), ToyExperts(2)])
+    mesh, part = applied.mesh, applied.parts[0]
+    expert, dense = part.layers[0].experts.weight, part.head.weight
+    ranks = lambda m: m.mesh.flatten().tolist()  # noqa: E731
+    return {
+        "share": mesh.share("batch"),
+        "views": (mesh.view_of(expert), mesh.view_of(dense)),
+        "splitters": (mesh.splitter(("experts", "ffn")), mesh.splitter(("vocab", "embed"))),
+        "data": (ranks(mesh.data(expert)), ranks(mesh.data(dense))),
+        "leads": mesh.leads(),
+        "local": tuple(expert.to_local().shape),
+    }
+
+
+def test_who_sums_what(pool):
+    answers = pool.run(meshes, world=4)
+    assert [a["share"] for a in answers] == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert all(a["views"] == ("toy_experts", None) and a["leads"] for a in answers)
+    assert all(a["splitters"] == ("toy_ep", None) for a in answers)
+    # ranks 0 and 1 hold different experts: ranks 0 and 2 hold the same ones, and sum their gradients
+    assert [a["data"] for a in answers] == [([0, 2], [0, 1, 2, 3]), ([1, 3], [0, 1, 2, 3])] * 2
+    assert all(a["local"] == (2, 16, 16) for a in answers)
+
+
+def test_a_run_that_nobody_sums_is_refused(pool):
+    with pytest.raises(
+        RankError, match=r"the axes spread=2 \(spread\) split the tokens, but no selected strategy sums"
+    ):
+        pool.run(nobody_sums, world=2)
+
+
+def nobody_sums():
+    import attrs
+
+    from plait import MeshAxis, hookimpl
+
+    @attrs.define
+    class Spread:
+        @hookimpl
+        def build_mesh(self):
+            return [MeshAxis("spread", 2, splits="batch")]
+
+    model = mixture()
+    plait.apply(model, model.spec(), [Spread()])
+
+
+def test_rows_drawn():
+    """A model on one rank draws every number once, whatever the order of its parameters."""
+    from plait.initialise import initialise, materialise
+
+    model = mixture()
+    materialise(model, "cpu")
+    assert initialise(model, model.spec(), 0) == sum(p.numel() for p in model.parameters())
+    assert not torch.equal(model.embed.weight[0], model.embed.weight[1])
