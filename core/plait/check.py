@@ -13,6 +13,7 @@ from plait.checkpoint.state import shapes, tied_names
 from plait.config import Config
 from plait.distributed import device_of
 from plait.errors import PlaitError
+from plait.metrics import check as check_metrics
 from plait.optimizer import make_optimizer
 from plait.plugins import create, installed
 from plait.run import Run
@@ -64,6 +65,9 @@ def check(node: Mapping[str, Any], world_size: int | None = None) -> Checked:
             f"validation.interval={config.validation.interval}, but the data holds nothing out; set "
             "validation.interval=0, or hold something out (data.validation_fraction, data.validation_split)"
         )
+    check_metrics(config.metrics)
+    if config.profile.enabled and config.profile.memory and device_type != "cuda":
+        raise PlaitError("profile.memory=true takes snapshots of a GPU's memory, but the run is on a CPU")
     final = {**node, "strategy": {name: attrs.asdict(s) for name, s in run.strategies.items()}}
     plugins = installed()
     distributions = sorted({plugins[name].distribution for name in run.strategies if name in plugins})

@@ -1,6 +1,5 @@
 """A run and its checkpoints: what a start finds, what a save holds, what a restore brings back."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,6 +126,8 @@ class Checkpoints:
         batches: Any,
         say: Say,
     ) -> None:
+        import torch.distributed as dist
+
         from plait.checkpoint.save import Saver
 
         self.conf, self.node, self.folder, self.applied, self.optimizer = (
@@ -139,7 +140,9 @@ class Checkpoints:
         self.data, self.batches, self.say = data, batches, say
         self.store = Store(folder.checkpoints(self.conf.dir))
         self._saver = Saver(self.store, self.conf.mode, self.conf.keep) if self.conf.enabled else None
-        self._versions = json.loads((folder.path / "versions.json").read_text())
+        self._versions = folder.read_versions()
+        if dist.get_rank() == 0:
+            folder.write_versions({**self._versions, "data": data["fingerprint"]})
 
     def restore(self) -> tuple[int, int]:
         """Load what `checkpoint.load` or `checkpoint.init_from` names; returns (step, tokens) to go on from."""

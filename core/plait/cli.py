@@ -4,7 +4,7 @@ import importlib
 import os
 import sys
 
-from plait.errors import PlaitError, near_miss
+from plait.errors import PlaitError, near_miss, one_line
 
 COMMANDS = {
     "train": ("plait.train", "train a model, or with -m sweep over overrides"),
@@ -23,7 +23,7 @@ def main() -> None:
         try:
             sys.exit(importlib.import_module(COMMANDS[arguments[0]][0]).main(arguments[1:]))
         except PlaitError as error:
-            print(f"plait: {_sentence(error)}", file=sys.stderr)
+            print(f"plait: {one_line(error)}", file=sys.stderr)
             sys.exit(1)
         except BrokenPipeError:  # `plait plugins | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -38,10 +38,6 @@ def main() -> None:
         sys.exit(0 if arguments else 1)
     print(f"plait: no command {arguments[0]!r}{near_miss(arguments[0], list(COMMANDS))}\n{_usage()}", file=sys.stderr)
     sys.exit(1)
-
-
-def _sentence(error: PlaitError) -> str:
-    return "; ".join([str(error), *getattr(error, "__notes__", ())])
 
 
 def _usage() -> str:

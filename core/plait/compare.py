@@ -147,7 +147,7 @@ def _show(found: Comparison, tolerance: float | None) -> None:
         table.add_column(title, no_wrap=True)
     for row in map(_row, found.differences.values()):
         table.add_row(*row)
-    Console(highlight=False, markup=False, width=None if console.is_terminal else 160).print(table)
+    Console(highlight=False, markup=False, width=160).print(table)  # a narrow terminal folds it, and cuts nothing
     for letter, keys in zip("AB", found.only, strict=True):
         if keys:
             console.print(f"only in {letter}: {', '.join(keys)}")

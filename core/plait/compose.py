@@ -1,11 +1,12 @@
 """Hydra's composition, with errors that name what exists and the near miss."""
 
+import functools
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from plait.errors import PlaitError, near_miss
+from plait.errors import PlaitError, near_miss, one_line
 
 CONFIG = "pkg://plait.conf"
 
@@ -16,32 +17,48 @@ def composed(task: Callable[[Any], None], argv: list[str]) -> None:
     Raises PlaitError where the configuration cannot be composed, or the task raised it.
     """
     import hydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    raised: list[Exception] = []
+
+    @functools.wraps(task)
+    def quiet(cfg: Any) -> None:
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            return task(cfg)
+        try:
+            task(cfg)
+        except Exception as error:  # kept from Hydra, which would print a line of its own first
+            raised.append(error)
 
     before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = ["plait train", *argv]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra raises instead of printing and exiting
     try:
-        hydra.main(config_path=CONFIG, config_name="train", version_base="1.3")(task)()
-    except HydraException as error:
+        hydra.main(config_path=CONFIG, config_name="train", version_base="1.3")(quiet)()
+    except (PlaitError, BrokenPipeError):
+        raise
+    except Exception as error:
         raise PlaitError(sentence(error)) from error
-    except OmegaConfBaseException as error:
-        raise PlaitError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from error
     finally:
         sys.argv = before[0]
         if before[1] is None:
             del os.environ["HYDRA_FULL_ERROR"]
+    for error in raised:
+        raise error
 
 
 def sentence(error: Exception) -> str:
     """One sentence for what Hydra says in several lines, with the options that there are."""
-    from hydra.errors import MissingConfigException
+    from hydra.errors import HydraException, MissingConfigException, OverrideParseException
     from omegaconf import DictConfig
-    from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, option = error.missing_cfg_file.rpartition("/")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "See http" not in line]
+    if isinstance(error, OverrideParseException):
+        return f"{error.override!r} is no override ({lines[-1]}): write key=value"
+    if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
         if group == "strategy":
             from plait.plugins import installed
 
@@ -56,8 +73,15 @@ def sentence(error: Exception) -> str:
         cause = cause.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
         known = [str(name) for name in cause.parent_node]
+        if str(cause.full_key).rpartition(".")[0] == "strategy":
+            selected = ", ".join(known) or "none"
+            return f"{cause.full_key}: strategy {cause.key!r} is not among the selected ones; there are: {selected}"
         return f"unknown key {cause.full_key}; there are: {', '.join(known)}{near_miss(str(cause.key), known)}"
-    return str(error).strip().splitlines()[0]
+    if isinstance(error, OmegaConfBaseException):
+        return f"{error.full_key or 'configuration'}: {lines[0]}"
+    if isinstance(error, MissingConfigException):
+        return lines[0]  # the rest is a search path
+    return " ".join(lines) if isinstance(error, HydraException) else one_line(error)
 
 
 def _options(group: str) -> list[str]:

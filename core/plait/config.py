@@ -3,7 +3,7 @@
 from typing import Any
 
 import attrs
-from attrs.validators import ge, gt, in_, le
+from attrs.validators import ge, gt, in_, le, optional
 
 REQUIRED = "???"
 
@@ -57,7 +57,7 @@ class Compile:
 class Schedule:
     warmup_steps: int = attrs.field(default=0, validator=ge(0))
     decay: str = _one_of("linear", "cosine", "sqrt")
-    decay_steps: int | None = None
+    decay_steps: int | None = attrs.field(default=None, validator=optional(ge(0)))
     min_lr_ratio: float = attrs.field(default=0.0, validator=[ge(0), le(1)])
 
 

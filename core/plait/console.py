@@ -22,6 +22,9 @@ class _Rich(rich.console.Console):
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError  # rich would end the process
 
+    def show_cursor(self, show: bool = True) -> bool:
+        return False  # it stays: a rank that is killed could not bring it back
+
 
 class Console:
     """The display of one run; `with Console(...) as console: console.step(row)`.

@@ -8,6 +8,15 @@ class PlaitError(Exception):
     """
 
 
+def one_line(error: BaseException) -> str:
+    """What the user is told of `error`: its message, after its type where it is not ours, and its notes."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, PlaitError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    return f"{text} ({notes})" if notes else text
+
+
 def near_miss(name: str, known: "list[str] | tuple[str, ...]") -> str:
     """`"; did you mean 'fsdp2'?"` where something known is close to `name`, else an empty string."""
     import difflib

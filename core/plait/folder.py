@@ -89,6 +89,9 @@ class RunFolder:
     def write_versions(self, versions: dict[str, str]) -> None:
         self._replace("versions.json", json.dumps(versions, indent=2) + "\n")
 
+    def read_versions(self) -> dict[str, str]:
+        return json.loads((self.path / "versions.json").read_text())
+
     def set_outcome(self, outcome: Outcome) -> None:
         self._replace("outcome.json", json.dumps(attrs.asdict(outcome)) + "\n")
 

@@ -1,18 +1,21 @@
 """Who starts the ranks: this process by torch elastic, or a launcher that has started it as one of them."""
 
 import inspect
+import json
 import logging
 import os
 import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from plait.config import Config, Launch
 from plait.errors import PlaitError
 from plait.folder import Outcome, RunFolder
+from plait.watchdog import HUNG
 
 
 def launch_mode(launch: Launch) -> str:
@@ -43,10 +46,13 @@ def _slurm_to_torchrun() -> None:
     env.setdefault("MASTER_PORT", str(20000 + int(env.get("SLURM_JOB_ID", "0")) % 20000))
 
 
-def start_ranks(config: Config, folder: RunFolder, nproc: int, say: Callable[[str], None]) -> Outcome:
+def start_ranks(
+    config: Config, folder: RunFolder, nproc: int, say: Callable[[str], None], node: Mapping[str, Any] | None = None
+) -> Outcome:
     """Start `nproc` ranks of `plait.rank` here, restart them when one dies, and say how it ended.
 
-    Ranks are fresh interpreters; with them an elastic agent of every other machine (`launch.nnodes`).
+    Ranks are fresh interpreters; those of other machines (`launch.nnodes`) join them. `node`: the config, where the
+    ranks are to prepare the run themselves.
     Raises PlaitError, naming the rank, the reason and its log, where they fail for good.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -70,12 +76,19 @@ def start_ranks(config: Config, folder: RunFolder, nproc: int, say: Callable[[st
         }
         known = inspect.signature(LaunchConfig).parameters
         elastic = LaunchConfig(**{key: value for key, value in options.items() if key in known})
+        arguments = ["-u", "-m", "plait.rank", str(folder.path)]
+        problem = Path(scratch, "problem")
+        if node is not None:
+            arguments.append(str(problem.with_name("config.json")))
+            Path(arguments[-1]).write_text(json.dumps(node))
         try:
-            elastic_launch(elastic, sys.executable)("-u", "-m", "plait.rank", str(folder.path))
+            elastic_launch(elastic, sys.executable)(*arguments)
         except SignalException as error:
             return folder.outcome() or Outcome("stopped", f"{signal.Signals(error.sigval).name} before the first step")
         except ChildFailedError as error:
             raise PlaitError(_reason(error, folder)) from None
+        if problem.exists():
+            raise PlaitError(problem.read_text())
     outcome = folder.outcome()
     if outcome is None:
         raise PlaitError(f"the ranks ended without saying how; their logs are in {folder.ranks}")
@@ -86,6 +99,7 @@ def _environment(nproc: int) -> None:
     env = os.environ
     env.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // nproc, 1)))
     env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # a restart over the shared store is racy
+    env["PLAIT_LAUNCHER"] = str(os.getpid())  # whom a rank must not outlive
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), env.get("PYTHONPATH")]))
 
 
@@ -115,6 +129,7 @@ class _Announcer(logging.Handler):
         code, pid = int(str(record.args[0])), int(str(record.args[2]))
         self.deaths += 1
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = "hung, and wrote the stacks of its threads" if code == HUNG else how
         then = f"restarting all ({self.deaths} of {self.launch.max_restarts})"
         if self.deaths > self.launch.max_restarts:
             then = f"no restart left (launch.max_restarts={self.launch.max_restarts})"

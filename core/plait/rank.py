@@ -1,6 +1,7 @@
 """The life of one rank: `python -m plait.rank RUN_FOLDER` under elastic, or `live` in a process that is one already."""
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from plait.errors import PlaitError, one_line
 from plait.folder import Outcome, RunFolder, introduction
 
 log = logging.getLogger("plait")
@@ -17,18 +19,37 @@ PEER_LOST = ("gloo", "nccl", "store", "peer", "socket", "cuda")  # in messages o
 
 
 def main() -> None:
-    """Entry under elastic. A failure that would only repeat is written as the run's outcome, so nobody retries it."""
+    """Entry under elastic: RUN_FOLDER [CONFIG]. A failure that would only repeat is the run's outcome: no retry."""
     folder = RunFolder(Path(sys.argv[1]))
-    if (outcome := folder.outcome()) and outcome.kind == "failed":
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if restarted and (outcome := folder.outcome()) and outcome.kind == "failed":
         return
     from plait.watchdog import die_with_parent
 
-    die_with_parent()
+    die_with_parent(int(os.environ["PLAIT_LAUNCHER"]))
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    outcome = record(live)(folder)
+    outcome = record(_under_elastic)(folder, *map(Path, sys.argv[2:]))
     if outcome is not None and outcome.kind == "failed":
         os._exit(1)  # at once, so that the agent ends the others, who may wait for this rank
+
+
+def _under_elastic(folder: RunFolder, node: Path | None = None) -> Outcome | None:
+    """`node`: a file with the config, where ranks of several machines must prepare the run themselves."""
+    if node is None:
+        return live(folder)
+    from plait.prepare import prepare_together
+
+    try:
+        folder, ended = prepare_together(json.loads(node.read_text()), folder, print)
+    except PlaitError as error:
+        node.with_name("problem").write_text(one_line(error))  # for the launcher of this machine
+        return None
+    if ended is None:
+        return live(folder)
+    if os.environ["RANK"] == "0":
+        folder.set_outcome(ended)
+    return None
 
 
 def live(folder: RunFolder) -> Outcome:
@@ -44,7 +65,7 @@ def live(folder: RunFolder) -> Outcome:
             log.error("".join(traceback.format_exception(error)))
             if _may_pass(error):
                 raise
-            outcome = Outcome("failed", _reason(error), rank=rank)
+            outcome = Outcome("failed", one_line(error), rank=rank)
             folder.set_outcome(outcome)
             return outcome
 
@@ -134,22 +155,9 @@ def _rank_log(folder: RunFolder, rank: int) -> Iterator[IO[str]]:
         log.removeHandler(handlers[0])
 
 
-def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    kind = "" if _is_ours(error) else f"{type(error).__name__}: "
-    notes = "; ".join(getattr(error, "__notes__", ()))
-    return f"{kind}{text}{f' ({notes})' if notes else ''}"
-
-
-def _is_ours(error: Exception) -> bool:
-    from plait.errors import PlaitError
-
-    return isinstance(error, PlaitError)
-
-
 def _may_pass(error: Exception) -> bool:
     """Whether a restart may help: a lost peer or a device fault, not a mistake that would happen again."""
-    if _is_ours(error):
+    if isinstance(error, PlaitError):
         return False
     text = str(error).lower()
     return isinstance(error, RuntimeError | OSError) and any(word in text for word in PEER_LOST)

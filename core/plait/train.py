@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from plait.compose import composed
-from plait.errors import PlaitError
+from plait.errors import PlaitError, one_line
 
 
 def main(argv: list[str]) -> int:
@@ -24,7 +24,7 @@ def job(cfg: DictConfig) -> None:
 
     hydra = HydraConfig.get()
     node: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    name = node["run"]["name"] or "-".join([str(hydra.runtime.choices.get("model", "model")), *node["strategy"]])
+    name = str(node["run"]["name"] or "-".join([str(hydra.runtime.choices.get("model", "model")), *node["strategy"]]))
     node["run"]["name"] = name
     if hydra.mode != RunMode.MULTIRUN:
         _run(node, Path("runs") / name)
@@ -34,9 +34,9 @@ def job(cfg: DictConfig) -> None:
     try:
         _run(node, Path(hydra.sweep.dir) / hydra.sweep.subdir)
     except Exception as error:
-        reason = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
-        print(f"plait: {label} failed: {reason}", file=sys.stderr, flush=True)
-        raise PlaitError(f"{label} failed: {reason}") from None  # plain, so that it pickles between processes
+        failed = f"{label} failed: {one_line(error)}"
+        print(f"plait: {failed}", file=sys.stderr, flush=True)
+        raise PlaitError(failed) from None  # plain, so that it pickles between processes
 
 
 def _run(node: dict[str, Any], path: Path) -> None:
@@ -46,10 +46,13 @@ def _run(node: dict[str, Any], path: Path) -> None:
     from plait.schema import typed
 
     folder = RunFolder(path)
-    if launch_mode(typed(Launch, node["launch"], "launch")) == "external":
-        outcome = _be_a_rank(node, folder)
-    else:
-        outcome = _start_ranks(node, folder)
+    try:
+        if launch_mode(typed(Launch, node["launch"], "launch")) == "external":
+            outcome = _be_a_rank(node, folder)
+        else:
+            outcome = _start_ranks(node, folder)
+    finally:
+        folder.unlock()
     if outcome.kind == "failed":
         where = f" (rank {outcome.rank}; its log: {folder.log_of(outcome.rank)})" if outcome.rank is not None else ""
         raise PlaitError(outcome.reason + where)
@@ -61,72 +64,40 @@ def _run(node: dict[str, Any], path: Path) -> None:
 def _start_ranks(node: dict[str, Any], folder: Any) -> Any:
     from plait.check import check
     from plait.launch import start_ranks
+    from plait.prepare import prepare
 
-    if folder.path.exists():  # a live run is refused at once; a new folder waits until all is checked
+    several = node["launch"]["nnodes"] > 1  # then rank 0 prepares, as only one of the machines may
+    if folder.path.exists() and not several:  # a live run is refused at once; a new folder waits until all is checked
         folder.lock()
     checked = check(node)
     config = checked.config
     axes = " x ".join(f"{a.name}={a.degree}" for a in checked.layout.dense) or "no mesh axes"
     _say(f"launch: local, {checked.ranks_per_node} rank(s) here of {checked.layout.world_size}; {axes}")
-    prepared = _prepare(checked, folder)
-    if prepared is not None:
-        return prepared
+    if not several and (ended := prepare(checked, folder, _say)) is not None:
+        return ended
     checked.source.prepare(_say)
     checked.source.fits(seq_len=config.train.seq_len)
-    return start_ranks(config, folder, checked.ranks_per_node, _say)
+    return start_ranks(config, folder, checked.ranks_per_node, _say, checked.node if several else None)
 
 
 def _be_a_rank(node: dict[str, Any], folder: Any) -> Any:
-    """Rank 0 composes and checks for all: the others might see other files or defaults."""
-    import torch.distributed as dist
-
-    from plait.check import check
-    from plait.config import Launch
-    from plait.distributed import device_of, end_group, start_group
-    from plait.folder import RunFolder
+    """One of the ranks that torchrun or Slurm started; rank 0 tells the user."""
+    from plait.prepare import prepare_together
     from plait.rank import live
-    from plait.schema import typed
 
-    launch = typed(Launch, node["launch"], "launch")
-    start_group(device_of(launch.device), launch.timeout_seconds + 60)
-    shared: list[Any] = [None]
-    if dist.get_rank() == 0:
-        _say(f"launch: external, {dist.get_world_size()} rank(s)")
-        try:
-            checked = check(node, dist.get_world_size())
-            shared = [(str(folder.path), _prepare(checked, folder), None)]
-        except PlaitError as error:
-            shared = [(None, None, str(error))]
-    dist.broadcast_object_list(shared, src=0)
-    path, ended, problem = shared[0]
-    if problem is None and ended is None:
-        outcome = live(RunFolder(Path(path)))
-    elif dist.get_rank() == 0 and problem is not None:
-        end_group()
-        raise PlaitError(problem)
-    else:
-        end_group()
-        outcome = ended
-    if os.environ["RANK"] != "0":  # rank 0 tells the user
-        raise SystemExit({"finished": 0, "stopped": 143}.get(outcome.kind, 1) if outcome else 1)
+    leads = os.environ["RANK"] == "0"
+    if leads:
+        _say(f"launch: external, {os.environ['WORLD_SIZE']} rank(s)")
+    try:
+        folder, outcome = prepare_together(node, folder, _say)
+    except PlaitError:
+        if leads:
+            raise
+        raise SystemExit(1) from None
+    outcome = outcome or live(folder)
+    if not leads:
+        raise SystemExit({"finished": 0, "stopped": 143}.get(outcome.kind, 1))
     return outcome
-
-
-def _prepare(checked: Any, folder: Any) -> Any:
-    """Take the run's folder: lock, see what is there to resume, write what the ranks read. An outcome ends it here."""
-    from plait.checkpointing import look
-    from plait.folder import Outcome, versions_of
-
-    folder.lock()
-    found = look(checked, folder, _say)
-    if found.finished:
-        reason = f"{folder.path.name} is finished at step {found.step}: raise train.steps, or set another run.name"
-        return Outcome("finished", reason, step=found.step)
-    folder.clear_outcome()
-    folder.write_config(checked.node)
-    folder.write_versions(versions_of(checked.distributions))
-    _say(f"run: {folder.path}")
-    return None
 
 
 def _say(text: str) -> None:

@@ -41,6 +41,8 @@ class Trainer:
     ) -> None:
         self.config, self.say, self.alive = config, say, alive
         train = config.train
+        if train.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to be repeatable
         torch.use_deterministic_algorithms(train.deterministic)
         device_type = device_of(config.launch.device)
         alive("building the model")
@@ -99,7 +101,8 @@ class Trainer:
                     pending.extra["val_loss"] = self.validate()
                 last = self.step == steps or stopping
                 if save.enabled and (last or (save.interval and self.step % save.interval == 0)):
-                    pending.check()  # a NaN must not become the last good checkpoint
+                    report(pending.row())  # first: a NaN must not be saved, nor a step whose row could be lost
+                    pending = None
                     self.checkpoints.save(self.step, self.tokens)
                 if collect and self.step % collect == 0:
                     gc.collect(1)

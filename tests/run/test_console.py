@@ -134,6 +134,7 @@ def test_a_live_line_on_a_terminal() -> None:
     assert {"1", "40", "80", "100"} <= set(drawn)
     assert len(set(drawn)) > 5  # more than the lines alone
     assert "━" in shown
+    assert "\x1b[?25l" not in shown  # the cursor is never hidden: a killed run could not show it again
     assert "[bold]saved[/bold]" in shown  # as it is, no markup
     assert shown.rstrip().endswith("\x1b[2Kthe end")  # the live line is gone in the end
 

@@ -24,7 +24,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x + torch.relu(self.up(x))
-        torch.ones(1)  # an operation without a gradient, after the last with one
+        torch.ones(1).add_(1)  # without a gradient, after the last operation with one
         return y
 
 
@@ -148,7 +148,7 @@ def test_memory_snapshots_need_a_gpu(tmp_path: Path) -> None:
         Profiler(Profile(enabled=True, memory=True), tmp_path, 0, {}, "cpu")
 
 
-def on_a_rank(folder: Path) -> dict[str, str]:
+def on_a_rank(folder: Path) -> list[list[str]]:
     """Both axes of a 2 x 2 mesh at work, and the group of all, inside blocks and outside."""
     from plait.mesh import Mesh
     from plait.profile import axes_by_group
@@ -173,11 +173,12 @@ def on_a_rank(folder: Path) -> dict[str, str]:
                 block(torch.ones(16))
             dist.all_reduce(torch.ones(4))
             profiler.step(n)
-    return axes_by_group(Mesh(assemble([("test", [MeshAxis("all", 4)])], 4), "cpu"))
+    whole = Mesh(assemble([("test", [MeshAxis("all", 4)])], 4), "cpu")
+    return [list(axes_by_group(m).values()) for m in (mesh, whole)]
 
 
 def test_collectives_have_their_axis_and_their_block(pool: Any, tmp_path: Path) -> None:
-    assert "all" in pool.run(on_a_rank, tmp_path, world=4)[0].values()
+    assert pool.run(on_a_rank, tmp_path, world=4) == [[["inner", "outer"], ["all"]]] * 4
     written = sorted(os.listdir(tmp_path / "profile"))
     assert written == ["step-2-3-rank0.json", "step-2-3-rank3.json"]
     for name in written:

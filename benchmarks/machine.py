@@ -1,0 +1,31 @@
+"""What the benchmarks share: a line on the machine, and starting ranks on it."""
+
+import datetime
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+
+def about() -> str:
+    """Date, versions, cores and load: they stand above each table."""
+    processor = platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        processor = names[0].partition(": ")[2] if names else processor
+    return (
+        f"{datetime.date.today()}, Plait {version('plait')}, torch {version('torch')}, "
+        f"Python {platform.python_version()}, {os.cpu_count()} cores ({processor}), load {os.getloadavg()[0]:.1f}"
+    )
+
+
+def run_ranks(count: int, script: str, *arguments: str, cwd: str) -> None:
+    """Run `script` as `count` ranks, which share the cores as under `plait train`. Raises SystemExit if one fails."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    threads = str(max((os.cpu_count() or 1) // count, 1))
+    env = {**os.environ, "OMP_NUM_THREADS": threads}
+    done = subprocess.run([*command, str(Path(script).resolve()), *arguments], cwd=cwd, env=env, check=False)
+    if done.returncode:
+        raise SystemExit(done.returncode)

@@ -1,0 +1,111 @@
+"""What a step of Plait costs beside a bare loop: python benchmarks/overhead.py [--cycles N] [overrides]
+
+Two ranks live a whole `plait train` (metrics, curves, console, watchdog; no checkpoints, no validation). After each of
+its steps two bare loops, A and A', take one in the same processes, so that a slow minute slows all three. All ranks
+begin a step together, and it takes as long as its slowest rank. Processor time, the sum over ranks, is steadier where
+others use the machine too; it leaves out waiting.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from machine import about, run_ranks
+
+RANKS = 2
+LOOPS = ("plait", "A", "A'")
+FIXED = ("strategy=[fsdp2]", "checkpoint.enabled=false", "validation.interval=0", "launch.device=cpu")
+
+
+def as_rank(overrides: list[str]) -> None:
+    """A rank of `plait train`, with the bare loops hung behind its steps; writes times-<rank>.json."""
+    import torch.distributed as dist
+    from bare_loop import BareLoop
+
+    from plait import cli, trainer
+
+    class Interleaved(trainer.Trainer):
+        def __init__(self, config: Any, node: Any, *rest: Any) -> None:
+            super().__init__(config, node, *rest)
+            self.bare = {name: BareLoop(node) for name in LOOPS[1:]}
+            self.spent: dict[str, list[list[float]]] = {name: [] for name in LOOPS}
+
+        def begin(self) -> None:
+            dist.barrier()
+            self.began = time.perf_counter(), time.process_time()
+
+        def end(self, name: str) -> None:
+            now = time.perf_counter(), time.process_time()
+            self.spent[name].append([after - before for after, before in zip(now, self.began, strict=True)])
+
+        def fit(self, report: Callable[..., None], each_step: Callable[[int], None] = lambda step: None) -> str:
+            def then(step: int) -> None:
+                each_step(step)
+                self.end("plait")
+                for name in LOOPS[1:] if step % 2 else LOOPS[:0:-1]:
+                    self.begin()
+                    self.bare[name].step()
+                    self.end(name)
+                self.begin()
+
+            self.begin()
+            kind = super().fit(report, then)
+            Path(f"times-{dist.get_rank()}.json").write_text(json.dumps(self.spent))
+            return kind
+
+    trainer.Trainer = Interleaved  # what a rank trains with
+    sys.argv = ["plait", "train", *overrides]
+    cli.main()
+
+
+def measure(overrides: list[str], cycles: int, warm_up: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Seconds of each step of each loop, and their processor seconds; those of the warm-up left out."""
+    overrides = [*FIXED, "run.name=overhead", f"train.steps={cycles + warm_up}", *overrides]
+    with tempfile.TemporaryDirectory(prefix="plait-overhead-") as scratch:
+        run_ranks(RANKS, __file__, *overrides, cwd=scratch)
+        ranks = [json.loads(Path(scratch, f"times-{rank}.json").read_text()) for rank in range(RANKS)]
+    spent = {name: np.array([rank[name] for rank in ranks])[:, warm_up:] for name in LOOPS}  # rank, step, kind of time
+    return {n: s[..., 0].max(0) for n, s in spent.items()}, {n: s[..., 1].sum(0) for n, s in spent.items()}
+
+
+def ratio(above: list[np.ndarray], below: list[np.ndarray], how: Callable[..., Any], draws: int = 2000) -> str:
+    """The ratio of two medians (or means), and the interval that holds 95% of those of cycles drawn anew."""
+
+    def of(take: Any) -> Any:
+        return how(np.hstack([a[take] for a in above]), -1) / how(np.hstack([b[take] for b in below]), -1)
+
+    cycles = np.random.default_rng(0).integers(len(above[0]), size=(draws, len(above[0])))
+    low, high = np.quantile(of(cycles), [0.025, 0.975])
+    return f"{of(slice(None)):.4f}   ({low:.4f} to {high:.4f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cycles", type=int, default=150, help="steps of each loop that count")
+    parser.add_argument("--warm-up", type=int, default=10, help="steps before that do not")
+    parser.add_argument("overrides", nargs="*", help="of plait train, for all three loops")
+    arguments = parser.parse_args()
+    kinds = measure(arguments.overrides, arguments.cycles, arguments.warm_up)
+    print(f"\n{about()}\n{RANKS} ranks, {arguments.cycles} steps of each loop {' '.join(arguments.overrides)}")
+    for kind, times in zip(("time of a step", "processor time of a step"), kinds, strict=True):
+        print(f"\n{kind}")
+        for name, seconds in times.items():
+            low, middle, high = np.quantile(seconds, [0.25, 0.5, 0.75]) * 1000
+            print(f"  {name:<6} median {middle:8.2f} ms   quartiles {low:8.2f} and {high:8.2f} ms")
+        plait, a, b = ([times[name]] for name in LOOPS)
+        for label, how in (("medians", np.median), ("means", np.mean)):
+            print(f"  {label:<8} plait / bare  {ratio(plait, a + b, how)}\n  {'':<8} A / A'        {ratio(a, b, how)}")
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        as_rank(sys.argv[1:])
+    else:
+        main()

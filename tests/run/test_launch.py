@@ -1,0 +1,85 @@
+"""The ways to start ranks: by an outer torchrun, and on several machines (here two launchers of one)."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import PLAIT, SMALL, environment, numbers, start, train
+
+FSDP = ["strategy=[fsdp2]", "train.steps=10"]
+TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--no-python"]
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def by_itself(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("local")
+    assert train(*FSDP, "run.name=a", cwd=folder).returncode == 0
+    return folder / "runs" / "a"
+
+
+def external(folder, *overrides, nproc=2):
+    command = [*TORCHRUN, f"--nproc-per-node={nproc}", f"--master-port={free_port()}", PLAIT, "train"]
+    return subprocess.run(
+        [*command, *SMALL, *FSDP, "run.name=a", *overrides],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_under_torchrun_the_same_run(by_itself, tmp_path):
+    done = external(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("launch: external, 2 rank(s)") == 1
+    assert numbers(tmp_path / "runs" / "a") == numbers(by_itself)
+    again = external(tmp_path)
+    assert again.returncode == 0
+    assert again.stdout.count("a is finished at step 10") == 1
+
+
+@pytest.mark.slow
+def test_an_error_under_torchrun_is_said_once(tmp_path):
+    done = external(tmp_path, "strategy.fsdp2.shard=3")
+    assert done.returncode != 0
+    assert done.stderr.count("plait: the mesh does not fit 2 ranks: it needs exactly 3") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_two_machines(by_itself, tmp_path):
+    here = [f"launch.rdzv_endpoint=localhost:{free_port()}", "launch.nnodes=2", "launch.nproc_per_node=1"]
+    machines = [start(*FSDP, *here, "run.name=a", cwd=tmp_path) for _ in range(2)]
+    outputs = [machine.communicate(timeout=120)[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], outputs
+    assert numbers(tmp_path / "runs" / "a") == numbers(by_itself)
+    assert sum("step 10/10" in output for output in outputs) == 1
+
+
+@pytest.mark.slow
+def test_two_machines_are_told_why_not(tmp_path):
+    here = [f"launch.rdzv_endpoint=localhost:{free_port()}", "launch.nnodes=2", "launch.nproc_per_node=1"]
+    machines = [start(*FSDP, *here, "checkpoint.load=/nowhere", cwd=tmp_path) for _ in range(2)]
+    outputs = [machine.communicate(timeout=120)[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [1, 1], outputs
+    for output in outputs:
+        assert "plait: checkpoint.load=/nowhere cannot be loaded: there is no such folder" in output
+        assert "Traceback" not in output
+
+
+def test_external_without_a_launcher_is_refused(tmp_path):
+    done = train("launch.mode=external", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "launch.mode=external, but neither RANK and WORLD_SIZE nor SLURM_PROCID" in done.stderr
+    assert not (tmp_path / "runs").exists()
