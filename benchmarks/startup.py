@@ -7,17 +7,20 @@
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from machine import about, run_ranks
 
 SHARD = 4
+SCRIPT = str(Path(__file__).resolve())
 PLAIT = str(Path(sys.executable).with_name("plait"))
 EMPTY = [sys.executable, "-c", "pass"]
 COMMANDS = {"plait plugins": [PLAIT, "plugins"], "plait train --cfg job": [PLAIT, "train", "--cfg", "job"]}
@@ -49,28 +52,93 @@ def commands(repeats: int) -> None:
 
 
 def set_up(overrides: list[str], world_size: int) -> Any:
-    """The model of these overrides under fsdp2, still without values."""
+    """The model of these overrides under fsdp2, on the meta device. A process group of that size must run."""
     from plait.build import build_model
     from plait.check import check
     from plait.compose import resolve
     from plait.plugins import create
     from plait.weave import new_run, set_up
 
-    config = check(resolve(["strategy=[fsdp2]", "launch.device=cpu", *overrides]), world_size).config
-    model, spec = build_model(config.model)
-    strategies = {name: create(name, options) for name, options in config.strategy.items()}
-    return set_up(model, new_run(config, spec, model, world_size, "cpu", strategies), fill=False)
+    overrides = ["strategy=[fsdp2]", "launch.device=cpu", f"launch.nproc_per_node={world_size}", *overrides]
+    checked = check(resolve(overrides))
+    model, spec = build_model(checked.config.model)
+    strategies = {name: create(name, options) for name, options in checked.node["strategy"].items()}
+    return set_up(model, new_run(checked.config, spec, model, world_size, "cpu", strategies), fill=False)
 
 
 def fill(applied: Any) -> tuple[int, int, int]:
-    """Draw a rank's share; returns how many numbers it drew, how many it may at most, and how many it holds."""
+    """Draw this rank's share; returns how many numbers it holds, how many it may draw at most, and how many it drew."""
     from plait.initialise import held_indices, initialise, materialise
 
     materialise(applied.parts[0], applied.device)
-    drawn, own, held = 0, 0, 0
-    for param in applied.parameters():
-        rows = len(held_indices(param, 0)) if param.dim() > 1 else param.shape[0]
-        own += rows * param[0].numel() if False else rows * (param.numel() // param.shape[0])
-        held += param.to_local().numel()
-    drawn = initialise(applied.parts[0], applied.spec, seed=0)
-    return drawn, own, held
+    held = sum(p.to_local().numel() for p in applied.parameters())
+    rows = sum(p[0].numel() * len(held_indices(p, 0)) for p in applied.parameters() if p.dim() > 1)
+    whole = sum(p.numel() for p in applied.parameters() if p.dim() == 1)
+    return held, rows + whole, initialise(applied.parts[0], applied.spec, seed=0)
+
+
+def draws() -> None:
+    """One of SHARD ranks; rank 0 prints what each drew."""
+    import torch.distributed as dist
+
+    from plait.distributed import end_group, start_group
+
+    start_group("cpu")
+    applied = set_up(["model=llama3_debug"], SHARD)
+    numbers: list[Any] = [None] * SHARD
+    dist.all_gather_object(numbers, fill(applied))
+    if dist.get_rank() == 0:
+        print(f"\ninitialising llama3_debug, {applied.run.parameters:,} parameters, at shard {SHARD}")
+        for rank, (held, own, drawn) in enumerate(numbers):
+            said = "within" if drawn <= own else "MORE THAN"
+            print(f"  rank {rank} drew {drawn:,}, {said} its own rows of {own:,} (1-D ones whole); it holds {held:,}")
+    end_group()
+
+
+def one_of_many(model: str, world_size: int) -> None:
+    """Rank 0 of a world whose other ranks do not exist, from an interpreter that has imported nothing."""
+    laps = [time.perf_counter()]
+    import torch
+
+    import plait.check  # noqa: F401
+    from plait.plan.inspect import simulated
+
+    laps.append(time.perf_counter())
+    torch.set_num_threads(1)
+    with simulated(world_size):
+        applied = set_up([f"model={model}"], world_size)
+        laps.append(time.perf_counter())
+        held, _, drawn = fill(applied)
+        laps.append(time.perf_counter())
+    imports, shaping, drawing = (after - before for before, after in pairwise(laps))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"\n{model}, {applied.run.parameters:,} parameters, one rank of {world_size}, one thread")
+    print(f"  {imports:7.2f} s to import torch and Plait")
+    print(f"  {shaping:7.2f} s to compose, check, build on meta and shard")
+    print(f"  {drawing:7.2f} s to draw {drawn:,} numbers ({drawn / drawing / 1e6:.0f} M/s); it holds {held:,}")
+    print(f"  {sum((imports, shaping, drawing)):7.2f} s in all, resident peak {peak:.1f} GiB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15, help="of each command")
+    parser.add_argument("--model", default="llama3_8b", help="the large model")
+    parser.add_argument("--world", type=int, default=64, help="the ranks that share it")
+    parser.add_argument("--alone", action="store_true", help="only the third part, in this process")
+    arguments = parser.parse_args()
+    if "RANK" in os.environ:
+        return draws()
+    if arguments.alone:
+        return one_of_many(arguments.model, arguments.world)
+    print(f"{about()}\n")
+    with tempfile.TemporaryDirectory(prefix="plait-startup-") as scratch:
+        os.chdir(scratch)
+        commands(arguments.repeats)
+        sys.stdout.flush()
+        run_ranks(SHARD, SCRIPT, cwd=scratch)
+        alone = [sys.executable, SCRIPT, "--alone", f"--model={arguments.model}", f"--world={arguments.world}"]
+        subprocess.run(alone, check=True)
+
+
+if __name__ == "__main__":
+    main()

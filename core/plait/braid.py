@@ -14,6 +14,7 @@ from plait.plugins import described
 from plait.strategy import Place, claimed, order
 
 TRACE = "PLAIT_TRACE_PLUGINS"
+BLAME = "raised by"
 
 
 class Braid:
@@ -88,6 +89,11 @@ class Braid:
                 )
 
 
+def blamed(error: BaseException) -> bool:
+    """Whether `error` came out of a strategy's hook; a note of it says whose."""
+    return any(note.startswith(BLAME) for note in getattr(error, "__notes__", ()))
+
+
 def _call(implementation: Any, arguments: Mapping[str, Any]) -> Any:
     return implementation.function(*(arguments[a] for a in implementation.argnames))
 
@@ -101,7 +107,7 @@ def _attributed(function: Callable[..., Any], name: str, hook: str) -> Callable[
         try:
             answer = function(*arguments)
         except Exception as error:
-            error.add_note(f"raised by {described(name)} in its hook {hook!r}")
+            error.add_note(f"{BLAME} {described(name)} in its hook {hook!r}")
             raise
         if os.environ.get(TRACE):
             print(f"[plait] {name}.{hook} {1000 * (time.perf_counter() - start):.2f} ms", flush=True)

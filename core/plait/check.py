@@ -10,7 +10,7 @@ from plait.axes import Layout
 from plait.braid import Braid
 from plait.build import build_model, make
 from plait.checkpoint.state import shapes, tied_names
-from plait.config import Config
+from plait.config import Config, accumulation
 from plait.distributed import device_of
 from plait.errors import PlaitError
 from plait.metrics import check as check_metrics
@@ -18,8 +18,7 @@ from plait.optimizer import make_optimizer
 from plait.plugins import create, installed
 from plait.run import Run
 from plait.schema import typed
-from plait.trainer import accumulation
-from plait.weave import configure, layout_of, new_run
+from plait.weave import axes_asked, configure, layout_of, new_run
 
 
 @attrs.frozen
@@ -103,8 +102,8 @@ def _wanted(run: Run, braid: Braid, guess: int) -> int:
     if run.config.launch.nproc_per_node != "auto":
         return guess
     product = 1
-    for _, answer in braid.answers("build_mesh", run=run, world_size=guess):
-        for axis in answer or ():
+    for _, answer in axes_asked(run, braid):
+        for axis in answer:
             degree = getattr(axis, "degree", 1)  # a view adds no ranks
             if degree == -1:
                 return guess

@@ -9,8 +9,11 @@ from plait.errors import PlaitError, near_miss, one_line
 COMMANDS = {
     "train": ("plait.train", "train a model, or with -m sweep over overrides"),
     "plugins": ("plait.listing", "list the installed strategies [--json] [--check]"),
-    "inspect": ("plait.inspect", "show what a run's composition will do, without starting it [overrides] [world=N]"),
-    "compare": ("plait.compare", "where two runs part: two metrics.jsonl files or run folders"),
+    "inspect": (
+        "plait.plan.inspect",
+        "show what a run's composition will do, without starting it [overrides] [world=N]",
+    ),
+    "compare": ("plait.testing.compare", "where two runs part: two metrics.jsonl files or run folders"),
 }
 
 
@@ -28,6 +31,13 @@ def main() -> None:
         except BrokenPipeError:  # `plait plugins | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             sys.exit(0)
+        except Exception as error:
+            from plait.braid import TRACE, blamed
+
+            if not blamed(error) or os.environ.get(TRACE):
+                raise
+            print(f"plait: {one_line(error)}; {TRACE}=1 shows where", file=sys.stderr)
+            sys.exit(1)
     if arguments in (["--version"], ["-V"]):
         from plait import __version__
 

@@ -19,6 +19,7 @@ def composed(task: Callable[[Any], None], argv: list[str]) -> None:
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
+    from omegaconf.errors import OmegaConfBaseException
 
     raised: list[Exception] = []
 
@@ -44,8 +45,10 @@ def composed(task: Callable[[Any], None], argv: list[str]) -> None:
         sys.argv = before[0]
         if before[1] is None:
             del os.environ["HYDRA_FULL_ERROR"]
-    for error in raised:
-        raise error
+    for problem in raised:
+        if isinstance(problem, OmegaConfBaseException):
+            raise PlaitError(sentence(problem)) from problem
+        raise problem
 
 
 def sentence(error: Exception) -> str:

@@ -127,3 +127,17 @@ class Config:
     launch: Launch = attrs.field(factory=Launch)
     metrics: Metrics = attrs.field(factory=Metrics)
     profile: Profile = attrs.field(factory=Profile)
+
+
+def accumulation(config: Config, shares: int) -> int:
+    """How many local batches make a rank's part of a global one. Raises PlaitError where they do not fit."""
+    local, total = config.train.local_batch_size, config.train.global_batch_size
+    if total is None:
+        return 1
+    if total % (local * shares):
+        fits = [n * local * shares for n in (total // (local * shares), total // (local * shares) + 1) if n]
+        raise PlaitError(
+            f"train.global_batch_size={total} does not divide into batches of train.local_batch_size={local} "
+            f"on {shares} data ranks; {' or '.join(map(str, fits))} would"
+        )
+    return total // (local * shares)

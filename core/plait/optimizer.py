@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from hydra.utils import get_class
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from plait.build import make
 from plait.config import Schedule
 from plait.errors import PlaitError
 
@@ -26,13 +26,13 @@ def make_optimizer(node: Mapping[str, Any], parameters: Iterable[nn.Parameter]) 
     groups: dict[object, list[nn.Parameter]] = {}
     for param in parameters:
         groups.setdefault(param.device_mesh if isinstance(param, DTensor) else None, []).append(param)
+    cls = make({"_target_": node.get("_target_"), "_partial_": True}, "optimizer").func
     device = next(iter(groups.values()))[0].device.type
     try:
-        cls = get_class(node["_target_"])
         if "fused" in inspect.signature(cls).parameters and options.get("fused") is None:
             options["fused"] = device in FUSED_ON
         return cls([{"params": group} for group in groups.values()], **options)
-    except (TypeError, ValueError, RuntimeError, ImportError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise PlaitError(f"optimizer: {node.get('_target_')} refuses these options: {error}") from error
 
 

@@ -1,6 +1,7 @@
 """Which strategies are installed, read from metadata alone, and how one of them is imported and made."""
 
 import importlib
+import operator
 import os
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -68,7 +69,7 @@ def load(name: str) -> type:
         raise PlaitError(f"{plugin} cannot be used: {plugin.state}")
     module, _, attribute = plugin.target.partition(":")
     try:
-        cls = getattr(importlib.import_module(module), attribute)
+        cls = operator.attrgetter(attribute)(importlib.import_module(module))
     except Exception as error:
         raise PlaitError(
             f"{plugin} cannot be imported from {plugin.target}: {type(error).__name__}: {error}"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.check import Checked, check
-from plait.checkpointing import look
+from plait.checkpoint.resume import look
 from plait.config import Launch
 from plait.errors import PlaitError, one_line
 from plait.folder import Outcome, RunFolder, versions_of

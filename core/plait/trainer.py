@@ -10,10 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.build import build_model, make
-from plait.checkpointing import Checkpoints
-from plait.config import Config
+from plait.checkpoint.run import Checkpoints
+from plait.config import Config, accumulation
 from plait.distributed import device_of
-from plait.errors import PlaitError
 from plait.folder import RunFolder
 from plait.loss import cross_entropy_sum, parallel, valid_tokens
 from plait.optimizer import learning_rate, make_optimizer
@@ -177,17 +176,3 @@ class Trainer:
             moved = None if tensor is None else tensor.to(self.device, non_blocking=True)
             parts.append([None] * self.micro_batches if moved is None else moved.split(size))
         return list(zip(*parts, strict=True))
-
-
-def accumulation(config: Config, shares: int) -> int:
-    """How many local batches make a rank's part of a global one. Raises PlaitError where they do not fit."""
-    local, total = config.train.local_batch_size, config.train.global_batch_size
-    if total is None:
-        return 1
-    if total % (local * shares):
-        fits = [n * local * shares for n in (total // (local * shares), total // (local * shares) + 1) if n]
-        raise PlaitError(
-            f"train.global_batch_size={total} does not divide into batches of train.local_batch_size={local} "
-            f"on {shares} data ranks; {' or '.join(map(str, fits))} would"
-        )
-    return total // (local * shares)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from plait.axes import Layout, assemble, describe
+from plait.axes import Layout, MeshAxis, MeshView, assemble, describe
 from plait.braid import Braid
 from plait.checkpoint.state import canonical_state
 from plait.clip import clip_grads
@@ -120,14 +120,23 @@ def configure(run: Run) -> None:
         asked |= set(new)
 
 
+def axes_asked(run: Run, braid: Braid) -> list[tuple[str, list[MeshAxis | MeshView]]]:
+    """(strategy, its axes and views) of everyone who has any. Raises PlaitError for an answer of another kind."""
+    asked = []
+    for name, answer in braid.answers("build_mesh", run=run, world_size=run.world_size):
+        items = list(answer) if isinstance(answer, Iterable) else []
+        if not isinstance(answer, Iterable) or not all(isinstance(item, MeshAxis | MeshView) for item in items):
+            raise PlaitError(
+                f"{described(name)} returned {answer!r} from its hook 'build_mesh', which owes a list of MeshAxis "
+                "and MeshView"
+            )
+        asked.append((name, items))
+    return asked
+
+
 def layout_of(run: Run, braid: Braid) -> Layout:
     """The axes of all strategies joined; raises PlaitError where they do not fit, or nobody sums the gradients."""
-    answers = []
-    for name, answer in braid.answers("build_mesh", run=run, world_size=run.world_size):
-        if answer is None:
-            raise PlaitError(f"{described(name)} returned None from its hook 'build_mesh', which owes a list of axes")
-        answers.append((name, list(answer)))
-    layout = assemble(answers, run.world_size)
+    layout = assemble(axes_asked(run, braid), run.world_size)
     shared = [a for a in layout.data_axes() if a.degree > 1]
     if shared and "gradient_sum" not in braid.roles:
         raise PlaitError(

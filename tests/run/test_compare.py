@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.compare import compare, main
+from plait.testing.compare import compare, main
 from plait.errors import PlaitError
 
 

@@ -58,9 +58,9 @@ def _lines(checked: Any) -> list[str]:
     from torch.distributed.tensor import DTensor
 
     from plait.build import build_model
+    from plait.config import accumulation
     from plait.distributed import device_of
     from plait.plugins import create, described
-    from plait.trainer import accumulation
     from plait.weave import new_run, set_up
 
     config, layout = checked.config, checked.layout

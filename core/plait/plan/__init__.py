@@ -1,0 +1,1 @@
+"""What a run would do, worked out without starting it."""

@@ -1,0 +1,48 @@
+"""The pages that docs/generate.py writes say what conf/ and the hookspecs say today."""
+
+import importlib.util
+from types import ModuleType
+
+import attrs
+import pytest
+from pages import ROOT
+
+from plait.config import Config
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_are_up_to_date(generate: ModuleType) -> None:
+    for path, text in generate.pages().items():
+        assert path.read_text() == text, f"{path.name} is stale: run `python docs/generate.py`"
+
+
+def test_every_typed_key_is_there(generate: ModuleType) -> None:
+    text = generate.configuration()
+    for node in attrs.fields(Config):
+        if attrs.has(node.type):
+            for key in attrs.fields(node.type):
+                assert f"| `{node.name}.{key.name}` |" in text
+
+
+def test_every_plugin_and_option_is_there(generate: ModuleType) -> None:
+    text = generate.configuration()
+    for path in [*ROOT.glob("conf/*/*.yaml"), *ROOT.glob("plugins/*/src/*/conf/*/*.yaml")]:
+        group = path.parent.name
+        said = f"'strategy=[{path.stem}]'" if group == "strategy" else f"`{group}={path.stem}`"
+        assert said in text or f"`+{group}={path.stem}`" in text
+
+
+def test_a_key_of_a_yaml_line(generate: ModuleType, tmp_path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("# @package a.b\n# What it is,\n# in words.\nkey: [1, 2] # a # b\nnode: # of keys\n  inner: 1.0e-8\n")
+    assert generate.header(file) == "What it is, in words."
+    found = [attrs.astuple(key) for key in generate.keys(file)]
+    assert found == [("key", "[1, 2]", "a # b"), ("node", "", "of keys"), ("node.inner", "1.0e-8", "")]
