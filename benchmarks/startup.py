@@ -66,15 +66,20 @@ def set_up(overrides: list[str], world_size: int) -> Any:
     return set_up(model, new_run(checked.config, spec, model, world_size, "cpu", strategies), fill=False)
 
 
-def fill(applied: Any) -> tuple[int, int, int]:
-    """Draw this rank's share; returns how many numbers it holds, how many it may draw at most, and how many it drew."""
-    from plait.initialise import held_indices, initialise, materialise
+def fill(applied: Any) -> int:
+    """Give this rank's share storage and values; returns how many numbers it drew."""
+    from plait.initialise import initialise, materialise
 
     materialise(applied.parts[0], applied.device)
-    held = sum(p.to_local().numel() for p in applied.parameters())
-    rows = sum(p[0].numel() * len(held_indices(p, 0)) for p in applied.parameters() if p.dim() > 1)
-    whole = sum(p.numel() for p in applied.parameters() if p.dim() == 1)
-    return held, rows + whole, initialise(applied.parts[0], applied.spec, seed=0)
+    return initialise(applied.parts[0], applied.spec, seed=0)
+
+
+def share(applied: Any) -> tuple[int, int]:
+    """How many numbers this rank holds, and how many stand in its own rows (1-D parameters whole)."""
+    from plait.initialise import held_indices
+
+    rows = [p.numel() // len(p) * len(held_indices(p, 0)) if p.dim() > 1 else p.numel() for p in applied.parameters()]
+    return sum(p.to_local().numel() for p in applied.parameters()), sum(rows)
 
 
 def draws() -> None:
@@ -86,10 +91,10 @@ def draws() -> None:
     start_group("cpu")
     applied = set_up(["model=llama3_debug"], SHARD)
     numbers: list[Any] = [None] * SHARD
-    dist.all_gather_object(numbers, fill(applied))
+    dist.all_gather_object(numbers, (fill(applied), *share(applied)))
     if dist.get_rank() == 0:
         print(f"\ninitialising llama3_debug, {applied.run.parameters:,} parameters, at shard {SHARD}")
-        for rank, (held, own, drawn) in enumerate(numbers):
+        for rank, (drawn, held, own) in enumerate(numbers):
             said = "within" if drawn <= own else "MORE THAN"
             print(f"  rank {rank} drew {drawn:,}, {said} its own rows of {own:,} (1-D ones whole); it holds {held:,}")
     end_group()
@@ -108,14 +113,14 @@ def one_of_many(model: str, world_size: int) -> None:
     with simulated(world_size):
         applied = set_up([f"model={model}"], world_size)
         laps.append(time.perf_counter())
-        held, _, drawn = fill(applied)
+        drawn = fill(applied)
         laps.append(time.perf_counter())
     imports, shaping, drawing = (after - before for before, after in pairwise(laps))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"\n{model}, {applied.run.parameters:,} parameters, one rank of {world_size}, one thread")
     print(f"  {imports:7.2f} s to import torch and Plait")
     print(f"  {shaping:7.2f} s to compose, check, build on meta and shard")
-    print(f"  {drawing:7.2f} s to draw {drawn:,} numbers ({drawn / drawing / 1e6:.0f} M/s); it holds {held:,}")
+    print(f"  {drawing:7.2f} s to draw {drawn:,} numbers ({drawn / drawing / 1e6:.0f} M/s)")
     print(f"  {sum((imports, shaping, drawing)):7.2f} s in all, resident peak {peak:.1f} GiB")
 
 

@@ -1,5 +1,6 @@
 """Runs the command `plait` as a user does, on a model that is small enough to start in seconds."""
 
+import contextlib
 import json
 import os
 import signal
@@ -87,7 +88,5 @@ def alive(pid: int) -> bool:
 
 def kill_all(process: subprocess.Popen[str], folder: Path, number: int = signal.SIGKILL) -> None:
     for pid in [process.pid, *ranks_of(folder)]:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass

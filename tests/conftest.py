@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 for folder in (".", "core"):  # helpers of the tests, here and in the ranks
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
-from plait.testing.pool import Pool
+from plait.testing.pool import Pool  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from typing import Any
 import attrs
 from attrs.validators import ge, gt, in_, le, optional
 
-REQUIRED = "???"
+from plait.errors import PlaitError
 
 
 def _one_of(*values: Any) -> Any:

@@ -62,16 +62,17 @@ class Pending:
         self._loss: float | None = None
 
     def check(self) -> float:
-        """The loss of all ranks. Raises PlaitError where it is not a number."""
+        """The loss of all ranks. Raises PlaitError where it, or the norm of the gradients, is not a number."""
         if self._loss is None:
             self._work.wait()
             gathered = self._all.view(-1, 2).cpu()
             self._loss = float(gathered[:, 0].sum())
             self._memory = int(gathered[:, 1].max())
-            if not math.isfinite(self._loss):
-                raise PlaitError(
-                    f"the loss of step {self.step} is {self._loss}: the run stops; the last good checkpoint is kept"
-                )
+            for what, value in (("loss", self._loss), ("norm of the gradients", float(self.norm))):
+                if not math.isfinite(value):
+                    raise PlaitError(
+                        f"the {what} of step {self.step} is {value}: the run stops; the last good checkpoint is kept"
+                    )
         return self._loss
 
     def row(self) -> Row:

@@ -87,10 +87,10 @@ def test_clipping_changes_what_it_should(pool, reference):
 
 def product_dtypes(strategies):
     """The dtypes of all matrix products of a forward pass, and what blocks' parameters are stored in."""
+    from layouts import batch, llama
     from torch.utils._python_dispatch import TorchDispatchMode
 
     import plait
-    from layouts import batch, llama
     from plait.plugins import create
 
     seen = set()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from plait.testing.compare import compare, main
 from plait.errors import PlaitError
+from plait.testing.compare import compare, main
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
