@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the comments in conf/ and docs/hooks.md from hookspecs.py: `python docs/generate.py`."""
+"""Writes configuration.md, from the comments in conf/, and hooks.md, from the hookspecs: `python docs/generate.py`."""
 
 import inspect
 import re
@@ -12,7 +12,40 @@ from plait import hookspecs
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
 LINE = re.compile(r"^(?P<indent> *)(?P<key>\w+):(?: +(?P<value>[^#\s][^#]*?))?(?: +# (?P<comment>.*))?$")
-NOTE = "<!-- written by docs/generate.py; change {source} instead -->\n"
+
+CONFIGURATION = """\
+# Configuration
+
+<!-- written by docs/generate.py from the comments in conf/: change those -->
+
+Every key can be set on the command line: `plait train train.steps=100 model.dim=512`. `plait train --cfg job` prints
+what a command comes to, without running it. A list in brackets needs quotes in most shells: `'strategy=[fsdp2]'`.
+A default of `???` must be given. Options of your own are files `./conf/<group>/<option>.yaml`, or lie under
+`--config-dir`.
+
+## A run
+"""
+
+HOOKS = """\
+# The hooks
+
+<!-- written by docs/generate.py from core/plait/hookspecs.py: change that -->
+
+The whole contract between the core and a strategy, API version {api}. [Strategies](strategies.md) shows it in use, and
+[architecture](architecture.md) says why each hook has its shape.
+
+{table}
+
+A method takes any subset of the arguments, by name. *All*: everyone who implements it is called, in order. *Fold*: each
+strategy gets what the one before it left. *First result*: at most one selected strategy implements it, and where none
+does the core has an answer of its own.
+
+{strategy}
+
+```text
+{attributes}
+```
+"""
 
 
 @attrs.frozen
@@ -46,9 +79,11 @@ def header(path: Path) -> str:
     return " ".join(lines)
 
 
-def table(rows: Iterable[tuple[str, ...]], *titles: str) -> list[str]:
-    cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
-    return [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}", *(f"| {' | '.join(row)} |" for row in cells)]
+def table(titles: str, rows: Iterable[Iterable[str]]) -> str:
+    names = titles.split(", ")
+    cells = [[cell.replace("|", r"\|").replace("<", r"\<") for cell in row] for row in rows]
+    lines = [f"| {' | '.join(row)} |" for row in (names, *cells)]
+    return "\n".join([lines[0], "|" + "---|" * len(names), *lines[1:]])
 
 
 def code(text: str) -> str:
@@ -56,89 +91,63 @@ def code(text: str) -> str:
 
 
 def configuration() -> str:
-    lines = [
-        "# Configuration",
-        "",
-        NOTE.format(source="the comments in conf/"),
-        "Every key can be set on the command line: `plait train train.steps=100 model.dim=512`. `plait train --cfg job`",
-        "prints what a command comes to without running it. A list in brackets needs quotes in most shells:",
-        "`'strategy=[fsdp2]'`. Your own options lie in `./conf/<group>/<option>.yaml`, or under `--config-dir`.",
-        "",
-        "## A run",
-        "",
-    ]
     run = list(keys(CONF / "train.yaml"))
-    nodes = {key.path.split(".")[0] for key in run if "." in key.path}
-    rows = []
-    for key in run:
-        if key.path in nodes:
-            rows.append((f"**{key.path}**", "", key.comment))
-        elif key.comment:
-            rows.append((code(key.path), code(key.value), key.comment))
-    lines += [*table(rows, "key", "default", "meaning"), ""]
+    nodes = {key.path.partition(".")[0] for key in run if "." in key.path}
+    rows = [
+        (f"**{key.path}**" if key.path in nodes else code(key.path), code(key.value), key.comment)
+        for key in run
+        if key.path in nodes or key.comment
+    ]
+    parts = [CONFIGURATION, table("key, default, meaning", rows)]
     defaults = dict(re.findall(r"^  - (\w+): (\w+)$", (CONF / "train.yaml").read_text(), re.MULTILINE))
-    for group in ("model", "data", "optimizer"):
-        lines += section(group, defaults[group])
-    lines += ["## strategy", "", "Each option comes with an installed package; these are the ones of this repository.", ""]
+    parts += [group(name, defaults[name]) for name in ("model", "data", "optimizer")]
+    parts += ["\n## strategy\n\nEach comes with an installed package. Those of this repository:"]
     for path in sorted(ROOT.glob("plugins/*/src/*/conf/strategy/*.yaml")):
-        rows = [(code(f"strategy.{path.stem}.{k.path}"), code(k.value), k.comment) for k in keys(path)]
-        lines += [f"`'strategy=[{path.stem}]'` ({path.relative_to(ROOT).parts[1]}):", ""]
-        lines += [*table(rows, "key", "default", "meaning"), ""]
-    lines += ["## recipe and hardware", "", "Several keys at once, added with a plus: `plait train +hardware=laptop`.", ""]
-    paths = [*CONF.glob("recipe/*.yaml"), *ROOT.glob("plugins/*/src/*/conf/recipe/*.yaml"), *CONF.glob("hardware/*.yaml")]
-    rows = [(code(f"+{path.parent.name}={path.stem}"), header(path)) for path in paths]
-    lines += table(sorted(rows, reverse=True), "option", "what it is")
-    return "\n".join(lines) + "\n"
+        plugin = path.relative_to(ROOT / "plugins").parts[0]
+        parts += [f"\n`'strategy=[{path.stem}]'` ([README](../plugins/{plugin}/README.md))\n"]
+        rows = [(code(f"strategy.{path.stem}.{key.path}"), code(key.value), key.comment) for key in keys(path)]
+        parts += [table("key, default, meaning", rows)]
+    parts += ["\n## recipe and hardware\n\nSeveral keys at once, added with a plus: `plait train +hardware=laptop`.\n"]
+    found = [path for root in (CONF, *ROOT.glob("plugins/*/src/*/conf")) for path in root.glob("*/*.yaml")]
+    found = [path for path in found if path.parent.name in ("recipe", "hardware")]
+    options = [(code(f"+{path.parent.name}={path.stem}"), header(path)) for path in found]
+    parts += [table("option, what it is", sorted(options, reverse=True))]
+    return "\n".join(parts) + "\n"
 
 
-def section(group: str, default: str) -> list[str]:
-    """The options of a group, and one table of the keys that any of them has."""
-    paths = sorted((CONF / group).glob("*.yaml"), key=lambda p: (p.stem != default, p.stem))
-    options, found = [], {}
+def group(name: str, default: str) -> str:
+    """The options of a config group, the default first, and one table of the keys that any of them explains."""
+    paths = sorted((CONF / name).glob("*.yaml"), key=lambda path: (path.stem != default, path.stem))
+    contents = {path.stem: {key.path: key for key in keys(path)} for path in paths}
+    options, rows = [], []
     for path in paths:
-        for key in keys(path):
-            if key.path == "_target_":
-                options.append((f"`{group}={path.stem}`", header(path) or key.comment or code(key.value)))
-            elif key.comment:
-                found.setdefault((key.path, key.comment), []).append((path.stem, key.value))
-    rows = []
-    for (path, comment), owners in found.items():
-        names = ", ".join(name for name, _ in owners)
-        values = list(dict.fromkeys(value for _, value in owners))
-        rows.append((code(f"{group}.{path}"), ", ".join(map(code, values)), names, comment))
-    lines = [f"## {group}", "", *table(options, "option", "what it is"), ""]
-    return [*lines, *table(rows, "key", "default", "in", "meaning"), ""]
+        target = contents[path.stem].pop("_target_")
+        options.append((code(f"{name}={path.stem}"), header(path) or target.comment or code(target.value)))
+    explained = dict.fromkeys((k.path, k.comment) for found in contents.values() for k in found.values() if k.comment)
+    for key, comment in explained:
+        owners = {o: found[key] for o, found in contents.items() if key in found}
+        owners = {o: own for o, own in owners.items() if own.comment in (comment, "")}
+        values = list(dict.fromkeys(own.value for own in owners.values()))
+        value = code(values[0]) + (", ..." if len(values) > 1 else "")
+        rows.append((code(f"{name}.{key}"), value, "all" if len(owners) == len(paths) else ", ".join(owners), comment))
+    title = f"\n## {name}\n"
+    return "\n".join([title, table("option, what it is", options), "", table("key, default, of, meaning", rows)])
 
 
 def hooks() -> str:
-    contract = inspect.cleandoc(hookspecs.__doc__ or "").split("\n\n")
     rows = []
     for name, hook in vars(hookspecs).items():
         if hasattr(hook, "plait_spec"):
             kind = "fold" if name in hookspecs.FOLDS else "first result" if name in hookspecs.FIRST_RESULT else "all"
             arguments = ", ".join(inspect.signature(hook).parameters)
             rows.append((code(name), kind, code(arguments), inspect.cleandoc(hook.__doc__)))
-    lines = [
-        "# The hooks",
-        "",
-        NOTE.format(source="core/plait/hookspecs.py"),
-        f"The whole contract between the core and a strategy, API version {hookspecs.API}. [How to write a strategy]"
-        "(strategies.md) shows it in",
-        "use, and [architecture](architecture.md) says why each hook has its shape.",
-        "",
-        *table(rows, "hook", "kind", "arguments", "contract"),
-        "",
-        "A method takes any subset of the arguments, by name. *All*: everyone who implements it is called, in order. *Fold*:",
-        "each strategy gets what the one before it left. *First result*: at most one selected strategy implements it;",
-        "the core has its own answer where none does.",
-        "",
-        *contract[1].splitlines(),
-        "",
-        "```text",
-        *inspect.cleandoc(contract[2]).splitlines(),
-        "```",
-    ]
-    return "\n".join(lines) + "\n"
+    _, strategy, attributes, *_ = inspect.cleandoc(hookspecs.__doc__ or "").split("\n\n")
+    return HOOKS.format(
+        api=hookspecs.API,
+        table=table("hook, kind, arguments, contract", rows),
+        strategy=strategy,
+        attributes=inspect.cleandoc(attributes),
+    )
 
 
 def pages() -> dict[Path, str]:

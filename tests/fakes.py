@@ -1,5 +1,6 @@
 """Distributions that pip never saw: a folder on `sys.path` with what an installed strategy leaves there."""
 
+import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,3 +48,10 @@ def distribution(
     if api is not None:
         lines += ["[plait.api]", *(f"{strategy} = {api}" for strategy in strategies)]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+def forget(folder: Path) -> None:
+    """As if nothing had been imported from `folder`; the next test writes other code under the same name."""
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(folder)):
+            del sys.modules[name]

@@ -1,6 +1,7 @@
 """Puts the configs of the user's folder and of every installed strategy on Hydra's path."""
 
 import os
+from importlib.util import find_spec
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -17,4 +18,6 @@ class PlaitSearchPath(SearchPathPlugin):
         if os.path.isdir("conf"):
             search_path.append("./conf", f"file://{os.path.abspath('conf')}")
         for package in sorted({plugin.package for plugin in installed().values()}):
-            search_path.append(package, f"pkg://{package}.conf")
+            spec = find_spec(package)  # pkg:// would import it, and most of them are not selected
+            for location in (spec and spec.submodule_search_locations) or ():
+                search_path.append(package, f"file://{location}/conf")

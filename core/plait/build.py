@@ -8,7 +8,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from torch import nn
 
-from plait.errors import PlaitError
+from plait.errors import PlaitError, one_line
 from plait.spec import ModelSpec
 
 
@@ -43,4 +43,4 @@ def make(node: Mapping[str, Any], key: str) -> Any:
             cause = cause.__cause__
             if isinstance(cause, PlaitError):
                 raise cause from None
-        raise PlaitError(f"{key}._target_={node['_target_']} cannot be made: {str(cause).splitlines()[0]}") from error
+        raise PlaitError(f"{key}._target_={node['_target_']} cannot be made: {one_line(cause)}") from error

@@ -46,6 +46,12 @@ def check(node: Mapping[str, Any], world_size: int | None = None) -> Checked:
     """
     config = typed(Config, node, "")
     device_type = device_of(config.launch.device)
+    for name, options in config.strategy.items():
+        if not isinstance(options, Mapping | type(None)):
+            raise PlaitError(
+                f"strategy.{name}={options!r} is not a node of options: a strategy's YAML begins with the line "
+                "`# @package strategy.<its name>`"
+            )
     strategies = {name: create(name, options or {}) for name, options in config.strategy.items()}
     model, spec = build_model(config.model)
     guess = world_size or _guess(config, device_type)

@@ -20,10 +20,13 @@ COMMANDS = {
 def main() -> None:
     """Entry point. Exits with 0; 1 after an error, in one sentence; 143 or 130 after SIGTERM or SIGINT, saved."""
     arguments = sys.argv[1:]
-    if arguments and arguments[0] in COMMANDS:
+    completing = "-sc" in arguments or "--shell-completion" in arguments
+    if completing or (arguments and arguments[0] in COMMANDS):
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())  # models of the user's own folder, as for `python -m`
         try:
+            if completing:
+                sys.exit(importlib.import_module("plait.completion").main(arguments))
             sys.exit(importlib.import_module(COMMANDS[arguments[0]][0]).main(arguments[1:]))
         except PlaitError as error:
             print(f"plait: {one_line(error)}", file=sys.stderr)

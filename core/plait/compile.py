@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -31,11 +32,14 @@ def compile_blocks(model: nn.Module, mesh: object, spec: ModelSpec, run: Run) ->
     Only forward is replaced, on the instance: names of parameters stay, and hooks that strategies hang on a block
     run outside. A module that wishes to stay outside the graph marks its forward with `torch.compiler.disable`.
     """
+    options, mode = run.config.compile, run.config.remat.mode
     for block in spec.blocks_of(model).values():
-        if run.config.compile.enabled:
-            block.forward = compiled(block.forward, run.config.compile)
-        if run.config.remat.mode != "none":
-            block.forward = recomputed(block.forward, run.config.remat.mode)
+        if options.enabled:
+            block.forward = compiled(block.forward, options)
+        if mode == "selective" and options.enabled and options.backend == "inductor":
+            block.forward = recomputed_by_compiler(block.forward)
+        elif mode != "none":
+            block.forward = recomputed(block.forward, mode)
     return model
 
 
@@ -54,6 +58,20 @@ def recomputed(forward: Callable[..., Any], mode: str) -> Callable[..., Any]:
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **contexts, **kwargs)
 
     return recompute
+
+
+def recomputed_by_compiler(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same as "selective" for a forward that inductor compiles: its kernels are closed to `checkpoint`.
+
+    The partitioner, which decides when the first call compiles, keeps what is dear and recomputes the rest.
+    """
+
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._functorch.config.patch(aggressive_recomputation=True):
+            return forward(*args, **kwargs)
+
+    return call
 
 
 def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

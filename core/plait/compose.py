@@ -33,7 +33,7 @@ def composed(task: Callable[[Any], None], argv: list[str]) -> None:
             raised.append(error)
 
     before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["plait train", *argv]
+    sys.argv = ["plait" if "-sc" in argv or "--shell-completion" in argv else "plait train", *argv]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra raises instead of printing and exiting
     try:
         hydra.main(config_path=CONFIG, config_name="train", version_base="1.3")(quiet)()
@@ -51,6 +51,18 @@ def composed(task: Callable[[Any], None], argv: list[str]) -> None:
         raise problem
 
 
+def swept(hydra: Any) -> str:
+    """The overrides of this job that set it apart from the others of its sweep, by what Hydra noted of them all."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
+
+    note = os.path.join(hydra.sweep.dir, "multirun.yaml")
+    given = list(OmegaConf.load(note).hydra.overrides.task) if os.path.exists(note) else []
+    parsed = OverridesParser.create().parse_overrides([*given, *hydra.overrides.task])
+    varied = {o.key_or_group for o in parsed[: len(given)] if o.is_sweep_override()}
+    return ", ".join(str(o.input_line) for o in parsed[len(given) :] if not given or o.key_or_group in varied)
+
+
 def sentence(error: Exception) -> str:
     """One sentence for what Hydra says in several lines, with the options that there are."""
     from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -65,7 +77,10 @@ def sentence(error: Exception) -> str:
         if group == "strategy":
             from plait.plugins import installed
 
-            options = [name for name, plugin in installed().items() if plugin.state == "ok"]
+            plugins = installed()
+            if option in plugins:
+                return f"{plugins[option]} has no conf/strategy/{option}.yaml in its package {plugins[option].package}"
+            options = [name for name, plugin in plugins.items() if plugin.state == "ok"]
             what = "is not installed; installed"
         else:
             options = list(error.options or []) or _options(group)

@@ -68,4 +68,5 @@ def _keys(cls: type, path: str) -> list[str]:
 
 def _first_line(error: Exception) -> str:
     """Validators of attrs raise with several arguments; only the first is a sentence."""
-    return str(error.args[0] if error.args else error).splitlines()[0]
+    lines = str(error.args[0] if error.args else error).splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from plait.compose import composed
+from plait.compose import composed, swept
 from plait.errors import PlaitError, one_line
 
 
@@ -29,7 +29,7 @@ def job(cfg: DictConfig) -> None:
     if hydra.mode != RunMode.MULTIRUN:
         _run(node, Path("runs") / name)
         return
-    label = f"job {hydra.job.num} of the sweep ({hydra.job.override_dirname or 'no overrides'})"
+    label = f"job {hydra.job.num} of the sweep ({swept(hydra) or 'no overrides'})"
     print(f"plait: {label} starts", flush=True)
     try:
         _run(node, Path(hydra.sweep.dir) / hydra.sweep.subdir)

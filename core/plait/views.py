@@ -13,11 +13,14 @@ def view(module: nn.Module, name: str, fn: View) -> None:
 
     Views of one parameter nest: a later one sits nearer the storage, so it is applied first. What is stored, its
     FQN, the optimizer and `state_dict` see the parameter itself. Gradients flow back through `fn`.
-    Raises AttributeError where `module` has no parameter of that name.
+    Raises AttributeError where `module` has no parameter of that name, and RuntimeError where its forward was
+    compiled or wrapped already, and so would not see the view: use it at the stages "model" and "graph".
     """
     if name not in module._parameters:
         raise AttributeError(f"{type(module).__name__} has no parameter {name!r} of its own")
     viewed = cast(Any, module)
+    if "forward" in module.__dict__:
+        raise RuntimeError(f"{type(module).__name__}.forward was compiled or wrapped before view({name!r}) was set")
     if not isinstance(module, Viewed):
         viewed.__class__ = _viewed_class(type(module))
         module.__dict__["_views"] = {}

@@ -161,9 +161,9 @@ def set_up(model: nn.Module, run: Run, fill: bool = True) -> Applied:
     model.to(dtype(run.config.precision.storage))
     arguments = {"mesh": mesh, "spec": run.spec, "run": run}
     for stage in STAGES:
+        if stage == "graph" and "parameter_sharding" not in braid.roles:
+            apply_precision(model, run.config.precision)  # before views of this stage: they see storage's dtype
         if stage == "runtime":
-            if "parameter_sharding" not in braid.roles:
-                apply_precision(model, run.config.precision)
             model = braid.first("compile", compile_blocks, model=model, **arguments)
         for place in braid.places:
             if place.stage == stage:

@@ -2,7 +2,10 @@
 
 import pytest
 import torch
-from layouts import FLOAT64, run_layout
+from layouts import FLOAT64, batch, llama, run_layout, worst_gradient
+
+import plait
+from plait.config import Compile, Precision, Remat
 
 
 def counted(strategies, remat):
@@ -37,3 +40,45 @@ def test_one_forward_and_one_backward_graph_for_all_blocks(pool, strategies, rem
     for counts in pool.run(counted, strategies, remat, world=2 if strategies else 1):
         assert counts["graphs"] == 2
         assert counts["calls"] == 3 * calls
+
+
+def saved_by_inductor(mode):
+    """(bytes kept for backward, matrix products of a step) of blocks that inductor compiled."""
+    torch._dynamo.reset()
+    model = llama(n_layers=1)
+    applied = plait.apply(
+        model, model.spec(), precision=Precision(), remat=Remat(mode), compile=Compile(True, "inductor")
+    )
+    tokens, labels = batch(0)
+    plait.cross_entropy_sum(applied.parts[0](tokens), labels).backward()  # compiles
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = plait.cross_entropy_sum(applied.parts[0](tokens), labels)
+    with torch.profiler.profile() as profile:
+        loss.backward()
+    return sum(kept.values()), sum(e.count for e in profile.key_averages() if e.key == "aten::mm")
+
+
+@pytest.mark.slow
+def test_selective_recomputation_by_the_compiler(pool):
+    (kept, products), (fewer, same_products), (least, more_products) = (
+        pool.run(saved_by_inductor, mode, world=1, timeout=240)[0] for mode in ("none", "selective", "full")
+    )
+    assert least < fewer < kept
+    assert same_products == products < more_products
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "full", "selective"])
+def test_inductor_keeps_parity(pool, remat):
+    single = Precision()
+    reference = pool.run(run_layout, {}, precision=single, world=1)[0]
+    options = {"precision": single, "compiled": "inductor", "remat": remat}
+    trace = pool.run(run_layout, {"fsdp2": {}}, world=2, timeout=240, **options)[0]
+    assert worst_gradient(trace, reference)[0] < 1e-5
+    assert max(abs(a - b) for a, b in zip(trace.losses, reference.losses, strict=True)) < 1e-5

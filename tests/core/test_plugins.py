@@ -5,7 +5,7 @@ import sys
 
 import attrs
 import pytest
-from fakes import STRATEGY, distribution
+from fakes import STRATEGY, distribution, forget
 
 from plait import ModelSpec, PlaitError
 from plait.braid import Braid
@@ -21,9 +21,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     distribution(tmp_path, "plait-fine", {"fine": "Ghost"}, version="2.1")
     yield tmp_path
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
-            del sys.modules[name]
+    forget(tmp_path)
 
 
 def refused(sentence, act, *arguments):

@@ -67,6 +67,13 @@ def test_unknown_parameters_are_refused():
         view(linear(), "wieght", lambda p: p)
 
 
+def test_a_forward_that_would_not_see_it_is_refused():
+    module = linear()
+    module.forward = torch.compile(module.forward, backend="eager")
+    with pytest.raises(RuntimeError, match=r"Linear.forward was compiled or wrapped before view\('weight'\)"):
+        view(module, "weight", lambda p: p)
+
+
 def test_one_graph_serves_all_blocks():
     class Block(nn.Module):
         def __init__(self):

@@ -13,7 +13,8 @@ from plait.config import Config
 @pytest.fixture(scope="module")
 def generate() -> ModuleType:
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -40,9 +41,16 @@ def test_every_plugin_and_option_is_there(generate: ModuleType) -> None:
         assert said in text or f"`+{group}={path.stem}`" in text
 
 
+def test_a_plugins_readme_names_every_option(generate: ModuleType) -> None:
+    for path in ROOT.glob("plugins/*/src/*/conf/strategy/*.yaml"):
+        readme = path.parents[4] / "README.md"
+        for key in generate.keys(path):
+            assert f"| `{key.path}` | " in readme.read_text(), f"{readme}: {key.path}"
+
+
 def test_a_key_of_a_yaml_line(generate: ModuleType, tmp_path) -> None:
     file = tmp_path / "x.yaml"
-    file.write_text("# @package a.b\n# What it is,\n# in words.\nkey: [1, 2] # a # b\nnode: # of keys\n  inner: 1.0e-8\n")
+    file.write_text("# @package a\n# What it is,\n# in words.\nkey: [1, 2] # a # b\nnode: # of keys\n  inner: 1.0e-8\n")
     assert generate.header(file) == "What it is, in words."
     found = [attrs.astuple(key) for key in generate.keys(file)]
     assert found == [("key", "[1, 2]", "a # b"), ("node", "", "of keys"), ("node.inner", "1.0e-8", "")]

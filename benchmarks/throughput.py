@@ -1,0 +1,125 @@
+"""Tokens a second, MFU and peak memory: python benchmarks/throughput.py [overrides]
+
+With a GPU: llama3 1b and 8b, eager and compiled, on all GPUs of the machine, within 8 minutes. Without: llama3_debug.
+Overrides are those of plait train and hold for every run: 'strategy=[simplefsdp]' train.local_batch_size=2
+Each run is a `plait train` of its own; one that needs too much memory or time is reported, and the next begins.
+"""
+
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from machine import about
+
+from plait import PlaitError
+from plait.compose import resolve
+
+SECONDS = 465  # for all runs together
+PLAIT = str(Path(sys.executable).with_name("plait"))
+FIXED = ("data=stdlib", "checkpoint.enabled=false", "validation.interval=0", "metrics.tensorboard=false")
+ON_GPU = ("precision.param=bfloat16", "optimizer.lr=0.0003")
+OUT_OF_MEMORY = re.compile(r"out of ?memory|can't allocate memory", re.IGNORECASE)
+
+
+@attrs.frozen
+class Case:
+    """One model with what its runs share. warm_up: first steps that do not count. seconds: at most, each run."""
+
+    model: str
+    overrides: tuple[str, ...]
+    steps: int
+    warm_up: int
+    seconds: float
+
+
+GPU = (
+    Case("llama3_1b", ("train.seq_len=4096", "train.local_batch_size=4", "remat.mode=selective"), 15, 5, 90),
+    Case("llama3_8b", ("train.seq_len=4096", "train.local_batch_size=1", "remat.mode=full"), 12, 4, 170),
+)
+CPU = (Case("llama3_debug", (), 12, 4, 180),)
+
+
+def overrides_of(case: Case, compiled: bool, given: list[str]) -> list[str]:
+    gpu = ON_GPU if case in GPU else ()
+    own = [f"model={case.model}", f"train.steps={case.steps}", f"compile.enabled={compiled}".lower()]
+    return ["strategy=[fsdp2]", *FIXED, *gpu, *case.overrides, *own, "run.name=throughput", *given]
+
+
+def run(overrides: list[str], seconds: float) -> tuple[list[dict[str, Any]], str]:
+    """The rows of metrics.jsonl of one `plait train`, and why it ended early."""
+    if seconds <= 0:
+        return [], "no time left"
+    with tempfile.TemporaryDirectory(prefix="plait-throughput-") as scratch:
+        folder, output = Path(scratch, "runs/throughput"), Path(scratch, "output")
+        why = ""
+        with open(output, "w") as file:
+            try:
+                command = [PLAIT, "train", *overrides]
+                code = subprocess.run(command, cwd=scratch, stdout=file, stderr=file, timeout=seconds).returncode
+            except subprocess.TimeoutExpired:  # it is killed, and its ranks go with it
+                why, code = f"not done after {seconds:.0f} s", 0
+        said = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
+        if code:
+            logs = "".join(log.read_text(errors="replace") for log in folder.glob("ranks/*.log"))
+            why = "out of memory" if OUT_OF_MEMORY.search(logs) else said[-1] if said else f"exit code {code}"
+        rows = folder / "metrics.jsonl"
+        lines = rows.read_text().splitlines() if rows.exists() else []
+        return [json.loads(line) for line in lines], why
+
+
+def table_row(case: Case, config: dict[str, Any], rows: list[dict[str, Any]], why: str) -> list[str]:
+    train, precision = config["train"], config["precision"]
+    stated = [
+        case.model,
+        "compiled" if config["compile"]["enabled"] else "eager",
+        f"{train['local_batch_size']} x {train['seq_len']}",
+        config["remat"]["mode"],
+        "/".join(precision[key] for key in ("storage", "param", "reduce")),
+    ]
+    counted = rows[case.warm_up :]
+    if why or not counted:
+        return [*stated, why or "no step counted", "", "", ""]
+    shares = [row["mfu"] for row in counted if row["mfu"] is not None]
+    tokens = statistics.median(row["tokens_per_second"] for row in counted)
+    seconds = rows[0]["tokens"] / tokens
+    memory = max(row["peak_memory_bytes"] for row in counted) / 2**30
+    mfu = f"{statistics.median(shares):.1%}" if shares else "unknown"
+    return [*stated, f"{tokens:,.0f}", f"{seconds:.3f} s", mfu, f"{memory:.1f} GiB"]
+
+
+def main() -> None:
+    given = sys.argv[1:]
+    if {"-h", "--help"} & set(given):
+        print(__doc__)
+        return
+    began = time.monotonic()
+    gpus = torch.cuda.device_count()
+    print(about())
+    if gpus:
+        print(f"{gpus} x {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}; memory: the allocator's peak")
+    else:
+        print("NOT MEASURED ON A GPU, as this machine has none: llama3_debug on its processor; memory: a resident peak")
+    print(f"overrides: {' '.join(given) or 'none'}; text: the standard library's, as bytes\n")
+    heads = ("model", "mode", "batch a rank", "recomputed", "stored/computed/summed in")
+    print(" | ".join([*heads, "tokens/s", "step", "MFU", "peak memory"]), flush=True)
+    for case in GPU if gpus else CPU:
+        for compiled in (False, True):
+            left = min(case.seconds, SECONDS - (time.monotonic() - began))
+            overrides = overrides_of(case, compiled, given)
+            try:
+                config = resolve(overrides)
+            except PlaitError as error:
+                sys.exit(f"throughput: {error}")
+            print(" | ".join(table_row(case, config, *run(overrides, left))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

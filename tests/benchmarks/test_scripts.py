@@ -1,0 +1,68 @@
+"""Each benchmark starts and prints what its README promises, with settings too small to measure anything."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import environment
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+TINY = [
+    *("model.dim=32", "model.n_layers=2", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=48"),
+    *("train.seq_len=32", "train.local_batch_size=2", "schedule.warmup_steps=2"),
+]
+
+
+def printed(script: str, *arguments: str, cwd: Path) -> str:
+    command = [sys.executable, str(FOLDER / script), *arguments]
+    env = environment(CUDA_VISIBLE_DEVICES="")
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_overhead_compares_three_loops(tmp_path: Path) -> None:
+    text = printed("overhead.py", "--cycles=4", "--warm-up=1", *TINY, cwd=tmp_path)
+    assert "4 steps of each loop" in text
+    assert text.count("plait / bare") == text.count("A / A'") == 6
+    assert "trained to step 5" in text
+    assert not list(tmp_path.iterdir()), "the run belongs into a folder of its own"
+
+
+@pytest.mark.slow
+def test_startup_finds_no_torch_and_no_foreign_rows(tmp_path: Path) -> None:
+    text = printed("startup.py", "--repeats=1", "--model=llama3_debug", "--world=8", cwd=tmp_path)
+    assert text.count("; no torch") == 2
+    assert "imports torch" not in text
+    assert text.count("within its own rows") == 4
+    assert "one rank of 8" in text
+    matrices, norms = 2_894_080 - 9 * 256, 9 * 256  # an eighth of the former, the latter whole
+    assert f"s to draw {matrices // 8 + norms:,} numbers" in text
+
+
+@pytest.mark.slow
+def test_throughput_says_that_a_processor_is_no_gpu(tmp_path: Path) -> None:
+    text = printed("throughput.py", *TINY, "train.steps=6", "compile.backend=eager", cwd=tmp_path)
+    assert "NOT MEASURED ON A GPU" in text
+    runs = [line.split(" | ") for line in text.splitlines() if line.startswith("llama3_debug |")]
+    assert [(run[1], run[2]) for run in runs] == [("eager", "2 x 32"), ("compiled", "2 x 32")]
+    assert all(float(run[5].replace(",", "")) > 0 and run[7] == "unknown" for run in runs)
+
+
+@pytest.mark.slow
+def test_throughput_reports_a_run_that_fails_and_goes_on(tmp_path: Path) -> None:
+    text = printed("throughput.py", *TINY, "train.seq_len=4096", cwd=tmp_path)
+    assert text.count("train.seq_len=4096 is longer than the model's") == 2
+
+
+def test_the_bare_loop_is_short_and_needs_torch_the_model_and_the_data_alone() -> None:
+    source = (FOLDER / "bare_loop.py").read_text()
+    assert len(source.splitlines()) <= 80
+    top = [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module for node in top if isinstance(node, ast.ImportFrom) and node.module}
+    assert {m for m in modules if m.startswith("plait")} == {"plait.models.llama3", "plait.data.stdlib"}
+    assert {m.split(".")[0] for m in modules} == {"torch", "plait", "typing"}
