@@ -18,7 +18,7 @@ def one_line(error: BaseException) -> str:
 
 
 def near_miss(name: str, known: "list[str] | tuple[str, ...]") -> str:
-    """`"; did you mean 'fsdp2'?"` where something known is close to `name`, else an empty string."""
+    """`"; did you mean 'dim'?"` where something known is close to `name`, else an empty string."""
     import difflib
 
     close = difflib.get_close_matches(name, known, n=1)

@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
 from pages import ROOT, run, steps, write_files
 
 
+@pytest.mark.slow
 def test_the_page(tmp_path: Path) -> None:
     page = ROOT / "docs" / "own-loop.md"
     write_files(page, tmp_path)

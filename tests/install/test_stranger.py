@@ -11,6 +11,10 @@ sys.path.insert(0, str(Path(__file__).parent / "stranger" / "src"))  # the pool'
 
 from plait_twin import Twin
 
+from plait import PlaitError
+from plait.braid import Braid
+from plait.plugins import create
+
 STEPS = 20
 
 
@@ -23,20 +27,23 @@ def references(pool):
     return {make: pool.run(run_layout, {}, steps=STEPS, make=make, world=1)[0] for make in (llama, tied)}
 
 
-@pytest.mark.parametrize(
-    ("world", "extra", "make", "options"),
-    [
-        (2, [Twin()], llama, {}),
-        (4, [Twin(4)], llama, {}),
-        (2, [Twin()], tied, {}),
-        (2, [Twin()], llama, {"micro": 2, "remat": "full"}),
-        (2, [Twin()], tied, {"micro": 2, "remat": "selective"}),
-        (2, [Twin()], llama, {"compiled": "aot_eager"}),
-        (4, [ToyTensor(), Twin()], llama, {}),
-    ],
-    ids=["2", "4", "tied", "accumulated and recomputed", "tied, both", "compiled", "beside tensor ranks"],
-)
-def test_parity(pool, references, world, extra, make, options):
+LAYOUTS = {
+    "2 ranks": (2, [Twin()], llama, {}),
+    "tied, accumulated, recomputed": (2, [Twin()], tied, {"micro": 2, "remat": "selective"}),
+    "beside tensor ranks": (4, [ToyTensor(), Twin()], llama, {}),
+}
+MORE = {
+    "4 ranks": (4, [Twin(4)], llama, {}),
+    "tied": (2, [Twin()], tied, {}),
+    "accumulated, all recomputed": (2, [Twin()], llama, {"micro": 2, "remat": "full"}),
+    "compiled": (2, [Twin()], llama, {"compiled": "aot_eager"}),
+    "compiled, accumulated, recomputed": (2, [Twin()], tied, {"compiled": "aot_eager", "micro": 2, "remat": "full"}),
+}
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
+def test_parity(pool, references, layout):
+    world, extra, make, options = (LAYOUTS | MORE)[layout]
     reference = references[make]
     for trace in pool.run(run_layout, {}, steps=STEPS, extra=tuple(extra), make=make, world=world, **options):
         assert same(trace.initial, reference.initial)
@@ -44,3 +51,14 @@ def test_parity(pool, references, world, extra, make, options):
         assert error < 1e-10, name
         assert max(abs(a - b) for a, b in zip(trace.losses, reference.losses, strict=True)) < 1e-9
         assert max(abs(a / b - 1) for a, b in zip(trace.norms, reference.norms, strict=True)) < 1e-9
+
+
+def test_it_and_fsdp2_exclude_each_other():
+    """Though neither knows the other: both claim the sum of gradients."""
+    with pytest.raises(PlaitError, match="strategies 'twin' and 'fsdp2' both claim the role 'gradient_sum'"):
+        Braid({"twin": Twin(), "fsdp2": create("fsdp2", {})})
+
+
+def test_one_replica_is_one_process(pool, references):
+    (trace,) = pool.run(run_layout, {}, extra=(Twin(1),), world=1)
+    assert trace.losses == references[llama].losses[: len(trace.losses)]

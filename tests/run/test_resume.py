@@ -39,6 +39,7 @@ def test_a_run_leaves_what_it_should(undisturbed):
     assert "plait-fsdp2" in (undisturbed / "versions.json").read_text()
 
 
+@pytest.mark.slow
 def test_two_runs_are_bitwise_equal(undisturbed, tmp_path):
     finish(tmp_path)
     assert numbers(tmp_path / "runs" / "a") == numbers(undisturbed)
@@ -86,6 +87,7 @@ def test_sigterm_saves_and_ends_with_143(undisturbed, tmp_path):
     assert numbers(folder) == numbers(undisturbed)
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_rank_stops_all_at_one_step(undisturbed, tmp_path):
     folder = tmp_path / "runs" / "a"
     process = start(FSDP, "run.name=a", cwd=tmp_path)

@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -126,3 +127,16 @@ def _serve(rank: int, pipe: Connection, stack_file: str) -> None:
             pipe.send((False, traceback.format_exc()))
             if dist.is_initialized():
                 dist.destroy_process_group()
+        _forget()
+
+
+def _forget() -> None:
+    """torch caches plans of DTensors and compiled code by meshes that look alike, with the names of ended groups."""
+    import torch
+    from torch.distributed.tensor import _redistribute
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()

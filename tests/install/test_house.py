@@ -1,0 +1,72 @@
+"""Rules of the house that only hold while somebody looks: where things lie, and who may name whom."""
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECTS = [*(p.parent for p in sorted(ROOT.glob("plugins/*/pyproject.toml"))), Path(__file__).parent / "stranger"]
+
+
+def project(folder: Path) -> dict:
+    return tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+
+
+def strategies(folder: Path) -> dict[str, str]:
+    return project(folder)["entry-points"]["plait.strategies"]
+
+
+def core_files() -> list[Path]:
+    found = [p for p in ROOT.glob("core/**/*.py") if "conf" not in p.parts]
+    assert len(found) > 40
+    return found
+
+
+def test_the_core_finds_the_shipped_conf_through_a_link():
+    link = ROOT / "core" / "plait" / "conf"
+    assert link.is_symlink()
+    assert not link.readlink().is_absolute()
+    assert link.resolve() == (ROOT / "conf").resolve()
+    assert (link / "train.yaml").is_file()
+
+
+@pytest.mark.parametrize(
+    "conf", [ROOT / "conf", *(c for p in PROJECTS for c in p.glob("src/*/conf"))], ids=lambda c: c.parent.name
+)
+def test_every_conf_folder_is_a_package(conf):
+    folders = [conf, *(f for f in conf.rglob("*") if f.is_dir() and f.name != "__pycache__")]
+    assert len(folders) > 1
+    for folder in folders:
+        assert (folder / "__init__.py").is_file(), folder
+
+
+def test_hydra_plugins_is_a_namespace():
+    assert not (ROOT / "core" / "hydra_plugins" / "__init__.py").exists()
+
+
+def test_the_core_names_no_strategy_and_imports_none():
+    names = {name for folder in PROJECTS for name in strategies(folder)}
+    packages = {target.partition(":")[0] for folder in PROJECTS for target in strategies(folder).values()}
+    assert {"fsdp2", "twin"} <= names
+    anywhere = re.compile(rf"\b({'|'.join(sorted(names | packages))})\b")
+    for file in core_files():
+        text = file.read_text()
+        assert not anywhere.search(text), f"{file} names {anywhere.search(text)[0]}"
+        for node in ast.walk(ast.parse(text)):
+            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not [m for m in modules if m.startswith("plait_")], file
+
+
+@pytest.mark.parametrize("folder", PROJECTS, ids=lambda p: p.name)
+def test_a_plugin_says_what_it_is(folder):
+    """The hook API beside each strategy, an options file each, the core as a dependency."""
+    entries = project(folder)["entry-points"]
+    assert entries["plait.api"].keys() == entries["plait.strategies"].keys()
+    assert any(re.match(r"plait\b", d) for d in project(folder)["dependencies"])
+    for name, target in entries["plait.strategies"].items():
+        options = folder / "src" / target.partition(":")[0] / "conf" / "strategy" / f"{name}.yaml"
+        assert f"# @package strategy.{name}" in options.read_text()

@@ -1,0 +1,240 @@
+"""Wheels in an environment that holds nothing else of Plait: what a user gets by pip, and what a stranger can add."""
+
+import json
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import attrs
+import pytest
+import torch
+from commands import SMALL, environment, rows
+from layouts import same, worst_gradient
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[2]
+CORE = ("pyproject.toml", "README.md", "LICENSE", "core", "conf")
+PLUGINS = sorted(p.parent for p in ROOT.glob("plugins/*/pyproject.toml"))
+STRANGER = Path(__file__).parent / "stranger"
+DOUBLE = ("precision.storage=float64", "precision.param=float64", "precision.reduce=float64")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def sources(folder: Path) -> list[Path]:
+    """The core, every plugin of this repository and the stranger's, each alone in a folder of its own."""
+    clutter = shutil.ignore_patterns("*.egg-info", "__pycache__", "build", "dist")
+    for name in CORE:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
+        options = {"symlinks": True, "ignore": clutter} if copy is shutil.copytree else {}
+        (folder / "plait").mkdir(exist_ok=True)
+        copy(ROOT / name, folder / "plait" / name, **options)
+    for project in (*PLUGINS, STRANGER):
+        shutil.copytree(project, folder / project.name, ignore=clutter)
+    return sorted(folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    """A folder with a wheel of each, built from its sdist."""
+    dist = tmp_path_factory.mktemp("dist")
+    for source in sources(tmp_path_factory.mktemp("sources")):
+        built = subprocess.run(
+            [sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, source], capture_output=True, text=True
+        )
+        assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
+    return dist
+
+
+@attrs.frozen
+class Clean:
+    """An environment of its own: the wheels, and beside them third-party libraries that are shared in."""
+
+    folder: Path
+
+    def run(self, *command: str | Path, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        env = {k: v for k, v in environment(PYTHONNOUSERSITE="1").items() if not k.startswith(("PYTHONPATH", "PLAIT_"))}
+        program = self.folder / "bin" / command[0]
+        done = subprocess.run(
+            [program, *command[1:]], cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def train(self, *overrides: str, cwd: Path) -> str:
+        return self.run("plait", "train", *overrides, cwd=cwd).stdout
+
+
+@pytest.fixture(scope="module")
+def clean(wheels, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clean") / "venv"
+    venv.create(folder, with_pip=False, symlinks=True)
+    found = Clean(folder)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "shared.pth").write_text(str(share(folder.with_name("shared"))))
+    names = [f"plait-{project.name.replace('_', '-')}" for project in PLUGINS]
+    found.run(
+        *("python", "-m", "pip", "install", "--no-index", "--find-links", wheels, "--disable-pip-version-check"),
+        *("plait", *names, "plait-twin"),
+        cwd=folder,
+    )
+    return found
+
+
+def share(folder: Path) -> Path:
+    """A folder of links to everything that is installed here, except what is Plait's."""
+    folder.mkdir()
+    installed = Path(torch.__file__).parents[1]
+    for entry in installed.iterdir():
+        if entry.name == "hydra_plugins":  # a namespace: other packages have parts in it
+            (folder / entry.name).mkdir()
+            for part in entry.iterdir():
+                if not part.name.startswith(("plait", "__pycache__")):
+                    (folder / entry.name / part.name).symlink_to(part)
+        elif not entry.name.startswith(("plait", "__editable__", "__pycache__")):
+            (folder / entry.name).symlink_to(entry)
+    return folder
+
+
+@pytest.fixture
+def empty(tmp_path):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    return folder
+
+
+def test_what_is_in_them(wheels):
+    (core,) = wheels.glob("plait-[0-9]*.whl")
+    names = set(zipfile.ZipFile(core).namelist())
+    assert {"plait/conf/train.yaml", "plait/conf/model/llama3_8b.yaml", "plait/conf/model/__init__.py"} <= names
+    assert {"plait/py.typed", "plait/cli.py", "hydra_plugins/plait_searchpath.py"} <= names
+    assert "hydra_plugins/__init__.py" not in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [name for name in names if name.startswith(("tests", "plugins", "conf/"))]
+    for wheel in wheels.glob("plait_*.whl"):
+        inside = zipfile.ZipFile(wheel).namelist()
+        assert any("/conf/strategy/" in name and name.endswith(".yaml") for name in inside), wheel
+    assert len(list(wheels.glob("*.whl"))) == len(list(wheels.glob("*.tar.gz"))) == 2 + len(PLUGINS)
+
+
+ORIGINS = """
+import json, sys
+from importlib import import_module
+from importlib.metadata import entry_points
+from plait.plugins import load
+modules = {"plait", "hydra_plugins.plait_searchpath"}
+for entry in entry_points(group="plait.strategies"):
+    load(entry.name)
+    modules.add(entry.module)
+import plait.trainer
+print(json.dumps({name: import_module(name).__file__ for name in modules} | {"others": [
+    m.__file__ for m in list(sys.modules.values()) if getattr(m, "__file__", None)
+], "path": sys.path}))
+"""
+
+
+def test_everything_comes_from_there(clean, empty):
+    found = json.loads(clean.run("python", "-c", ORIGINS, cwd=empty).stdout)
+    others, path = found.pop("others"), found.pop("path")
+    assert {"plait", "plait_fsdp2", "plait_twin"} <= found.keys()
+    (site,) = clean.folder.glob("lib/python*/site-packages")
+    for name, file in found.items():
+        assert Path(file).is_relative_to(site), f"{name} is {file}"
+    for file in (*others, *path):
+        assert not Path(file).is_relative_to(ROOT), file
+
+
+def test_plugins_are_found_and_sound(clean, empty):
+    found = json.loads(clean.run("plait", "plugins", "--check", "--json", cwd=empty).stdout)
+    states = {(each["distribution"], each["state"]) for each in found}
+    assert {("plait-fsdp2", "ok"), ("plait-twin", "ok")} <= states
+    assert {state for _, state in states} == {"ok"}
+
+
+def test_a_run_from_an_empty_folder(clean, empty):
+    clean.train("strategy=[fsdp2]", *SMALL, "train.steps=6", "run.name=a", cwd=empty)
+    assert [r["step"] for r in rows(empty / "runs/a")] == list(range(1, 7))
+    assert (empty / "runs/a/export/model.safetensors").exists()
+    versions = json.loads((empty / "runs/a/versions.json").read_text())
+    assert {"plait", "plait-fsdp2", "torch"} <= versions.keys()
+
+
+def test_a_model_of_the_users_own_folder(clean, empty):
+    """By ./conf in a sweep, and by --config-dir; both under fsdp2, in ranks that must find it too."""
+    (empty / "mine.py").write_text(
+        "from plait.models.llama3 import Llama3\n\n\nclass Mine(Llama3):\n"
+        "    def forward(self, tokens, positions=None):\n        return 2 * super().forward(tokens, positions)\n"
+    )
+    for folder, name in (("conf", "mine"), ("elsewhere", "other")):
+        (empty / folder / "model").mkdir(parents=True)
+        (empty / folder / "model" / f"{name}.yaml").write_text("defaults: [llama3_debug]\n_target_: mine.Mine\n")
+    short = (*SMALL, "train.steps=3", "validation.interval=0", "checkpoint.enabled=false")
+    clean.train("-m", "model=mine", "train.seed=1,2", "strategy=[fsdp2]", "hydra.sweep.dir=sweep", *short, cwd=empty)
+    clean.train("--config-dir", "elsewhere", "model=other", "strategy=[fsdp2]", "train.seed=2", *short, cwd=empty)
+    found = [rows(empty / run) for run in ("sweep/0", "sweep/1", "runs/other-fsdp2")]
+    assert [len(each) for each in found] == [3, 3, 3]
+    assert [r["loss"] for r in found[1]] == [r["loss"] for r in found[2]]
+    assert [r["loss"] for r in found[0]] != [r["loss"] for r in found[1]]
+
+
+TRACE = """
+import sys
+import torch
+import torch.distributed as dist
+folder, name, *strategies = sys.argv[1:]
+sys.path.insert(0, folder)
+from layouts import run_layout
+trace = run_layout({strategy: {} for strategy in strategies}, steps=20)
+torch.save(trace, f"{name}-{dist.get_rank()}")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_stranger_equals_one_process(clean, empty):
+    """Numerics contract 4, in float64: bitwise initial parameters, gradients per parameter, losses of 20 steps."""
+    (empty / "trace.py").write_text(TRACE)
+    tests = ROOT / "tests"
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    clean.run("python", "trace.py", tests, "one", cwd=empty)
+    clean.run("python", *launch, "trace.py", tests, "two", "twin", cwd=empty)
+    reference = torch.load(empty / "one-0", weights_only=False)
+    for rank in range(2):
+        trace = torch.load(empty / f"two-{rank}", weights_only=False)
+        assert same(trace.initial, reference.initial)
+        error, name = worst_gradient(trace, reference)
+        assert error < 1e-10, name
+        assert len(trace.losses) == 20
+        assert max(abs(a - b) for a, b in zip(trace.losses, reference.losses, strict=True)) < 1e-9
+
+
+def test_a_stranger_trains_by_the_command(clean, empty):
+    """The same through `plait train`: 2 ranks under twin, and one process that sees the same batches."""
+    options = (*SMALL, *DOUBLE, "train.steps=20", "checkpoint.enabled=false")
+    said = clean.train("strategy=[twin]", *options, cwd=empty)
+    assert "launch: local, 2 rank(s) here of 2; twin=2" in said
+    clean.train("strategy=[]", "train.global_batch_size=4", *options, cwd=empty)
+    twin, one = rows(empty / "runs/llama3_debug-twin"), rows(empty / "runs/llama3_debug")
+    assert [r["tokens"] for r in twin] == [r["tokens"] for r in one]
+    for key in ("loss", "grad_norm"):
+        assert max(abs(a[key] - b[key]) for a, b in zip(twin, one, strict=True)) < 1e-9
+
+
+def test_a_checkpoint_of_a_stranger_loads_under_fsdp2(clean, empty):
+    options = (*SMALL, *DOUBLE, "checkpoint.interval=4", "schedule.decay_steps=0", "validation.interval=0")
+    clean.train("strategy=[twin]", *options, "run.name=a", "train.steps=4", cwd=empty)
+    load = f"checkpoint.load={empty}/runs/a/checkpoints/step-4"
+    said = clean.train("strategy=[fsdp2]", *options, "run.name=b", "train.steps=4", load, cwd=empty)
+    assert "checkpoint: resuming after step 4" in said
+    saved, loaded = (load_file(empty / "runs" / name / "export/model.safetensors") for name in "ab")
+    assert saved["output.weight"].dtype == torch.float64
+    assert same(saved, loaded)
+    clean.train("strategy=[twin]", *options, "run.name=a", "train.steps=8", cwd=empty)
+    clean.train("strategy=[fsdp2]", *options, "run.name=c", "train.steps=8", load, cwd=empty)
+    after, elsewhere = rows(empty / "runs/a")[4:], rows(empty / "runs/c")
+    assert [r["step"] for r in elsewhere] == [5, 6, 7, 8]
+    for key in ("loss", "grad_norm"):
+        assert max(abs(a[key] - b[key]) for a, b in zip(after, elsewhere, strict=True)) < 1e-9
