@@ -3,9 +3,12 @@
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
+import torch
 from layouts import llama, run_layout, same, worst_gradient
-from toys import ToyTensor
+from torch import nn
+from toys import Mixture, ToyTensor
 
 sys.path.insert(0, str(Path(__file__).parent / "stranger" / "src"))  # the pool's ranks inherit it
 
@@ -13,6 +16,7 @@ from plait_twin import Twin
 
 from plait import PlaitError
 from plait.braid import Braid
+from plait.models.init import Normal
 from plait.plugins import create
 
 STEPS = 20
@@ -22,14 +26,42 @@ def tied():
     return llama(tie_embeddings=True)
 
 
+class Head(nn.Module):
+    """A product with the sum of two parameters, whose gradients autograd hands out as one tensor."""
+
+    def __init__(self, dim, vocab):
+        super().__init__()
+        self.one, self.other = nn.Parameter(torch.empty(vocab, dim)), nn.Parameter(torch.empty(vocab, dim))
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.one + self.other)
+
+
+class Added(Mixture):
+    def __init__(self):
+        super().__init__()
+        self.head = Head(16, 64)
+
+    def spec(self):
+        spec = super().spec()
+        axes, init = {"head.*": ("vocab", "embed")}, {"head.*": Normal(0.1)}
+        return attrs.evolve(spec, axes={**spec.axes, **axes}, init={**spec.init, **init})
+
+
+def added():
+    with torch.device("meta"):
+        return Added()
+
+
 @pytest.fixture(scope="module")
 def references(pool):
-    return {make: pool.run(run_layout, {}, steps=STEPS, make=make, world=1)[0] for make in (llama, tied)}
+    return {make: pool.run(run_layout, {}, steps=STEPS, make=make, world=1)[0] for make in (llama, tied, added)}
 
 
 LAYOUTS = {
     "2 ranks": (2, [Twin()], llama, {}),
     "tied, accumulated, recomputed": (2, [Twin()], tied, {"micro": 2, "remat": "selective"}),
+    "one gradient for two": (2, [Twin()], added, {}),
     "beside tensor ranks": (4, [ToyTensor(), Twin()], llama, {}),
 }
 MORE = {

@@ -26,6 +26,14 @@ def finish(folder, *overrides):
     return done.stdout
 
 
+def gone(ranks):
+    """Whether they all end by themselves."""
+    deadline = time.monotonic() + 5
+    while any(map(alive, ranks)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(alive, ranks))
+
+
 def test_a_run_leaves_what_it_should(undisturbed):
     found = rows(undisturbed)
     assert [row["step"] for row in found] == list(range(1, 41))
@@ -45,6 +53,7 @@ def test_two_runs_are_bitwise_equal(undisturbed, tmp_path):
     assert numbers(tmp_path / "runs" / "a") == numbers(undisturbed)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_restarts_the_group(undisturbed, tmp_path):
     folder = tmp_path / "runs" / "a"
     process = start(FSDP, "run.name=a", cwd=tmp_path)
@@ -56,6 +65,7 @@ def test_a_killed_rank_restarts_the_group(undisturbed, tmp_path):
     assert numbers(folder) == numbers(undisturbed)
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_leaves_no_rank_and_the_command_goes_on(undisturbed, tmp_path):
     folder = tmp_path / "runs" / "a"
     process = start(FSDP, "run.name=a", cwd=tmp_path)
@@ -64,15 +74,13 @@ def test_a_killed_launcher_leaves_no_rank_and_the_command_goes_on(undisturbed, t
     assert len(ranks) == 2
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 5
-    while any(map(alive, ranks)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(alive, ranks))
+    assert gone(ranks)
     output = finish(tmp_path)
     assert "checkpoint: resuming after step 15" in output or "checkpoint: resuming after step 10" in output
     assert numbers(folder) == numbers(undisturbed)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_ends_with_143(undisturbed, tmp_path):
     folder = tmp_path / "runs" / "a"
     process = start(FSDP, "run.name=a", cwd=tmp_path)
@@ -105,15 +113,31 @@ def test_a_finished_run_says_so(undisturbed):
     assert "a is finished at step 40: raise train.steps, or set another run.name" in done.stdout
 
 
-def test_a_second_live_run_is_refused(tmp_path):
-    process = start(FSDP, "run.name=a", "train.steps=100000", cwd=tmp_path)
-    wait_for_step(tmp_path / "runs" / "a", 1, process)
-    done = train(FSDP, "run.name=a", cwd=tmp_path)
-    kill_all(process, tmp_path / "runs" / "a")
-    process.communicate()
-    assert done.returncode == 1
-    assert "is live already (process " in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_life_of_mishaps(undisturbed, tmp_path):
+    """A rank is killed, a second launcher turned away, the launcher killed, its successor told to stop."""
+    folder = tmp_path / "runs" / "a"
+    process = start(FSDP, "run.name=a", cwd=tmp_path)
+    wait_for_step(folder, 8, process)
+    os.kill(ranks_of(folder)[1], signal.SIGKILL)
+    second = train(FSDP, "run.name=a", cwd=tmp_path)
+    assert second.returncode == 1
+    assert "is live already (process " in second.stderr
+    assert "Traceback" not in second.stderr
+    wait_for_step(folder, 17, process)
+    ranks = ranks_of(folder)
+    assert len(ranks) == 2
+    process.kill()
+    assert "rank 1 was killed by SIGKILL; restarting all (1 of 3); its log: " in process.communicate()[0]
+    assert gone(ranks)
+    process = start(FSDP, "run.name=a", cwd=tmp_path)
+    wait_for_step(folder, 22, process)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 143, output
+    last = rows(folder)[-1]["step"]
+    assert f"stopped by a signal after step {last}; saved" in output
+    assert f"checkpoint: resuming after step {last}" in finish(tmp_path)
+    assert numbers(folder) == numbers(undisturbed)
 
 
 @pytest.mark.slow

@@ -123,17 +123,17 @@ def _state_of(
 
 
 def _first_state(optimizer: Any, group: Mapping[str, Any], param: nn.Parameter) -> dict[str, Any]:
-    """What `optimizer` would keep of `param` after a step: made by a step of its twin on a stand-in.
+    """What `optimizer` would keep of `param` after a step: made by a step of its spare on a stand-in.
 
     torch has no public way to create it. A step with learning rate 0 on the real ones would count as a step, decay
     momenta, run hooks, and with eps=0 make parameters NaN. Values are of no use, only keys, dtypes and layout are.
     """
     stand_in = nn.Parameter(torch.zeros_like(param))
     stand_in.grad = torch.zeros_like(stand_in)
-    twin = object.__new__(type(optimizer))
-    twin.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})  # a patched one
-    twin.state = defaultdict(dict)
-    twin.param_groups = [{**group, "params": [stand_in]}]
-    twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-    twin.step()
-    return dict(twin.state[stand_in])
+    spare = object.__new__(type(optimizer))
+    spare.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})  # a patched one
+    spare.state = defaultdict(dict)
+    spare.param_groups = [{**group, "params": [stand_in]}]
+    spare._optimizer_step_pre_hooks, spare._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    spare.step()
+    return dict(spare.state[stand_in])
