@@ -100,6 +100,7 @@ def _train(folder: RunFolder, rank: int, handle: IO[str]) -> Outcome:
         trainer = Trainer(config, node, folder, say, watchdog.kick)
         start = trainer.restore()
         report: Callable[[dict[str, Any]], None] = lambda row: None  # noqa: E731
+        last: dict[str, Any] = {}
         if rank == 0:
             metrics = stack.enter_context(
                 Metrics(folder.path, config.metrics, start, config.run.name or folder.path.name, node)
@@ -110,6 +111,7 @@ def _train(folder: RunFolder, rank: int, handle: IO[str]) -> Outcome:
             def report(row: dict[str, Any]) -> None:
                 metrics.log(row)
                 console.step(row)
+                last.update(row)
 
         blocks, axes = trainer.run.spec.blocks_of(trainer.model), axes_by_group(trainer.mesh)
         profiler = stack.enter_context(
@@ -122,10 +124,17 @@ def _train(folder: RunFolder, rank: int, handle: IO[str]) -> Outcome:
                 trainer.ask_to_stop()
 
         kind = trainer.fit(report, each_step)
-        if kind == "finished" and config.checkpoint.enabled and config.checkpoint.export:
+        exported = kind == "finished" and config.checkpoint.enabled and config.checkpoint.export
+        if exported:
             watchdog.kick("the export of the weights")
             trainer.checkpoints.export()
         reason = f"trained to step {trainer.step}"
+        if "loss" in last:
+            reason += f": loss {last['loss']:.4f}" + (
+                f", validation {last['val_loss']:.4f}" if "val_loss" in last else ""
+            )
+        if exported:
+            reason += f"; weights in {folder.path / 'export'}"
         if kind == "stopped":
             saved = "saved" if config.checkpoint.enabled else "nothing was saved (checkpoint.enabled=false)"
             reason = f"stopped by a signal after step {trainer.step}; {saved}"
