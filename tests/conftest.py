@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-for folder in (".", "core"):  # helpers of the tests, here and in the ranks
+for folder in (".", "core", "models"):  # helpers of the tests, here and in the ranks
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 from plait.testing.pool import Pool  # noqa: E402

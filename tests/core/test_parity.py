@@ -125,3 +125,31 @@ def test_bfloat16_stays_near_float32(pool):
         trace = pool.run(run_layout, strategies, precision=mixed, world=world)[0]
         assert max(abs(a - b) for a, b in zip(trace.losses, exact.losses, strict=True)) < 5e-3
         assert worst_gradient(trace, exact)[0] < 5e-2
+
+
+def qk_norm():
+    from qk_norm import QkNorm
+
+    with torch.device("meta"):
+        return QkNorm(vocab_size=64)
+
+
+def mla():
+    from mla import Mla
+
+    with torch.device("meta"):
+        return Mla(vocab_size=64)
+
+
+def odd():
+    from odd import Odd
+
+    with torch.device("meta"):
+        return Odd(vocab_size=64)
+
+
+@pytest.mark.parametrize("make", [qk_norm, mla, odd])
+def test_models_with_nothing_but_a_spec(pool, make):
+    """Norms of queries and keys; latent attention; tied embeddings, biases, LayerNorm and learned positions."""
+    reference = pool.run(run_layout, {}, make=make, world=1)[0]
+    check(pool.run(run_layout, FSDP, make=make, world=4), reference)
