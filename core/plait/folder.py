@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import signal
 import socket
 import sys
 from importlib.metadata import version
@@ -24,6 +25,7 @@ class Outcome:
     reason: str
     step: int | None = None
     rank: int | None = None
+    signal: int = signal.SIGTERM  # that asked for the stop
 
 
 def _absolute(path: str | Path) -> Path:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from plait.config import Config, Launch
 from plait.errors import PlaitError
 from plait.folder import Outcome, RunFolder
@@ -84,7 +86,8 @@ def start_ranks(
         try:
             elastic_launch(elastic, sys.executable)(*arguments)
         except SignalException as error:
-            return folder.outcome() or Outcome("stopped", f"{signal.Signals(error.sigval).name} before the first step")
+            early = Outcome("stopped", f"{signal.Signals(error.sigval).name} before the first step")
+            return attrs.evolve(folder.outcome() or early, signal=int(error.sigval))
         except ChildFailedError as error:
             raise PlaitError(_reason(error, folder)) from None
         if problem.exists():

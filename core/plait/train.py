@@ -58,7 +58,7 @@ def _run(node: dict[str, Any], path: Path) -> None:
         raise PlaitError(outcome.reason + where)
     _say(outcome.reason)
     if outcome.kind == "stopped":
-        raise SystemExit(143)
+        raise SystemExit(128 + outcome.signal)
 
 
 def _start_ranks(node: dict[str, Any], folder: Any) -> Any:
