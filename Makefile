@@ -10,7 +10,7 @@ install: .venv/.installed
 .venv/.installed: pyproject.toml constraints.txt $(PLUGINS:=/pyproject.toml)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip setuptools wheel
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]' $(addprefix -e ./,$(PLUGINS)) | grep -v 'already satisfied' || true
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]' --quiet $(addprefix -e ./,$(PLUGINS))
 	$(BIN)/plait plugins
 	touch $@
 

@@ -12,7 +12,7 @@ from plait.build import build_model, make
 from plait.checkpoint.state import shapes, tied_names
 from plait.config import Config, accumulation
 from plait.distributed import device_of
-from plait.errors import PlaitError
+from plait.errors import PlaitError, near_miss
 from plait.metrics import check as check_metrics
 from plait.optimizer import make_optimizer
 from plait.plugins import create, installed
@@ -71,6 +71,8 @@ def check(node: Mapping[str, Any], world_size: int | None = None) -> Checked:
             "validation.interval=0, or hold something out (data.validation_fraction, data.validation_split)"
         )
     check_metrics(config.metrics)
+    _check_backend(config)
+    _check_profile(config, world_size)
     if config.profile.enabled and config.profile.memory and device_type != "cuda":
         raise PlaitError("profile.memory=true takes snapshots of a GPU's memory, but the run is on a CPU")
     final = {**node, "strategy": {name: attrs.asdict(s) for name, s in run.strategies.items()}}
@@ -91,6 +93,26 @@ def _check_model(config: Config, model: Any) -> None:
     if not isinstance(config.optimizer.get("lr"), int | float):
         raise PlaitError(f"optimizer.lr={config.optimizer.get('lr')!r} must be a number: the schedule scales it")
     make_optimizer(config.optimizer, [torch.nn.Parameter(torch.zeros(1))])
+
+
+def _check_backend(config: Config) -> None:
+    if config.compile.enabled:
+        from torch._dynamo import list_backends
+
+        known = list_backends(exclude_tags=())
+        if config.compile.backend not in known:
+            close = near_miss(config.compile.backend, known)
+            raise PlaitError(f"compile.backend={config.compile.backend} is none of torch's: {', '.join(known)}{close}")
+
+
+def _check_profile(config: Config, world_size: int) -> None:
+    profile = config.profile
+    if not profile.enabled:
+        return
+    if outside := [rank for rank in profile.ranks if rank not in range(world_size)]:
+        raise PlaitError(f"profile.ranks={profile.ranks} names rank {outside[0]}; there are 0 to {world_size - 1}")
+    if profile.start > config.train.steps:
+        raise PlaitError(f"profile.start={profile.start} is past the last step, train.steps={config.train.steps}")
 
 
 def _guess(config: Config, device_type: str) -> int:

@@ -78,6 +78,8 @@ def sentence(error: Exception) -> str:
             from plait.plugins import installed
 
             plugins = installed()
+            if not option:
+                return "strategy= names none; write strategy=[] for no strategy"
             if option in plugins:
                 return f"{plugins[option]} has no conf/strategy/{option}.yaml in its package {plugins[option].package}"
             options = [name for name, plugin in plugins.items() if plugin.state == "ok"]

@@ -27,7 +27,7 @@ def launch_mode(launch: Launch) -> str:
     """
     env = os.environ
     torchrun = "RANK" in env and "WORLD_SIZE" in env
-    slurm = "SLURM_PROCID" in env and int(env.get("SLURM_NTASKS", "1")) > 1
+    slurm = "SLURM_PROCID" in env and _count(env.get("SLURM_NTASKS", "1")) > 1
     if launch.mode == "external" and not (torchrun or slurm):
         raise PlaitError(
             "launch.mode=external, but neither RANK and WORLD_SIZE nor SLURM_PROCID and SLURM_NTASKS>1 are set: "
@@ -40,12 +40,16 @@ def launch_mode(launch: Launch) -> str:
     return "external"
 
 
+def _count(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
 def _slurm_to_torchrun() -> None:
     env = os.environ
     env["RANK"], env["WORLD_SIZE"] = env["SLURM_PROCID"], env["SLURM_NTASKS"]
     env["LOCAL_RANK"] = env.get("SLURM_LOCALID", "0")
     env.setdefault("MASTER_ADDR", env.get("SLURM_LAUNCH_NODE_IPADDR", "localhost"))
-    env.setdefault("MASTER_PORT", str(20000 + int(env.get("SLURM_JOB_ID", "0")) % 20000))
+    env.setdefault("MASTER_PORT", str(20000 + _count(env.get("SLURM_JOB_ID", "0")) % 20000))
 
 
 def start_ranks(

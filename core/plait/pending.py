@@ -71,7 +71,7 @@ class Pending:
             for what, value in (("loss", self._loss), ("norm of the gradients", float(self.norm))):
                 if not math.isfinite(value):
                     raise PlaitError(
-                        f"the {what} of step {self.step} is {value}: the run stops; the last good checkpoint is kept"
+                        f"the {what} of step {self.step} is {value}: the run stops; {self.trainer.checkpoints.kept()}"
                     )
         return self._loss
 

@@ -1,5 +1,6 @@
 """From plain nodes of YAML to typed, validated attrs objects, with errors that name the key."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -36,7 +37,9 @@ def typed(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     except OmegaConfBaseException as error:
         raise PlaitError(f"{_join(where, error.full_key or '')}: {_first_line(error)}") from error
     except (TypeError, ValueError) as error:  # attrs validators
-        raise PlaitError(f"{_join(where, _refused(cls, node))}: {_first_line(error)}") from error
+        node_key, said = _join(where, _refused(cls, node)), _first_line(error)
+        field = re.match(r"'(\w+)' (.*)", said)  # how validators of attrs begin
+        raise PlaitError(f"{node_key}.{field[1]} {field[2]}" if field else f"{node_key}: {said}") from error
 
 
 def _refused(cls: Any, node: Any) -> str:

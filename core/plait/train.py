@@ -25,6 +25,8 @@ def job(cfg: DictConfig) -> None:
     hydra = HydraConfig.get()
     node: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     name = str(node["run"]["name"] or "-".join([str(hydra.runtime.choices.get("model", "model")), *node["strategy"]]))
+    if Path(name).name != name or name in (".", ".."):
+        raise PlaitError(f"run.name={name} must be a plain name: the run is the folder runs/<name>")
     node["run"]["name"] = name
     if hydra.mode != RunMode.MULTIRUN:
         _run(node, Path("runs") / name)

@@ -1,6 +1,7 @@
 """The pages that docs/generate.py writes say what conf/ and the hookspecs say today."""
 
 import importlib.util
+import re
 from types import ModuleType
 
 import attrs
@@ -54,3 +55,12 @@ def test_a_key_of_a_yaml_line(generate: ModuleType, tmp_path) -> None:
     assert generate.header(file) == "What it is, in words."
     found = [attrs.astuple(key) for key in generate.keys(file)]
     assert found == [("key", "[1, 2]", "a # b"), ("node", "", "of keys"), ("node.inner", "1.0e-8", "")]
+
+
+def test_every_key_has_a_comment() -> None:
+    pages = [*(ROOT / "conf").rglob("*.yaml"), *(ROOT / "plugins").glob("*/src/*/conf/**/*.yaml")]
+    assert len(pages) > 12
+    for page in pages:
+        lines = page.read_text().splitlines()
+        bare = [line for line in lines if re.match(r" *\w+: *[^ #|>]", line) and "#" not in line]
+        assert not bare, f"{page} says nothing of {bare}"

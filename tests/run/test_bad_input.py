@@ -75,11 +75,18 @@ CASES = {
     "--config-name nope": r"Cannot find primary config 'nope'.*",
     # values
     "train.steps=many": r"train\.steps: Value 'many' of type 'str' could not be converted to Integer",
-    "train.steps=0": r"train: 'steps' must be >= 1: 0",
+    "train.steps=0": r"train\.steps must be >= 1: 0",
     "train=3": r".* int is not a subclass of Train.*",
-    "precision.param=fp16": r"precision: 'param' must be in \('float32', 'float64', 'bfloat16'\) \(got 'fp16'\)",
-    "schedule.decay_steps=-3": r"schedule: 'decay_steps' must be >= 0: -3",
-    f"{FSDP} strategy.fsdp2.reshard_after_forward=maybe": r"strategy\.fsdp2: 'reshard_after_forward' must be in \(.*",
+    "precision.param=fp16": r"precision\.param must be in \('float32', 'float64', 'bfloat16'\) \(got 'fp16'\)",
+    "schedule.decay_steps=-3": r"schedule\.decay_steps must be >= 0: -3",
+    f"{FSDP} strategy.fsdp2.reshard_after_forward=maybe": r"strategy\.fsdp2\.reshard_after_forward must be in \(.*",
+    "run.name=../x": r"run\.name=\.\./x must be a plain name: the run is the folder runs/<name>",
+    "strategy=": r"strategy= names none; write strategy=\[\] for no strategy",
+    "compile.enabled=true compile.backend=inductr": (
+        r"compile\.backend=inductr is none of torch's: aot_eager, .*; did you mean 'inductor'\?"
+    ),
+    "profile.enabled=true profile.ranks=[1]": r"profile\.ranks=\[1\] names rank 1; there are 0 to 0",
+    "profile.enabled=true profile.start=500": r"profile\.start=500 is past the last step, train\.steps=\d+",
     "optimizer.lr=fast": r"optimizer\.lr='fast' must be a number: the schedule scales it",
     # degrees and batches
     f"{FSDP} strategy.fsdp2.shard=3 launch.nproc_per_node=4": (
@@ -88,7 +95,7 @@ CASES = {
     f"{FSDP} strategy.fsdp2.replicate=3": (
         r"the mesh does not fit 2 ranks: it needs a multiple of 3; axes: dp_replicate=3 \(fsdp2\), dp_shard=-1 .*"
     ),
-    f"{FSDP} strategy.fsdp2.shard=0": r"strategy\.fsdp2: 'shard' must be at least 1, or -1 for what is left: 0",
+    f"{FSDP} strategy.fsdp2.shard=0": r"strategy\.fsdp2\.shard must be at least 1, or -1 for what is left: 0",
     f"{FSDP} strategy.fsdp2.replicate=-1": (
         r"only one axis may take what is left \(-1\), but dp_replicate and dp_shard both do; axes: .*"
     ),

@@ -51,12 +51,13 @@ def look(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
         return Found(0, False)
     manifest = Store.read(path)
     Store.check_model(manifest, checked.shapes)
-    say(f"checkpoint: resuming after step {manifest.step} from {path}")
-    if changed := differences(manifest.config, checked.node):
-        say(f"checkpoint: these differ from the checkpoint's config: {'; '.join(changed)}")
-    _check_data(manifest, checked)
     exported = any((folder.path / "export").glob("model*.safetensors*"))
     done = manifest.step >= checked.config.train.steps and (exported or not conf.export)
+    if not done:
+        say(f"checkpoint: resuming after step {manifest.step} from {path}")
+        if changed := differences(manifest.config, checked.node):
+            say(f"checkpoint: these differ from the checkpoint's config: {'; '.join(changed)}")
+        _check_data(manifest, checked)
     return Found(manifest.step, done)
 
 

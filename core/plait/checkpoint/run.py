@@ -80,6 +80,11 @@ class Checkpoints:
         if self._saver is not None:
             self._saver.wait()
 
+    def kept(self) -> str:
+        """What a run that breaks off leaves to go on from, in words."""
+        complete = self.store.complete()
+        return f"the last good checkpoint is kept: {complete[-1].name}" if complete else "no checkpoint was saved yet"
+
     def export(self) -> None:
         """Write the weights as safetensors into the run's folder `export/`."""
         import torch.distributed as dist

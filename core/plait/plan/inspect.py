@@ -16,6 +16,8 @@ def main(argv: list[str]) -> int:
     if any(a in ("-h", "--help") for a in argv):
         print(HELP)
         return 0
+    if flags := [a for a in argv if a.startswith("-") and a not in ("--config-dir", "-cd")]:
+        raise PlaitError(f"plait inspect takes overrides, --config-dir and world=N; {flags[0]} is for plait train")
     worlds = [a.partition("=")[2] for a in argv if a.startswith("world=")]
     overrides = [a for a in argv if not a.startswith("world=")]
     if worlds and not (worlds[-1].isdigit() and int(worlds[-1]) > 0):
