@@ -19,7 +19,7 @@ class Named:
 
 @attrs.define
 class Train:
-    steps: int = attrs.field(default=120, validator=ge(1))
+    steps: int = attrs.field(default=140, validator=ge(1))
     seq_len: int = attrs.field(default=256, validator=ge(1))
     local_batch_size: int = attrs.field(default=8, validator=ge(1))
     global_batch_size: int | None = attrs.field(default=None)
