@@ -27,13 +27,13 @@ def local_device(device_type: str) -> torch.device:
     return torch.device(device_type, int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def start_group(device_type: str | None = None, timeout_seconds: float = 600.0) -> bool:
+def start_group(device_type: str | None = None, timeout_seconds: float = 600.0) -> None:
     """Start the default process group from the environment (torchrun), or of this process alone.
 
-    gloo serves tensors on the CPU, nccl those on a GPU. Returns False where a group was running already.
+    gloo serves tensors on the CPU, nccl those on a GPU. A group that runs already stays.
     """
     if dist.is_initialized():
-        return False
+        return
     kind = device_type or device_type_here()
     if kind != "cpu":
         torch.accelerator.set_device_index(local_device(kind).index)
@@ -47,7 +47,6 @@ def start_group(device_type: str | None = None, timeout_seconds: float = 600.0) 
         dist.init_process_group(backend, timeout=timeout)
     else:
         dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore(), timeout=timeout)
-    return True
 
 
 def end_group() -> None:
