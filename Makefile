@@ -1,6 +1,6 @@
 # `make train` and `make test` set themselves up; nothing else is needed but Python 3.11 and make.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml examples/*/pyproject.toml))
 BIN := .venv/bin
 
 .PHONY: install train test test-all lint clean

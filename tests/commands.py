@@ -1,14 +1,15 @@
 """Runs the command `plait` as a user does, on a model that is small enough to start in seconds."""
 
-import contextlib
-import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
+
+from plait.testing import life
+from plait.testing.life import alive, kill_all, ranks_of, rows, wait_for_step
+
+__all__ = ["alive", "kill_all", "numbers", "plait", "ranks_of", "rows", "start", "train", "wait_for_step"]
 
 PLAIT = str(Path(sys.executable).with_name("plait"))
 SMALL = [
@@ -48,45 +49,6 @@ def start(*overrides: str, cwd: Path, **env: str) -> subprocess.Popen[str]:
     )
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def numbers(folder: Path) -> list[tuple[Any, ...]]:
     """What must be bitwise equal between two runs of one command."""
-    return [(r["step"], r["loss"], r["grad_norm"], r["lr"], r["tokens"], r.get("val_loss")) for r in rows(folder)]
-
-
-def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str], seconds: float = 90) -> None:
-    """Return once metrics.jsonl has `step`; raises where the process ends before."""
-    path, deadline = folder / "metrics.jsonl", time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if path.exists() and f'{{"step": {step},' in path.read_text():
-            return
-        if process.poll() is not None:
-            raise AssertionError(f"ended before step {step}:\n{process.communicate()[0]}")
-        time.sleep(0.01)
-    process.kill()
-    raise AssertionError(f"no step {step} after {seconds} s")
-
-
-def ranks_of(folder: Path) -> list[int]:
-    """The live processes that train in `folder`, by rank."""
-    found = []
-    for log in sorted((folder / "ranks").glob("rank-*.log")):
-        pids = [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("process ")]
-        found += [pid for pid in pids[-1:] if alive(pid)]
-    return found
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def kill_all(process: subprocess.Popen[str], folder: Path, number: int = signal.SIGKILL) -> None:
-    for pid in [process.pid, *ranks_of(folder)]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+    return life.numbers(rows(folder))

@@ -1,5 +1,6 @@
 """Mesh axes as values, and their assembly into one layout of the world: arithmetic only, no torch."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 
@@ -19,19 +20,33 @@ class MeshAxis:
     degree: its size; -1 takes what the other axes leave.
     splits: what is divided along it: "layers", "batch", "sequence" or None (every rank sees the same tokens).
     shards: the logical axes of parameters that are divided along it, for example ("heads", "ffn", "vocab").
+    sums:   whether gradients are summed along it; False only where it splits the batch or the sequence, and parameters
+            may differ (local SGD). Such an axis lies outside of others that split the same, and no view is carved
+            out of it.
     """
 
     name: str
     degree: int = -1
     splits: str | None = attrs.field(default=None, validator=attrs.validators.in_(SPLITS))
     shards: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    sums: bool = attrs.field(default=True)
+
+    @sums.validator
+    def _only_tokens(self, _: attrs.Attribute, value: bool) -> None:
+        if not value and self.splits not in ("batch", "sequence"):
+            raise ValueError(f"sums=False is for axes that split the batch or the sequence; {self.name!r} does not")
+
+    @property
+    def divides_values(self) -> bool:
+        """Whether ranks along it may hold other values of one parameter: no view mixes them."""
+        return self.splits == "layers" or not self.sums
 
 
 @attrs.frozen
 class MeshView:
     """A second factoring of the same ranks.
 
-    `axes` are carved out of the dense axes, innermost first, never from layers.
+    `axes` are carved out of the dense axes, innermost first, never from layers nor from an axis with sums=False.
     """
 
     name: str
@@ -60,8 +75,8 @@ class Layout:
         share of the tokens on every rank.
         """
         if view is None:
-            return tuple(a for a in self.dense if a.splits in ("batch", "sequence"))
-        return tuple(a for a in self.views[view] if a.name.startswith(f"{view}.") and a.splits != "layers")
+            return tuple(a for a in self.dense if a.splits in ("batch", "sequence") and a.sums)
+        return tuple(a for a in self.views[view] if a.name.startswith(f"{view}.") and not a.divides_values)
 
     def count(self, splits: str) -> int:
         """Into how many shares the world divides "batch", "sequence" or "layers"."""
@@ -86,7 +101,7 @@ def assemble(answers: Iterable[tuple[str, Iterable[MeshAxis | MeshView]]], world
                 views.append(item)
             else:
                 axes.append(item)
-    axes.sort(key=lambda a: SPLITS.index(a.splits))  # stable: a strategy's own order stays
+    axes.sort(key=lambda a: (SPLITS.index(a.splits), a.sums))  # stable: a strategy's own order stays
     dense = _fill(axes, owner, world_size)
     return Layout(world_size, dense, {v.name: _carve(v, dense, owner) for v in views}, owner)
 
@@ -120,15 +135,15 @@ def _fill(axes: list[MeshAxis], owner: Mapping[str, str], world_size: int) -> tu
 
 
 def _carve(view: MeshView, dense: tuple[MeshAxis, ...], owner: Mapping[str, str]) -> tuple[MeshAxis, ...]:
-    open_axes = [a for a in dense if a.splits != "layers"]
+    open_axes = list(itertools.takewhile(lambda a: not a.divides_values or a.degree == 1, reversed(dense)))[::-1]
     ranks = math.prod(a.degree for a in open_axes)
     fixed = math.prod(a.degree for a in view.axes if a.degree != -1)
     own = [attrs.evolve(a, degree=max(ranks // fixed, 1)) if a.degree == -1 else a for a in view.axes]
     want = math.prod(a.degree for a in own)
     rest: list[MeshAxis] = []
     for axis in reversed(dense):
-        taken = math.gcd(want, axis.degree) if axis.splits != "layers" else 1
-        if taken not in (want, axis.degree) and axis.splits != "layers":
+        taken = 1 if axis.divides_values else math.gcd(want, axis.degree)
+        if taken not in (want, axis.degree):
             break
         want //= taken
         rest.insert(0, attrs.evolve(axis, name=f"{view.name}.{axis.name}", degree=axis.degree // taken, shards=()))

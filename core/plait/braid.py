@@ -2,7 +2,6 @@
 
 import functools
 import os
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -85,7 +84,7 @@ class Braid:
                         raise PlaitError(f"{described(name)} wraps the hook {caller.name!r}; a fold takes no wrappers")
                     continue
                 implementation.function = _attributed(  # type: ignore[misc]
-                    implementation.function, name, caller.name
+                    implementation.function, name, caller.name, implementation.argnames
                 )
 
 
@@ -98,19 +97,20 @@ def _call(implementation: Any, arguments: Mapping[str, Any]) -> Any:
     return implementation.function(*(arguments[a] for a in implementation.argnames))
 
 
-def _attributed(function: Callable[..., Any], name: str, hook: str) -> Callable[..., Any]:
+def _attributed(function: Callable[..., Any], name: str, hook: str, argnames: tuple[str, ...]) -> Callable[..., Any]:
     """`function`, whose errors name the plugin and the hook, and whose calls are shown where the user asked for it."""
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
-        start = time.perf_counter()
         try:
-            answer = function(*arguments)
+            if os.environ.get(TRACE):
+                from plait.trace import traced
+
+                given = dict(zip(argnames, arguments, strict=True))
+                return traced(name, hook, functools.partial(function, *arguments), given)
+            return function(*arguments)
         except Exception as error:
             error.add_note(f"{BLAME} {described(name)} in its hook {hook!r}")
             raise
-        if os.environ.get(TRACE):
-            print(f"[plait] {name}.{hook} {1000 * (time.perf_counter() - start):.2f} ms", flush=True)
-        return answer
 
     return call

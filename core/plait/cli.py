@@ -13,6 +13,7 @@ COMMANDS = {
         "plait.plan.inspect",
         "show what a run's composition will do, without starting it [overrides] [world=N]",
     ),
+    "new": ("plait.author.new", "write a plugin with a strategy that works, to begin one's own from"),
     "compare": ("plait.testing.compare", "where two runs part: two metrics.jsonl files or run folders"),
 }
 

@@ -77,7 +77,7 @@ class Mesh:
         """The ranks that sum the gradient of `param`: they hold the same values and see other tokens.
 
         One flat dim; with `outer` (an axis, by its dense name) two, that axis and all others, if it is larger than
-        one. Axes of one rank are left out where there are others. None where no axis splits the tokens. Read off the
+        one. Axes of one rank are left out where there are others. None where no axis sums gradients. Read off the
         mesh that the parameter already lives on, so who sums gradients need not know who sharded the parameter.
         """
         return self._data(self.view_of(param), outer)

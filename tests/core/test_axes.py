@@ -70,3 +70,35 @@ def test_a_view_is_never_carved_from_layers():
 def test_splits_are_checked():
     with pytest.raises(ValueError, match="splits"):
         MeshAxis("x", 2, splits="tokens")
+
+
+WORKERS = ("workers", [MeshAxis("worker", 2, "batch", sums=False)])
+
+
+def test_an_axis_that_does_not_sum_splits_the_batch_and_lies_outside():
+    layout = assemble([DATA, TENSOR, WORKERS], 16)
+    assert [a.name for a in layout.dense] == ["worker", "replicate", "shard", "tp"]
+    assert [a.name for a in layout.data_axes()] == ["replicate", "shard"]
+    assert layout.count("batch") == 8
+
+
+def test_no_view_is_carved_out_of_an_axis_that_does_not_sum():
+    view = MeshView("e", [MeshAxis("ep", 8, shards=("experts",))])
+    layout = assemble([DATA, TENSOR, WORKERS, ("experts", [view])], 16)
+    assert degrees(layout.views["e"]) == {"e.worker": 2, "e.replicate": 1, "e.shard": 1, "e.tp": 1, "ep": 8}
+    assert [a.name for a in layout.data_axes("e")] == ["e.replicate", "e.shard", "e.tp"]
+    with pytest.raises(PlaitError, match=r"degrees that fit: \[1, 2, 4, 8\]"):
+        assemble([DATA, TENSOR, WORKERS, ("experts", [MeshView("e", [MeshAxis("ep", 16)])])], 16)
+
+
+def test_nor_across_one_that_lies_between():
+    """Sequence ranks that keep their gradients apart, inside the batch: what is further out stays out of reach."""
+    apart = ("apart", [MeshAxis("apart", 2, "sequence", sums=False)])
+    with pytest.raises(PlaitError, match=r"degrees that fit: \[1, 2\]"):
+        assemble([DATA, TENSOR, apart, ("experts", [MeshView("e", [MeshAxis("ep", 4)])])], 16)
+
+
+@pytest.mark.parametrize("splits", ["layers", None])
+def test_only_who_splits_tokens_may_leave_out_the_sum(splits):
+    with pytest.raises(ValueError, match="sums=False is for axes that split the batch or the sequence; 'x' does not"):
+        MeshAxis("x", 2, splits, sums=False)

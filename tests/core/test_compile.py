@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from layouts import FLOAT64, batch, llama, run_layout, worst_gradient
 
 import plait
 from plait.config import Compile, Precision, Remat
+from plait.testing.parity import apart, worst_gradient
+from plait.testing.trial import Trial, batch, train
 
 
 def counted(strategies, remat):
@@ -27,7 +28,7 @@ def counted(strategies, remat):
 
     torch._dynamo.register_backend(aot_autograd(fw_compiler=compiler), name="counting")
     try:
-        run_layout(strategies, steps=3, precision=FLOAT64, compiled="counting", remat=remat)
+        train(Trial(compile="counting", remat=remat), strategies)
     finally:
         torch._dynamo.backends.registry._COMPILER_FNS.pop("counting", None)
         torch._dynamo.backends.registry._BACKENDS.pop("counting", None)
@@ -36,8 +37,8 @@ def counted(strategies, remat):
 
 @pytest.mark.parametrize(("remat", "calls"), [("none", 4), ("full", 6), ("selective", 6)])
 @pytest.mark.parametrize("strategies", [{}, {"fsdp2": {}}])
-def test_one_forward_and_one_backward_graph_for_all_blocks(pool, strategies, remat, calls):
-    for counts in pool.run(counted, strategies, remat, world=2 if strategies else 1):
+def test_one_forward_and_one_backward_graph_for_all_blocks(plait_ranks, strategies, remat, calls):
+    for counts in plait_ranks.run(counted, strategies, remat, world=2 if strategies else 1):
         assert counts["graphs"] == 2
         assert counts["calls"] == 3 * calls
 
@@ -45,7 +46,8 @@ def test_one_forward_and_one_backward_graph_for_all_blocks(pool, strategies, rem
 def saved_by_inductor(mode):
     """(bytes kept for backward, matrix products of a step) of blocks that inductor compiled."""
     torch._dynamo.reset()
-    model = llama(n_layers=1)
+    model = Trial().build()
+    model.layers = model.layers[:1]
     applied = plait.apply(
         model, model.spec(), precision=Precision(), remat=Remat(mode), compile=Compile(True, "inductor")
     )
@@ -65,9 +67,9 @@ def saved_by_inductor(mode):
 
 
 @pytest.mark.slow
-def test_selective_recomputation_by_the_compiler(pool):
+def test_selective_recomputation_by_the_compiler(plait_ranks):
     (kept, products), (fewer, same_products), (least, more_products) = (
-        pool.run(saved_by_inductor, mode, world=1, timeout=240)[0] for mode in ("none", "selective", "full")
+        plait_ranks.run(saved_by_inductor, mode, world=1, timeout=240)[0] for mode in ("none", "selective", "full")
     )
     assert least < fewer < kept
     assert same_products == products < more_products
@@ -75,10 +77,9 @@ def test_selective_recomputation_by_the_compiler(pool):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", ["none", "full", "selective"])
-def test_inductor_keeps_parity(pool, remat):
-    single = Precision()
-    reference = pool.run(run_layout, {}, precision=single, world=1)[0]
-    options = {"precision": single, "compiled": "inductor", "remat": remat}
-    trace = pool.run(run_layout, {"fsdp2": {}}, world=2, timeout=240, **options)[0]
+def test_inductor_keeps_parity(plait_ranks, remat):
+    reference = plait_ranks.run(train, Trial(dtype="float32"), world=1)[0]
+    compiled = Trial(dtype="float32", compile="inductor", remat=remat)
+    trace = plait_ranks.run(train, compiled, {"fsdp2": {}}, world=2, timeout=240)[0]
     assert worst_gradient(trace, reference)[0] < 1e-5
-    assert max(abs(a - b) for a, b in zip(trace.losses, reference.losses, strict=True)) < 1e-5
+    assert apart(trace.losses, reference.losses)[0] < 1e-5

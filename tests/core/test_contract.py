@@ -2,42 +2,42 @@
 
 import pytest
 import torch
-from layouts import run_layout, same, worst_gradient
 from toys import ToyExperts, ToyTensor, mixture
 
 import plait
 from plait.plugins import create
+from plait.testing.parity import apart, unequal, worst_gradient
 from plait.testing.pool import RankError
+from plait.testing.trial import Trial, train
 
 FSDP, HSDP = {"fsdp2": {}}, {"fsdp2": {"replicate": 2}}
 
 
 @pytest.fixture(scope="module")
-def references(pool):
-    return {make: pool.run(run_layout, {}, world=1, **({"make": make} if make else {}))[0] for make in (None, mixture)}
+def references(plait_ranks):
+    return {model: plait_ranks.run(train, Trial(model), world=1)[0] for model in ("llama3", mixture)}
 
 
 @pytest.mark.parametrize(
-    ("world", "strategies", "extra", "make"),
+    ("world", "strategies", "extra", "model"),
     [
-        (2, {}, [ToyTensor()], None),
-        (4, FSDP, [ToyTensor()], None),
-        (4, HSDP, [ToyTensor()], None),
+        (2, {}, [ToyTensor()], "llama3"),
+        (4, FSDP, [ToyTensor()], "llama3"),
+        (4, HSDP, [ToyTensor()], "llama3"),
         (2, FSDP, [ToyExperts()], mixture),
         (4, FSDP, [ToyExperts()], mixture),
         (4, FSDP, [ToyExperts(4)], mixture),
         (4, HSDP, [ToyExperts()], mixture),
     ],
 )
-def test_parity(pool, references, world, strategies, extra, make):
-    options = {"make": make} if make else {}
-    for trace in pool.run(run_layout, strategies, extra=tuple(extra), world=world, **options):
-        reference = references[make]
-        assert same(trace.initial, reference.initial)
+def test_parity(plait_ranks, references, world, strategies, extra, model):
+    reference = references[model]
+    for trace in plait_ranks.run(train, Trial(model), strategies, extra, world=world):
+        assert unequal(trace.initial, reference.initial) is None
         error, name = worst_gradient(trace, reference)
         assert error < 1e-10, name
-        assert max(abs(a - b) for a, b in zip(trace.losses, reference.losses, strict=True)) < 1e-9
-        assert max(abs(a - b) for a, b in zip(trace.norms, reference.norms, strict=True)) < 1e-9
+        assert apart(trace.losses, reference.losses)[0] < 1e-9
+        assert apart(trace.norms, reference.norms)[0] < 1e-9
 
 
 def meshes():
@@ -56,8 +56,8 @@ def meshes():
     }
 
 
-def test_who_sums_what(pool):
-    answers = pool.run(meshes, world=4)
+def test_who_sums_what(plait_ranks):
+    answers = plait_ranks.run(meshes, world=4)
     assert [a["share"] for a in answers] == [(0, 4), (1, 4), (2, 4), (3, 4)]
     assert all(a["views"] == ("toy_experts", None) and a["leads"] for a in answers)
     assert all(a["splitters"] == ("toy_ep", None) for a in answers)
@@ -66,11 +66,11 @@ def test_who_sums_what(pool):
     assert all(a["local"] == (2, 16, 16) for a in answers)
 
 
-def test_a_run_that_nobody_sums_is_refused(pool):
+def test_a_run_that_nobody_sums_is_refused(plait_ranks):
     with pytest.raises(
         RankError, match=r"the axes spread=2 \(spread\) split the tokens, but no selected strategy sums"
     ):
-        pool.run(nobody_sums, world=2)
+        plait_ranks.run(nobody_sums, world=2)
 
 
 def nobody_sums():

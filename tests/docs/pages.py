@@ -1,7 +1,7 @@
 """What a page of documentation asks its reader to write and to run.
 
 A fenced block whose first line (or second, after Hydra's `# @package`) is a comment that names a file is that file. Any
-other `python` block is a complete script. Of a `sh` block the lines that begin with `plait` or `torchrun` are run.
+other `python` block is a complete script. Of a `sh` block the lines that begin with plait, torchrun or pytest are run.
 """
 
 import os
@@ -50,7 +50,7 @@ def steps(page: Path) -> list[list[str]]:
             found.append([sys.executable, "-c", block.text])
         if block.language == "sh":
             lines = [shlex.split(line, comments=True) for line in block.text.replace("\\\n", " ").splitlines()]
-            found += [line for line in lines if line and line[0] in ("plait", "torchrun")]
+            found += [line for line in lines if line and line[0] in ("plait", "torchrun", "pytest")]
     return found
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
-from layouts import llama, run_layout, same, worst_gradient
 from torch import nn
 from toys import Mixture, ToyTensor
 
@@ -18,12 +17,10 @@ from plait import PlaitError
 from plait.braid import Braid
 from plait.models.init import Normal
 from plait.plugins import create
+from plait.testing.parity import apart, unequal, worst_gradient
+from plait.testing.trial import Trial, train
 
 STEPS = 20
-
-
-def tied():
-    return llama(tie_embeddings=True)
 
 
 class Head(nn.Module):
@@ -54,35 +51,35 @@ def added():
 
 
 @pytest.fixture(scope="module")
-def references(pool):
-    return {make: pool.run(run_layout, {}, steps=STEPS, make=make, world=1)[0] for make in (llama, tied, added)}
+def references(plait_ranks):
+    return {model: plait_ranks.run(train, Trial(model, steps=STEPS), world=1)[0] for model in ("llama3", "tied", added)}
 
 
 LAYOUTS = {
-    "2 ranks": (2, [Twin()], llama, {}),
-    "tied, accumulated, recomputed": (2, [Twin()], tied, {"micro": 2, "remat": "selective"}),
+    "2 ranks": (2, [Twin()], "llama3", {}),
+    "tied, accumulated, recomputed": (2, [Twin()], "tied", {"micro": 2, "remat": "selective"}),
     "one gradient for two": (2, [Twin()], added, {}),
-    "beside tensor ranks": (4, [ToyTensor(), Twin()], llama, {}),
+    "beside tensor ranks": (4, [ToyTensor(), Twin()], "llama3", {}),
 }
 MORE = {
-    "4 ranks": (4, [Twin(4)], llama, {}),
-    "tied": (2, [Twin()], tied, {}),
-    "accumulated, all recomputed": (2, [Twin()], llama, {"micro": 2, "remat": "full"}),
-    "compiled": (2, [Twin()], llama, {"compiled": "aot_eager"}),
-    "compiled, accumulated, recomputed": (2, [Twin()], tied, {"compiled": "aot_eager", "micro": 2, "remat": "full"}),
+    "4 ranks": (4, [Twin(4)], "llama3", {}),
+    "tied": (2, [Twin()], "tied", {}),
+    "accumulated, all recomputed": (2, [Twin()], "llama3", {"micro": 2, "remat": "full"}),
+    "compiled": (2, [Twin()], "llama3", {"compile": "aot_eager"}),
+    "compiled, accumulated, recomputed": (2, [Twin()], "tied", {"compile": "aot_eager", "micro": 2, "remat": "full"}),
 }
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
-def test_parity(pool, references, layout):
-    world, extra, make, options = (LAYOUTS | MORE)[layout]
-    reference = references[make]
-    for trace in pool.run(run_layout, {}, steps=STEPS, extra=tuple(extra), make=make, world=world, **options):
-        assert same(trace.initial, reference.initial)
+def test_parity(plait_ranks, references, layout):
+    world, extra, model, options = (LAYOUTS | MORE)[layout]
+    reference, trial = references[model], Trial(model, steps=STEPS, **options)
+    for trace in plait_ranks.run(train, trial, {}, extra, world=world):
+        assert unequal(trace.initial, reference.initial) is None
         error, name = worst_gradient(trace, reference)
         assert error < 1e-10, name
-        assert max(abs(a - b) for a, b in zip(trace.losses, reference.losses, strict=True)) < 1e-9
-        assert max(abs(a / b - 1) for a, b in zip(trace.norms, reference.norms, strict=True)) < 1e-9
+        assert apart(trace.losses, reference.losses)[0] < 1e-9
+        assert apart(trace.norms, reference.norms)[0] < 1e-9
 
 
 def test_it_and_fsdp2_exclude_each_other():
@@ -91,6 +88,6 @@ def test_it_and_fsdp2_exclude_each_other():
         Braid({"twin": Twin(), "fsdp2": create("fsdp2", {})})
 
 
-def test_one_replica_is_one_process(pool, references):
-    (trace,) = pool.run(run_layout, {}, extra=(Twin(1),), world=1)
-    assert trace.losses == references[llama].losses[: len(trace.losses)]
+def test_one_replica_is_one_process(plait_ranks, references):
+    (trace,) = plait_ranks.run(train, Trial(), {}, [Twin(1)], world=1)
+    assert trace.losses == references["llama3"].losses[: len(trace.losses)]

@@ -12,8 +12,9 @@ import attrs
 import pytest
 import torch
 from commands import SMALL, environment, rows
-from layouts import same, worst_gradient
 from safetensors.torch import load_file
+
+from plait.testing.parity import apart, unequal, worst_gradient
 
 ROOT = Path(__file__).parents[2]
 CORE = ("pyproject.toml", "README.md", "LICENSE", "core", "conf")
@@ -184,10 +185,9 @@ TRACE = """
 import sys
 import torch
 import torch.distributed as dist
-folder, name, *strategies = sys.argv[1:]
-sys.path.insert(0, folder)
-from layouts import run_layout
-trace = run_layout({strategy: {} for strategy in strategies}, steps=20)
+name, *strategies = sys.argv[1:]
+from plait.testing.trial import Trial, train
+trace = train(Trial(steps=20), {strategy: {} for strategy in strategies})
 torch.save(trace, f"{name}-{dist.get_rank()}")
 dist.barrier()
 dist.destroy_process_group()
@@ -197,18 +197,17 @@ dist.destroy_process_group()
 def test_a_stranger_equals_one_process(clean, empty):
     """Numerics contract 4, in float64: bitwise initial parameters, gradients per parameter, losses of 20 steps."""
     (empty / "trace.py").write_text(TRACE)
-    tests = ROOT / "tests"
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    clean.run("python", "trace.py", tests, "one", cwd=empty)
-    clean.run("python", *launch, "trace.py", tests, "two", "twin", cwd=empty)
+    clean.run("python", "trace.py", "one", cwd=empty)
+    clean.run("python", *launch, "trace.py", "two", "twin", cwd=empty)
     reference = torch.load(empty / "one-0", weights_only=False)
     for rank in range(2):
         trace = torch.load(empty / f"two-{rank}", weights_only=False)
-        assert same(trace.initial, reference.initial)
+        assert unequal(trace.initial, reference.initial) is None
         error, name = worst_gradient(trace, reference)
         assert error < 1e-10, name
         assert len(trace.losses) == 20
-        assert max(abs(a - b) for a, b in zip(trace.losses, reference.losses, strict=True)) < 1e-9
+        assert apart(trace.losses, reference.losses)[0] < 1e-9
 
 
 def test_a_stranger_trains_by_the_command(clean, empty):
@@ -231,7 +230,7 @@ def test_a_checkpoint_of_a_stranger_loads_under_fsdp2(clean, empty):
     assert "checkpoint: resuming after step 4" in said
     saved, loaded = (load_file(empty / "runs" / name / "export/model.safetensors") for name in "ab")
     assert saved["output.weight"].dtype == torch.float64
-    assert same(saved, loaded)
+    assert unequal(saved, loaded) is None
     clean.train("strategy=[twin]", *options, "run.name=a", "train.steps=8", cwd=empty)
     clean.train("strategy=[fsdp2]", *options, "run.name=c", "train.steps=8", load, cwd=empty)
     after, elsewhere = rows(empty / "runs/a")[4:], rows(empty / "runs/c")

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from mla import Mla
-from odd import Odd
-from qk_norm import QkNorm
 from torch.func import functional_call
 
 from plait.initialise import initialise, materialise
 from plait.models.llama3 import Llama3
 from plait.spec import matches, named
+from plait.testing.models.mla import Mla
+from plait.testing.models.odd import Odd
+from plait.testing.models.qk_norm import QkNorm
 
 LLAMA = {
     "dim": 32, "n_layers": 2, "n_heads": 8, "n_kv_heads": 4, "ffn_dim": 48, "vocab_size": 64, "max_seq_len": 64,

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,17 @@ class Pool:
     >>> pool.run(train, 3, world=2)   # [train(3) on rank 0, train(3) on rank 1]
     """
 
-    def __init__(self, size: int = 4) -> None:
-        self.size = size
+    def __init__(self, size: int = 4, backend: str = "gloo", timeout: float = 120.0) -> None:
+        self.size, self.backend, self.timeout = size, backend, timeout
+        self.kept: dict[str, list[Any]] = {}  # answers that tests share
         self.folder = Path(tempfile.mkdtemp(prefix="plait-pool-"))
         self._ranks: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
         self._runs = 0
 
-    def run(self, fn: Callable[..., Any], *args: Any, world: int, timeout: float = 120.0, **kwargs: Any) -> list[Any]:
-        """What `fn(*args, **kwargs)` returns on each rank of a gloo group of `world` ranks, by rank.
+    def run(
+        self, fn: Callable[..., Any], *args: Any, world: int, timeout: float | None = None, **kwargs: Any
+    ) -> list[Any]:
+        """What `fn(*args, **kwargs)` returns on each rank of a group of `world` ranks, by rank.
 
         Raises RankError with the traceback of the first rank that failed, or after `timeout` seconds with the
         stacks of all; the pool then starts afresh.
@@ -44,9 +47,10 @@ class Pool:
         store = str(self.folder / f"store-{self._runs}")
         payload = cloudpickle.dumps((fn, args, kwargs))
         for _, pipe in self._ranks[:world]:
-            pipe.send((payload, world, store))
+            pipe.send((payload, world, store, self.backend))
         answers: dict[int, tuple[bool, Any]] = {}
-        deadline = time.monotonic() + timeout
+        seconds = self.timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
         while len(answers) < world and time.monotonic() < deadline:
             for rank, (process, pipe) in enumerate(self._ranks[:world]):
                 if rank not in answers and pipe.poll(0.005):
@@ -59,11 +63,20 @@ class Pool:
         failed = [f"rank {rank}: {text}" for rank, (fine, text) in sorted(answers.items()) if not fine]
         missing = sorted(set(range(world)) - set(answers))
         if missing:
-            failed.append(f"ranks {missing} did not answer\n{self._stacks()}")
+            failed.append(f"ranks {missing} did not answer within {seconds:g} s: they hang\n{self._stacks()}")
             self._kill()
         if failed:
             raise RankError("\n".join(failed))
         return [cloudpickle.loads(answers[rank][1]) for rank in range(world)]
+
+    @contextlib.contextmanager
+    def fresh(self, world: int) -> "Iterator[Pool]":
+        """A pool of processes in which nothing has run yet, for as long as it is needed."""
+        pool = Pool(world, self.backend, self.timeout)
+        try:
+            yield pool
+        finally:
+            pool.close()
 
     def close(self) -> None:
         for process, pipe in self._ranks:
@@ -115,9 +128,9 @@ def _serve(rank: int, pipe: Connection, stack_file: str) -> None:
             return
         if task is None:
             return
-        payload, world, store = task
+        payload, world, store, backend = task
         try:
-            dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
+            _join(backend, dist.FileStore(store, world), rank, world)
             fn, args, kwargs = cloudpickle.loads(payload)
             answer = cloudpickle.dumps(fn(*args, **kwargs))
             dist.barrier()
@@ -128,6 +141,20 @@ def _serve(rank: int, pipe: Connection, stack_file: str) -> None:
             if dist.is_initialized():
                 dist.destroy_process_group()
         _forget()
+
+
+def _join(backend: str, store: Any, rank: int, world: int) -> None:
+    """gloo: ranks on the CPU, whatever devices there are. nccl: a GPU each."""
+    import torch
+    import torch.distributed as dist
+
+    if backend == "nccl":
+        if world > torch.cuda.device_count():
+            raise RuntimeError(f"{world} ranks need {world} GPUs, but there are {torch.cuda.device_count()}")
+        os.environ["LOCAL_RANK"] = str(rank)
+        torch.cuda.set_device(rank)
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
 
 
 def _forget() -> None:

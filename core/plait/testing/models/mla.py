@@ -7,6 +7,8 @@ Shapes: B batch, T tokens, V vocabulary, D model width, H heads, R turned and N 
 head, E width of a value head, L the latent's width.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -106,14 +108,17 @@ class Mla(nn.Module):
 
     def spec(self) -> ModelSpec:
         axes: dict[str, tuple[str | None, ...]] = {"layers.*.attention.wq.weight": ("heads", "embed")}
-        init = {}
+        init: dict[str, Any] = {}
         if self.low_rank_queries:
             axes = {  # what all heads share has no axis to be divided along
                 "layers.*.attention.wq.down.weight": (None, "embed"),
                 "layers.*.attention.wq.norm.weight": (None,),
                 "layers.*.attention.wq.up.weight": ("heads", None),
             }
-            init = {"layers.*.attention.wq.norm.weight": ones, "layers.*.attention.wq.*.weight": Normal(0.1)}
+            init = {
+                "layers.*.attention.wq.norm.weight": ones,
+                "layers.*.attention.wq.*.weight": Normal(0.1),
+            }
         return ModelSpec(
             axes={
                 "embed.weight": ("vocab", "embed"),

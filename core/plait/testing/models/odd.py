@@ -4,6 +4,8 @@ positions, a tied head with a bias of its own, and a buffer that no checkpoint h
 Shapes: B batch, T tokens, V vocabulary, D model width, H heads, E width of a head.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
@@ -71,7 +73,7 @@ class Odd(nn.Module):
         self.words = nn.Embedding(vocab_size, width)
         self.places = nn.Embedding(max_seq_len, width)
         self.register_buffer("slots", torch.empty(max_seq_len, dtype=torch.int64), persistent=False)
-        self.trunk = nn.Module()
+        self.trunk: Any = nn.Module()
         self.trunk.units = nn.ModuleList(Unit(width, heads, inner) for _ in range(depth))
         self.trunk.ln = nn.LayerNorm(width)
         self.readout = nn.Linear(width, vocab_size)

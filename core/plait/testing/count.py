@@ -1,0 +1,122 @@
+"""The collectives of a piece of code, counted by what they do and the mesh axis over which they do it."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from plait.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from plait.mesh import Mesh
+
+_KINDS = {
+    "reduce_scatter": r"reduce_?scatter",
+    "all_gather": r"all_?gather",
+    "all_reduce": r"all_?reduce",
+    "all_to_all": r"all_?to_?all",
+    "broadcast": r"broadcast",
+    "barrier": r"barrier",
+    "gather": r"gather",
+    "scatter": r"scatter",
+    "send": r"send",
+    "recv": r"recv",
+}
+
+
+@attrs.frozen
+class Collective:
+    """`count` operations `op` over mesh axis `axis` (axes that sum gradients together are "data").
+
+    op:      all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, send, recv.
+    numbers: how many numbers they move in all, on one rank: of each operation its input or its result, whichever is
+             larger. None: not declared.
+    """
+
+    op: str
+    axis: str
+    count: int
+    numbers: int | None = None
+
+    def __str__(self) -> str:
+        moved = "" if self.numbers is None else f" of {self.numbers:,} numbers"
+        return f"{self.count} {self.op} over {self.axis}{moved}"
+
+
+@attrs.frozen
+class Size:
+    """Sizes of a model, or of one of its blocks, to declare collectives in.
+
+    numbers: of all parameters. tensors: how many parameters there are. blocks: the same of each block.
+    tokens: of a global batch. dim: the width of the residual stream.
+    """
+
+    numbers: int
+    tensors: int
+    blocks: tuple["Size", ...] = ()
+    tokens: int = 0
+    dim: int = 0
+
+    @classmethod
+    def of(cls, model: nn.Module, spec: ModelSpec, tokens: int) -> "Size":
+        params = dict(model.named_parameters())
+        widths = [
+            n for fqn, p in params.items() for n, a in zip(p.shape, spec.axes_of(fqn), strict=True) if a == "embed"
+        ]
+        blocks = tuple(_of_parameters(block.parameters()) for block in spec.blocks_of(model).values())
+        plain = _of_parameters(params.values())
+        return cls(plain.numbers, plain.tensors, blocks, tokens, widths[0] if widths else 0)
+
+
+def _of_parameters(parameters: Iterable[Tensor]) -> Size:
+    found = list(parameters)
+    return Size(sum(p.numel() for p in found), len(found))
+
+
+class Counting(TorchDispatchMode):
+    """`with Counting(mesh) as counting:`; then `counting.found()`."""
+
+    def __init__(self, mesh: "Mesh") -> None:
+        super().__init__()
+        self._axes = axes_by_group(mesh)
+        self._seen: dict[tuple[str, str], list[int]] = {}
+
+    def found(self) -> list[Collective]:
+        return [Collective(op, axis, len(seen), sum(seen)) for (op, axis), seen in sorted(self._seen.items())]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
+            name = func._schema.name.partition("::")[2]
+            kind = next((kind for kind, pattern in _KINDS.items() if re.search(pattern, name)), None)
+            if kind is not None:
+                moved = [sum(t.numel() for t in tree_leaves(a) if isinstance(t, Tensor)) for a in (*args, result)]
+                self._seen.setdefault((kind, self._axis(args)), []).append(max(moved))
+        return result
+
+    def _axis(self, args: Iterable[Any]) -> str:
+        for arg in args:
+            name = arg if isinstance(arg, str) else ""
+            if isinstance(arg, torch.ScriptObject):
+                try:
+                    name = dist.ProcessGroup.unbox(arg).group_name
+                except RuntimeError:  # another kind of object, such as the operation
+                    continue
+            if name in self._axes:
+                return self._axes[name]
+        return "an unknown group"
+
+
+def axes_by_group(mesh: "Mesh") -> Mapping[str, str]:
+    """Name of a process group -> the axis that it spans; groups that join several axes are called "data"."""
+    from plait.profile import axes_by_group as by_axis
+
+    joined = {str(joint.get_group().group_name): "data" for joint in mesh._joined.values()}
+    world = {str(dist.group.WORLD.group_name): "world"} if dist.group.WORLD else {}
+    return {**world, **joined, **by_axis(mesh)}

@@ -1,0 +1,142 @@
+"""What a run may not leave behind in its process: settings of torch, hooks, patches, process groups."""
+
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from plait.mesh import Mesh
+from plait.testing.trial import Trial, forward_backward
+
+
+def left_behind(trial: Trial, strategies: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What a trial changed in this process for good, in words. For a fresh process: a patch is made only once."""
+    import torch._dynamo
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel  # noqa: F401 - what a strategy may import is no patch of its
+
+    _some_steps(trial, {}) if dist.get_world_size() == 1 else trial.build()
+    settings, patches = _settings(), _attributes()
+    found = _some_steps(trial, strategies)
+    after = _settings()
+    found += [f"{name} was {settings[name]}, is {after[name]}" for name in settings if settings[name] != after[name]]
+    now = _attributes()
+    found += [f"{name} was patched" for name in patches if name in now and patches[name] is not now[name]]
+    return found
+
+
+def _some_steps(trial: Trial, strategies: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Three steps; returns what grew from the first to the last, and process groups that the mesh does not know."""
+    applied = trial.apply(strategies)
+    (model,) = applied.parts
+    optimizer = trial.optimizer(applied.parameters())
+    groups = _groups(applied.mesh)
+    counts = []
+    for step in range(3):
+        forward_backward(applied, trial, step)
+        applied.clip_grads(trial.max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        applied.after_step(optimizer, step + 1)
+        counts.append(_hooks(model, optimizer))
+    grown = [
+        f"hooks on {name} grow from step to step" for name in counts[-1] if counts[-1][name] > counts[0].get(name, 0)
+    ]
+    own = sorted(
+        group.group_desc or group.group_name for group in dist.distributed_c10d._world.pg_map if group not in groups
+    )
+    return grown + [f"process group {name!r} is none of the mesh's" for name in own]
+
+
+def _groups(mesh: Mesh) -> set[Any]:
+    meshes = [
+        mesh.world,
+        *mesh._joined.values(),
+        *([mesh.dense] if mesh.dense is not None else []),
+        *mesh.views.values(),
+    ]
+    return {dist.group.WORLD, *(group for each in meshes for group in each.get_all_groups())}
+
+
+def _hooks(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    counts = {}
+    kinds: tuple[str, ...]
+    for fqn, module in model.named_modules():
+        kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        counts[f"module {fqn!r}"] = sum(len(getattr(module, kind)) for kind in kinds)
+    for fqn, param in model.named_parameters():
+        kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
+        counts[f"parameter {fqn!r}"] = sum(len(getattr(param, kind) or ()) for kind in kinds)
+    kinds = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    counts["the optimizer"] = sum(len(getattr(optimizer, kind)) for kind in kinds)
+    return counts
+
+
+def _settings() -> dict[str, Any]:
+    """What is global in torch and in the process, by a name that one would know."""
+    from torch.nn.modules import module
+    from torch.overrides import _len_torch_function_stack
+    from torch.utils._python_dispatch import _len_torch_dispatch_stack
+
+    hooks = {
+        name: len(value)
+        for name, value in vars(module).items()
+        if name.startswith("_global_") and hasattr(value, "__len__")
+    }
+    return {
+        "torch.get_default_dtype()": torch.get_default_dtype(),
+        "torch.get_default_device()": torch.get_default_device(),
+        "torch.is_grad_enabled()": torch.is_grad_enabled(),
+        "torch.is_autocast_enabled()": torch.is_autocast_enabled("cpu"),
+        "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
+        "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
+        "torch.get_num_threads()": torch.get_num_threads(),
+        "torch.backends.cudnn.benchmark": torch.backends.cudnn.benchmark,
+        "torch.backends.cuda.matmul.allow_tf32": torch.backends.cuda.matmul.allow_tf32,
+        "torch.__future__, swapping parameters": torch.__future__.get_swap_module_params_on_conversion(),
+        "torch's random state (hash)": hash(torch.get_rng_state().numpy().tobytes()),
+        "global hooks of torch.nn.Module": hooks,
+        "active torch function modes": _len_torch_function_stack(),
+        "active torch dispatch modes": _len_torch_dispatch_stack(),
+        "environment variables": {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "TORCHINDUCTOR"))},
+        "handler of SIGTERM": signal.getsignal(signal.SIGTERM),
+    }
+
+
+def _attributes() -> dict[str, Any]:
+    """The functions and classes of torch that strategies are tempted to patch, by name."""
+    import torch.nn.functional as F
+    from torch.distributed import fsdp
+    from torch.distributed import tensor as dtensor
+
+    owners: dict[str, Any] = {
+        "torch": torch,
+        "torch.Tensor": torch.Tensor,
+        "torch.nn": nn,
+        "torch.nn.functional": F,
+        "torch.nn.Module": nn.Module,
+        "torch.nn.Linear": nn.Linear,
+        "torch.nn.Embedding": nn.Embedding,
+        "torch.nn.RMSNorm": nn.RMSNorm,
+        "torch.optim.Optimizer": torch.optim.Optimizer,
+        "torch.optim.AdamW": torch.optim.AdamW,
+        "torch.nn.utils": nn.utils,
+        "torch.distributed": dist,
+        "torch.distributed.fsdp": fsdp,
+        "torch.distributed.fsdp.FSDPModule": fsdp.FSDPModule,
+        "torch.distributed.tensor": dtensor,
+        "torch.distributed.tensor.DTensor": dtensor.DTensor,
+        "torch.autograd": torch.autograd,
+        "torch.utils.checkpoint": torch.utils.checkpoint,
+    }
+    found = {}
+    for name, owner in owners.items():
+        for attribute, value in vars(owner).items():
+            if callable(value) or isinstance(value, classmethod | staticmethod | property):
+                found[f"{name}.{attribute}"] = value
+    return found

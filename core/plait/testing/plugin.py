@@ -1,0 +1,56 @@
+"""The pytest plugin: ranks for the suite, and a grade at the end. It does nothing, and imports no torch, until used."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from plait.testing.pool import Pool
+
+REFUSED = "refused: "  # how the reason of a skip begins where the strategy itself said no
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("plait", "conformance of parallel training strategies")
+    group.addoption("--plait-backend", default="gloo", choices=("gloo", "nccl"), help="what ranks talk by")
+    group.addoption("--plait-timeout", default=120.0, type=float, help="seconds until ranks count as hung (120)")
+
+
+@pytest.fixture(scope="session")
+def plait_ranks(request: pytest.FixtureRequest) -> "Iterator[Pool]":
+    """The one pool of 4 ranks of this session; starts when it is first used."""
+    from plait.testing.pool import Pool
+
+    pool = Pool(4, request.config.getoption("--plait-backend"), request.config.getoption("--plait-timeout"))
+    yield pool
+    pool.close()
+
+
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> None:
+    strategy = getattr(getattr(item, "cls", None), "strategy", None)
+    if isinstance(strategy, str) and ("plait", strategy) not in item.user_properties:
+        item.user_properties.append(("plait", strategy))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """One line a strategy: how many tests of the contract passed, were refused by it, skipped or failed."""
+    grades: dict[str, Counter[str]] = {}
+    for outcome in ("passed", "skipped", "failed", "error"):
+        for report in terminalreporter.stats.get(outcome, []):
+            name = dict(getattr(report, "user_properties", ())).get("plait")
+            if name is not None:
+                grades.setdefault(name, Counter())[_grade(outcome, report)] += 1
+    if not grades:
+        return
+    terminalreporter.section("conformance of strategies")
+    for name, counts in sorted(grades.items()):
+        parts = [f"{counts[kind]} {kind}" for kind in ("passed", "refused", "skipped", "failed") if counts[kind]]
+        terminalreporter.line(f"{name}: {', '.join(parts)}")
+
+
+def _grade(outcome: str, report: Any) -> str:
+    if outcome == "skipped" and isinstance(report.longrepr, tuple) and REFUSED in report.longrepr[2]:
+        return "refused"
+    return "failed" if outcome == "error" else outcome

@@ -1,0 +1,184 @@
+"""What an author says of a strategy, and how the tests of the suite come by their traces."""
+
+import functools
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+import cloudpickle
+import pytest
+from torch import nn
+
+from plait.plugins import create, installed, load
+from plait.strategy import traits
+from plait.testing.count import Collective, Size
+from plait.testing.models import MODELS
+from plait.testing.plugin import REFUSED
+from plait.testing.pool import Pool, RankError
+from plait.testing.trial import Trace, Trial, train
+
+REFUSABLE = ("accumulation", "remat=full", "remat=selective", "compile", "mixed precision", "float32")
+
+
+@attrs.frozen
+class Layout:
+    """One way to run the strategy: on `world` ranks, with these options, `beside` others (name -> their options)."""
+
+    world: int
+    options: Mapping[str, Any] = attrs.Factory(dict)
+    beside: Mapping[str, Mapping[str, Any]] = attrs.Factory(dict)
+
+
+class Capabilities:
+    """Set these on a subclass.
+
+    strategy: the name of its entry point.
+    axes:     names of the mesh axes and views that it adds.
+    layouts:  name -> `Layout`; every one must equal one process. Features are tried in the last.
+    models:   which of `plait.testing.models` it trains.
+    refuses:  what it refuses -> a regular expression that its sentence matches: "accumulation", "remat=full",
+              "remat=selective", "compile", "mixed precision", "float32", or "model <name>" for one of `models`.
+    """
+
+    strategy: ClassVar[str]
+    axes: ClassVar[tuple[str, ...]] = ()
+    layouts: ClassVar[Mapping[str, Layout]]
+    models: ClassVar[tuple[str, ...]] = tuple(MODELS)
+    refuses: ClassVar[Mapping[str, str]] = {}
+
+    def held(self, shape: tuple[int, ...], axes: tuple[str | None, ...], degree: Mapping[str, int]) -> int:
+        """How many numbers of a parameter a rank holds at most. Default: all of them, nothing is sharded.
+
+        shape, axes: of the whole parameter, with its logical axes. degree: mesh axis -> how many ranks it has.
+        """
+        return math.prod(shape)
+
+    def collectives(self, size: Size, degree: Mapping[str, int]) -> list[Collective] | None:
+        """The collectives of one step on one rank: forward and backward of one batch, without loss and norm.
+
+        An expression in the sizes of the model and the degrees of the mesh; it is checked at two of each.
+        Default: not declared, which counts as skipped.
+        """
+        return None
+
+    def reference(self, layout: Layout, trial: Trial) -> "Trace | list[Trace]":
+        """What the ranks of `layout` must equal, computed by one process: a trace, or one a rank.
+
+        Default: the model trained by one process without any strategy. Override it for `numerics = "own"`.
+        """
+        return train(trial)
+
+    # How tests come by their parameters and traces.
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        values: dict[str, list[Any]] = {
+            "layout": list(self.layouts),
+            "model": list(self.models),
+            "world": [1, 2, 3, 4],
+            "other": [name for name, p in installed().items() if p.state == "ok" and name != self.strategy] or [None],
+            "mode": ["full", "selective"],
+            "hook": self._hooks() if "hook" in metafunc.fixturenames else [],
+        }
+        for name in values:
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, values[name])
+
+    @property
+    def last(self) -> str:
+        return list(self.layouts)[-1]
+
+    @property
+    def own(self) -> bool:
+        """Whether the strategy's mathematics differ on purpose."""
+        return traits(self.strategy, load(self.strategy)).numerics == "own"
+
+    def selected(self, layout: Layout) -> dict[str, Mapping[str, Any]]:
+        """Name -> options of all strategies of a layout."""
+        return {self.strategy: layout.options, **layout.beside}
+
+    def trace(self, ranks: Pool, layout: str, trial: Trial) -> list[Trace]:
+        """What every rank did; kept for the other tests of the session. Skips where the strategy refuses."""
+        found = self.layouts[layout]
+        return self.try_or_be_refused(ranks, trial, train, trial, self.selected(found), world=found.world)
+
+    def expected(self, ranks: Pool, layout: str, trial: Trial) -> list[Trace]:
+        """What every rank must equal."""
+        plain = attrs.evolve(trial, micro=1, remat="none", compile=None)
+        found = self.layouts[layout]
+        if self.own:
+            cloudpickle.register_pickle_by_value(sys.modules[type(self).__module__])  # ranks cannot import a test
+        if self.own:
+            reference, name = functools.partial(type(self).reference, type(self)()), f"reference of {self.strategy}"
+            answer = _kept(ranks, reference, found, plain, world=1, name=name)[0]
+        else:
+            answer = _kept(ranks, train, plain, world=1, name="one process")[0]
+        return answer if isinstance(answer, list) else [answer] * found.world
+
+    def try_or_be_refused(self, ranks: Pool, trial: Trial, *call: Any, world: int) -> list[Any]:
+        """The answers of `call` on ranks; where the strategy declares that it refuses this, the test that it does."""
+        wanted = next((what for what in _asked(trial) if what in self.refuses), None)
+        if wanted is None:
+            return _kept(ranks, *call, world=world, name=call[0].__name__)
+        with pytest.raises(RankError, match=self.refuses[wanted]) as caught:
+            ranks.run(*call, world=world)
+        said = [line for line in str(caught.value).splitlines() if "plait.errors.PlaitError: " in line]
+        assert said, f"{self.strategy} should refuse {wanted} by a PlaitError, but raised:\n{caught.value}"
+        pytest.skip(f"{REFUSED}{said[0].partition('PlaitError: ')[2]}")
+
+    def degrees(self, layout: Layout) -> dict[str, int]:
+        """Mesh axis -> degree in a layout, without starting ranks."""
+        return {axis.name: axis.degree for axes in self._assembled(layout) for axis in axes}
+
+    def _assembled(self, layout: Layout) -> list[Any]:
+        from plait.braid import Braid
+        from plait.weave import layout_of
+
+        run = self._run(layout)
+        found = layout_of(run, Braid(run.strategies))
+        return [found.dense, *found.views.values()]
+
+    def _run(self, layout: Layout) -> Any:
+        from plait.config import Config
+        from plait.weave import configure, new_run
+
+        trial = Trial()
+        model: Any = trial.build()
+        made = {name: create(name, options) for name, options in self.selected(layout).items()}
+        run = new_run(Config(precision=trial.precision()), model.spec(), model, layout.world, "cpu", made)
+        configure(run)
+        return run
+
+    def _hooks(self) -> list[str]:
+        from plait import hookspecs
+        from plait.braid import Braid
+
+        braid = Braid({self.strategy: create(self.strategy, self.layouts[self.last].options)})
+        specs = [name for name, value in vars(hookspecs).items() if hasattr(value, "plait_spec")]
+        return [hook for hook in specs if braid.owners(hook)]
+
+
+def spec_of(model: nn.Module) -> Any:
+    return model.spec()  # type: ignore[operator]
+
+
+def _asked(trial: Trial) -> list[str]:
+    """What a trial asks of a strategy that it may refuse."""
+    asked = {
+        "accumulation": trial.micro > 1,
+        f"remat={trial.remat}": trial.remat != "none",
+        "compile": trial.compile is not None,
+        "mixed precision": trial.dtype == "mixed",
+        "float32": trial.dtype == "float32",
+        f"model {trial.model}": True,
+    }
+    return [what for what, is_asked in asked.items() if is_asked]
+
+
+def _kept(ranks: Pool, fn: Any, *arguments: Any, world: int, name: str) -> list[Any]:
+    """What the ranks answer, once a session for the same question: several tests look at one trace."""
+    key = repr((name, arguments, world))
+    if key not in ranks.kept:
+        ranks.kept[key] = ranks.run(fn, *arguments, world=world)
+    return ranks.kept[key]

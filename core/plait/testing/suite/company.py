@@ -1,0 +1,95 @@
+"""Does it go with others, and is it named when it fails?"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from plait.errors import PlaitError
+from plait.plugins import described, installed, load
+from plait.strategy import traits
+from plait.testing.parity import BOUNDS, apart, unequal, wrong_gradients
+from plait.testing.plugin import REFUSED
+from plait.testing.pool import Pool, RankError
+from plait.testing.suite.capabilities import Capabilities, Layout, spec_of
+from plait.testing.trial import Trial, train
+
+
+def others(name: str) -> list[str]:
+    """Every other installed strategy that can be used."""
+    return [other for other, plugin in installed().items() if plugin.state == "ok" and other != name]
+
+
+def trial_options(name: str) -> Mapping[str, Any]:
+    """The options with which a strategy takes part in tests of others: its class's `trial`, if it has one."""
+    return getattr(load(name), "trial", {})
+
+
+class Company(Capabilities):
+    def test_composes_with(self, plait_ranks: Pool, other: str | None) -> None:
+        """In 4 ranks beside another strategy: still what one process computes; or one of the two says no in words."""
+        if other is None:
+            pytest.skip("no other strategy is installed")
+        pair = {self.strategy: trial_options(self.strategy), other: trial_options(other)}
+        try:
+            degree = self.degrees(Layout(4, pair[self.strategy], {other: pair[other]}))
+        except PlaitError as error:
+            if any(repr(name) in str(error) for name in pair):
+                pytest.skip(f"{REFUSED}{error}")
+            pytest.skip(f"their axes do not fit 4 ranks together, so set `trial` on one of the classes: {error}")
+        trial = Trial()
+        traces = plait_ranks.run(train, trial, pair, world=4)
+        expected = plait_ranks.run(train, trial, world=1)[0]
+        exact = all(traits(name, load(name)).numerics == "exact" for name in pair)
+        for rank, trace in enumerate(traces):
+            where = f"rank {rank} of {degree}"
+            assert (wrong := unequal(trace.initial, expected.initial)) is None, f"{where}, initial: {wrong}"
+            if exact:
+                wrong = wrong_gradients(trace, expected, BOUNDS["float64"][0], spec_of(trial.build()))
+                assert wrong is None, f"{where}: {wrong}"
+                off, step = apart(trace.losses, expected.losses)
+                assert off <= BOUNDS["float64"][1], f"{where}: the loss of step {step} is off by {off:.2e}"
+
+    def test_an_error_in_a_hook_names_it(self, plait_ranks: Pool, hook: str) -> None:
+        found = self.layouts[self.last]
+        with pytest.raises(RankError) as caught:
+            plait_ranks.run(_failing, self.strategy, hook, self.selected(found), world=found.world)
+        assert f"raised by {described(self.strategy)} in its hook {hook!r}" in str(caught.value)
+
+
+def _failing(name: str, hook: str, strategies: Mapping[str, Any]) -> None:
+    """A step in which `hook` of the strategy raises."""
+    from unittest import mock
+
+    from plait.testing.trial import forward_backward
+
+    cls = load(name)
+
+    def fails(*arguments: Any, **named: Any) -> None:
+        raise RuntimeError("planted")
+
+    from plait import hookimpl
+
+    original = getattr(cls, hook)
+    options = original.plait_impl
+    marked = hookimpl(**{k: v for k, v in options.items() if k != "specname"})(_like(original, fails))
+    with mock.patch.object(cls, hook, marked):
+        trial = Trial()
+        applied = trial.apply(strategies)
+        optimizer = trial.optimizer(applied.parameters())
+        forward_backward(applied, trial, 0)
+        applied.clip_grads(1.0)
+        optimizer.step()
+        applied.after_step(optimizer, 1)
+        applied.checkpoint(optimizer)
+
+
+def _like(original: Any, fails: Any) -> Any:
+    """A function with the arguments of `original`, as hooks are called by the names of theirs."""
+    import inspect
+
+    names = list(inspect.signature(original).parameters)
+    source = f"def hook({', '.join(names)}):\n    fails()"
+    scope: dict[str, Any] = {"fails": fails}
+    exec(source, scope)
+    return scope["hook"]

@@ -1,0 +1,82 @@
+"""Is it found, are its options explained, does its mesh fit? Arithmetic and metadata: no ranks."""
+
+import re
+
+import attrs
+import pytest
+
+from plait.errors import PlaitError
+from plait.listing import probe
+from plait.plugins import create, installed, load
+from plait.testing.suite.capabilities import REFUSABLE, Capabilities, Layout
+
+
+class Discovery(Capabilities):
+    def test_declarations_name_things_that_exist(self) -> None:
+        known = [*REFUSABLE, *(f"model {model}" for model in self.models)]
+        assert set(self.refuses) <= set(known), f"`refuses` knows {known}"
+        assert any(f"model {model}" not in self.refuses for model in self.models), "a strategy that trains no model"
+        for name, layout in self.layouts.items():
+            assert 1 <= layout.world <= 4, f"layout {name!r} has {layout.world} ranks; the suite has 1 to 4"
+
+    def test_is_listed_from_metadata_alone(self) -> None:
+        plugin = installed().get(self.strategy)
+        assert plugin is not None, f"no distribution declares {self.strategy!r} in its entry points 'plait.strategies'"
+        assert plugin.state == "ok", f"{plugin}: {plugin.state}"
+
+    def test_its_module_is_light_and_its_hooks_fit(self) -> None:
+        """Imported in a fresh interpreter: no torch, hooks that exist, arguments that they have."""
+        assert probe(self.strategy)["state"] == "ok"
+
+    def test_defaults_on_the_command_line_are_those_in_code(self) -> None:
+        from plait.compose import resolve
+
+        node = resolve([f"strategy=[{self.strategy}]"])["strategy"][self.strategy] or {}
+        fields = {field.name: field for field in attrs.fields(load(self.strategy)) if field.init}
+        assert set(node) == set(fields), f"conf/strategy/{self.strategy}.yaml and the fields of the class differ"
+        options = {name: field.default for name, field in fields.items() if field.default is not attrs.NOTHING}
+        plain = {k: v for k, v in options.items() if isinstance(v, bool | int | float | str | None)}
+        assert {k: node[k] for k in plain} == plain, f"conf/strategy/{self.strategy}.yaml has other defaults"
+
+    def test_a_typo_is_explained(self) -> None:
+        fields = [field.name for field in attrs.fields(load(self.strategy)) if field.init]
+        typo = fields[0] + "x" if fields else "option"
+        with pytest.raises(PlaitError, match=rf"unknown key strategy\.{self.strategy}\.{typo}") as caught:
+            create(self.strategy, {typo: 1})
+        assert not fields or f"did you mean {fields[0]!r}?" in str(caught.value)
+
+    def test_a_value_of_the_wrong_type_is_refused(self) -> None:
+        for field in attrs.fields(load(self.strategy)):
+            if field.init and field.type in (int, float, bool, "int", "float", "bool"):
+                with pytest.raises(PlaitError, match=rf"strategy\.{self.strategy}\.{field.name}\b"):
+                    create(self.strategy, {field.name: "certainly not"})
+
+    def test_a_mesh_fits_or_is_refused_in_words(self, world: int) -> None:
+        """With its default options and with those of every layout, at every world size up to 4."""
+        for options in [{}, *(layout.options for layout in self.layouts.values())]:
+            try:
+                dense, *views = self._assembled(Layout(world, options))
+            except PlaitError as error:
+                said = str(error)
+                assert len(said.splitlines()) == 1
+                assert re.search(r"\w+=-?\d+|axis|axes|strategy|ranks?|view", said), said
+                continue
+            for axes in (dense, *views):
+                product = 1
+                for axis in axes:
+                    product *= axis.degree
+                assert not axes or product == world, f"{axes} does not factor {world} ranks"
+
+    def test_every_layout_fits_its_world(self) -> None:
+        for layout in self.layouts.values():
+            self._assembled(layout)
+
+    def test_adds_the_axes_that_it_declares(self) -> None:
+        from plait.braid import Braid
+        from plait.weave import layout_of
+
+        for layout in self.layouts.values():
+            run = self._run(layout)
+            owner = layout_of(run, Braid(run.strategies)).owner
+            added = {name for name, strategy in owner.items() if strategy == self.strategy}
+            assert added == set(self.axes), f"`axes` says {sorted(self.axes)}, it adds {sorted(added)}"

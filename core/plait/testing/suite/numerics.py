@@ -1,0 +1,171 @@
+"""Does it compute what one process computes? Gradients are compared per parameter: losses prove nothing."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from plait.testing.parity import BOUNDS, apart, unequal, wrong_gradients
+from plait.testing.pool import Pool
+from plait.testing.suite.capabilities import Capabilities, spec_of
+from plait.testing.trial import Trace, Trial, batch, forward_backward, full
+
+STEPS = 20
+
+
+class Numerics(Capabilities):
+    def test_initial_parameters_are_bitwise_those_of_one_process(self, plait_ranks: Pool, layout: str) -> None:
+        trial = Trial(steps=STEPS)
+        expected = self.expected(plait_ranks, layout, trial)
+        for rank, trace in enumerate(self.trace(plait_ranks, layout, trial)):
+            wrong = unequal(trace.initial, expected[rank].initial)
+            assert wrong is None, f"initial parameters on rank {rank}: {wrong}"
+
+    def test_every_sample_is_seen_once(self, plait_ranks: Pool, layout: str) -> None:
+        """Of the ranks that count for their share of the tokens, no two have the same share, and none is left out."""
+        found = self.layouts[layout]
+        shares = plait_ranks.run(_shares, self.selected(found), world=found.world)
+        leading = sorted(index for index, _, leads in shares if leads)
+        assert leading == list(range(shares[0][1])), f"shares {leading} of {shares[0][1]} are trained on"
+
+    def test_gradients_equal_one_process(self, plait_ranks: Pool, layout: str) -> None:
+        self._gradients(plait_ranks, layout, Trial(steps=STEPS))
+
+    def test_losses_of_20_steps_equal_one_process(self, plait_ranks: Pool, layout: str) -> None:
+        self._losses(plait_ranks, layout, Trial(steps=STEPS))
+
+    def test_gradient_norms_equal_one_process(self, plait_ranks: Pool, layout: str) -> None:
+        trial = Trial(steps=STEPS)
+        expected = self.expected(plait_ranks, layout, trial)
+        for rank, trace in enumerate(self.trace(plait_ranks, layout, trial)):
+            error, step = apart(trace.norms, expected[rank].norms)
+            assert error <= 1e-9, f"rank {rank}: the norm of the gradients of step {step} is off by {error:.2e}"
+
+    def test_clipping_scales_every_gradient_alike(self, plait_ranks: Pool) -> None:
+        found = self.layouts[self.last]
+        for rank, (norm, worst, name) in enumerate(plait_ranks.run(_clipped, self.selected(found), world=found.world)):
+            assert worst <= 1e-5, f"rank {rank}: {name!r} was not scaled by max_norm / norm (norm {norm:.6g})"
+
+    def test_models_equal_one_process(self, plait_ranks: Pool, model: str) -> None:
+        """A few steps of every model: initial parameters bitwise, gradients, losses."""
+        trial = Trial(model)
+        expected = self.expected(plait_ranks, self.last, trial)
+        for rank, trace in enumerate(self.trace(plait_ranks, self.last, trial)):
+            wrong = unequal(trace.initial, expected[rank].initial)
+            assert wrong is None, f"initial parameters on rank {rank}: {wrong}"
+        self._gradients(plait_ranks, self.last, trial)
+        self._losses(plait_ranks, self.last, trial)
+
+    def test_tied_parameters_stay_tied(self, plait_ranks: Pool) -> None:
+        tied = [model for model in ("tied", "odd") if model in self.models and f"model {model}" not in self.refuses]
+        if not tied:
+            pytest.skip("no model with tied parameters among its models")
+        found = self.layouts[self.last]
+        for model in tied:
+            plain = Trial(model).build()
+            names = {name for name, _ in plain.named_parameters()}
+            for got in plait_ranks.run(_names, Trial(model), self.selected(found), world=found.world):
+                assert got == names, f"parameters of {model!r} that should be one are several: {sorted(got - names)}"
+
+    def test_accumulation_equals_one_big_batch(self, plait_ranks: Pool) -> None:
+        self._same_as_one_process(plait_ranks, Trial(micro=2))
+
+    def test_recomputation_changes_nothing(self, plait_ranks: Pool, mode: str) -> None:
+        self._same_as_one_process(plait_ranks, Trial(remat=mode))
+
+    def test_compiled_equals_one_process(self, plait_ranks: Pool) -> None:
+        self._same_as_one_process(plait_ranks, Trial(compile="aot_eager"))
+
+    def test_compiled_and_recomputed_equals_one_process(self, plait_ranks: Pool) -> None:
+        self._same_as_one_process(plait_ranks, Trial(compile="aot_eager", remat="full"))
+
+    def test_float32_equals_one_process(self, plait_ranks: Pool) -> None:
+        self._same_as_one_process(plait_ranks, Trial(dtype="float32"))
+
+    def test_mixed_precision_stays_near_float32(self, plait_ranks: Pool) -> None:
+        mixed, single = Trial(dtype="mixed"), Trial(dtype="float32")
+        expected = self.expected(plait_ranks, self.last, single)
+        for rank, trace in enumerate(self.trace(plait_ranks, self.last, mixed)):
+            self._check_gradients(trace, expected[rank], mixed, rank)
+            self._check_losses(trace, expected[rank], mixed, rank)
+
+    def test_mixed_precision_computes_in_bfloat16(self, plait_ranks: Pool) -> None:
+        found, trial = self.layouts[self.last], Trial(dtype="mixed")
+        answers = self.try_or_be_refused(plait_ranks, trial, _dtypes, trial, self.selected(found), world=found.world)
+        for computed, stored in answers:
+            assert computed == {"torch.bfloat16"}, f"matrix products run in {sorted(computed)}"
+            assert stored == {"torch.float32"}, f"parameters and gradients are stored in {sorted(stored)}"
+
+    def _same_as_one_process(self, ranks: Pool, trial: Trial) -> None:
+        self._gradients(ranks, self.last, trial)
+        self._losses(ranks, self.last, trial)
+
+    def _gradients(self, ranks: Pool, layout: str, trial: Trial) -> None:
+        expected = self.expected(ranks, layout, trial)
+        for rank, trace in enumerate(self.trace(ranks, layout, trial)):
+            self._check_gradients(trace, expected[rank], trial, rank)
+
+    def _losses(self, ranks: Pool, layout: str, trial: Trial) -> None:
+        expected = self.expected(ranks, layout, trial)
+        for rank, trace in enumerate(self.trace(ranks, layout, trial)):
+            self._check_losses(trace, expected[rank], trial, rank)
+
+    def _check_gradients(self, trace: Trace, expected: Trace, trial: Trial, rank: int) -> None:
+        assert expected.gradients, "the reference has no gradients"
+        wrong = wrong_gradients(trace, expected, BOUNDS[trial.dtype][0], spec_of(trial.build()))
+        assert wrong is None, f"rank {rank}: {wrong}"
+
+    def _check_losses(self, trace: Trace, expected: Trace, trial: Trial, rank: int) -> None:
+        error, step = apart(trace.losses, expected.losses)
+        bound = BOUNDS[trial.dtype][1]
+        assert error <= bound, f"rank {rank}: the loss of step {step} is off by {error:.2e} (bound {bound:.0e})"
+
+
+def _shares(strategies: Mapping[str, Any]) -> tuple[int, int, bool]:
+    mesh = Trial().apply(strategies).mesh
+    return (*mesh.share("batch"), mesh.leads())
+
+
+def _clipped(strategies: Mapping[str, Any]) -> tuple[float, float, str]:
+    """(norm, largest relative error, FQN) of gradients clipped to half their norm; torch adds 1e-6 to that norm."""
+    applied = Trial().apply(strategies)
+    forward_backward(applied, Trial(), 0)
+    (model,) = applied.parts
+    norm = float(applied.clip_grads(math.inf))
+    before = {name: full(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    applied.clip_grads(norm / 2)
+    errors = {
+        name: float((full(p.grad) - before[name] / 2).norm() / before[name].norm().clamp(min=1e-30))
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
+    worst = max(errors, key=errors.__getitem__)
+    return norm, errors[worst], worst
+
+
+def _names(trial: Trial, strategies: Mapping[str, Any]) -> set[str]:
+    from plait.checkpoint.state import canonical
+
+    return {canonical(name) for name, _ in trial.apply(strategies).parts[0].named_parameters()}
+
+
+def _dtypes(trial: Trial, strategies: Mapping[str, Any]) -> tuple[set[str], set[str]]:
+    """The dtypes of all matrix products of a forward pass, and those that parameters and gradients are stored in."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: set[str] = set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default):
+                seen.update(str(a.dtype) for a in args if isinstance(a, torch.Tensor))
+            return func(*args, **(kwargs or {}))
+
+    applied = trial.apply(strategies)
+    with Watch():
+        applied.parts[0](batch(0)[0].to(applied.device))
+    forward_backward(applied, trial, 0)
+    params = applied.parameters()
+    return seen, {str(p.dtype) for p in params} | {str(p.grad.dtype) for p in params if p.grad is not None}

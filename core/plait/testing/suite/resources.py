@@ -1,0 +1,110 @@
+"""Does it hold, move and leave behind what it says, and no more?"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from plait.testing.count import Collective, Counting, Size
+from plait.testing.leaks import left_behind
+from plait.testing.pool import Pool
+from plait.testing.suite.capabilities import Capabilities, spec_of
+from plait.testing.trial import SAMPLES, SEQ_LEN, Trial, forward_backward
+
+SIZES = ("llama3", "tied")  # two sizes of one architecture
+
+
+class Resources(Capabilities):
+    def test_no_rank_holds_more_than_declared(self, plait_ranks: Pool, layout: str) -> None:
+        """Numbers of every parameter, then bytes of all storages of parameters, gradients and optimizer together."""
+        found, trial = self.layouts[layout], Trial("tied", dtype="float32")
+        degree, model = self.degrees(found), trial.build()
+        allowed = {
+            name: self.held(tuple(p.shape), spec_of(model).axes_of(name), degree)
+            for name, p in model.named_parameters()
+        }
+        for rank, (held, total) in enumerate(plait_ranks.run(_holds, trial, self.selected(found), world=found.world)):
+            for name, (numbers, lies) in held.items():
+                assert numbers <= allowed[name], (
+                    f"rank {rank} holds {numbers} numbers of {name!r}, declared are {allowed[name]}; it lies as: {lies}"
+                )
+            most = sum(4 * (4 * numbers + 1) for numbers in allowed.values())  # float32: weight, gradient, 2 moments
+            assert total <= most, f"rank {rank} holds {total:,} bytes of weights, gradients and AdamW, not {most:,}"
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_collectives_are_those_declared(self, plait_ranks: Pool, layout: str, size: str) -> None:
+        found, trial = self.layouts[layout], Trial(size, dtype="float32")
+        model = trial.build()
+        degree = self.degrees(found)
+        wanted = self.collectives(Size.of(model, spec_of(model), SAMPLES * SEQ_LEN), degree)
+        if wanted is None:
+            pytest.skip("collectives are not declared")
+        for rank, counted in enumerate(plait_ranks.run(_counted, trial, self.selected(found), world=found.world)):
+            _compare(counted, [c for c in wanted if degree.get(c.axis, 2) > 1 and c.count], degree, rank)
+
+    def test_nothing_is_left_behind(self, plait_ranks: Pool) -> None:
+        """In fresh processes, as a patch of torch is made only once: settings, hooks, patches, process groups."""
+        found = self.layouts[self.last]
+        with plait_ranks.fresh(found.world) as fresh:
+            answers = fresh.run(left_behind, Trial(), self.selected(found), world=found.world)
+        for rank, answer in enumerate(answers):
+            assert not answer, f"after a run on rank {rank}: {'; '.join(answer)}"
+
+
+def _compare(counted: list[Collective], wanted: list[Collective], degree: Mapping[str, int], rank: int) -> None:
+    seen = {(c.op, c.axis): c for c in counted if degree.get(c.axis, 2) > 1}
+    for declared in wanted:
+        got = seen.pop((declared.op, declared.axis), None)
+        assert got is not None, f"rank {rank}: declared are {declared}, none was seen; there were {_listed(counted)}"
+        assert got.count == declared.count, f"rank {rank}: {got}; declared are {declared}"
+        if declared.numbers is not None:
+            assert got.numbers == declared.numbers, f"rank {rank}: {got}; declared are {declared}"
+    assert not seen, f"rank {rank}: not declared: {_listed(seen.values())}"
+
+
+def _listed(collectives: Any) -> str:
+    return ", ".join(map(str, collectives)) or "none"
+
+
+def _holds(trial: Trial, strategies: Mapping[str, Any]) -> tuple[dict[str, tuple[int, str]], int]:
+    """(FQN -> (numbers, placement), bytes of all unique storages) after a step; the second makes the optimizer's."""
+    from plait.checkpoint.state import canonical
+    from plait.testing.trial import _lies
+
+    applied = trial.apply(strategies)
+    optimizer = trial.optimizer(applied.parameters())
+    forward_backward(applied, trial, 0)
+    optimizer.step()
+    optimizer.zero_grad()
+    forward_backward(applied, trial, 1)
+    (model,) = applied.parts
+    held = {canonical(name): (_local(p).numel(), _lies(p)) for name, p in model.named_parameters()}
+    tensors: list[Tensor] = []
+    for param in applied.parameters():
+        own = [param, param.grad, *optimizer.state[param].values()]
+        tensors += [_local(t) for t in own if isinstance(t, Tensor)]
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+    return held, sum(storages.values())
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _counted(trial: Trial, strategies: Mapping[str, Any]) -> list[Collective]:
+    """The collectives of forward and backward of the second batch: the first may set things up."""
+    import plait
+    from plait.loss import parallel
+    from plait.testing.trial import batch
+
+    applied = trial.apply(strategies)
+    forward_backward(applied, trial, 0)
+    index, count = applied.mesh.share("batch")
+    tokens, labels = (t[index * SAMPLES // count : (index + 1) * SAMPLES // count] for t in batch(1))
+    with Counting(applied.mesh) as counting:
+        logits = applied.parts[0](tokens.to(applied.device))
+        with parallel(logits):
+            plait.cross_entropy_sum(logits, labels.to(applied.device)).backward()
+    return counting.found()

@@ -1,0 +1,163 @@
+"""Can it be saved, killed and gone on with? A checkpoint carries no strategy."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plait.testing import life
+from plait.testing.parity import apart, unequal
+from plait.testing.pool import Pool
+from plait.testing.suite.capabilities import Capabilities
+from plait.testing.trial import Trial, forward_backward, full
+
+
+class State(Capabilities):
+    def test_checkpoint_has_the_names_of_one_process(self, plait_ranks: Pool) -> None:
+        """Canonical FQNs, a tied parameter once."""
+        found = self.layouts[self.last]
+        plain = set(Trial("tied").build().state_dict()) - {"output.weight"}
+        for got in plait_ranks.run(_names, self.selected(found), world=found.world):
+            names = {key.removeprefix("model.") for key in got if key.startswith("model.")}
+            assert names == plain, f"missing {sorted(plain - names)[:3]}, not expected {sorted(names - plain)[:3]}"
+
+    def test_checkpoint_holds_the_optimizer(self, plait_ranks: Pool) -> None:
+        """Both moments and the step of AdamW, of every parameter."""
+        found = self.layouts[self.last]
+        names = {name for name, _ in Trial("tied").build().named_parameters()}
+        wanted = {f"optimizer.{name}.{key}" for name in names for key in ("exp_avg", "exp_avg_sq", "step")}
+        for got in plait_ranks.run(_names, self.selected(found), world=found.world):
+            assert wanted <= got, f"the checkpoint lacks {sorted(wanted - got)[:3]}, ..."
+
+    def test_checkpoint_loads_in_every_other_layout(self, plait_ranks: Pool, layout: str, tmp_path: Path) -> None:
+        """Saved under one layout while training goes on, loaded under every other: bitwise the same state."""
+        found = self.layouts[layout]
+        state = plait_ranks.run(_save, self.selected(found), tmp_path, world=found.world)[0]
+        others = [(name, other.world, self.selected(other)) for name, other in self.layouts.items()]
+        for name, world, strategies in [("one process", 1, {}), *others, *self._foreign()]:
+            for rank, answer in enumerate(plait_ranks.run(_restore, strategies, tmp_path, world=world)):
+                wrong = unequal(answer, state)
+                assert wrong is None, f"{layout} -> {name}, rank {rank}: {wrong}"
+
+    def test_two_runs_are_bitwise_equal(self, plait_ranks: Pool) -> None:
+        from plait.testing.trial import train
+
+        found, trial = self.layouts[self.last], Trial(dtype="float32", steps=5)
+        once = self.try_or_be_refused(plait_ranks, trial, train, trial, self.selected(found), world=found.world)
+        again = plait_ranks.run(train, trial, self.selected(found), world=found.world)
+        for rank, (a, b) in enumerate(zip(once, again, strict=True)):
+            assert a.losses == b.losses, f"losses on rank {rank}"
+            assert (wrong := unequal(b.final, a.final)) is None, f"parameters on rank {rank} after 5 steps: {wrong}"
+
+    def test_a_run_equals_one_process(self, plait_ranks: Pool, tmp_path: Path) -> None:
+        """The trainer on real text: losses, norms and counts of every step, and the validation's mean over tokens."""
+        if self.own:
+            pytest.skip("its mathematics are its own")
+        found = self.layouts[self.last]
+        runs = []
+        for strategies, world in (({}, 1), (self.selected(found), found.world)):
+            runs.append(self._run_trainer(plait_ranks, strategies, tmp_path, world))
+        one, many = runs
+        assert [row["tokens"] for row in many] == [row["tokens"] for row in one]
+        for key in ("val_loss", "loss", "grad_norm"):
+            error, at = apart(*([row[key] for row in rows if key in row] for rows in (many, one)))
+            assert error <= 1e-9, f"{key} is off by {error:.2e} at its {at}. value"
+
+    def test_killed_and_resumed_is_bitwise_equal(self, tmp_path: Path) -> None:
+        """`plait train` to its end; and the same command killed with all its ranks, and given again."""
+        found = self.layouts[self.last]
+        arguments = life.overrides(self.selected(found), tmp_path, found.world, "run.name=a")
+        folders = [tmp_path / name for name in ("undisturbed", "killed")]
+        for folder in folders:
+            folder.mkdir()
+        process = life.start(arguments, folders[1])
+        life.wait_for_step(folders[1] / "runs" / "a", 5, process)
+        life.kill_all(process, folders[1] / "runs" / "a")
+        process.communicate()
+        for folder in folders:
+            process = life.start(arguments, folder)
+            output = process.communicate(timeout=300)[0]
+            assert process.returncode == 0, output
+        a, b = (life.numbers(life.rows(folder / "runs" / "a")) for folder in folders)
+        different = [x[0] for x, y in zip(a, b, strict=True) if x != y]
+        assert not different, f"steps {different} differ after the run was killed"
+
+    def _run_trainer(self, ranks: Pool, strategies: Any, folder: Path, world: int) -> list[dict[str, Any]]:
+        from plait.compose import resolve
+
+        exact = [f"precision.{which}=float64" for which in ("storage", "param", "reduce")]
+        more = ("checkpoint.enabled=false", *exact)
+        node = resolve(life.overrides(strategies, folder, world, *more))
+        own = folder / f"{world}-{len(strategies)}"
+        own.mkdir()
+        (own / "versions.json").write_text("{}")
+        return ranks.run(life.run, node, own, world=world)[0]
+
+    def _foreign(self) -> list[tuple[str, int, dict[str, Mapping[str, Any]]]]:
+        """Every other installed strategy alone, in two ranks."""
+        from plait.testing.suite.company import others, trial_options
+
+        return [(name, 2, {name: trial_options(name)}) for name in others(self.strategy) if _fits_two(name)]
+
+
+def _fits_two(name: str) -> bool:
+    from plait.errors import PlaitError
+    from plait.testing.suite.capabilities import Layout
+    from plait.testing.suite.company import trial_options
+
+    alone = type("Alone", (Capabilities,), {"strategy": name})()
+    try:
+        alone._assembled(Layout(2, trial_options(name)))
+    except PlaitError:
+        return False  # needs company, or more ranks
+    return True
+
+
+def _ready(strategies: Mapping[str, Any], seed: int) -> tuple[Any, torch.optim.Optimizer, Trial]:
+    trial = Trial("tied", dtype="float32", seed=seed)
+    applied = trial.apply(strategies)
+    return applied, trial.optimizer(applied.parameters()), trial
+
+
+def _step(applied: Any, optimizer: torch.optim.Optimizer, trial: Trial, number: int) -> None:
+    forward_backward(applied, trial, number)
+    optimizer.step()
+    optimizer.zero_grad()
+    applied.after_step(optimizer, number + 1)
+
+
+def _everything(applied: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    return {key: full(tensor) for key, tensor in applied.checkpoint(optimizer)[0].items()}
+
+
+def _names(strategies: Mapping[str, Any]) -> set[str]:
+    applied, optimizer, trial = _ready(strategies, seed=0)
+    _step(applied, optimizer, trial, 0)
+    return set(applied.checkpoint(optimizer)[0])
+
+
+def _save(strategies: Mapping[str, Any], folder: Path) -> dict[str, torch.Tensor]:
+    from plait.checkpoint.save import Saver
+    from plait.checkpoint.store import Store
+
+    applied, optimizer, trial = _ready(strategies, seed=0)
+    _step(applied, optimizer, trial, 0)
+    saver = Saver(Store(folder / "checkpoints"), "async")
+    saver.save(applied.checkpoint(optimizer)[0], 1)
+    state = _everything(applied, optimizer)
+    _step(applied, optimizer, trial, 1)  # training goes on while a thread writes
+    saver.wait()
+    return state
+
+
+def _restore(strategies: Mapping[str, Any], folder: Path) -> dict[str, torch.Tensor]:
+    from plait.checkpoint.load import load
+    from plait.checkpoint.store import Store
+
+    applied, optimizer, _ = _ready(strategies, seed=1)
+    path = Store(folder / "checkpoints").latest()
+    assert path is not None
+    load(path, *applied.checkpoint(optimizer))
+    return _everything(applied, optimizer)

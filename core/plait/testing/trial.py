@@ -1,0 +1,149 @@
+"""One trial: a small model trained for a few steps under some strategies, and everything that came out of it."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+import plait
+from plait.checkpoint.state import canonical
+from plait.config import Compile, Precision, Remat
+from plait.loss import IGNORE, parallel, valid_tokens
+from plait.plugins import create
+from plait.testing.models import MODELS, VOCAB
+from plait.weave import Applied
+
+SAMPLES, SEQ_LEN = 8, 16
+
+
+@attrs.frozen
+class Trial:
+    """What is tried; the same whatever the layout.
+
+    model:    a name of `plait.testing.models`, or a function that builds one on the current device.
+    steps:    of AdamW, with a fresh global batch each.
+    dtype:    of everything, or "mixed": stored and reduced in float32, computed in bfloat16.
+    micro:    into how many micro-batches a rank cuts its share.
+    remat:    `remat.mode`. compile: the backend of `compile`, None: off. max_norm: gradients are clipped to it.
+    """
+
+    model: str | Callable[[], nn.Module] = "llama3"
+    steps: int = 3
+    dtype: str = "float64"
+    micro: int = 1
+    remat: str = "none"
+    compile: str | None = None
+    max_norm: float = 1.0
+    seed: int = 0
+
+    def build(self) -> nn.Module:
+        """The model, on the meta device."""
+        with torch.device("meta"):
+            return MODELS[self.model]() if isinstance(self.model, str) else self.model()
+
+    def precision(self) -> Precision:
+        if self.dtype == "mixed":
+            return Precision("float32", "bfloat16", "float32")
+        return Precision(self.dtype, self.dtype, self.dtype)
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=1e-2)
+
+    def apply(self, strategies: Mapping[str, Mapping[str, Any]], extra: Iterable[Any] = ()) -> Applied:
+        """The model under the installed strategies of these names and options, and under the instances `extra`."""
+        model = self.build()
+        return plait.apply(
+            model,
+            model.spec(),  # type: ignore[operator]
+            [*(create(name, options) for name, options in strategies.items()), *extra],
+            seed=self.seed,
+            precision=self.precision(),
+            remat=Remat(self.remat),
+            compile=Compile(enabled=self.compile is not None, backend=self.compile or "eager"),
+            seq_len=SEQ_LEN,
+        )
+
+
+@attrs.frozen
+class Trace:
+    """What a trial did on one rank. Tensors are whole ones on the CPU, by FQN.
+
+    gradients: of the first step, before clipping. losses, norms: of every step. placements: FQN -> how the
+    parameter lies on the mesh, in words.
+    """
+
+    initial: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    losses: list[float]
+    norms: list[float]
+    final: dict[str, Tensor]
+    placements: dict[str, str] = attrs.Factory(dict)
+
+
+def train(trial: Trial, strategies: Mapping[str, Mapping[str, Any]] | None = None, extra: Iterable[Any] = ()) -> Trace:
+    """Train on the ranks that call it together."""
+    applied = trial.apply(strategies or {}, extra)
+    (model,) = applied.parts
+    initial = whole(model)
+    placements = {canonical(name): _lies(p) for name, p in model.named_parameters()}
+    optimizer = trial.optimizer(applied.parameters())
+    losses, norms, gradients = [], [], {}
+    for step in range(trial.steps):
+        losses.append(forward_backward(applied, trial, step))
+        if step == 0:
+            gradients = {canonical(name): full(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+        norms.append(float(applied.clip_grads(trial.max_norm)))
+        optimizer.step()
+        optimizer.zero_grad()
+        applied.after_step(optimizer, step + 1)
+    return Trace(initial, gradients, losses, norms, whole(model), placements)
+
+
+def forward_backward(applied: Applied, trial: Trial, step: int) -> float:
+    """Gradients of global batch `step`, cut into this rank's micro-batches; returns the loss over all tokens."""
+    (model,) = applied.parts
+    index, count = applied.mesh.share("batch")
+    tokens, labels = (tensor.to(applied.device) for tensor in batch(step))
+    total = valid_tokens(labels)
+    size = len(tokens) // count
+    mine = slice(index * size, (index + 1) * size)
+    summed = torch.zeros((), dtype=torch.float64)
+    for t, y in zip(tokens[mine].chunk(trial.micro), labels[mine].chunk(trial.micro), strict=True):
+        logits = model(t)
+        with parallel(logits):
+            loss = plait.cross_entropy_sum(logits, y) / total
+            loss.backward()
+        summed += loss.detach().cpu()
+    if not applied.mesh.leads():
+        summed.zero_()
+    dist.all_reduce(summed)
+    return float(summed)
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    """(tokens, labels) of global batch `step`: 8 samples of 16 tokens, labels of which some count for nothing."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    tokens = torch.randint(0, VOCAB, (SAMPLES, SEQ_LEN + 1), generator=generator)
+    labels = tokens[:, 1:].clone()
+    labels[::3, :5] = IGNORE  # ranks hold unequal counts of valid tokens, as in real data
+    return tokens[:, :-1], labels
+
+
+def whole(model: nn.Module) -> dict[str, Tensor]:
+    """FQN -> every parameter of `model` as a whole tensor on the CPU; collective where they are sharded."""
+    return {canonical(name): full(p) for name, p in model.named_parameters()}
+
+
+def full(tensor: Tensor) -> Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu().clone()
+
+
+def _lies(param: Tensor) -> str:
+    if not isinstance(param, DTensor):
+        return "replicated (a plain tensor)"
+    names = param.device_mesh.mesh_dim_names or ()
+    return ", ".join(f"{placement} over {name}" for placement, name in zip(param.placements, names, strict=False))

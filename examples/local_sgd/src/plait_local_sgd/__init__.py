@@ -1,0 +1,62 @@
+"""Local SGD: workers train apart, each on its own samples, and average their parameters every few steps.
+
+Source: Stich, "Local SGD Converges Fast and Communicates Little", arXiv 1805.09767.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from attrs.validators import ge
+
+from plait import MeshAxis, hookimpl
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@attrs.define(slots=False)
+class LocalSgd:
+    """`degree` workers, averaged every `every` steps. Inside a worker another strategy may use several ranks."""
+
+    stage = "graph"
+    numerics = "own"
+    trial = {"degree": 2}  # noqa: RUF012 - its options in the tests of others
+    _apart = False  # whether workers have stepped since they were averaged; not an option, so not a field
+
+    degree: int = -1
+    every: int = attrs.field(default=10, validator=ge(1))
+
+    @hookimpl
+    def build_mesh(self) -> list[MeshAxis]:
+        return [MeshAxis("worker", self.degree, splits="batch", sums=False)]
+
+    @hookimpl
+    def parallelize(self, model: "nn.Module", mesh: Any) -> None:
+        """The loss is divided by the tokens of all workers; a worker's gradient is that of its own mean."""
+        from plait import view
+        from plait_local_sgd.workers import Scaled
+
+        if (workers := mesh["worker"].size()) > 1:
+            for module in model.modules():
+                for name, _ in module.named_parameters(recurse=False):
+                    view(module, name, Scaled(workers))
+
+    @hookimpl
+    def after_step(self, model: "nn.Module", optimizer: "torch.optim.Optimizer", mesh: Any, step: int) -> None:
+        from plait_local_sgd.workers import average
+
+        self._apart = step % self.every != 0
+        if not self._apart:
+            average(model, optimizer, mesh["worker"])
+
+    @hookimpl(wrapper=True)
+    def checkpoint(self, model: "nn.Module", optimizer: "torch.optim.Optimizer | None", mesh: Any) -> Iterator[None]:
+        """A checkpoint is the average: workers meet before anyone, the core or another strategy, takes the state."""
+        from plait_local_sgd.workers import average
+
+        if self._apart:
+            average(model, optimizer, mesh["worker"])
+            self._apart = optimizer is None  # its state still differs
+        return (yield)

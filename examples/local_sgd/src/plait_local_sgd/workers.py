@@ -1,0 +1,51 @@
+"""What workers do to gradients, and the average over them."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+class Scaled:
+    """Called with a parameter, returns it; its gradient is multiplied by `factor` on its way back."""
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __call__(self, param: Tensor) -> Tensor:
+        if not isinstance(param, DTensor):
+            return _Scale.apply(param, self.factor)
+        local = _Scale.apply(param.to_local(), self.factor)  # another strategy has sharded it
+        return DTensor.from_local(
+            local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+        )
+
+
+class _Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, param: Tensor, factor: int) -> Tensor:
+        ctx.factor = factor
+        return param.view_as(param)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * ctx.factor, None
+
+
+@torch.no_grad()
+def average(model: nn.Module, optimizer: torch.optim.Optimizer | None, mesh: Any) -> None:
+    """Average all that a checkpoint holds, in place: parameters, persistent buffers and the optimizer's state.
+
+    By `state_dict`, whose hooks let sharding bring parameters to rest first. Integers only count; all have the same.
+    """
+    tensors = list(model.state_dict(keep_vars=True).values())
+    if optimizer is not None:
+        tensors += [value for state in optimizer.state.values() for value in state.values()]
+    for tensor in {id(t): t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()}.values():
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor  # every worker has the same shard here
+        wide = torch.promote_types(local.dtype, torch.float32)
+        total = local.to(mesh.device_type, wide, copy=True, memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=mesh.get_group())
+        local.copy_(total / mesh.size())

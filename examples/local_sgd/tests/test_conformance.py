@@ -1,0 +1,29 @@
+"""Local SGD by the contract of strategies; its reference is the workers, simulated one after the other."""
+
+from plait.testing import Collective, Layout, StrategySuite, Trace, Trial
+
+
+class TestLocalSgd(StrategySuite):
+    strategy = "local_sgd"
+    axes = ("worker",)
+    layouts = {
+        "every step": Layout(2, {"every": 1}),
+        "four workers": Layout(4, {"every": 3}),
+        "sharded workers": Layout(4, {"degree": 2, "every": 2}, {"fsdp2": {}}),
+        "two workers": Layout(2, {"every": 2}),
+    }
+
+    def reference(self, layout: Layout, trial: Trial) -> list[Trace]:
+        from plait_local_sgd.reference import simulate
+
+        workers = layout.options.get("degree", layout.world)
+        traces = simulate(trial, workers, layout.options["every"])
+        return [traces[rank * workers // layout.world] for rank in range(layout.world)]
+
+    def collectives(self, size, degree):
+        """Workers meet between steps; within one there is no word among them, only fsdp2's inside of each."""
+        if "dp_shard" not in degree:
+            return []
+        blocks = len(size.blocks)
+        gathers = Collective("all_gather", "dp_shard", 2 * blocks)
+        return [gathers, Collective("reduce_scatter", "dp_shard", blocks + 1, size.numbers)]

@@ -1,0 +1,113 @@
+"""What is local SGD's alone: it is SGD at k=1, workers part and meet, and a checkpoint is their average."""
+
+import math
+import sys
+
+import attrs
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from plait_local_sgd.reference import simulate
+
+from plait.checkpoint.load import load
+from plait.checkpoint.save import Saver
+from plait.checkpoint.store import Store
+from plait.testing.parity import apart, unequal
+from plait.testing.trial import Trace, Trial, forward_backward, full, train, whole
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
+
+
+@attrs.frozen
+class Sgd(Trial):
+    """Plain SGD, without clipping, which is a worker's own affair."""
+
+    max_norm: float = math.inf
+
+    def optimizer(self, parameters):
+        return torch.optim.SGD(parameters, lr=0.5)
+
+
+def furthest(trace: Trace, reference: Trace) -> float:
+    return max(float((trace.final[name] - p).abs().max()) for name, p in reference.final.items())
+
+
+@pytest.mark.parametrize(("world", "beside"), [(2, {}), (4, {}), (4, {"fsdp2": {}}), (4, {"ddp": {}})])
+def test_averaging_every_step_is_one_process(plait_ranks, world, beside):
+    trial = Sgd(steps=20, micro=2)
+    options = {"degree": 2 if beside else world, "every": 1}
+    (one,) = plait_ranks.run(train, Sgd(steps=20), world=1)
+    for trace in plait_ranks.run(train, trial, {"local_sgd": options, **beside}, world=world):
+        assert apart(trace.losses, one.losses)[0] < 1e-10
+        assert furthest(trace, one) < 1e-10
+
+
+def test_workers_part_and_meet(plait_ranks):
+    """After 4 steps with k=3 each rank is where its own worker is, after 6 all are where the average is."""
+    for steps, met in ((4, False), (6, True)):
+        trial = Trial(steps=steps)
+        (expected,) = plait_ranks.run(simulate, trial, 2, 3, world=1)
+        traces = plait_ranks.run(train, trial, {"local_sgd": {"every": 3}}, world=2)
+        assert all(furthest(*pair) < 1e-10 for pair in zip(traces, expected, strict=True))
+        assert (unequal(traces[0].final, traces[1].final) is None) == met
+
+
+def save_between_syncs(strategies, folder):
+    """(parameters and momenta of this rank before, the checkpoint, those of this rank after); saved after step 2."""
+    trial = Trial()
+    applied = trial.apply(strategies)
+    optimizer = trial.optimizer(applied.parameters())
+    for step in range(2):
+        forward_backward(applied, trial, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        applied.after_step(optimizer, step + 1)
+    before = everything(applied, optimizer)
+    state, _ = applied.checkpoint(optimizer)
+    Saver(Store(folder), "sync").save(state, 2)
+    return before, {key: full(tensor) for key, tensor in state.items()}, everything(applied, optimizer)
+
+
+def everything(applied, optimizer):
+    (model,) = applied.parts
+    momenta = {f"{name} avg": full(optimizer.state[p]["exp_avg"]) for name, p in model.named_parameters()}
+    return whole(model) | momenta
+
+
+def restore(strategies, folder):
+    trial = Trial(seed=1)
+    applied = trial.apply(strategies)
+    optimizer = trial.optimizer(applied.parameters())
+    load(Store(folder).latest(), *applied.checkpoint(optimizer))
+    return {key: full(tensor) for key, tensor in applied.checkpoint(optimizer)[0].items()}
+
+
+@pytest.mark.parametrize("beside", [{}, {"fsdp2": {}}])
+def test_a_checkpoint_between_syncs_is_the_average(plait_ranks, tmp_path, beside):
+    """Of parameters and momenta, on the ranks as well; and any layout loads it."""
+    world = 4 if beside else 2
+    strategies = {"local_sgd": {"degree": 2, "every": 5}, **beside}
+    answers = plait_ranks.run(save_between_syncs, strategies, tmp_path, world=world)
+    (a, saved, _), (b, _, _) = answers[0], answers[-1]  # a rank of each worker
+    assert unequal(a, b) is not None
+    mean = {name: (a[name] + b[name]) / 2 for name in a}
+    for _, state, after in answers:
+        assert unequal(after, mean) is None
+        assert unequal(state, saved) is None
+    assert all(torch.equal(saved[f"model.{name}"], p) for name, p in mean.items() if f"model.{name}" in saved)
+    for other, ranks in (({}, 1), ({"fsdp2": {}}, 2), ({"ddp": {}}, 4), ({"local_sgd": {}}, 2)):
+        for loaded in plait_ranks.run(restore, other, tmp_path, world=ranks):
+            assert unequal(loaded, saved) is None
+
+
+def meshes():
+    mesh = Trial().apply({"local_sgd": {"degree": 2}, "fsdp2": {}}).mesh
+    return mesh.share("batch"), mesh["worker"].mesh.tolist(), mesh.data().mesh.tolist(), dist.get_rank()
+
+
+def test_workers_share_the_batch_and_no_gradients(plait_ranks):
+    for share, workers, data, rank in plait_ranks.run(meshes, world=4):
+        assert share == (rank, 4)
+        assert workers == [rank % 2, rank % 2 + 2]
+        assert data == [rank // 2 * 2, rank // 2 * 2 + 1]

@@ -1,0 +1,28 @@
+"""fsdp2 keeps the contract."""
+
+import math
+
+from plait.testing import Collective, Layout, StrategySuite
+
+
+class TestFsdp2(StrategySuite):
+    strategy = "fsdp2"
+    axes = ("dp_replicate", "dp_shard")
+    layouts = {
+        "one rank": Layout(1),
+        "4 shards": Layout(4),
+        "2 copies of 2 shards": Layout(4, {"replicate": 2}),
+        "2 shards": Layout(2),
+    }
+
+    def held(self, shape, axes, degree):
+        return math.ceil(shape[0] / degree["dp_shard"]) * math.prod(shape[1:])
+
+    def collectives(self, size, degree):
+        again = [block.numbers for block in size.blocks[:-1]]  # gathered once more in backward
+        units = len(size.blocks) + 1
+        return [
+            Collective("all_gather", "dp_shard", units + len(again), size.numbers + sum(again)),
+            Collective("reduce_scatter", "dp_shard", units, size.numbers),
+            Collective("all_reduce", "dp_replicate", units, size.numbers // degree["dp_shard"]),
+        ]

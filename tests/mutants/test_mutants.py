@@ -1,0 +1,74 @@
+"""Every planted bug fails the one test of the suite that names it; the unchanged copy passes that test."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from mutants import MUTANTS
+from planted import ROOT, Planted, copied
+
+from plait.testing.pool import RankError
+
+FILES = {"fsdp2": "plugins/fsdp2", "ddp": "examples/ddp"}
+
+
+def suite(strategy):
+    """The strategy's own conformance class."""
+    name = f"conformance_of_{strategy}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, ROOT / FILES[strategy] / "tests" / "test_conformance.py")
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    (cls,) = [value for key, value in vars(sys.modules[name]).items() if key.startswith("Test")]
+    return cls()
+
+
+def ask(mutant, ranks, folder):
+    folder.mkdir()
+    arguments = {"tmp_path": folder} if "tmp_path" in needs(mutant) else {}
+    getattr(suite(mutant.strategy), mutant.test)(plait_ranks=ranks, **mutant.on, **arguments)
+
+
+def needs(mutant):
+    import inspect
+
+    return inspect.signature(getattr(suite(mutant.strategy), mutant.test)).parameters
+
+
+@pytest.fixture(scope="module")
+def twin(plait_ranks, tmp_path_factory):
+    """The unchanged copy; and the tests that it passed already."""
+    return Planted(plait_ranks, copied(tmp_path_factory.mktemp("twin"))), set()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.bug)
+def test_caught(plait_ranks, twin, tmp_path, mutant):
+    unchanged, passed = twin
+    test = (mutant.strategy, mutant.test, *mutant.on.values())
+    if test not in passed:
+        ask(mutant, unchanged, tmp_path / "unchanged")
+        passed.add(test)
+    planted = Planted(plait_ranks, copied(tmp_path / "copy", mutant), mutant.timeout)
+    with pytest.raises((AssertionError, RankError), match=re.escape(mutant.says)):
+        ask(mutant, planted, tmp_path / "changed")
+
+
+def test_the_table_in_the_docs():
+    page = (ROOT / "docs" / "testing.md").read_text()
+    for mutant in MUTANTS:
+        assert f"| {mutant.bug} | `{mutant.test}` |" in page, mutant.bug
+
+
+def test_the_copy_is_what_runs(plait_ranks, tmp_path):
+    places = copied(tmp_path / "copy")
+    Path(places[0], "plait", "planted_here.py").write_text("HERE = __file__\n")
+    (answer,) = Planted(plait_ranks, places).run(where, world=1)
+    assert answer == str(Path(places[0], "plait", "planted_here.py"))
+
+
+def where():
+    from plait.planted_here import HERE
+
+    return HERE
