@@ -107,7 +107,8 @@ def _environment(nproc: int) -> None:
     env.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // nproc, 1)))
     env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # a restart over the shared store is racy
     env["PLAIT_LAUNCHER"] = str(os.getpid())  # whom a rank must not outlive
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), env.get("PYTHONPATH")]))
+    here, paths = os.getcwd(), env.get("PYTHONPATH", "").split(os.pathsep)
+    env["PYTHONPATH"] = os.pathsep.join([here, *(path for path in paths if path and path != here)])
 
 
 def _reason(error: Any, folder: RunFolder) -> str:

@@ -5,7 +5,8 @@ import subprocess
 import sys
 from typing import Any
 
-from plait.plugins import DISABLE, Plugin, installed
+from plait.errors import near_miss
+from plait.plugins import DISABLE, Plugin, disabled, installed
 
 HELP = f"""usage: plait plugins [--json] [--check]
 
@@ -18,6 +19,7 @@ Lists the installed strategies: name, distribution, version, hook API and state,
 # Runs in a fresh interpreter, so that one broken plugin harms no other; prints JSON on its last line.
 PROBE = """
 import json, sys
+import attrs
 from plait.braid import Braid
 from plait.plugins import load
 from plait.strategy import traits
@@ -26,7 +28,9 @@ from plait.errors import PlaitError
 name = sys.argv[1]
 try:
     cls = load(name)
-    strategy = cls()
+    strategy = object.__new__(cls)  # options that must be given are not known here
+    for field in attrs.fields(cls):
+        object.__setattr__(strategy, field.name, None)
     braid = Braid({name: strategy})
     hooks = [h for h in dir(hookspecs) if hasattr(getattr(hookspecs, h), "plait_spec") and braid.owners(h)]
     own = traits(name, strategy)
@@ -46,7 +50,11 @@ def main(argv: list[str]) -> int:
     if unknown:
         print(HELP)
         return 0 if unknown[0] in ("-h", "--help") else 1
-    rows = [_row(plugin) for plugin in installed().values()]
+    plugins = installed()
+    for name in sorted(disabled() - set(plugins)):
+        guess = near_miss(name, list(plugins))
+        print(f"plait: {DISABLE} names {name!r}, which is not installed{guess}", file=sys.stderr)
+    rows = [_row(plugin) for plugin in plugins.values()]
     broken = False
     if "--check" in argv:
         for row in rows:

@@ -39,7 +39,7 @@ class Plugin:
 def installed() -> dict[str, Plugin]:
     """Name -> plugin, by name. Nothing is imported; unusable ones are there too, with the reason as their state."""
     apis = {(_distribution(e), e.name): e.value for e in entry_points(group=API_GROUP)}
-    disabled = {name.strip() for name in os.environ.get(DISABLE, "").split(",")}
+    blocked = disabled()
     found: dict[str, Plugin] = {}
     for entry in sorted(entry_points(group=GROUP), key=lambda e: (e.name, _distribution(e))):
         api = apis.get((_distribution(entry), entry.name), "")
@@ -47,7 +47,7 @@ def installed() -> dict[str, Plugin]:
         state = "ok"
         if entry.name in found:
             state = f"defined twice: by {found[entry.name].distribution} and by {_distribution(entry)}; uninstall one"
-        elif entry.name in disabled:
+        elif entry.name in blocked:
             state = f"disabled by {DISABLE}"
         elif number is None:
             state = f'declares no hook API: add {entry.name} = "v{APIS[-1]}" to the entry points {API_GROUP!r}'
@@ -56,6 +56,11 @@ def installed() -> dict[str, Plugin]:
         version = entry.dist.version if entry.dist else "?"
         found[entry.name] = Plugin(entry.name, entry.value, _distribution(entry), version, number, state)
     return found
+
+
+def disabled() -> set[str]:
+    """The names that PLAIT_DISABLE_PLUGINS blocks, installed or not."""
+    return {name.strip() for name in os.environ.get(DISABLE, "").split(",")} - {""}
 
 
 def load(name: str) -> type:

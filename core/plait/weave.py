@@ -158,7 +158,9 @@ def set_up(model: nn.Module, run: Run, fill: bool = True) -> Applied:
     if not on_meta:
         model.to(device)
     _check_spec(model, run.spec)
-    model.to(dtype(run.config.precision.storage))
+    for param in model.parameters():  # buffers keep the dtype that the model gave them
+        if param.is_floating_point():
+            param.data = param.data.to(dtype(run.config.precision.storage))
     arguments = {"mesh": mesh, "spec": run.spec, "run": run}
     for stage in STAGES:
         if stage == "graph" and "parameter_sharding" not in braid.roles:

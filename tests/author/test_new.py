@@ -5,12 +5,9 @@ import socket
 import subprocess
 import sys
 import tomllib
-import venv
 from pathlib import Path
 
 import pytest
-import torch
-from commands import environment
 from inside import plait
 from setuptools.glob import glob
 
@@ -168,25 +165,3 @@ def test_its_strategy_equals_one_process(plugin, plait_ranks):
         error, name = worst_gradient(trace, reference)
         assert error < 1e-10, name
         assert trace.losses == pytest.approx(reference.losses, rel=1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_its_own_tests_pass_unchanged(plugin, tmp_path):
-    """Installed into an environment of its own, beside what is installed here."""
-    folder = tmp_path / "venv"
-    venv.create(folder, with_pip=False, symlinks=True)
-    (site,) = folder.glob("lib/python*/site-packages")
-    shared = Path(torch.__file__).parents[1]
-    (site / "shared.pth").write_text(f"import site; site.addsitedir({str(shared)!r})\n")  # runs its .pth files too
-
-    def python(*arguments):
-        command = [folder / "bin/python", "-m", *arguments]
-        done = subprocess.run(command, cwd=plugin, env=environment(), capture_output=True, text=True, timeout=1100)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    python("pip", "install", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", ".")
-    said = python("pytest")
-    assert "my_ring: " in said
-    assert " failed" not in said

@@ -105,13 +105,13 @@ def differences(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def saved(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def saved(plait_ranks: Pool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Layout -> folder of a store with step 3, all of the same run."""
     folders = {layout: tmp_path_factory.mktemp(layout.replace(" ", "-")) for layout in LAYOUTS}
     reference: dict[str, Tensor] = {}
     for i, (layout, folder) in enumerate(folders.items()):
         mode = ("async", "sync")[i % 2]
-        for state in pool.run(run_and_save, layout, str(folder), mode, world=WORLDS[layout]):
+        for state in plait_ranks.run(run_and_save, layout, str(folder), mode, world=WORLDS[layout]):
             reference = reference or state
             assert differences(state, reference) == []
     assert any(key.endswith("exp_avg_sq") for key in reference)
@@ -127,14 +127,14 @@ def test_a_checkpoint_says_nothing_of_the_layout(saved: dict[str, Path]) -> None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_loads_what_every_other_saved(pool: Pool, saved: dict[str, Path], layout: str) -> None:
+def test_every_layout_loads_what_every_other_saved(plait_ranks: Pool, saved: dict[str, Path], layout: str) -> None:
     model, optimizer = build("plain")
     train(model, optimizer, range(3))
     expected = whole(canonical_state(model, optimizer)[0])
     train(model, optimizer, range(3, 5))
     later = whole(canonical_state(model, optimizer)[0])
     folders = [str(folder) for folder in saved.values()]
-    for states in pool.run(resume_all, layout, folders, world=WORLDS[layout]):
+    for states in plait_ranks.run(resume_all, layout, folders, world=WORLDS[layout]):
         for (loaded, resumed), source in zip(states, LAYOUTS, strict=True):
             assert differences(loaded, expected) == [], source
             assert differences(resumed, later) == [], source
@@ -156,8 +156,8 @@ def change_while_saving(folder: str) -> tuple[bool, list[str]]:
     return changed, differences(whole(state), before)
 
 
-def test_an_async_save_holds_what_was_there_when_it_began(pool: Pool, tmp_path: Path) -> None:
-    assert pool.run(change_while_saving, str(tmp_path), world=2) == [(True, [])] * 2
+def test_an_async_save_holds_what_was_there_when_it_began(plait_ranks: Pool, tmp_path: Path) -> None:
+    assert plait_ranks.run(change_while_saving, str(tmp_path), world=2) == [(True, [])] * 2
 
 
 def train_during_saves(folder: str) -> list[str]:
@@ -179,8 +179,8 @@ def train_during_saves(folder: str) -> list[str]:
     return sorted(p.name for p in Path(folder).iterdir())
 
 
-def test_training_goes_on_while_a_thread_saves(pool: Pool, tmp_path: Path) -> None:
-    assert pool.run(train_during_saves, str(tmp_path), world=2) == [["step-5", "step-6"]] * 2
+def test_training_goes_on_while_a_thread_saves(plait_ranks: Pool, tmp_path: Path) -> None:
+    assert plait_ranks.run(train_during_saves, str(tmp_path), world=2) == [["step-5", "step-6"]] * 2
 
 
 def save_after_a_forward(folder: str) -> list[str]:
@@ -199,8 +199,8 @@ def save_after_a_forward(folder: str) -> list[str]:
     return [key for key, t in state.items() if not isinstance(t, DTensor) and not key.endswith("step")]
 
 
-def test_parameters_are_brought_to_rest_before_saving(pool: Pool, tmp_path: Path) -> None:
-    assert pool.run(save_after_a_forward, str(tmp_path), world=2) == [[], []]
+def test_parameters_are_brought_to_rest_before_saving(plait_ranks: Pool, tmp_path: Path) -> None:
+    assert plait_ranks.run(save_after_a_forward, str(tmp_path), world=2) == [[], []]
 
 
 class Full(Store):
@@ -234,9 +234,11 @@ def fail_on_one_rank(folder: str, mode: str, rank: int) -> tuple[str, list[str]]
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize(("rank", "reason"), [(0, "no space left"), (1, r"\[Errno 20\] Not a directory: '[^']*'")])
-def test_a_failure_on_one_rank_is_told_on_all(pool: Pool, tmp_path: Path, mode: str, rank: int, reason: str) -> None:
+def test_a_failure_on_one_rank_is_told_on_all(
+    plait_ranks: Pool, tmp_path: Path, mode: str, rank: int, reason: str
+) -> None:
     expected = rf"the checkpoint of step 2 could not be saved: {reason} \(rank {rank}\)"
-    for message, found in pool.run(fail_on_one_rank, str(tmp_path), mode, rank, world=2):
+    for message, found in plait_ranks.run(fail_on_one_rank, str(tmp_path), mode, rank, world=2):
         assert re.fullmatch(expected, message), message
         assert found == ["step-1", "step-2.tmp", "step-4"]
 
@@ -249,9 +251,9 @@ def read_interleaved(source: str) -> list[int]:
     return weight.to_local()[:, 0].int().tolist()
 
 
-def test_rows_that_do_not_lie_together(pool: Pool, tmp_path: Path) -> None:
+def test_rows_that_do_not_lie_together(plait_ranks: Pool, tmp_path: Path) -> None:
     save_file({"weight": torch.arange(8.0)[:, None].expand(8, 3).contiguous()}, tmp_path / "in.safetensors")
-    assert pool.run(read_interleaved, str(tmp_path / "in.safetensors"), world=2) == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert plait_ranks.run(read_interleaved, str(tmp_path / "in.safetensors"), world=2) == [[0, 1, 4, 5], [2, 3, 6, 7]]
 
 
 def weights_in_and_out(layout: str, source: str, folder: str) -> list[str]:
@@ -272,13 +274,13 @@ def weights_in_and_out(layout: str, source: str, folder: str) -> list[str]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_weights_come_in_and_go_out_as_safetensors(pool: Pool, tmp_path: Path, layout: str) -> None:
+def test_weights_come_in_and_go_out_as_safetensors(plait_ranks: Pool, tmp_path: Path, layout: str) -> None:
     model, _ = build("plain")
     named = {"3.weight": torch.randn(11, 6), "seen": torch.ones(3)}  # the tie under its other name
     for name, p in list(model.named_parameters())[1:]:
         named[name] = torch.randn(p.shape, dtype=torch.float64)
     save_file(named, tmp_path / "in.safetensors")
-    answers = pool.run(
+    answers = plait_ranks.run(
         weights_in_and_out, layout, str(tmp_path / "in.safetensors"), str(tmp_path), world=WORLDS[layout]
     )
     assert answers == [[]] * WORLDS[layout]

@@ -21,17 +21,13 @@ from plait.testing import models
 
 @attrs.define
 class Acts:
-    """Does in its hooks what it is given; `plain` ones take no arguments."""
+    """Does in its hooks what it is given."""
 
     acts: dict = attrs.field(factory=dict)
 
     @hookimpl
     def parallelize(self, model):
         return self.acts["parallelize"](model)
-
-    @hookimpl
-    def after_step(self, model, step):
-        self.acts["after_step"](model)
 
     @hookimpl
     def build_mesh(self):

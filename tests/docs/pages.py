@@ -70,7 +70,7 @@ def write_files(page: Path, folder: Path) -> None:
         subprocess.run([*command, str(project.parent)], check=True)
 
 
-def run(step: list[str], folder: Path, timeout: float = 240) -> str:
+def run(step: list[str], folder: Path, timeout: float = 900) -> str:
     """What the command prints; AssertionError where it does not end with 0."""
     if step[:2] == ["plait", "train"] and not any(a.startswith("train.steps=") or a.startswith("--") for a in step):
         step = [*step, *SHORT]

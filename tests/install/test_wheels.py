@@ -1,103 +1,26 @@
 """Wheels in an environment that holds nothing else of Plait: what a user gets by pip, and what a stranger can add."""
 
 import json
-import shutil
-import subprocess
-import sys
-import venv
 import zipfile
 from pathlib import Path
 
-import attrs
 import pytest
 import torch
-from commands import SMALL, environment, rows
+from commands import SMALL, rows
+from environments import EXAMPLES, PLUGINS, ROOT, clean_environment
 from safetensors.torch import load_file
 
 from plait.testing.parity import apart, unequal, worst_gradient
 
-ROOT = Path(__file__).parents[2]
-CORE = ("pyproject.toml", "README.md", "LICENSE", "core", "conf")
-PLUGINS = sorted(p.parent for p in ROOT.glob("plugins/*/pyproject.toml"))
-STRANGER = Path(__file__).parent / "stranger"
 DOUBLE = ("precision.storage=float64", "precision.param=float64", "precision.reduce=float64")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def sources(folder: Path) -> list[Path]:
-    """The core, every plugin of this repository and the stranger's, each alone in a folder of its own."""
-    clutter = shutil.ignore_patterns("*.egg-info", "__pycache__", "build", "dist")
-    for name in CORE:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-        options = {"symlinks": True, "ignore": clutter} if copy is shutil.copytree else {}
-        (folder / "plait").mkdir(exist_ok=True)
-        copy(ROOT / name, folder / "plait" / name, **options)
-    for project in (*PLUGINS, STRANGER):
-        shutil.copytree(project, folder / project.name, ignore=clutter)
-    return sorted(folder.iterdir())
-
-
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory):
-    """A folder with a wheel of each, built from its sdist."""
-    dist = tmp_path_factory.mktemp("dist")
-    for source in sources(tmp_path_factory.mktemp("sources")):
-        built = subprocess.run(
-            [sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, source], capture_output=True, text=True
-        )
-        assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
-    return dist
-
-
-@attrs.frozen
-class Clean:
-    """An environment of its own: the wheels, and beside them third-party libraries that are shared in."""
-
-    folder: Path
-
-    def run(self, *command: str | Path, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        env = {k: v for k, v in environment(PYTHONNOUSERSITE="1").items() if not k.startswith(("PYTHONPATH", "PLAIT_"))}
-        program = self.folder / "bin" / command[0]
-        done = subprocess.run(
-            [program, *command[1:]], cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done
-
-    def train(self, *overrides: str, cwd: Path) -> str:
-        return self.run("plait", "train", *overrides, cwd=cwd).stdout
-
-
 @pytest.fixture(scope="module")
 def clean(wheels, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("clean") / "venv"
-    venv.create(folder, with_pip=False, symlinks=True)
-    found = Clean(folder)
-    (site,) = folder.glob("lib/python*/site-packages")
-    (site / "shared.pth").write_text(str(share(folder.with_name("shared"))))
     names = [f"plait-{project.name.replace('_', '-')}" for project in PLUGINS]
-    found.run(
-        *("python", "-m", "pip", "install", "--no-index", "--find-links", wheels, "--disable-pip-version-check"),
-        *("plait", *names, "plait-twin"),
-        cwd=folder,
-    )
-    return found
-
-
-def share(folder: Path) -> Path:
-    """A folder of links to everything that is installed here, except what is Plait's."""
-    folder.mkdir()
-    installed = Path(torch.__file__).parents[1]
-    for entry in installed.iterdir():
-        if entry.name == "hydra_plugins":  # a namespace: other packages have parts in it
-            (folder / entry.name).mkdir()
-            for part in entry.iterdir():
-                if not part.name.startswith(("plait", "__pycache__")):
-                    (folder / entry.name / part.name).symlink_to(part)
-        elif not entry.name.startswith(("plait", "__editable__", "__pycache__")):
-            (folder / entry.name).symlink_to(entry)
-    return folder
+    return clean_environment(tmp_path_factory.mktemp("clean") / "venv", wheels, "plait", *names, "plait-twin")
 
 
 @pytest.fixture
@@ -118,7 +41,7 @@ def test_what_is_in_them(wheels):
     for wheel in wheels.glob("plait_*.whl"):
         inside = zipfile.ZipFile(wheel).namelist()
         assert any("/conf/strategy/" in name and name.endswith(".yaml") for name in inside), wheel
-    assert len(list(wheels.glob("*.whl"))) == len(list(wheels.glob("*.tar.gz"))) == 2 + len(PLUGINS)
+    assert len(list(wheels.glob("*.whl"))) == len(list(wheels.glob("*.tar.gz"))) == 2 + len(PLUGINS) + len(EXAMPLES)
 
 
 ORIGINS = """

@@ -87,6 +87,9 @@ def test_plugins_disabled(monkeypatch):
     assert (done.code, done.out) == (1, "")
     assert "strategy 'fsdp2' (plait-fsdp2 " in done.err
     assert "cannot be used: disabled by PLAIT_DISABLE_PLUGINS" in done.err
+    monkeypatch.setenv("PLAIT_DISABLE_PLUGINS", "fsdp")
+    done = plait("plugins")
+    assert done.err == "plait: PLAIT_DISABLE_PLUGINS names 'fsdp', which is not installed; did you mean 'fsdp2'?\n"
 
 
 def test_plugins_checked_one_by_one(strategies, tmp_path_factory, monkeypatch):
@@ -96,6 +99,8 @@ def test_plugins_checked_one_by_one(strategies, tmp_path_factory, monkeypatch):
     distribution(strategies, "plait-deadly", {"deadly": "Ghost"}, code="import os\nos._exit(7)")
     distribution(strategies, "plait-hooks", {"hooks": "Ghost"}, code=STRATEGY.replace("build_mesh", "build_mseh"))
     distribution(strategies, "plait-stage", {"stage": "Ghost"}, code=STRATEGY + "    stage = 'late'\n")
+    must = STRATEGY.replace("degree: int = 1", "degree: int")
+    distribution(strategies, "plait-must", {"must": "Ghost"}, code=must)
     distribution(strategies, "plait-heavy", {"heavy": "Ghost"}, code="import torch\n" + STRATEGY)
     light = tmp_path_factory.mktemp("light")  # a torch that costs nothing
     (light / "torch.py").touch()
@@ -107,7 +112,7 @@ def test_plugins_checked_one_by_one(strategies, tmp_path_factory, monkeypatch):
     assert found["fsdp2"]["claims"] == ["gradient_sum", "parameter_sharding"]
     assert found["fsdp2"]["hooks"] == ["build_mesh", "parallelize"]
     states = {name: each["state"] for name, each in found.items()}
-    assert states["fsdp2"] == states["ghost"] == "ok"
+    assert states["fsdp2"] == states["ghost"] == states["must"] == "ok"
     assert states["missing"].endswith(
         "cannot be imported from plait_missing:Ghost: ModuleNotFoundError: No module named 'nowhere'"
     )

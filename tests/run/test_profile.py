@@ -177,8 +177,8 @@ def on_a_rank(folder: Path) -> list[list[str]]:
     return [list(axes_by_group(m).values()) for m in (mesh, whole)]
 
 
-def test_collectives_have_their_axis_and_their_block(pool: Any, tmp_path: Path) -> None:
-    assert pool.run(on_a_rank, tmp_path, world=4) == [[["inner", "outer"], ["all"]]] * 4
+def test_collectives_have_their_axis_and_their_block(plait_ranks: Any, tmp_path: Path) -> None:
+    assert plait_ranks.run(on_a_rank, tmp_path, world=4) == [[["inner", "outer"], ["all"]]] * 4
     written = sorted(os.listdir(tmp_path / "profile"))
     assert written == ["step-2-3-rank0.json", "step-2-3-rank3.json"]
     for name in written:

@@ -54,12 +54,14 @@ class Size:
     """Sizes of a model, or of one of its blocks, to declare collectives in.
 
     numbers: of all parameters. tensors: how many parameters there are. blocks: the same of each block.
+    uses: the same where a tied parameter counts for every module that has it.
     tokens: of a global batch. dim: the width of the residual stream.
     """
 
     numbers: int
     tensors: int
     blocks: tuple["Size", ...] = ()
+    uses: "Size | None" = None
     tokens: int = 0
     dim: int = 0
 
@@ -71,7 +73,8 @@ class Size:
         ]
         blocks = tuple(_of_parameters(block.parameters()) for block in spec.blocks_of(model).values())
         plain = _of_parameters(params.values())
-        return cls(plain.numbers, plain.tensors, blocks, tokens, widths[0] if widths else 0)
+        uses = _of_parameters(p for _, p in model.named_parameters(remove_duplicate=False))
+        return cls(plain.numbers, plain.tensors, blocks, uses, tokens, widths[0] if widths else 0)
 
 
 def _of_parameters(parameters: Iterable[Tensor]) -> Size:

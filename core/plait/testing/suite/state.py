@@ -85,11 +85,12 @@ class State(Capabilities):
         assert not different, f"steps {different} differ after the run was killed"
 
     def _run_trainer(self, ranks: Pool, strategies: Any, folder: Path, world: int) -> list[dict[str, Any]]:
+        from plait.check import check
         from plait.compose import resolve
 
         exact = [f"precision.{which}=float64" for which in ("storage", "param", "reduce")]
         more = ("checkpoint.enabled=false", *exact)
-        node = resolve(life.overrides(strategies, folder, world, *more))
+        node = check(resolve(life.overrides(strategies, folder, world, *more)), world).node
         own = folder / f"{world}-{len(strategies)}"
         own.mkdir()
         (own / "versions.json").write_text("{}")

@@ -1,0 +1,16 @@
+"""Wheels of all that this repository has, built once; `environments` is imported by its plain name."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from environments import build
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a wheel and an sdist of each."""
+    return build(tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("dist"))

@@ -1,0 +1,43 @@
+"""Strategies of third parties in environments of wheels alone: the examples, and what `plait new` writes."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from environments import EXAMPLES, clean_environment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def tested(clean, tests, folder):
+    """Run tests as they are, from a copy outside the checkout; nothing of it may be imported."""
+    shutil.copytree(tests, folder / "tests")
+    said = clean.run("python", "-m", "pytest", "-p", "no:cacheprovider", "tests", cwd=folder, timeout=1000).stdout
+    (grade,) = re.findall(r"^(\w+: .*\d+ passed.*)$", said, re.MULTILINE)
+    assert "failed" not in grade
+    return grade
+
+
+@pytest.fixture(scope="module")
+def examples(wheels, tmp_path_factory):
+    """The core, the examples, and fsdp2, on which one of them rests."""
+    names = ["plait", "plait-fsdp2", *(f"plait-{e.name.replace('_', '-')}" for e in EXAMPLES)]
+    return clean_environment(tmp_path_factory.mktemp("examples") / "venv", wheels, *names)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_passes(examples, example, tmp_path):
+    grade = tested(examples, example / "tests", tmp_path)
+    assert grade.startswith(f"{example.name}: ")
+
+
+def test_what_plait_new_writes_passes(wheels, tmp_path_factory, tmp_path):
+    """With the core alone beside it: written, installed, its tests unchanged."""
+    clean = clean_environment(tmp_path_factory.mktemp("new") / "venv", wheels, "plait")
+    clean.run("plait", "new", "my-ring", cwd=tmp_path)
+    plugin = tmp_path / "plait-my-ring"
+    clean.install(plugin)
+    grade = tested(clean, plugin / "tests", tmp_path)
+    assert grade.startswith("my_ring: ")
+    assert Path(plugin, "README.md").exists()
