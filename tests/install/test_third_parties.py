@@ -10,7 +10,7 @@ from environments import EXAMPLES, clean_environment
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-def tested(clean, tests, folder):
+def grade_of(clean, tests, folder):
     """Run tests as they are, from a copy outside the checkout; nothing of it may be imported."""
     shutil.copytree(tests, folder / "tests")
     said = clean.run("python", "-m", "pytest", "-p", "no:cacheprovider", "tests", cwd=folder, timeout=1000).stdout
@@ -28,7 +28,7 @@ def examples(wheels, tmp_path_factory):
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_passes(examples, example, tmp_path):
-    grade = tested(examples, example / "tests", tmp_path)
+    grade = grade_of(examples, example / "tests", tmp_path)
     assert grade.startswith(f"{example.name}: ")
 
 
@@ -38,6 +38,6 @@ def test_what_plait_new_writes_passes(wheels, tmp_path_factory, tmp_path):
     clean.run("plait", "new", "my-ring", cwd=tmp_path)
     plugin = tmp_path / "plait-my-ring"
     clean.install(plugin)
-    grade = tested(clean, plugin / "tests", tmp_path)
+    grade = grade_of(clean, plugin / "tests", tmp_path)
     assert grade.startswith("my_ring: ")
     assert Path(plugin, "README.md").exists()

@@ -184,6 +184,10 @@ BAD = r"strategy 'ghost' \(plait-bad 1\.0\)"
         ("import nowhere", rf"{BAD} cannot be imported from plait_bad:Ghost: ModuleNotFoundError: .*'nowhere'"),
         ("Ghost = dict", rf"{BAD} is not an attrs class: .*"),
         (hook("clip_grad(self)", "pass"), rf"{BAD} does not fit the hooks of API 1: .*'clip_grad'.*"),
+        (
+            hook("after_step(self, setp)", "pass"),
+            rf"{BAD} does not fit the hooks of API 1: .*'after_step'.*\bsetp\b.*",
+        ),
         (hook("build_mesh(self)", "pass"), rf"{BAD} returned None from its hook 'build_mesh', which owes a list .*"),
         (
             hook("build_mesh(self)", "return 1 / 0"),
@@ -195,11 +199,12 @@ BAD = r"strategy 'ghost' \(plait-bad 1\.0\)"
             rf"strategy\.ghost\.x=1 is odd \(raised by {BAD} in its hook 'configure'\)",
         ),
     ],
-    ids=["import", "class", "hook", "None", "exception", "its own sentence"],
+    ids=["import", "class", "hook", "argument", "None", "exception", "its own sentence"],
 )
 def test_a_plugin_that_fails_is_named(strategies, code, sentence):
     distribution(strategies, "plait-bad", code=code)
     refused(sentence, "strategy=[ghost]")
+    assert plait("train", FSDP, "launch.device=cpu").code == STARTED
 
 
 def test_a_plugin_without_options_file(strategies):
@@ -212,6 +217,15 @@ def test_a_plugin_that_fails_in_parallelize(strategies):
     distribution(strategies, "plait-bad", code=hook("parallelize(self)", "raise ValueError"))
     sentence = rf"ValueError \(raised by {BAD} in its hook 'parallelize'\); PLAIT_TRACE_PLUGINS=1 shows where"
     refused(sentence, "strategy=[ghost]", "launch.device=cpu", command="inspect")
+
+
+@pytest.mark.slow
+def test_a_plugin_that_fails_in_the_ranks(strategies, tmp_path):
+    distribution(strategies, "plait-bad", code=hook("parallelize(self)", "raise ValueError('planted')"))
+    done = train("strategy=[ghost]", cwd=tmp_path, PYTHONPATH=str(strategies))
+    assert done.returncode == 1
+    assert re.search(rf"ValueError: planted \(raised by {BAD} in its hook 'parallelize'\).*its log: ", done.stderr)
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_two_plugins_of_one_name(strategies):

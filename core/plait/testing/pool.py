@@ -20,6 +20,10 @@ class RankError(Exception):
     """A rank failed; the message holds its traceback, or on a hang every rank's stack."""
 
 
+class TooFewDevices(RankError):
+    """More ranks than GPUs; the pytest plugin skips a test that asks for them."""
+
+
 class Pool:
     """`size` processes that run a function as the ranks of a world of any size up to that.
 
@@ -41,13 +45,15 @@ class Pool:
         Raises RankError with the traceback of the first rank that failed, or after `timeout` seconds with the
         stacks of all; the pool then starts afresh.
         """
+        if self.backend == "nccl" and world > (gpus := _gpus()):
+            raise TooFewDevices(f"{world} ranks need a GPU each, but there are {gpus}")
         if not self._ranks:
             self._start()
         self._runs += 1
         store = str(self.folder / f"store-{self._runs}")
         payload = cloudpickle.dumps((fn, args, kwargs))
         for _, pipe in self._ranks[:world]:
-            pipe.send((payload, world, store, self.backend))
+            pipe.send((payload, world, store))
         answers: dict[int, tuple[bool, Any]] = {}
         seconds = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
@@ -92,7 +98,9 @@ class Pool:
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, theirs, str(self.folder / f"rank-{rank}.stack")), daemon=True
+                target=_serve,
+                args=(rank, theirs, str(self.folder / f"rank-{rank}.stack"), self.backend),
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -111,9 +119,11 @@ class Pool:
         return "\n".join(f"{p.stem}:\n{p.read_text()}" for p in sorted(self.folder.glob("*.stack")))
 
 
-def _serve(rank: int, pipe: Connection, stack_file: str) -> None:
+def _serve(rank: int, pipe: Connection, stack_file: str, backend: str) -> None:
     """A rank: waits for functions, runs each inside a process group of its own."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    if backend == "gloo":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on the CPU, whatever devices there are
     import faulthandler
 
     faulthandler.register(signal.SIGUSR1, file=open(stack_file, "w"), all_threads=True)  # noqa: SIM115
@@ -128,7 +138,7 @@ def _serve(rank: int, pipe: Connection, stack_file: str) -> None:
             return
         if task is None:
             return
-        payload, world, store, backend = task
+        payload, world, store = task
         try:
             _join(backend, dist.FileStore(store, world), rank, world)
             fn, args, kwargs = cloudpickle.loads(payload)
@@ -143,14 +153,18 @@ def _serve(rank: int, pipe: Connection, stack_file: str) -> None:
         _forget()
 
 
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def _join(backend: str, store: Any, rank: int, world: int) -> None:
-    """gloo: ranks on the CPU, whatever devices there are. nccl: a GPU each."""
+    """gloo: ranks on the CPU. nccl: a GPU each."""
     import torch
     import torch.distributed as dist
 
     if backend == "nccl":
-        if world > torch.cuda.device_count():
-            raise RuntimeError(f"{world} ranks need {world} GPUs, but there are {torch.cuda.device_count()}")
         os.environ["LOCAL_RANK"] = str(rank)
         torch.cuda.set_device(rank)
         backend = "cpu:gloo,cuda:nccl"

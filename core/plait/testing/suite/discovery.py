@@ -19,6 +19,13 @@ class Discovery(Capabilities):
         for name, layout in self.layouts.items():
             assert 1 <= layout.world <= 4, f"layout {name!r} has {layout.world} ranks; the suite has 1 to 4"
 
+    def test_layouts_have_two_degrees_of_every_axis(self) -> None:
+        """So that what is declared in degrees is checked at two of them."""
+        degrees = [self.degrees(layout) for layout in self.layouts.values()]
+        for axis in self.axes:
+            seen = {degree[axis] for degree in degrees if axis in degree}
+            assert len(seen) > 1 or not seen, f"axis {axis!r} has degree {seen} in every layout: add one with another"
+
     def test_is_listed_from_metadata_alone(self) -> None:
         plugin = installed().get(self.strategy)
         assert plugin is not None, f"no distribution declares {self.strategy!r} in its entry points 'plait.strategies'"

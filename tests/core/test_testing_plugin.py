@@ -1,0 +1,75 @@
+"""The pytest plugin of `plait.testing`: nothing to those who do not use it; to others ranks, and a grade."""
+
+import subprocess
+import sys
+
+import pytest
+from commands import environment
+
+from plait.testing.pool import Pool, RankError, TooFewDevices
+
+INERT = """
+import sys
+
+def test_nothing_was_imported():
+    assert "torch" not in sys.modules
+    assert not [name for name in sys.modules if name.startswith("plait.testing.suite")]
+"""
+
+GRADED = """
+import pytest
+
+class TestGhost:
+    strategy = "ghost"
+    def test_passes(self): pass
+    def test_is_refused(self): pytest.skip("refused: 'ghost' says no")
+    def test_is_skipped(self): pytest.skip("no other strategy")
+    def test_fails(self): assert False
+
+def test_of_no_strategy(): pass
+"""
+
+
+def run_pytest(folder, text):
+    (folder / "test_it.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py"]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60)
+
+
+def test_it_is_inert(tmp_path):
+    done = run_pytest(tmp_path, INERT)
+    assert done.returncode == 0, done.stdout
+    assert "conformance of strategies" not in done.stdout
+
+
+def test_the_grade(tmp_path):
+    assert "\nghost: 1 passed, 1 refused, 1 skipped, 1 failed\n" in run_pytest(tmp_path, GRADED).stdout
+
+
+def hang(seconds):
+    import time
+
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        this_rank_waits_for_nobody(time.sleep, seconds)
+
+
+def this_rank_waits_for_nobody(sleep, seconds):
+    sleep(seconds)
+
+
+def test_a_hang_is_cut_and_every_stack_is_shown(plait_ranks):
+    with plait_ranks.fresh(2) as pool:
+        pool.run(hang, 0, world=2)
+        with pytest.raises(RankError, match=r"did not answer within 2 s: they hang") as caught:
+            pool.run(hang, 60, world=2, timeout=2)
+    said = str(caught.value)
+    assert "this_rank_waits_for_nobody" in said
+    assert "rank-0:" in said
+    assert "rank-1:" in said
+
+
+def test_more_ranks_than_gpus():
+    with pytest.raises(TooFewDevices, match="64 ranks need a GPU each, but there are "):
+        Pool(4, "nccl").run(print, world=64)
