@@ -115,8 +115,11 @@ class Pool:
         for process, _ in self._ranks:
             if process.pid:
                 os.kill(process.pid, signal.SIGUSR1)
-        time.sleep(1)
-        return "\n".join(f"{p.stem}:\n{p.read_text()}" for p in sorted(self.folder.glob("*.stack")))
+        files, deadline = sorted(self.folder.glob("*.stack")), time.monotonic() + 10
+        while not all(file.stat().st_size for file in files) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(0.5)  # until each has written all of it
+        return "\n".join(f"{file.stem}:\n{file.read_text()}" for file in files)
 
 
 def _serve(rank: int, pipe: Connection, stack_file: str, backend: str) -> None:
