@@ -2,6 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml examples/*/pyproject.toml))
 BIN := .venv/bin
+PARALLEL := -n 2 --dist loadgroup # tests that share the pool of ranks, and beside them the others
 
 .PHONY: install train test test-all lint clean
 
@@ -23,10 +24,10 @@ lint: install
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-all: lint
-	$(BIN)/python -m pytest -m 'not gpu'
+	$(BIN)/python -m pytest -m 'not gpu' $(PARALLEL)
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

@@ -158,6 +158,7 @@ def trained(source):
         sys.path.remove(str(source))
 
 
+@pytest.mark.slow  # its conformance suite is run by tests/install/test_third_parties.py
 def test_its_strategy_equals_one_process(plugin, plait_ranks):
     (reference,) = plait_ranks.run(train, Trial(), world=1)
     for trace in plait_ranks.run(trained, plugin / "src", world=2):

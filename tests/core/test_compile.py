@@ -35,7 +35,9 @@ def counted(strategies, remat):
     return counts
 
 
-@pytest.mark.parametrize(("remat", "calls"), [("none", 4), ("full", 6), ("selective", 6)])
+@pytest.mark.parametrize(
+    ("remat", "calls"), [("none", 4), ("full", 6), pytest.param("selective", 6, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("strategies", [{}, {"fsdp2": {}}])
 def test_one_forward_and_one_backward_graph_for_all_blocks(plait_ranks, strategies, remat, calls):
     for counts in plait_ranks.run(counted, strategies, remat, world=2 if strategies else 1):

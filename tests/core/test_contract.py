@@ -21,12 +21,12 @@ def references(plait_ranks):
 @pytest.mark.parametrize(
     ("world", "strategies", "extra", "model"),
     [
-        (2, {}, [ToyTensor()], "llama3"),
+        pytest.param(2, {}, [ToyTensor()], "llama3", marks=pytest.mark.slow),
         (4, FSDP, [ToyTensor()], "llama3"),
-        (4, HSDP, [ToyTensor()], "llama3"),
-        (2, FSDP, [ToyExperts()], mixture),
+        pytest.param(4, HSDP, [ToyTensor()], "llama3", marks=pytest.mark.slow),
+        pytest.param(2, FSDP, [ToyExperts()], mixture, marks=pytest.mark.slow),
         (4, FSDP, [ToyExperts()], mixture),
-        (4, FSDP, [ToyExperts(4)], mixture),
+        pytest.param(4, FSDP, [ToyExperts(4)], mixture, marks=pytest.mark.slow),
         (4, HSDP, [ToyExperts()], mixture),
     ],
 )

@@ -121,8 +121,8 @@ def test_shares_do_not_overlap(files: list[str], count: int) -> None:
     assert len(given) > FILES * ROWS * 0.6
 
 
-@pytest.mark.parametrize("share", [(0, 1), (1, 2), (0, 4)])
-@pytest.mark.parametrize("attention", ["across", "document"])
+@pytest.mark.parametrize("share", [(0, 1), (1, 2), pytest.param((0, 4), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("attention", ["across", pytest.param("document", marks=pytest.mark.slow)])
 def test_a_resumed_stream_gives_the_same_bits(files: list[str], share: tuple[int, int], attention: str) -> None:
     """At every step of more than two epochs, and on from what was resumed itself."""
     steps = 2 * size(files)[0] // (G * T) + 3

@@ -57,11 +57,11 @@ def references(plait_ranks):
 
 LAYOUTS = {
     "2 ranks": (2, [Twin()], "llama3", {}),
-    "tied, accumulated, recomputed": (2, [Twin()], "tied", {"micro": 2, "remat": "selective"}),
     "one gradient for two": (2, [Twin()], added, {}),
-    "beside tensor ranks": (4, [ToyTensor(), Twin()], "llama3", {}),
 }
 MORE = {
+    "tied, accumulated, recomputed": (2, [Twin()], "tied", {"micro": 2, "remat": "selective"}),
+    "beside tensor ranks": (4, [ToyTensor(), Twin()], "llama3", {}),
     "4 ranks": (4, [Twin(4)], "llama3", {}),
     "tied": (2, [Twin()], "tied", {}),
     "accumulated, all recomputed": (2, [Twin()], "llama3", {"micro": 2, "remat": "full"}),

@@ -113,6 +113,7 @@ def test_a_finished_run_says_so(undisturbed):
     assert "a is finished at step 40: raise train.steps, or set another run.name" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_life_of_mishaps(undisturbed, tmp_path):
     """A rank is killed, a second launcher turned away, the launcher killed, its successor told to stop."""
     folder = tmp_path / "runs" / "a"

@@ -61,6 +61,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def _grade(outcome: str, report: Any) -> str:
-    if outcome == "skipped" and isinstance(report.longrepr, tuple) and REFUSED in report.longrepr[2]:
+    if outcome == "skipped" and isinstance(report.longrepr, tuple | list) and REFUSED in report.longrepr[2]:
         return "refused"
     return "failed" if outcome == "error" else outcome

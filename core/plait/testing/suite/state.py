@@ -36,7 +36,8 @@ class State(Capabilities):
         found = self.layouts[layout]
         state = plait_ranks.run(_save, self.selected(found), tmp_path, world=found.world)[0]
         others = [(name, other.world, self.selected(other)) for name, other in self.layouts.items()]
-        for name, world, strategies in [("one process", 1, {}), *others, *self._foreign()]:
+        foreign = self._foreign() if layout == self.last else []
+        for name, world, strategies in [("one process", 1, {}), *others, *foreign]:
             for rank, answer in enumerate(plait_ranks.run(_restore, strategies, tmp_path, world=world)):
                 wrong = unequal(answer, state)
                 assert wrong is None, f"{layout} -> {name}, rank {rank}: {wrong}"
