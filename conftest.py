@@ -3,12 +3,10 @@
 import pytest
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        layouts = getattr(getattr(item, "cls", None), "layouts", None)
-        layout = item.callspec.params.get("layout") if hasattr(item, "callspec") else None
-        if layouts and layout is not None and layout != list(layouts)[-1]:
-            item.add_marker(pytest.mark.slow)  # of a strategy's layouts `make test` tries the last
-        group = "ranks" if "plait_ranks" in getattr(item, "fixturenames", ()) else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))  # one pool of ranks, beside tests that start none
+def pytest_itemcollected(item: pytest.Item) -> None:
+    layouts = getattr(getattr(item, "cls", None), "layouts", None)
+    layout = item.callspec.params.get("layout") if hasattr(item, "callspec") else None
+    if layouts and layout is not None and layout != list(layouts)[-1]:
+        item.add_marker(pytest.mark.slow)  # of a strategy's layouts `make test` tries the last
+    group = "ranks" if "plait_ranks" in getattr(item, "fixturenames", ()) else item.path.name
+    item.add_marker(pytest.mark.xdist_group(group))  # one pool of ranks, beside tests that start none

@@ -143,7 +143,7 @@ MUTANTS = [
         "test_gradients_equal_one_process",
         "they hang",
         on={"layout": "2 shards"},
-        timeout=12.0,
+        timeout=6.0,
     ),
     Mutant(
         "a block is gathered once more than need be",

@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -14,6 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+
+# Ranks are forks of one process that has imported these and done nothing else: they start in no time, and are fresh.
+PRELOADED = [
+    *("torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor"),
+    "torch.distributed.tensor.parallel",
+]
 
 
 class RankError(Exception):
@@ -85,16 +92,14 @@ class Pool:
             pool.close()
 
     def close(self) -> None:
-        for process, pipe in self._ranks:
-            with contextlib.suppress(OSError):
-                pipe.send(None)
-            process.join(5)
-            if process.is_alive():
-                process.kill()
-        self._ranks = []
+        """End the ranks, which have nothing left to do or to write."""
+        self._kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(
@@ -107,8 +112,10 @@ class Pool:
             self._ranks.append((process, ours))
 
     def _kill(self) -> None:
-        for process, _ in self._ranks:
+        for process, pipe in self._ranks:
             process.kill()
+            process.join()
+            pipe.close()
         self._ranks = []
 
     def _stacks(self) -> str:
@@ -138,8 +145,6 @@ def _serve(rank: int, pipe: Connection, stack_file: str, backend: str) -> None:
         try:
             task = pipe.recv()
         except EOFError:
-            return
-        if task is None:
             return
         payload, world, store = task
         try:
