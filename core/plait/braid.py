@@ -104,7 +104,7 @@ def _attributed(function: Callable[..., Any], name: str, hook: str, argnames: tu
     def call(*arguments: Any) -> Any:
         try:
             if os.environ.get(TRACE):
-                from plait.trace import traced
+                from plait.author.trace import traced
 
                 given = dict(zip(argnames, arguments, strict=True))
                 return traced(name, hook, functools.partial(function, *arguments), given)

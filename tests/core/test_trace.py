@@ -208,7 +208,7 @@ from plait.plugins import create
 from plait.testing import models
 from plait.testing import models
 Braid({"fsdp2": create("fsdp2", {})}).answers("build_mesh", run=None, world_size=1)
-print("torch" in sys.modules, "plait.trace" in sys.modules)
+print("torch" in sys.modules, "plait.author.trace" in sys.modules)
 """
 
 

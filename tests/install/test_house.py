@@ -71,3 +71,22 @@ def test_a_plugin_says_what_it_is(folder):
     for name, target in entries["plait.strategies"].items():
         options = folder / "src" / target.partition(":")[0] / "conf" / "strategy" / f"{name}.yaml"
         assert f"# @package strategy.{name}" in options.read_text()
+
+
+def code_lines(path: Path) -> int:
+    """Lines that are neither empty nor comment nor docstring."""
+    text = path.read_text()
+    prose: set[int] = set()
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, documented) and ast.get_docstring(node):
+            prose |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    lines = enumerate(text.splitlines(), 1)
+    return sum(bool(line.strip()) and not line.strip().startswith("#") and i not in prose for i, line in lines)
+
+
+def test_what_runs_a_training_step_stays_small():
+    """The core without models, data, and the tools of those who plan, test and write strategies."""
+    rooms = {"models", "data", "testing", "plan", "author"}
+    files = [p for p in core_files() if p.relative_to(ROOT / "core").parts[1] not in rooms]
+    assert sum(map(code_lines, files)) < 4000

@@ -5,8 +5,8 @@ import re
 import attrs
 import pytest
 
+from plait.author.probe import probe
 from plait.errors import PlaitError
-from plait.listing import probe
 from plait.plugins import create, installed, load
 from plait.testing.suite.capabilities import REFUSABLE, Capabilities, Layout
 

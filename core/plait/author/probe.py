@@ -1,0 +1,44 @@
+"""Is a strategy sound? It is imported in an interpreter of its own, so that a broken one harms no other."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+# Prints JSON on its last line.
+PROBE = """
+import json, sys
+import attrs
+from plait.braid import Braid
+from plait.plugins import load
+from plait.strategy import traits
+from plait import hookspecs
+from plait.errors import PlaitError
+name = sys.argv[1]
+try:
+    cls = load(name)
+    strategy = object.__new__(cls)  # options that must be given are not known here
+    for field in attrs.fields(cls):
+        object.__setattr__(strategy, field.name, None)
+    braid = Braid({name: strategy})
+    hooks = [h for h in dir(hookspecs) if hasattr(getattr(hookspecs, h), "plait_spec") and braid.owners(h)]
+    own = traits(name, strategy)
+    answer = {"state": "ok", "stage": own.stage, "claims": sorted(own.claims), "numerics": own.numerics, "hooks": hooks}
+    if "torch" in sys.modules:
+        answer["state"] = "imports torch when it is imported: move that into the methods"
+except PlaitError as error:
+    answer = {"state": str(error)}
+except Exception as error:
+    answer = {"state": f"{type(error).__name__}: {error}"}
+print(json.dumps(answer))
+"""
+
+
+def probe(name: str) -> dict[str, Any]:
+    """What importing the strategy `name` in a fresh interpreter tells: stage, claims, hooks, or the reason it fails."""
+    done = subprocess.run([sys.executable, "-c", PROBE, name], capture_output=True, text=True, timeout=120)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode == 0 and lines:
+        return json.loads(lines[-1])
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return {"state": f"the interpreter that imported it died: {last}"}
