@@ -85,6 +85,17 @@ class Capabilities:
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, values[name])
 
+    def trying(self, **changes: Any) -> Trial:
+        """A trial of the first model that the strategy does not refuse."""
+        return Trial(self._allowed(*self.models), **changes)
+
+    def trying_tied(self, **changes: Any) -> Trial:
+        """A trial of a model with tied parameters, if the strategy trains one."""
+        return Trial(self._allowed("tied", "odd", *self.models), **changes)
+
+    def _allowed(self, *models: str) -> str:
+        return next(name for name in models if name in self.models and f"model {name}" not in self.refuses)
+
     @property
     def last(self) -> str:
         return list(self.layouts)[-1]
@@ -143,7 +154,7 @@ class Capabilities:
         from plait.config import Config
         from plait.weave import configure, new_run
 
-        trial = Trial()
+        trial = self.trying()
         model: Any = trial.build()
         made = {name: create(name, options) for name, options in self.selected(layout).items()}
         run = new_run(Config(precision=trial.precision()), model.spec(), model, layout.world, "cpu", made)

@@ -37,7 +37,7 @@ class Company(Capabilities):
             if any(repr(name) in str(error) for name in pair):
                 pytest.skip(f"{REFUSED}{error}")
             pytest.skip(f"their axes do not fit 4 ranks together, so set `trial` on one of the classes: {error}")
-        trial = Trial()
+        trial = self.trying()
         traces = plait_ranks.run(train, trial, pair, world=4)
         expected = plait_ranks.run(train, trial, world=1)[0]
         exact = all(traits(name, load(name)).numerics == "exact" for name in pair)
@@ -53,11 +53,11 @@ class Company(Capabilities):
     def test_an_error_in_a_hook_names_it(self, plait_ranks: Pool, hook: str) -> None:
         found = self.layouts[self.last]
         with pytest.raises(RankError) as caught:
-            plait_ranks.run(_failing, self.strategy, hook, self.selected(found), world=found.world)
+            plait_ranks.run(_failing, self.strategy, hook, self.trying(), self.selected(found), world=found.world)
         assert f"raised by {described(self.strategy)} in its hook {hook!r}" in str(caught.value)
 
 
-def _failing(name: str, hook: str, strategies: Mapping[str, Any]) -> None:
+def _failing(name: str, hook: str, trial: Trial, strategies: Mapping[str, Any]) -> None:
     """A step in which `hook` of the strategy raises."""
     from unittest import mock
 
@@ -74,7 +74,6 @@ def _failing(name: str, hook: str, strategies: Mapping[str, Any]) -> None:
     options = original.plait_impl
     marked = hookimpl(**{k: v for k, v in options.items() if k != "specname"})(_like(original, fails))
     with mock.patch.object(cls, hook, marked):
-        trial = Trial()
         applied = trial.apply(strategies)
         optimizer = trial.optimizer(applied.parameters())
         forward_backward(applied, trial, 0)

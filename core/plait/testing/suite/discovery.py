@@ -16,6 +16,7 @@ class Discovery(Capabilities):
         known = [*REFUSABLE, *(f"model {model}" for model in self.models)]
         assert set(self.refuses) <= set(known), f"`refuses` knows {known}"
         assert any(f"model {model}" not in self.refuses for model in self.models), "a strategy that trains no model"
+        assert any(layout.world > 1 for layout in self.layouts.values()), "no layout has more than one rank"
         for name, layout in self.layouts.items():
             assert 1 <= layout.world <= 4, f"layout {name!r} has {layout.world} ranks; the suite has 1 to 4"
 

@@ -17,7 +17,7 @@ STEPS = 20
 
 class Numerics(Capabilities):
     def test_initial_parameters_are_bitwise_those_of_one_process(self, plait_ranks: Pool, layout: str) -> None:
-        trial = Trial(steps=STEPS)
+        trial = self.trying(steps=STEPS)
         expected = self.expected(plait_ranks, layout, trial)
         for rank, trace in enumerate(self.trace(plait_ranks, layout, trial)):
             wrong = unequal(trace.initial, expected[rank].initial)
@@ -26,18 +26,18 @@ class Numerics(Capabilities):
     def test_every_sample_is_seen_once(self, plait_ranks: Pool, layout: str) -> None:
         """Of the ranks that count for their share of the tokens, no two have the same share, and none is left out."""
         found = self.layouts[layout]
-        shares = plait_ranks.run(_shares, self.selected(found), world=found.world)
+        shares = plait_ranks.run(_shares, self.trying(), self.selected(found), world=found.world)
         leading = sorted(index for index, _, leads in shares if leads)
         assert leading == list(range(shares[0][1])), f"shares {leading} of {shares[0][1]} are trained on"
 
     def test_gradients_equal_one_process(self, plait_ranks: Pool, layout: str) -> None:
-        self._gradients(plait_ranks, layout, Trial(steps=STEPS))
+        self._gradients(plait_ranks, layout, self.trying(steps=STEPS))
 
     def test_losses_of_20_steps_equal_one_process(self, plait_ranks: Pool, layout: str) -> None:
-        self._losses(plait_ranks, layout, Trial(steps=STEPS))
+        self._losses(plait_ranks, layout, self.trying(steps=STEPS))
 
     def test_gradient_norms_equal_one_process(self, plait_ranks: Pool, layout: str) -> None:
-        trial = Trial(steps=STEPS)
+        trial = self.trying(steps=STEPS)
         expected = self.expected(plait_ranks, layout, trial)
         for rank, trace in enumerate(self.trace(plait_ranks, layout, trial)):
             error, step = apart(trace.norms, expected[rank].norms)
@@ -45,7 +45,9 @@ class Numerics(Capabilities):
 
     def test_clipping_scales_every_gradient_alike(self, plait_ranks: Pool) -> None:
         found = self.layouts[self.last]
-        for rank, (norm, worst, name) in enumerate(plait_ranks.run(_clipped, self.selected(found), world=found.world)):
+        for rank, (norm, worst, name) in enumerate(
+            plait_ranks.run(_clipped, self.trying(), self.selected(found), world=found.world)
+        ):
             assert worst <= 1e-5, f"rank {rank}: {name!r} was not scaled by max_norm / norm (norm {norm:.6g})"
 
     def test_models_equal_one_process(self, plait_ranks: Pool, model: str) -> None:
@@ -70,29 +72,29 @@ class Numerics(Capabilities):
                 assert got == names, f"parameters of {model!r} that should be one are several: {sorted(got - names)}"
 
     def test_accumulation_equals_one_big_batch(self, plait_ranks: Pool) -> None:
-        self._same_as_one_process(plait_ranks, Trial(micro=2))
+        self._same_as_one_process(plait_ranks, self.trying(micro=2))
 
     def test_recomputation_changes_nothing(self, plait_ranks: Pool, mode: str) -> None:
-        self._same_as_one_process(plait_ranks, Trial(remat=mode))
+        self._same_as_one_process(plait_ranks, self.trying(remat=mode))
 
     def test_compiled_equals_one_process(self, plait_ranks: Pool) -> None:
-        self._same_as_one_process(plait_ranks, Trial(compile="aot_eager"))
+        self._same_as_one_process(plait_ranks, self.trying(compile="aot_eager"))
 
     def test_compiled_and_recomputed_equals_one_process(self, plait_ranks: Pool) -> None:
-        self._same_as_one_process(plait_ranks, Trial(compile="aot_eager", remat="full"))
+        self._same_as_one_process(plait_ranks, self.trying(compile="aot_eager", remat="full"))
 
     def test_float32_equals_one_process(self, plait_ranks: Pool) -> None:
-        self._same_as_one_process(plait_ranks, Trial(dtype="float32"))
+        self._same_as_one_process(plait_ranks, self.trying(dtype="float32"))
 
     def test_mixed_precision_stays_near_float32(self, plait_ranks: Pool) -> None:
-        mixed, single = Trial(dtype="mixed"), Trial(dtype="float32")
+        mixed, single = self.trying(dtype="mixed"), self.trying(dtype="float32")
         expected = self.expected(plait_ranks, self.last, single)
         for rank, trace in enumerate(self.trace(plait_ranks, self.last, mixed)):
             self._check_gradients(trace, expected[rank], mixed, rank)
             self._check_losses(trace, expected[rank], mixed, rank)
 
     def test_mixed_precision_computes_in_bfloat16(self, plait_ranks: Pool) -> None:
-        found, trial = self.layouts[self.last], Trial(dtype="mixed")
+        found, trial = self.layouts[self.last], self.trying(dtype="mixed")
         answers = self.try_or_be_refused(plait_ranks, trial, _dtypes, trial, self.selected(found), world=found.world)
         for computed, stored in answers:
             assert computed == {"torch.bfloat16"}, f"matrix products run in {sorted(computed)}"
@@ -123,15 +125,15 @@ class Numerics(Capabilities):
         assert error <= bound, f"rank {rank}: the loss of step {step} is off by {error:.2e} (bound {bound:.0e})"
 
 
-def _shares(strategies: Mapping[str, Any]) -> tuple[int, int, bool]:
-    mesh = Trial().apply(strategies).mesh
+def _shares(trial: Trial, strategies: Mapping[str, Any]) -> tuple[int, int, bool]:
+    mesh = trial.apply(strategies).mesh
     return (*mesh.share("batch"), mesh.leads())
 
 
-def _clipped(strategies: Mapping[str, Any]) -> tuple[float, float, str]:
+def _clipped(trial: Trial, strategies: Mapping[str, Any]) -> tuple[float, float, str]:
     """(norm, largest relative error, FQN) of gradients clipped to half their norm; torch adds 1e-6 to that norm."""
-    applied = Trial().apply(strategies)
-    forward_backward(applied, Trial(), 0)
+    applied = trial.apply(strategies)
+    forward_backward(applied, trial, 0)
     (model,) = applied.parts
     norm = float(applied.clip_grads(math.inf))
     before = {name: full(p.grad) for name, p in model.named_parameters() if p.grad is not None}

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
+from plait.checkpoint.state import shapes
 from plait.testing import life
 from plait.testing.parity import apart, unequal
 from plait.testing.pool import Pool
@@ -18,34 +20,37 @@ class State(Capabilities):
     def test_checkpoint_has_the_names_of_one_process(self, plait_ranks: Pool) -> None:
         """Canonical FQNs, a tied parameter once."""
         found = self.layouts[self.last]
-        plain = set(Trial("tied").build().state_dict()) - {"output.weight"}
-        for got in plait_ranks.run(_names, self.selected(found), world=found.world):
+        trial = self.trying_tied(dtype="float32")
+        plain = set(shapes(trial.build()))
+        for got in plait_ranks.run(_names, trial, self.selected(found), world=found.world):
             names = {key.removeprefix("model.") for key in got if key.startswith("model.")}
             assert names == plain, f"missing {sorted(plain - names)[:3]}, not expected {sorted(names - plain)[:3]}"
 
     def test_checkpoint_holds_the_optimizer(self, plait_ranks: Pool) -> None:
         """Both moments and the step of AdamW, of every parameter."""
         found = self.layouts[self.last]
-        names = {name for name, _ in Trial("tied").build().named_parameters()}
+        trial = self.trying_tied(dtype="float32")
+        names = {name for name, _ in trial.build().named_parameters()}
         wanted = {f"optimizer.{name}.{key}" for name in names for key in ("exp_avg", "exp_avg_sq", "step")}
-        for got in plait_ranks.run(_names, self.selected(found), world=found.world):
+        for got in plait_ranks.run(_names, trial, self.selected(found), world=found.world):
             assert wanted <= got, f"the checkpoint lacks {sorted(wanted - got)[:3]}, ..."
 
     def test_checkpoint_loads_in_every_other_layout(self, plait_ranks: Pool, layout: str, tmp_path: Path) -> None:
         """Saved under one layout while training goes on, loaded under every other: bitwise the same state."""
         found = self.layouts[layout]
-        state = plait_ranks.run(_save, self.selected(found), tmp_path, world=found.world)[0]
+        trial = self.trying_tied(dtype="float32")
+        state = plait_ranks.run(_save, trial, self.selected(found), tmp_path, world=found.world)[0]
         others = [(name, other.world, self.selected(other)) for name, other in self.layouts.items()]
         foreign = self._foreign() if layout == self.last else []
         for name, world, strategies in [("one process", 1, {}), *others, *foreign]:
-            for rank, answer in enumerate(plait_ranks.run(_restore, strategies, tmp_path, world=world)):
+            for rank, answer in enumerate(plait_ranks.run(_restore, trial, strategies, tmp_path, world=world)):
                 wrong = unequal(answer, state)
                 assert wrong is None, f"{layout} -> {name}, rank {rank}: {wrong}"
 
     def test_two_runs_are_bitwise_equal(self, plait_ranks: Pool) -> None:
         from plait.testing.trial import train
 
-        found, trial = self.layouts[self.last], Trial(dtype="float32", steps=5)
+        found, trial = self.layouts[self.last], self.trying(dtype="float32", steps=5)
         once = self.try_or_be_refused(plait_ranks, trial, train, trial, self.selected(found), world=found.world)
         again = plait_ranks.run(train, trial, self.selected(found), world=found.world)
         for rank, (a, b) in enumerate(zip(once, again, strict=True)):
@@ -117,10 +122,9 @@ def _fits_two(name: str) -> bool:
     return True
 
 
-def _ready(strategies: Mapping[str, Any], seed: int) -> tuple[Any, torch.optim.Optimizer, Trial]:
-    trial = Trial("tied", dtype="float32", seed=seed)
-    applied = trial.apply(strategies)
-    return applied, trial.optimizer(applied.parameters()), trial
+def _ready(trial: Trial, strategies: Mapping[str, Any], seed: int = 0) -> tuple[Any, torch.optim.Optimizer]:
+    applied = attrs.evolve(trial, seed=seed).apply(strategies)
+    return applied, trial.optimizer(applied.parameters())
 
 
 def _step(applied: Any, optimizer: torch.optim.Optimizer, trial: Trial, number: int) -> None:
@@ -134,17 +138,17 @@ def _everything(applied: Any, optimizer: torch.optim.Optimizer) -> dict[str, tor
     return {key: full(tensor) for key, tensor in applied.checkpoint(optimizer)[0].items()}
 
 
-def _names(strategies: Mapping[str, Any]) -> set[str]:
-    applied, optimizer, trial = _ready(strategies, seed=0)
+def _names(trial: Trial, strategies: Mapping[str, Any]) -> set[str]:
+    applied, optimizer = _ready(trial, strategies)
     _step(applied, optimizer, trial, 0)
     return set(applied.checkpoint(optimizer)[0])
 
 
-def _save(strategies: Mapping[str, Any], folder: Path) -> dict[str, torch.Tensor]:
+def _save(trial: Trial, strategies: Mapping[str, Any], folder: Path) -> dict[str, torch.Tensor]:
     from plait.checkpoint.save import Saver
     from plait.checkpoint.store import Store
 
-    applied, optimizer, trial = _ready(strategies, seed=0)
+    applied, optimizer = _ready(trial, strategies)
     _step(applied, optimizer, trial, 0)
     saver = Saver(Store(folder / "checkpoints"), "async")
     saver.save(applied.checkpoint(optimizer)[0], 1)
@@ -154,11 +158,11 @@ def _save(strategies: Mapping[str, Any], folder: Path) -> dict[str, torch.Tensor
     return state
 
 
-def _restore(strategies: Mapping[str, Any], folder: Path) -> dict[str, torch.Tensor]:
+def _restore(trial: Trial, strategies: Mapping[str, Any], folder: Path) -> dict[str, torch.Tensor]:
     from plait.checkpoint.load import load
     from plait.checkpoint.store import Store
 
-    applied, optimizer, _ = _ready(strategies, seed=1)
+    applied, optimizer = _ready(trial, strategies, seed=1)
     path = Store(folder / "checkpoints").latest()
     assert path is not None
     load(path, *applied.checkpoint(optimizer))
