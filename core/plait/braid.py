@@ -43,6 +43,10 @@ class Braid:
         implementations = getattr(self._manager.hook, hook).get_hookimpls()
         return [i.plugin_name for i in reversed(implementations) if not (i.hookwrapper or i.wrapper)]
 
+    def implemented(self, hook: str) -> bool:
+        """Whether a strategy implements or wraps `hook`."""
+        return bool(getattr(self._manager.hook, hook).get_hookimpls())
+
     def all(self, hook: str, **arguments: Any) -> None:
         getattr(self._manager.hook, hook)(**arguments)
 
@@ -82,6 +86,9 @@ class Braid:
                 if implementation.hookwrapper or implementation.wrapper:
                     if caller.name in hookspecs.FOLDS:
                         raise PlaitError(f"{described(name)} wraps the hook {caller.name!r}; a fold takes no wrappers")
+                    implementation.function = _attributed_wrapper(  # type: ignore[misc]
+                        implementation.function, name, caller.name
+                    )
                     continue
                 implementation.function = _attributed(  # type: ignore[misc]
                     implementation.function, name, caller.name, implementation.argnames
@@ -111,6 +118,21 @@ def _attributed(function: Callable[..., Any], name: str, hook: str, argnames: tu
             return function(*arguments)
         except Exception as error:
             error.add_note(f"{BLAME} {described(name)} in its hook {hook!r}")
+            raise
+
+    return call
+
+
+def _attributed_wrapper(function: Callable[..., Any], name: str, hook: str) -> Callable[..., Any]:
+    """The same for a wrapper, through which the errors of those that it wraps come too: they have their note."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        try:
+            return (yield from function(*arguments))
+        except Exception as error:
+            if not blamed(error):
+                error.add_note(f"{BLAME} {described(name)} in its hook {hook!r}")
             raise
 
     return call

@@ -5,6 +5,7 @@ import torch
 
 import plait
 from plait.config import Compile, Precision, Remat
+from plait.testing.models import llama3
 from plait.testing.parity import apart, worst_gradient
 from plait.testing.trial import Trial, batch, train
 
@@ -48,8 +49,8 @@ def test_one_forward_and_one_backward_graph_for_all_blocks(plait_ranks, strategi
 def saved_by_inductor(mode):
     """(bytes kept for backward, matrix products of a step) of blocks that inductor compiled."""
     torch._dynamo.reset()
-    model = Trial().build()
-    model.layers = model.layers[:1]
+    with torch.device("meta"):
+        model = llama3(n_layers=1)
     applied = plait.apply(
         model, model.spec(), precision=Precision(), remat=Remat(mode), compile=Compile(True, "inductor")
     )

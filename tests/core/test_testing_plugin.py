@@ -18,15 +18,18 @@ def test_nothing_was_imported():
 
 GRADED = """
 import pytest
+from plait.testing.suite.capabilities import Capabilities
 
-class TestGhost:
-    strategy = "ghost"
+class TestGhost(Capabilities):
+    strategy, layouts = "ghost", {}
     def test_passes(self): pass
     def test_is_refused(self): pytest.skip("refused: 'ghost' says no")
     def test_is_skipped(self): pytest.skip("no other strategy")
     def test_fails(self): assert False
 
-def test_of_no_strategy(): pass
+class TestOther:
+    strategy = "of something else"
+    def test_passes(self): pass
 """
 
 
@@ -43,7 +46,9 @@ def test_it_is_inert(tmp_path):
 
 
 def test_the_grade(tmp_path):
-    assert "\nghost: 1 passed, 1 refused, 1 skipped, 1 failed\n" in run_pytest(tmp_path, GRADED).stdout
+    said = run_pytest(tmp_path, GRADED).stdout
+    assert "\nghost: 1 passed, 1 refused, 1 skipped, 1 failed\n" in said
+    assert "of something else" not in said
 
 
 def hang(seconds):

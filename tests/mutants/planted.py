@@ -54,7 +54,7 @@ class Planted:
     """Stands in for a pool of ranks: what it runs, runs on the copy."""
 
     def __init__(self, pool: Pool, places: list[str], timeout: float | None = None) -> None:
-        self.pool, self.places, self.timeout = pool, places, timeout
+        self.pool, self.places, self.timeout, self.size = pool, places, timeout, pool.size
         self.kept: dict[str, Any] = {}
 
     def run(self, fn: Any, *args: Any, world: int, **kwargs: Any) -> list[Any]:

@@ -21,7 +21,7 @@ try:
     for field in attrs.fields(cls):
         object.__setattr__(strategy, field.name, None)
     braid = Braid({name: strategy})
-    hooks = [h for h in dir(hookspecs) if hasattr(getattr(hookspecs, h), "plait_spec") and braid.owners(h)]
+    hooks = [h for h in dir(hookspecs) if hasattr(getattr(hookspecs, h), "plait_spec") and braid.implemented(h)]
     own = traits(name, strategy)
     answer = {"state": "ok", "stage": own.stage, "claims": sorted(own.claims), "numerics": own.numerics, "hooks": hooks}
     if "torch" in sys.modules:

@@ -1,10 +1,13 @@
 """What a run may not leave behind in its process: settings of torch, hooks, patches, process groups."""
 
 import os
+import random
 import signal
+import sys
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -20,7 +23,7 @@ def left_behind(trial: Trial, strategies: Mapping[str, Mapping[str, Any]]) -> li
     import torch.distributed.fsdp
     import torch.distributed.tensor.parallel  # noqa: F401 - what a strategy may import is no patch of its
 
-    _some_steps(trial, {}) if dist.get_world_size() == 1 else trial.build()
+    trial.build()
     settings, patches = _settings(), _attributes()
     found = _some_steps(trial, strategies)
     after = _settings()
@@ -44,6 +47,7 @@ def _some_steps(trial: Trial, strategies: Mapping[str, Mapping[str, Any]]) -> li
         optimizer.zero_grad()
         applied.after_step(optimizer, step + 1)
         counts.append(_hooks(model, optimizer))
+    applied.checkpoint(optimizer)
     grown = [
         f"hooks on {name} grow from step to step" for name in counts[-1] if counts[-1][name] > counts[0].get(name, 0)
     ]
@@ -100,6 +104,8 @@ def _settings() -> dict[str, Any]:
         "torch.backends.cuda.matmul.allow_tf32": torch.backends.cuda.matmul.allow_tf32,
         "torch.__future__, swapping parameters": torch.__future__.get_swap_module_params_on_conversion(),
         "torch's random state (hash)": hash(torch.get_rng_state().numpy().tobytes()),
+        "Python's random state (hash)": hash(random.getstate()),
+        "numpy's random state (hash)": hash(str(np.random.get_state(legacy=False))),
         "global hooks of torch.nn.Module": hooks,
         "active torch function modes": _len_torch_function_stack(),
         "active torch dispatch modes": _len_torch_dispatch_stack(),
@@ -127,6 +133,8 @@ def _attributes() -> dict[str, Any]:
         "torch.optim.AdamW": torch.optim.AdamW,
         "torch.nn.utils": nn.utils,
         "torch.distributed": dist,
+        "torch.distributed.distributed_c10d": dist.distributed_c10d,
+        "torch.distributed._functional_collectives": dist._functional_collectives,
         "torch.distributed.fsdp": fsdp,
         "torch.distributed.fsdp.FSDPModule": fsdp.FSDPModule,
         "torch.distributed.tensor": dtensor,
@@ -134,9 +142,14 @@ def _attributes() -> dict[str, Any]:
         "torch.autograd": torch.autograd,
         "torch.utils.checkpoint": torch.utils.checkpoint,
     }
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "plait":
+            owners[name] = module
+            classes = {f"{name}.{key}": value for key, value in vars(module).items() if isinstance(value, type)}
+            owners |= {key: value for key, value in classes.items() if value.__module__ == name}
     found = {}
     for name, owner in owners.items():
-        for attribute, value in vars(owner).items():
+        for attribute, value in list(vars(owner).items()):
             if callable(value) or isinstance(value, classmethod | staticmethod | property):
                 found[f"{name}.{attribute}"] = value
     return found

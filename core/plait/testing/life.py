@@ -13,7 +13,7 @@ from typing import Any
 
 SMALL = (
     *("model.dim=32", "model.n_layers=2", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=48"),
-    *("train.seq_len=32", "train.steps=8", "schedule.warmup_steps=4", "metrics.tensorboard=false"),
+    *("train.seq_len=32", "train.steps=10", "schedule.warmup_steps=4", "metrics.tensorboard=false"),
     *("checkpoint.interval=3", "validation.interval=4", "validation.batches=2", "launch.device=cpu"),
 )
 

@@ -66,7 +66,7 @@ def unequal(tensors: dict[str, Tensor], reference: dict[str, Tensor]) -> str | N
 def apart(numbers: list[float], reference: list[float]) -> tuple[float, int]:
     """The largest difference, relative where the reference is above 1, and the step (from 1) at which it is."""
     pairs = zip(numbers, reference, strict=True)
-    errors = [abs(a - b) / max(abs(b), 1.0) if math.isfinite(a) else math.inf for a, b in pairs]
+    errors = [abs(a - b) / max(abs(b), 1.0) if math.isfinite(a - b) else math.inf for a, b in pairs]
     worst = max(range(len(errors)), key=errors.__getitem__)
     return errors[worst], worst + 1
 

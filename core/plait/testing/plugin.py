@@ -39,8 +39,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> None:
-    strategy = getattr(getattr(item, "cls", None), "strategy", None)
-    if isinstance(strategy, str) and ("plait", strategy) not in item.user_properties:
+    cls = getattr(item, "cls", None) or object
+    strategy = getattr(cls, "strategy", None)
+    ours = any(base.__module__.startswith("plait.testing.suite") for base in cls.__mro__)
+    if ours and isinstance(strategy, str) and ("plait", strategy) not in item.user_properties:
         item.user_properties.append(("plait", strategy))
 
 

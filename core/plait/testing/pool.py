@@ -64,6 +64,7 @@ class Pool:
         answers: dict[int, tuple[bool, Any]] = {}
         seconds = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
+        why = f"did not answer within {seconds:g} s: they hang"
         while len(answers) < world and time.monotonic() < deadline:
             for rank, (process, pipe) in enumerate(self._ranks[:world]):
                 if rank not in answers and pipe.poll(0.005):
@@ -73,10 +74,11 @@ class Pool:
                         answers[rank] = (False, f"the process of rank {rank} died (exit code {process.exitcode})")
                     if not answers[rank][0]:
                         deadline = min(deadline, time.monotonic() + 5)  # the others may wait for it for ever
+                        why = "were still waiting for it"
         failed = [f"rank {rank}: {text}" for rank, (fine, text) in sorted(answers.items()) if not fine]
         missing = sorted(set(range(world)) - set(answers))
         if missing:
-            failed.append(f"ranks {missing} did not answer within {seconds:g} s: they hang\n{self._stacks()}")
+            failed.append(f"ranks {missing} {why}\n{self._stacks()}")
             self._kill()
         if failed:
             raise RankError("\n".join(failed))

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 import attrs
 import cloudpickle
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from plait.plugins import create, installed, load
 from plait.strategy import traits
@@ -37,15 +38,14 @@ class Capabilities:
     strategy: the name of its entry point.
     axes:     names of the mesh axes and views that it adds.
     layouts:  name -> `Layout`; every one must equal one process. Features are tried in the last.
-    models:   which of `plait.testing.models` it trains.
     refuses:  what it refuses -> a regular expression that its sentence matches: "accumulation", "remat=full",
-              "remat=selective", "compile", "mixed precision", "float32", or "model <name>" for one of `models`.
+              "remat=selective", "compile", "mixed precision", "float32", or "model <name>" for one of
+              `plait.testing.models`.
     """
 
     strategy: ClassVar[str]
     axes: ClassVar[tuple[str, ...]] = ()
     layouts: ClassVar[Mapping[str, Layout]]
-    models: ClassVar[tuple[str, ...]] = tuple(MODELS)
     refuses: ClassVar[Mapping[str, str]] = {}
 
     def held(self, shape: tuple[int, ...], axes: tuple[str | None, ...], degree: Mapping[str, int]) -> int:
@@ -75,7 +75,7 @@ class Capabilities:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         values: dict[str, list[Any]] = {
             "layout": list(self.layouts),
-            "model": list(self.models),
+            "model": list(MODELS),
             "world": [1, 2, 3, 4],
             "other": [name for name, p in installed().items() if p.state == "ok" and name != self.strategy] or [None],
             "mode": ["full", "selective"],
@@ -87,14 +87,14 @@ class Capabilities:
 
     def trying(self, **changes: Any) -> Trial:
         """A trial of the first model that the strategy does not refuse."""
-        return Trial(self._allowed(*self.models), **changes)
+        return Trial(self._allowed(*MODELS), **changes)
 
     def trying_tied(self, **changes: Any) -> Trial:
         """A trial of a model with tied parameters, if the strategy trains one."""
-        return Trial(self._allowed("tied", "odd", *self.models), **changes)
+        return Trial(self._allowed("tied", "odd", *MODELS), **changes)
 
     def _allowed(self, *models: str) -> str:
-        return next(name for name in models if name in self.models and f"model {name}" not in self.refuses)
+        return next(name for name in models if f"model {name}" not in self.refuses)
 
     @property
     def last(self) -> str:
@@ -121,7 +121,7 @@ class Capabilities:
         if self.own:
             cloudpickle.register_pickle_by_value(sys.modules[type(self).__module__])  # ranks cannot import a test
         if self.own:
-            reference, name = functools.partial(type(self).reference, type(self)()), f"reference of {self.strategy}"
+            reference, name = functools.partial(type(self).reference, type(self)()), f"reference of {type(self)}"
             answer = _kept(ranks, reference, found, plain, world=1, name=name)[0]
         else:
             answer = _kept(ranks, train, plain, world=1, name="one process")[0]
@@ -132,29 +132,39 @@ class Capabilities:
         wanted = next((what for what in _asked(trial) if what in self.refuses), None)
         if wanted is None:
             return _kept(ranks, *call, world=world, name=call[0].__name__)
-        with pytest.raises(RankError, match=self.refuses[wanted]) as caught:
+        raised = ""
+        try:
             ranks.run(*call, world=world)
-        said = [line for line in str(caught.value).splitlines() if "plait.errors.PlaitError: " in line]
-        assert said, f"{self.strategy} should refuse {wanted} by a PlaitError, but raised:\n{caught.value}"
+        except RankError as error:
+            raised = str(error)
+        assert raised, f"{self.strategy} declares that it refuses {wanted}, but it ran"
+        said = [line for line in raised.splitlines() if "plait.errors.PlaitError: " in line]
+        assert said, f"{self.strategy} should refuse {wanted} by a PlaitError, but raised:\n{raised}"
+        assert re.search(self.refuses[wanted], said[0]), f"the sentence for {wanted} is: {said[0]}"
         pytest.skip(f"{REFUSED}{said[0].partition('PlaitError: ')[2]}")
 
-    def degrees(self, layout: Layout) -> dict[str, int]:
-        """Mesh axis -> degree in a layout, without starting ranks."""
-        return {axis.name: axis.degree for axes in self._assembled(layout) for axis in axes}
+    def initial(self, ranks: Pool, trial: Trial) -> dict[str, Tensor]:
+        """The initial parameters of one process, which are those of every strategy, whatever its mathematics."""
+        plain = attrs.evolve(trial, steps=1, micro=1, remat="none", compile=None)
+        return _kept(ranks, train, plain, world=1, name="one process")[0].initial
 
-    def _assembled(self, layout: Layout) -> list[Any]:
+    def degrees(self, layout: Layout, trial: Trial | None = None) -> dict[str, int]:
+        """Mesh axis -> degree in a layout, without starting ranks."""
+        return {axis.name: axis.degree for axes in self._assembled(layout, trial) for axis in axes}
+
+    def _assembled(self, layout: Layout, trial: Trial | None = None) -> list[Any]:
         from plait.braid import Braid
         from plait.weave import layout_of
 
-        run = self._run(layout)
+        run = self._run(layout, trial)
         found = layout_of(run, Braid(run.strategies))
         return [found.dense, *found.views.values()]
 
-    def _run(self, layout: Layout) -> Any:
+    def _run(self, layout: Layout, trial: Trial | None = None) -> Any:
         from plait.config import Config
         from plait.weave import configure, new_run
 
-        trial = self.trying()
+        trial = trial or self.trying()
         model: Any = trial.build()
         made = {name: create(name, options) for name, options in self.selected(layout).items()}
         run = new_run(Config(precision=trial.precision()), model.spec(), model, layout.world, "cpu", made)
@@ -167,7 +177,7 @@ class Capabilities:
 
         braid = Braid({self.strategy: create(self.strategy, self.layouts[self.last].options)})
         specs = [name for name, value in vars(hookspecs).items() if hasattr(value, "plait_spec")]
-        return [hook for hook in specs if braid.owners(hook)]
+        return [hook for hook in specs if braid.implemented(hook)]
 
 
 def spec_of(model: nn.Module) -> Any:

@@ -3,16 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import pytest
 
+from plait import MeshAxis, hookimpl
+from plait.braid import Braid
 from plait.errors import PlaitError
-from plait.plugins import described, installed, load
+from plait.plugins import create, described, installed, load
 from plait.strategy import traits
 from plait.testing.parity import BOUNDS, apart, unequal, wrong_gradients
 from plait.testing.plugin import REFUSED
 from plait.testing.pool import Pool, RankError
 from plait.testing.suite.capabilities import Capabilities, Layout, spec_of
-from plait.testing.trial import Trial, train
+from plait.testing.trial import Trace, Trial, train
 
 
 def others(name: str) -> list[str]:
@@ -30,7 +33,11 @@ class Company(Capabilities):
         """In 4 ranks beside another strategy: still what one process computes; or one of the two says no in words."""
         if other is None:
             pytest.skip("no other strategy is installed")
-        pair = {self.strategy: trial_options(self.strategy), other: trial_options(other)}
+        try:
+            pair = {self.strategy: trial_options(self.strategy), other: trial_options(other)}
+            Braid({other: create(other, pair[other])})
+        except PlaitError as error:
+            pytest.skip(f"{other} is broken by itself: {error}")
         try:
             degree = self.degrees(Layout(4, pair[self.strategy], {other: pair[other]}))
         except PlaitError as error:
@@ -50,11 +57,40 @@ class Company(Capabilities):
                 off, step = apart(trace.losses, expected.losses)
                 assert off <= BOUNDS["float64"][1], f"{where}: the loss of step {step} is off by {off:.2e}"
 
+    def test_keeps_to_the_ranks_of_its_own_axes(self, plait_ranks: Pool) -> None:
+        """Beside a strategy whose ranks see the same tokens and hold the same values: sums over all would be wrong."""
+        found, trial = self.layouts[self.last], self.trying()
+        if 2 * found.world > plait_ranks.size:
+            pytest.skip(f"its last layout, twice, needs more than {plait_ranks.size} ranks")
+        expected = self.expected(plait_ranks, self.last, trial)
+        echoed = plait_ranks.run(_beside_echo, trial, self.selected(found), world=2 * found.world)
+        for rank, trace in enumerate(echoed):
+            own = expected[rank // 2]  # the echo is the innermost axis
+            wrong = wrong_gradients(trace, own, BOUNDS["float64"][0], spec_of(trial.build()))
+            assert wrong is None, f"rank {rank}, whose neighbour sees the same tokens: {wrong}"
+            off, step = apart(trace.norms, own.norms)
+            assert off <= BOUNDS["float64"][1], f"rank {rank}: the norm of step {step} is off by {off:.2e}"
+
     def test_an_error_in_a_hook_names_it(self, plait_ranks: Pool, hook: str) -> None:
         found = self.layouts[self.last]
         with pytest.raises(RankError) as caught:
             plait_ranks.run(_failing, self.strategy, hook, self.trying(), self.selected(found), world=found.world)
         assert f"raised by {described(self.strategy)} in its hook {hook!r}" in str(caught.value)
+
+
+@attrs.define
+class Echo:
+    """Two ranks that do the same: an axis that splits nothing."""
+
+    name = "echo"
+
+    @hookimpl
+    def build_mesh(self) -> list[MeshAxis]:
+        return [MeshAxis("echo", 2)]
+
+
+def _beside_echo(trial: Trial, strategies: Mapping[str, Any]) -> Trace:
+    return train(trial, strategies, [Echo()])
 
 
 def _failing(name: str, hook: str, trial: Trial, strategies: Mapping[str, Any]) -> None:
@@ -67,8 +103,6 @@ def _failing(name: str, hook: str, trial: Trial, strategies: Mapping[str, Any]) 
 
     def fails(*arguments: Any, **named: Any) -> None:
         raise RuntimeError("planted")
-
-    from plait import hookimpl
 
     original = getattr(cls, hook)
     options = original.plait_impl
@@ -88,7 +122,7 @@ def _like(original: Any, fails: Any) -> Any:
     import inspect
 
     names = list(inspect.signature(original).parameters)
-    source = f"def hook({', '.join(names)}):\n    fails()"
+    source = f"def hook({', '.join(names)}):\n    fails()" + "\n    yield" * inspect.isgeneratorfunction(original)
     scope: dict[str, Any] = {"fails": fails}
     exec(source, scope)
     return scope["hook"]

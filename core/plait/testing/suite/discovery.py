@@ -8,15 +8,21 @@ import pytest
 from plait.author.probe import probe
 from plait.errors import PlaitError
 from plait.plugins import create, installed, load
+from plait.strategy import traits
+from plait.testing.models import MODELS
 from plait.testing.suite.capabilities import REFUSABLE, Capabilities, Layout
 
 
 class Discovery(Capabilities):
     def test_declarations_name_things_that_exist(self) -> None:
-        known = [*REFUSABLE, *(f"model {model}" for model in self.models)]
+        known = [*REFUSABLE, *(f"model {model}" for model in MODELS)]
         assert set(self.refuses) <= set(known), f"`refuses` knows {known}"
-        assert any(f"model {model}" not in self.refuses for model in self.models), "a strategy that trains no model"
-        assert any(layout.world > 1 for layout in self.layouts.values()), "no layout has more than one rank"
+        for what, sentence in self.refuses.items():
+            assert not re.search(sentence, "any"), f"{sentence!r} for {what} would match every sentence"
+        assert any(f"model {model}" not in self.refuses for model in MODELS), "a strategy that trains no model"
+        assert self.layouts[self.last].world > 1, "features are tried in the last layout, which needs several ranks"
+        sharding = "parameter_sharding" in traits(self.strategy, load(self.strategy)).claims
+        assert not sharding or type(self).held is not Capabilities.held, "a strategy that shards declares `held`"
         for name, layout in self.layouts.items():
             assert 1 <= layout.world <= 4, f"layout {name!r} has {layout.world} ranks; the suite has 1 to 4"
 

@@ -10,9 +10,9 @@ import torch
 
 from plait.checkpoint.state import shapes
 from plait.testing import life
-from plait.testing.parity import apart, unequal
+from plait.testing.parity import apart, unequal, wrong_gradients
 from plait.testing.pool import Pool
-from plait.testing.suite.capabilities import Capabilities
+from plait.testing.suite.capabilities import Capabilities, spec_of
 from plait.testing.trial import Trial, forward_backward, full
 
 
@@ -47,6 +47,21 @@ class State(Capabilities):
                 wrong = unequal(answer, state)
                 assert wrong is None, f"{layout} -> {name}, rank {rank}: {wrong}"
 
+    def test_checkpoint_holds_what_one_process_holds(self, plait_ranks: Pool) -> None:
+        """Before the first step the initial values, bitwise; after it AdamW's first moment, a tenth of the gradient."""
+        found, trial = self.layouts[self.last], self.trying_tied()
+        initial = self.initial(plait_ranks, trial)
+        expected = self.expected(plait_ranks, self.last, trial)
+        for rank, (before, moments) in enumerate(
+            plait_ranks.run(_contents, trial, self.selected(found), world=found.world)
+        ):
+            wrong = unequal(before, initial)
+            assert wrong is None, f"rank {rank} would save other initial parameters: {wrong}"
+            if not self.own:
+                held = attrs.evolve(expected[rank], gradients={name: 10 * moment for name, moment in moments.items()})
+                off = wrong_gradients(held, expected[rank], 1e-9, spec_of(trial.build()))
+                assert off is None, f"rank {rank} would save other moments: {off}"
+
     def test_two_runs_are_bitwise_equal(self, plait_ranks: Pool) -> None:
         from plait.testing.trial import train
 
@@ -80,12 +95,14 @@ class State(Capabilities):
             folder.mkdir()
         process = life.start(arguments, folders[1])
         life.wait_for_step(folders[1] / "runs" / "a", 5, process)
+        assert process.poll() is None, "it ended before it could be killed"
         life.kill_all(process, folders[1] / "runs" / "a")
         process.communicate()
         for folder in folders:
             process = life.start(arguments, folder)
             output = process.communicate(timeout=300)[0]
             assert process.returncode == 0, output
+            assert ("checkpoint: resuming after step" in output) is (folder.name == "killed"), output
         a, b = (life.numbers(life.rows(folder / "runs" / "a")) for folder in folders)
         different = [x[0] for x, y in zip(a, b, strict=True) if x != y]
         assert not different, f"steps {different} differ after the run was killed"
@@ -136,6 +153,17 @@ def _step(applied: Any, optimizer: torch.optim.Optimizer, trial: Trial, number: 
 
 def _everything(applied: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     return {key: full(tensor) for key, tensor in applied.checkpoint(optimizer)[0].items()}
+
+
+def _contents(trial: Trial, strategies: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """(parameters before a step, AdamW's first moments after it), by FQN, as a checkpoint would hold them."""
+    applied, optimizer = _ready(trial, strategies)
+    params = {name for name, _ in trial.build().named_parameters()}
+    state = applied.checkpoint()[0]
+    before = {name: full(state[f"model.{name}"]) for name in sorted(params)}
+    _step(applied, optimizer, trial, 0)
+    state = applied.checkpoint(optimizer)[0]
+    return before, {name: full(state[f"optimizer.{name}.exp_avg"]) for name in sorted(params)}
 
 
 def _names(trial: Trial, strategies: Mapping[str, Any]) -> set[str]:
