@@ -19,7 +19,8 @@ def cross_entropy_sum(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
     """
     dtype = torch.promote_types(logits_BTV.dtype, torch.float32)
     flat = logits_BTV.flatten(0, 1).to(dtype)
-    return F.cross_entropy(flat, labels_BT.flatten(), ignore_index=IGNORE, reduction="sum")
+    loss = F.cross_entropy(flat, labels_BT.flatten(), ignore_index=IGNORE, reduction="sum")
+    return loss.to_local() if isinstance(loss, DTensor) else loss  # all ranks have the same
 
 
 def parallel(logits: Tensor) -> Any:

@@ -1,5 +1,6 @@
 """The run as strategies see it."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -20,6 +21,7 @@ class Run:
     spec:           what the model says of itself.
     parameters:     how many parameters the model has.
     strategies:     name -> instance, of all that are selected.
+    shapes:         FQN -> shape of every parameter, a tied one under its first name.
     storage_device: where parameters rest between steps; a strategy that offloads sets it to "cpu" in `parallelize`.
     """
 
@@ -29,6 +31,7 @@ class Run:
     spec: "ModelSpec"
     parameters: int
     strategies: dict[str, Any] = attrs.field(factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
     storage_device: str | None = None
 
     def use(self, name: str, **options: Any) -> None:

@@ -108,7 +108,8 @@ def new_run(
     config: Config, spec: ModelSpec, model: nn.Module, world_size: int, device_type: str, strategies: dict[str, Any]
 ) -> Run:
     parameters = sum(p.numel() for p in model.parameters())
-    return Run(config, world_size, device_type, spec, parameters, strategies)
+    shapes = {fqn: tuple(p.shape) for fqn, p in model.named_parameters()}
+    return Run(config, world_size, device_type, spec, parameters, strategies, shapes)
 
 
 def configure(run: Run) -> None:

@@ -3,6 +3,7 @@
 from planted import Mutant
 
 WRAP, STATE = "plait_fsdp2/wrap.py", "plait/checkpoint/state.py"
+TENSOR, LOOKUP = "plait_tensor_parallel/shard.py", "plait_tensor_parallel/lookup.py"
 END_OF_WRAP = "    if options.prefetch:\n"
 
 MUTANTS = [
@@ -67,6 +68,23 @@ MUTANTS = [
         "",
         "test_checkpoint_holds_the_optimizer",
         "exp_avg",
+    ),
+    Mutant(
+        "the checkpoint holds other values than the run, and loading undoes it",
+        STATE,
+        'state[f"model.{fqn}"] = tensor.detach()',
+        'state[f"model.{fqn}"] = -tensor.detach()',
+        "test_checkpoint_holds_what_one_process_holds",
+        "would save other initial parameters",
+    ),
+    Mutant(
+        "gradients are summed over all ranks, not over those of the strategy's own axes",
+        "plait_ddp/buckets.py",
+        "group = mesh.data(param).get_group()",
+        "group = dist.group.WORLD",
+        "test_keeps_to_the_ranks_of_its_own_axes",
+        "its norm is 2 of what it should be",
+        strategy="ddp",
     ),
     Mutant(
         "the batch is duplicated over the data axis",
@@ -169,5 +187,69 @@ MUTANTS = [
         "valid = max(valid_tokens(batch.labels) * dist.get_world_size(), 1)",
         "test_a_run_equals_one_process",
         "loss is off",
+    ),
+    Mutant(
+        "the gradient of a norm is not summed over the ranks that share the sequence",
+        TENSOR,
+        "(on_sequence if branch is None",
+        "(False if branch is None",
+        "test_gradients_equal_one_process",
+        "the first is 'layers.0.attention_norm.weight'",
+        strategy="tensor_parallel",
+        on={"layout": "tp 2"},
+    ),
+    Mutant(
+        "the gradient of a query's norm is not summed over the ranks that share the heads",
+        TENSOR,
+        "else branch in divided)",
+        "else False)",
+        "test_models_equal_one_process",
+        "the first is 'layers.0.attention.q_norm.weight'",
+        strategy="tensor_parallel",
+        on={"model": "qk_norm"},
+    ),
+    Mutant(
+        "a rank looks tokens up by the vocabulary offset of its neighbour",
+        LOOKUP,
+        "part._first = axis.get_local_rank() * part._rows",
+        "part._first = (axis.get_local_rank() + 1) % axis.size() * part._rows",
+        "test_gradients_equal_one_process",
+        "the first is 'tok_embeddings.weight'",
+        strategy="tensor_parallel",
+        on={"layout": "tp 2"},
+    ),
+    Mutant(
+        "a matrix that should be sharded over tensor ranks is replicated",
+        "plait_tensor_parallel/fits.py",
+        '"kv_heads", "ffn", "vocab")',
+        '"kv_heads", "vocab")',
+        "test_no_rank_holds_more_than_declared",
+        "holds 3072 numbers of 'layers.0.feed_forward.w1.weight', declared are 1536",
+        strategy="tensor_parallel",
+        on={"layout": "tp 2"},
+    ),
+    Mutant(
+        "a bias is added on every rank, though the ranks' results are summed",
+        TENSOR,
+        "return local if keep is None else local * keep",
+        "return local",
+        "test_models_equal_one_process",
+        "gradients are wrong",
+        strategy="tensor_parallel",
+        on={"model": "odd"},
+    ),
+    Mutant(
+        "the gradient of a parameter that ranks share is summed twice",
+        TENSOR,
+        "    return local if keep is None else local * keep",
+        "    return Twice.apply(local, param.device_mesh.get_group()) if keep is None else local * keep\n\n\n"
+        "class Twice(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, x, group):\n        ctx.group = group\n        return x.clone()\n\n"
+        "    @staticmethod\n    def backward(ctx, grad):\n        total = grad.clone()\n"
+        "        torch.distributed.all_reduce(total, group=ctx.group)\n        return total, None",
+        "test_collectives_are_those_declared",
+        "all_reduce over tp",
+        strategy="tensor_parallel",
+        on={"layout": "tp 2", "size": "llama3"},
     ),
 ]

@@ -8,6 +8,7 @@ import attrs
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -94,6 +95,8 @@ class Counting(TorchDispatchMode):
         return [Collective(op, axis, len(seen), sum(seen)) for (op, axis), seen in sorted(self._seen.items())]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(t, DTensor) for t in types):
+            return NotImplemented  # what it moves is seen when it has become operations on its parts
         result = func(*args, **(kwargs or {}))
         if func.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
             name = func._schema.name.partition("::")[2]

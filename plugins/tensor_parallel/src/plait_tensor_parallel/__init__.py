@@ -1,0 +1,54 @@
+"""Tensor, sequence and loss parallelism for any model: what is sharded follows from its logical axes and branches.
+
+Sources: Shoeybi et al., "Megatron-LM", arXiv 1909.08053; Korthikanti et al. (sequence parallelism), arXiv 2205.05198.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from attrs.validators import ge
+
+from plait import MeshAxis, PlaitError, hookimpl
+from plait_tensor_parallel.fits import SHARDED, check
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@attrs.define
+class TensorParallel:
+    """Heads, feed-forwards and vocabulary are divided over `degree` ranks, which see the same samples.
+
+    Options are explained in `conf/strategy/tensor_parallel.yaml`.
+    """
+
+    stage = "model"
+    trial = {"degree": 2}  # noqa: RUF012 - its options in the tests of others
+
+    degree: int = attrs.field(default=2, validator=ge(1))
+    sequence_parallel: bool = True
+    loss_parallel: bool = True
+    async_tp: bool = False
+    explicit: bool = False
+
+    @hookimpl
+    def build_mesh(self, run: Any) -> list[MeshAxis]:
+        check(self, run)
+        return [MeshAxis("tp", self.degree, shards=SHARDED)]
+
+    @hookimpl
+    def parallelize(self, model: "nn.Module", mesh: Any, spec: Any, run: Any) -> None:
+        from plait_tensor_parallel.shard import shard
+
+        shard(self, model, mesh, spec, run.config.precision)
+        if self.explicit:
+            from plait_tensor_parallel.guard import forbid_hidden_movement
+
+            forbid_hidden_movement(model, spec, compiled=run.config.compile.enabled)
+        if self.async_tp:
+            from plait_tensor_parallel.guard import overlap
+
+            overlap(model, mesh["tp"], spec)
+
+
+__all__ = ["PlaitError", "TensorParallel"]

@@ -1,0 +1,64 @@
+"""What holds while a module's forward runs, and no longer: the ban on hidden movement, inductor's overlap."""
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import nn
+
+from plait import PlaitError
+
+
+def forbid_hidden_movement(model: nn.Module, spec: Any, compiled: bool) -> None:
+    """Make it an error, which names the module, where forward moves data between ranks that nobody asked to move.
+
+    Inside a compiled block the block is named.
+    """
+    try:
+        from torch.distributed.tensor._utils import ExplicitRedistributionContext
+    except ImportError:
+        raise PlaitError(
+            "strategy.tensor_parallel.explicit=true needs a torch that can forbid it; this one cannot"
+        ) from None
+
+    inside = list(spec.blocks_of(model)) if compiled else []
+    for fqn, module in model.named_modules():
+        if not any(fqn.startswith(f"{block}.") for block in inside):
+            _name_in_errors(module, fqn)
+    during(model, ExplicitRedistributionContext)
+
+
+def overlap(model: nn.Module, axis: Any, spec: Any) -> None:
+    """Let inductor cut collectives and matrix products of every block into pieces that overlap."""
+    import torch._inductor.config as inductor
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    enable_symm_mem_for_group(axis.get_group().group_name)
+    for block in spec.blocks_of(model).values():
+        during(block, lambda: inductor.patch(_micro_pipeline_tp=True))
+
+
+def during(module: nn.Module, make: Callable[[], AbstractContextManager]) -> None:
+    """Run `module`'s forward inside a context of its own each time."""
+    entered: list[AbstractContextManager] = []
+
+    def before(module: nn.Module, args: Any) -> None:
+        entered.append(make())
+        entered[-1].__enter__()
+
+    def after(module: nn.Module, args: Any, result: Any) -> None:
+        entered.pop().__exit__(None, None, None)
+
+    module.register_forward_pre_hook(before, prepend=True)
+    module.register_forward_hook(after, always_call=True)
+
+
+def _name_in_errors(module: nn.Module, fqn: str) -> None:
+    def name(module: nn.Module, args: Any, result: Any) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, RuntimeError) and "redistribution" in str(error) and not hasattr(error, "__notes__"):
+            where = f"module {fqn!r}" if fqn else "the model's own forward"
+            error.add_note(f"in {where}: strategy.tensor_parallel.explicit=true allows no movement but Plait's own")
+
+    module.register_forward_hook(name, always_call=True)

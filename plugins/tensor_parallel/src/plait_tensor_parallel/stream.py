@@ -1,0 +1,94 @@
+"""The residual stream's way into what is sharded, and out of it: torch's redistribution of DTensors, both directions.
+
+Between these functions tensors are plain ones: a rank's own heads, its own part of a feed-forward. So a model needs no
+DTensor to pass through its code, and what crosses ranks stands here.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from plait import PlaitError
+
+WHOLE, SUMMAND = Replicate(), Partial()
+
+
+@attrs.frozen(eq=False)
+class Stream:
+    """How the residual stream lies on the ranks of `axis`: sharded along the sequence, or the same on all.
+
+    axis: 1-D DeviceMesh. sequence: whether a rank holds its share of the sequence only.
+    """
+
+    axis: Any
+    sequence: bool
+
+    def enter(self, x: Tensor) -> Tensor:
+        """The whole stream, for ranks that each do a part of the work: their gradients of it are summed."""
+        return self._move(x, self._lies(x), WHOLE, SUMMAND)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The sum of what the ranks found, back on the stream."""
+        self._divides(x)
+        return self._move(x, SUMMAND, self._lies(x), self._lies(x))
+
+    def gather(self, x: Tensor) -> Tensor:
+        """The whole stream, for ranks that all do the same work with it."""
+        return self._move(x, self._lies(x), WHOLE, WHOLE)
+
+    def share(self, x: Tensor) -> Tensor:
+        """Of what all ranks have, this rank's share of the stream."""
+        self._divides(x)
+        return self._move(x, WHOLE, self._lies(x), self._lies(x))
+
+    def share_of(self, ids: Tensor) -> Tensor:
+        """The same of token ids or positions, (B, T) or (T,)."""
+        self._divides(ids[..., None])
+        return ids.chunk(self.axis.size(), dim=-1)[self.axis.get_local_rank()] if self.sequence else ids
+
+    def logits(self, x: Tensor, sharded: bool) -> Tensor:
+        """Of this rank's columns a DTensor sharded over the vocabulary, or all columns."""
+        columns = DTensor.from_local(x, self.axis, [Shard(x.dim() - 1)], run_check=False)
+        return columns if sharded else columns.redistribute(placements=[WHOLE]).to_local()
+
+    def _lies(self, x: Tensor) -> Any:
+        return Shard(x.dim() - 2) if self.sequence else WHOLE  # (B, T, D) or (T, D)
+
+    def _move(self, x: Tensor, lies: Any, wanted: Any, gradient: Any) -> Tensor:
+        found = DTensor.from_local(x, self.axis, [lies], run_check=False)
+        return found.redistribute(placements=[wanted]).to_local(grad_placements=[gradient])
+
+    def _divides(self, x: Tensor) -> None:
+        if self.sequence and x.shape[-2] % self.axis.size():
+            raise PlaitError(
+                f"a sequence of {x.shape[-2]} tokens is not divided by strategy.tensor_parallel.degree="
+                f"{self.axis.size()}, as strategy.tensor_parallel.sequence_parallel=true needs"
+            )
+
+
+def hang(
+    module: nn.Module,
+    before: Callable[[Tensor], Tensor] | None = None,
+    after: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> None:
+    """Change `module`'s first argument by `before(x)`, its (first) result by `after(y, x)`, x as `module` saw it."""
+
+    def change(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if args:
+            return (before(args[0]), *args[1:]), kwargs  # type: ignore[misc]
+        name, *_ = kwargs
+        return args, {**kwargs, name: before(kwargs[name])}  # type: ignore[misc]
+
+    def found(module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
+        x = args[0] if args else next(iter(kwargs.values()))
+        if isinstance(result, tuple):
+            return (after(result[0], x), *result[1:])  # type: ignore[misc]
+        return after(result, x)  # type: ignore[misc]
+
+    if before is not None:
+        module.register_forward_pre_hook(change, with_kwargs=True)
+    if after is not None:
+        module.register_forward_hook(found, with_kwargs=True)

@@ -1,0 +1,263 @@
+"""Options of tensor_parallel: the same numbers either way, and sentences for what does not fit."""
+
+import re
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import plait
+from plait import ModelSpec, PlaitError
+from plait.models.init import Normal
+from plait.testing.models import MODELS, llama3
+from plait.testing.parity import apart, unequal, worst_gradient
+from plait.testing.pool import Pool, RankError
+from plait.testing.trial import Trial, batch, train
+from plait_tensor_parallel import TensorParallel
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
+
+OFF = {"sequence_parallel": False, "loss_parallel": False}
+
+
+def same(ranks, trial, options, world=2, beside=None):
+    (one,) = ranks.run(train, Trial(trial.model, steps=trial.steps), world=1)
+    for trace in ranks.run(train, trial, {"tensor_parallel": options, **(beside or {})}, world=world):
+        assert unequal(trace.initial, one.initial) is None
+        error, name = worst_gradient(trace, one)
+        assert error <= 1e-10, f"{name} is off by {error:.2e}"
+        assert apart(trace.losses, one.losses)[0] <= 1e-9
+        assert apart(trace.norms, one.norms)[0] <= 1e-9
+
+
+@pytest.mark.parametrize("options", [{"sequence_parallel": False}, {"loss_parallel": False}, OFF], ids=str)
+@pytest.mark.parametrize("model", list(MODELS))
+def test_off_computes_the_same(plait_ranks, model, options):
+    same(plait_ranks, Trial(model), options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, OFF], ids=str)
+@pytest.mark.parametrize("model", list(MODELS))
+def test_four_ranks(plait_ranks, model, options):
+    same(plait_ranks, Trial(model), {"degree": 4, **options}, world=4)
+
+
+@pytest.mark.slow
+def test_hybrid_shards_beside_tensor_ranks():
+    pytest.importorskip("plait_fsdp2")
+    ranks = Pool(8)
+    try:
+        same(ranks, Trial("llama3"), {}, world=8, beside={"fsdp2": {"replicate": 2}})
+        same(ranks, Trial("tied"), OFF, world=8, beside={"fsdp2": {"replicate": 2}})
+    finally:
+        ranks.close()
+
+
+@pytest.mark.parametrize("options", [{}, OFF], ids=str)
+def test_compiled(plait_ranks, options):
+    same(plait_ranks, Trial("odd", compile="aot_eager"), options)
+
+
+class Scale(nn.Module):
+    """A branch without anything to divide."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, x, *, by):
+        return x.flip(1) * self.weight * by  # mixes tokens, so it needs the whole sequence
+
+
+class Odds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.read, self.write = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.scale = Scale(16)
+
+    def forward(self, x):
+        x = x + self.write(F.gelu(self.read(x)))
+        return x + self.scale(x=x, by=0.5)
+
+
+class Flat(nn.Module):
+    """A feed-forward outside of branches, a branch that is called by names, padding, positions that have no batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(64, 16, padding_idx=40), nn.Embedding(64, 16)
+        self.steps = nn.ModuleList([Odds(), Odds()])
+        self.head = nn.Linear(16, 64)
+
+    def forward(self, tokens, positions=None):
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        for step in self.steps:
+            x = step(x)
+        return self.head(x)
+
+    def spec(self):
+        return ModelSpec(
+            axes={
+                "words.weight": ("vocab", "embed"),
+                "places.weight": (None, "embed"),
+                "steps.*.read.weight": ("ffn", "embed"),
+                "steps.*.read.bias": ("ffn",),
+                "steps.*.write.weight": ("embed", "ffn"),
+                "steps.*.write.bias": ("embed",),
+                "steps.*.scale.weight": ("embed",),
+                "head.weight": ("vocab", "embed"),
+                "head.bias": ("vocab",),
+            },
+            blocks=("steps.*",),
+            branches=("steps.*.scale",),
+            init={"*.*": Normal(0.5), "*.*.*.*": Normal(0.5)},
+        )
+
+
+@pytest.mark.parametrize("options", [{}, OFF], ids=str)
+@pytest.mark.parametrize("world", [2, 4])
+def test_what_stands_outside_branches(plait_ranks, world, options):
+    same(plait_ranks, Trial(Flat), {"degree": world, **options}, world=world)
+
+
+def test_a_flat_model_beside_fsdp2_compiled(plait_ranks):
+    pytest.importorskip("plait_fsdp2")
+    same(plait_ranks, Trial(Flat, compile="aot_eager"), {}, world=4, beside={"fsdp2": {}})
+
+
+def largest_logits():
+    """Numbers of the largest tensor with a column a token of the whole vocabulary: without and with the option."""
+    from torch._subclasses import FakeTensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    from plait.loss import parallel
+
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if any(t.__name__ == "DTensor" for t in types):
+                return NotImplemented
+            result = func(*args, **(kwargs or {}))
+            found = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and not isinstance(t, FakeTensor)]
+            seen.extend((t.numel(), str(func)) for t in found if t.shape[-1:] == (1024,) and t.device.type != "meta")
+            return result
+
+    def of(options):
+        seen.clear()
+        applied = Trial(Wide, dtype="float32").apply({"tensor_parallel": options})
+        tokens, labels = batch(0)
+        with Watch():
+            logits = applied.parts[0](tokens)
+            with parallel(logits):
+                plait.cross_entropy_sum(logits, labels).backward()
+        return max(seen, default=(0, ""))
+
+    return of({"loss_parallel": False}), of({})
+
+
+def Wide():
+    return llama3(vocab_size=1024)
+
+
+def test_no_rank_ever_holds_all_logits(plait_ranks):
+    for without, with_it in plait_ranks.run(largest_logits, world=2):
+        assert without[0] == 8 * 16 * 1024
+        assert with_it == (0, "")
+
+
+def applied_to(model, options, **settings):
+    with torch.device("meta"):
+        built = model()
+    return plait.apply(built, built.spec(), [TensorParallel(**options)], **{"seq_len": 16, **settings})
+
+
+MISFITS = [
+    (
+        "strategy.tensor_parallel.degree=3",
+        "degree=3 does not divide the model's 272 vocab; degrees that fit: 1, 2, 4, 8",
+    ),
+    ("strategy.tensor_parallel.degree=4 model.n_heads=2 model.n_kv_heads=2", "2 heads; degrees that fit: 1, 2"),
+    ("strategy.tensor_parallel.degree=4 model.ffn_dim=650", "650 ffn; degrees that fit: 1, 2"),
+    ("strategy.tensor_parallel.degree=8 model.n_heads=24 model.dim=384 model.n_kv_heads=3", "3 kv_heads; degrees that"),
+    ("train.seq_len=255", "train.seq_len=255 is not divided by strategy.tensor_parallel.degree=2"),
+    ("strategy.tensor_parallel.async_tp=true launch.device=cpu", "it needs CUDA and compile.enabled=true"),
+    ("strategy.tensor_parallel.degree=0", "strategy.tensor_parallel.degree must be >= 1: 0"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "says"), MISFITS)
+def test_what_does_not_fit_is_said_before_a_rank_starts(overrides, says):
+    from plait.check import check
+    from plait.compose import resolve
+
+    with pytest.raises(PlaitError, match=re.escape(says)) as caught:
+        check(resolve(["strategy=[tensor_parallel]", *overrides.split()]))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_sequence_need_not_be_divided_where_it_stays_whole():
+    from plait.check import check
+    from plait.compose import resolve
+
+    check(
+        resolve(["strategy=[tensor_parallel]", "train.seq_len=255", "strategy.tensor_parallel.sequence_parallel=false"])
+    )
+
+
+def too_long():
+    applied_to(llama3, {}).parts[0](torch.zeros(1, 15, dtype=torch.int64))
+
+
+def test_a_sequence_that_is_not_divided_is_refused_when_it_comes(plait_ranks):
+    with pytest.raises(RankError, match="PlaitError: a sequence of 15 tokens is not divided by"):
+        plait_ranks.run(too_long, world=2)
+
+
+class Softmax(nn.Module):
+    def forward(self, x):
+        return x.softmax(-1)
+
+
+class Hidden(Flat):
+    """Its last module needs whole rows of logits, which are sharded."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = Softmax()
+
+    def forward(self, tokens, positions=None):
+        return self.last(super().forward(tokens))
+
+
+def run_hidden(options):
+    applied_to(Hidden, options).parts[0](batch(0)[0])
+
+
+def test_explicit_names_the_module_that_moves_data(plait_ranks):
+    plait_ranks.run(run_hidden, {}, world=2)
+    with pytest.raises(RankError, match=r"in module 'last': strategy\.tensor_parallel\.explicit=true"):
+        plait_ranks.run(run_hidden, {"explicit": True}, world=2)
+
+
+@pytest.mark.parametrize("compile", [None, "aot_eager"])
+def test_explicit_lets_the_models_train(plait_ranks, compile):
+    for model in ("llama3", "odd"):
+        same(plait_ranks, Trial(model, compile=compile), {"explicit": True})
+
+
+def left_on(options):
+    from torch.distributed.tensor._utils import ExplicitRedistributionContext
+
+    with pytest.raises(RuntimeError):
+        run_hidden(options)
+    return getattr(ExplicitRedistributionContext._local, "_active", None)
+
+
+def test_explicit_ends_with_forward_even_where_it_fails(plait_ranks):
+    assert plait_ranks.run(left_on, {"explicit": True}, world=2) == [None, None]
