@@ -58,6 +58,16 @@ def test_throughput_reports_a_run_that_fails_and_goes_on(tmp_path: Path) -> None
     assert text.count("train.seq_len=4096 is longer than the model's") == 2
 
 
+@pytest.mark.slow
+def test_logits_shrink_with_the_degree(tmp_path: Path) -> None:
+    text = printed("logits.py", "--vocab=4096", "--tokens=64", cwd=tmp_path)
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    peak = {(int(ranks), switch): float(sets) for ranks, switch, _, sets in rows}
+    assert peak[2, "on"] == peak[1, "on"] / 2
+    assert peak[4, "on"] == peak[1, "on"] / 4
+    assert min(peak[4, "off"], peak[2, "off"]) >= peak[1, "off"] > peak[2, "on"]
+
+
 def test_the_bare_loop_is_short_and_needs_torch_the_model_and_the_data_alone() -> None:
     source = (FOLDER / "bare_loop.py").read_text()
     assert len(source.splitlines()) <= 80

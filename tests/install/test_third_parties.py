@@ -1,11 +1,11 @@
-"""Strategies of third parties in environments of wheels alone: the examples, and what `plait new` writes."""
+"""Strategies in environments of wheels alone: each plugin, the examples, and what `plait new` writes."""
 
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-from environments import EXAMPLES, clean_environment
+from environments import EXAMPLES, PLUGINS, clean_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -17,6 +17,13 @@ def grade_of(clean, tests, folder):
     (grade,) = re.findall(r"^(\w+: .*\d+ passed.*)$", said, re.MULTILINE)
     assert "failed" not in grade
     return grade
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
+def test_a_plugin_passes_alone(wheels, plugin, tmp_path):
+    """With the core, and no other plugin to lean on."""
+    clean = clean_environment(tmp_path / "venv", wheels, "plait", f"plait-{plugin.name.replace('_', '-')}")
+    assert grade_of(clean, plugin / "tests", tmp_path).startswith(f"{plugin.name}: ")
 
 
 @pytest.fixture(scope="module")
