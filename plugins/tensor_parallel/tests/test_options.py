@@ -219,6 +219,17 @@ def test_a_sequence_that_is_not_divided_is_refused_when_it_comes(plait_ranks):
         plait_ranks.run(too_long, world=2)
 
 
+@pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}], ids=str)
+def test_a_lookup_that_needs_all_tokens_is_refused(plait_ranks, option):
+    def words():
+        model = Flat()
+        model.words = nn.Embedding(64, 16, **option)
+        return model
+
+    with pytest.raises(RankError, match="Embedding with max_norm or scale_grad_by_freq cannot be divided over ranks"):
+        plait_ranks.run(applied_to, words, {}, world=2)
+
+
 class Softmax(nn.Module):
     def forward(self, x):
         return x.softmax(-1)
