@@ -9,6 +9,7 @@ from plait.hookspecs import hookimpl
 from plait.spec import ModelSpec
 
 if TYPE_CHECKING:
+    from plait.compile import outside_of_graph
     from plait.loss import cross_entropy_sum
     from plait.mesh import Mesh
     from plait.views import view
@@ -28,6 +29,7 @@ __all__ = [
     "apply",
     "cross_entropy_sum",
     "hookimpl",
+    "outside_of_graph",
     "view",
 ]
 
@@ -36,6 +38,7 @@ _LAZY = {
     "Applied": "plait.weave",
     "Mesh": "plait.mesh",
     "view": "plait.views",
+    "outside_of_graph": "plait.compile",
     "cross_entropy_sum": "plait.loss",
 }
 

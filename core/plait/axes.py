@@ -78,8 +78,8 @@ class Layout:
             return tuple(a for a in self.dense if a.splits in ("batch", "sequence") and a.sums)
         return tuple(a for a in self.views[view] if a.name.startswith(f"{view}.") and not a.divides_values)
 
-    def count(self, splits: str) -> int:
-        """Into how many shares the world divides "batch", "sequence" or "layers"."""
+    def count(self, splits: str | None) -> int:
+        """Into how many shares the world divides "batch", "sequence" or "layers"; None: how many see the same."""
         return math.prod(a.degree for a in self.dense if a.splits == splits)
 
 

@@ -13,6 +13,11 @@ COMMANDS = {
         "plait.plan.inspect",
         "show what a run's composition will do, without starting it [overrides] [world=N]",
     ),
+    "verify": (
+        "plait.testing.verify",
+        "does a model under strategies compute what one process does? [overrides] [world=N]",
+    ),
+    "convert": ("plait.models.convert.command", "weights from Hugging Face's form to Plait's, and back"),
     "new": ("plait.author.new", "write a plugin with a strategy that works, to begin one's own from"),
     "compare": ("plait.testing.compare", "where two runs part: two metrics.jsonl files or run folders"),
 }

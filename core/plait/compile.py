@@ -13,29 +13,27 @@ from plait.config import Compile
 from plait.run import Run
 from plait.spec import ModelSpec
 
-# What selective recomputation keeps: products of matrices and attention, dear to compute; the rest is cheap.
-KEPT = tuple(
-    overload
-    for op in (
-        "mm", "bmm", "addmm", "_grouped_mm", "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable",
-    )
-    if (packet := getattr(torch.ops.aten, op, None)) is not None
-    for overload in [packet.default]
-)  # fmt: skip
+# What selective recomputation keeps: products of matrices and attention, dear to compute, and what crossed ranks; the
+# rest is cheap. By name, since some exist only once their module is imported.
+KEPT = frozenset((
+    "aten::mm", "aten::bmm", "aten::addmm", "aten::_grouped_mm", "plait::grouped_linear",
+    "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_fused_attention_overrideable", "_c10d_functional::all_to_all_single",
+))  # fmt: skip
 
 
 def compile_blocks(model: nn.Module, mesh: object, spec: ModelSpec, run: Run) -> nn.Module:
     """Every block's forward is compiled, then recomputed, as `compile.*` and `remat.mode` say.
 
     Only forward is replaced, on the instance: names of parameters stay, and hooks that strategies hang on a block
-    run outside. A module that wishes to stay outside the graph marks its forward with `torch.compiler.disable`.
+    run outside. A module inside that is marked by `outside_of_graph` runs between two graphs of its block.
     """
     options, mode = run.config.compile, run.config.remat.mode
     for block in spec.blocks_of(model).values():
         if options.enabled:
-            block.forward = compiled(block.forward, options)
+            whole = not _leave_outside(block, options)
+            block.forward = compiled(block.forward, options.backend, fullgraph=options.fullgraph and whole)
         if mode == "selective" and options.enabled and options.backend == "inductor":
             block.forward = recomputed_by_compiler(block.forward)
         elif mode != "none":
@@ -43,15 +41,34 @@ def compile_blocks(model: nn.Module, mesh: object, spec: ModelSpec, run: Run) ->
     return model
 
 
-def compiled(forward: Callable[..., Any], options: Compile) -> Callable[..., Any]:
-    return torch.compile(forward, backend=options.backend, fullgraph=options.fullgraph)
+def outside_of_graph(module: nn.Module, why: str) -> None:
+    """Mark `module`, of which a compiled block cannot hold the call: what its hooks do depends on data, say.
+
+    Its own forward is compiled by itself then, for inputs of any size; hooks stay outside. why: a clause for logs.
+    """
+    module.__dict__["_outside_of_graph"] = why
+
+
+def _leave_outside(block: nn.Module, options: Compile) -> bool:
+    """Let the graph of `block` end before modules that are marked, and go on after them; whether there are any."""
+    marked = [(m, m.__dict__["_outside_of_graph"]) for m in block.modules() if "_outside_of_graph" in m.__dict__]
+    for module, why in marked:
+        module._compiled_call_impl = torch.compiler.disable(module._call_impl, reason=why)  # torch's own place for it
+        module.forward = compiled(module.forward, options.backend, fullgraph=options.fullgraph, dynamic=True)
+    return bool(marked)
+
+
+def compiled(
+    forward: Callable[..., Any], backend: str, fullgraph: bool, dynamic: bool | None = None
+) -> Callable[..., Any]:
+    return torch.compile(forward, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
 
 
 def recomputed(forward: Callable[..., Any], mode: str) -> Callable[..., Any]:
     """`forward`, of whose activations the backward pass recomputes all ("full") or the cheap ones ("selective")."""
     contexts: dict[str, Any] = {}
     if mode == "selective":
-        contexts = {"context_fn": functools.partial(create_selective_checkpoint_contexts, _policy)}
+        contexts = {"context_fn": _contexts}
 
     @functools.wraps(forward)
     def recompute(*args: Any, **kwargs: Any) -> Any:
@@ -74,5 +91,27 @@ def recomputed_by_compiler(forward: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _contexts() -> list[Any]:
+    """What `checkpoint` enters in forward and in recomputation.
+
+    torch's own also count operations that nobody keeps, and fail where recomputation makes others than forward did,
+    as it does where a module inside gathers its parameters once more, or not.
+    """
+    modes: Any = create_selective_checkpoint_contexts(_policy)
+    for mode in modes:
+        mode.__class__ = _kept_alone(mode.__class__)
+    return list(modes)
+
+
+@functools.cache
+def _kept_alone(cls: Any) -> Any:
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name() in KEPT:
+            return cls.__torch_dispatch__(self, func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+    return type(cls.__name__, (cls,), {"__torch_dispatch__": dispatch})
+
+
 def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE

@@ -42,8 +42,11 @@ class Mesh:
     def __contains__(self, name: str) -> bool:
         return any(name == a.name for axes, _ in self._all() for a in axes)
 
-    def share(self, splits: str) -> tuple[int, int]:
-        """(index, count): which share of the "batch", the "sequence" or the "layers" this rank has, and of how many."""
+    def share(self, splits: str | None) -> tuple[int, int]:
+        """(index, count): which share of the "batch", the "sequence" or the "layers" this rank has, and of how many.
+
+        None: which it is of the ranks that see the same tokens.
+        """
         index = 0
         for axis, coordinate in zip(self.layout.dense, self._coordinates(), strict=True):
             if axis.splits == splits:

@@ -59,6 +59,7 @@ class Pending:
         self._all = torch.empty(2 * dist.get_world_size(), dtype=torch.float64, device=mine.device)
         self._work = _all_gather(self._all, sent, async_op=True)
         self._watch = watch
+        self._experts = trainer.applied.balance.counted
         self._loss: float | None = None
 
     def check(self) -> float:
@@ -93,6 +94,7 @@ class Pending:
             "peak_memory_bytes": self._memory,
             "memory_kind": self.memory_kind,
             "data_seconds": self.data_seconds,
+            **(self._experts.row() if self._experts else {}),
             **self.extra,
         }
 

@@ -31,6 +31,7 @@ class ModelSpec:
                are filled in fp32, row of dim 0 by row of dim 0 (1-D ones whole); the function sees one row.
                Buffers are filled whole, in their own dtype.
     flops:     `fn(seq_len)` -> floating point operations a token, forward and backward; None leaves `mfu` empty.
+    routers:   patterns of the modules that send tokens to experts and hold the state of their balance.
     """
 
     axes: Mapping[str, tuple[str | None, ...]]
@@ -40,6 +41,7 @@ class ModelSpec:
     attention: str | None = None
     init: Mapping[str, Callable[[Any, Any], Any]] = attrs.field(factory=dict)
     flops: Callable[[int], int] | None = None
+    routers: tuple[str, ...] = attrs.field(default=(), converter=_names)
 
     def axes_of(self, fqn: str) -> tuple[str | None, ...]:
         """The logical axes of parameter `fqn`. Raises PlaitError where no pattern names it."""
@@ -56,6 +58,16 @@ class ModelSpec:
     def branches_of(self, model: Any) -> dict[str, Any]:
         """FQN -> module of every branch of `model`, in order."""
         return named(model, self.branches)
+
+    def branch_of(self, fqn: str) -> str | None:
+        """The branch that module `fqn` is, or lies in."""
+        names = fqn.split(".")
+        outer = (".".join(names[: i + 1]) for i in range(len(names)))
+        return next((f for f in outer if any(matches(b, f) for b in self.branches)), None)
+
+    def routers_of(self, model: Any) -> dict[str, Any]:
+        """FQN -> module of every router of `model`, in order."""
+        return named(model, self.routers)
 
 
 @lru_cache(maxsize=4096)

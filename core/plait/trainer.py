@@ -136,7 +136,7 @@ class Trainer:
                     counting.wait()
                     valid = max(int(counts[0]), 1)
                     waiting = int(counts[1])
-                (loss / valid).backward()
+                self.applied.backward(loss, valid)
             total += loss.detach()
             del logits, loss
         norm = self.applied.clip_grads(self.config.train.max_norm)

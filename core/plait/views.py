@@ -1,5 +1,6 @@
 """`view`: how a strategy changes what a module sees of a parameter without touching what is stored."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -53,6 +54,7 @@ def _viewed_class(cls: Any) -> type:
             finally:
                 self._views_on = before
 
+        forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
         body = {"forward": forward, "__module__": cls.__module__, "__qualname__": cls.__qualname__, "_plain": cls}
         _classes[key] = type(cls.__name__, (Viewed, cls), body | {"_names": frozenset[str]()})
     return _classes[key]

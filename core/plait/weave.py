@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from plait.axes import Layout, MeshAxis, MeshView, assemble, describe
+from plait.balance import Balance
 from plait.braid import Braid
 from plait.checkpoint.state import canonical_state
 from plait.clip import clip_grads
@@ -30,6 +31,7 @@ class Applied:
     """A model under its strategies.
 
     parts: what this rank runs: one module, or several under a pipeline. mesh: who shares what with whom.
+    balance: of the parts' experts.
     """
 
     parts: list[nn.Module]
@@ -38,10 +40,19 @@ class Applied:
     run: Run
     braid: Braid
     device: torch.device
+    balance: Balance
 
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter once, tied ones too."""
         return list({id(p): p for part in self.parts for p in part.parameters()}.values())
+
+    def backward(self, loss_sum: Tensor, tokens: int | Tensor) -> None:
+        """Gradients of one micro-batch, added to those that are there.
+
+        loss_sum: summed over its tokens. tokens: how many valid ones the step has, on all ranks together.
+        """
+        self.balance.scale(tokens)
+        (loss_sum / tokens).backward()
 
     def clip_grads(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip gradients in place to `max_norm` over all ranks; returns the norm before (a scalar tensor)."""
@@ -66,7 +77,8 @@ class Applied:
         return state, done_all
 
     def after_step(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Tell the strategies that the optimizer has made step `step` (from 1)."""
+        """Balance the experts, and tell the strategies that the optimizer has made step `step` (from 1)."""
+        self.balance.after_step()
         for part in self.parts:
             self.braid.all("after_step", model=part, optimizer=optimizer, mesh=self.mesh, step=step)
 
@@ -107,6 +119,8 @@ def apply(
 def new_run(
     config: Config, spec: ModelSpec, model: nn.Module, world_size: int, device_type: str, strategies: dict[str, Any]
 ) -> Run:
+    """Raises PlaitError for a spec that does not fit the model."""
+    _check_spec(model, spec)
     parameters = sum(p.numel() for p in model.parameters())
     shapes = {fqn: tuple(p.shape) for fqn, p in model.named_parameters()}
     return Run(config, world_size, device_type, spec, parameters, strategies, shapes)
@@ -138,7 +152,7 @@ def axes_asked(run: Run, braid: Braid) -> list[tuple[str, list[MeshAxis | MeshVi
 def layout_of(run: Run, braid: Braid) -> Layout:
     """The axes of all strategies joined; raises PlaitError where they do not fit, or nobody sums the gradients."""
     layout = assemble(axes_asked(run, braid), run.world_size)
-    shared = [a for a in layout.data_axes() if a.degree > 1]
+    shared = [a for view in (None, *layout.views) for a in layout.data_axes(view) if a.degree > 1]
     if shared and "gradient_sum" not in braid.roles:
         raise PlaitError(
             f"the axes {describe(shared, layout.owner)} split the tokens, but no selected strategy sums the gradients "
@@ -158,7 +172,6 @@ def set_up(model: nn.Module, run: Run, fill: bool = True) -> Applied:
     on_meta = any(p.is_meta for p in model.parameters())
     if not on_meta:
         model.to(device)
-    _check_spec(model, run.spec)
     for param in model.parameters():  # buffers keep the dtype that the model gave them
         if param.is_floating_point():
             param.data = param.data.to(dtype(run.config.precision.storage))
@@ -174,7 +187,7 @@ def set_up(model: nn.Module, run: Run, fill: bool = True) -> Applied:
     if on_meta and fill:
         materialise(model, run.storage_device or device)
         initialise(model, run.spec, run.config.train.seed)
-    return Applied([model], mesh, run.spec, run, braid, device)
+    return Applied([model], mesh, run.spec, run, braid, device, Balance([model], mesh, run.spec))
 
 
 def _check_spec(model: nn.Module, spec: ModelSpec) -> None:
@@ -184,10 +197,18 @@ def _check_spec(model: nn.Module, spec: ModelSpec) -> None:
             raise PlaitError(
                 f"the model's spec gives {fqn!r} the axes {axes}, but it has {param.dim()} dims: {tuple(param.shape)}"
             )
-    for field in ("blocks", "branches"):
+    for field in ("blocks", "branches", "routers"):
         for pattern in getattr(spec, field):
             if not named(model, (pattern,)):
                 raise PlaitError(f"the model's spec names {field} {pattern!r}, but no module matches that pattern")
+    blocks, branches = spec.blocks_of(model), spec.branches_of(model)
+    for branch in branches:
+        for inner, kind in [*((b, "block") for b in blocks), *((b, "branch") for b in branches if b != branch)]:
+            if f"{inner}.".startswith(f"{branch}."):
+                raise PlaitError(
+                    f"the model's spec names the branch {branch!r}, which {'is' if inner == branch else 'holds'} the "
+                    f"{kind} {inner!r}: a branch returns one summand of the stream, and no stream runs inside it"
+                )
 
 
 def _default_checkpoint(

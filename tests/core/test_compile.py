@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
 
 import plait
+from plait import ModelSpec
 from plait.config import Compile, Precision, Remat
 from plait.testing.models import llama3
 from plait.testing.parity import apart, worst_gradient
+from plait.testing.pool import RankError
 from plait.testing.trial import Trial, batch, train
 
 
@@ -86,3 +89,63 @@ def test_inductor_keeps_parity(plait_ranks, remat):
     trace = plait_ranks.run(train, compiled, {"fsdp2": {}}, world=2, timeout=240)[0]
     assert worst_gradient(trace, reference)[0] < 1e-5
     assert apart(trace.losses, reference.losses)[0] < 1e-5
+
+
+class Moody(nn.Module):
+    """A residual block around a module whose hook asks the data what to do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.inner(x.tanh()).sin()
+
+
+class Moods(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Moody() for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def spec(self):
+        return ModelSpec(
+            axes={"blocks.*.inner.weight": (None, None), "blocks.*.inner.bias": (None,)}, blocks=["blocks.*"]
+        )
+
+
+def outside(marked):
+    """(outputs of compiled blocks, of plain ones, graphs after each) for two sizes that the hook lets through."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    model = Moods()
+    for block in model.blocks:
+        block.inner.register_forward_pre_hook(lambda module, args: (args[0][: int(args[0].sum() > 0) + 2],))
+        block.inner.register_forward_hook(lambda module, args, y: y.sum(0))
+        if marked:
+            plait.outside_of_graph(block.inner, "its hooks read what they are given")
+    inputs = [torch.full((3, 8), float(n), requires_grad=True) for n in (1, -1, 2, -2)]
+    plain = [model(x) for x in inputs]
+    (part,) = plait.apply(model, model.spec(), compile=Compile(True, "aot_eager")).parts
+    found, graphs = [], []
+    for x in inputs:
+        found.append(part(x))
+        graphs.append(counters["stats"]["unique_graphs"])
+    return found, plain, graphs
+
+
+def test_what_is_marked_stays_outside_with_its_hooks(plait_ranks):
+    ((found, plain, graphs),) = plait_ranks.run(outside, True, world=1)
+    for a, b in zip(found, plain, strict=True):
+        torch.testing.assert_close(a, b)
+    assert graphs[0] == 3  # before it, itself, after it; the same for both blocks
+    assert graphs[1:] == [graphs[-1]] * 3
+    with pytest.raises(RankError, match=r"data.dependent|graph break"):
+        plait_ranks.run(outside, False, world=1)

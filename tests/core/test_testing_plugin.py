@@ -1,7 +1,10 @@
 """The pytest plugin of `plait.testing`: nothing to those who do not use it; to others ranks, and a grade."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from commands import environment
@@ -73,6 +76,14 @@ def test_a_hang_is_cut_and_every_stack_is_shown(plait_ranks):
     assert "this_rank_waits_for_nobody" in said
     assert "rank-0:" in said
     assert "rank-1:" in said
+
+
+def test_a_rank_that_was_ended_between_two_calls_is_replaced(plait_ranks):
+    (pid, _) = plait_ranks.run(os.getpid, world=2)
+    os.kill(pid, signal.SIGKILL)
+    while plait_ranks._ranks[0][0].is_alive():
+        time.sleep(0.01)
+    assert pid not in plait_ranks.run(os.getpid, world=2)
 
 
 def test_more_ranks_than_gpus():

@@ -17,6 +17,14 @@ COUNTS = {
     "llama3_8b": 8_030_261_248,
     "llama3_70b": 70_553_706_496,
     "llama3_405b": 405_853_388_800,
+    "deepseek_v3_debug": 5_673_856,
+    "deepseek_v3_16b": 15_706_484_224,
+    "deepseek_v3_671b": 671_026_404_352,  # and 14,848 biases of routers, which are buffers
+    "qwen3_debug": 2_894_464,
+    "qwen3_moe_debug": 7_621_248,
+    "qwen3_0.6b": 596_049_920,
+    "qwen3_8b": 8_190_735_360,
+    "qwen3_30b_a3b": 30_532_122_624,
 }
 
 
@@ -62,7 +70,8 @@ def test_flops_of_a_tied_head_still_count():
 @pytest.mark.parametrize("name", COUNTS)
 def test_sizes_divide_by_four(name):
     node = load(name)
-    assert not any(node[key] % 4 for key in ("vocab_size", "n_heads", "n_kv_heads", "ffn_dim"))
+    keys = ("vocab_size", "n_heads", "n_kv_heads", "ffn_dim", "expert_ffn_dim", "n_experts")
+    assert not any(node.get(key, 0) % 4 for key in keys)
 
 
 def test_every_key_of_the_debug_model_is_explained():

@@ -7,9 +7,9 @@ from torch.func import functional_call
 from plait.initialise import initialise, materialise
 from plait.models.llama3 import Llama3
 from plait.spec import matches, named
+from plait.testing.models import moe, qk_norm
 from plait.testing.models.mla import Mla
 from plait.testing.models.odd import Odd
-from plait.testing.models.qk_norm import QkNorm
 
 LLAMA = {
     "dim": 32, "n_layers": 2, "n_heads": 8, "n_kv_heads": 4, "ffn_dim": 48, "vocab_size": 64, "max_seq_len": 64,
@@ -17,10 +17,16 @@ LLAMA = {
 MODELS = {
     "llama3": lambda: Llama3(**LLAMA),
     "llama3-tied": lambda: Llama3(**LLAMA, tie_embeddings=True),
-    "qk_norm": QkNorm,
+    "qk_norm": qk_norm,
+    "qwen3-tied": lambda: qk_norm(tie_embeddings=True),
+    "qwen3-experts": lambda: qk_norm(ffn_dim=16, n_experts=8, top_k=2),
     "mla": Mla,
     "mla-full-rank-queries": lambda: Mla(q_rank=None),
     "odd": Odd,
+    "moe": lambda: moe(n_layers=2),
+    "moe-v2": lambda: moe(n_layers=2, n_dense_layers=0, score="softmax", group_top=1, norm_weights=False),
+    "moe-alone": lambda: moe(n_layers=2, n_dense_layers=0, n_shared_experts=0, n_groups=1, q_lora_rank=None),
+    "moe-all-dense": lambda: moe(n_layers=2, n_dense_layers=2),
 }
 SHARDED = ("heads", "kv_heads", "ffn")
 
@@ -154,7 +160,7 @@ def share_of(branch, prefix, spec, rank, ranks):
 
 def test_flops_by_hand():
     block = 32 * 64 + 2 * 32 * 32 + 64 * 32 + 2 * 8 + 3 * 32 * 64 + 2 * 32
-    assert QkNorm().spec().flops(128) == 6 * (2 * block + 32 + 64 * 32) + 6 * 2 * 8 * (8 + 8) * 128
+    assert qk_norm().spec().flops(128) == 6 * (2 * block + 32 + 64 * 32) + 6 * 2 * 8 * (8 + 8) * 128
     queries = 32 * 12 + 12 + 12 * 4 * (8 + 4)
     keys = 32 * (16 + 4) + 16 + 16 * 4 * (8 + 6)
     block = queries + keys + 4 * 6 * 32 + 3 * 32 * 64 + 2 * 32

@@ -4,6 +4,7 @@ from planted import Mutant
 
 WRAP, STATE = "plait_fsdp2/wrap.py", "plait/checkpoint/state.py"
 TENSOR, LOOKUP = "plait_tensor_parallel/shard.py", "plait_tensor_parallel/lookup.py"
+EXCHANGE, BALANCE = "plait_expert_parallel/exchange.py", "plait/balance.py"
 END_OF_WRAP = "    if options.prefetch:\n"
 
 MUTANTS = [
@@ -251,5 +252,77 @@ MUTANTS = [
         "all_reduce over tp",
         strategy="tensor_parallel",
         on={"layout": "tp 2", "size": "llama3"},
+    ),
+    Mutant(
+        "the gradients of experts are divided by the ranks that share them",
+        WRAP,
+        "set_gradient_divide_factor(1.0)",
+        "set_gradient_divide_factor(2.0 if type(module).__name__ == 'FSDPExperts' else 1.0)",
+        "test_gradients_equal_one_process",
+        "the first is 'layers.1.feed_forward.experts.w1'",
+        strategy="expert_parallel",
+        on={"layout": "fsdp2 4 x ep 2"},
+    ),
+    Mutant(
+        "results come back in the order in which experts computed them",
+        EXCHANGE,
+        "_Permute.apply(y_ND[: len(way.order)], way.back, way.order)",
+        "_Permute.apply(y_ND[: len(way.order)], way.order, way.back)",
+        "test_gradients_equal_one_process",
+        "gradients are wrong",
+        strategy="expert_parallel",
+        on={"layout": "fsdp2 2 x ep 2"},
+    ),
+    Mutant(
+        "experts are told how many rows they had in the call before",
+        EXCHANGE,
+        "x_ND, counts_L = _Permute.apply(x_ND, order_N, back_N), theirs_RL.sum(0)",
+        "counts_L = vars(self.axis).pop('before', theirs_RL.sum(0))\n"
+        "        vars(self.axis)['before'] = theirs_RL.sum(0)\n"
+        "        x_ND = _Permute.apply(x_ND, order_N, back_N)",
+        "test_gradients_equal_one_process",
+        "split_sizes to sum exactly to",
+        strategy="expert_parallel",
+        on={"layout": "fsdp2 2 x ep 2"},
+    ),
+    Mutant(
+        "every tensor rank sends all rows, so that a token is computed twice",
+        EXCHANGE,
+        "rows * index // count, rows * (index + 1) // count",
+        "0, rows",
+        "test_gradients_equal_one_process",
+        "gradients are wrong",
+        strategy="expert_parallel",
+        on={"layout": "fsdp2 2 x tp 2 x ep 2"},
+    ),
+    Mutant(
+        "the gradient of a router is not summed over the ranks that share its tokens",
+        TENSOR,
+        "            view(module, name, _view(place",
+        "            summed = summed and not fqn.endswith('router')\n            view(module, name, _view(place",
+        "test_gradients_equal_one_process",
+        "2 of 47 gradients are wrong; the first is 'layers.1.feed_forward.router.weight'",
+        strategy="expert_parallel",
+        on={"layout": "fsdp2 2 x tp 2 x ep 2"},
+    ),
+    Mutant(
+        "the balance of experts is updated from one rank's tokens",
+        BALANCE,
+        "dist.all_reduce(seen,",
+        "dist.all_reduce(seen.clone(),",
+        "test_buffers_after_20_steps_equal_one_process",
+        "buffers on rank",
+        strategy="expert_parallel",
+        on={"layout": "fsdp2 2 x ep 2"},
+    ),
+    Mutant(
+        "recomputation counts the tokens of experts once more",
+        "plait/models/moe.py",
+        "self.now.copy_(counts_X)",
+        "self.seen.add_(counts_X)",
+        "test_recomputation_changes_nothing",
+        "differ; the first is 'layers.1.feed_forward.router.counts'",
+        strategy="expert_parallel",
+        on={"mode": "full"},
     ),
 ]

@@ -11,7 +11,12 @@ from planted import ROOT, Planted, copied
 
 from plait.testing.pool import RankError
 
-FILES = {"fsdp2": "plugins/fsdp2", "ddp": "examples/ddp", "tensor_parallel": "plugins/tensor_parallel"}
+FILES = {
+    "fsdp2": "plugins/fsdp2",
+    "ddp": "examples/ddp",
+    "tensor_parallel": "plugins/tensor_parallel",
+    "expert_parallel": "plugins/expert_parallel",
+}
 
 
 def suite(strategy):

@@ -252,7 +252,8 @@ def test_what_needs_no_torch(tmp_path):
         "train --cfg job",
         "train --cfg job strategy=[fsdp2]",
     ]
-    commands += ["train --help", "train --info", "inspect --help", "-sc install=bash"]
+    commands += ["train --help", "train --info", "-sc install=bash"]
+    commands += [f"{command} --help" for command in ("inspect", "verify", "convert")]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, *commands],
         cwd=tmp_path,

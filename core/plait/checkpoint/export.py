@@ -32,7 +32,7 @@ def export(
     """
     folder = Path(folder)
     partial = folder.with_name(folder.name + ".tmp")
-    files = _split(state, max_shard_bytes)
+    files = split({fqn: _bytes(tensor) for fqn, tensor in state.items()}, max_shard_bytes)
     failure: Exception | None = None
     if is_writer:
         shutil.rmtree(partial, ignore_errors=True)
@@ -44,7 +44,7 @@ def export(
                 held[fqn] = whole.to("cpu").contiguous()
         try:
             if held:
-                _write(held, partial / name)
+                write_file(held, partial / name)
         except (OSError, SafetensorError) as error:
             failure = error  # the other ranks gather on, so this one must too
     if not is_writer:
@@ -52,29 +52,39 @@ def export(
     try:
         if failure is not None:
             raise failure
-        if len(files) > 1:
-            total = sum(_bytes(tensor) for tensor in state.values())
-            where = {fqn: name for name, fqns in files.items() for fqn in fqns}
-            index = {"metadata": {"total_size": total}, "weight_map": where}
-            write_synced(partial / INDEX, json.dumps(index, indent=2) + "\n")
+        write_index(files, sum(_bytes(tensor) for tensor in state.values()), partial)
         put_in_place(partial, folder)
     except (OSError, SafetensorError) as error:
         raise PlaitError(f"the weights could not be exported to {folder}: {error}") from error
 
 
-def _split(state: Mapping[str, Tensor], max_shard_bytes: float) -> dict[str, list[str]]:
-    """File name -> FQNs, in order, each file up to `max_shard_bytes` (a larger parameter has one of its own)."""
+def split(sizes: Mapping[str, int], max_shard_bytes: float) -> dict[str, list[str]]:
+    """File name -> names, in order, each file up to `max_shard_bytes` (a larger tensor has one of its own)."""
     shards: list[list[str]] = []
     room = 0.0
-    for fqn, tensor in state.items():
-        if not shards or _bytes(tensor) > room:
+    for name, size in sizes.items():
+        if not shards or size > room:
             shards.append([])
             room = max_shard_bytes
-        shards[-1].append(fqn)
-        room -= _bytes(tensor)
+        shards[-1].append(name)
+        room -= size
     if len(shards) == 1:
         return {"model.safetensors": shards[0]}
     return {f"model-{i:05}-of-{len(shards):05}.safetensors": shard for i, shard in enumerate(shards, 1)}
+
+
+def write_file(tensors: Mapping[str, Tensor], file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_file(dict(tensors), file, metadata={"format": "pt"})
+    sync(file)
+
+
+def write_index(files: Mapping[str, list[str]], total_bytes: int, folder: Path) -> None:
+    """What the files of `split` need beside them where they are several."""
+    if len(files) > 1:
+        where = {name: file for file, names in files.items() for name in names}
+        index = {"metadata": {"total_size": total_bytes}, "weight_map": where}
+        write_synced(folder / INDEX, json.dumps(index, indent=2) + "\n")
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -83,12 +93,6 @@ def _whole(tensor: Tensor) -> Tensor:
         return tensor
     on_mesh = tensor.to(tensor.device_mesh.device_type)  # parameters may rest on the CPU of a mesh of GPUs
     return cast(DTensor, on_mesh).full_tensor()
-
-
-def _write(tensors: dict[str, Tensor], file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, file, metadata={"format": "pt"})
-    sync(file)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -39,7 +39,7 @@ def check_weights(
     if (path / MANIFEST).is_file():
         Store.check_model(Store.read(path), parameters)
     else:
-        _named(_open(path), parameters, ties or {})
+        _named(open_files(path), parameters, ties or {})
 
 
 def read_weights(
@@ -56,7 +56,7 @@ def read_weights(
 
         load(path, {f"model.{fqn}": tensor for fqn, tensor in state.items()})
         return
-    files = _open(path)
+    files = open_files(path)
     names = _named(files, {fqn: tuple(tensor.shape) for fqn, tensor in state.items()}, ties or {})
     by_file: dict[Path, list[str]] = {}
     for fqn in state:
@@ -80,7 +80,7 @@ def _named(files: Files, parameters: Mapping[str, Sequence[int]], ties: Mapping[
     return names
 
 
-def _open(path: Path) -> Files:
+def open_files(path: Path) -> Files:
     files = [path]
     if path.is_dir():
         files = _indexed(path) or sorted(path.glob("*.safetensors"))

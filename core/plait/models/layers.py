@@ -4,15 +4,15 @@ Shapes: B batch, T tokens, D model width, H query heads, K key and value heads, 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import attrs
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plait.errors import PlaitError, near_miss
-from plait.models.options import positive
+from plait.errors import PlaitError
+from plait.models.options import checked
 
 
 @attrs.frozen
@@ -33,17 +33,7 @@ class RopeScaling:
     @classmethod
     def of(cls, options: Mapping[str, float]) -> "RopeScaling":
         """Raises PlaitError for keys that are missing, unknown or not positive."""
-        known = [field.name for field in attrs.fields(cls)]
-        for key in options:
-            if key not in known:
-                raise PlaitError(
-                    f"unknown key model.rope_scaling.{key}; there are {', '.join(known)}{near_miss(key, known)}"
-                )
-        for key in known:
-            if key not in options:
-                raise PlaitError(f"model.rope_scaling.{key} must be given; it has no default")
-        positive(**{f"rope_scaling.{key}": options[key] for key in known})
-        scaling = cls(**dict(options))  # type: ignore[arg-type]
+        scaling = cls(**checked(cls, "rope_scaling", options))
         if scaling.high_freq_factor <= scaling.low_freq_factor:
             raise PlaitError(
                 f"model.rope_scaling.high_freq_factor is {scaling.high_freq_factor}; it must be above "
@@ -62,10 +52,10 @@ class Rope(nn.Module):
 
     A pair is a number of a head's first half and its like in the second, as in Hugging Face's weights; Meta's have
     neighbours, which are slower to take apart. The angles are computed in every forward: a table would be lost on
-    the meta device and rounded by mixed precision.
+    the meta device and rounded by mixed precision. `scaling` gets the frequencies and returns others.
     """
 
-    def __init__(self, head_dim: int, theta: float, scaling: RopeScaling | None = None) -> None:
+    def __init__(self, head_dim: int, theta: float, scaling: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
         self.head_dim = head_dim
         self.theta = theta
@@ -112,6 +102,21 @@ def document_mask(positions_BT: Tensor) -> Tensor:
     """(B, 1, T, T), true where the row's token may see the column's: same document, not later."""
     document = (positions_BT == 0).cumsum(-1)
     return (document[:, :, None] == document[:, None, :]).tril()[:, None]
+
+
+class Block(nn.Module):
+    """Two branches, each behind its norm, whose results are added to the stream."""
+
+    def __init__(self, dim: int, norm_eps: float, attention: nn.Module, feed_forward: nn.Module) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(dim, norm_eps)
+        self.attention = attention
+        self.ffn_norm = nn.RMSNorm(dim, norm_eps)
+        self.feed_forward = feed_forward
+
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), positions_BT)
+        return x_BTD + self.feed_forward(self.ffn_norm(x_BTD))
 
 
 class SwiGLU(nn.Module):

@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, V vocabulary, D model width, H query heads, K key and
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -13,6 +14,9 @@ from plait.models.init import Normal, ones
 from plait.models.layers import CausalAttention, Rope, RopeScaling, SwiGLU
 from plait.models.options import divides, positive, positive_int
 from plait.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from plait.models.convert import HuggingFace
 
 
 class Attention(nn.Module):
@@ -160,3 +164,28 @@ class Llama3(nn.Module):
                 attention=self.n_layers * self.n_heads * 2 * self.head_dim,
             ),
         )
+
+    def hugging_face(self) -> "HuggingFace":
+        """The model as Hugging Face's libraries have it."""
+        from plait.models.convert import HuggingFace, common
+
+        first: Any = self.layers["0"]
+        rope, scaling = first.attention.rope, None
+        if rope.scaling is not None:
+            scaling = {
+                "rope_type": "llama3",
+                "factor": rope.scaling.factor,
+                "low_freq_factor": rope.scaling.low_freq_factor,
+                "high_freq_factor": rope.scaling.high_freq_factor,
+                "original_max_position_embeddings": rope.scaling.original_max_seq_len,
+            }
+        config = {
+            **common.config_of_decoder(self, "llama", "LlamaForCausalLM"),
+            "intermediate_size": first.feed_forward.w1.out_features,
+            "num_key_value_heads": self.n_kv_heads,
+            "head_dim": self.head_dim,
+            "rope_theta": rope.theta,
+            "rope_scaling": scaling,
+            "mlp_bias": False,
+        }
+        return HuggingFace((*common.AROUND, *common.ATTENTION, *common.DENSE), config, common.SKIPPED)

@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+MODEL = ("model.dim=32", "model.n_layers=2", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=48")
 SMALL = (
-    *("model.dim=32", "model.n_layers=2", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=48"),
     *("train.seq_len=32", "train.steps=10", "schedule.warmup_steps=4", "metrics.tensorboard=false"),
     *("checkpoint.interval=3", "validation.interval=4", "validation.batches=2", "launch.device=cpu"),
 )
@@ -27,7 +27,9 @@ def text(folder: Path) -> Path:
     return path
 
 
-def overrides(strategies: Mapping[str, Mapping[str, Any]], folder: Path, world: int, *more: str) -> list[str]:
+def overrides(
+    strategies: Mapping[str, Mapping[str, Any]], folder: Path, world: int, *more: str, model: Iterable[str] = MODEL
+) -> list[str]:
     """What to write after `plait train` for a small run on `world` ranks; 8 samples a step, whatever the layout."""
     options = [
         f"strategy.{name}.{key}={'null' if value is None else value}"
@@ -35,6 +37,7 @@ def overrides(strategies: Mapping[str, Mapping[str, Any]], folder: Path, world: 
         for key, value in given.items()
     ]
     return [
+        *model,
         *SMALL,
         *("data=text", f"data.path={text(folder)}", "data.attention=document", "data.validation_fraction=0.2"),
         *(f"strategy=[{','.join(strategies)}]", *options),
@@ -80,7 +83,7 @@ def start(arguments: list[str], cwd: Path, env: Mapping[str, str] | None = None)
     )
 
 
-def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str], seconds: float = 90) -> None:
+def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str], seconds: float = 240) -> None:
     """Return once metrics.jsonl has `step`; raises where the process ends before."""
     path, deadline = folder / "metrics.jsonl", time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -1,15 +1,18 @@
 """A pool of rank processes, started once: starting ranks afresh for every test would cost 10 seconds each."""
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -54,6 +57,8 @@ class Pool:
         """
         if self.backend == "nccl" and world > (gpus := _gpus()):
             raise TooFewDevices(f"{world} ranks need a GPU each, but there are {gpus}")
+        if not all(process.is_alive() for process, _ in self._ranks):
+            self._kill()  # something ended one between two calls: the machine was out of memory, say
         if not self._ranks:
             self._start()
         self._runs += 1
@@ -94,7 +99,12 @@ class Pool:
             pool.close()
 
     def close(self) -> None:
-        """End the ranks, which have nothing left to do or to write."""
+        """End the ranks, which have nothing left to do or to write: by themselves, where they wait for work."""
+        for _, pipe in self._ranks:
+            pipe.close()
+        deadline = time.monotonic() + 2
+        for process, _ in self._ranks:
+            process.join(max(deadline - time.monotonic(), 0))
         self._kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -102,6 +112,10 @@ class Pool:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
+        if threading.current_thread() is threading.main_thread():
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # ranks inherit it: Ctrl-C is for who started them
+            forkserver.ensure_running()
+            signal.signal(signal.SIGINT, before)
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(
@@ -143,6 +157,7 @@ def _serve(rank: int, pipe: Connection, stack_file: str, backend: str) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    gc.freeze()  # what is there now stays: no collection needs to look at it
     while True:
         try:
             task = pipe.recv()
@@ -191,3 +206,4 @@ def _forget() -> None:
     _redistribute._gen_transform_infos.cache_clear()
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+    gc.collect()  # models and meshes hold each other, and with them sockets and threads of ended groups

@@ -29,6 +29,7 @@ class Trial:
     dtype:    of everything, or "mixed": stored and reduced in float32, computed in bfloat16.
     micro:    into how many micro-batches a rank cuts its share.
     remat:    `remat.mode`. compile: the backend of `compile`, None: off. max_norm: gradients are clipped to it.
+    last:     whether the gradients of the last step are kept too.
     """
 
     model: str | Callable[[], nn.Module] = "llama3"
@@ -39,11 +40,16 @@ class Trial:
     compile: str | None = None
     max_norm: float = 1.0
     seed: int = 0
+    last: bool = False
 
     def build(self) -> nn.Module:
         """The model, on the meta device."""
         with torch.device("meta"):
             return MODELS[self.model]() if isinstance(self.model, str) else self.model()
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """(tokens, labels) of global batch `step`."""
+        return batch(step)
 
     def precision(self) -> Precision:
         if self.dtype == "mixed":
@@ -73,7 +79,8 @@ class Trace:
     """What a trial did on one rank. Tensors are whole ones on the CPU, by FQN.
 
     gradients: of the first step, before clipping. losses, norms: of every step. placements: FQN -> how the
-    parameter lies on the mesh, in words.
+    parameter lies on the mesh, in words. buffers: after the last step, such as experts' balance.
+    last: gradients of the last step, where the trial keeps them.
     """
 
     initial: dict[str, Tensor]
@@ -82,6 +89,8 @@ class Trace:
     norms: list[float]
     final: dict[str, Tensor]
     placements: dict[str, str] = attrs.Factory(dict)
+    buffers: dict[str, Tensor] = attrs.Factory(dict)
+    last: dict[str, Tensor] = attrs.Factory(dict)
 
 
 def train(trial: Trial, strategies: Mapping[str, Mapping[str, Any]] | None = None, extra: Iterable[Any] = ()) -> Trace:
@@ -91,23 +100,26 @@ def train(trial: Trial, strategies: Mapping[str, Mapping[str, Any]] | None = Non
     initial = whole(model)
     placements = {canonical(name): _lies(p) for name, p in model.named_parameters()}
     optimizer = trial.optimizer(applied.parameters())
-    losses, norms, gradients = [], [], {}
+    losses, norms, gradients, last = [], [], {}, {}
     for step in range(trial.steps):
         losses.append(forward_backward(applied, trial, step))
         if step == 0:
-            gradients = {canonical(name): full(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+            gradients = _gradients(model)
+        if trial.last and step == trial.steps - 1:
+            last = _gradients(model)
         norms.append(float(applied.clip_grads(trial.max_norm)))
         optimizer.step()
         optimizer.zero_grad()
         applied.after_step(optimizer, step + 1)
-    return Trace(initial, gradients, losses, norms, whole(model), placements)
+    buffers = {canonical(name): full(b) for name, b in model.named_buffers()}
+    return Trace(initial, gradients, losses, norms, whole(model), placements, buffers, last)
 
 
 def forward_backward(applied: Applied, trial: Trial, step: int) -> float:
     """Gradients of global batch `step`, cut into this rank's micro-batches; returns the loss over all tokens."""
     (model,) = applied.parts
     index, count = applied.mesh.share("batch")
-    tokens, labels = (tensor.to(applied.device) for tensor in batch(step))
+    tokens, labels = (tensor.to(applied.device) for tensor in trial.batch(step))
     total = valid_tokens(labels)
     size = len(tokens) // count
     mine = slice(index * size, (index + 1) * size)
@@ -115,9 +127,9 @@ def forward_backward(applied: Applied, trial: Trial, step: int) -> float:
     for t, y in zip(tokens[mine].chunk(trial.micro), labels[mine].chunk(trial.micro), strict=True):
         logits = model(t)
         with parallel(logits):
-            loss = plait.cross_entropy_sum(logits, y) / total
-            loss.backward()
-        summed += loss.detach().cpu()
+            loss = plait.cross_entropy_sum(logits, y)
+            applied.backward(loss, total)
+        summed += (loss.detach() / total).cpu()
     if not applied.mesh.leads():
         summed.zero_()
     dist.all_reduce(summed)
@@ -136,6 +148,10 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 def whole(model: nn.Module) -> dict[str, Tensor]:
     """FQN -> every parameter of `model` as a whole tensor on the CPU; collective where they are sharded."""
     return {canonical(name): full(p) for name, p in model.named_parameters()}
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {canonical(name): full(p.grad) for name, p in model.named_parameters() if p.grad is not None}
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ class TestTensorParallel(StrategySuite):
     axes = ("tp",)
     layouts = {
         "tp 4": Layout(4, {"degree": 4}),
-        **({"fsdp2 x tp": Layout(4, {"degree": 2}, {"fsdp2": {}})} if FSDP2 else {}),
         "tp 2": Layout(2, {"degree": 2}),
+        **({"fsdp2 x tp": Layout(4, {"degree": 2}, {"fsdp2": {}})} if FSDP2 else {}),
     }
 
     def held(self, shape, axes, degree):

@@ -15,7 +15,7 @@ from plait.models.init import Normal
 from plait.testing.models import MODELS, llama3
 from plait.testing.parity import apart, unequal, worst_gradient
 from plait.testing.pool import Pool, RankError
-from plait.testing.trial import Trial, batch, train
+from plait.testing.trial import Trial, batch, forward_backward, train
 from plait_tensor_parallel import TensorParallel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
@@ -37,6 +37,36 @@ def same(ranks, trial, options, world=2, beside=None):
 @pytest.mark.parametrize("model", list(MODELS))
 def test_off_computes_the_same(plait_ranks, model, options):
     same(plait_ranks, Trial(model), options)
+
+
+def test_fewer_key_heads_than_ranks(plait_ranks):
+    same(plait_ranks, Trial("llama3"), {"degree": 4}, world=4)  # 2 of them
+
+
+def sums():
+    """(dtype, numbers) of every sum over ranks in a mixed-precision step."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if any(t.__name__ == "DTensor" for t in types):
+                return NotImplemented
+            if func is torch.ops._c10d_functional.all_reduce.default:
+                seen.append((args[0].dtype, args[0].numel()))
+            return func(*args, **(kwargs or {}))
+
+    trial = Trial("llama3", dtype="mixed")
+    applied = trial.apply({"tensor_parallel": {}})
+    with Watch():
+        forward_backward(applied, trial, 0)
+    return seen
+
+
+def test_gradients_of_norms_are_summed_in_the_reduce_dtype(plait_ranks):
+    for seen in plait_ranks.run(sums, world=2):
+        assert [dtype for dtype, numbers in seen if numbers == 32] == 5 * [torch.float32]
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """Small models that strategies are tried on, each unlike the others in what a strategy might take for granted.
 
 `llama3`: grouped queries and SwiGLU; `tied`: the same with tied embeddings, larger. `odd`: biases, LayerNorm, GELU,
-learned positions, tied, other names. `qk_norm`: normed queries and keys. `mla`: multi-head latent attention.
+learned positions, tied, other names. `qk_norm`: normed queries and keys. `mla`: multi-head latent attention. `moe`: a
+mixture of experts behind a dense block, with a shared expert, groups, and both kinds of balance.
 """
 
 from collections.abc import Callable
@@ -28,10 +29,12 @@ def _odd() -> Any:
     return Odd(vocab_size=VOCAB)
 
 
-def _qk_norm() -> Any:
-    from plait.testing.models.qk_norm import QkNorm
+def qk_norm(**changes: Any) -> Any:
+    """A tiny one, with these changes. Heads are wider than dim / n_heads: nothing may rest on the two being equal."""
+    from plait.models.qwen3 import Qwen3
 
-    return QkNorm(vocab_size=VOCAB)
+    tiny = {"dim": 32, "n_layers": 2, "n_heads": 8, "n_kv_heads": 4, "head_dim": 8, "ffn_dim": 64, "max_seq_len": 64}
+    return Qwen3(**{**tiny, "vocab_size": VOCAB, **changes})
 
 
 def _mla() -> Any:
@@ -40,10 +43,24 @@ def _mla() -> Any:
     return Mla(vocab_size=VOCAB)
 
 
+def moe(**changes: Any) -> Any:
+    """A tiny one, with these changes. Its bias moves so far in a step that it changes the routing at once."""
+    from plait.models.deepseek_v3 import DeepSeekV3
+
+    tiny = {
+        "dim": 32, "n_layers": 3, "n_dense_layers": 1, "n_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "ffn_dim": 48, "expert_ffn_dim": 16,
+        "n_experts": 8, "n_shared_experts": 1, "top_k": 2, "n_groups": 4, "top_groups": 2, "route_scale": 2.0,
+        "bias_update": 0.05, "balance_loss": 0.01, "max_seq_len": 64, "vocab_size": VOCAB,
+    }  # fmt: skip
+    return DeepSeekV3(**{**tiny, **changes})
+
+
 MODELS: dict[str, Callable[[], Any]] = {
     "llama3": llama3,
     "tied": _tied,
     "odd": _odd,
-    "qk_norm": _qk_norm,
+    "qk_norm": qk_norm,
     "mla": _mla,
+    "moe": moe,
 }

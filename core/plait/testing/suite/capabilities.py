@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from plait.plugins import create, installed, load
 from plait.strategy import traits
+from plait.testing import life
 from plait.testing.count import Collective, Size
 from plait.testing.models import MODELS
 from plait.testing.plugin import REFUSED
@@ -41,12 +42,14 @@ class Capabilities:
     refuses:  what it refuses -> a regular expression that its sentence matches: "accumulation", "remat=full",
               "remat=selective", "compile", "mixed precision", "float32", or "model <name>" for one of
               `plait.testing.models`.
+    run_model: the model of whole runs, as one writes it after `plait train`. Default: a small llama3_debug.
     """
 
     strategy: ClassVar[str]
     axes: ClassVar[tuple[str, ...]] = ()
     layouts: ClassVar[Mapping[str, Layout]]
     refuses: ClassVar[Mapping[str, str]] = {}
+    run_model: ClassVar[tuple[str, ...]] = life.MODEL
 
     def held(self, shape: tuple[int, ...], axes: tuple[str | None, ...], degree: Mapping[str, int]) -> int:
         """How many numbers of a parameter a rank holds at most. Default: all of them, nothing is sharded.

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from plait.spec import named
 from plait.testing.parity import BOUNDS, apart, unequal, wrong_gradients
 from plait.testing.pool import Pool
 from plait.testing.suite.capabilities import Capabilities, spec_of
@@ -34,6 +35,10 @@ class Numerics(Capabilities):
 
     def test_losses_of_20_steps_equal_one_process(self, plait_ranks: Pool, layout: str) -> None:
         self._losses(plait_ranks, layout, self.trying(steps=STEPS))
+
+    def test_buffers_after_20_steps_equal_one_process(self, plait_ranks: Pool, layout: str) -> None:
+        """What a model remembers beside its parameters: the balance of experts."""
+        self._buffers(plait_ranks, layout, self.trying(steps=STEPS))
 
     def test_gradient_norms_equal_one_process(self, plait_ranks: Pool, layout: str) -> None:
         trial = self.trying(steps=STEPS)
@@ -101,6 +106,8 @@ class Numerics(Capabilities):
     def _same_as_one_process(self, ranks: Pool, trial: Trial) -> None:
         self._gradients(ranks, self.last, trial)
         self._losses(ranks, self.last, trial)
+        if trial.dtype == "float64":
+            self._buffers(ranks, self.last, trial)
 
     def _gradients(self, ranks: Pool, layout: str, trial: Trial) -> None:
         expected = self.expected(ranks, layout, trial)
@@ -111,6 +118,14 @@ class Numerics(Capabilities):
         expected = self.expected(ranks, layout, trial)
         for rank, trace in enumerate(self.trace(ranks, layout, trial)):
             self._check_losses(trace, expected[rank], trial, rank)
+
+    def _buffers(self, ranks: Pool, layout: str, trial: Trial) -> None:
+        """Those that a checkpoint holds: others may be a rank's own."""
+        saved = set(trial.build().state_dict())
+        expected = self.expected(ranks, layout, trial)
+        for rank, trace in enumerate(self.trace(ranks, layout, trial)):
+            found, one = ({k: b for k, b in t.buffers.items() if k in saved} for t in (trace, expected[rank]))
+            assert (wrong := unequal(found, one)) is None, f"buffers on rank {rank}: {wrong}"
 
     def _check_gradients(self, trace: Trace, expected: Trace, trial: Trial, rank: int) -> None:
         assert trace.gradients.keys() == expected.gradients.keys(), "not the gradients of every parameter"
@@ -152,18 +167,30 @@ def _names(trial: Trial, strategies: Mapping[str, Any]) -> set[str]:
 
 
 def _dtypes(trial: Trial, strategies: Mapping[str, Any]) -> tuple[set[str], set[str]]:
-    """The dtypes of all matrix products of a forward pass, and those that parameters and gradients are stored in."""
+    """The dtypes of all matrix products of a forward pass, and those that parameters and gradients are stored in.
+
+    Left out are those in routers, which compute in float32 on purpose, and inside attention, where torch chooses.
+    """
     from torch.utils._python_dispatch import TorchDispatchMode
 
     seen: set[str] = set()
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default):
+            if not left_out and func in (
+                torch.ops.aten.mm.default,
+                torch.ops.aten.addmm.default,
+                torch.ops.aten.bmm.default,
+            ):
                 seen.update(str(a.dtype) for a in args if isinstance(a, torch.Tensor))
             return func(*args, **(kwargs or {}))
 
     applied = trial.apply(strategies)
+    left_out: list[Any] = []
+    patterns = (*applied.spec.routers, *([applied.spec.attention] if applied.spec.attention else []))
+    for module in named(applied.parts[0], patterns).values():
+        module.register_forward_pre_hook(lambda module, args: left_out.append(module))
+        module.register_forward_hook(lambda module, args, result: left_out.clear())
     with Watch():
         applied.parts[0](batch(0)[0].to(applied.device))
     forward_backward(applied, trial, 0)

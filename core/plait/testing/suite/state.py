@@ -89,7 +89,7 @@ class State(Capabilities):
     def test_killed_and_resumed_is_bitwise_equal(self, tmp_path: Path) -> None:
         """`plait train` to its end; and the same command killed with all its ranks, and given again."""
         found = self.layouts[self.last]
-        arguments = life.overrides(self.selected(found), tmp_path, found.world, "run.name=a")
+        arguments = life.overrides(self.selected(found), tmp_path, found.world, "run.name=a", model=self.run_model)
         folders = [tmp_path / name for name in ("undisturbed", "killed")]
         for folder in folders:
             folder.mkdir()
@@ -113,7 +113,7 @@ class State(Capabilities):
 
         exact = [f"precision.{which}=float64" for which in ("storage", "param", "reduce")]
         more = ("checkpoint.enabled=false", *exact)
-        node = check(resolve(life.overrides(strategies, folder, world, *more)), world).node
+        node = check(resolve(life.overrides(strategies, folder, world, *more, model=self.run_model)), world).node
         own = folder / f"{world}-{len(strategies)}"
         own.mkdir()
         (own / "versions.json").write_text("{}")

@@ -1,11 +1,13 @@
 """Where `fully_shard` goes, and how gradients are reduced."""
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 
 if TYPE_CHECKING:
     from plait_fsdp2 import Fsdp2
@@ -25,19 +27,42 @@ def wrap(options: "Fsdp2", model: nn.Module, mesh: Any, spec: Any, precision: An
     }
     dense = mesh.data(outer="dp_replicate")
     blocks = list(spec.blocks_of(model).values())
+    units: list[list[nn.Module]] = []  # of each block what is gathered by itself, in the order of use
     for i, block in enumerate(blocks):
         last = i == len(blocks) - 1
         reshard = {"default": not last, "always": True, "never": False}[options.reshard_after_forward]
-        for module, data in _elsewhere(block, mesh):
-            fully_shard(module, mesh=data, reshard_after_forward=reshard, **common)
-        fully_shard(block, mesh=dense, reshard_after_forward=reshard, **common)
+        inner = _elsewhere(block, mesh)
+        for module, data in inner:
+            _shard(module, data, reshard, common)
+        _shard(block, dense, reshard, common)
+        units.append([block, *(module for module, _ in inner)])
     for module, data in _elsewhere(model, mesh):
         if not isinstance(module, FSDPModule):
-            fully_shard(module, mesh=data, reshard_after_forward=options.reshard_root, **common)
-    fully_shard(model, mesh=dense, reshard_after_forward=options.reshard_root, **common)
+            _shard(module, data, options.reshard_root, common)
+    _shard(model, dense, options.reshard_root, common)
     _sum_gradients(model)
     if options.prefetch:
-        _prefetch(blocks, options.prefetch)
+        _prefetch(units, options.prefetch)
+
+
+def _shard(module: nn.Module, mesh: DeviceMesh, reshard: bool, common: dict[str, Any]) -> None:
+    ranks = mesh.size(mesh.ndim - 1)
+    fully_shard(
+        module,
+        mesh=mesh,
+        reshard_after_forward=reshard,
+        shard_placement_fn=functools.partial(_where, ranks=ranks),
+        **common,
+    )
+
+
+def _where(param: nn.Parameter, ranks: int) -> Shard | None:
+    """Rows are divided; where there are fewer than ranks (a few experts left), the first dim that divides evenly."""
+    whole = param.to_local() if isinstance(param, DTensor) else param
+    taken = {getattr(p, "dim", None) for p in param.placements} if isinstance(param, DTensor) else set()
+    if whole.dim() == 0 or whole.shape[0] >= ranks:
+        return None
+    return next((Shard(d) for d in range(1, whole.dim()) if d not in taken and whole.shape[d] % ranks == 0), None)
 
 
 def _elsewhere(root: nn.Module, mesh: Any) -> list[tuple[nn.Module, DeviceMesh]]:
@@ -61,10 +86,14 @@ def _sum_gradients(model: nn.Module) -> None:
             module.set_force_sum_reduction_for_comms(True)  # without it gloo lacks the scaled sum
 
 
-def _prefetch(blocks: list[nn.Module], ahead: int) -> None:
-    for i, block in enumerate(blocks):
-        block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + ahead])  # type: ignore[operator]
-        block.set_modules_to_backward_prefetch(blocks[max(i - ahead, 0) : i][::-1])  # type: ignore[operator]
+def _prefetch(units: list[list[nn.Module]], ahead: int) -> None:
+    """As a block starts, what it will need inside, then the next blocks with what they need inside."""
+    for i, (block, *inner) in enumerate(units):
+        after, before = units[i + 1 : i + 1 + ahead], units[max(i - ahead, 0) : i][::-1]
+        forward = [*inner, *(module for unit in after for module in unit)]
+        backward = [*inner[::-1], *(module for block, *inside in before for module in (block, *inside[::-1]))]
+        block.set_modules_to_forward_prefetch(forward)  # type: ignore[operator]
+        block.set_modules_to_backward_prefetch(backward)  # type: ignore[operator]
 
 
 def _dtype(name: str) -> torch.dtype:

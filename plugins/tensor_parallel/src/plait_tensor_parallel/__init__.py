@@ -9,6 +9,7 @@ import attrs
 from attrs.validators import ge
 
 from plait import MeshAxis, PlaitError, hookimpl
+from plait_tensor_parallel.ambiguous import foreseen, refuse
 from plait_tensor_parallel.fits import SHARDED, check
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class TensorParallel:
     @hookimpl
     def build_mesh(self, run: Any) -> list[MeshAxis]:
         check(self, run)
+        axes, working = foreseen(run)
+        refuse(axes, run.spec, working, self.sequence_parallel)
         return [MeshAxis("tp", self.degree, shards=SHARDED)]
 
     @hookimpl

@@ -4,8 +4,9 @@ Between these functions tensors are plain ones: a rank's own heads, its own part
 DTensor to pass through its code, and what crosses ranks stands here.
 """
 
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 from torch import Tensor, nn
@@ -16,18 +17,21 @@ from plait import PlaitError
 WHOLE, SUMMAND = Replicate(), Partial()
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Stream:
     """How the residual stream lies on the ranks of `axis`: sharded along the sequence, or the same on all.
 
     axis: 1-D DeviceMesh. sequence: whether a rank holds its share of the sequence only.
+    ended: whether all have the logits already, in the forward that runs: what follows is the same on all.
     """
 
     axis: Any
     sequence: bool
+    ended: bool = False
 
     def enter(self, x: Tensor) -> Tensor:
         """The whole stream, for ranks that each do a part of the work: their gradients of it are summed."""
+        self._is_one(x)
         return self._move(x, self._lies(x), WHOLE, SUMMAND)
 
     def leave(self, x: Tensor) -> Tensor:
@@ -37,6 +41,7 @@ class Stream:
 
     def gather(self, x: Tensor) -> Tensor:
         """The whole stream, for ranks that all do the same work with it."""
+        self._is_one(x)
         return self._move(x, self._lies(x), WHOLE, WHOLE)
 
     def share(self, x: Tensor) -> Tensor:
@@ -46,11 +51,13 @@ class Stream:
 
     def share_of(self, ids: Tensor) -> Tensor:
         """The same of token ids or positions, (B, T) or (T,)."""
-        self._divides(ids[..., None])
+        if self.sequence and ids.shape[-1] % self.axis.size():
+            self._refuse_length(ids.shape[-1])
         return ids.chunk(self.axis.size(), dim=-1)[self.axis.get_local_rank()] if self.sequence else ids
 
     def logits(self, x: Tensor, sharded: bool) -> Tensor:
         """Of this rank's columns a DTensor sharded over the vocabulary, or all columns."""
+        self.ended = True
         columns = DTensor.from_local(x, self.axis, [Shard(x.dim() - 1)], run_check=False)
         return columns if sharded else columns.redistribute(placements=[WHOLE]).to_local()
 
@@ -62,11 +69,34 @@ class Stream:
         return found.redistribute(placements=[wanted]).to_local(grad_placements=[gradient])
 
     def _divides(self, x: Tensor) -> None:
+        self._is_one(x)
         if self.sequence and x.shape[-2] % self.axis.size():
+            self._refuse_length(x.shape[-2])
+
+    def _refuse_length(self, tokens: int) -> NoReturn:
+        raise PlaitError(
+            f"a sequence of {tokens} tokens is not divided by strategy.tensor_parallel.degree="
+            f"{self.axis.size()}, as strategy.tensor_parallel.sequence_parallel=true needs"
+        )
+
+    def _is_one(self, x: Tensor) -> None:
+        if not x.is_floating_point():
+            raise PlaitError(f"a branch got {x.dtype} as its first argument, which is to be the residual stream")
+        if self.sequence and x.dim() != 3:
             raise PlaitError(
-                f"a sequence of {x.shape[-2]} tokens is not divided by strategy.tensor_parallel.degree="
-                f"{self.axis.size()}, as strategy.tensor_parallel.sequence_parallel=true needs"
+                f"the residual stream has {x.dim()} dims here, {tuple(x.shape)}; with "
+                "strategy.tensor_parallel.sequence_parallel=true it must be (batch, tokens, width)"
             )
+
+
+def wide(x: Tensor, width: int) -> Tensor:
+    """`x`, which a matrix with rows of `width` numbers is called with."""
+    if x.shape[-1] != width:
+        raise PlaitError(
+            f"a divided matrix outside of branches has rows of {width} numbers and got {x.shape[-1]}: its columns, not "
+            "its rows, are what comes out; lay it out as nn.Linear does, or name its feed-forward as a branch"
+        )
+    return x
 
 
 def hang(
@@ -75,15 +105,15 @@ def hang(
     after: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> None:
     """Change `module`'s first argument by `before(x)`, its (first) result by `after(y, x)`, x as `module` saw it."""
+    name = next(iter(inspect.signature(module.forward).parameters))
 
     def change(module: nn.Module, args: Any, kwargs: Any) -> Any:
         if args:
             return (before(args[0]), *args[1:]), kwargs  # type: ignore[misc]
-        name, *_ = kwargs
         return args, {**kwargs, name: before(kwargs[name])}  # type: ignore[misc]
 
     def found(module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
-        x = args[0] if args else next(iter(kwargs.values()))
+        x = args[0] if args else kwargs[name]
         if isinstance(result, tuple):
             return (after(result[0], x), *result[1:])  # type: ignore[misc]
         return after(result, x)  # type: ignore[misc]

@@ -1,0 +1,189 @@
+"""DeepSeek-V3 (arXiv:2412.19437) and V2 (arXiv:2405.04434): latent attention and a mixture of experts.
+
+Shapes: B batch, T tokens, V vocabulary, D model width.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from plait.errors import PlaitError
+from plait.models import mla, moe
+from plait.models.flops import Flops
+from plait.models.init import Normal, ones
+from plait.models.layers import Block, SwiGLU
+from plait.models.moe import Experts, MoE, Router
+from plait.models.options import none_below, one_of, positive, positive_int
+from plait.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from plait.models.convert import HuggingFace
+
+
+class DeepSeekV3(nn.Module):
+    """Tokens (B, T) to logits (B, T, V). The published module that predicts a second token (MTP) is not part of it.
+
+    dim:              width of the residual stream.
+    n_layers:         number of blocks.
+    n_dense_layers:   how many of them, the first ones, have a dense feed-forward instead of experts.
+    n_heads:          attention heads.
+    q_lora_rank:      width of the queries' latent; None: queries come straight from the stream.
+    kv_lora_rank:     width of the latent of keys and values.
+    qk_nope_head_dim: numbers of a query or key head that RoPE leaves alone.
+    qk_rope_head_dim: numbers that it turns; even.
+    v_head_dim:       width of a value head.
+    ffn_dim:          inner width of a dense feed-forward.
+    expert_ffn_dim:   inner width of an expert.
+    n_experts:        routed experts of a block.
+    n_shared_experts: experts that every token visits, as one feed-forward of so many times the width.
+    top_k:            routed experts that a token visits.
+    n_groups, top_groups: the experts lie in so many groups, of which a token visits only its best.
+    group_top:        how many of its best experts make a group's score: 2 in V3, 1 in V2.
+    score:            "sigmoid" (V3) or "softmax" (V2) of the router's logits.
+    norm_weights:     whether the weights of a token's experts are divided by their sum.
+    route_scale:      what they are multiplied by.
+    bias_update:      how far a step moves the routers' biases towards balance; 0: they stay.
+    balance_loss:     factor of the sequence-wise balance loss; 0: there is none.
+    vocab_size:       number of tokens that exist.
+    max_seq_len:      tokens of context that the model is meant for; longer input is refused.
+    rope_theta:       base of RoPE's wavelengths.
+    norm_eps:         added to the mean square in RMSNorm.
+    rope_scaling:     options of `Yarn`, or None.
+
+    RoPE pairs a number of a head's first half with its like in the second; in the published weights neighbours are
+    pairs. So a converter permutes the rows that RoPE turns, the last `qk_rope_head_dim` ones of every head of `wq` (or
+    `wq_b`) and of `wkv_a`: first those with even numbers, then those with odd ones.
+    Raises PlaitError, naming `model.<key>`, for options that do not fit.
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        n_layers: int,
+        n_dense_layers: int,
+        n_heads: int,
+        q_lora_rank: int | None,
+        kv_lora_rank: int,
+        qk_nope_head_dim: int,
+        qk_rope_head_dim: int,
+        v_head_dim: int,
+        ffn_dim: int,
+        expert_ffn_dim: int,
+        n_experts: int,
+        n_shared_experts: int,
+        top_k: int,
+        vocab_size: int,
+        max_seq_len: int,
+        n_groups: int = 1,
+        top_groups: int = 1,
+        group_top: int = 2,
+        score: str = "sigmoid",
+        norm_weights: bool = True,
+        route_scale: float = 1.0,
+        bias_update: float = 0.001,
+        balance_loss: float = 0.0,
+        rope_theta: float = 10_000.0,
+        norm_eps: float = 1e-6,
+        rope_scaling: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__()
+        positive_int(dim=dim, n_layers=n_layers, n_heads=n_heads, kv_lora_rank=kv_lora_rank, v_head_dim=v_head_dim)
+        positive_int(qk_nope_head_dim=qk_nope_head_dim, qk_rope_head_dim=qk_rope_head_dim, ffn_dim=ffn_dim)
+        positive_int(expert_ffn_dim=expert_ffn_dim, vocab_size=vocab_size, max_seq_len=max_seq_len)
+        if q_lora_rank is not None:
+            positive_int(q_lora_rank=q_lora_rank)
+        if qk_rope_head_dim % 2:
+            raise PlaitError(f"model.qk_rope_head_dim is {qk_rope_head_dim}; it must be even: RoPE turns pairs")
+        positive(rope_theta=rope_theta, norm_eps=norm_eps)
+        none_below(0, n_dense_layers=n_dense_layers, n_shared_experts=n_shared_experts)
+        moe.check(n_experts, top_k, n_groups, top_groups, group_top)
+        one_of("score", score, ("sigmoid", "softmax"))
+        positive(route_scale=route_scale)
+        none_below(0.0, bias_update=bias_update, balance_loss=balance_loss)
+        self.n_layers, self.n_dense_layers, self.n_heads = n_layers, min(n_dense_layers, n_layers), n_heads
+        self.low_rank_queries, self.n_shared_experts = q_lora_rank is not None, n_shared_experts
+        self.head_dim, self.v_head_dim = qk_nope_head_dim + qk_rope_head_dim, v_head_dim
+        self.max_seq_len = max_seq_len
+        self.unvisited = (n_layers - self.n_dense_layers) * (n_experts - top_k) * 3 * dim * expert_ffn_dim
+        yarn = mla.Yarn.of(rope_scaling, rope_theta) if rope_scaling else None
+
+        def mixture() -> MoE:
+            router = Router(
+                n_experts, dim, top_k, score=score, n_groups=n_groups, top_groups=top_groups, group_top=group_top,
+                norm_weights=norm_weights, scale=route_scale, bias_update=bias_update, balance_loss=balance_loss,
+            )  # fmt: skip
+            shared = SwiGLU(dim, n_shared_experts * expert_ffn_dim) if n_shared_experts else None
+            return MoE(router, Experts(n_experts, dim, expert_ffn_dim), shared)
+
+        self.tok_embeddings = nn.Embedding(vocab_size, dim)
+        self.layers = nn.ModuleDict()  # not a list: a pipeline's stage takes blocks out, and names stay
+        for layer in range(n_layers):
+            attention = mla.LatentAttention(
+                dim, n_heads, q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, norm_eps,
+                rope_theta, yarn,
+            )  # fmt: skip
+            feed_forward = SwiGLU(dim, ffn_dim) if layer < n_dense_layers else mixture()
+            self.layers[str(layer)] = Block(dim, norm_eps, attention, feed_forward)
+        self.norm = nn.RMSNorm(dim, norm_eps)
+        self.output = nn.Linear(dim, vocab_size, bias=False)
+
+    def forward(self, tokens_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V). `positions_BT` restart at 0 where a packed document starts; None: one document a row."""
+        if tokens_BT.shape[1] > self.max_seq_len:
+            raise PlaitError(f"a sequence has {tokens_BT.shape[1]} tokens, but model.max_seq_len is {self.max_seq_len}")
+        x_BTD = self.tok_embeddings(tokens_BT)
+        for block in self.layers.values():
+            x_BTD = block(x_BTD, positions_BT)
+        return self.output(self.norm(x_BTD))
+
+    def spec(self) -> ModelSpec:
+        """What strategies may know of the model. Asked of the whole model, before anything takes it apart."""
+        std = 0.02  # the scheme of llama3.py
+        inner, onto_stream = Normal(std), Normal(std / (2 * self.n_layers) ** 0.5)
+        attention, ffn = "layers.*.attention", "layers.*.feed_forward"
+        mixed = self.n_dense_layers < self.n_layers
+        dense = [ffn] * (self.n_dense_layers > 0) + [f"{ffn}.shared"] * (mixed and self.n_shared_experts > 0)
+        axes: dict[str, tuple[str | None, ...]] = moe.axes(ffn) if mixed else {}
+        init = moe.init(ffn, inner, onto_stream) if mixed else {}
+        for fqn in dense:
+            axes |= {f"{fqn}.w{i}.weight": ("embed", "ffn") if i == 2 else ("ffn", "embed") for i in (1, 2, 3)}
+            init |= {f"{fqn}.w2.weight": onto_stream, f"{fqn}.w*.weight": inner}
+        return ModelSpec(
+            axes={
+                "tok_embeddings.weight": ("vocab", "embed"),
+                **mla.axes(attention, self.low_rank_queries),
+                **axes,
+                "layers.*.attention_norm.weight": ("embed",),
+                "layers.*.ffn_norm.weight": ("embed",),
+                "norm.weight": ("embed",),
+                "output.weight": ("vocab", "embed"),
+            },
+            blocks=("layers.*",),
+            sizes={"heads": self.n_heads},
+            branches=(attention, ffn),
+            attention=f"{attention}.inner",
+            init={
+                "tok_embeddings.weight": Normal(1.0),
+                **mla.init(attention, inner, onto_stream),
+                **init,
+                "layers.*.attention_norm.weight": ones,
+                "layers.*.ffn_norm.weight": ones,
+                "norm.weight": ones,
+                "output.weight": inner,
+            },
+            flops=Flops(
+                parameters=sum(p.numel() for p in self.parameters())
+                - self.tok_embeddings.weight.numel()
+                - self.unvisited,
+                attention=self.n_layers * self.n_heads * (self.head_dim + self.v_head_dim),
+            ),
+            routers=(f"{ffn}.router",) if mixed else (),
+        )
+
+    def hugging_face(self) -> "HuggingFace":
+        """The model as Hugging Face's libraries have it: deepseek_v3, or with softmax deepseek_v2."""
+        from plait.models.convert.deepseek import table
+
+        return table(self)

@@ -1,0 +1,98 @@
+"""A linear layer for every group of rows: row n is multiplied with the weight of the expert that it belongs to.
+
+Two operations that a compiler sees as one step each, whatever the dtype: no number of rows is read on the host while
+it traces, so no graph breaks and none is compiled again when the counts change. In them torch's grouped product runs
+where it can, and otherwise a loop over the experts.
+
+Shapes: N rows sorted by expert, X experts, D numbers in, F numbers out.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_grouped_mm = getattr(F, "grouped_mm", None)
+_CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def grouped_linear(x_ND: Tensor, w_XFD: Tensor, counts_X: Tensor) -> Tensor:
+    """(N, F). The rows of `x_ND` are sorted by expert; `counts_X` (int64) says how many each has, N in all."""
+    if x_ND.device.type == "cuda" and runs_grouped(x_ND, w_XFD):  # the compiler knows this one and tunes it
+        return _grouped_mm(x_ND, w_XFD.mT, offs=_ends(counts_X))  # type: ignore[misc]
+    return _linear(x_ND, w_XFD, counts_X)
+
+
+def runs_grouped(x_ND: Tensor, w_XFD: Tensor) -> bool:
+    """Whether torch's grouped product takes these: their device, their dtype, rows of whole 16 bytes."""
+    if _grouped_mm is None or x_ND.dtype != w_XFD.dtype or not x_ND.shape[0]:
+        return False
+    if any(size * x_ND.element_size() % 16 for size in w_XFD.shape[1:]):
+        return False
+    if x_ND.device.type == "cuda":
+        return x_ND.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x_ND.device) >= (8, 0)
+    return x_ND.device.type == "cpu" and x_ND.dtype in _CPU_DTYPES
+
+
+@torch.library.custom_op("plait::grouped_linear", mutates_args=())
+def _linear(x_ND: Tensor, w_XFD: Tensor, counts_X: Tensor) -> Tensor:
+    if runs_grouped(x_ND, w_XFD):
+        return _grouped_mm(x_ND.contiguous(), w_XFD.mT, offs=_ends(counts_X))  # type: ignore[misc]
+    return linear_by_loop(x_ND, w_XFD, counts_X)
+
+
+@torch.library.custom_op("plait::grouped_outer", mutates_args=())
+def _outer(y_NF: Tensor, x_ND: Tensor, counts_X: Tensor) -> Tensor:
+    """(X, F, D): the sum over an expert's rows of their outer products: the gradient of its weight."""
+    w_XFD = y_NF.new_empty(len(counts_X), y_NF.shape[1], x_ND.shape[1])
+    if runs_grouped(x_ND, w_XFD):
+        return _grouped_mm(y_NF.contiguous().mT, x_ND.contiguous(), offs=_ends(counts_X))  # type: ignore[misc]
+    return outer_by_loop(y_NF, x_ND, counts_X)
+
+
+def linear_by_loop(x_ND: Tensor, w_XFD: Tensor, counts_X: Tensor) -> Tensor:
+    out_NF = x_ND.new_empty(x_ND.shape[0], w_XFD.shape[1])
+    parts = zip(x_ND.split(counts_X.tolist()), out_NF.split(counts_X.tolist()), w_XFD, strict=True)
+    for x_nD, out_nF, w_FD in parts:
+        torch.mm(x_nD, w_FD.mT, out=out_nF)
+    return out_NF
+
+
+def outer_by_loop(y_NF: Tensor, x_ND: Tensor, counts_X: Tensor) -> Tensor:
+    out_XFD = y_NF.new_empty(len(counts_X), y_NF.shape[1], x_ND.shape[1])
+    parts = zip(y_NF.split(counts_X.tolist()), x_ND.split(counts_X.tolist()), out_XFD, strict=True)
+    for y_nF, x_nD, out_FD in parts:
+        torch.mm(y_nF.mT, x_nD, out=out_FD)
+    return out_XFD
+
+
+def _ends(counts_X: Tensor) -> Tensor:
+    return counts_X.cumsum(0, dtype=torch.int32)
+
+
+@_linear.register_fake
+def _(x_ND: Tensor, w_XFD: Tensor, counts_X: Tensor) -> Tensor:
+    return x_ND.new_empty(x_ND.shape[0], w_XFD.shape[1])
+
+
+@_outer.register_fake
+def _(y_NF: Tensor, x_ND: Tensor, counts_X: Tensor) -> Tensor:
+    return y_NF.new_empty(counts_X.shape[0], y_NF.shape[1], x_ND.shape[1])
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad_NF: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    x_ND, w_XFD, counts_X = ctx.saved_tensors
+    to_x, to_w, _ = ctx.needs_input_grad
+    return (
+        _linear(grad_NF, w_XFD.mT, counts_X) if to_x else None,
+        _outer(grad_NF, x_ND, counts_X) if to_w else None,
+        None,
+    )
+
+
+_linear.register_autograd(_backward, setup_context=_save)

@@ -1,0 +1,236 @@
+"""Is a model declared right? What one process and ranks do for `plait verify`, and what their differences mean."""
+
+import contextlib
+import logging
+import math
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from plait.build import build_model
+from plait.config import Config
+from plait.errors import PlaitError, one_line
+from plait.loss import IGNORE
+from plait.plugins import create
+from plait.testing.parity import BOUNDS, apart, gradient_errors
+from plait.testing.trial import Trace, Trial, train
+from plait.weave import Applied, new_run, set_up
+
+STEPS = 3
+GRADIENT, LOSS = BOUNDS["float64"]
+FIRST, LAST = "gradients, step 1", f"gradients, step {STEPS}"
+LOSSES, NORMS = f"losses of {STEPS} steps", f"norms of {STEPS} steps"
+INITIAL, BUFFERS = "initial parameters", f"buffers after {STEPS} steps"
+
+
+@attrs.frozen(kw_only=True)
+class OfRun(Trial):
+    """A trial of the model that a run's config names, on random tokens.
+
+    vocab: tokens that exist. shares: of the batch, in the layout that is tried; each has two samples.
+    """
+
+    config: Config
+    vocab: int
+    shares: int
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """(tokens, labels); every sample has another count of labels, as in real data."""
+        generator = torch.Generator().manual_seed(1000 + step)
+        length, samples = self.config.train.seq_len, 2 * self.shares
+        tokens = torch.randint(0, self.vocab, (samples, length + 1), generator=generator)
+        labels = tokens[:, 1:].clone()
+        for i, row in enumerate(labels):
+            row[: i * length // (2 * samples)] = IGNORE
+        return tokens[:, :-1], labels
+
+    def apply(self, strategies: Mapping[str, Mapping[str, Any]], extra: Any = ()) -> Applied:
+        model, spec = build_model(self.config.model)
+        made = {name: create(name, options) for name, options in strategies.items()}
+        return set_up(model, new_run(self.config, spec, model, dist.get_world_size(), "cpu", made))
+
+
+@attrs.frozen
+class Finding:
+    """One comparison with one process, over all ranks.
+
+    what: a name from above. error: the largest, and `at` which parameter or step. wrong: parameter -> its error, of
+    those above the bound. count: how many were compared. skipped: why it was not.
+    """
+
+    what: str
+    bound: float
+    error: float = 0.0
+    at: str = ""
+    wrong: Mapping[str, float] = attrs.Factory(dict)
+    count: int = 0
+    skipped: str = ""
+
+    @property
+    def fine(self) -> bool:
+        return self.error <= self.bound
+
+    def joined(self, other: "Finding") -> "Finding":
+        """The worse of two ranks' for everything."""
+        names = self.wrong.keys() | other.wrong.keys()
+        wrong = {name: max(self.wrong.get(name, 0.0), other.wrong.get(name, 0.0)) for name in names}
+        return attrs.evolve(self if self.error >= other.error else other, wrong=wrong)
+
+
+def reference(trial: OfRun, folder: Path) -> float:
+    """One process trains, and leaves its trace in `folder`. Returns its seconds.
+
+    Raises PlaitError where there is nothing to compare with: numbers that are random or not finite.
+    """
+    with _noted(folder):
+        start = time.monotonic()
+        applied = trial.apply({})
+        tokens, _ = trial.batch(0)
+        with torch.no_grad():
+            first, second = (applied.parts[0](tokens) for _ in range(2))
+        if not torch.equal(first, second):
+            raise PlaitError(
+                "the model finds other logits for the same tokens the second time, so it cannot be compared: switch "
+                "off what is random in it, such as dropout"
+            )
+        del applied, first, second
+        trace = train(trial)
+        if not all(map(math.isfinite, trace.losses + trace.norms)):
+            raise PlaitError(
+                f"losses {trace.losses} and norms of gradients {trace.norms} of one process are not all finite, so "
+                "there is nothing to compare with"
+            )
+        if not trace.norms[0]:
+            raise PlaitError("all gradients of one process are zero, so there is nothing to compare with")
+        torch.save(attrs.asdict(attrs.evolve(trace, final={})), folder / "reference.pt")
+        return time.monotonic() - start
+
+
+def compare(trial: OfRun, strategies: Mapping[str, Any], folder: Path) -> tuple[list[Finding], dict[str, str]]:
+    """A rank trains under `strategies`: how far it is from one process, and where its parameters lie."""
+    with _noted(folder):
+        trace = train(trial, strategies)
+        expected = Trace(**torch.load(folder / "reference.pt", mmap=True, weights_only=True))
+        model, _ = build_model(trial.config.model)
+        saved = set(model.state_dict())
+        found = [
+            _bitwise(INITIAL, trace.initial, expected.initial),
+            _gradients(FIRST, trace.gradients, expected.gradients, GRADIENT),
+            _steps(LOSSES, trace.losses, expected.losses),
+            _steps(NORMS, trace.norms, expected.norms),
+        ]
+        if all(finding.fine for finding in found):
+            found.append(_gradients(LAST, trace.last, expected.last, LOSS))
+        else:
+            found.append(Finding(LAST, LOSS, skipped="not compared: they come after something wrong"))
+        mine, theirs = ({k: b for k, b in t.buffers.items() if k in saved} for t in (trace, expected))
+        return [*found, *([_bitwise(BUFFERS, mine, theirs)] if theirs else [])], trace.placements
+
+
+def meaning(findings: list[Finding]) -> list[str]:
+    """What such differences usually come from: sentences, most likely first."""
+    wrong = {finding.what: finding for finding in findings if not finding.fine}
+    said = []
+    if INITIAL in wrong:
+        said.append(
+            "Initial values depend on the layout: a function in `init` may look at nothing but its generator and the "
+            "one row that it gets, and draw nothing from torch's own generator."
+        )
+    elif LOSSES in wrong and wrong[LOSSES].at == "step 1":
+        said += [
+            "The loss of the first step is off, so forward computes something else. Usually it is something non-linear "
+            "after a branch's last projection, such as a norm at its end; work between tokens outside of branches; a "
+            "bias whose axes do not go with those of its matrix, or that is added apart from it; a count of heads in "
+            "a view; or queries, keys and values in one matrix.",
+        ]
+    elif FIRST in wrong or LAST in wrong or NORMS in wrong:
+        said += [
+            "Forward is right and backward is not: a sum over ranks is missing, or made twice. Usually it is a module "
+            "that works between tokens or on heads and stands outside of `branches`; a branch that is declared larger "
+            "or smaller than it is; a bias apart from its matrix, which starts at 0; or a parameter whose `axes` are "
+            "those of another.",
+        ]
+    elif BUFFERS in wrong:
+        said.append("A buffer is computed from one rank's tokens: only the balance of experts is summed over ranks.")
+    said.append(
+        'The rules are in docs/models.md, "The rules, and why". Whether it is the strategy instead tells the same '
+        "command with a shipped model, such as model=llama3_debug."
+    )
+    return said
+
+
+def _bitwise(what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Finding:
+    errors = dict.fromkeys(tensors.keys() ^ expected.keys(), math.inf)
+    for name in tensors.keys() & expected.keys():
+        a, b = tensors[name], expected[name]
+        if a.shape != b.shape or a.dtype != b.dtype:
+            errors[name] = math.inf
+        else:
+            error = 0.0 if torch.equal(a, b) else float((a.double() - b.double()).abs().max())
+            errors[name] = math.inf if math.isnan(error) else error
+    return _worst(what, errors, 0.0)
+
+
+def _gradients(what: str, tensors: dict[str, Tensor], expected: dict[str, Tensor], bound: float) -> Finding:
+    both = [dict(expected), dict(tensors)]
+    for name in expected.keys() ^ tensors.keys():  # none is the same as zero
+        for each, other in (both, both[::-1]):
+            if name not in each:
+                each[name] = torch.zeros_like(other[name])
+    trace, reference = (Trace({}, gradients, [], [], {}) for gradients in both[::-1])
+    return _worst(what, gradient_errors(trace, reference), bound)
+
+
+def _steps(what: str, numbers: list[float], expected: list[float]) -> Finding:
+    error, step = apart(numbers, expected)
+    return Finding(what, LOSS, error, f"step {step}" if error <= LOSS else _first(numbers, expected), count=STEPS)
+
+
+def _first(numbers: list[float], expected: list[float]) -> str:
+    """The first step that is off: those after it start from other parameters."""
+    steps = range(1, len(expected) + 1)
+    return next(f"step {i}" for i in steps if apart(numbers[i - 1 : i], expected[i - 1 : i])[0] > LOSS)
+
+
+def _worst(what: str, errors: dict[str, float], bound: float) -> Finding:
+    at = max(errors, key=errors.__getitem__)
+    wrong = {name: error for name, error in errors.items() if not error <= bound}
+    return Finding(what, bound, errors[at], at, wrong, len(errors))
+
+
+@attrs.frozen
+class Failed:
+    """What one rank raised. when: time of day. ours: whether it is a sentence for the user already."""
+
+    when: float
+    rank: int
+    ours: bool
+    sentence: str
+    text: str
+
+
+@contextlib.contextmanager
+def _noted(folder: Path) -> Iterator[None]:
+    """Leave what is raised in `folder`: other ranks may fail after this one, and because of it."""
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of what is slow, not wrong
+    try:
+        yield
+    except Exception as error:
+        rank = dist.get_rank()
+        note = Failed(time.time(), rank, isinstance(error, PlaitError), one_line(error), traceback.format_exc())
+        torch.save(attrs.asdict(note), folder / f"failed-{rank}.pt")
+        raise
+
+
+def failed(folder: Path) -> Failed | None:
+    """What was raised first, a sentence before all else; None: nothing was."""
+    notes = [Failed(**torch.load(path, weights_only=True)) for path in folder.glob("failed-*.pt")]
+    order: Callable[[Failed], Any] = lambda note: (not note.ours, note.when)  # noqa: E731
+    return min(notes, key=order, default=None)

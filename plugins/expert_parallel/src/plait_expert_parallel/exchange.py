@@ -1,0 +1,129 @@
+"""Rows to the ranks that hold their experts, and results back.
+
+Shapes: N rows (copies of tokens) sorted by expert, D width, X experts, R ranks, L experts of a rank.
+"""
+
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed._functional_collectives as collectives
+import torch.nn.functional as functional
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+LEAST = 2
+
+
+@attrs.frozen
+class Way:
+    """The way that the rows of one call went, for their results to come back.
+
+    rows, first, last: how many this rank has, and which of them it sends; the others are its neighbours'.
+    sent, received:    how many rows to and from each rank. order: of received rows, by expert. back: its inverse.
+    filled:            rows of zeros that follow them.
+    """
+
+    rows: int
+    first: int
+    last: int
+    sent: list[int] = attrs.Factory(list)
+    received: list[int] = attrs.Factory(list)
+    order: Tensor | None = None
+    back: Tensor | None = None
+    filled: int = 0
+
+
+@attrs.define(eq=False)
+class Exchange:
+    """Between the ranks of `axis`, each of which holds an equal share of the experts.
+
+    axis:     1-D DeviceMesh.
+    share:    (index, count): which of the ranks that see the same tokens this is, and of how many.
+    alike:    those of their axes over which nobody sums what a branch returns.
+    compiled: what stands around the exchange is. Then results are waited for when they are sent, not where they are
+              used, and experts get two rows at least: a compiler makes graphs of their own for none and for one.
+    """
+
+    axis: Any
+    share: tuple[int, int]
+    alike: list[Any]
+    compiled: bool
+    way: Way | None = None  # of the call under way
+
+    def send(self, x_ND: Tensor, counts_X: Tensor) -> tuple[Tensor, Tensor]:
+        """All ranks' rows for this rank's experts, sorted by expert, and how many each of these has."""
+        rows, (index, count) = x_ND.shape[0], self.share
+        first, last = rows * index // count, rows * (index + 1) // count
+        self.way = Way(rows, first, last)
+        if count > 1:
+            for axis in self.alike:
+                x_ND = _lies(x_ND, axis, Replicate(), Replicate(), Partial())
+            ends_X = counts_X.cumsum(0)
+            counts_X = ends_X.clamp(first, last) - (ends_X - counts_X).clamp(first, last)
+            x_ND = x_ND[first:last]
+        ranks = self.axis.size()
+        if ranks == 1:
+            return x_ND, counts_X
+        counts_RL = counts_X.view(ranks, -1)
+        theirs_RL = collectives.all_to_all_single(counts_RL, None, None, self.axis)
+        theirs_RL = collectives.wait_tensor(theirs_RL).view(ranks, -1)
+        sent, received = torch.stack([counts_RL.sum(1), theirs_RL.sum(1)]).tolist()
+        places_RL = torch.arange(counts_RL.shape[1], device=x_ND.device).repeat(ranks)
+        expert_N = places_RL.repeat_interleave(theirs_RL.flatten(), output_size=sum(received))
+        order_N = expert_N.argsort(stable=True)
+        back_N = torch.empty_like(order_N).scatter_(0, order_N, torch.arange(len(order_N), device=order_N.device))
+        filled = max(LEAST - len(order_N), 0) if self.compiled else 0
+        self.way = Way(rows, first, last, sent, received, order_N, back_N, filled)
+        x_ND = _AllToAll.apply(x_ND, sent, received, self.axis, False)
+        x_ND, counts_L = _Permute.apply(x_ND, order_N, back_N), theirs_RL.sum(0)
+        if filled:
+            x_ND, counts_L = functional.pad(x_ND, (0, 0, 0, filled)), torch.cat([counts_L[:-1], counts_L[-1:] + filled])
+        return x_ND, counts_L
+
+    def bring_back(self, y_ND: Tensor) -> Tensor:
+        """What this rank's rows became, in their old order; 0 for those that a neighbour sent."""
+        way, self.way = self.way, None
+        assert way is not None
+        if way.order is not None:
+            y_ND = _Permute.apply(y_ND[: len(way.order)], way.back, way.order)
+            y_ND = _AllToAll.apply(y_ND, way.received, way.sent, self.axis, not self.compiled)
+        if self.share[1] > 1:
+            y_ND = functional.pad(y_ND, (0, 0, way.first, way.rows - way.last))
+            for axis in self.alike:
+                y_ND = _lies(y_ND, axis, Partial(), Replicate(), Replicate())
+        return y_ND
+
+
+def _lies(x: Tensor, axis: Any, found: Any, wanted: Any, gradient: Any) -> Tensor:
+    whole = DTensor.from_local(x, axis, [found], run_check=False).redistribute(placements=[wanted])
+    return whole.to_local(grad_placements=[gradient])
+
+
+class _AllToAll(torch.autograd.Function):
+    """`sent[r]` rows to rank r, `received[r]` from it; gradients go the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, sent: list[int], received: list[int], axis: Any, late: bool) -> Tensor:
+        ctx.sent, ctx.received, ctx.axis = sent, received, axis
+        moved = collectives.all_to_all_single(x_ND.contiguous(), received, sent, axis)
+        return moved if late else collectives.wait_tensor(moved)
+
+    @staticmethod
+    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Any, ...]:
+        moved = collectives.all_to_all_single(grad_ND.contiguous(), ctx.sent, ctx.received, ctx.axis)
+        return collectives.wait_tensor(moved), None, None, None, None
+
+
+class _Permute(torch.autograd.Function):
+    """`x[order]`. Its backward is `x[back]`, which adds nothing up, so it is the same every time."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return x_ND.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, None, None]:
+        (back,) = ctx.saved_tensors
+        return grad_ND.index_select(0, back), None, None

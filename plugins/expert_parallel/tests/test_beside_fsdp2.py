@@ -1,0 +1,56 @@
+"""fsdp2 gathers experts as a unit of their own: as often as need be, whatever its options and recomputation."""
+
+import functools
+
+import pytest
+from crowd import Town
+from test_town import same
+
+from plait.testing.count import Counting
+from plait.testing.models import moe
+from plait.testing.parity import unequal
+from plait.testing.trial import Trial, forward_backward, train
+
+OPTIONS = [{"prefetch": 1}, {"prefetch": 2, "reshard_after_forward": "always"}, {"reshard_after_forward": "never"}]
+
+
+def gathers(options, remat):
+    """How often the experts' parameters are gathered in a step, and their gradients reduced."""
+    trial = Trial(functools.partial(moe, n_layers=4), remat=remat)  # three layers of experts
+    applied = trial.apply({"fsdp2": options, "expert_parallel": {"degree": 2}})
+    forward_backward(applied, trial, 0)
+    with Counting(applied.mesh) as counting:
+        forward_backward(applied, trial, 1)
+    found = {(c.op, c.axis): c.count for c in counting.found()}
+    return found["all_gather", "experts.dp_shard"], found["reduce_scatter", "experts.dp_shard"]
+
+
+@pytest.mark.parametrize(("options", "gathered"), [({}, 5), *zip(OPTIONS, (5, 6, 3), strict=True)])
+@pytest.mark.parametrize("remat", ["none", "full", "selective"])
+def test_as_often_as_need_be(plait_ranks, options, gathered, remat):
+    assert plait_ranks.run(gathers, options, remat, world=4) == [(gathered, 3)] * 4
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("remat", ["none", "selective"])
+def test_same_training(plait_ranks, options, remat):
+    trial = Trial("moe", dtype="float32", remat=remat)
+    experts = {"expert_parallel": {"degree": 2}}
+    plain = plait_ranks.run(train, trial, {"fsdp2": {}, **experts}, world=4)
+    for rank, trace in enumerate(plait_ranks.run(train, trial, {"fsdp2": options, **experts}, world=4)):
+        assert trace.losses == plain[rank].losses
+        assert unequal(trace.final, plain[rank].final) is None
+
+
+def held(model, strategies):
+    params = Trial(model).apply(strategies).parts[0].named_parameters()
+    return {name: p.to_local().numel() for name, p in params if "people" in name}
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_fewer_experts_than_ranks(plait_ranks, degree):
+    few, strategies = functools.partial(Town, experts=2), {"fsdp2": {}, "expert_parallel": {"degree": degree}}
+    same(plait_ranks, Trial(few), 4, strategies)
+    whole = {name: p.numel() for name, p in Trial(few).build().named_parameters()}
+    for found in plait_ranks.run(held, few, strategies, world=4):
+        assert found == {name: whole[name] // 4 for name in found}

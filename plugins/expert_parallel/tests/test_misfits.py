@@ -1,0 +1,69 @@
+"""What does not fit is said in one sentence, before any rank starts where that can be known."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from crowd import Town
+
+import plait
+from plait import ModelSpec, PlaitError
+from plait.check import check
+from plait.compose import resolve
+from plait.plugins import create
+from plait.testing.pool import RankError
+from plait_expert_parallel import fits
+
+DEEPSEEK = ["model=deepseek_v3_debug", "launch.device=cpu"]
+MISFITS = [
+    (
+        [*DEEPSEEK, "strategy=[expert_parallel,fsdp2]", "strategy.expert_parallel.degree=3"],
+        "strategy.expert_parallel.degree=3 does not divide the model's 8 experts; degrees that fit: 1, 2, 4, 8",
+    ),
+    (
+        [*DEEPSEEK, "strategy=[expert_parallel,fsdp2]", "strategy.expert_parallel.degree=8", "launch.nproc_per_node=4"],
+        "view 'experts' (expert_parallel) needs 8 ranks (ep=8 (expert_parallel)), which cannot be carved",
+    ),
+    (["strategy=[expert_parallel,fsdp2]", "launch.device=cpu"], "strategy 'expert_parallel' finds no experts in this"),
+    ([*DEEPSEEK, "strategy=[expert_parallel]", "launch.nproc_per_node=4"], "the mesh does not fit 4 ranks"),
+    (
+        [*DEEPSEEK, "strategy=[expert_parallel,tensor_parallel]", "strategy.tensor_parallel.degree=4"],
+        "experts.tp=2 (left over) split the tokens, but no selected strategy sums the gradients over them",
+    ),
+    ([*DEEPSEEK, "strategy=[expert_parallel,fsdp2]", "strategy.expert_parallel.degree=0"], "degree must be >= 1: 0"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "says"), MISFITS)
+def test_said_before_a_rank_starts(overrides, says):
+    with pytest.raises(PlaitError, match=re.escape(says)) as caught:
+        check(resolve(overrides))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("axes", "says"),
+    [
+        ({"m.w": ("embed", "experts")}, "'m.w' has the logical axes ('embed', 'experts'), but 'experts' must stand"),
+        ({"m.w": ("experts", "embed"), "m.b": ("embed", None)}, "module 'm' has parameters of experts and others"),
+    ],
+)
+def test_experts_that_cannot_be_divided(axes, says):
+    run = SimpleNamespace(spec=ModelSpec(axes), shapes=dict.fromkeys(axes, (4, 4)))
+    with pytest.raises(PlaitError, match=re.escape(says)):
+        fits.check(2, run)
+
+
+def without_branches():
+    with torch.device("meta"):
+        model = Town()
+    import attrs
+
+    spec = attrs.evolve(model.spec(), branches=())
+    plait.apply(model, spec, [create("tensor_parallel", {}), create("expert_parallel", {})], seq_len=16)
+
+
+def test_experts_beside_tensor_ranks_must_be_in_a_branch(plait_ranks):
+    with pytest.raises(RankError, match=r"module 'cells\.0\.crowd\.people' holds experts, but is in no branch"):
+        plait_ranks.run(without_branches, world=2)

@@ -1,0 +1,42 @@
+"""Layouts of a mixture that nobody here knows, against one process."""
+
+import pytest
+from crowd import Town
+
+from plait.testing.parity import apart, unequal, worst_gradient
+from plait.testing.trial import Trial, train
+
+TP, OFF = {"degree": 2}, {"degree": 2, "sequence_parallel": False, "loss_parallel": False}
+LAYOUTS = {
+    "fsdp2 4": (4, {"fsdp2": {}}),
+    "fsdp2 x ep 1": (4, {"fsdp2": {}, "expert_parallel": {"degree": 1}}),
+    "fsdp2 x ep 2": (4, {"fsdp2": {}, "expert_parallel": {"degree": 2}}),
+    "fsdp2 x ep 4": (4, {"fsdp2": {}, "expert_parallel": {"degree": 4}}),
+    "fsdp2 x tp 2": (4, {"fsdp2": {}, "tensor_parallel": TP}),
+    "fsdp2 x tp 2 x ep 1": (4, {"fsdp2": {}, "tensor_parallel": TP, "expert_parallel": {"degree": 1}}),
+    "fsdp2 x tp 2 x ep 2": (4, {"fsdp2": {}, "tensor_parallel": TP, "expert_parallel": {"degree": 2}}),
+    "fsdp2 x tp 2 x ep 4": (4, {"fsdp2": {}, "tensor_parallel": TP, "expert_parallel": {"degree": 4}}),
+    "fsdp2 x tp 2 (no sp) x ep 2": (4, {"fsdp2": {}, "tensor_parallel": OFF, "expert_parallel": {"degree": 2}}),
+    "fsdp2 x tp 2 (no sp) x ep 4": (4, {"fsdp2": {}, "tensor_parallel": OFF, "expert_parallel": {"degree": 4}}),
+    "tp 4 x ep 4": (4, {"tensor_parallel": {"degree": 4}, "expert_parallel": {"degree": 4}}),
+    "hsdp 2x2 x ep 2": (4, {"fsdp2": {"replicate": 2, "shard": 2}, "expert_parallel": {"degree": 2}}),
+    "hsdp 2x2 x ep 4": (4, {"fsdp2": {"replicate": 2, "shard": 2}, "expert_parallel": {"degree": 4}}),
+}
+
+
+def same(ranks, trial, world, strategies, extra=()):
+    (one,) = ranks.run(train, Trial(trial.model, steps=trial.steps), world=1)
+    for trace in ranks.run(train, trial, strategies, extra, world=world):
+        assert unequal(trace.initial, one.initial) is None
+        error, name = worst_gradient(trace, one)
+        assert error <= 1e-10, f"{name} is off by {error:.2e}"
+        assert apart(trace.losses, one.losses)[0] <= 1e-9
+        assert apart(trace.norms, one.norms)[0] <= 1e-9
+
+
+OFTEN = ("fsdp2 x ep 2", "fsdp2 x tp 2 x ep 2", "fsdp2 x tp 2 (no sp) x ep 4")
+
+
+@pytest.mark.parametrize("layout", [x if x in OFTEN else pytest.param(x, marks=pytest.mark.slow) for x in LAYOUTS])
+def test_parity(plait_ranks, layout):
+    same(plait_ranks, Trial(Town), *LAYOUTS[layout])

@@ -1,0 +1,91 @@
+"""What axes alone do not tell, refused before a rank starts: it would train wrong, with a plausible loss.
+
+A branch in which something is divided returns a summand on each rank. So all that it adds has to go through one matrix
+that is divided along its input, or be a bias beside such a matrix, which one rank adds.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from plait import PlaitError
+from plait_tensor_parallel.fits import KEY, SHARDED
+
+Axes = tuple[str | None, ...]
+
+
+def refuse(axes: Mapping[str, Axes], spec: Any, working: Collection[str], sequence_parallel: bool) -> None:
+    """Raise PlaitError for a parameter of which nobody can tell what it does to a sum over ranks.
+
+    axes:    FQN -> logical axes, of the parameters that this strategy places.
+    working: the branches in which something is divided.
+    """
+    owners: dict[str, dict[str, Axes]] = {}
+    for fqn, its in axes.items():
+        owners.setdefault(fqn.rpartition(".")[0], {})[fqn] = its
+    branch = {owner: spec.branch_of(owner) for owner in owners}
+    flat = _flat(owners, branch)
+    for owner, own in owners.items():
+        matrices = [its for its in own.values() if divided(its) and len(its) > 1]
+        for fqn, its in own.items():
+            if divided(its):
+                continue
+            if its in [_output(m) for m in matrices] and any(m[-1] not in SHARDED for m in matrices):
+                raise PlaitError(
+                    f"{KEY} cannot tell whether {fqn!r} {_said(its)} is the bias of a matrix beside it; give each "
+                    "matrix and its bias a module of their own, with rows for what comes out, as nn.Linear has them"
+                )
+            if branch[owner] in working and len(its) > 1 and its[0] == "embed":
+                raise PlaitError(
+                    f"{KEY} divides the work of the branch {branch[owner]!r}, but {fqn!r} {_said(its)} writes to the "
+                    "stream undivided, so that its part would be added once a rank; make it a branch of its own"
+                )
+            if branch[owner] is None:
+                _refuse_outside(fqn, its, owner, owners, flat, sequence_parallel)
+
+
+def _refuse_outside(
+    fqn: str, its: Axes, owner: str, owners: dict[str, dict[str, Axes]], flat: bool, sequence_parallel: bool
+) -> None:
+    holds_others = any(other.startswith(f"{owner}." if owner else "") for other in owners if other != owner)
+    if sequence_parallel and len(its) > 1 and "embed" in its and holds_others:
+        raise PlaitError(
+            f"{fqn!r} {_said(its)} belongs to a module that holds others, so {KEY} cannot give it this rank's share of "
+            f"the positions; make it an nn.Embedding that is called with them, or set {KEY}.sequence_parallel=false"
+        )
+    if not sequence_parallel and flat and its and "embed" not in its:
+        raise PlaitError(
+            f"{KEY} cannot tell whether {fqn!r} {_said(its)} acts on the stream or between the divided matrices of a "
+            f"feed-forward; name that feed-forward in the spec's branches, or set {KEY}.sequence_parallel=true"
+        )
+
+
+def is_bias(its: Axes, matrices: list[Axes]) -> bool:
+    """Whether an undivided parameter is added to what a matrix beside it finds, of which each rank has a summand."""
+    return not divided(its) and its in [_output(m) for m in matrices if m[-1] in SHARDED]
+
+
+def divided(its: Axes) -> bool:
+    return any(axis in SHARDED for axis in its)
+
+
+def foreseen(run: Any) -> tuple[dict[str, Axes], set[str]]:
+    """What is known before there is a mesh: axes of parameters that no other strategy may claim, divided branches."""
+    axes = {fqn: run.spec.axes_of(fqn) for fqn in run.shapes}
+    own = {fqn: its for fqn, its in axes.items() if {*its} <= {*SHARDED, "embed", None}}
+    return own, {b for fqn, its in own.items() if divided(its) and (b := run.spec.branch_of(fqn))}
+
+
+def _output(matrix: Axes) -> Axes:
+    """What is left of a divided matrix's axes once the divided one is summed over."""
+    (dim, *_) = [d for d, axis in enumerate(matrix) if axis in SHARDED]
+    return matrix[:dim] + matrix[dim + 1 :]
+
+
+def _flat(owners: dict[str, dict[str, Axes]], branch: dict[str, str | None]) -> bool:
+    """Whether something but the vocabulary is divided outside of branches."""
+    inner = set(SHARDED) - {"vocab"}
+    return any(inner & set(its) for owner, own in owners.items() if branch[owner] is None for its in own.values())
+
+
+def _said(its: Axes) -> str:
+    return f"({', '.join(map(str, its))}{',' * (len(its) == 1)})"
