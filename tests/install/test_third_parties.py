@@ -21,8 +21,8 @@ def grade_of(clean, tests, folder):
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
 def test_a_plugin_passes_alone(wheels, plugin, tmp_path):
-    """With the core, and no other plugin to lean on."""
-    clean = clean_environment(tmp_path / "venv", wheels, "plait", f"plait-{plugin.name.replace('_', '-')}")
+    """With the core, and no other plugin than its own tests ask for."""
+    clean = clean_environment(tmp_path / "venv", wheels, "plait", f"plait-{plugin.name.replace('_', '-')}[test]")
     assert grade_of(clean, plugin / "tests", tmp_path).startswith(f"{plugin.name}: ")
 
 

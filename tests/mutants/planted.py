@@ -50,6 +50,9 @@ def copied(folder: Path, mutant: Mutant | None = None) -> list[str]:
     return places
 
 
+OPERATORS = "plait.models.grouped"  # not from the copy: a process registers an operator once, and keeps it
+
+
 class Planted:
     """Stands in for a pool of ranks: what it runs, runs on the copy."""
 
@@ -70,10 +73,12 @@ class Planted:
 
 
 def _on_copy(places: list[str], payload: bytes) -> bytes:
+    importlib.import_module(OPERATORS)
     ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0].partition("_")[0] == "plait"}
     before = list(sys.path)
     for name in ours:
-        del sys.modules[name]
+        if name != OPERATORS:
+            del sys.modules[name]
     sys.path[:0] = places
     importlib.invalidate_caches()
     try:

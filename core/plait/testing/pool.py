@@ -24,6 +24,7 @@ PRELOADED = [
     *("torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor"),
     "torch.distributed.tensor.parallel",
 ]
+RUNS = 100  # of one set of ranks
 
 
 class RankError(Exception):
@@ -59,6 +60,8 @@ class Pool:
             raise TooFewDevices(f"{world} ranks need a GPU each, but there are {gpus}")
         if not all(process.is_alive() for process, _ in self._ranks):
             self._kill()  # something ended one between two calls: the machine was out of memory, say
+        if self._runs and self._runs % RUNS == 0:
+            self._kill()  # what torch does not forget grows with every run, compiled ones above all
         if not self._ranks:
             self._start()
         self._runs += 1
@@ -199,11 +202,13 @@ def _join(backend: str, store: Any, rank: int, world: int) -> None:
 def _forget() -> None:
     """torch caches plans of DTensors and compiled code by meshes that look alike, with the names of ended groups."""
     import torch
-    from torch.distributed.tensor import _redistribute
+    from torch.distributed.tensor import _collective_utils, _redistribute
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     _clear_sharding_prop_cache()
     _redistribute._gen_transform_infos.cache_clear()
+    _redistribute.clear_redistribute_planner_cache()
+    _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
     gc.collect()  # models and meshes hold each other, and with them sockets and threads of ended groups
