@@ -8,5 +8,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     layout = item.callspec.params.get("layout") if hasattr(item, "callspec") else None
     if layouts and layout is not None and layout != list(layouts)[-1]:
         item.add_marker(pytest.mark.slow)  # of a strategy's layouts `make test` tries the last
+    if item.name.startswith("test_killed_and_resumed") and item.cls.strategy != "fsdp2":
+        item.add_marker(pytest.mark.slow)  # three starts of `plait train`: once is enough
+    # one pool of ranks, beside tests that start none
     group = "ranks" if "plait_ranks" in getattr(item, "fixturenames", ()) else item.path.name
-    item.add_marker(pytest.mark.xdist_group(group))  # one pool of ranks, beside tests that start none
+    item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if getattr(session.config.option, "loadgroup", False) and not all("@" in item.nodeid for item in session.items):
+        raise pytest.UsageError("this pytest-xdist keeps no groups under this pytest: two pools would fight for cores")

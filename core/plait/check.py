@@ -15,7 +15,7 @@ from plait.distributed import device_of
 from plait.errors import PlaitError, near_miss
 from plait.metrics import check as check_metrics
 from plait.optimizer import make_optimizer
-from plait.plugins import create, installed
+from plait.plugins import create_all, installed
 from plait.run import Run
 from plait.schema import typed
 from plait.weave import axes_asked, configure, layout_of, new_run
@@ -46,7 +46,7 @@ def check(node: Mapping[str, Any], world_size: int | None = None) -> Checked:
     """
     config = typed(Config, node, "")
     device_type = device_of(config.launch.device)
-    strategies = strategies_of(config)
+    strategies = create_all(config.strategy)
     model, spec = build_model(config.model)
     guess = world_size or _guess(config, device_type)
     run = new_run(config, spec, model, guess, device_type, strategies)
@@ -76,17 +76,6 @@ def check(node: Mapping[str, Any], world_size: int | None = None) -> Checked:
     if rest:
         raise PlaitError(f"{world_size} ranks do not divide over launch.nnodes={config.launch.nnodes} machines")
     return Checked(final, config, layout, source, per_node, distributions, shapes(model), tied_names(model))
-
-
-def strategies_of(config: Config) -> dict[str, Any]:
-    """The selected strategies, made with their options. Raises PlaitError where one cannot be."""
-    for name, options in config.strategy.items():
-        if not isinstance(options, Mapping | type(None)):
-            raise PlaitError(
-                f"strategy.{name}={options!r} is not a node of options: a strategy's YAML begins with the line "
-                "`# @package strategy.<its name>`"
-            )
-    return {name: create(name, options or {}) for name, options in config.strategy.items()}
 
 
 def _check_model(config: Config, model: Any) -> None:

@@ -111,6 +111,16 @@ def _options(group: str) -> list[str]:
     return list(loader.get_group_options(group)) if loader else []
 
 
+def asked(argv: list[str], command: str, least: int = 1) -> tuple[list[str], int | None]:
+    """(overrides, N of world=N where it was given), for a subcommand that takes these and no flag of `plait train`."""
+    if flags := [a for a in argv if a.startswith("-") and a not in ("--config-dir", "-cd")]:
+        raise PlaitError(f"plait {command} takes overrides, --config-dir and world=N; {flags[0]} is for plait train")
+    worlds = [a.partition("=")[2] for a in argv if a.startswith("world=")]
+    if worlds and not (worlds[-1].isdigit() and int(worlds[-1]) >= least):
+        raise PlaitError(f"world={worlds[-1]} must be a number of ranks, at least {least}, such as world=4")
+    return [a for a in argv if not a.startswith("world=")], int(worlds[-1]) if worlds else None
+
+
 def resolve(overrides: list[str]) -> dict[str, Any]:
     """The resolved config of one run under these overrides, as plain values; `--config-dir DIR` is understood.
 

@@ -91,6 +91,17 @@ def create(name: str, options: Mapping[str, Any]) -> Any:
     return typed(load(name), options, f"strategy.{name}")
 
 
+def create_all(selected: Mapping[str, Any]) -> dict[str, Any]:
+    """Name -> instance, for the config's node `strategy`. Raises PlaitError where one cannot be made."""
+    for name, options in selected.items():
+        if not isinstance(options, Mapping | type(None)):
+            raise PlaitError(
+                f"strategy.{name}={options!r} is not a node of options: a strategy's YAML begins with the line "
+                "`# @package strategy.<its name>`"
+            )
+    return {name: create(name, options or {}) for name, options in selected.items()}
+
+
 def name_of(strategy: Any) -> str:
     """The name of an instance: its class's `name` where it has one, else that of its entry point."""
     cls = type(strategy)

@@ -18,7 +18,7 @@ from plait.loss import cross_entropy_sum, parallel, valid_tokens
 from plait.optimizer import learning_rate, make_optimizer
 from plait.peaks import peak_flops
 from plait.pending import Pending, Row, Stopwatch
-from plait.plugins import create
+from plait.plugins import create_all
 from plait.run import Run
 from plait.weave import new_run, set_up
 
@@ -46,7 +46,7 @@ class Trainer:
         device_type = device_of(config.launch.device)
         alive("building the model")
         model, spec = build_model(config.model)
-        strategies = {name: create(name, options or {}) for name, options in config.strategy.items()}
+        strategies = create_all(config.strategy)
         self.run: Run = new_run(config, spec, model, dist.get_world_size(), device_type, strategies)
         alive("setting up the strategies")
         self.applied = set_up(model, self.run)

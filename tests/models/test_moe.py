@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from plait.errors import PlaitError
-from plait.models.layers import SwiGLU
 from plait.models.moe import Experts, MoE, Router, check, sequence_imbalance
+from plait.models.swiglu import SwiGLU
 
 V3 = {"score": "sigmoid", "n_groups": 4, "top_groups": 2, "group_top": 2, "norm_weights": True, "scale": 2.5}
 V2 = {"score": "softmax", "n_groups": 4, "top_groups": 2, "group_top": 1, "norm_weights": False, "scale": 16.0}

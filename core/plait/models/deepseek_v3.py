@@ -1,27 +1,24 @@
 """DeepSeek-V3 (arXiv:2412.19437) and V2 (arXiv:2405.04434): latent attention and a mixture of experts.
 
-Shapes: B batch, T tokens, V vocabulary, D model width.
+Shapes: B batch, T tokens, V vocabulary.
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
-
 from plait.errors import PlaitError
-from plait.models import mla, moe
-from plait.models.flops import Flops
-from plait.models.init import Normal, ones
-from plait.models.layers import Block, SwiGLU
+from plait.models import mla, moe, swiglu
+from plait.models.decoder import ATTENTION, FEED_FORWARD, Block, Decoder
 from plait.models.moe import Experts, MoE, Router
 from plait.models.options import none_below, one_of, positive, positive_int
+from plait.models.swiglu import SwiGLU
 from plait.spec import ModelSpec
 
 if TYPE_CHECKING:
     from plait.models.convert import HuggingFace
 
 
-class DeepSeekV3(nn.Module):
+class DeepSeekV3(Decoder):
     """Tokens (B, T) to logits (B, T, V). The published module that predicts a second token (MTP) is not part of it.
 
     dim:              width of the residual stream.
@@ -88,7 +85,6 @@ class DeepSeekV3(nn.Module):
         norm_eps: float = 1e-6,
         rope_scaling: Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__()
         positive_int(dim=dim, n_layers=n_layers, n_heads=n_heads, kv_lora_rank=kv_lora_rank, v_head_dim=v_head_dim)
         positive_int(qk_nope_head_dim=qk_nope_head_dim, qk_rope_head_dim=qk_rope_head_dim, ffn_dim=ffn_dim)
         positive_int(expert_ffn_dim=expert_ffn_dim, vocab_size=vocab_size, max_seq_len=max_seq_len)
@@ -102,11 +98,6 @@ class DeepSeekV3(nn.Module):
         one_of("score", score, ("sigmoid", "softmax"))
         positive(route_scale=route_scale)
         none_below(0.0, bias_update=bias_update, balance_loss=balance_loss)
-        self.n_layers, self.n_dense_layers, self.n_heads = n_layers, min(n_dense_layers, n_layers), n_heads
-        self.low_rank_queries, self.n_shared_experts = q_lora_rank is not None, n_shared_experts
-        self.head_dim, self.v_head_dim = qk_nope_head_dim + qk_rope_head_dim, v_head_dim
-        self.max_seq_len = max_seq_len
-        self.unvisited = (n_layers - self.n_dense_layers) * (n_experts - top_k) * 3 * dim * expert_ffn_dim
         yarn = mla.Yarn.of(rope_scaling, rope_theta) if rope_scaling else None
 
         def mixture() -> MoE:
@@ -117,69 +108,44 @@ class DeepSeekV3(nn.Module):
             shared = SwiGLU(dim, n_shared_experts * expert_ffn_dim) if n_shared_experts else None
             return MoE(router, Experts(n_experts, dim, expert_ffn_dim), shared)
 
-        self.tok_embeddings = nn.Embedding(vocab_size, dim)
-        self.layers = nn.ModuleDict()  # not a list: a pipeline's stage takes blocks out, and names stay
-        for layer in range(n_layers):
+        def block(layer: int) -> Block:
             attention = mla.LatentAttention(
                 dim, n_heads, q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, norm_eps,
                 rope_theta, yarn,
             )  # fmt: skip
-            feed_forward = SwiGLU(dim, ffn_dim) if layer < n_dense_layers else mixture()
-            self.layers[str(layer)] = Block(dim, norm_eps, attention, feed_forward)
-        self.norm = nn.RMSNorm(dim, norm_eps)
-        self.output = nn.Linear(dim, vocab_size, bias=False)
+            return Block(dim, norm_eps, attention, SwiGLU(dim, ffn_dim) if layer < n_dense_layers else mixture())
 
-    def forward(self, tokens_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V). `positions_BT` restart at 0 where a packed document starts; None: one document a row."""
-        if tokens_BT.shape[1] > self.max_seq_len:
-            raise PlaitError(f"a sequence has {tokens_BT.shape[1]} tokens, but model.max_seq_len is {self.max_seq_len}")
-        x_BTD = self.tok_embeddings(tokens_BT)
-        for block in self.layers.values():
-            x_BTD = block(x_BTD, positions_BT)
-        return self.output(self.norm(x_BTD))
+        super().__init__(
+            (block(layer) for layer in range(n_layers)),
+            dim=dim,
+            vocab_size=vocab_size,
+            max_seq_len=max_seq_len,
+            norm_eps=norm_eps,
+        )
+        self.n_dense_layers, self.n_heads = min(n_dense_layers, n_layers), n_heads
+        self.low_rank_queries, self.n_shared_experts = q_lora_rank is not None, n_shared_experts
+        self.head_dim, self.v_head_dim = qk_nope_head_dim + qk_rope_head_dim, v_head_dim
+        self.unvisited = (n_layers - self.n_dense_layers) * (n_experts - top_k) * 3 * dim * expert_ffn_dim
 
     def spec(self) -> ModelSpec:
         """What strategies may know of the model. Asked of the whole model, before anything takes it apart."""
-        std = 0.02  # the scheme of llama3.py
-        inner, onto_stream = Normal(std), Normal(std / (2 * self.n_layers) ** 0.5)
-        attention, ffn = "layers.*.attention", "layers.*.feed_forward"
+        normals = self.normals()
+        axes, init = mla.axes(ATTENTION, self.low_rank_queries), mla.init(ATTENTION, *normals)
         mixed = self.n_dense_layers < self.n_layers
-        dense = [ffn] * (self.n_dense_layers > 0) + [f"{ffn}.shared"] * (mixed and self.n_shared_experts > 0)
-        axes: dict[str, tuple[str | None, ...]] = moe.axes(ffn) if mixed else {}
-        init = moe.init(ffn, inner, onto_stream) if mixed else {}
-        for fqn in dense:
-            axes |= {f"{fqn}.w{i}.weight": ("embed", "ffn") if i == 2 else ("ffn", "embed") for i in (1, 2, 3)}
-            init |= {f"{fqn}.w2.weight": onto_stream, f"{fqn}.w*.weight": inner}
-        return ModelSpec(
-            axes={
-                "tok_embeddings.weight": ("vocab", "embed"),
-                **mla.axes(attention, self.low_rank_queries),
-                **axes,
-                "layers.*.attention_norm.weight": ("embed",),
-                "layers.*.ffn_norm.weight": ("embed",),
-                "norm.weight": ("embed",),
-                "output.weight": ("vocab", "embed"),
-            },
-            blocks=("layers.*",),
+        if mixed:
+            axes |= moe.axes(FEED_FORWARD)
+            init |= moe.init(FEED_FORWARD, *normals)
+        shared = mixed and self.n_shared_experts > 0
+        for fqn in [FEED_FORWARD] * (self.n_dense_layers > 0) + [f"{FEED_FORWARD}.shared"] * shared:
+            axes |= swiglu.axes(fqn)
+            init |= swiglu.init(fqn, *normals)
+        return self.spec_of(
+            axes=axes,
+            init=init,
             sizes={"heads": self.n_heads},
-            branches=(attention, ffn),
-            attention=f"{attention}.inner",
-            init={
-                "tok_embeddings.weight": Normal(1.0),
-                **mla.init(attention, inner, onto_stream),
-                **init,
-                "layers.*.attention_norm.weight": ones,
-                "layers.*.ffn_norm.weight": ones,
-                "norm.weight": ones,
-                "output.weight": inner,
-            },
-            flops=Flops(
-                parameters=sum(p.numel() for p in self.parameters())
-                - self.tok_embeddings.weight.numel()
-                - self.unvisited,
-                attention=self.n_layers * self.n_heads * (self.head_dim + self.v_head_dim),
-            ),
-            routers=(f"{ffn}.router",) if mixed else (),
+            scored=self.n_layers * self.n_heads * (self.head_dim + self.v_head_dim),
+            unvisited=self.unvisited,
+            routers=(f"{FEED_FORWARD}.router",) if mixed else (),
         )
 
     def hugging_face(self) -> "HuggingFace":

@@ -1,6 +1,6 @@
 """Layers that models share.
 
-Shapes: B batch, T tokens, D model width, H query heads, K key and value heads, E width of a head, F feed-forward width.
+Shapes: B batch, T tokens, D model width, H query heads, K key and value heads, E width of a head.
 """
 
 import math
@@ -102,31 +102,3 @@ def document_mask(positions_BT: Tensor) -> Tensor:
     """(B, 1, T, T), true where the row's token may see the column's: same document, not later."""
     document = (positions_BT == 0).cumsum(-1)
     return (document[:, :, None] == document[:, None, :]).tril()[:, None]
-
-
-class Block(nn.Module):
-    """Two branches, each behind its norm, whose results are added to the stream."""
-
-    def __init__(self, dim: int, norm_eps: float, attention: nn.Module, feed_forward: nn.Module) -> None:
-        super().__init__()
-        self.attention_norm = nn.RMSNorm(dim, norm_eps)
-        self.attention = attention
-        self.ffn_norm = nn.RMSNorm(dim, norm_eps)
-        self.feed_forward = feed_forward
-
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None = None) -> Tensor:
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), positions_BT)
-        return x_BTD + self.feed_forward(self.ffn_norm(x_BTD))
-
-
-class SwiGLU(nn.Module):
-    """Gated feed-forward (arXiv:2002.05202): w2(silu(w1 x) * w3 x)."""
-
-    def __init__(self, dim: int, ffn_dim: int) -> None:
-        super().__init__()
-        self.w1 = nn.Linear(dim, ffn_dim, bias=False)
-        self.w2 = nn.Linear(ffn_dim, dim, bias=False)
-        self.w3 = nn.Linear(dim, ffn_dim, bias=False)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.w2(F.silu(self.w1(x_BTD)) * self.w3(x_BTD))

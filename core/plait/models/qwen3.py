@@ -1,65 +1,29 @@
 """Qwen3 (arXiv:2505.09388), dense or with a mixture of experts in every block, named as Llama 3's parameters are.
 
-Shapes: B batch, T tokens, V vocabulary, D model width, H query heads, K key and value heads, E width of a head,
-X experts, F their inner width.
+Shapes: B batch, T tokens, V vocabulary.
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from plait.errors import PlaitError
-from plait.models import moe
-from plait.models.flops import Flops
-from plait.models.init import Normal, ones
-from plait.models.layers import Block, CausalAttention, Rope, SwiGLU
+from plait.models import gqa, moe, swiglu
+from plait.models.decoder import ATTENTION, FEED_FORWARD, Block, Decoder
+from plait.models.gqa import GroupedQueryAttention
+from plait.models.layers import Rope
 from plait.models.mla import Yarn
 from plait.models.moe import Experts, MoE, Router
 from plait.models.options import divides, none_below, positive, positive_int
+from plait.models.swiglu import SwiGLU
 from plait.spec import ModelSpec
 
 if TYPE_CHECKING:
     from plait.models.convert import HuggingFace
 
 
-class Attention(nn.Module):
-    """Grouped-query attention whose queries and keys are normed head by head before RoPE."""
-
-    def __init__(
-        self,
-        dim: int,
-        n_heads: int,
-        n_kv_heads: int,
-        head_dim: int,
-        norm_eps: float,
-        theta: float,
-        yarn: Yarn | None = None,
-    ) -> None:
-        super().__init__()
-        self.head_dim = head_dim
-        self.wq = nn.Linear(dim, n_heads * head_dim, bias=False)
-        self.wk = nn.Linear(dim, n_kv_heads * head_dim, bias=False)
-        self.wv = nn.Linear(dim, n_kv_heads * head_dim, bias=False)
-        self.wo = nn.Linear(n_heads * head_dim, dim, bias=False)
-        self.q_norm = nn.RMSNorm(head_dim, norm_eps)
-        self.k_norm = nn.RMSNorm(head_dim, norm_eps)
-        self.rope = Rope(head_dim, theta, yarn)
-        self.sharpness = yarn.sharpness()[0] if yarn else 1.0  # RoPE turns all of a head
-        self.inner = CausalAttention()
-
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None = None) -> Tensor:
-        q_BTHE = self.q_norm(self.wq(x_BTD).unflatten(-1, (-1, self.head_dim)))
-        k_BTKE = self.k_norm(self.wk(x_BTD).unflatten(-1, (-1, self.head_dim)))
-        v_BTKE = self.wv(x_BTD).unflatten(-1, (-1, self.head_dim))
-        q_BTHE, k_BTKE = self.rope(q_BTHE, k_BTKE, positions_BT)
-        if self.sharpness != 1.0:
-            q_BTHE = q_BTHE * self.sharpness
-        out_BHTE = self.inner(q_BTHE.transpose(1, 2), k_BTKE.transpose(1, 2), v_BTKE.transpose(1, 2), positions_BT)
-        return self.wo(out_BHTE.transpose(1, 2).flatten(-2))
-
-
-class Qwen3(nn.Module):
+class Qwen3(Decoder):
     """Tokens (B, T) to logits (B, T, V).
 
     dim:            width of the residual stream.
@@ -104,7 +68,6 @@ class Qwen3(nn.Module):
         bias_update: float = 0.0,
         balance_loss: float = 0.0,
     ) -> None:
-        super().__init__()
         positive_int(dim=dim, n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim)
         positive_int(ffn_dim=ffn_dim, vocab_size=vocab_size, max_seq_len=max_seq_len)
         positive(rope_theta=rope_theta, norm_eps=norm_eps)
@@ -115,10 +78,8 @@ class Qwen3(nn.Module):
         if n_experts:
             moe.check(n_experts, top_k)
             none_below(0.0, bias_update=bias_update, balance_loss=balance_loss)
-        self.n_layers, self.n_heads, self.n_kv_heads, self.head_dim = n_layers, n_heads, n_kv_heads, head_dim
-        self.ffn_dim, self.n_experts, self.top_k, self.norm_weights = ffn_dim, n_experts, top_k, norm_weights
-        self.max_seq_len, self.tie_embeddings = max_seq_len, tie_embeddings
         yarn = Yarn.of(rope_scaling, rope_theta) if rope_scaling else None
+        sharpness = yarn.sharpness()[0] if yarn else 1.0  # RoPE turns all of a head
 
         def feed_forward() -> nn.Module:
             if not n_experts:
@@ -128,74 +89,34 @@ class Qwen3(nn.Module):
             )
             return MoE(router, Experts(n_experts, dim, ffn_dim))
 
-        self.tok_embeddings = nn.Embedding(vocab_size, dim)
-        self.layers = nn.ModuleDict()  # not a list: a pipeline's stage takes blocks out, and names stay
-        for layer in range(n_layers):
-            attention = Attention(dim, n_heads, n_kv_heads, head_dim, norm_eps, rope_theta, yarn)
-            self.layers[str(layer)] = Block(dim, norm_eps, attention, feed_forward())
-        self.norm = nn.RMSNorm(dim, norm_eps)
-        self.output = nn.Linear(dim, vocab_size, bias=False)
-        if tie_embeddings:
-            self.output.weight = self.tok_embeddings.weight
+        def block() -> Block:
+            rope = Rope(head_dim, rope_theta, yarn)
+            attention = GroupedQueryAttention(dim, n_heads, n_kv_heads, rope, norm_eps, sharpness)
+            return Block(dim, norm_eps, attention, feed_forward())
 
-    def forward(self, tokens_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V). `positions_BT` restart at 0 where a packed document starts; None: one document a row."""
-        if tokens_BT.shape[1] > self.max_seq_len:
-            raise PlaitError(f"a sequence has {tokens_BT.shape[1]} tokens, but model.max_seq_len is {self.max_seq_len}")
-        x_BTD = self.tok_embeddings(tokens_BT)
-        for block in self.layers.values():
-            x_BTD = block(x_BTD, positions_BT)
-        return self.output(self.norm(x_BTD))
+        super().__init__(
+            (block() for _ in range(n_layers)),
+            dim=dim,
+            vocab_size=vocab_size,
+            max_seq_len=max_seq_len,
+            norm_eps=norm_eps,
+            tie_embeddings=tie_embeddings,
+        )
+        self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
+        self.ffn_dim, self.n_experts, self.top_k, self.norm_weights = ffn_dim, n_experts, top_k, norm_weights
 
     def spec(self) -> ModelSpec:
         """What strategies may know of the model. Asked of the whole model, before anything takes it apart."""
-        std = 0.02  # the scheme of llama3.py
-        onto_stream = Normal(std / (2 * self.n_layers) ** 0.5)
-        embedding = 0 if self.tie_embeddings else self.tok_embeddings.weight.numel()
-        ffn = "layers.*.feed_forward"
-        unvisited = 0
-        if self.n_experts:
-            expert = 3 * self.ffn_dim * self.norm.weight.numel()
-            unvisited = self.n_layers * (self.n_experts - self.top_k) * expert
-            axes, init = moe.axes(ffn), moe.init(ffn, Normal(std), onto_stream)
-        else:
-            axes = {f"{ffn}.w2.weight": ("embed", "ffn"), f"{ffn}.w*.weight": ("ffn", "embed")}
-            init = {f"{ffn}.w2.weight": onto_stream, f"{ffn}.w*.weight": Normal(std)}
-        return ModelSpec(
-            axes={
-                "tok_embeddings.weight": ("vocab", "embed"),
-                "layers.*.attention.wq.weight": ("heads", "embed"),
-                "layers.*.attention.wk.weight": ("kv_heads", "embed"),
-                "layers.*.attention.wv.weight": ("kv_heads", "embed"),
-                "layers.*.attention.wo.weight": ("embed", "heads"),
-                "layers.*.attention.q_norm.weight": (None,),
-                "layers.*.attention.k_norm.weight": (None,),
-                **axes,
-                "layers.*.attention_norm.weight": ("embed",),
-                "layers.*.ffn_norm.weight": ("embed",),
-                "norm.weight": ("embed",),
-                "output.weight": ("vocab", "embed"),
-            },
-            blocks=("layers.*",),
+        normals = self.normals()
+        branch = moe if self.n_experts else swiglu
+        unvisited = (self.n_experts - self.top_k) * 3 * self.ffn_dim * self.norm.weight.numel()
+        return self.spec_of(
+            axes={**gqa.axes(ATTENTION, normed=True), **branch.axes(FEED_FORWARD)},
+            init={**gqa.init(ATTENTION, *normals, normed=True), **branch.init(FEED_FORWARD, *normals)},
             sizes={"heads": self.n_heads, "kv_heads": self.n_kv_heads},
-            branches=("layers.*.attention", ffn),
-            routers=(f"{ffn}.router",) if self.n_experts else (),
-            attention="layers.*.attention.inner",
-            init={
-                "tok_embeddings.weight": Normal(std if self.tie_embeddings else 1.0),
-                "layers.*.attention.wo.weight": onto_stream,
-                "layers.*.attention.w*.weight": Normal(std),
-                "layers.*.attention.*_norm.weight": ones,
-                **init,
-                "layers.*.attention_norm.weight": ones,
-                "layers.*.ffn_norm.weight": ones,
-                "norm.weight": ones,
-                "output.weight": Normal(std),
-            },
-            flops=Flops(
-                parameters=sum(p.numel() for p in self.parameters()) - embedding - unvisited,
-                attention=self.n_layers * self.n_heads * 2 * self.head_dim,
-            ),
+            scored=self.n_layers * self.n_heads * 2 * self.head_dim,
+            unvisited=self.n_layers * unvisited if self.n_experts else 0,
+            routers=(f"{FEED_FORWARD}.router",) if self.n_experts else (),
         )
 
     def hugging_face(self) -> "HuggingFace":

@@ -3,8 +3,6 @@
 import sys
 from typing import Any
 
-from plait.errors import PlaitError
-
 HELP = """usage: plait inspect [overrides] [world=N]
 
 Shows, for the overrides of `plait train`, what the run will do: the order of the strategies and why, the mesh, and
@@ -16,16 +14,10 @@ def main(argv: list[str]) -> int:
     if any(a in ("-h", "--help") for a in argv):
         print(HELP)
         return 0
-    if flags := [a for a in argv if a.startswith("-") and a not in ("--config-dir", "-cd")]:
-        raise PlaitError(f"plait inspect takes overrides, --config-dir and world=N; {flags[0]} is for plait train")
-    worlds = [a.partition("=")[2] for a in argv if a.startswith("world=")]
-    overrides = [a for a in argv if not a.startswith("world=")]
-    if worlds and not (worlds[-1].isdigit() and int(worlds[-1]) > 0):
-        raise PlaitError(f"world={worlds[-1]} must be a number of ranks, such as world=8")
-    from plait.compose import resolve
+    from plait.compose import asked, resolve
 
-    node = resolve(overrides)
-    print(report(node, int(worlds[-1]) if worlds else None), file=sys.stdout)
+    overrides, world = asked(argv, "inspect")
+    print(report(resolve(overrides), world), file=sys.stdout)
     return 0
 
 
@@ -62,11 +54,11 @@ def _lines(checked: Any) -> list[str]:
     from plait.build import build_model
     from plait.config import accumulation
     from plait.distributed import device_of
-    from plait.plugins import create, described
+    from plait.plugins import create_all, described
     from plait.weave import new_run, set_up
 
     config, layout = checked.config, checked.layout
-    strategies = {name: create(name, options) for name, options in checked.node["strategy"].items()}
+    strategies = create_all(checked.node["strategy"])
     model, spec = build_model(config.model)
     run = new_run(config, spec, model, layout.world_size, device_of(config.launch.device), strategies)
     applied = set_up(model, run, fill=False)

@@ -18,7 +18,7 @@ from plait.build import build_model
 from plait.config import Config
 from plait.errors import PlaitError, one_line
 from plait.loss import IGNORE
-from plait.plugins import create
+from plait.plugins import create_all
 from plait.testing.parity import BOUNDS, apart, gradient_errors
 from plait.testing.trial import Trace, Trial, train
 from plait.weave import Applied, new_run, set_up
@@ -53,7 +53,7 @@ class OfRun(Trial):
 
     def apply(self, strategies: Mapping[str, Mapping[str, Any]], extra: Any = ()) -> Applied:
         model, spec = build_model(self.config.model)
-        made = {name: create(name, options) for name, options in strategies.items()}
+        made = create_all(strategies)
         return set_up(model, new_run(self.config, spec, model, dist.get_world_size(), "cpu", made))
 
 

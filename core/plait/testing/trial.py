@@ -13,7 +13,7 @@ import plait
 from plait.checkpoint.state import canonical
 from plait.config import Compile, Precision, Remat
 from plait.loss import IGNORE, parallel, valid_tokens
-from plait.plugins import create
+from plait.plugins import create_all
 from plait.testing.models import MODELS, VOCAB
 from plait.weave import Applied
 
@@ -65,7 +65,7 @@ class Trial:
         return plait.apply(
             model,
             model.spec(),  # type: ignore[operator]
-            [*(create(name, options) for name, options in strategies.items()), *extra],
+            [*create_all(strategies).values(), *extra],
             seed=self.seed,
             precision=self.precision(),
             remat=Remat(self.remat),

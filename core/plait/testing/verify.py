@@ -37,21 +37,16 @@ def main(argv: list[str]) -> int:
     if any(a in ("-h", "--help") for a in argv):
         print(HELP)
         return 0
-    if flags := [a for a in argv if a.startswith("-") and a not in ("--config-dir", "-cd")]:
-        raise PlaitError(f"plait verify takes overrides, --config-dir and world=N; {flags[0]} is for plait train")
-    worlds = [a.partition("=")[2] for a in argv if a.startswith("world=")]
-    if worlds and not (worlds[-1].isdigit() and int(worlds[-1]) > 1):
-        raise PlaitError(f"world={worlds[-1]} must be a number of ranks, at least 2, such as world=4")
+    from plait.compose import asked, resolve
+
+    overrides, world = asked(argv, "verify", least=2)
     try:
         import cloudpickle  # noqa: F401
     except ImportError:
         raise PlaitError(
             "plait verify needs cloudpickle, which is not installed: pip install 'plait[testing]'"
         ) from None
-    from plait.compose import resolve
-
-    node = resolve([a for a in argv if not a.startswith("world=")])
-    return verify(node, int(worlds[-1]) if worlds else None)
+    return verify(resolve(overrides), world)
 
 
 def verify(node: Mapping[str, Any], world: int | None = None) -> int:
@@ -128,14 +123,14 @@ def _fewest(node: Mapping[str, Any]) -> int:
     from plait.axes import MeshAxis
     from plait.braid import Braid
     from plait.build import build_model
-    from plait.check import strategies_of
     from plait.config import Config
+    from plait.plugins import create_all
     from plait.schema import typed
     from plait.weave import axes_asked, configure, layout_of, new_run
 
     config = typed(Config, node, "")
     model, spec = build_model(config.model)
-    run = new_run(config, spec, model, 2, "cpu", strategies_of(config))
+    run = new_run(config, spec, model, 2, "cpu", create_all(config.strategy))
     configure(run)
     braid = Braid(run.strategies)
     degrees = [a.degree for _, answer in axes_asked(run, braid) for a in answer if isinstance(a, MeshAxis)]

@@ -31,8 +31,12 @@ def test_as_often_as_need_be(plait_ranks, options, gathered, remat):
     assert plait_ranks.run(gathers, options, remat, world=4) == [(gathered, 3)] * 4
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("remat", ["none", "selective"])
+WAYS = [(options, remat) for options in OPTIONS for remat in ("none", "selective")]
+
+
+@pytest.mark.parametrize(
+    ("options", "remat"), [*(pytest.param(*way, marks=pytest.mark.slow) for way in WAYS[:-1]), WAYS[-1]], ids=str
+)
 def test_same_training(plait_ranks, options, remat):
     trial = Trial("moe", dtype="float32", remat=remat)
     experts = {"expert_parallel": {"degree": 2}}

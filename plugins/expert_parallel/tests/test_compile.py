@@ -11,11 +11,13 @@ from plait.testing.trial import Trial, forward_backward
 BOTH = "fsdp2 x tp 2 x ep 2"
 
 
+SLOW = pytest.mark.slow
+OFTEN = [(None, "selective")]
 WAYS = [(compile, remat) for compile in (None, "aot_eager") for remat in ("none", "full", "selective")]
 
 
-@pytest.mark.parametrize(("compile", "remat"), WAYS[1:])
-@pytest.mark.parametrize("model", [pytest.param(Town, marks=pytest.mark.slow), moe])
+@pytest.mark.parametrize(("compile", "remat"), [pytest.param(*w, marks=() if w in OFTEN else SLOW) for w in WAYS[1:]])
+@pytest.mark.parametrize("model", [pytest.param(Town, marks=SLOW), moe])
 def test_parity(plait_ranks, model, compile, remat):
     same(plait_ranks, Trial(model, compile=compile, remat=remat), *LAYOUTS[BOTH])
 
@@ -46,10 +48,10 @@ def graphs(trial, strategies, steps):
     ("layout", "model", "remat"),
     [
         ("fsdp2 x ep 2", Town, "none"),
-        pytest.param("fsdp2 x ep 2", Town, "full", marks=pytest.mark.slow),
-        pytest.param(BOTH, Town, "none", marks=pytest.mark.slow),
-        (BOTH, moe, "full"),
-        pytest.param("fsdp2 x ep 2", moe, "selective", marks=pytest.mark.slow),
+        pytest.param("fsdp2 x ep 2", Town, "full", marks=SLOW),
+        pytest.param(BOTH, Town, "none", marks=SLOW),
+        pytest.param(BOTH, moe, "full", marks=SLOW),
+        pytest.param("fsdp2 x ep 2", moe, "selective", marks=SLOW),
     ],
 )
 def test_no_break_and_no_graph_is_new_however_the_routing_changes(plait_ranks, layout, model, remat):

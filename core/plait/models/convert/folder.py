@@ -19,7 +19,7 @@ from plait.checkpoint.store import MANIFEST, Store
 from plait.checkpoint.weights import open_files
 from plait.errors import PlaitError
 from plait.models.convert.config import CONFIG, check_config, config_of
-from plait.models.convert.plan import Piece, Source, make_ours, make_theirs, ours_from, table_of, theirs_from
+from plait.models.convert.plan import Piece, make_ours, make_theirs, ours_from, table_of, theirs_from
 
 DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
@@ -104,7 +104,7 @@ def opened(path: Path) -> Any:
         yield _Safetensors(path, files)
 
 
-class _Safetensors(Source):
+class _Safetensors:
     def __init__(self, path: Path, stack: contextlib.ExitStack) -> None:
         found = open_files(path)
         self.what, self.shapes = str(path), found.shapes
@@ -123,7 +123,7 @@ class _Safetensors(Source):
         return self._of[name].get_slice(name)[index].clone()  # a view would keep the whole
 
 
-class _Checkpoint(Source):
+class _Checkpoint:
     """One of Plait's. Its tensors are read whole; the last is kept, since a stack is asked for slice by slice."""
 
     def __init__(self, path: Path) -> None:

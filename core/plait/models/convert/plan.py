@@ -1,6 +1,7 @@
 """From tensors under one set of names to those under the other: what each is made of is known before one is read."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import attrs
 import torch
@@ -11,7 +12,7 @@ from plait.errors import PlaitError, near_miss
 from plait.models.convert.table import HuggingFace, Rule
 
 
-class Source:
+class Source(Protocol):
     """Tensors that are read when they are asked for; `what` says in errors where they lie."""
 
     what: str
@@ -20,16 +21,15 @@ class Source:
 
     def read(self, name: str, index: int | None = None) -> Tensor:
         """The tensor, or only what is at `index` of its dim 0."""
-        raise NotImplementedError
 
 
-class Held(Source):
+class Held:
     """A source of tensors that are in memory."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.what, self._tensors = "the state dict", tensors
-        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        self.dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+        self.shapes: Mapping[str, tuple[int, ...]] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self.dtypes: Mapping[str, torch.dtype] = {name: tensor.dtype for name, tensor in tensors.items()}
 
     def read(self, name: str, index: int | None = None) -> Tensor:
         return self._tensors[name] if index is None else self._tensors[name][index]

@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 from torch import Tensor, nn
 
-from plait.plugins import create, installed, load
+from plait.plugins import create, create_all, installed, load
 from plait.strategy import traits
 from plait.testing import life
 from plait.testing.count import Collective, Size
@@ -169,7 +169,7 @@ class Capabilities:
 
         trial = trial or self.trying()
         model: Any = trial.build()
-        made = {name: create(name, options) for name, options in self.selected(layout).items()}
+        made = create_all(self.selected(layout))
         run = new_run(Config(precision=trial.precision()), model.spec(), model, layout.world, "cpu", made)
         configure(run)
         return run

@@ -1,0 +1,117 @@
+"""What the decoders here share: blocks of two branches between an embedding and a head, and the spec of that.
+
+Shapes: B batch, T tokens, V vocabulary, D model width.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from plait.errors import PlaitError
+from plait.models.flops import Flops
+from plait.models.init import Normal, ones
+from plait.spec import ModelSpec
+
+ATTENTION, FEED_FORWARD = "layers.*.attention", "layers.*.feed_forward"  # the two branches
+STD = 0.02
+
+
+class Block(nn.Module):
+    """Two branches, each behind its norm, whose results are added to the stream."""
+
+    def __init__(self, dim: int, norm_eps: float, attention: nn.Module, feed_forward: nn.Module) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(dim, norm_eps)
+        self.attention = attention
+        self.ffn_norm = nn.RMSNorm(dim, norm_eps)
+        self.feed_forward = feed_forward
+
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), positions_BT)
+        return x_BTD + self.feed_forward(self.ffn_norm(x_BTD))
+
+
+class Decoder(nn.Module):
+    """Tokens (B, T) to logits (B, T, V)."""
+
+    def __init__(
+        self,
+        blocks: Iterable[Block],
+        *,
+        dim: int,
+        vocab_size: int,
+        max_seq_len: int,
+        norm_eps: float,
+        tie_embeddings: bool = False,
+    ) -> None:
+        super().__init__()
+        self.max_seq_len = max_seq_len
+        self.tok_embeddings = nn.Embedding(vocab_size, dim)
+        # not a list: a pipeline's stage takes blocks out, and names stay
+        self.layers = nn.ModuleDict({str(layer): block for layer, block in enumerate(blocks)})
+        self.n_layers = len(self.layers)
+        self.norm = nn.RMSNorm(dim, norm_eps)
+        self.output = nn.Linear(dim, vocab_size, bias=False)
+        self.tie_embeddings = tie_embeddings
+        if tie_embeddings:
+            self.output.weight = self.tok_embeddings.weight
+
+    def forward(self, tokens_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V). `positions_BT` restart at 0 where a packed document starts; None: one document a row."""
+        if tokens_BT.shape[1] > self.max_seq_len:
+            raise PlaitError(f"a sequence has {tokens_BT.shape[1]} tokens, but model.max_seq_len is {self.max_seq_len}")
+        x_BTD = self.tok_embeddings(tokens_BT)
+        for block in self.layers.values():
+            x_BTD = block(x_BTD, positions_BT)
+        return self.output(self.norm(x_BTD))
+
+    def normals(self) -> tuple[Normal, Normal]:
+        """How matrices start: those within a branch, and those that end one.
+
+        GPT-2's scheme (Radford et al. 2019, section 2.3, and its code): one std, smaller where 2 summands a block join
+        the stream.
+        """
+        return Normal(STD), Normal(STD / (2 * self.n_layers) ** 0.5)
+
+    def spec_of(
+        self,
+        *,
+        axes: Mapping[str, tuple[str | None, ...]],
+        init: Mapping[str, Callable[..., Any]],
+        sizes: Mapping[str, int],
+        scored: int,
+        unvisited: int = 0,
+        routers: tuple[str, ...] = (),
+    ) -> ModelSpec:
+        """The model's, of what its branches say.
+
+        axes, init: of the branches' tensors. scored: numbers of a query and a value, all heads of all blocks together.
+        unvisited: parameters of experts that a token does not visit.
+        """
+        embedding = 0 if self.tie_embeddings else self.tok_embeddings.weight.numel()
+        return ModelSpec(
+            axes={
+                "tok_embeddings.weight": ("vocab", "embed"),
+                **axes,
+                "layers.*.attention_norm.weight": ("embed",),
+                "layers.*.ffn_norm.weight": ("embed",),
+                "norm.weight": ("embed",),
+                "output.weight": ("vocab", "embed"),
+            },
+            blocks=("layers.*",),
+            sizes=sizes,
+            branches=(ATTENTION, FEED_FORWARD),
+            attention=f"{ATTENTION}.inner",
+            init={
+                # an embedding of its own starts at 1, as in torchtitan: it trains faster than 0.02
+                "tok_embeddings.weight": Normal(STD if self.tie_embeddings else 1.0),
+                **init,
+                "layers.*.attention_norm.weight": ones,
+                "layers.*.ffn_norm.weight": ones,
+                "norm.weight": ones,
+                "output.weight": Normal(STD),
+            },
+            flops=Flops(parameters=sum(p.numel() for p in self.parameters()) - embedding - unvisited, attention=scored),
+            routers=routers,
+        )
