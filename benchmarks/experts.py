@@ -83,6 +83,8 @@ def in_turns(
 
 def as_rank(model: str, cycles: int, warm_up: int, batch: int, seq_len: int) -> None:
     """A rank of the second part: writes times-<rank>.json."""
+    import logging
+
     import torch.distributed as dist
 
     import plait
@@ -92,6 +94,7 @@ def as_rank(model: str, cycles: int, warm_up: int, batch: int, seq_len: int) -> 
     from plait_expert_parallel import ExpertParallel
     from plait_fsdp2 import Fsdp2
 
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # of two sums for a norm that is one number
     config = resolve([f"model={model}", "strategy=[fsdp2]"])
 
     def step_with(degree: int) -> Callable[[], None]:

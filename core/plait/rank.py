@@ -80,6 +80,7 @@ def _train(folder: RunFolder, rank: int, handle: IO[str]) -> Outcome:
     from plait.trainer import Trainer
     from plait.watchdog import Watchdog
 
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of what is slow, not wrong
     node = folder.read_config()
     config = typed(Config, node, "")
     seconds = config.launch.timeout_seconds

@@ -68,6 +68,17 @@ def test_logits_shrink_with_the_degree(tmp_path: Path) -> None:
     assert min(peak[4, "off"], peak[2, "off"]) >= peak[1, "off"] > peak[2, "on"]
 
 
+@pytest.mark.slow
+def test_experts_are_grouped_and_spread(tmp_path: Path) -> None:
+    text = printed("experts.py", "--cycles=2", "--warm-up=1", "--batch=1", "--seq-len=32", cwd=tmp_path)
+    assert "NOT MEASURED ON A GPU" in text
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert sum(row[4] in ("float32", "bfloat16") for row in rows if len(row) == 8) == 6
+    spread = [row for row in rows if len(row) == 4][1:]
+    assert [row[0] for row in spread] == ["1", "2", "4"]
+    assert all(float(row[2].replace(",", "")) > 0 for row in spread)
+
+
 def test_the_bare_loop_is_short_and_needs_torch_the_model_and_the_data_alone() -> None:
     source = (FOLDER / "bare_loop.py").read_text()
     assert len(source.splitlines()) <= 80
