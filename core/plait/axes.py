@@ -150,9 +150,9 @@ def _carve(view: MeshView, dense: tuple[MeshAxis, ...], owner: Mapping[str, str]
     if want != 1 or len(rest) != len(dense):
         fits = sorted(_fitting([a.degree for a in open_axes]))
         raise PlaitError(
-            f"view {view.name!r} ({owner[view.name]}) needs {math.prod(a.degree for a in own)} ranks "
-            f"({describe(own, owner)}), which cannot be carved out of the axes {describe(dense, owner)}; "
-            f"degrees that fit: {fits}"
+            f"{describe(own, owner)} asks for {math.prod(a.degree for a in own)} of the ranks of the axes "
+            f"{describe(dense, owner)}, which cannot be divided so; degrees that fit these: "
+            f"{', '.join(map(str, fits))}"
         )
     return (*rest, *own)
 

@@ -57,13 +57,13 @@ def test_a_view_is_carved_from_the_innermost_axes(degree, rest):
 
 
 def test_a_view_that_does_not_fit_says_which_degrees_would():
-    with pytest.raises(PlaitError, match=r"needs 3 ranks \(ep=3 \(experts\)\).*degrees that fit: \[1, 2, 4, 8, 16\]"):
+    with pytest.raises(PlaitError, match=r"ep=3 \(experts\) asks for 3 of .*degrees that fit these: 1, 2, 4, 8, 16$"):
         assemble([DATA, TENSOR, ("experts", [MeshView("e", [MeshAxis("ep", 3)])])], 16)
 
 
 def test_a_view_is_never_carved_from_layers():
     answers = [STAGES, TENSOR, ("experts", [MeshView("e", [MeshAxis("ep", 4)])])]
-    with pytest.raises(PlaitError, match=r"degrees that fit: \[1, 2\]"):
+    with pytest.raises(PlaitError, match=r"degrees that fit these: 1, 2$"):
         assemble(answers, 4)
 
 
@@ -87,14 +87,14 @@ def test_no_view_is_carved_out_of_an_axis_that_does_not_sum():
     layout = assemble([DATA, TENSOR, WORKERS, ("experts", [view])], 16)
     assert degrees(layout.views["e"]) == {"e.worker": 2, "e.replicate": 1, "e.shard": 1, "e.tp": 1, "ep": 8}
     assert [a.name for a in layout.data_axes("e")] == ["e.replicate", "e.shard", "e.tp"]
-    with pytest.raises(PlaitError, match=r"degrees that fit: \[1, 2, 4, 8\]"):
+    with pytest.raises(PlaitError, match=r"degrees that fit these: 1, 2, 4, 8$"):
         assemble([DATA, TENSOR, WORKERS, ("experts", [MeshView("e", [MeshAxis("ep", 16)])])], 16)
 
 
 def test_nor_across_one_that_lies_between():
     """Sequence ranks that keep their gradients apart, inside the batch: what is further out stays out of reach."""
     apart = ("apart", [MeshAxis("apart", 2, "sequence", sums=False)])
-    with pytest.raises(PlaitError, match=r"degrees that fit: \[1, 2\]"):
+    with pytest.raises(PlaitError, match=r"degrees that fit these: 1, 2$"):
         assemble([DATA, TENSOR, apart, ("experts", [MeshView("e", [MeshAxis("ep", 4)])])], 16)
 
 

@@ -22,6 +22,7 @@ SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "orig
         ({"ffn_dim": 2.5}, "model.ffn_dim is 2.5; it must be a whole number of at least 1"),
         ({"vocab_size": "many"}, "model.vocab_size is 'many'; it must be a whole number of at least 1"),
         ({"max_seq_len": True}, "model.max_seq_len is True; it must be a whole number of at least 1"),
+        ({"tie_embeddings": "no"}, "model.tie_embeddings is 'no'; it must be true or false"),
         ({"rope_theta": 0}, "model.rope_theta is 0; it must be a number above 0"),
         ({"norm_eps": float("nan")}, "model.norm_eps is nan; it must be a number above 0"),
         (

@@ -170,3 +170,57 @@ def test_the_command_explains_mistakes(arguments, sentence, tmp_path, monkeypatc
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith(f"plait: {sentence}")
     assert not list(tmp_path.iterdir())
+
+
+def in_their_form(folder):
+    model = written(qk_norm, folder.with_name("ours"))
+    convert(model, folder.with_name("ours"), folder, "hf")
+    return model
+
+
+def test_what_appears_meanwhile_is_left_alone(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    model = in_their_form(source)
+
+    def another_writes(file, done, total):
+        target.mkdir(exist_ok=True)
+        (target / "precious.txt").write_text("precious")
+
+    with pytest.raises(PlaitError, match="target appeared while it was being converted; it is left as it is"):
+        convert(model, source, target, "plait", progress=another_writes)
+    assert [p.name for p in target.iterdir()] == ["precious.txt"]
+    assert not (tmp_path / "target.tmp").exists()
+
+
+def test_another_conversions_files_are_left_alone(tmp_path, monkeypatch):
+    """It begins after this one has looked, and before this one makes its folder."""
+    from plait.models.convert import folder
+
+    source, partial = tmp_path / "source", tmp_path / "target.tmp"
+    model = in_their_form(source)
+    real_split = folder.split
+
+    def meanwhile(sizes, limit):
+        partial.mkdir()
+        (partial / "model.safetensors").write_text("half")
+        return real_split(sizes, limit)
+
+    monkeypatch.setattr(folder, "split", meanwhile)
+    with pytest.raises(PlaitError, match="could not be converted"):
+        convert(model, source, tmp_path / "target", "plait")
+    assert (partial / "model.safetensors").read_text() == "half"
+
+
+def test_an_index_that_names_files_elsewhere(tmp_path):
+    model = in_their_form(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    index = {"metadata": {}, "weight_map": {"model.norm.weight": "../a/model.safetensors"}}
+    (tmp_path / "b" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(PlaitError, match=r"names '\.\./a/model\.safetensors', which is not in its folder"):
+        convert(model, tmp_path / "b", tmp_path / "c", "plait")
+
+
+def test_others_may_read_the_files_if_they_may_read_others(tmp_path):
+    convert(in_their_form(tmp_path / "a"), tmp_path / "a", tmp_path / "b", "plait")
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "b" / "model.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -91,6 +91,19 @@ def test_scores_are_computed_in_float32():
     assert router_of("v3")(tokens())[0].dtype == torch.float64
 
 
+@pytest.mark.parametrize("score", ["sigmoid", "softmax"])
+def test_scores_too_small_for_float32_share_nothing_and_are_no_nan(score):
+    router = Router(X, D, K, score=score, balance_loss=0.1)
+    torch.nn.init.constant_(router.weight, -20.0)
+    x = torch.ones(1, 2, D, requires_grad=True)
+    router.loss_scale.fill_(1.0)
+    weights, _, counts = router(x)
+    weights.sum().backward()
+    assert weights.isfinite().all()
+    assert router.weight.grad.isfinite().all()
+    assert counts.sum() == 2 * K
+
+
 def test_update_moves_the_bias_towards_balance():
     router = router_of("v3", bias_update=0.25)
     before = router.bias.clone()

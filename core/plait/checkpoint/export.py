@@ -75,7 +75,10 @@ def split(sizes: Mapping[str, int], max_shard_bytes: float) -> dict[str, list[st
 
 def write_file(tensors: Mapping[str, Tensor], file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    mode = file.stat().st_mode  # as the user's other files; safetensors writes one that only the owner may read
     save_file(dict(tensors), file, metadata={"format": "pt"})
+    file.chmod(mode)
     sync(file)
 
 

@@ -106,7 +106,10 @@ def _indexed(folder: Path) -> list[Path]:
     """The files that the folder's index names, if it has one."""
     try:
         index = json.loads((folder / INDEX).read_bytes())
-        return sorted({folder / name for name in index["weight_map"].values()})
+        names = set(index["weight_map"].values())
+        if outside := [name for name in names if Path(name).name != name]:
+            raise PlaitError(f"the index {folder / INDEX} names {outside[0]!r}, which is not in its folder")
+        return sorted(folder / name for name in names)
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:

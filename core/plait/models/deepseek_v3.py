@@ -10,7 +10,7 @@ from plait.errors import PlaitError
 from plait.models import mla, moe, swiglu
 from plait.models.decoder import ATTENTION, FEED_FORWARD, Block, Decoder
 from plait.models.moe import Experts, MoE, Router
-from plait.models.options import none_below, one_of, positive, positive_int
+from plait.models.options import boolean, none_below, one_of, positive, positive_int
 from plait.models.swiglu import SwiGLU
 from plait.spec import ModelSpec
 
@@ -92,6 +92,7 @@ class DeepSeekV3(Decoder):
             positive_int(q_lora_rank=q_lora_rank)
         if qk_rope_head_dim % 2:
             raise PlaitError(f"model.qk_rope_head_dim is {qk_rope_head_dim}; it must be even: RoPE turns pairs")
+        boolean(norm_weights=norm_weights)
         positive(rope_theta=rope_theta, norm_eps=norm_eps)
         none_below(0, n_dense_layers=n_dense_layers, n_shared_experts=n_shared_experts)
         moe.check(n_experts, top_k, n_groups, top_groups, group_top)

@@ -11,7 +11,7 @@ from plait.models import gqa, swiglu
 from plait.models.decoder import ATTENTION, FEED_FORWARD, Block, Decoder
 from plait.models.gqa import GroupedQueryAttention
 from plait.models.layers import Rope, RopeScaling
-from plait.models.options import divides, positive, positive_int
+from plait.models.options import boolean, divides, positive, positive_int
 from plait.models.swiglu import SwiGLU
 from plait.spec import ModelSpec
 
@@ -54,6 +54,7 @@ class Llama3(Decoder):
     ) -> None:
         positive_int(dim=dim, n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_kv_heads, ffn_dim=ffn_dim)
         positive_int(vocab_size=vocab_size, max_seq_len=max_seq_len)
+        boolean(tie_embeddings=tie_embeddings)
         positive(rope_theta=rope_theta, norm_eps=norm_eps)
         divides("n_heads", n_heads, "dim", dim)
         divides("n_kv_heads", n_kv_heads, "n_heads", n_heads)

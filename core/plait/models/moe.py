@@ -16,6 +16,8 @@ from plait.models.grouped import grouped_linear
 from plait.models.init import zeros
 from plait.models.options import at_most, divides, positive_int
 
+TINY = 1e-20  # of a sum of scores: sigmoids of logits below -100 are zero, and nothing is shared then
+
 
 class Experts(nn.Module):
     """SwiGLU experts, stacked along dim 0.
@@ -101,7 +103,7 @@ class Router(nn.Module):
             self.now.copy_(counts_X)
         weights_NK = scores_NX.gather(-1, chosen_NK)
         if self.norm_weights:
-            weights_NK = weights_NK / weights_NK.sum(-1, keepdim=True)
+            weights_NK = weights_NK / (weights_NK.sum(-1, keepdim=True) + TINY)
         return weights_NK * self.scale, chosen_NK, counts_X
 
     def _choose(self, biased_NX: Tensor) -> Tensor:
@@ -193,7 +195,7 @@ def sequence_imbalance(scores_BTX: Tensor, top_k: int) -> Tensor:
     n_experts = scores_BTX.shape[-1]
     best_BTK = scores_BTX.detach().topk(top_k, dim=-1).indices
     visits_BX = chosen(best_BTK, n_experts).to(scores_BTX.dtype).mean(-2) * (n_experts / top_k)
-    share_BTX = scores_BTX / scores_BTX.sum(-1, keepdim=True)
+    share_BTX = scores_BTX / (scores_BTX.sum(-1, keepdim=True) + TINY)
     return (visits_BX * share_BTX.sum(-2)).sum()
 
 

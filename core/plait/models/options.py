@@ -58,6 +58,13 @@ def none_below(least: float, **options: Any) -> None:
             raise PlaitError(f"model.{key} is {value!r}; it must be {asked} of at least {least:g}")
 
 
+def boolean(**options: Any) -> None:
+    """Raises PlaitError for the first option that is neither true nor false; the word `no` would count as true."""
+    for key, value in options.items():
+        if not isinstance(value, bool):
+            raise PlaitError(f"model.{key} is {value!r}; it must be true or false")
+
+
 def one_of(key: str, value: Any, known: tuple[str, ...]) -> None:
     """Raises PlaitError where `value` is none of `known`."""
     if value not in known:

@@ -15,7 +15,7 @@ from plait.models.gqa import GroupedQueryAttention
 from plait.models.layers import Rope
 from plait.models.mla import Yarn
 from plait.models.moe import Experts, MoE, Router
-from plait.models.options import divides, none_below, positive, positive_int
+from plait.models.options import boolean, divides, none_below, positive, positive_int
 from plait.models.swiglu import SwiGLU
 from plait.spec import ModelSpec
 
@@ -70,6 +70,7 @@ class Qwen3(Decoder):
     ) -> None:
         positive_int(dim=dim, n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim)
         positive_int(ffn_dim=ffn_dim, vocab_size=vocab_size, max_seq_len=max_seq_len)
+        boolean(tie_embeddings=tie_embeddings, norm_weights=norm_weights)
         positive(rope_theta=rope_theta, norm_eps=norm_eps)
         divides("n_kv_heads", n_kv_heads, "n_heads", n_heads)
         if head_dim % 2:

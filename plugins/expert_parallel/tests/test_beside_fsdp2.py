@@ -58,3 +58,42 @@ def test_fewer_experts_than_ranks(plait_ranks, degree):
     whole = {name: p.numel() for name, p in Trial(few).build().named_parameters()}
     for found in plait_ranks.run(held, few, strategies, world=4):
         assert found == {name: whole[name] // 4 for name in found}
+
+
+def ahead(options):
+    """What fsdp2 is told to gather ahead of each module: FQN -> FQNs, in forward and in backward."""
+    from torch.distributed.fsdp import FSDPModule
+
+    told = {"forward": {}, "backward": {}}
+    for way, found in told.items():
+        real = getattr(FSDPModule, f"set_modules_to_{way}_prefetch")
+
+        def note(module, modules, found=found, real=real):
+            found[module] = list(modules)
+            real(module, modules)
+
+        setattr(FSDPModule, f"set_modules_to_{way}_prefetch", note)
+        try:
+            model = Trial(functools.partial(moe, n_layers=4)).apply({"expert_parallel": {}, "fsdp2": options}).parts[0]
+        finally:
+            setattr(FSDPModule, f"set_modules_to_{way}_prefetch", real)
+        names = {module: name.removeprefix("layers.") for name, module in model.named_modules()}
+        told[way] = {names[m]: [names[x] for x in found[m]] for m in found}
+    return told
+
+
+def test_what_is_needed_first_is_gathered_first(plait_ranks):
+    (told, *_) = plait_ranks.run(ahead, {"prefetch": 2}, world=4)
+    experts = "{}.feed_forward.experts".format
+    assert told["forward"] == {
+        "0": ["1", experts(1), "2", experts(2)],
+        "1": [experts(1), "2", experts(2), "3", experts(3)],
+        "2": [experts(2), "3", experts(3)],
+        "3": [experts(3)],
+    }
+    assert told["backward"] == {  # a block's experts come after what stands behind them, and before what leads to them
+        "3": [experts(3), "2", experts(2), "1", experts(1)],
+        "2": [experts(2), "1", experts(1), "0"],
+        "1": [experts(1), "0"],
+        "0": [],
+    }

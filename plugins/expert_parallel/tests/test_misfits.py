@@ -19,11 +19,13 @@ DEEPSEEK = ["model=deepseek_v3_debug", "launch.device=cpu"]
 MISFITS = [
     (
         [*DEEPSEEK, "strategy=[expert_parallel,fsdp2]", "strategy.expert_parallel.degree=3"],
-        "strategy.expert_parallel.degree=3 does not divide the model's 8 experts; degrees that fit: 1, 2, 4, 8",
+        "strategy.expert_parallel.degree=3 does not divide the model's 8 experts; degrees that divide them and the 2 "
+        "ranks: 1, 2",
     ),
     (
         [*DEEPSEEK, "strategy=[expert_parallel,fsdp2]", "strategy.expert_parallel.degree=8", "launch.nproc_per_node=4"],
-        "view 'experts' (expert_parallel) needs 8 ranks (ep=8 (expert_parallel)), which cannot be carved",
+        "ep=8 (expert_parallel) asks for 8 of the ranks of the axes dp_replicate=1 (fsdp2), dp_shard=4 (fsdp2), which "
+        "cannot be divided so; degrees that fit these: 1, 2, 4",
     ),
     (["strategy=[expert_parallel,fsdp2]", "launch.device=cpu"], "strategy 'expert_parallel' finds no experts in this"),
     ([*DEEPSEEK, "strategy=[expert_parallel]", "launch.nproc_per_node=4"], "the mesh does not fit 4 ranks"),
@@ -67,3 +69,42 @@ def without_branches():
 def test_experts_beside_tensor_ranks_must_be_in_a_branch(plait_ranks):
     with pytest.raises(RankError, match=r"module 'cells\.0\.crowd\.people' holds experts, but is in no branch"):
         plait_ranks.run(without_branches, world=2)
+
+
+class Gate(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(4, 8))
+
+    def forward(self, rows):
+        return rows @ self.weight.mT
+
+
+class Scored(Gate):
+    def forward(self, rows, counts, scores):
+        return rows * scores
+
+
+class Held(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(4, 8))
+
+
+class Around(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+
+def spread_over_two(kind):
+    spec = ModelSpec({"inner.weight": ("experts", "embed")})
+    plait.apply(Around(kind()), spec, [create("fsdp2", {}), create("expert_parallel", {"degree": 2})])
+
+
+@pytest.mark.parametrize(
+    ("kind", "called"), [(Gate, "takes (rows)"), (Scored, "takes (rows, counts, scores)"), (Held, "it has no forward")]
+)
+def test_modules_of_experts_that_are_called_otherwise(plait_ranks, kind, called):
+    with pytest.raises(RankError, match=rf"'inner' has parameters with .* 'experts', so .*{re.escape(called)}"):
+        plait_ranks.run(spread_over_two, kind, world=2)

@@ -81,3 +81,26 @@ def test_what_leaves_a_rank(plait_ranks, layout, tp, ep, remat):
         rows = sum(2 * (leave[rank] + come[rank]) for leave, come in moved)
         assert found[rank]["rows"] == (rows * ROW, 4 * len(layers)), f"rank {rank}"
         assert found[rank]["counts"] == (len(layers) * (EXPERTS - EXPERTS // ep) * 8, len(layers)), f"rank {rank}"
+
+
+def events(layout):
+    """What happens in one mixture, in order; of the shared expert, whether the results are still under way."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    trial, (_, strategies) = Trial(moe), LAYOUTS[layout]
+    model = trial.apply(strategies).parts[0]
+    mixture, found, results = model.layers["1"].feed_forward, [], []
+    mixture.experts.register_forward_hook(lambda module, args, y: results.append(y))
+
+    def shared_begins(module, args):
+        found.append(("shared", isinstance(results[-1], AsyncCollectiveTensor) and not results[-1].completed))
+
+    mixture.experts.register_forward_pre_hook(lambda module, args: found.append("experts"))
+    mixture.shared.register_forward_pre_hook(shared_begins)
+    model(trial.batch(0)[0][:2])
+    return found
+
+
+def test_the_shared_expert_computes_while_results_travel(plait_ranks):
+    for found in plait_ranks.run(events, "fsdp2 x ep 2", world=LAYOUTS["fsdp2 x ep 2"][0]):
+        assert found == ["experts", ("shared", True)]

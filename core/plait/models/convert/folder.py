@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from plait.checkpoint.export import split, write_file, write_index
-from plait.checkpoint.files import put_in_place, write_synced
+from plait.checkpoint.files import sync, write_synced
 from plait.checkpoint.store import MANIFEST, Store
 from plait.checkpoint.weights import open_files
 from plait.errors import PlaitError
@@ -67,6 +67,9 @@ def convert(
         files = split({piece.name: piece.bytes for piece in pieces}, max_shard_bytes)
         try:
             partial.mkdir(parents=True)
+        except OSError as error:  # another conversion may have made it just now: it is not this one's to remove
+            raise PlaitError(f"{source} could not be converted to {target}: {error}") from error
+        try:
             for file, names in files.items():
                 held: dict[str, Tensor] = {}
                 for name in names:
@@ -78,12 +81,21 @@ def convert(
             if to == "hf":
                 config = config_of(table, _most(pieces))
                 write_synced(partial / CONFIG, json.dumps(config, indent=2) + "\n")
-            put_in_place(partial, target)
+            _name(partial, target)
         except (OSError, SafetensorError) as error:
             raise PlaitError(f"{source} could not be converted to {target}: {error}") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+def _name(whole: Path, final: Path) -> None:
+    """Give the folder `whole` the name `final`. Raises PlaitError where something has taken that meanwhile."""
+    sync(whole)
+    if final.exists() or final.is_symlink():
+        raise PlaitError(f"{final} appeared while it was being converted; it is left as it is, so name a new folder")
+    os.rename(whole, final)  # fails, rather than replace, where a file or a folder with files came just now
+    sync(final.parent)
 
 
 def _most(pieces: list[Piece]) -> torch.dtype:

@@ -9,7 +9,10 @@ AXIS = "experts"  # the logical axis that is divided
 
 
 def check(degree: int, run: Any) -> None:
-    """Raise PlaitError for a model without experts, or with experts that this strategy cannot divide."""
+    """Raise PlaitError for a model without experts, or with experts that this strategy cannot divide.
+
+    Whether the ranks can be divided too is the core's to say, which knows all axes.
+    """
     counts = _counts(run)
     if not counts:
         raise PlaitError(
@@ -18,10 +21,10 @@ def check(degree: int, run: Any) -> None:
         )
     for count in counts:
         if count % degree:
-            fitting = [d for d in range(1, min(counts) + 1) if all(n % d == 0 for n in counts)]
+            fitting = [d for d in range(1, min(counts) + 1) if all(n % d == 0 for n in (*counts, run.world_size))]
             raise PlaitError(
-                f"{KEY}.degree={degree} does not divide the model's {count} experts; degrees that fit: "
-                f"{', '.join(map(str, fitting))}"
+                f"{KEY}.degree={degree} does not divide the model's {count} experts; degrees that divide them and "
+                f"the {run.world_size} ranks: {', '.join(map(str, fitting))}"
             )
 
 

@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from plait import PlaitError, outside_of_graph, view
 from plait_expert_parallel.exchange import Exchange
+from plait_expert_parallel.fits import AXIS
 
 WHY = "how many rows cross ranks is known only when they do"
 
@@ -25,6 +26,7 @@ def spread(model: nn.Module, mesh: Any, spec: Any, compiled: bool) -> None:
             continue
         if len(alike) < len(same) and not any(f"{fqn}.".startswith(f"{branch}.") for branch in branches):
             raise PlaitError(f"module {fqn!r} holds experts, but is in no branch that the model's spec names")
+        _refuse_other_calls(fqn, module)
         hang(module, Exchange(axis, mesh.share(None), alike, compiled))
         outside_of_graph(module, WHY)
         for name in names:
@@ -34,15 +36,25 @@ def spread(model: nn.Module, mesh: Any, spec: Any, compiled: bool) -> None:
             view(module, name, _own)
 
 
+def _refuse_other_calls(fqn: str, module: nn.Module) -> None:
+    """Rows that are sent take nothing else along: an argument a row would stay behind, and meet other rows."""
+    made = type(module).forward is not nn.Module.forward
+    names = list(inspect.signature(module.forward).parameters) if made else []
+    if len(names) != 2:
+        called = f"its forward takes ({', '.join(names)})" if made else "it has no forward"
+        raise PlaitError(
+            f"module {fqn!r} has parameters with the logical axis {AXIS!r}, so it must be called as "
+            f"forward(rows sorted by expert, counts), but {called}; a router's axes are (None, 'embed')"
+        )
+
+
 def hang(module: nn.Module, exchange: Exchange) -> None:
     """Let `module`, called with (rows, counts), compute what is for its experts, and return what became of the rows."""
-    x, counts = list(inspect.signature(module.forward).parameters)[:2]
+    x, counts = inspect.signature(module.forward).parameters
 
     def send(module: nn.Module, args: Any, kwargs: Any) -> Any:
         given = {**dict(zip((x, counts), args, strict=False)), **kwargs}
-        return (*exchange.send(given[x], given[counts]), *args[2:]), {
-            name: value for name, value in kwargs.items() if name not in (x, counts)
-        }
+        return exchange.send(given[x], given[counts]), {}
 
     module.register_forward_pre_hook(send, with_kwargs=True)
     module.register_forward_hook(lambda module, args, y: exchange.bring_back(y))
