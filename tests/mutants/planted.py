@@ -50,7 +50,7 @@ def copied(folder: Path, mutant: Mutant | None = None) -> list[str]:
     return places
 
 
-OPERATORS = "plait.models.grouped"  # not from the copy: a process registers an operator once, and keeps it
+OPERATORS = ("plait.models.grouped", "plait.models.late")  # not from the copy: a process registers an operator once, and keeps it
 
 
 class Planted:
@@ -73,11 +73,12 @@ class Planted:
 
 
 def _on_copy(places: list[str], payload: bytes) -> bytes:
-    importlib.import_module(OPERATORS)
+    for name in OPERATORS:
+        importlib.import_module(name)
     ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0].partition("_")[0] == "plait"}
     before = list(sys.path)
     for name in ours:
-        if name != OPERATORS:
+        if name not in OPERATORS:
             del sys.modules[name]
     sys.path[:0] = places
     importlib.invalidate_caches()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from plait.errors import PlaitError
 from plait.models.grouped import grouped_linear
 from plait.models.init import zeros
+from plait.models.late import read_late
 from plait.models.options import at_most, divides, positive_int
 
 TINY = 1e-20  # of a sum of scores: sigmoids of logits below -100 are zero, and nothing is shared then
@@ -232,4 +233,4 @@ class _AddLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         loss, scale = ctx.saved_tensors
-        return grad, scale.to(loss.dtype)[0], None
+        return grad, read_late(scale, grad).to(loss.dtype)[0], None
