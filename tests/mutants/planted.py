@@ -50,7 +50,8 @@ def copied(folder: Path, mutant: Mutant | None = None) -> list[str]:
     return places
 
 
-OPERATORS = ("plait.models.grouped", "plait.models.late")  # not from the copy: a process registers an operator once, and keeps it
+# Not from the copy: a process registers an operator once, and keeps it.
+OPERATORS = ("plait.models.grouped", "plait.models.late")
 
 
 class Planted:
