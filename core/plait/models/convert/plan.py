@@ -71,13 +71,13 @@ def ours_from(model: nn.Module, source: Source) -> list[Piece]:
 
     Raises PlaitError, naming the first, for tensors that are missing, have another shape or belong to nothing.
     """
-    table, ties, own = table_of(model), tied_names(model), _own(model)
+    table, own, aliases = table_of(model), _own(model), _aliases(model)
     used: set[str] = set()
     pieces = []
     for fqn, tensor in own.items():
         shape = tuple(tensor.shape)
         rule, names = _rule(table, fqn, shape)
-        for alias in (a for a, first in ties.items() if first == fqn):
+        for alias in aliases.get(fqn, ()):
             _, theirs = _rule(table, alias, shape)
             if any(name in source.shapes for name in theirs):
                 if not all(name in source.shapes for name in names):
@@ -97,13 +97,13 @@ def ours_from(model: nn.Module, source: Source) -> list[Piece]:
 def theirs_from(model: nn.Module, source: Source) -> list[Piece]:
     """The tensors that Hugging Face's libraries have of `model`, out of its own, canonical FQN by FQN. Raises like
     `ours_from`, and where the model has learned something that they have no place for."""
-    table, ties, own = table_of(model), tied_names(model), _own(model)
+    table, own, aliases = table_of(model), _own(model), _aliases(model)
     used: set[str] = set()
     pieces = []
     for fqn, tensor in own.items():
         shape = tuple(tensor.shape)
         rule, names = _rule(table, fqn, shape)
-        found = [f for f in (fqn, *(a for a, first in ties.items() if first == fqn)) if f in source.shapes]
+        found = [name for name in (fqn, *aliases.get(fqn, ())) if name in source.shapes]
         used.update(found)
         part = found[0] if found else fqn
         _expect(source, part, shape, done=names[0] if names else "")
@@ -153,6 +153,14 @@ def _own(model: nn.Module) -> dict[str, Tensor]:
     ties = tied_names(model)
     state = {canonical(key): tensor.detach() for key, tensor in model.state_dict().items()}
     return {fqn: tensor for fqn, tensor in state.items() if fqn not in ties}
+
+
+def _aliases(model: nn.Module) -> dict[str, list[str]]:
+    """Canonical FQN of a tied tensor -> its further ones."""
+    aliases: dict[str, list[str]] = {}
+    for alias, first in tied_names(model).items():
+        aliases.setdefault(first, []).append(alias)
+    return aliases
 
 
 def _rule(table: HuggingFace, fqn: str, shape: tuple[int, ...]) -> tuple[Rule, tuple[str, ...]]:
