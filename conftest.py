@@ -4,11 +4,7 @@ import pytest
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    layouts = getattr(getattr(item, "cls", None), "layouts", None)
-    layout = item.callspec.params.get("layout") if hasattr(item, "callspec") else None
-    if layouts:
-        if layout is not None and layout != list(layouts)[-1]:
-            item.add_marker(pytest.mark.slow)  # of a strategy's layouts `make test` tries the last
+    if layouts := getattr(getattr(item, "cls", None), "layouts", None):
         if item.name.startswith("test_checkpoint_loads_in_every_other") and len(layouts) > 4:
             item.add_marker(pytest.mark.slow)  # each into each
         if item.name.startswith("test_killed_and_resumed") and item.cls.strategy != "fsdp2":

@@ -18,6 +18,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--plait-timeout", default=120.0, type=float, help="seconds until ranks count as hung (120)")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: of the suite, all layouts but the last; leave out with -m 'not slow'")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """The last of a strategy's layouts speaks for all in a quick run."""
+    layouts = getattr(getattr(item, "cls", None), "layouts", None)
+    layout = item.callspec.params.get("layout") if hasattr(item, "callspec") else None
+    if layouts and layout is not None and layout != list(layouts)[-1]:
+        item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def plait_ranks(request: pytest.FixtureRequest) -> "Iterator[Pool]":
     """The one pool of 4 ranks of this session; starts when it is first used."""

@@ -17,21 +17,23 @@ def simulate(trial: Trial, workers: int, every: int) -> list[Trace]:
     traces = [Trace(whole(model), {}, [], [], {}) for model in models]
     for step in range(trial.steps):
         tokens, labels = batch(step)
-        losses = []
+        losses, total = [], int((labels != -100).sum())
         shares = zip(tokens.chunk(workers), labels.chunk(workers), strict=True)
         for trace, copy, optimizer, (t, y) in zip(traces, copies, optimizers, shares, strict=True):
-            loss = plait.cross_entropy_sum(copy.parts[0](t), y) / (labels != -100).sum()
-            losses.append(float(loss))
-            (loss * workers).backward()
+            loss = plait.cross_entropy_sum(copy.parts[0](t), y)
+            losses.append(float(loss.detach() / total))
+            copy.backward(loss, total / workers)
             if step == 0:
                 trace.gradients.update({name: full(p.grad) for name, p in copy.parts[0].named_parameters()})
             trace.norms.append(float(copy.clip_grads(trial.max_norm)))
             optimizer.step()
             optimizer.zero_grad()
+        for copy, optimizer in zip(copies, optimizers, strict=True):
+            copy.after_step(optimizer, step + 1)
         for trace in traces:
             trace.losses.append(sum(losses))
         if (step + 1) % every == 0:
-            _average(zip(*(copy.parameters() for copy in copies), strict=True))
+            _average(zip(*(model.state_dict().values() for model in models), strict=True))
             for params in zip(*(copy.parameters() for copy in copies), strict=True):
                 states = [o.state[p] for o, p in zip(optimizers, params, strict=True)]
                 _average(tuple(state[key] for state in states) for key in states[0] if key != "step")
@@ -43,6 +45,8 @@ def simulate(trial: Trial, workers: int, every: int) -> list[Trace]:
 @torch.no_grad()
 def _average(same: Iterable[tuple[Tensor, ...]]) -> None:
     for tensors in same:
+        if not tensors[0].is_floating_point():
+            continue  # numbers of tokens
         mean = torch.stack(tensors).mean(0)
         for tensor in tensors:
             tensor.copy_(mean)
