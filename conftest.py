@@ -4,14 +4,20 @@ import pytest
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if layouts := getattr(getattr(item, "cls", None), "layouts", None):
-        if item.name.startswith("test_checkpoint_loads_in_every_other") and len(layouts) > 4:
-            item.add_marker(pytest.mark.slow)  # each into each
-        if item.name.startswith("test_killed_and_resumed") and item.cls.strategy != "fsdp2":
-            item.add_marker(pytest.mark.slow)  # three starts of `plait train`: once is enough
+    if getattr(getattr(item, "cls", None), "layouts", None) and _leave_to_all(item, item.cls.strategy):
+        item.add_marker(pytest.mark.slow)
     # one pool of ranks, beside tests that start none
     group = "ranks" if "plait_ranks" in getattr(item, "fixturenames", ()) else item.path.name
     item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _leave_to_all(item: pytest.Item, strategy: str) -> bool:
+    """Of the suite: what takes long, and has a like that `make test` runs."""
+    if item.name.startswith(("test_checkpoint_loads_in", "test_killed_and_resumed")):
+        return strategy != "fsdp2"  # each layout into each, and three starts of `plait train`
+    if item.name.startswith("test_composes_with"):
+        return (item.callspec.params["other"] or "") < strategy  # a pair once
+    return item.name.startswith("test_compiled_equals")  # beside the same, recomputed
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

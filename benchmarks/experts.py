@@ -7,18 +7,14 @@
 """
 
 import argparse
-import json
 import os
-import tempfile
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from machine import about, run_ranks
+from machine import about
 from overhead import ratio
+from turns import as_rank, in_turns, slowest, training_step
 
 # experts, rows in all, dim, ffn_dim
 SIZES = {
@@ -60,69 +56,21 @@ def grouped_against_loop(device: str, cycles: int, warm_up: int) -> None:
             print(f"| {experts} | {rows} | {dim} | {ffn} | {kind} | {figures} |", flush=True)
 
 
-def in_turns(
-    steps: dict[str, Callable[[], None]],
-    cycles: int,
-    warm_up: int,
-    device: str,
-    begin: Callable[[], None] = lambda: None,
-) -> dict[str, np.ndarray]:
-    """Seconds of each cycle of each; every other cycle goes through them backwards."""
-    spent: dict[str, list[float]] = {name: [] for name in steps}
-    for cycle in range(cycles + warm_up):
-        for name in list(steps) if cycle % 2 else list(steps)[::-1]:
-            begin()
-            before = time.perf_counter()
-            steps[name]()
-            if device == "cuda":
-                torch.cuda.synchronize()
-            if cycle >= warm_up:
-                spent[name].append(time.perf_counter() - before)
-    return {name: np.array(seconds) for name, seconds in spent.items()}
-
-
-def as_rank(model: str, cycles: int, warm_up: int, batch: int, seq_len: int) -> None:
-    """A rank of the second part: writes times-<rank>.json."""
+def as_rank_of(model: str, cycles: int, warm_up: int, batch: int, seq_len: int) -> None:
     import logging
 
-    import torch.distributed as dist
-
-    import plait
-    from plait.build import build_model
     from plait.compose import resolve
-    from plait.optimizer import make_optimizer
     from plait_expert_parallel import ExpertParallel
     from plait_fsdp2 import Fsdp2
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # of two sums for a norm that is one number
     config = resolve([f"model={model}", "strategy=[fsdp2]"])
-
-    def step_with(degree: int) -> Callable[[], None]:
-        built, spec = build_model(config["model"])
-        strategies = [Fsdp2(), *([ExpertParallel(degree)] if degree > 1 else [])]
-        applied = plait.apply(built, spec, strategies, seq_len=seq_len)
-        optimizer = make_optimizer(config["optimizer"], applied.parameters())
-        drawn = torch.Generator().manual_seed(dist.get_rank())
-        ids = torch.randint(0, config["model"]["vocab_size"], (batch, seq_len + 1), generator=drawn).to(applied.device)
-        tokens = batch * seq_len * dist.get_world_size()
-
-        def step() -> None:
-            loss = plait.cross_entropy_sum(applied.parts[0](ids[:, :-1]), ids[:, 1:])
-            applied.backward(loss, tokens)
-            applied.clip_grads(1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            applied.after_step(optimizer, 1)
-
-        return step
-
-    degrees = [d for d in DEGREES if d <= int(os.environ["WORLD_SIZE"])]
-    steps = {str(degree): step_with(degree) for degree in degrees}
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    spent = in_turns(steps, cycles, warm_up, device, dist.barrier)
-    Path(f"times-{dist.get_rank()}.json").write_text(json.dumps({n: list(s) for n, s in spent.items()}))
-    dist.barrier()
-    dist.destroy_process_group()
+    steps = {}
+    for degree in DEGREES:
+        if degree <= int(os.environ["WORLD_SIZE"]):
+            strategies = [Fsdp2(), *([ExpertParallel(degree)] if degree > 1 else [])]
+            steps[str(degree)] = training_step(config, strategies, batch, seq_len)
+    as_rank(steps, cycles, warm_up)
 
 
 def main() -> None:
@@ -136,25 +84,19 @@ def main() -> None:
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.as_rank:
-        return as_rank(asked.model, asked.cycles, asked.warm_up, asked.batch, asked.seq_len)
+        return as_rank_of(asked.model, asked.cycles, asked.warm_up, asked.batch, asked.seq_len)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(f"{about()}\n{'' if device == 'cuda' else 'NOT MEASURED ON A GPU'}\n")
     print("## Grouped product against a loop, forward and backward\n")
     grouped_against_loop(device, asked.cycles, asked.warm_up)
     print(f"\n## {asked.model}, {asked.ranks} ranks, {asked.batch} x {asked.seq_len} tokens a rank, fsdp2\n")
-    numbers = [
-        f"--{name}={value}" for name, value in vars(asked).items() if name not in ("as_rank", "ranks", "warm_up")
-    ]
-    numbers = [n.replace("_", "-", 1) if n.startswith("--seq_len") else n for n in numbers]
-    with tempfile.TemporaryDirectory(prefix="plait-experts-") as scratch:
-        run_ranks(asked.ranks, __file__, *numbers, f"--warm-up={asked.warm_up}", "--as-rank", cwd=scratch)
-        ranks = [json.loads(Path(scratch, f"times-{rank}.json").read_text()) for rank in range(asked.ranks)]
-    slowest = {degree: np.array([rank[degree] for rank in ranks]).max(0) for degree in ranks[0]}
+    options = {name: value for name, value in vars(asked).items() if name not in ("as_rank", "ranks")}
+    spent = slowest(__file__, asked.ranks, **options)
     tokens = asked.ranks * asked.batch * asked.seq_len
     print("| ep | step, ms | tokens/s | step / ep 1 (95%) |\n|---|---|---|---|")
-    for degree, seconds in slowest.items():
+    for degree, seconds in spent.items():
         middle = np.median(seconds)
-        beside = ratio([seconds], [slowest["1"]], np.median)
+        beside = ratio([seconds], [spent["1"]], np.median)
         print(f"| {degree} | {middle * 1000:.1f} | {tokens / middle:,.0f} | {beside} |")
 
 

@@ -9,7 +9,7 @@ from plait.hookspecs import hookimpl
 from plait.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from plait.compile import outside_of_graph
+    from plait.compile import SELECTIVE_KEEPS, outside_of_graph
     from plait.loss import cross_entropy_sum
     from plait.mesh import Mesh
     from plait.views import view
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "SELECTIVE_KEEPS",
     "Applied",
     "Compile",
     "Mesh",
@@ -39,6 +40,7 @@ _LAZY = {
     "Mesh": "plait.mesh",
     "view": "plait.views",
     "outside_of_graph": "plait.compile",
+    "SELECTIVE_KEEPS": "plait.compile",
     "cross_entropy_sum": "plait.loss",
 }
 

@@ -15,7 +15,7 @@ from plait.spec import ModelSpec
 
 # What selective recomputation keeps: products of matrices and attention, dear to compute, and what crossed ranks; the
 # rest is cheap. By name, since some exist only once their module is imported.
-KEPT = frozenset((
+SELECTIVE_KEEPS = frozenset((
     "aten::mm", "aten::bmm", "aten::addmm", "aten::_grouped_mm", "plait::grouped_linear",
     "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention",
     "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention",
@@ -34,8 +34,10 @@ def compile_blocks(model: nn.Module, mesh: object, spec: ModelSpec, run: Run) ->
         if options.enabled:
             whole = not _leave_outside(block, options)
             block.forward = compiled(block.forward, options.backend, fullgraph=options.fullgraph and whole)
-        if mode == "selective" and options.enabled and options.backend == "inductor":
-            block.forward = recomputed_by_compiler(block.forward)
+        if mode == "budget":
+            block.forward = recomputed_by_compiler(block.forward, **budget_config(run.config.remat.budget))
+        elif mode == "selective" and options.enabled and options.backend == "inductor":
+            block.forward = recomputed_by_compiler(block.forward, aggressive_recomputation=True)
         elif mode != "none":
             block.forward = recomputed(block.forward, mode)
     return model
@@ -77,18 +79,26 @@ def recomputed(forward: Callable[..., Any], mode: str) -> Callable[..., Any]:
     return recompute
 
 
-def recomputed_by_compiler(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The same as "selective" for a forward that inductor compiles: its kernels are closed to `checkpoint`.
+def recomputed_by_compiler(forward: Callable[..., Any], **how: Any) -> Callable[..., Any]:
+    """A forward that is compiled, whose activations the compiler's partitioner keeps or recomputes.
 
-    The partitioner, which decides when the first call compiles, keeps what is dear and recomputes the rest.
+    how: `torch._functorch.config` for the calls, of which the first compiles. `aggressive_recomputation` is "selective"
+    where inductor compiles, whose kernels are closed to `checkpoint`; `activation_memory_budget` is "budget".
     """
 
     @functools.wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with torch._functorch.config.patch(aggressive_recomputation=True):
+        with torch._functorch.config.patch(**how):
             return forward(*args, **kwargs)
 
     return call
+
+
+def budget_config(budget: float) -> dict[str, Any]:
+    """`torch._functorch.config` for `remat.mode=budget`; the objects in our graphs are meshes, of no size."""
+    config = {"activation_memory_budget": budget}
+    objects = "unsafe_treat_script_objects_as_zero_size"  # not in torch 2.11
+    return config | ({objects: True} if hasattr(torch._functorch.config, objects) else {})
 
 
 def _contexts() -> list[Any]:
@@ -106,7 +116,7 @@ def _contexts() -> list[Any]:
 @functools.cache
 def _kept_alone(cls: Any) -> Any:
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.name() in KEPT:
+        if func.name() in SELECTIVE_KEEPS:
             return cls.__torch_dispatch__(self, func, types, args, kwargs)
         return func(*args, **(kwargs or {}))
 

@@ -43,7 +43,8 @@ class Precision:
 
 @attrs.define
 class Remat:
-    mode: str = _one_of("none", "full", "selective")
+    mode: str = _one_of("none", "full", "selective", "budget")
+    budget: float = attrs.field(default=0.5, validator=[gt(0), le(1)])
 
 
 @attrs.define

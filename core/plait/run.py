@@ -1,6 +1,7 @@
 """The run as strategies see it."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -22,6 +23,7 @@ class Run:
     parameters:     how many parameters the model has.
     strategies:     name -> instance, of all that are selected.
     shapes:         FQN -> shape of every parameter, a tied one under its first name.
+    folder:         where the run keeps its files, and a strategy may leave one; None outside `plait train`.
     storage_device: where parameters rest between steps; a strategy that offloads sets it to "cpu" in `parallelize`.
     """
 
@@ -32,6 +34,7 @@ class Run:
     parameters: int
     strategies: dict[str, Any] = attrs.field(factory=dict)
     shapes: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
+    folder: Path | None = None
     storage_device: str | None = None
 
     def use(self, name: str, **options: Any) -> None:

@@ -48,6 +48,7 @@ class Trainer:
         model, spec = build_model(config.model)
         strategies = create_all(config.strategy)
         self.run: Run = new_run(config, spec, model, dist.get_world_size(), device_type, strategies)
+        self.run.folder = folder.path
         alive("setting up the strategies")
         self.applied = set_up(model, self.run)
         self.mesh, self.model, self.device = self.applied.mesh, self.applied.parts[0], self.applied.device

@@ -119,8 +119,14 @@ def apply(
 def new_run(
     config: Config, spec: ModelSpec, model: nn.Module, world_size: int, device_type: str, strategies: dict[str, Any]
 ) -> Run:
-    """Raises PlaitError for a spec that does not fit the model."""
+    """Raises PlaitError for a spec that does not fit the model, or for a budget without a compiler."""
     _check_spec(model, spec)
+    compile = config.compile
+    if config.remat.mode == "budget" and not (compile.enabled and compile.backend != "eager"):
+        raise PlaitError(
+            f"remat.mode=budget is kept by a compiler that divides graphs, but compile.enabled={compile.enabled}, "
+            f"compile.backend={compile.backend}; compile with inductor or aot_eager, or take none, selective or full"
+        )
     parameters = sum(p.numel() for p in model.parameters())
     shapes = {fqn: tuple(p.shape) for fqn, p in model.named_parameters()}
     return Run(config, world_size, device_type, spec, parameters, strategies, shapes)

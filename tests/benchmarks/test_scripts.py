@@ -79,6 +79,25 @@ def test_experts_are_grouped_and_spread(tmp_path: Path) -> None:
     assert all(float(row[2].replace(",", "")) > 0 for row in spread)
 
 
+@pytest.mark.slow
+def test_one_graph_beside_blocks(tmp_path: Path) -> None:
+    text = printed("whole_graph.py", "--cycles=2", "--warm-up=1", "--batch=1", "--seq-len=32", cwd=tmp_path)
+    assert "NOT MEASURED ON A GPU" in text
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    assert [row[0] for row in rows] == ["none", "aot_eager", "inductor"]
+    assert all(float(rate.replace(",", "")) > 0 for row in rows for rate in row[1:3])
+
+
+@pytest.mark.slow
+def test_planned_estimates_every_set_of_passes(tmp_path: Path) -> None:
+    text = printed("planned.py", "--model=llama3_debug", "--ranks=8", "--seq-len=128", cwd=tmp_path)
+    assert "ESTIMATED, NOT MEASURED" in text
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    exposed, bound = ({row[0]: float(row[column]) for row in rows} for column in (4, 6))
+    assert all(bound[passes] <= exposed[passes] <= exposed["none"] for passes in exposed)
+    assert exposed["bucket_block + reorder"] < exposed["bucket_block"] < exposed["none"]
+
+
 def test_the_bare_loop_is_short_and_needs_torch_the_model_and_the_data_alone() -> None:
     source = (FOLDER / "bare_loop.py").read_text()
     assert len(source.splitlines()) <= 80

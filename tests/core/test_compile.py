@@ -49,13 +49,13 @@ def test_one_forward_and_one_backward_graph_for_all_blocks(plait_ranks, strategi
         assert counts["calls"] == 3 * calls
 
 
-def saved_by_inductor(mode):
-    """(bytes kept for backward, matrix products of a step) of blocks that inductor compiled."""
+def saved(backend, mode, budget=0.5):
+    """(bytes kept for backward, matrix products of a backward) of a block that was compiled."""
     torch._dynamo.reset()
     with torch.device("meta"):
         model = llama3(n_layers=1)
     applied = plait.apply(
-        model, model.spec(), precision=Precision(), remat=Remat(mode), compile=Compile(True, "inductor")
+        model, model.spec(), precision=Precision(), remat=Remat(mode, budget), compile=Compile(True, backend)
     )
     tokens, labels = batch(0)
     plait.cross_entropy_sum(applied.parts[0](tokens), labels).backward()  # compiles
@@ -75,10 +75,20 @@ def saved_by_inductor(mode):
 @pytest.mark.slow
 def test_selective_recomputation_by_the_compiler(plait_ranks):
     (kept, products), (fewer, same_products), (least, more_products) = (
-        plait_ranks.run(saved_by_inductor, mode, world=1, timeout=240)[0] for mode in ("none", "selective", "full")
+        plait_ranks.run(saved, "inductor", mode, world=1, timeout=240)[0] for mode in ("none", "selective", "full")
     )
     assert least < fewer < kept
     assert same_products == products < more_products
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_budget_is_kept_by_computing_again(plait_ranks, backend):
+    (kept, products), (most, _), (some, more_products) = (
+        plait_ranks.run(saved, backend, mode, budget, world=1, timeout=240)[0]
+        for mode, budget in (("none", 0.5), ("budget", 0.7), ("budget", 0.2))
+    )
+    assert some < most < kept
+    assert products < more_products
 
 
 @pytest.mark.slow

@@ -54,6 +54,11 @@ LONG = {  # their tests take models with experts through every way of running th
     "the gradient of a router is not summed over the ranks that share its tokens",
     "results come back in the order in which experts computed them",
     "a bias is added on every rank, though the ranks' results are summed",
+    "the balance of experts is updated from one rank's tokens",
+    "recomputation counts the tokens of experts once more",
+    "the gradient of a norm is not summed over the ranks that share the sequence",
+    "the gradient of a query's norm is not summed over the ranks that share the heads",
+    "the validation loss is averaged per rank",
 }
 MARKED = [pytest.param(m, marks=pytest.mark.slow) if m.bug in LONG else m for m in MUTANTS]
 

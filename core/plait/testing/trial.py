@@ -28,7 +28,8 @@ class Trial:
     steps:    of AdamW, with a fresh global batch each.
     dtype:    of everything, or "mixed": stored and reduced in float32, computed in bfloat16.
     micro:    into how many micro-batches a rank cuts its share.
-    remat:    `remat.mode`. compile: the backend of `compile`, None: off. max_norm: gradients are clipped to it.
+    remat:    `remat.mode`. budget: `remat.budget`. compile: the backend of `compile`, None: off.
+    max_norm: gradients are clipped to it.
     last:     whether the gradients of the last step are kept too.
     """
 
@@ -37,6 +38,7 @@ class Trial:
     dtype: str = "float64"
     micro: int = 1
     remat: str = "none"
+    budget: float = 0.5
     compile: str | None = None
     max_norm: float = 1.0
     seed: int = 0
@@ -68,7 +70,7 @@ class Trial:
             [*create_all(strategies).values(), *extra],
             seed=self.seed,
             precision=self.precision(),
-            remat=Remat(self.remat),
+            remat=Remat(self.remat, self.budget),
             compile=Compile(enabled=self.compile is not None, backend=self.compile or "eager"),
             seq_len=SEQ_LEN,
         )

@@ -63,5 +63,6 @@ def test_everybody_to_the_same_experts(plait_ranks, layout):
     agree(plait_ranks, moe, 8, 16, layout=layout, favourites=(0, 1))
 
 
+@pytest.mark.slow
 def test_compiled_experts_without_rows(plait_ranks):
     same(plait_ranks, Trial(functools.partial(Town, only=(2, 2)), compile="aot_eager"), *LAYOUTS[EP4])

@@ -23,7 +23,9 @@ def trained(strategies, kernels):
     return norms, whole(applied.parts[0])
 
 
-@pytest.mark.parametrize("kernels", [{"fused": True}, {"foreach": True}], ids=["fused", "foreach"])
+@pytest.mark.parametrize(
+    "kernels", [{"fused": True}, pytest.param({"foreach": True}, marks=pytest.mark.slow)], ids=["fused", "foreach"]
+)
 @pytest.mark.parametrize(
     "layout",
     [*(pytest.param(x, marks=pytest.mark.slow) for x in ("fsdp2 x ep 2", "hsdp 2x2 x ep 2")), "fsdp2 x tp 2 x ep 4"],

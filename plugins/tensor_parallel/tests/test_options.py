@@ -87,6 +87,7 @@ def test_hybrid_shards_beside_tensor_ranks():
         ranks.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, OFF], ids=str)
 def test_compiled(plait_ranks, options):
     same(plait_ranks, Trial("odd", compile="aot_eager"), options)
@@ -286,7 +287,7 @@ def test_explicit_names_the_module_that_moves_data(plait_ranks):
         plait_ranks.run(run_hidden, {"explicit": True}, world=2)
 
 
-@pytest.mark.parametrize("compile", [None, "aot_eager"])
+@pytest.mark.parametrize("compile", [None, pytest.param("aot_eager", marks=pytest.mark.slow)])
 def test_explicit_lets_the_models_train(plait_ranks, compile):
     for model in ("llama3", "odd"):
         same(plait_ranks, Trial(model, compile=compile), {"explicit": True})

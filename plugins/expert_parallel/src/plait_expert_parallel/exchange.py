@@ -3,7 +3,7 @@
 Shapes: N rows (copies of tokens) sorted by expert, D width, X experts, R ranks, L experts of a rank.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import torch
@@ -15,8 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 LEAST = 2
 
 
-@attrs.frozen
-class Way:
+class Way(NamedTuple):
     """The way that the rows of one call went, for their results to come back.
 
     rows, first, last: how many this rank has, and which of them it sends; the others are its neighbours'.
@@ -27,8 +26,8 @@ class Way:
     rows: int
     first: int
     last: int
-    sent: list[int] = attrs.Factory(list)
-    received: list[int] = attrs.Factory(list)
+    sent: list[int]
+    received: list[int]
     order: Tensor | None = None
     back: Tensor | None = None
     filled: int = 0
@@ -55,7 +54,7 @@ class Exchange:
         """All ranks' rows for this rank's experts, sorted by expert, and how many each of these has."""
         rows, (index, count) = x_ND.shape[0], self.share
         first, last = rows * index // count, rows * (index + 1) // count
-        self.way = Way(rows, first, last)
+        self.way = Way(rows, first, last, [], [])
         if count > 1:
             for axis in self.alike:
                 x_ND = _lies(x_ND, axis, Replicate(), Replicate(), Partial())
@@ -69,13 +68,17 @@ class Exchange:
         theirs_RL = collectives.all_to_all_single(counts_RL, None, None, self.axis)
         theirs_RL = collectives.wait_tensor(theirs_RL).view(ranks, -1)
         sent, received = torch.stack([counts_RL.sum(1), theirs_RL.sum(1)]).tolist()
+        traced = torch.compiler.is_compiling()  # into one graph with the whole model, as a strategy may wish
+        if traced:
+            for number in (*sent, *received):
+                torch._check(number >= 0)
         places_RL = torch.arange(counts_RL.shape[1], device=x_ND.device).repeat(ranks)
         expert_N = places_RL.repeat_interleave(theirs_RL.flatten(), output_size=sum(received))
         order_N = expert_N.argsort(stable=True)
         back_N = torch.empty_like(order_N).scatter_(0, order_N, torch.arange(len(order_N), device=order_N.device))
-        filled = max(LEAST - len(order_N), 0) if self.compiled else 0
+        filled = max(LEAST - len(order_N), 0) if self.compiled and not traced else 0
         self.way = Way(rows, first, last, sent, received, order_N, back_N, filled)
-        x_ND = _AllToAll.apply(x_ND, sent, received, self.axis, False)
+        x_ND = _to_all(x_ND, sent, received, self.axis, late=False)
         x_ND, counts_L = _Permute.apply(x_ND, order_N, back_N), theirs_RL.sum(0)
         if filled:
             x_ND, counts_L = functional.pad(x_ND, (0, 0, 0, filled)), torch.cat([counts_L[:-1], counts_L[-1:] + filled])
@@ -86,8 +89,9 @@ class Exchange:
         way, self.way = self.way, None
         assert way is not None
         if way.order is not None:
-            y_ND = _Permute.apply(y_ND[: len(way.order)], way.back, way.order)
-            y_ND = _AllToAll.apply(y_ND, way.received, way.sent, self.axis, not self.compiled)
+            y_ND = y_ND[: len(way.order)] if way.filled else y_ND
+            y_ND = _Permute.apply(y_ND, way.back, way.order)
+            y_ND = _to_all(y_ND, way.received, way.sent, self.axis, late=not self.compiled)
         if self.share[1] > 1:
             y_ND = functional.pad(y_ND, (0, 0, way.first, way.rows - way.last))
             for axis in self.alike:
@@ -98,6 +102,12 @@ class Exchange:
 def _lies(x: Tensor, axis: Any, found: Any, wanted: Any, gradient: Any) -> Tensor:
     whole = DTensor.from_local(x, axis, [found], run_check=False).redistribute(placements=[wanted])
     return whole.to_local(grad_placements=[gradient])
+
+
+def _to_all(x_ND: Tensor, sent: list[int], received: list[int], axis: Any, late: bool) -> Tensor:
+    if torch.compiler.is_compiling():  # sizes that only a run knows: a graph has them, but no Function can keep them
+        return collectives.all_to_all_single_autograd(x_ND.contiguous(), received, sent, axis)
+    return _AllToAll.apply(x_ND, sent, received, axis, late)
 
 
 class _AllToAll(torch.autograd.Function):

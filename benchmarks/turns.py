@@ -1,0 +1,81 @@
+"""What benchmarks of training steps share: several set-ups live in the same ranks and take a step in turns."""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from machine import run_ranks
+
+
+def in_turns(
+    steps: dict[str, Callable[[], None]],
+    cycles: int,
+    warm_up: int,
+    device: str,
+    begin: Callable[[], None] = lambda: None,
+) -> dict[str, np.ndarray]:
+    """Seconds of each cycle of each; every other cycle goes through them backwards."""
+    spent: dict[str, list[float]] = {name: [] for name in steps}
+    for cycle in range(cycles + warm_up):
+        for name in list(steps) if cycle % 2 else list(steps)[::-1]:
+            begin()
+            before = time.perf_counter()
+            steps[name]()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            if cycle >= warm_up:
+                spent[name].append(time.perf_counter() - before)
+    return {name: np.array(seconds) for name, seconds in spent.items()}
+
+
+def training_step(
+    config: dict[str, Any], strategies: Sequence[Any], batch: int, seq_len: int, **options: Any
+) -> Callable[[], None]:
+    """A step of the model of `config` on `batch` samples a rank, always the same; options are those of plait.apply."""
+    import torch.distributed as dist
+
+    import plait
+    from plait.build import build_model
+    from plait.optimizer import make_optimizer
+
+    built, spec = build_model(config["model"])
+    applied = plait.apply(built, spec, strategies, seq_len=seq_len, **options)
+    optimizer = make_optimizer(config["optimizer"], applied.parameters())
+    drawn = torch.Generator().manual_seed(dist.get_rank())
+    ids = torch.randint(0, config["model"]["vocab_size"], (batch, seq_len + 1), generator=drawn).to(applied.device)
+    tokens = batch * seq_len * dist.get_world_size()
+
+    def step() -> None:
+        loss = plait.cross_entropy_sum(applied.parts[0](ids[:, :-1]), ids[:, 1:])
+        applied.backward(loss, tokens)
+        applied.clip_grads(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        applied.after_step(optimizer, 1)
+
+    return step
+
+
+def as_rank(steps: dict[str, Callable[[], None]], cycles: int, warm_up: int) -> None:
+    """What a rank does: writes times-<rank>.json."""
+    import torch.distributed as dist
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    spent = in_turns(steps, cycles, warm_up, device, dist.barrier)
+    Path(f"times-{dist.get_rank()}.json").write_text(json.dumps({n: list(s) for n, s in spent.items()}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def slowest(script: str, ranks: int, **options: Any) -> dict[str, np.ndarray]:
+    """Seconds of each step, as its slowest rank had them: `script` as so many ranks, with --as-rank and `options`."""
+    numbers = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    with tempfile.TemporaryDirectory(prefix="plait-turns-") as scratch:
+        run_ranks(ranks, script, *numbers, "--as-rank", cwd=scratch)
+        found = [json.loads(Path(scratch, f"times-{rank}.json").read_text()) for rank in range(ranks)]
+    return {name: np.array([rank[name] for rank in found]).max(0) for name in found[0]}

@@ -1,0 +1,64 @@
+"""What one graph costs or gains: python benchmarks/whole_graph.py [--cycles N] [--model NAME] [--ranks N]
+
+Tokens a second of simplefsdp (the whole model in one graph, its collectives planned) beside fsdp2 (block by block),
+each without a compiler, with aot_eager and with inductor: all live in the same processes and take a step in turns, so
+that a slow minute slows all. A step is as long as its slowest rank's. The first step, which compiles, is not counted.
+For peak memory and models of billions on a GPU: throughput.py 'strategy=[simplefsdp]'.
+"""
+
+import argparse
+
+import numpy as np
+import torch
+from machine import about
+from overhead import ratio
+from turns import as_rank, slowest, training_step
+
+BACKENDS = ("none", "aot_eager", "inductor")
+
+
+def as_rank_of(model: str, cycles: int, warm_up: int, batch: int, seq_len: int) -> None:
+    import logging
+
+    import plait
+    from plait.compose import resolve
+    from plait.plugins import create
+
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
+    config = resolve([f"model={model}", "strategy=[fsdp2]"])
+    steps = {}
+    for backend in BACKENDS:
+        for name in ("fsdp2", "simplefsdp"):
+            compile = plait.Compile(backend != "none", backend) if backend != "none" else plait.Compile()
+            step = training_step(config, [create(name, {})], batch, seq_len, compile=compile)
+            steps[f"{name} {backend}"] = step
+            step()  # compiles by itself: what torch has compiled so far must not change what comes later
+    as_rank(steps, cycles, warm_up)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cycles", type=int, default=30, help="cycles that count")
+    parser.add_argument("--warm-up", type=int, default=5, help="cycles before that do not")
+    parser.add_argument("--model", default="llama3_debug")
+    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or 2)
+    parser.add_argument("--batch", type=int, default=4, help="samples a rank")
+    parser.add_argument("--seq-len", type=int, default=256)
+    parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.as_rank:
+        return as_rank_of(asked.model, asked.cycles, asked.warm_up, asked.batch, asked.seq_len)
+    print(f"{about()}\n{'' if torch.cuda.is_available() else 'NOT MEASURED ON A GPU'}\n")
+    print(f"## {asked.model}, {asked.ranks} ranks, {asked.batch} x {asked.seq_len} tokens a rank, float32\n")
+    options = {name: value for name, value in vars(asked).items() if name not in ("as_rank", "ranks")}
+    spent = slowest(__file__, asked.ranks, **options)
+    tokens = asked.ranks * asked.batch * asked.seq_len
+    print("| compiled with | fsdp2, tokens/s | simplefsdp, tokens/s | simplefsdp / fsdp2 (95%) |\n|---|---|---|---|")
+    for backend in BACKENDS:
+        theirs, ours = spent[f"fsdp2 {backend}"], spent[f"simplefsdp {backend}"]
+        rates = [f"{tokens / np.median(seconds):,.0f}" for seconds in (theirs, ours)]
+        print(f"| {backend} | {' | '.join(rates)} | {ratio([theirs], [ours], np.median)} |")
+
+
+if __name__ == "__main__":
+    main()

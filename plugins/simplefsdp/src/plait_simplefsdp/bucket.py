@@ -1,0 +1,76 @@
+"""Which collectives are joined: those of a block, or as many as hide behind what is computed meanwhile."""
+
+from typing import Any
+
+from torch.fx import Graph, Node
+
+from plait_simplefsdp.collectives import GATHER, Collective, collectives, name_of, of_shards
+from plait_simplefsdp.estimate import VIEWS, Machine, seconds_of, seconds_to_send
+
+SMALL = 2  # times the latency: what takes less is joined whatever it hides behind
+
+
+def by_block(graph: Graph, machine: Machine) -> list[list[Collective]]:
+    """All of one block and kind; outside blocks what comes before the first one, and what comes after.
+
+    In the order of parameters, as FSDP2 lays them: the sums of some backends depend on where a number lies.
+    """
+    found = collectives(graph)
+    inside = [i for i, c in enumerate(found) if c.bucket]
+    groups: dict[tuple[Any, ...], list[Collective]] = {}
+    for i, one in enumerate(found):
+        later = not one.bucket and bool(inside) and i > inside[0]
+        groups.setdefault((one.kind, one.bucket, later, *alike(one)), []).append(one)
+    return [sorted(group, key=lambda c: c.number) for group in groups.values()]
+
+
+def by_time(graph: Graph, machine: Machine) -> list[list[Collective]]:
+    """Greedy (arXiv 2411.00284, section 4.2): a bucket takes the next collective as long as it is sent in the time that
+    is computed before it is needed: gatherings from the first use on, reductions from the last start back."""
+    found, spent = collectives(graph), _clock(graph, machine)
+    groups = []
+    kinds = dict.fromkeys((c.kind, *alike(c)) for c in found)
+    for kind in kinds:
+        same = [c for c in found if (c.kind, *alike(c)) == kind]
+        gather = kind[0] == GATHER
+        when = {c: spent[_first_use(c) if gather else c.start] for c in same}
+        same.sort(key=lambda c: when[c], reverse=not gather)
+        groups += _greedy(same, when, machine)
+    return [sorted(group, key=lambda c: c.number) for group in groups]
+
+
+def _greedy(same: list[Collective], when: dict[Collective, float], machine: Machine) -> list[list[Collective]]:
+    buckets = [same[:1]]
+    hidden = 0.0  # seconds of computation that the bucket under way can hide behind
+    for one in same[1:]:
+        bucket = buckets[-1]
+        taken = sum(seconds_to_send(c, machine) for c in bucket) - machine.latency * (len(bucket) - 1)
+        more = seconds_to_send(one, machine) - machine.latency
+        if taken + more <= hidden or taken <= SMALL * machine.latency:
+            bucket.append(one)
+        else:
+            hidden = abs(when[one] - when[bucket[0]])
+            buckets.append([one])
+    return buckets
+
+
+def alike(one: Collective) -> tuple[Any, ...]:
+    """What must be equal to be sent at once."""
+    return one.start.meta["val"].dtype, *one.start.args[1:]
+
+
+def _clock(graph: Graph, machine: Machine) -> dict[Node, float]:
+    """Seconds that are computed before each node."""
+    spent, clock, uneven = {}, 0.0, of_shards(graph)
+    for node in graph.nodes:
+        spent[node] = clock
+        clock += 0.0 if node in uneven else seconds_of(node, machine)
+    return spent
+
+
+def _first_use(one: Collective) -> Node:
+    """The first node that computes something of what was gathered."""
+    node = one.wait
+    while len(node.users) == 1 and (node is one.wait or name_of(node) in VIEWS):
+        node = next(iter(node.users))
+    return node

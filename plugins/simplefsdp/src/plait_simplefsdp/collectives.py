@@ -1,0 +1,97 @@
+"""The collectives of a graph: those that move parameters and their gradients, and all others."""
+
+import math
+from typing import Any
+
+import attrs
+import torch
+from torch.fx import Graph, Node
+
+from plait_simplefsdp.order import needed, using
+from plait_simplefsdp.shard import BUCKET, NUMBER
+
+_ops = torch.ops._c10d_functional
+GATHER, SCATTER, REDUCE = "all_gather", "reduce_scatter", "all_reduce"
+KINDS = {
+    _ops.all_gather_into_tensor.default: GATHER,
+    _ops.reduce_scatter_tensor.default: SCATTER,
+    _ops.all_reduce.default: REDUCE,
+    _ops.all_to_all_single.default: "all_to_all",
+}
+WAIT = _ops.wait_tensor.default
+
+
+@attrs.frozen
+class Collective:
+    """One of them.
+
+    start, wait: its two nodes. kind: a value of KINDS. group: the name of the group of its ranks; ranks: how many.
+    span:        from the first of them to the last, in ranks of the world: the same for all groups of an axis.
+    bucket:      the block whose parameters it moves, "" outside blocks; None: it moves something else.
+    number:      which of the model's parameters; of several the first.
+    """
+
+    start: Node
+    wait: Node
+    kind: str
+    group: str
+    ranks: int
+    span: int
+    bucket: str | None = None
+    number: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Of the larger side: what all ranks gather together, or what each has summed."""
+        return size(self.start.args[0] if self.kind == SCATTER else self.start)  # type: ignore[arg-type]
+
+
+def every(graph: Graph) -> list[Collective]:
+    """All collectives, in the order of their starts."""
+    found = []
+    for node in graph.nodes:
+        waits = [user for user in node.users if user.target == WAIT] if node.target in KINDS else []
+        if waits:
+            where: dict[str, Any] = node.meta.get("custom") or {}
+            group = str(node.args[-1])
+            about = where.get(BUCKET), where.get(NUMBER, 0)
+            found.append(Collective(node, waits[0], KINDS[node.target], group, *_ranks(group), *about))
+    return found
+
+
+def collectives(graph: Graph) -> list[Collective]:
+    """Those of the parameters; others (of tensor parallelism, of experts) are left out, since no pass moves them."""
+    return [one for one in every(graph) if one.bucket is not None]
+
+
+def of_shards(graph: Graph) -> set[Node]:
+    """What is computed of a rank's own shards: before they are gathered, after gradients are scattered. Shards may be
+    of unequal size, so no decision may rest on these: all ranks must decide alike."""
+    found = set[Node]()
+    for one in collectives(graph):
+        found |= needed(one.start) - {one.start} if one.kind == GATHER else using(one.wait) - {one.wait}
+    return found
+
+
+def size(node: Node) -> int:
+    """Bytes of a node's value; of several their sum."""
+    values = node.meta.get("val")
+    tensors = values if isinstance(values, list | tuple) else [values]
+    return sum(math.prod(known(t)) * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
+
+
+def name_of(node: Node) -> str:
+    """The operation's name without its overload: "view", "all_gather_into_tensor", "getitem"."""
+    return getattr(getattr(node.target, "overloadpacket", node.target), "__name__", "")
+
+
+def known(tensor: torch.Tensor) -> list[int]:
+    """Its shape; where that depends on data, or on the batch, what it was when the graph was made, or 0."""
+    return [n if isinstance(n, int) else int(n.node.hint or 0) for n in tensor.shape]
+
+
+def _ranks(group: str) -> tuple[int, int]:
+    from torch.distributed.distributed_c10d import _resolve_process_group, get_process_group_ranks
+
+    ranks = get_process_group_ranks(_resolve_process_group(group))
+    return len(ranks), max(ranks) - min(ranks) + 1

@@ -1,0 +1,123 @@
+"""The whole model as one graph, and who may touch it: tags on the joint graph, passes on its two halves."""
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import Graph, GraphModule
+from torch.fx.traceback import annotate
+
+from plait_simplefsdp.estimate import here
+from plait_simplefsdp.partition import divide
+from plait_simplefsdp.plan import plan
+from plait_simplefsdp.recompute import BLOCK
+from plait_simplefsdp.report import Report
+
+if TYPE_CHECKING:
+    from plait_simplefsdp import SimpleFsdp
+
+Partition = Callable[..., tuple[GraphModule, GraphModule]]
+Planner = Callable[[Graph, str], None]  # of a "forward", "backward" or "inference" graph, in place
+
+
+def compile_whole(options: "SimpleFsdp", model: nn.Module, spec: Any, run: Any) -> nn.Module:
+    """The model's forward becomes one graph; hooks on the model itself stay outside."""
+    backend = run.config.compile.backend
+    blocks = spec.blocks_of(model)
+    for fqn, block in blocks.items():
+        block.forward = _named(block.forward, fqn)
+    names = list(blocks)
+    again = set({"default": names[:-1], "always": names, "never": []}[options.reshard_after_forward])
+    fused = backend == "inductor"
+    partition = functools.partial(divide, blocks=names, again=again, remat=run.config.remat, fused=fused)
+    report, machine = Report(run), here(run.device_type)
+
+    def planner(graph: Graph, kind: str) -> None:
+        report.add(plan(graph, kind, options.passes, machine))
+
+    make = _of_inductor if fused else _of_aot
+    whole = torch.compile(model.forward, backend=make(partition, planner), fullgraph=True)
+    model.forward = _of_any_size(whole)  # type: ignore[method-assign]
+    return model
+
+
+def _of_any_size(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """One graph for every number of samples; and numbers that are read from tensors (how many rows go to which rank)
+    become sizes in it."""
+
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for given in (*args, *kwargs.values()):
+            if isinstance(given, torch.Tensor):
+                torch._dynamo.maybe_mark_dynamic(given, 0)
+        with torch._dynamo.config.patch(capture_scalar_outputs=True):
+            return forward(*args, **kwargs)
+
+    return call
+
+
+def _named(forward: Callable[..., Any], fqn: str) -> Callable[..., Any]:
+    """`forward`, whose nodes in the graph say which block they belong to."""
+
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with annotate({BLOCK: fqn}):
+            return forward(*args, **kwargs)
+
+    return call
+
+
+def _of_aot(partition: Partition, planner: Planner) -> Any:
+    from functorch.compile import make_boxed_func
+
+    def compiler(kind: str) -> Any:
+        def compiled(module: GraphModule, inputs: Any) -> Any:
+            planner(module.graph, kind)
+            module.recompile()
+            return make_boxed_func(module.forward)
+
+        return compiled
+
+    return aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
+    )
+
+
+def _of_inductor(partition: Partition, planner: Planner) -> Any:
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
+
+    halves: list[str] = []  # of a joint graph that was divided: what is to come
+
+    class Divided(CustomPartitionerFn):
+        def __call__(self, gm: GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+            halves[:] = ["forward"]
+            return partition(gm, joint_inputs, **kwargs)
+
+        def uuid(self) -> None:
+            return None  # what the passes report must be found out anew, so nothing is taken from a cache
+
+    class Planned(CustomGraphPass):
+        def __call__(self, graph: Graph) -> None:
+            backward = any(n.op == "placeholder" and n.name.startswith("tangents") for n in graph.nodes)
+            planner(graph, "backward" if backward else halves.pop() if halves else "inference")
+
+        def uuid(self) -> None:
+            return None
+
+    patches: dict[str, Any] = {"custom_partitioner_fn": Divided(), "post_grad_custom_post_pass": Planned()}
+    if hasattr(config, "reorder_for_peak_memory"):
+        patches["reorder_for_peak_memory"] = False  # it would undo what the passes moved
+
+    def backend(gm: GraphModule, inputs: Any) -> Any:
+        return compile_fx(gm, inputs, config_patches=patches)
+
+    return backend

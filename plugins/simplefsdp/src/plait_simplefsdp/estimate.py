@@ -1,0 +1,135 @@
+"""How long a graph would take: a model of the machine, and a clock that goes through the nodes in their order.
+
+It need not be right to the millisecond. It decides what is joined and moved, and all ranks must decide alike: so it
+reads shapes and a table, never a clock. No kernel is assumed to be fused, but of an operation that is no product of
+matrices only what it writes is counted, since what it reads comes from the one before it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch.fx import Graph, Node
+from torch.utils.flop_counter import flop_registry
+
+from plait_simplefsdp.collectives import REDUCE, Collective, every, known, size
+
+
+@attrs.frozen
+class Machine:
+    """flops: operations a second in products, by dtype. memory: bytes a second. link: bytes a second that a rank
+    sends, inside a node and between nodes of `node` ranks. latency: seconds of a collective that sends nothing."""
+
+    name: str
+    flops: dict[torch.dtype, float]
+    memory: float
+    link: tuple[float, float]
+    latency: float
+    node: int = 8
+
+
+# H100 SXM, NVIDIA's data sheet: dense products, HBM3, NVLink one way, and a 400 Gb/s network card a GPU.
+H100 = Machine(
+    "NVIDIA H100", {torch.bfloat16: 989e12, torch.float16: 989e12, torch.float32: 495e12}, 3.35e12, (450e9, 50e9), 20e-6
+)
+# One core of a server and ranks that talk through its memory: the order of magnitude, measured with gloo.
+CPU = Machine("a CPU core", {torch.float32: 5e10, torch.float64: 2.5e10, torch.bfloat16: 2.5e10}, 5e9, (5e8, 5e8), 2e-4)
+
+VIEWS = {"view", "_unsafe_view", "t", "transpose", "permute", "reshape", "unsqueeze", "squeeze", "expand", "slice",
+         "detach", "alias", "as_strided", "split", "split_with_sizes", "select", "unbind"}  # fmt: skip
+
+
+# Kernels of CPUs, which torch counts no operations for -> those of GPUs.
+aten = torch.ops.aten
+ALIKE = {
+    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
+}
+
+
+def here(device_type: str) -> Machine:
+    return H100 if device_type == "cuda" else CPU
+
+
+@attrs.frozen
+class Times:
+    """Seconds. compute: of all that is no collective. communication: of all collectives. exposed: of those during
+    which nothing is computed. bound: of which nothing could be computed in any order."""
+
+    compute: float
+    communication: float
+    exposed: float
+
+    @property
+    def bound(self) -> float:
+        return max(self.communication - self.compute, 0.0)
+
+
+def times(
+    graph: Graph,
+    machine: Machine,
+    compute: Callable[[Node, Machine], float] | None = None,
+    send: Callable[[Collective, Machine], float] | None = None,
+) -> Times:
+    """Go through the graph: computation in order; collectives of one group one after another, beside it, from where
+    they start to where they are waited for. `compute` and `send` may be given other times than the model's."""
+    compute, send = compute or seconds_of, send or seconds_to_send
+    found = every(graph)
+    starts, waits = {c.start: c for c in found}, {c.wait: c for c in found}
+    clock = computing = sending = exposed = 0.0
+    free: dict[str, float] = {}  # when a group has sent all so far
+    done: dict[Node, float] = {}
+    for node in graph.nodes:
+        if node in starts:
+            one = starts[node]
+            taken = send(one, machine)
+            done[node] = free[one.group] = max(clock, free.get(one.group, 0.0)) + taken
+            sending += taken
+        elif node in waits:
+            idle = max(done[waits[node].start] - clock, 0.0)
+            exposed += idle
+            clock += idle
+        else:
+            taken = compute(node, machine)
+            clock += taken
+            computing += taken
+    return Times(computing, sending, exposed)
+
+
+def seconds_to_send(one: Collective, machine: Machine) -> float:
+    """Every rank sends what it has to all others (arXiv 2411.00284 models it alike); a sum to all goes twice."""
+    if one.ranks == 1:
+        return 0.0
+    link = machine.link[0] if one.span <= machine.node else machine.link[1]
+    once = machine.latency + one.nbytes * (one.ranks - 1) / one.ranks / link
+    return 2 * once if one.kind == REDUCE else once
+
+
+def seconds_of(node: Node, machine: Machine) -> float:
+    """Of one node that is no collective: its operations or its bytes, whatever takes longer."""
+    target, args = _called(node)
+    if target is None or target.overloadpacket.__name__ in VIEWS:
+        return 0.0
+    packet, written = ALIKE.get(target.overloadpacket, target.overloadpacket), size(node)
+    if packet not in flop_registry:
+        return written / machine.memory
+    flops = flop_registry[packet](*map(_shape, args), out_val=_shape(node))
+    dtype = next(n.meta["val"].dtype for n in args if isinstance(n, Node))
+    read = sum(size(n) for n in node.all_input_nodes)
+    return max(flops / machine.flops.get(dtype, machine.flops[torch.float32]), (read + written) / machine.memory)
+
+
+def _called(node: Node) -> tuple[Any, Sequence[Any]]:
+    """The operation and its arguments; of one inside another (attention that keeps a generator's state) the inner."""
+    if node.op == "call_function":
+        for i, found in enumerate((node.target, *node.args)):
+            if isinstance(found, torch._ops.OpOverload):
+                return found, node.args[i:]
+    return None, ()
+
+
+def _shape(given: Any) -> Any:
+    """A tensor's; the formulas want no more."""
+    value = given.meta.get("val") if isinstance(given, Node) else given
+    return tuple(known(value)) if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,59 @@
+"""From the joint graph of forward and backward to one graph each, by torch's min-cut and the tags of `recompute`."""
+
+from typing import Any
+
+import torch
+import torch._functorch.config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx import GraphModule, Node
+
+from plait_simplefsdp.recompute import tag
+
+MESHES = "unsafe_treat_script_objects_as_zero_size"  # objects in a graph are meshes here; not in torch 2.11
+TAKEN = ("num_fwd_outputs", "static_lifetime_input_indices")
+
+
+def divide(
+    joint: GraphModule, inputs: Any, *, blocks: list[str], again: set[str], remat: Any, fused: bool, **arguments: Any
+) -> tuple[GraphModule, GraphModule]:
+    """The forward and the backward graph of a joint one. remat: `remat.*` of the run; the rest as `tag` has it.
+
+    The default partitioner would not do: it keeps what was gathered, whatever is tagged.
+    """
+    tag(joint, blocks, again, remat.mode, fused)
+    given = {key: value for key, value in arguments.items() if key in TAKEN}
+    config = {"activation_memory_budget": remat.budget if remat.mode == "budget" else 1.0}
+    if hasattr(torch._functorch.config, MESHES):
+        config[MESHES] = True
+    with torch._functorch.config.patch(config):
+        forward, backward = min_cut_rematerialization_partition(joint, inputs, **given)
+    _tensors_first(forward, backward, given["num_fwd_outputs"])
+    return forward, backward
+
+
+def _tensors_first(forward: GraphModule, backward: GraphModule, results: int) -> None:
+    """What forward keeps are tensors, then objects, then sizes: so autograd takes them apart.
+
+    Where attention is computed again, torch adds the state of a generator, and puts it behind the objects (meshes).
+    """
+    (output,) = (node for node in forward.graph.nodes if node.op == "output")
+    kept = list(output.args[0])
+    objects = [node for node in kept[results:] if _is_object(node)]
+    if not objects:
+        return
+    first = kept.index(objects[0])
+    late = [node for node in kept[first:] if isinstance(node.meta.get("val"), torch.Tensor)]
+    rest = [node for node in kept[first:] if node not in late]
+    output.args = ((*kept[:first], *late, *rest),)
+    inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
+    start = next(node for node in inputs if _is_object(node))
+    for node in inputs[inputs.index(start) :]:
+        if node.name.startswith("rng_state"):
+            start.prepend(node)
+    forward.recompile()
+    backward.recompile()
+
+
+def _is_object(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return type(value).__name__ == "FakeScriptObject"

@@ -1,0 +1,160 @@
+"""What a rank stores of a parameter, and how its module gets all of it: by redistribution, in forward."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.fx.traceback import annotate
+
+from plait import view
+
+# In the metadata of a graph's nodes: the block whose parameter they move, and which of the model's it is.
+BUCKET, NUMBER = "plait_bucket", "plait_number"
+
+
+def shard(model: nn.Module, mesh: Any, spec: Any, precision: Any) -> None:
+    """Shard every parameter over the ranks that sum its gradient, and show its module the whole of it; in place."""
+    blocks = spec.blocks_of(model)
+    dtypes = getattr(torch, precision.param), getattr(torch, precision.reduce)
+    owners: dict[int, list[tuple[str, nn.Module, str]]] = {}  # of each parameter: several of a tied one
+    for fqn, module in model.named_modules():
+        for name, param in module._parameters.items():
+            if param is not None:
+                owners.setdefault(id(param), []).append((fqn, module, name))
+    tied = []
+    for number, places in enumerate(owners.values()):
+        fqn, module, name = places[0]
+        block = next((b for b in blocks if f"{fqn}.".startswith(f"{b}.")), "")
+        made, stored = _sharded(module._parameters[name], mesh.data(module._parameters[name], outer="dp_replicate"))
+        whole = functools.partial(
+            _whole,
+            stored=stored,
+            where={BUCKET: block, NUMBER: number},
+            dtypes=dtypes if made.is_floating_point() else (None, None),
+        )
+        if len(places) > 1:
+            whole = Once(whole)
+            tied.append(whole)
+        for _, module, name in places:
+            module._parameters[name] = made
+            view(module, name, whole)
+    if tied:
+        model.forward = _forgetting(model.forward, tied)  # type: ignore[method-assign]
+
+
+class Once:
+    """A tied parameter is gathered once a forward: so its gradients are added before they are summed over ranks."""
+
+    def __init__(self, fn: Callable[[Tensor], Tensor]) -> None:
+        self.fn = fn
+        self.whole: Tensor | None = None
+
+    def __call__(self, param: Tensor) -> Tensor:
+        if self.whole is None:
+            self.whole = self.fn(param)
+        return self.whole
+
+
+def _forgetting(forward: Callable[..., Any], tied: list[Once]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            for one in tied:
+                one.whole = None
+
+    return call
+
+
+@attrs.frozen
+class Stored:
+    """How one parameter lies on the ranks.
+
+    ours: whether this strategy stores it; otherwise nobody else sees other tokens.
+    shards, copies: the 1-D meshes of the ranks that divide it and of those that repeat that; None: there are none.
+    inner: mesh, placements, shape and stride with which its module gets it, where another strategy divides it too.
+    shape, stride: of what the ranks of `shards` divide. dim: along which.
+    """
+
+    ours: bool
+    shards: DeviceMesh | None
+    copies: DeviceMesh | None
+    inner: tuple[DeviceMesh, tuple[Placement, ...], torch.Size, tuple[int, ...]] | None
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dim: int
+
+
+def _sharded(param: Any, data: DeviceMesh | None) -> tuple[nn.Parameter, Stored]:
+    """The parameter as FSDP2 would store it, so that checkpoints, clipping and optimizers see no difference."""
+    inner, local = None, param.detach()
+    if isinstance(param, DTensor):
+        inner = (param.device_mesh, param.placements, param.shape, param.stride())
+        local = param.detach().to_local()
+    if data is None:
+        return param, Stored(False, None, None, None, local.shape, local.stride(), 0)
+    dim = _dim(param, local, data.size(data.ndim - 1))
+    placements: list[Placement] = [Replicate()] * (data.ndim - 1) + [Shard(dim)]
+    stored = distribute_tensor(local, data, placements, src_data_rank=None)
+    if inner is not None:
+        factor = 1
+        for size, placement in zip(inner[0].shape, inner[1], strict=True):
+            factor *= size if getattr(placement, "dim", None) == dim else 1
+        if factor > 1:
+            placements[-1] = _StridedShard(dim, split_factor=factor)
+        joined = DeviceMesh._concatenate([data, inner[0]])
+        stored = DTensor.from_local(
+            stored.to_local(), joined, [*placements, *inner[1]], run_check=False, shape=inner[2], stride=inner[3]
+        )
+    copies, shards = _apart(data)
+    made = nn.Parameter(stored, requires_grad=param.requires_grad)
+    return made, Stored(True, shards, copies, inner, local.shape, local.stride(), dim)
+
+
+def _apart(data: DeviceMesh) -> tuple[DeviceMesh | None, DeviceMesh | None]:
+    """The ranks that hold copies, and those that divide one; None where that is one rank."""
+    names = data.mesh_dim_names or ()
+    dims = [data[name] if data.ndim > 1 else data for name in names]
+    copies = dims[0] if len(dims) > 1 and dims[0].size() > 1 else None
+    return copies, dims[-1] if dims[-1].size() > 1 else None
+
+
+def _dim(param: Tensor, local: Tensor, ranks: int) -> int:
+    """Rows are divided; where there are fewer than ranks (a few experts left), the first dim that divides evenly."""
+    if local.dim() == 0 or local.shape[0] >= ranks:
+        return 0
+    taken = {getattr(p, "dim", None) for p in param.placements} if isinstance(param, DTensor) else set()
+    return next((d for d in range(1, local.dim()) if d not in taken and local.shape[d] % ranks == 0), 0)
+
+
+def _whole(
+    param: Any, stored: Stored, where: dict[str, Any], dtypes: tuple[torch.dtype | None, torch.dtype | None]
+) -> Tensor:
+    """All of `param`, in the dtype of computation. Backward: its gradient's sum over the ranks, this rank's part."""
+    computed, summed = dtypes
+    if not stored.ours:
+        return param.to(computed) if computed else param
+    with annotate(where):
+        whole = param.to_local()
+        if stored.copies is not None:  # sums shards, so after gradients are scattered
+            whole = DTensor.from_local(whole, stored.copies, [Replicate()], run_check=False)
+            whole = whole.to_local(grad_placements=[Partial()])
+        if stored.shards is not None:
+            whole = DTensor.from_local(
+                whole, stored.shards, [Shard(stored.dim)], run_check=False, shape=stored.shape, stride=stored.stride
+            )
+            whole = whole.redistribute(placements=[Replicate()], forward_dtype=computed, backward_dtype=summed)
+            whole = whole.to_local(grad_placements=[Partial()])
+        elif computed is not None:
+            whole = whole.to(computed)
+        if stored.inner is None:
+            return whole
+        mesh, placements, shape, stride = stored.inner
+        return DTensor.from_local(whole, mesh, placements, run_check=False, shape=shape, stride=stride)

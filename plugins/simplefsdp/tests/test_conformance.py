@@ -1,0 +1,28 @@
+"""simplefsdp keeps the contract."""
+
+import math
+
+from plait.testing import Collective, Layout, StrategySuite
+
+
+class TestSimpleFsdp(StrategySuite):
+    strategy = "simplefsdp"
+    axes = ("dp_replicate", "dp_shard")
+    layouts = {
+        "one rank": Layout(1),
+        "4 shards": Layout(4),
+        "2 copies": Layout(2, {"shard": 1, "replicate": 2}),
+        "2 copies of 2 shards": Layout(4, {"replicate": 2}),
+        "2 shards": Layout(2),
+    }
+
+    def held(self, shape, axes, degree):
+        return math.ceil(shape[0] / degree["dp_shard"]) * math.prod(shape[1:])
+
+    def collectives(self, size, degree):
+        """Without a graph nothing is joined, and nothing is freed before backward."""
+        return [
+            Collective("all_gather", "dp_shard", size.tensors, size.numbers),
+            Collective("reduce_scatter", "dp_shard", size.tensors, size.numbers),
+            Collective("all_reduce", "dp_replicate", size.tensors, size.numbers // degree["dp_shard"]),
+        ]

@@ -1,0 +1,103 @@
+"""Not near fsdp2's numbers: the same ones. Every loss, norm and parameter of 20 steps, bitwise, in float32."""
+
+import functools
+
+import pytest
+
+pytest.importorskip("plait_fsdp2")
+
+from plait.testing.models import llama3
+from plait.testing.parity import apart, unequal
+from plait.testing.trial import Trial, train
+
+BLOCK, AUTO, ALL = ["bucket_block"], ["bucket_auto", "reorder", "memory"], ["bucket_block", "reorder"]
+HYBRID, SLOW = {"replicate": 2}, pytest.mark.slow
+TENSOR = {"tensor_parallel": {"degree": 2}}
+uneven = functools.partial(llama3, ffn_dim=50, vocab_size=67)
+
+
+def both(ranks, trial, options, passes, beside=None):
+    """The traces of fsdp2 without a compiler, and of simplefsdp; on every rank."""
+    remat = "none" if trial.remat == "budget" else trial.remat  # fsdp2 has no compiler here
+    plain = Trial(trial.model, dtype=trial.dtype, micro=trial.micro, remat=remat, steps=trial.steps)
+    beside = beside or {}
+    theirs = ranks.run(train, plain, {**beside, "fsdp2": options}, world=4)
+    ours = ranks.run(train, trial, {**beside, "simplefsdp": {**options, "passes": passes}}, world=4, timeout=300)
+    return zip(theirs, ours, strict=True)
+
+
+def same(pairs):
+    for theirs, ours in pairs:
+        assert unequal(ours.initial, theirs.initial) is None
+        assert ours.losses == theirs.losses
+        assert ours.norms == theirs.norms
+        assert unequal(ours.final, theirs.final) is None
+        assert unequal(ours.buffers, theirs.buffers) is None
+        assert ours.placements == theirs.placements
+
+
+PLANS = [("aot_eager", passes) for passes in ([], BLOCK, AUTO, ALL)]
+WAYS = [(*way, options) for options in ({}, HYBRID) for way in ((None, []), *PLANS)]
+OFTEN = (4, 5)  # all of it on 4 shards, and 2 copies of 2 without a graph
+
+
+@pytest.mark.parametrize(
+    ("compile", "passes", "options"),
+    [way if i in OFTEN else pytest.param(*way, marks=SLOW) for i, way in enumerate(WAYS)],
+)
+def test_bitwise(plait_ranks, compile, passes, options):
+    same(both(plait_ranks, Trial("llama3", dtype="float32", compile=compile, steps=20), options, passes))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(uneven, id="uneven"), *(pytest.param(m, marks=SLOW) for m in ("tied", "odd", "mla", "qk_norm"))],
+)
+def test_other_models(plait_ranks, model):
+    same(both(plait_ranks, Trial(model, dtype="float32", compile="aot_eager", steps=20), {}, ALL))
+
+
+@SLOW
+def test_accumulation(plait_ranks):
+    same(both(plait_ranks, Trial("llama3", dtype="float32", compile="aot_eager", micro=2), {}, ALL))
+
+
+@SLOW
+@pytest.mark.parametrize("remat", ["full", "selective", "budget"])
+def test_recomputation(plait_ranks, remat):
+    same(both(plait_ranks, Trial("llama3", dtype="float32", compile="aot_eager", remat=remat), {}, ALL))
+
+
+@pytest.mark.parametrize("compile", [None, pytest.param("aot_eager", marks=SLOW)])
+def test_mixed_precision(plait_ranks, compile):
+    same(both(plait_ranks, Trial("llama3", dtype="mixed", compile=compile), {}, ALL))
+
+
+@SLOW
+def test_beside_tensor_parallel(plait_ranks):
+    pytest.importorskip("plait_tensor_parallel")
+    same(both(plait_ranks, Trial("llama3", dtype="float32", compile="aot_eager", steps=20), {}, ALL, TENSOR))
+
+
+@pytest.mark.parametrize(("compile", "passes"), [(None, []), pytest.param("aot_eager", ALL, marks=SLOW)])
+def test_beside_experts(plait_ranks, compile, passes):
+    pytest.importorskip("plait_expert_parallel")
+    trial = Trial("moe", dtype="float32", compile=compile, steps=20)
+    same(both(plait_ranks, trial, {}, passes, {"expert_parallel": {"degree": 2}}))
+
+
+@SLOW
+@pytest.mark.parametrize("degree", [2, 4])
+def test_beside_both(plait_ranks, degree):
+    pytest.importorskip("plait_tensor_parallel")
+    pytest.importorskip("plait_expert_parallel")
+    beside = {**TENSOR, "expert_parallel": {"degree": degree}}
+    same(both(plait_ranks, Trial("moe", dtype="float32", compile="aot_eager", steps=20), {}, ALL, beside))
+
+
+@SLOW
+def test_inductor_is_near(plait_ranks):
+    """It fuses, and so rounds otherwise: within 1e-5, as in float32 every layout is."""
+    for theirs, ours in both(plait_ranks, Trial("llama3", dtype="float32", compile="inductor"), {}, ALL):
+        assert apart(ours.losses, theirs.losses)[0] < 1e-5
+        assert max(float((ours.gradients[n] - g).norm() / g.norm()) for n, g in theirs.gradients.items()) < 1e-5
