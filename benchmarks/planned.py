@@ -60,8 +60,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llama3_8b")
     parser.add_argument("--ranks", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=1, help="samples a rank")
-    parser.add_argument("--seq-len", type=int, default=4096)
+    parser.add_argument("--batch", type=int, default=2, help="samples a rank")
+    parser.add_argument("--seq-len", type=int, default=8192)
     asked = parser.parse_args()
 
     from plait.plan.inspect import simulated
