@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from plait import PlaitError
 from plait_simplefsdp.collectives import collectives, every
 from plait_simplefsdp.estimate import H100, Machine, seconds_of, seconds_to_send, times
 from plait_simplefsdp.memory import hold_back, peak
@@ -188,16 +189,12 @@ def test_the_peak_by_hand(group):
     assert peak(graph)[0] == 800
 
 
-def test_a_pass_that_finds_nothing_to_do_is_an_error(group):
-    from plait import PlaitError
-
-    made = Made(group)
-    shard = made.given(25)
-    with made.mode:
-        half = torch.empty(25, dtype=torch.bfloat16)
-    other = made.given(25)
-    other.meta["val"] = half
-    graph = made.end(made.wait(made.gather(shard)), made.wait(made.gather(other)))
-    with pytest.raises(PlaitError, match="pass bucket_block of strategy 'simplefsdp' found nothing to join"):
-        plan(graph, "forward", ["bucket_block"], SLOW)
-    assert plan(graph, "forward", [], SLOW)["buckets"] == []
+def test_passes_that_find_nothing_to_act_on_are_an_error(group):
+    graph = chain(group)
+    for node in graph.nodes:
+        node.meta.pop("custom", None)  # as if torch no longer carried it
+    with pytest.raises(
+        PlaitError, match=r"passes=\['reorder'\] found nothing to act on in the forward graph: none of it"
+    ):
+        plan(graph, "forward", ["reorder"], SLOW, ["all_gather"])
+    assert plan(graph, "forward", [], SLOW, ["all_gather"])["buckets"] == []

@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 
+from plait import PlaitError
 from plait.plan.inspect import simulated
 from plait.testing.models import llama3
 from plait.testing.trial import Trial, forward_backward
@@ -150,13 +151,31 @@ def test_one_graph_however_the_routing_changes(plait_ranks):
         assert found == [(1, 0)] * 20
 
 
-def test_nothing_of_torch_stays_changed():
+def test_passes_that_find_nothing_say_so(monkeypatch):
+    monkeypatch.setattr("plait_simplefsdp.plan.collectives", lambda graph: [])
+    with pytest.raises(
+        PlaitError, match=r"^strategy\.simplefsdp\.passes=.* found nothing to act on in the forward graph"
+    ):
+        planned({"shard": 4})
+
+
+@SLOW
+def test_inductor_sees_the_same_plan():
+    def told(compile):
+        return {kind: counts(report) for kind, report in planned({}, compile=compile)[0].items()}
+
+    assert told("inductor") == told("aot_eager")
+
+
+@pytest.mark.parametrize("compile", ["aot_eager", pytest.param("inductor", marks=SLOW)])
+def test_nothing_of_torch_stays_changed(compile):
     import torch._dynamo.config
     import torch._functorch.config
+    import torch._inductor.config
 
     def now():
-        return torch._dynamo.config.get_config_copy(), torch._functorch.config.get_config_copy()
+        return [c.get_config_copy() for c in (torch._dynamo.config, torch._functorch.config, torch._inductor.config)]
 
     before = now()
-    planned({"passes": []}, remat="budget")
+    planned({"passes": []}, remat="budget", compile=compile)
     assert now() == before

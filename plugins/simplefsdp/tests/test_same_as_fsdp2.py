@@ -3,10 +3,12 @@
 import functools
 
 import pytest
+from torch import nn
 
 pytest.importorskip("plait_fsdp2")
 
-from plait.testing.models import llama3
+from plait import ModelSpec, Precision
+from plait.testing.models import VOCAB, llama3
 from plait.testing.parity import apart, unequal
 from plait.testing.trial import Trial, train
 
@@ -101,3 +103,48 @@ def test_inductor_is_near(plait_ranks):
     for theirs, ours in both(plait_ranks, Trial("llama3", dtype="float32", compile="inductor"), {}, ALL):
         assert apart(ours.losses, theirs.losses)[0] < 1e-5
         assert max(float((ours.gradients[n] - g).norm() / g.norm()) for n, g in theirs.gradients.items()) < 1e-5
+
+
+class Shared(nn.Module):
+    """Two blocks that share their matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, 16)
+        self.layers = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+        self.layers[1].weight = self.layers[0].weight
+        self.head = nn.Linear(16, VOCAB)
+
+    def forward(self, tokens, positions=None):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + layer(x).tanh()
+        return self.head(x)
+
+    def spec(self):
+        matrices, biases = ("embedding.weight", "layers.*.weight", "head.weight"), ("layers.*.bias", "head.bias")
+        axes = dict.fromkeys(matrices, (None, None)) | dict.fromkeys(biases, (None,))
+        init = dict.fromkeys((*matrices, *biases), lambda row, generator: row.normal_(0, 0.1, generator=generator))
+        return ModelSpec(axes=axes, blocks=("layers.*",), init=init)
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_tied_inside_blocks(plait_ranks, remat):
+    """fsdp2 refuses that. A block that is computed again must not leave what it gathered to the next step."""
+    (one,) = plait_ranks.run(train, Trial(Shared, steps=5), world=1)
+    for trace in plait_ranks.run(train, Trial(Shared, remat=remat, steps=5), {"simplefsdp": {}}, world=2):
+        assert apart(trace.losses, one.losses)[0] < 1e-9
+        assert apart(trace.norms, one.norms)[0] < 1e-9
+
+
+class Narrow(Trial):
+    def precision(self):
+        return Precision("bfloat16", "bfloat16", "float32")
+
+
+@pytest.mark.parametrize("options", [HYBRID, {"shard": 2, "replicate": 2}, {"shard": 1, "replicate": 4}], ids=str)
+def test_copies_are_summed_in_the_dtype_of_reduction(plait_ranks, options):
+    trial = Narrow("llama3")
+    theirs = plait_ranks.run(train, trial, {"fsdp2": options}, world=4)
+    ours = plait_ranks.run(train, trial, {"simplefsdp": {**options, "passes": []}}, world=4)
+    same(zip(theirs, ours, strict=True))

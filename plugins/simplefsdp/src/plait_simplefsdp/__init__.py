@@ -71,9 +71,9 @@ class SimpleFsdp:
         shard(model, mesh, spec, run.config.precision)
 
     @hookimpl
-    def compile(self, model: "nn.Module", spec: Any, run: Any) -> "nn.Module | None":
+    def compile(self, model: "nn.Module", mesh: Any, spec: Any, run: Any) -> "nn.Module | None":
         if not run.config.compile.enabled:
             return None  # the core's default, which recomputes by blocks
         from plait_simplefsdp.compile import compile_whole
 
-        return compile_whole(self, model, spec, run)
+        return compile_whole(self, model, mesh, spec, run)

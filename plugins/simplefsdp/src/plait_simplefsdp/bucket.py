@@ -4,7 +4,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from plait_simplefsdp.collectives import GATHER, Collective, collectives, name_of, of_shards
+from plait_simplefsdp.collectives import GATHER, REDUCE, SCATTER, Collective, collectives, name_of, of_shards
 from plait_simplefsdp.estimate import VIEWS, Machine, seconds_of, seconds_to_send
 
 SMALL = 2  # times the latency: what takes less is joined whatever it hides behind
@@ -28,14 +28,19 @@ def by_time(graph: Graph, machine: Machine) -> list[list[Collective]]:
     """Greedy (arXiv 2411.00284, section 4.2): a bucket takes the next collective as long as it is sent in the time that
     is computed before it is needed: gatherings from the first use on, reductions from the last start back."""
     found, spent = collectives(graph), _clock(graph, machine)
-    groups = []
+    groups: list[list[Collective]] = []
     kinds = dict.fromkeys((c.kind, *alike(c)) for c in found)
     for kind in kinds:
         same = [c for c in found if (c.kind, *alike(c)) == kind]
         gather = kind[0] == GATHER
         when = {c: spent[_first_use(c) if gather else c.start] for c in same}
         same.sort(key=lambda c: when[c], reverse=not gather)
-        groups += _greedy(same, when, machine)
+        scattered = [{c.number for c in group} for group in groups if group[0].kind == SCATTER]
+        if kind[0] == REDUCE and scattered:  # of shards, whose sizes differ by rank: joined as the scatters before were
+            together = [[c for c in same if c.number in numbers] for numbers in scattered]
+            groups += [group for group in together if group]
+        else:
+            groups += _greedy(same, when, machine)
     return [sorted(group, key=lambda c: c.number) for group in groups]
 
 

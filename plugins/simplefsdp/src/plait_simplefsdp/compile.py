@@ -10,6 +10,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import Graph, GraphModule
 from torch.fx.traceback import annotate
 
+from plait import PlaitError
+from plait_simplefsdp.collectives import GATHER, REDUCE, SCATTER
 from plait_simplefsdp.estimate import here
 from plait_simplefsdp.partition import divide
 from plait_simplefsdp.plan import plan
@@ -23,7 +25,7 @@ Partition = Callable[..., tuple[GraphModule, GraphModule]]
 Planner = Callable[[Graph, str], None]  # of a "forward", "backward" or "inference" graph, in place
 
 
-def compile_whole(options: "SimpleFsdp", model: nn.Module, spec: Any, run: Any) -> nn.Module:
+def compile_whole(options: "SimpleFsdp", model: nn.Module, mesh: Any, spec: Any, run: Any) -> nn.Module:
     """The model's forward becomes one graph; hooks on the model itself stay outside."""
     backend = run.config.compile.backend
     blocks = spec.blocks_of(model)
@@ -33,15 +35,30 @@ def compile_whole(options: "SimpleFsdp", model: nn.Module, spec: Any, run: Any) 
     again = set({"default": names[:-1], "always": names, "never": []}[options.reshard_after_forward])
     fused = backend == "inductor"
     partition = functools.partial(divide, blocks=names, again=again, remat=run.config.remat, fused=fused)
-    report, machine = Report(run), here(run.device_type)
+    report, machine, expected = Report(run), here(run.device_type), expected_in(model, mesh)
 
     def planner(graph: Graph, kind: str) -> None:
-        report.add(plan(graph, kind, options.passes, machine))
+        report.add(
+            plan(graph, kind, options.passes, machine, expected["backward" if kind == "backward" else "forward"])
+        )
 
     make = _of_inductor if fused else _of_aot
     whole = torch.compile(model.forward, backend=make(partition, planner), fullgraph=True)
     model.forward = _of_any_size(whole)  # type: ignore[method-assign]
     return model
+
+
+def expected_in(model: nn.Module, mesh: Any) -> dict[str, set[str]]:
+    """Which kinds of collectives parameters need in forward, and their gradients in backward."""
+    expected: dict[str, set[str]] = {"forward": set(), "backward": set()}
+    for param in model.parameters():
+        data = mesh.data(param, outer="dp_replicate")
+        sizes = [1, *data.shape][-2:] if data is not None else [1, 1]
+        if sizes[1] > 1:
+            expected["forward"].add(GATHER)
+        if param.requires_grad:
+            expected["backward"] |= {kind for kind, size in zip((REDUCE, SCATTER), sizes, strict=True) if size > 1}
+    return expected
 
 
 def _of_any_size(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,10 +70,22 @@ def _of_any_size(forward: Callable[..., Any]) -> Callable[..., Any]:
         for given in (*args, *kwargs.values()):
             if isinstance(given, torch.Tensor):
                 torch._dynamo.maybe_mark_dynamic(given, 0)
-        with torch._dynamo.config.patch(capture_scalar_outputs=True):
-            return forward(*args, **kwargs)
+        try:
+            with torch._dynamo.config.patch(capture_scalar_outputs=True):
+                return forward(*args, **kwargs)
+        except Exception as error:
+            if (said := _said(error)) is not None:
+                raise said from None
+            raise
 
     return call
+
+
+def _said(error: BaseException | None) -> PlaitError | None:
+    """The sentence inside what torch.compile wraps errors in."""
+    while error is not None and not isinstance(error, PlaitError):
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+    return error
 
 
 def _named(forward: Callable[..., Any], fqn: str) -> Callable[..., Any]:

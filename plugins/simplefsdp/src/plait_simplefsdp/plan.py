@@ -16,22 +16,28 @@ from plait_simplefsdp.reorder import one_ahead
 GROUPING = {"bucket_block": by_block, "bucket_auto": by_time}
 
 
-def plan(graph: Graph, kind: str, passes: Iterable[str], machine: Machine) -> dict[str, Any]:
+def plan(
+    graph: Graph, kind: str, passes: Iterable[str], machine: Machine, expected: Iterable[str] = ()
+) -> dict[str, Any]:
     """Run `passes` on a "forward", "backward" or "inference" graph, in place; returns a report of plain values.
 
-    Raises PlaitError for a pass that found nothing to do where there was something.
+    expected: kinds of collectives that move parameters or their gradients in such a graph. Raises PlaitError where
+    there is none of one: the passes would do nothing, and the run be slow for no visible reason.
     """
     chosen = set(passes)
+    there = {one.kind for one in collectives(graph)}
+    if chosen and (missing := [one for one in expected if one not in there]):
+        raise PlaitError(
+            f"strategy.simplefsdp.passes={list(passes)} found nothing to act on in the {kind} graph: none of its "
+            f"collectives is a {missing[0]} of parameters, so torch has lost what they were marked by; "
+            "passes=[] trains without, more slowly"
+        )
     report: dict[str, Any] = {"graph": kind, "machine": machine.name, "before": _state(graph, machine), "buckets": []}
     for name, group_by in GROUPING.items():
         if name in chosen:
-            groups = [group for group in group_by(graph, machine) if len(group) > 1]
-            if not groups and len(collectives(graph)) > len({(c.kind, c.bucket, c.group) for c in collectives(graph)}):
-                raise PlaitError(
-                    f"the pass {name} of strategy 'simplefsdp' found nothing to join in the {kind} graph, which has "
-                    f"{len(collectives(graph))} collectives of parameters; leave it out of strategy.simplefsdp.passes"
-                )
-            for group in groups:
+            for group in group_by(graph, machine):
+                if len(group) == 1:
+                    continue
                 bucket = {
                     "kind": group[0].kind,
                     "blocks": sorted({c.bucket or "outside" for c in group}),
@@ -42,6 +48,8 @@ def plan(graph: Graph, kind: str, passes: Iterable[str], machine: Machine) -> di
     without = peak(graph)[0]
     report["moved"] = one_ahead(graph) if "reorder" in chosen else {}
     report["held_back"] = hold_back(graph, without) if "memory" in chosen else []
+    for name in report["held_back"]:
+        del report["moved"][name]
     report["after"] = _state(graph, machine)
     return report
 

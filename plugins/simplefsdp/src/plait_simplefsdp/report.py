@@ -45,6 +45,11 @@ def table(found: dict[str, Any]) -> list[str]:
     lines.append(
         f"  {'at best':<15} {after['bound_ms']:,.2f} ms exposed, of {after['communication_ms']:,.2f} ms in all"
     )
+    sizes = [bucket["bytes"] / 2**20 for bucket in found["buckets"]]
+    if sizes:
+        lines.append(
+            f"  {'buckets':<15} {len(sizes)}, of {sum(sizes) / len(sizes):,.1f} MiB, {max(sizes):,.1f} at most"
+        )
     moved, held = len(found["moved"]), len(found["held_back"])
     lines.append(f"  {'moved':<15} {moved} starts and waits, {held} of them back for want of memory")
     return lines

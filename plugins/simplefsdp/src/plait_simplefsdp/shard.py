@@ -12,14 +12,17 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.traceback import annotate
 
-from plait import view
+from plait import PlaitError, view
 
 # In the metadata of a graph's nodes: the block whose parameter they move, and which of the model's it is.
 BUCKET, NUMBER = "plait_bucket", "plait_number"
 
 
 def shard(model: nn.Module, mesh: Any, spec: Any, precision: Any) -> None:
-    """Shard every parameter over the ranks that sum its gradient, and show its module the whole of it; in place."""
+    """Shard every parameter over the ranks that sum its gradient, and show its module the whole of it; in place.
+
+    Raises PlaitError for a scalar.
+    """
     blocks = spec.blocks_of(model)
     dtypes = getattr(torch, precision.param), getattr(torch, precision.reduce)
     owners: dict[int, list[tuple[str, nn.Module, str]]] = {}  # of each parameter: several of a tied one
@@ -30,6 +33,10 @@ def shard(model: nn.Module, mesh: Any, spec: Any, precision: Any) -> None:
     tied = []
     for number, places in enumerate(owners.values()):
         fqn, module, name = places[0]
+        if module._parameters[name].dim() == 0:
+            raise PlaitError(
+                f"simplefsdp cannot divide the scalar {f'{fqn}.{name}'.lstrip('.')!r}; give it the shape (1,)"
+            )
         block = next((b for b in blocks if f"{fqn}.".startswith(f"{b}.")), "")
         made, stored = _sharded(module._parameters[name], mesh.data(module._parameters[name], outer="dp_replicate"))
         whole = functools.partial(
@@ -49,13 +56,19 @@ def shard(model: nn.Module, mesh: Any, spec: Any, precision: Any) -> None:
 
 
 class Once:
-    """A tied parameter is gathered once a forward: so its gradients are added before they are summed over ranks."""
+    """A tied parameter is gathered once a forward: so its gradients are added before they are summed over ranks.
+
+    Outside of the model's forward, where a block is computed again, it keeps nothing: nobody would forget it.
+    """
 
     def __init__(self, fn: Callable[[Tensor], Tensor]) -> None:
         self.fn = fn
+        self.on = False
         self.whole: Tensor | None = None
 
     def __call__(self, param: Tensor) -> Tensor:
+        if not self.on:
+            return self.fn(param)
         if self.whole is None:
             self.whole = self.fn(param)
         return self.whole
@@ -64,11 +77,13 @@ class Once:
 def _forgetting(forward: Callable[..., Any], tied: list[Once]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:
+        for one in tied:
+            one.on = True
         try:
             return forward(*args, **kwargs)
         finally:
             for one in tied:
-                one.whole = None
+                one.on, one.whole = False, None
 
     return call
 
@@ -143,6 +158,8 @@ def _whole(
         return param.to(computed) if computed else param
     with annotate(where):
         whole = param.to_local()
+        if stored.copies is not None and summed in (computed, torch.promote_types(summed or whole.dtype, whole.dtype)):
+            whole = whole.to(summed)  # nothing is lost, and backward sums copies in this dtype
         if stored.copies is not None:  # sums shards, so after gradients are scattered
             whole = DTensor.from_local(whole, stored.copies, [Replicate()], run_check=False)
             whole = whole.to_local(grad_placements=[Partial()])
@@ -154,7 +171,7 @@ def _whole(
             whole = whole.to_local(grad_placements=[Partial()])
         elif computed is not None:
             whole = whole.to(computed)
-        if stored.inner is None:
-            return whole
-        mesh, placements, shape, stride = stored.inner
-        return DTensor.from_local(whole, mesh, placements, run_check=False, shape=shape, stride=stride)
+    if stored.inner is None:
+        return whole
+    mesh, placements, shape, stride = stored.inner
+    return DTensor.from_local(whole, mesh, placements, run_check=False, shape=shape, stride=stride)
