@@ -19,7 +19,6 @@ WRONG = [
     ("strategy.simplefsdp.passes=[bucket_auto,memory]", "memory holds back what reorder moved"),
     ("strategy.simplefsdp.reshard_after_forward=sometimes", "must be in ('default', 'always', 'never')"),
     ("strategy.simplefsdp.shard=0", "shard must be at least 1, or -1 for what is left: 0"),
-    ("strategy=[simplefsdp,fsdp2]", "strategies 'simplefsdp' and 'fsdp2' both claim the role"),
     (EAGER, "compile.backend=eager gives simplefsdp no graph to plan; take aot_eager or inductor"),
     ("remat.mode=budget", "remat.mode=budget is kept by a compiler that divides graphs, but compile.enabled=False"),
     ("remat.budget=0", "remat.budget must be > 0"),
@@ -31,6 +30,12 @@ def test_said_before_a_rank_starts(override, says):
     with pytest.raises(PlaitError, match=re.escape(says)) as caught:
         check(resolve([*ASK, *override.split()]))
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_it_and_fsdp2_exclude_each_other():
+    pytest.importorskip("plait_fsdp2")
+    with pytest.raises(PlaitError, match="strategies 'simplefsdp' and 'fsdp2' both claim the role"):
+        check(resolve(["strategy=[simplefsdp,fsdp2]", "launch.device=cpu"]))
 
 
 def test_a_run_says_what_its_passes_did(tmp_path):
