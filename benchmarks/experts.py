@@ -6,7 +6,6 @@
    same processes and take a step in turns, so that a slow minute slows all. A step is as long as its slowest rank's.
 """
 
-import argparse
 import os
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from machine import about
 from overhead import ratio
-from turns import as_rank, in_turns, slowest, training_step
+from turns import arguments, as_rank, in_turns, slowest, training_step
 
 # experts, rows in all, dim, ffn_dim
 SIZES = {
@@ -74,15 +73,7 @@ def as_rank_of(model: str, cycles: int, warm_up: int, batch: int, seq_len: int) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cycles", type=int, default=30, help="cycles that count")
-    parser.add_argument("--warm-up", type=int, default=5, help="cycles before that do not")
-    parser.add_argument("--model", default="deepseek_v3_debug")
-    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or 4)
-    parser.add_argument("--batch", type=int, default=4, help="samples a rank")
-    parser.add_argument("--seq-len", type=int, default=256)
-    parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    asked = arguments(__doc__, "deepseek_v3_debug", 4)
     if asked.as_rank:
         return as_rank_of(asked.model, asked.cycles, asked.warm_up, asked.batch, asked.seq_len)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -90,8 +81,7 @@ def main() -> None:
     print("## Grouped product against a loop, forward and backward\n")
     grouped_against_loop(device, asked.cycles, asked.warm_up)
     print(f"\n## {asked.model}, {asked.ranks} ranks, {asked.batch} x {asked.seq_len} tokens a rank, fsdp2\n")
-    options = {name: value for name, value in vars(asked).items() if name not in ("as_rank", "ranks")}
-    spent = slowest(__file__, asked.ranks, **options)
+    spent = slowest(__file__, asked)
     tokens = asked.ranks * asked.batch * asked.seq_len
     print("| ep | step, ms | tokens/s | step / ep 1 (95%) |\n|---|---|---|---|")
     for degree, seconds in spent.items():

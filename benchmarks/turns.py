@@ -1,5 +1,6 @@
 """What benchmarks of training steps share: several set-ups live in the same ranks and take a step in turns."""
 
+import argparse
 import json
 import tempfile
 import time
@@ -10,6 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 from machine import run_ranks
+
+
+def arguments(description: str | None, model: str, ranks: int) -> argparse.Namespace:
+    """Those of the command line; ranks: how many where there is no GPU."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cycles", type=int, default=30, help="cycles that count")
+    parser.add_argument("--warm-up", type=int, default=5, help="cycles before that do not")
+    parser.add_argument("--model", default=model)
+    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or ranks)
+    parser.add_argument("--batch", type=int, default=4, help="samples a rank")
+    parser.add_argument("--seq-len", type=int, default=256)
+    parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
 def in_turns(
@@ -72,8 +86,9 @@ def as_rank(steps: dict[str, Callable[[], None]], cycles: int, warm_up: int) -> 
     dist.destroy_process_group()
 
 
-def slowest(script: str, ranks: int, **options: Any) -> dict[str, np.ndarray]:
-    """Seconds of each step, as its slowest rank had them: `script` as so many ranks, with --as-rank and `options`."""
+def slowest(script: str, asked: argparse.Namespace) -> dict[str, np.ndarray]:
+    """Seconds of each step, as its slowest rank had them: `script` again, as a rank, with what it was asked."""
+    ranks, options = asked.ranks, {k: v for k, v in vars(asked).items() if k not in ("as_rank", "ranks")}
     numbers = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     with tempfile.TemporaryDirectory(prefix="plait-turns-") as scratch:
         run_ranks(ranks, script, *numbers, "--as-rank", cwd=scratch)

@@ -6,13 +6,11 @@ that a slow minute slows all. A step is as long as its slowest rank's. The first
 For peak memory and models of billions on a GPU: throughput.py 'strategy=[simplefsdp]'.
 """
 
-import argparse
-
 import numpy as np
 import torch
 from machine import about
 from overhead import ratio
-from turns import as_rank, slowest, training_step
+from turns import arguments, as_rank, slowest, training_step
 
 BACKENDS = ("none", "aot_eager", "inductor")
 
@@ -37,21 +35,12 @@ def as_rank_of(model: str, cycles: int, warm_up: int, batch: int, seq_len: int) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cycles", type=int, default=30, help="cycles that count")
-    parser.add_argument("--warm-up", type=int, default=5, help="cycles before that do not")
-    parser.add_argument("--model", default="llama3_debug")
-    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or 2)
-    parser.add_argument("--batch", type=int, default=4, help="samples a rank")
-    parser.add_argument("--seq-len", type=int, default=256)
-    parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    asked = arguments(__doc__, "llama3_debug", 2)
     if asked.as_rank:
         return as_rank_of(asked.model, asked.cycles, asked.warm_up, asked.batch, asked.seq_len)
     print(f"{about()}\n{'' if torch.cuda.is_available() else 'NOT MEASURED ON A GPU'}\n")
     print(f"## {asked.model}, {asked.ranks} ranks, {asked.batch} x {asked.seq_len} tokens a rank, float32\n")
-    options = {name: value for name, value in vars(asked).items() if name not in ("as_rank", "ranks")}
-    spent = slowest(__file__, asked.ranks, **options)
+    spent = slowest(__file__, asked)
     tokens = asked.ranks * asked.batch * asked.seq_len
     print("| compiled with | fsdp2, tokens/s | simplefsdp, tokens/s | simplefsdp / fsdp2 (95%) |\n|---|---|---|---|")
     for backend in BACKENDS:

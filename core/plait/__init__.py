@@ -9,7 +9,7 @@ from plait.hookspecs import hookimpl
 from plait.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from plait.compile import SELECTIVE_KEEPS, outside_of_graph
+    from plait.compile import SELECTIVE_KEEPS, budget_config, outside_of_graph
     from plait.loss import cross_entropy_sum
     from plait.mesh import Mesh
     from plait.views import view
@@ -28,6 +28,7 @@ __all__ = [
     "Precision",
     "Remat",
     "apply",
+    "budget_config",
     "cross_entropy_sum",
     "hookimpl",
     "outside_of_graph",
@@ -41,6 +42,7 @@ _LAZY = {
     "view": "plait.views",
     "outside_of_graph": "plait.compile",
     "SELECTIVE_KEEPS": "plait.compile",
+    "budget_config": "plait.compile",
     "cross_entropy_sum": "plait.loss",
 }
 

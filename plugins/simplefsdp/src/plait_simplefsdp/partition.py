@@ -7,9 +7,9 @@ import torch._functorch.config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 
+from plait import budget_config
 from plait_simplefsdp.recompute import tag
 
-MESHES = "unsafe_treat_script_objects_as_zero_size"  # objects in a graph are meshes here; not in torch 2.11
 TAKEN = ("num_fwd_outputs", "static_lifetime_input_indices")
 
 
@@ -22,10 +22,7 @@ def divide(
     """
     tag(joint, blocks, again, remat.mode, fused)
     given = {key: value for key, value in arguments.items() if key in TAKEN}
-    config = {"activation_memory_budget": remat.budget if remat.mode == "budget" else 1.0}
-    if hasattr(torch._functorch.config, MESHES):
-        config[MESHES] = True
-    with torch._functorch.config.patch(config):
+    with torch._functorch.config.patch(budget_config(remat.budget if remat.mode == "budget" else 1.0)):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **given)
     _tensors_first(forward, backward, given["num_fwd_outputs"])
     return forward, backward

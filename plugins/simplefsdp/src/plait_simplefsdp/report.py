@@ -24,9 +24,11 @@ class Report:
             metadata_fn=lambda: {"name": f"plait_simplefsdp_{found['graph']}", "encoding": "json"},
             payload_fn=lambda: json.dumps(found),
         )
+        if dist.get_rank():
+            return  # all ranks plan alike
         for line in table(found):
             log.info(line)
-        if self.run.folder is not None and dist.get_rank() == 0:
+        if self.run.folder is not None:
             (self.run.folder / "passes.json").write_text(json.dumps({"graphs": self.graphs}, indent=2) + "\n")
 
 

@@ -143,7 +143,7 @@ def _apart(data: DeviceMesh) -> tuple[DeviceMesh | None, DeviceMesh | None]:
 
 def _dim(param: Tensor, local: Tensor, ranks: int) -> int:
     """Rows are divided; where there are fewer than ranks (a few experts left), the first dim that divides evenly."""
-    if local.dim() == 0 or local.shape[0] >= ranks:
+    if local.shape[0] >= ranks:
         return 0
     taken = {getattr(p, "dim", None) for p in param.placements} if isinstance(param, DTensor) else set()
     return next((d for d in range(1, local.dim()) if d not in taken and local.shape[d] % ranks == 0), 0)
