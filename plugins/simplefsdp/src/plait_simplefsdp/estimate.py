@@ -114,7 +114,10 @@ def seconds_of(node: Node, machine: Machine) -> float:
     packet, written = ALIKE.get(target.overloadpacket, target.overloadpacket), size(node)
     if packet not in flop_registry:
         return written / machine.memory
-    flops = flop_registry[packet](*map(_shape, args), out_val=_shape(node))
+    shapes = [_shape(a) for a in args]
+    if packet.__name__.startswith("_scaled_dot_product"):
+        shapes = _heads_of_queries(shapes)
+    flops = flop_registry[packet](*shapes, out_val=_shape(node))
     dtype = next(n.meta["val"].dtype for n in args if isinstance(n, Node))
     read = sum(size(n) for n in node.all_input_nodes)
     return max(flops / machine.flops.get(dtype, machine.flops[torch.float32]), (read + written) / machine.memory)
@@ -127,6 +130,12 @@ def _called(node: Node) -> tuple[Any, Sequence[Any]]:
             if isinstance(found, torch._ops.OpOverload):
                 return found, node.args[i:]
     return None, ()
+
+
+def _heads_of_queries(shapes: list[Any]) -> list[Any]:
+    """Keys and values that several heads share are multiplied for each; torch 2.11's formula does not know it."""
+    heads = max(s[1] for s in shapes if isinstance(s, tuple) and len(s) == 4)
+    return [(s[0], heads, *s[2:]) if isinstance(s, tuple) and len(s) == 4 else s for s in shapes]
 
 
 def _shape(given: Any) -> Any:
