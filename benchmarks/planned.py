@@ -83,7 +83,7 @@ def main() -> None:
             count = sum(e["count"] for r in reports for e in r["collectives"].values())
             without = without or exposed
             peak = max(r["peak_bytes"] for r in reports) / 2**30
-            times = f"{sent:.1f} | {computed:.1f} | {exposed:.1f} | {exposed / without:.2f} | {bound:.1f}"
+            times = f"{sent:.2f} | {computed:.2f} | {exposed:.2f} | {exposed / without:.2f} | {bound:.2f}"
             print(f"| {' + '.join(passes) or 'none'} | {count} | {times} | {peak:.2f} |", flush=True)
 
 

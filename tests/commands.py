@@ -25,7 +25,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**env, "OMP_NUM_THREADS": "1", **more}
 
 
-def plait(*arguments: str, cwd: Path, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+def plait(*arguments: str, cwd: Path, timeout: float = 240, **env: str) -> subprocess.CompletedProcess[str]:
     command = [PLAIT, *arguments]
     return subprocess.run(
         command, cwd=cwd, env=environment(**env), capture_output=True, text=True, timeout=timeout, check=False

@@ -4,6 +4,7 @@ from planted import Mutant
 
 WRAP, STATE = "plait_fsdp2/wrap.py", "plait/checkpoint/state.py"
 TENSOR, LOOKUP = "plait_tensor_parallel/shard.py", "plait_tensor_parallel/lookup.py"
+WHOLE = "plait_simplefsdp/shard.py"
 EXCHANGE, BALANCE = "plait_expert_parallel/exchange.py", "plait/balance.py"
 END_OF_WRAP = "    if options.prefetch:\n"
 
@@ -266,8 +267,8 @@ MUTANTS = [
     Mutant(
         "results come back in the order in which experts computed them",
         EXCHANGE,
-        "_Permute.apply(y_ND[: len(way.order)], way.back, way.order)",
-        "_Permute.apply(y_ND[: len(way.order)], way.order, way.back)",
+        "_Permute.apply(y_ND, way.back, way.order)",
+        "_Permute.apply(y_ND, way.order, way.back)",
         "test_gradients_equal_one_process",
         "gradients are wrong",
         strategy="expert_parallel",
@@ -324,5 +325,35 @@ MUTANTS = [
         "differ; the first is 'layers.1.feed_forward.router.counts'",
         strategy="expert_parallel",
         on={"mode": "full"},
+    ),
+    Mutant(
+        "what copies of a shard got is not summed",
+        WHOLE,
+        "            whole = whole.to_local(grad_placements=[Partial()])\n        if stored.shards",
+        "            whole = whole.to_local(grad_placements=[Replicate()])\n        if stored.shards",
+        "test_gradients_equal_one_process",
+        "gradients are wrong",
+        strategy="simplefsdp",
+        on={"layout": "2 copies of 2 shards"},
+    ),
+    Mutant(
+        "a tied parameter, gathered once, is still there in the next step",
+        WHOLE,
+        "one.on, one.whole = False, None",
+        "one.on = False",
+        "test_models_equal_one_process",
+        "the loss of step",
+        strategy="simplefsdp",
+        on={"model": "tied"},
+    ),
+    Mutant(
+        "a bucket of gradients is scattered as if it were one parameter",
+        "plait_simplefsdp/join.py",
+        "rows = [new(aten.reshape.default, x, [ranks, -1] if kind == SCATTER else [-1]) for x in inputs]\n"
+        "        flat = new(aten.cat.default, rows, 1 if kind == SCATTER else 0)",
+        "rows = [new(aten.reshape.default, x, [-1]) for x in inputs]\n        flat = new(aten.cat.default, rows, 0)",
+        "test_compiled_and_recomputed_equals_one_process",
+        "gradients are wrong",
+        strategy="simplefsdp",
     ),
 ]

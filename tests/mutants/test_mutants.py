@@ -16,6 +16,7 @@ FILES = {
     "ddp": "examples/ddp",
     "tensor_parallel": "plugins/tensor_parallel",
     "expert_parallel": "plugins/expert_parallel",
+    "simplefsdp": "plugins/simplefsdp",
 }
 
 
@@ -48,7 +49,7 @@ def twin(plait_ranks, tmp_path_factory):
     return Planted(plait_ranks, copied(tmp_path_factory.mktemp("twin"))), set()
 
 
-LONG = {  # their tests take models with experts through every way of running them
+LONG = {  # their tests take models with experts through every way of running them, or compile
     "every tensor rank sends all rows, so that a token is computed twice",
     "the gradients of experts are divided by the ranks that share them",
     "the gradient of a router is not summed over the ranks that share its tokens",
@@ -59,6 +60,7 @@ LONG = {  # their tests take models with experts through every way of running th
     "the gradient of a norm is not summed over the ranks that share the sequence",
     "the gradient of a query's norm is not summed over the ranks that share the heads",
     "the validation loss is averaged per rank",
+    "a bucket of gradients is scattered as if it were one parameter",
 }
 MARKED = [pytest.param(m, marks=pytest.mark.slow) if m.bug in LONG else m for m in MUTANTS]
 

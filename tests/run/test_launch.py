@@ -33,7 +33,7 @@ def external(folder, *overrides, nproc=2):
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 
@@ -61,7 +61,7 @@ def test_an_error_under_torchrun_is_said_once(tmp_path):
 def test_two_machines(by_itself, tmp_path):
     here = [f"launch.rdzv_endpoint=localhost:{free_port()}", "launch.nnodes=2", "launch.nproc_per_node=1"]
     machines = [start(*FSDP, *here, "run.name=a", cwd=tmp_path) for _ in range(2)]
-    outputs = [machine.communicate(timeout=120)[0] for machine in machines]
+    outputs = [machine.communicate(timeout=240)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], outputs
     assert numbers(tmp_path / "runs" / "a") == numbers(by_itself)
     assert sum("step 10/10" in output for output in outputs) == 1
@@ -71,7 +71,7 @@ def test_two_machines(by_itself, tmp_path):
 def test_two_machines_are_told_why_not(tmp_path):
     here = [f"launch.rdzv_endpoint=localhost:{free_port()}", "launch.nnodes=2", "launch.nproc_per_node=1"]
     machines = [start(*FSDP, *here, "checkpoint.load=/nowhere", cwd=tmp_path) for _ in range(2)]
-    outputs = [machine.communicate(timeout=120)[0] for machine in machines]
+    outputs = [machine.communicate(timeout=240)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [1, 1], outputs
     for output in outputs:
         assert "plait: checkpoint.load=/nowhere cannot be loaded: there is no such folder" in output

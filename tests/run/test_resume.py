@@ -8,6 +8,7 @@ import time
 import pytest
 from commands import alive, kill_all, numbers, ranks_of, rows, start, train, wait_for_step
 
+pytestmark = pytest.mark.timeout(600)  # several whole runs each, beside ranks that compile
 FSDP = "strategy=[fsdp2]"
 
 
@@ -59,7 +60,7 @@ def test_a_killed_rank_restarts_the_group(undisturbed, tmp_path):
     process = start(FSDP, "run.name=a", cwd=tmp_path)
     wait_for_step(folder, 12, process)
     os.kill(ranks_of(folder)[1], signal.SIGKILL)
-    output = process.communicate(timeout=120)[0]
+    output = process.communicate(timeout=240)[0]
     assert process.returncode == 0, output
     assert "rank 1 was killed by SIGKILL; restarting all (1 of 3); its log: " in output
     assert numbers(folder) == numbers(undisturbed)
@@ -86,7 +87,7 @@ def test_sigterm_saves_and_ends_with_143(undisturbed, tmp_path):
     process = start(FSDP, "run.name=a", cwd=tmp_path)
     wait_for_step(folder, 8, process)
     process.send_signal(signal.SIGTERM)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=240)[0]
     assert process.returncode == 143, output
     assert "stopped by a signal after step" in output
     last = rows(folder)[-1]["step"]
@@ -101,7 +102,7 @@ def test_sigterm_to_one_rank_stops_all_at_one_step(undisturbed, tmp_path):
     process = start(FSDP, "run.name=a", cwd=tmp_path)
     wait_for_step(folder, 8, process)
     os.kill(ranks_of(folder)[1], signal.SIGTERM)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=240)[0]
     assert process.returncode == 143, output
     finish(tmp_path)
     assert numbers(folder) == numbers(undisturbed)
@@ -133,7 +134,7 @@ def test_a_life_of_mishaps(undisturbed, tmp_path):
     process = start(FSDP, "run.name=a", cwd=tmp_path)
     wait_for_step(folder, 22, process)
     process.send_signal(signal.SIGTERM)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=240)[0]
     assert process.returncode == 143, output
     last = rows(folder)[-1]["step"]
     assert f"stopped by a signal after step {last}; saved" in output
@@ -159,7 +160,7 @@ def test_killed_at_any_moment(undisturbed, tmp_path, victim, seed):
             process.kill()
         else:
             os.kill(rng.choice(ranks_of(folder)), signal.SIGKILL)
-        output = process.communicate(timeout=120)[0]
+        output = process.communicate(timeout=240)[0]
         assert (process.returncode == 0) is (victim == "rank"), output
         if victim == "rank":
             break

@@ -43,7 +43,7 @@ class Pool:
 
     def __init__(self, size: int = 4, backend: str = "gloo", timeout: float = 120.0) -> None:
         self.size, self.backend, self.timeout = size, backend, timeout
-        self.kept: dict[str, list[Any]] = {}  # answers that tests share
+        self.kept: dict[str, Any] = {}  # answers that tests share
         self.folder = Path(tempfile.mkdtemp(prefix="plait-pool-"))
         self._ranks: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
         self._runs = 0

@@ -35,17 +35,36 @@ class State(Capabilities):
         for got in plait_ranks.run(_names, trial, self.selected(found), world=found.world):
             assert wanted <= got, f"the checkpoint lacks {sorted(wanted - got)[:3]}, ..."
 
-    def test_checkpoint_loads_in_every_other_layout(self, plait_ranks: Pool, layout: str, tmp_path: Path) -> None:
-        """Saved under one layout while training goes on, loaded under every other: bitwise the same state."""
-        found = self.layouts[layout]
+    def test_checkpoint_loads_in_every_other_layout(
+        self, plait_ranks: Pool, layout: str, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        """What every other saved while training went on, loaded under this one: bitwise the same state.
+
+        The last layout's is loaded by one process and under every other installed strategy too.
+        """
         trial = self.trying_tied(dtype="float32")
-        state = plait_ranks.run(_save, trial, self.selected(found), tmp_path, world=found.world)[0]
-        others = [(name, other.world, self.selected(other)) for name, other in self.layouts.items()]
-        foreign = self._foreign() if layout == self.last else []
-        for name, world, strategies in [("one process", 1, {}), *others, *foreign]:
-            for rank, answer in enumerate(plait_ranks.run(_restore, trial, strategies, tmp_path, world=world)):
-                wrong = unequal(answer, state)
-                assert wrong is None, f"{layout} -> {name}, rank {rank}: {wrong}"
+        every = {name: (found.world, self.selected(found)) for name, found in self.layouts.items()}
+        plain = {"one process": (1, {}), **self._foreign()}
+
+        def saved(world: int, strategies: Any) -> tuple[Path, dict[str, torch.Tensor]]:
+            key = repr(("saved", trial, world, strategies))
+            if key not in plait_ranks.kept:
+                folder = tmp_path_factory.mktemp("saved")
+                plait_ranks.kept[key] = folder, plait_ranks.run(_save, trial, strategies, folder, world=world)[0]
+            return plait_ranks.kept[key]
+
+        def loads(name: str, world: int, strategies: Any, *others: str) -> None:
+            found = [saved(*(every | plain)[other]) for other in others]
+            folders = [folder for folder, _ in found]
+            for rank, answers in enumerate(plait_ranks.run(_restore, trial, strategies, folders, world=world)):
+                for other, answer, (_, state) in zip(others, answers, found, strict=True):
+                    wrong = unequal(answer, state)
+                    assert wrong is None, f"{other} -> {name}, rank {rank}: {wrong}"
+
+        loads(layout, *every[layout], "one process", *every)
+        if layout == self.last:
+            for name, (world, strategies) in plain.items():
+                loads(name, world, strategies, layout)
 
     def test_checkpoint_holds_what_one_process_holds(self, plait_ranks: Pool) -> None:
         """Before the first step the initial values, bitwise; after it AdamW's first moment, a tenth of the gradient."""
@@ -119,11 +138,11 @@ class State(Capabilities):
         (own / "versions.json").write_text("{}")
         return ranks.run(life.run, node, own, world=world)[0]
 
-    def _foreign(self) -> list[tuple[str, int, dict[str, Mapping[str, Any]]]]:
+    def _foreign(self) -> dict[str, tuple[int, dict[str, Mapping[str, Any]]]]:
         """Every other installed strategy alone, in two ranks."""
         from plait.testing.suite.company import others, trial_options
 
-        return [(name, 2, {name: trial_options(name)}) for name in others(self.strategy) if _fits_two(name)]
+        return {name: (2, {name: trial_options(name)}) for name in others(self.strategy) if _fits_two(name)}
 
 
 def _fits_two(name: str) -> bool:
@@ -186,12 +205,17 @@ def _save(trial: Trial, strategies: Mapping[str, Any], folder: Path) -> dict[str
     return state
 
 
-def _restore(trial: Trial, strategies: Mapping[str, Any], folder: Path) -> dict[str, torch.Tensor]:
+def _restore(trial: Trial, strategies: Mapping[str, Any], folders: list[Path]) -> list[dict[str, torch.Tensor]]:
+    """The state after the checkpoint of each folder was loaded."""
     from plait.checkpoint.load import load
     from plait.checkpoint.store import Store
 
     applied, optimizer = _ready(trial, strategies, seed=1)
-    path = Store(folder / "checkpoints").latest()
-    assert path is not None
-    load(path, *applied.checkpoint(optimizer))
-    return _everything(applied, optimizer)
+    found = []
+    for number, folder in enumerate(folders):
+        path = Store(folder / "checkpoints").latest()
+        assert path is not None
+        load(path, *applied.checkpoint(optimizer))
+        found.append(_everything(applied, optimizer))
+        _step(applied, optimizer, trial, 2 + number)  # so that nothing of this one is there before the next
+    return found
