@@ -18,13 +18,13 @@ TENSOR = {"tensor_parallel": {"degree": 2}}
 uneven = functools.partial(llama3, ffn_dim=50, vocab_size=67)
 
 
-def both(ranks, trial, options, passes, beside=None, world=4):
+def both(ranks, trial, options, passes, beside=None):
     """The traces of fsdp2 without a compiler, and of simplefsdp; on every rank."""
     remat = "none" if trial.remat == "budget" else trial.remat  # fsdp2 has no compiler here
     plain = Trial(trial.model, dtype=trial.dtype, micro=trial.micro, remat=remat, steps=trial.steps)
     beside = beside or {}
-    theirs = ranks.run(train, plain, {**beside, "fsdp2": options}, world=world)
-    ours = ranks.run(train, trial, {**beside, "simplefsdp": {**options, "passes": passes}}, world=world, timeout=300)
+    theirs = ranks.run(train, plain, {**beside, "fsdp2": options}, world=4)
+    ours = ranks.run(train, trial, {**beside, "simplefsdp": {**options, "passes": passes}}, world=4, timeout=300)
     return zip(theirs, ours, strict=True)
 
 
@@ -39,7 +39,7 @@ def same(pairs):
 
 
 PLANS = [("aot_eager", passes) for passes in ([], BLOCK, AUTO, ALL)]
-WAYS = [(None, [], {}), *((*plan, {}) for plan in PLANS), *((*plan, HYBRID) for plan in PLANS[2:])]
+WAYS = [(None, [], {}), *((*plan, options) for options in ({}, HYBRID) for plan in PLANS)]
 
 
 @pytest.mark.parametrize(
@@ -56,18 +56,18 @@ def test_uneven_shards(plait_ranks):
 @SLOW
 @pytest.mark.parametrize("model", ["tied", "odd", "mla", "qk_norm"])
 def test_other_models(plait_ranks, model):
-    same(both(plait_ranks, Trial(model, dtype="float32", compile="aot_eager", steps=20), {}, ALL, world=2))
+    same(both(plait_ranks, Trial(model, dtype="float32", compile="aot_eager", steps=20), {}, ALL))
 
 
 @SLOW
 def test_accumulation(plait_ranks):
-    same(both(plait_ranks, Trial("llama3", dtype="float32", compile="aot_eager", micro=2), {}, ALL, world=2))
+    same(both(plait_ranks, Trial("llama3", dtype="float32", compile="aot_eager", micro=2), {}, ALL))
 
 
 @SLOW
 @pytest.mark.parametrize("remat", ["full", "selective", "budget"])
 def test_recomputation(plait_ranks, remat):
-    same(both(plait_ranks, Trial("llama3", dtype="float32", compile="aot_eager", remat=remat), {}, ALL, world=2))
+    same(both(plait_ranks, Trial("llama3", dtype="float32", compile="aot_eager", remat=remat), {}, ALL))
 
 
 @pytest.mark.parametrize("compile", [None, pytest.param("aot_eager", marks=SLOW)])

@@ -1,6 +1,6 @@
 """Can it be saved, killed and gone on with? A checkpoint carries no strategy."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,13 @@ class State(Capabilities):
     def test_checkpoint_loads_in_every_other_layout(
         self, plait_ranks: Pool, layout: str, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
-        """What every other saved while training went on, loaded under this one: bitwise the same state.
+        """What one process and every other saved while training went on, loaded under this one: bitwise the same.
 
-        The last layout's is loaded by one process and under every other installed strategy too.
+        With the last one process loads them all, and every other installed strategy what the last one saved.
         """
         trial = self.trying_tied(dtype="float32")
-        every = {name: (found.world, self.selected(found)) for name, found in self.layouts.items()}
-        plain = {"one process": (1, {}), **self._foreign()}
+        layouts = {name: (found.world, self.selected(found)) for name, found in self.layouts.items()}
+        every = {"one process": (1, {}), **layouts}
 
         def saved(world: int, strategies: Any) -> tuple[Path, dict[str, torch.Tensor]]:
             key = repr(("saved", trial, world, strategies))
@@ -53,18 +53,19 @@ class State(Capabilities):
                 plait_ranks.kept[key] = folder, plait_ranks.run(_save, trial, strategies, folder, world=world)[0]
             return plait_ranks.kept[key]
 
-        def loads(name: str, world: int, strategies: Any, *others: str) -> None:
-            found = [saved(*(every | plain)[other]) for other in others]
-            folders = [folder for folder, _ in found]
+        def loads(name: str, world: int, strategies: Any, others: Iterable[str]) -> None:
+            found = {other: saved(*every[other]) for other in others}
+            folders = [folder for folder, _ in found.values()]
             for rank, answers in enumerate(plait_ranks.run(_restore, trial, strategies, folders, world=world)):
-                for other, answer, (_, state) in zip(others, answers, found, strict=True):
+                for (other, (_, state)), answer in zip(found.items(), answers, strict=True):
                     wrong = unequal(answer, state)
                     assert wrong is None, f"{other} -> {name}, rank {rank}: {wrong}"
 
-        loads(layout, *every[layout], "one process", *every)
+        loads(layout, *every[layout], every)
         if layout == self.last:
-            for name, (world, strategies) in plain.items():
-                loads(name, world, strategies, layout)
+            loads("one process", *every["one process"], layouts)
+            for name, foreign in self._foreign().items():
+                loads(name, *foreign, [layout])
 
     def test_checkpoint_holds_what_one_process_holds(self, plait_ranks: Pool) -> None:
         """Before the first step the initial values, bitwise; after it AdamW's first moment, a tenth of the gradient."""
