@@ -64,7 +64,7 @@ class Trainer:
         self.batches = source.open(
             seq_len=train.seq_len, seed=train.seed, global_batch_size=self.global_batch_size, share=self.share
         )
-        self.step, self.tokens = 0, 0
+        self.step, self.tokens, self.samples = 0, 0, 0
         data = {
             "fingerprint": source.fingerprint(),
             "global_batch_size": self.global_batch_size,
@@ -78,7 +78,7 @@ class Trainer:
 
     def restore(self) -> int:
         """Load the checkpoint that the config asks for, if there is one; returns the step to go on from."""
-        self.step, self.tokens = self.checkpoints.restore()
+        self.step, self.tokens, self.samples = self.checkpoints.restore()
         return self.step
 
     def fit(self, report: Callable[[Row], None], each_step: Callable[[int], None] = lambda step: None) -> str:
@@ -103,7 +103,7 @@ class Trainer:
                 if save.enabled and (last or (save.interval and self.step % save.interval == 0)):
                     report(pending.row())  # first: a NaN must not be saved, nor a step whose row could be lost
                     pending = None
-                    self.checkpoints.save(self.step, self.tokens)
+                    self.checkpoints.save(self.step, self.tokens, self.samples)
                 if collect and self.step % collect == 0:
                     gc.collect(1)
                 each_step(self.step)
@@ -122,7 +122,7 @@ class Trainer:
 
     def _train_step(self) -> tuple[Pending, bool]:
         watch = Stopwatch(self.device)
-        batch = self.batches.train(self.step)
+        batch = self.batches.take(self.samples)
         counts = torch.tensor([valid_tokens(batch.labels) if self.mesh.leads() else 0, int(self._stop)])
         counting = dist.all_reduce(counts, async_op=True)  # on the CPU, while forward runs
         data_seconds = watch.so_far()
@@ -147,6 +147,7 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step += 1
+        self.samples += self.global_batch_size
         self.tokens += self.global_batch_size * self.config.train.seq_len
         self.applied.after_step(self.optimizer, self.step)
         watch.stop()

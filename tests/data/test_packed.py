@@ -143,3 +143,16 @@ def test_without_a_split_validation_is_refused(corpus: Path) -> None:
 def test_a_global_batch_that_does_not_divide_is_refused(corpus: Path) -> None:
     with pytest.raises(PlaitError, match=r"train\.global_batch_size=12 cannot be divided among 5 data ranks"):
         opened(corpus, (0, 5))
+
+
+def test_a_run_resumed_at_another_batch_size_loses_and_repeats_nothing(corpus: Path) -> None:
+    """Over the end of an epoch, at two more sizes and counts of shares."""
+    size = len(whole(opened(corpus), "train"))
+    parts = [(12, 1, 0, 3), (8, 2, 36, 3), (24, 4, 60, 2 + size // 24)]  # G, shares, first sample, batches
+    given: list[tuple[int, ...]] = []
+    for g, count, first, batches in parts:
+        shares = [opened(corpus, (index, count), g=g) for index in range(count)]
+        assert len(given) == first
+        given += [row for at in range(batches) for share in shares for row in rows(share.take(first + at * g))]
+    assert len(given) > size
+    assert given == rows(opened(corpus, g=len(given)).take(0))

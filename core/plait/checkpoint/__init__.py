@@ -4,4 +4,5 @@ state.py    the live state under canonical names            store.py   folders, 
 save.py     state to folder, while training goes on or not  load.py    folder to state, in any layout
 weights.py  weights alone, Plait's or safetensors, in       export.py  weights out, as safetensors
 resume.py   what a start of a run finds                     run.py     the checkpoints of a run on its ranks
+data.py     where in the data a run goes on
 """

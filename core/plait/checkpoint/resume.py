@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from plait.checkpoint.data import check_data, keep_batch
 from plait.checkpoint.store import Manifest, Store
-from plait.config import Checkpoint, accumulation
+from plait.config import Checkpoint
 from plait.errors import PlaitError
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from plait.folder import RunFolder
 
 Say = Callable[[str], None]
-ADOPTED = "train.global_batch_size"  # null takes the checkpoint's, and so does not differ from it
+BATCH = "train.global_batch_size"
 
 
 @attrs.frozen
@@ -29,9 +30,9 @@ class Found:
 def look(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
     """Before a rank starts: which checkpoint this run goes on from, if any; says so in one line.
 
-    Only for who holds the run's lock. Where `train.global_batch_size` is null the checkpoint's is kept, so that a
-    run resumed on other ranks sees the same samples. Raises PlaitError where the checkpoint asked for is damaged, is
-    of another model, or holds the state of a stream that was split into another number of shares.
+    Only for who holds the run's lock. If `train.global_batch_size` is null the checkpoint's is kept, so that a run
+    resumed on other ranks takes the same steps. Raises PlaitError if the checkpoint asked for is damaged, is of another
+    model, or its data cannot go on in this run.
     """
     conf = checked.config.checkpoint
     store = Store(folder.checkpoints(conf.dir))
@@ -55,9 +56,10 @@ def look(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
     done = manifest.step >= checked.config.train.steps and (exported or not conf.export)
     if not done:
         say(f"checkpoint: resuming after step {manifest.step} from {path}")
-        if changed := differences(manifest.config, checked.node):
+        check_data(manifest, checked)
+        keep_batch(manifest, checked, say)
+        if changed := differences(manifest, checked.node):
             say(f"checkpoint: these differ from the checkpoint's config: {'; '.join(changed)}")
-        _check_data(manifest, checked)
     return Found(manifest.step, done)
 
 
@@ -76,13 +78,17 @@ def choose(conf: Checkpoint, store: Store, say: Say) -> Path | None:
     return Path(conf.load)
 
 
-def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """`key: saved -> now` of every value that differs, by dotted key."""
-    before, after = _flat(saved), _flat(now)
+def differences(manifest: Manifest, now: Mapping[str, Any]) -> list[str]:
+    """`key: saved -> now` of every value that differs, by dotted key; none if the checkpoint has no config."""
+    before, after = _flat(manifest.config), _flat(now)
+    if not manifest.config:
+        return []
+    if before.get(BATCH) is None:
+        before[BATCH] = manifest.data.get("global_batch_size")  # what null came to
     return [
         f"{key}: {before.get(key)} -> {after.get(key)}"
         for key in dict.fromkeys([*before, *after])
-        if before.get(key) != after.get(key) and not (key == ADOPTED and after.get(key) is None)
+        if before.get(key) != after.get(key)
     ]
 
 
@@ -92,18 +98,3 @@ def _flat(node: Any, key: str = "") -> dict[str, Any]:
     return {
         k: v for name, value in node.items() for k, v in _flat(value, f"{key}.{name}" if key else str(name)).items()
     }
-
-
-def _check_data(manifest: Manifest, checked: "Checked") -> None:
-    shares, saved = checked.layout.count("batch"), manifest.data.get("shares")
-    if not checked.source.indexable and saved not in (None, shares):
-        raise PlaitError(
-            f"the checkpoint of step {manifest.step} holds a stream that was read in {saved} shares, and this run "
-            f"has {shares}: a stream resumes only at the same data-parallel degree"
-        )
-    size = manifest.data.get("global_batch_size")
-    train = checked.config.train
-    if train.global_batch_size is None and size is not None:
-        train.global_batch_size = size
-        accumulation(checked.config, shares)
-        checked.node["train"] = {**checked.node["train"], "global_batch_size": size}

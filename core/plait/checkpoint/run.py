@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from plait.checkpoint.data import samples_of
 from plait.checkpoint.resume import Say, choose
 from plait.checkpoint.store import Store
 from plait.errors import PlaitError
@@ -45,8 +46,8 @@ class Checkpoints:
         if dist.get_rank() == 0:
             folder.write_versions({**self._versions, "data": data["fingerprint"]})
 
-    def restore(self) -> tuple[int, int]:
-        """Load what `checkpoint.load` or `checkpoint.init_from` names; returns (step, tokens) to go on from."""
+    def restore(self) -> tuple[int, int, int]:
+        """Load what `checkpoint.load` or `checkpoint.init_from` names; returns the steps, tokens and samples so far."""
         from plait.checkpoint.load import load
 
         path = self._agree(lambda: choose(self.conf, self.store, self.say) if self.conf.enabled else None)
@@ -58,21 +59,23 @@ class Checkpoints:
 
                 read_weights(self.conf.init_from, weights(state), tied_names(self.applied.parts[0]))
                 self.say(f"checkpoint: weights from {self.conf.init_from}")
-            return 0, 0
+            return 0, 0, 0
         load(path, state, after)
         manifest = Store.read(path)
         if manifest.data.get("fingerprint") != self.data["fingerprint"]:
             self.say("data: the text or its tokenizer changed since the checkpoint; batches will differ from before")
+        samples = samples_of(manifest, self.data["global_batch_size"])
         if states := manifest.data.get("states"):
-            self.batches.load_state_dict(states[self.applied.mesh.share("batch")[0]])
+            state = states[self.applied.mesh.share("batch")[0]]
+            self.batches.load_state_dict({"samples": samples, **state})  # older ones do not say how many
         self.say(f"checkpoint: resumed after step {manifest.step}")
-        return manifest.step, manifest.tokens
+        return manifest.step, manifest.tokens, samples
 
-    def save(self, step: int, tokens: int) -> None:
+    def save(self, step: int, tokens: int, samples: int) -> None:
         """Save the state after `step`; with `checkpoint.mode=async` it is written while training goes on."""
         assert self._saver is not None
         state, _ = self.applied.checkpoint(self.optimizer)
-        data = {**self.data, "states": self._states()}
+        data = {**self.data, "samples": samples, "states": self._states()}
         self._saver.save(state, step, tokens=tokens, config=self.node, data=data, versions=self._versions)
 
     def wait(self) -> None:
@@ -96,7 +99,7 @@ class Checkpoints:
         export(weights(state), self.folder.path / "export", dist.get_rank() == 0)
 
     def _states(self) -> list[Any]:
-        """The data state of every share, by share; empty where the count of batches says it all."""
+        """The data state of every share, by share; empty where the count of samples says it all."""
         import torch.distributed as dist
 
         mine = self.batches.state_dict()

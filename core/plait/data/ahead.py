@@ -67,4 +67,5 @@ def _put(ready: "queue.Queue[T | _End]", item: "T | _End", stop: threading.Event
 
 def _stop(stop: threading.Event, thread: threading.Thread) -> None:
     stop.set()
-    thread.join(timeout=5)
+    if thread is not threading.current_thread():  # the garbage collector may run this in the thread itself
+        thread.join(timeout=5)

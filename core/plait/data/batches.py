@@ -27,7 +27,11 @@ class Batch:
 
 
 class Batches(ABC):
-    """One share of every global batch. `share` is (index, count); G, the global batch size, is a multiple of count."""
+    """One share of every global batch. `share` is (index, count); G, the global batch size, is a multiple of count.
+
+    Samples are numbered from 0 in one endless sequence. A global batch is G of them in a row, so a run may go on at
+    any sample with another G, and no sample is lost or repeated.
+    """
 
     def __init__(self, seq_len: int, global_batch_size: int, share: tuple[int, int]) -> None:
         index, count = share
@@ -41,8 +45,12 @@ class Batches(ABC):
         self.rows = np.arange(index * rows, (index + 1) * rows)  # of a global batch, those of this share
 
     @abstractmethod
+    def take(self, first: int) -> Batch:
+        """This share of the global batch that begins with sample number `first`."""
+
     def train(self, step: int) -> Batch:
-        """This share of the global batch with number `step`, from 0."""
+        """This share of global batch number `step`, from 0, if all global batches have the same size."""
+        return self.take(step * self.global_batch_size)
 
     @abstractmethod
     def validation(self, index: int) -> Batch:
@@ -52,7 +60,7 @@ class Batches(ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able: what a resumed run needs beside the count of batches."""
+        """JSON-able: what a resumed run needs beside the count of samples."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (nothing is to be done by default)

@@ -1,4 +1,4 @@
-"""Batches out of the token cache: any one at any time, as a function of (seed, step)."""
+"""Batches out of the token cache: any one at any time, as a function of the seed and its first sample."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from plait.errors import PlaitError
 class Packed(Batches):
     """Samples are drawn in the order of one endless sequence: epoch after epoch, each a permutation of all samples.
 
-    Global batch i takes the samples from i * G on, so it may span two epochs, and its shares are slices of it.
+    A global batch takes G samples of it in a row, so it may span two epochs, and its shares are slices of it.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class Packed(Batches):
         self._train = windows(_read(folder, "train"), seq_len)
         self._validation = windows(_read(folder, "validation"), seq_len)
 
-    def train(self, step: int) -> Batch:
+    def take(self, first: int) -> Batch:
         size = len(self._train)
-        epochs, places = np.divmod(step * self.global_batch_size + self.rows, size)
+        epochs, places = np.divmod(first + self.rows, size)
         samples = np.concatenate(
             [
                 shuffled(places[epochs == epoch], size, self._seed, epoch)

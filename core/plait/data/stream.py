@@ -44,21 +44,24 @@ class Document:
 
 
 class Stream(Batches):
-    """This share's part of a stream, packed on the way; `train` must be called in order."""
+    """This share's part of a stream, packed on the way; `take` must be called in order.
+
+    Every share reads its own part of the stream: sample numbers count what all shares have taken together.
+    """
 
     def __init__(self, source: "Hf", seq_len: int, seed: int, global_batch_size: int, share: tuple[int, int]) -> None:
         super().__init__(seq_len, global_batch_size, share)
-        self._source, self._seed, self._step = source, seed, 0
+        self._source, self._seed, self._samples = source, seed, 0
         self._start, self._offset = Place(), 0  # of the next sample's first token: its document, and where in it
         self._pending: deque[Document] = deque()  # from that document on
         self._documents: Ahead[Document] | None = None
         self._validation = _Held(source, seq_len) if source.has_validation else None
 
-    def train(self, step: int) -> Batch:
-        if step != self._step:
-            raise ValueError(f"a stream gives batches in order: number {self._step} comes next, not {step}")
-        samples = self._take(len(self.rows))
-        self._step += 1
+    def take(self, first: int) -> Batch:
+        if first != self._samples:
+            raise ValueError(f"a stream gives samples in order: number {self._samples} comes next, not {first}")
+        samples = self._next(len(self.rows))
+        self._samples += self.global_batch_size
         return to_batch(samples, self._source.encoder.eod, self._source.attention)
 
     def validation(self, index: int) -> Batch:
@@ -73,7 +76,7 @@ class Stream(Batches):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "step": self._step,
+            "samples": self._samples,
             "share": list(self.share),
             "seed": self._seed,
             "source": self._source.fingerprint(),
@@ -99,9 +102,9 @@ class Stream(Batches):
             self._documents.close()
         self._documents = None
         self._pending.clear()
-        self._step, self._start, self._offset = state["step"], Place(**state["start"]), state["offset"]
+        self._samples, self._start, self._offset = state["samples"], Place(**state["start"]), state["offset"]
 
-    def _take(self, rows: int) -> np.ndarray:
+    def _next(self, rows: int) -> np.ndarray:
         """The next samples (rows, T + 1), and the place moves on to what follows them."""
         if self._documents is None:
             self._documents = Ahead(_documents(self._source, self._seed, self.share, self._start), DEPTH)
