@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from plait.errors import PlaitError
+from plait.sockets import listen_on_loopback, local_store, one_machine
 
 
 def device_type_here() -> str:
@@ -30,8 +31,11 @@ def local_device(device_type: str) -> torch.device:
 def start_group(device_type: str | None = None, timeout_seconds: float = 600.0) -> None:
     """Start the default process group from the environment (torchrun), or of this process alone.
 
-    gloo serves tensors on the CPU, nccl those on a GPU. A group that runs already stays.
+    gloo serves tensors on the CPU, nccl those on a GPU. A group that runs already stays. If all ranks run on one
+    machine, this group and those made later listen on loopback alone.
     """
+    if one_machine():
+        listen_on_loopback()
     if dist.is_initialized():
         return
     kind = device_type or device_type_here()
@@ -44,7 +48,11 @@ def start_group(device_type: str | None = None, timeout_seconds: float = 600.0) 
     )
     timeout = datetime.timedelta(seconds=timeout_seconds)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        dist.init_process_group(backend, timeout=timeout)
+        if (store := local_store(timeout)) is None:
+            dist.init_process_group(backend, timeout=timeout)
+        else:
+            rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     else:
         dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore(), timeout=timeout)
 

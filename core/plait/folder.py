@@ -1,31 +1,37 @@
 """A run's folder: who may use it, what it was started with, and how it ended."""
 
 import contextlib
-import fcntl
 import json
 import os
-import signal
+import re
 import socket
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from signal import SIGTERM
+from typing import Any
 
 import attrs
 import yaml
 
 from plait.errors import PlaitError
+from plait.locks import try_lock, unlock
 
 
 @attrs.frozen
 class Outcome:
-    """How a run ended. kind: "finished", "stopped" (by a signal, after saving), or "failed"."""
+    """How a run ended. kind: "finished", "stopped" (by a signal, after saving), or "failed".
+
+    signal: the one that asked for the stop, if the kind is "stopped".
+    """
 
     kind: str
     reason: str
     step: int | None = None
     rank: int | None = None
-    signal: int = signal.SIGTERM  # that asked for the stop
+    signal: int | None = attrs.field(
+        default=attrs.Factory(lambda self: int(SIGTERM) if self.kind == "stopped" else None, takes_self=True)
+    )
 
 
 def _absolute(path: str | Path) -> Path:
@@ -37,7 +43,7 @@ class RunFolder:
     """`runs/<name>`, or a job's place in a sweep's folder."""
 
     path: Path = attrs.field(converter=_absolute)
-    _lock: IO[str] | None = attrs.field(default=None, init=False)
+    _lock: int | None = attrs.field(default=None, init=False)
 
     @property
     def ranks(self) -> Path:
@@ -62,24 +68,20 @@ class RunFolder:
             return
         self.path.mkdir(parents=True, exist_ok=True)
         self.ranks.mkdir(exist_ok=True)
-        handle = open(self.path / ".lock", "a+")  # noqa: SIM115 - held for the life of the process
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            handle.seek(0)
-            holder = handle.read().strip() or "another process"
-            handle.close()
-            raise PlaitError(
-                f"the run in {self.path} is live already ({holder}); wait for it or set run.name"
-            ) from None
-        handle.truncate(0)
-        handle.write(f"process {os.getpid()}")
-        handle.flush()
-        self._lock = handle
+        file = self.path / ".lock"
+        self._lock = try_lock(file)
+        if self._lock is None:
+            holder = file.read_text().strip() or "another process"
+            raise PlaitError(f"the run in {self.path} is live already ({holder}); wait for it or set run.name")
+        os.ftruncate(self._lock, 0)  # by its own handle: on NFS, closing another one lets go of the lock
+        os.write(self._lock, f"process {os.getpid()}".encode())
+        for torn in self.path.glob(".*.[0-9]*"):  # a file that a killed process had not put in its place
+            if re.fullmatch(r"\.(config\.yaml|versions\.json|outcome\.json|metrics\.jsonl)\.\d+", torn.name):
+                torn.unlink(missing_ok=True)
 
     def unlock(self) -> None:
         if self._lock is not None:
-            self._lock.close()
+            unlock(self._lock)
             self._lock = None
 
     def write_config(self, config: dict[str, Any]) -> None:
@@ -95,7 +97,8 @@ class RunFolder:
         return json.loads((self.path / "versions.json").read_text())
 
     def set_outcome(self, outcome: Outcome) -> None:
-        self._replace("outcome.json", json.dumps(attrs.asdict(outcome)) + "\n")
+        node = attrs.asdict(outcome, filter=lambda field, value: value is not None or field.name != "signal")
+        self._replace("outcome.json", json.dumps(node) + "\n")
 
     def outcome(self) -> Outcome | None:
         with contextlib.suppress(FileNotFoundError, ValueError, TypeError):

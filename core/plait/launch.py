@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +16,8 @@ import attrs
 from plait.config import Config, Launch
 from plait.errors import PlaitError
 from plait.folder import Outcome, RunFolder
+from plait.scratch import Scratch
+from plait.sockets import STORE
 from plait.watchdog import HUNG
 
 
@@ -65,25 +66,30 @@ def start_ranks(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from plait.rendezvous import ALONE
+
     launch = config.launch
     _environment(nproc)
-    with tempfile.TemporaryDirectory(prefix="plait-elastic-") as scratch, _Announcer(folder, launch, say):
+    with Scratch() as scratch, _Announcer(folder, launch, say):
         options: dict[str, Any] = {
             "min_nodes": launch.nnodes,
             "max_nodes": launch.nnodes,
             "nproc_per_node": nproc,
             "run_id": launch.run_id or (folder.path.name if launch.nnodes > 1 else uuid.uuid4().hex),
-            "rdzv_backend": "c10d",
+            "rdzv_backend": "c10d" if launch.nnodes > 1 else ALONE,
             "rdzv_endpoint": launch.rdzv_endpoint,
             "max_restarts": launch.max_restarts,
             "monitor_interval": 0.1,
-            "logs_specs": DefaultLogsSpecs(log_dir=scratch),
+            "logs_specs": DefaultLogsSpecs(log_dir=str(scratch)),
             "shutdown_timeout": int(launch.grace_seconds),
         }
+        os.environ[STORE] = str(scratch / "store")
+        if launch.nnodes > 1:
+            del os.environ[STORE]
         known = inspect.signature(LaunchConfig).parameters
         elastic = LaunchConfig(**{key: value for key, value in options.items() if key in known})
         arguments = ["-u", "-m", "plait.rank", str(folder.path)]
-        problem = Path(scratch, "problem")
+        problem = scratch / "problem"
         if node is not None:
             arguments.append(str(problem.with_name("config.json")))
             Path(arguments[-1]).write_text(json.dumps(node))
@@ -91,7 +97,8 @@ def start_ranks(
             elastic_launch(elastic, sys.executable)(*arguments)
         except SignalException as error:
             early = Outcome("stopped", f"{signal.Signals(error.sigval).name} before the first step")
-            return attrs.evolve(folder.outcome() or early, signal=int(error.sigval))
+            ended = folder.outcome() or early
+            return attrs.evolve(ended, signal=int(error.sigval)) if ended.kind == "stopped" else ended
         except ChildFailedError as error:
             raise PlaitError(_reason(error, folder)) from None
         if problem.exists():

@@ -1,6 +1,7 @@
 """`plait train`: compose once, check, and start the ranks or be one."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def _run(node: dict[str, Any], path: Path) -> None:
         raise PlaitError(outcome.reason + where)
     _say(outcome.reason)
     if outcome.kind == "stopped":
-        raise SystemExit(128 + outcome.signal)
+        raise SystemExit(128 + (outcome.signal or signal.SIGTERM))
 
 
 def _start_ranks(node: dict[str, Any], folder: Any) -> Any:

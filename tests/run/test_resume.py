@@ -21,10 +21,14 @@ def undisturbed(tmp_path_factory):
     return folder / "runs" / "a"
 
 
-def finish(folder, *overrides):
-    done = train(FSDP, "run.name=a", *overrides, cwd=folder)
+def finish(folder, *overrides, **env):
+    done = train(FSDP, "run.name=a", *overrides, cwd=folder, **env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def left_in(temporary):
+    return [path for path in temporary.iterdir() if "inductor" not in path.name]  # torch's cache is for all runs
 
 
 def gone(ranks):
@@ -68,15 +72,18 @@ def test_a_killed_rank_restarts_the_group(undisturbed, tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_launcher_leaves_no_rank_and_the_command_goes_on(undisturbed, tmp_path):
-    folder = tmp_path / "runs" / "a"
-    process = start(FSDP, "run.name=a", cwd=tmp_path)
+    folder, temporary = tmp_path / "runs" / "a", tmp_path / "temporary"
+    temporary.mkdir()
+    process = start(FSDP, "run.name=a", cwd=tmp_path, TMPDIR=str(temporary))
     wait_for_step(folder, 17, process)
     ranks = ranks_of(folder)
     assert len(ranks) == 2
     process.kill()
     process.communicate()
     assert gone(ranks)
-    output = finish(tmp_path)
+    assert left_in(temporary)
+    output = finish(tmp_path, TMPDIR=str(temporary))
+    assert not left_in(temporary)
     assert "checkpoint: resuming after step 15" in output or "checkpoint: resuming after step 10" in output
     assert numbers(folder) == numbers(undisturbed)
 

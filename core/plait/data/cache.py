@@ -1,7 +1,6 @@
 """A folder for what is computed once a machine: locks, atomic appearance, digests of files."""
 
 import codecs
-import fcntl
 import hashlib
 import json
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from plait.data.documents import File
 from plait.errors import PlaitError
+from plait.locks import try_lock, unlock, wait_lock
 
 SECONDS = 2.0  # between two lines of progress
 
@@ -69,13 +69,14 @@ def ensure(
 @contextmanager
 def locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Hold an exclusive lock, which the system frees should this process die."""
-    with path.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("waiting for another process that prepares the same data")
-            fcntl.flock(handle, fcntl.LOCK_EX)
+    handle = try_lock(path)
+    if handle is None:
+        say("waiting for another process that prepares the same data")
+        handle = wait_lock(path)
+    try:
         yield
+    finally:
+        unlock(handle)
 
 
 def digests(files: list[File], folder: Path, say: Callable[[str], None]) -> list[str | None]:

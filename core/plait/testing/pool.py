@@ -4,20 +4,20 @@ import contextlib
 import gc
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
+
+from plait.scratch import Scratch
+from plait.sockets import listen_on_loopback
 
 # Ranks are forks of one process that has imported these and done nothing else: they start in no time, and are fresh.
 PRELOADED = [
@@ -44,7 +44,8 @@ class Pool:
     def __init__(self, size: int = 4, backend: str = "gloo", timeout: float = 120.0) -> None:
         self.size, self.backend, self.timeout = size, backend, timeout
         self.kept: dict[str, Any] = {}  # answers that tests share
-        self.folder = Path(tempfile.mkdtemp(prefix="plait-pool-"))
+        self._scratch = Scratch()
+        self.folder = self._scratch.path
         self._ranks: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
         self._runs = 0
 
@@ -109,7 +110,7 @@ class Pool:
         for process, _ in self._ranks:
             process.join(max(deadline - time.monotonic(), 0))
         self._kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._scratch.close()
 
     def _start(self) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -151,6 +152,7 @@ class Pool:
 def _serve(rank: int, pipe: Connection, stack_file: str, backend: str) -> None:
     """A rank: waits for functions, runs each inside a process group of its own."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    listen_on_loopback()
     if backend == "gloo":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on the CPU, whatever devices there are
     import faulthandler

@@ -3,14 +3,13 @@
 import math
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from plait.errors import PlaitError
+from plait.scratch import Scratch
 
 if TYPE_CHECKING:
     from plait.check import Checked
@@ -157,8 +156,8 @@ def _run(checked: "Checked", spec: "ModelSpec", say: Any) -> tuple[list["Finding
     plain = attrs.evolve(trial, config=attrs.evolve(config, remat=Remat(), compile=Compile()))
     pool, world = Pool(layout.world_size), layout.world_size
     before = {number: signal.signal(number, _end) for number in (signal.SIGINT, signal.SIGTERM)}
-    with tempfile.TemporaryDirectory(prefix="plait-verify-") as name:
-        where, folder = "in one process", Path(name)
+    with Scratch() as folder:
+        where = "in one process"
         try:
             seconds = pool.run(reference, plain, folder, world=1, timeout=math.inf)[0]
             say(f"one process took {seconds:.1f} s")

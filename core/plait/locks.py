@@ -1,0 +1,51 @@
+"""Locks of files and folders that the system frees when the process that took them ends, however it ends."""
+
+import fcntl
+import os
+from pathlib import Path
+
+_held: set[int] = set()
+
+
+def try_lock(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int | None:
+    """Lock `path` for this process alone. Returns what `unlock` takes; None if another process holds the lock.
+
+    Processes that this one starts do not share it: one that is left behind would keep it.
+    """
+    return _lock(path, flags, fcntl.LOCK_NB)
+
+
+def wait_lock(path: Path) -> int:
+    """The same, once the other process has let go of it or died."""
+    handle = _lock(path, os.O_RDWR | os.O_CREAT, 0)
+    assert handle is not None
+    return handle
+
+
+def unlock(handle: int) -> None:
+    if handle in _held:  # not so in a fork, which has let go of it
+        _held.remove(handle)
+        os.close(handle)
+
+
+def _lock(path: Path, flags: int, wait: int) -> int | None:
+    handle = os.open(path, flags, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | wait)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    except BaseException:
+        os.close(handle)
+        raise
+    _held.add(handle)
+    return handle
+
+
+def _let_go() -> None:
+    """A fork shares its parent's open files, and their locks last until both have closed them."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
