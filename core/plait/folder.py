@@ -17,6 +17,8 @@ import yaml
 from plait.errors import PlaitError
 from plait.locks import try_lock, unlock
 
+FILES = ("config.yaml", "versions.json", "outcome.json", "metrics.jsonl", "metrics.old.jsonl")
+
 
 @attrs.frozen
 class Outcome:
@@ -79,6 +81,12 @@ class RunFolder:
             if re.fullmatch(r"\.(config\.yaml|versions\.json|outcome\.json|metrics\.jsonl)\.\d+", torn.name):
                 torn.unlink(missing_ok=True)
 
+    def check(self) -> None:
+        """Raises PlaitError if something else than a file has the name of one that a run writes."""
+        for name in FILES:
+            if (path := self.path / name).exists() and not path.is_file():
+                raise PlaitError(f"{path} is no file: move or remove it, or set another run.name")
+
     def unlock(self) -> None:
         if self._lock is not None:
             unlock(self._lock)
@@ -101,7 +109,7 @@ class RunFolder:
         self._replace("outcome.json", json.dumps(node) + "\n")
 
     def outcome(self) -> Outcome | None:
-        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):  # damaged says nothing
             return Outcome(**json.loads((self.path / "outcome.json").read_text()))
         return None
 

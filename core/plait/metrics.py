@@ -5,7 +5,7 @@ import importlib.util
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from plait.config import Metrics as Conf
 from plait.errors import PlaitError
 
 FILE = "metrics.jsonl"
+OLD = "metrics.old.jsonl"  # what was there when the run began again at step 0
 KEYS = (
     "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "mfu", "peak_memory_bytes", "data_seconds",
     "val_loss",
@@ -38,16 +39,17 @@ class MetricsFile:
     def resume(self, step: int) -> int:
         """Cut the rows past `step` and a torn last line, all or nothing; returns the last step that is left, or 0.
 
-        Raises PlaitError where a line before the last is damaged.
+        With step 0 the run starts over: all that was there moves to the end of `OLD`.
+        Raises PlaitError if the file is damaged.
         """
         self.close()
-        kept = [row for row in read(self.path) if row["step"] <= step] if self.path.exists() else []
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        with open(temporary, "wb") as file:
-            file.writelines(map(_line, kept))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
+        kept: list[dict[str, Any]] = []
+        if step > 0:
+            kept = upto(self.path, step)
+        elif self.path.exists() and (content := self.path.read_bytes()):
+            old = self.path.with_name(OLD)
+            _replace(old, [old.read_bytes() if old.exists() else b"", content])
+        _replace(self.path, map(_line, kept))
         return kept[-1]["step"] if kept else 0
 
     def log(self, row: Mapping[str, Any]) -> None:
@@ -63,25 +65,58 @@ class MetricsFile:
             self._file = None
 
 
-def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; a torn last line is left out.
+def _replace(path: Path, lines: Iterable[bytes]) -> None:
+    """All or nothing."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "wb") as file:
+        file.writelines(lines)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
 
-    Raises PlaitError where there is no such file, or a line before the last is no row.
+
+def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a torn last line, one without its end, is left out.
+
+    Raises PlaitError if there is no such file, or any other line is no row.
     """
     try:
-        lines = Path(path).read_bytes().splitlines()
+        *lines, torn = Path(path).read_bytes().split(b"\n")
     except OSError as error:
         raise PlaitError(f"cannot read the metrics file {path}: {error.strerror}") from None
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, 1):
-        row = None
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            rows.append(row)
-        elif number < len(lines):
-            raise PlaitError(f"line {number} of {path} is damaged: it holds no row of metrics with a step")
-    return rows
+    rows = [_row(line) for line in lines]
+    if None in rows:
+        raise PlaitError(f"line {rows.index(None) + 1} of {path} is damaged: it holds no row of metrics with a step")
+    return [row for row in [*rows, _row(torn)] if row is not None]
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError, RecursionError):
+        row = json.loads(line)
+        if isinstance(row, dict) and type(row.get("step")) is int:
+            return row
+    return None
+
+
+def upto(path: Path, step: int) -> list[dict[str, Any]]:
+    """The rows of the steps up to `step` in their order, each once; none if there is no file.
+
+    Raises PlaitError if the file is damaged, or has two rows of one step that differ.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    try:
+        for row in read(path) if path.exists() else []:
+            if row["step"] <= step and rows.setdefault(row["step"], row) != row:
+                raise PlaitError(f"{path} has two rows of step {row['step']} that differ")
+    except PlaitError as error:
+        raise PlaitError(f"{error}; mend it, or move it away if the run may go on without its rows") from None
+    return [rows[number] for number in sorted(rows)]
+
+
+def last_step(path: Path) -> int:
+    """The last step that the file has, or 0; of a damaged one, of the lines that can be read."""
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return max((row["step"] for row in map(_row, lines) if row), default=0)
 
 
 class Metrics:

@@ -21,6 +21,7 @@ def prepare(checked: Checked, folder: RunFolder, say: Say) -> Outcome | None:
     """
     if folder.path.exists():
         folder.lock()
+        folder.check()
     found = look(checked, folder, say)  # what it refuses leaves no new folder behind
     if found.finished:
         reason = f"{folder.path.name} is finished at step {found.step}: raise train.steps, or set another run.name"

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from plait.checkpoint.files import digest
-from plait.checkpoint.store import MANIFEST, Manifest, Store
+from plait.checkpoint.store import MANIFEST, Manifest, NoneSound, Store
 from plait.errors import PlaitError
 
 PARAMETERS = {"embed.weight": ((8, 4), "float32"), "head.weight": ((8, 4), "float32")}
@@ -128,6 +129,67 @@ def test_a_run_that_went_back_keeps_what_it_saves(tmp_path: Path) -> None:
     assert store.latest(lambda _: None) == tmp_path / "step-60"
 
 
+def test_damaged_ones_do_not_push_out_sound_ones(tmp_path: Path) -> None:
+    """Steps 35 and 40 are damaged; at another interval the next saves are of steps 37 and 44."""
+    store = Store(tmp_path)
+    for step in (25, 30, 35, 40):
+        put(store, step)
+    for step in (35, 40):
+        flip(store.place(step) / ".metadata", 0)
+    assert store.latest(lambda _: None) == store.place(30)
+    put(store, 37)
+    store.prune(2, newest=37)
+    assert store.complete() == [store.place(30), store.place(37)]
+    put(store, 44)
+    store.prune(2, newest=44)
+    assert store.complete() == [store.place(37), store.place(44)]
+    assert store.place(35).exists()
+    put(store, 40)
+    assert store.latest(pytest.fail) == store.place(44)
+    assert store.place(40) in store.complete()
+
+
+def test_none_sound_is_not_none_there(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for step in (1, 2):
+        flip(put(store, step) / "__0_0.distcp", 3)
+    with pytest.raises(
+        NoneSound, match=rf"^no checkpoint in {tmp_path} is sound: step-2: its file .*; step-1: its file "
+    ):
+        store.latest(pytest.fail)
+    store.prune(1)
+    store.clean()
+    assert len(store.found()) == 2
+
+
+def test_what_is_no_checkpoint_of_its_step_is_neither_pruned_nor_replaced(tmp_path: Path) -> None:
+    store, said = Store(tmp_path), []
+    for step in (1, 2, 3):
+        put(store, step)
+    shutil.copytree(store.place(1), store.place(9))
+    shutil.copytree(store.place(2), tmp_path / "step-002")
+    store.place(8).write_text("a file")
+    assert store.latest(said.append) == store.place(3)
+    assert said == [
+        f"skipping the checkpoint {store.place(9)}: it is the checkpoint of step 1, copied or renamed",
+        f"skipping the checkpoint {store.place(8)}: it is no folder",
+    ]
+    store.prune(1)
+    assert {p.name for p in tmp_path.iterdir()} == {"step-3", "step-9", "step-002", "step-8"}
+    for _ in range(2):
+        assert Store.verify(put(store, 9)) is None
+        assert Store.verify(put(store, 8)) is None
+        assert (tmp_path / "step-8.kept-1").read_text() == "a file"
+        assert Store.read(tmp_path / "step-9.kept-1").step == 1
+    shutil.rmtree(store.place(9))
+    shutil.copytree(store.place(3), store.place(9))
+    put(store, 9)
+    assert Store.read(tmp_path / "step-9.kept-2").step == 3
+    store.clean()
+    assert len(list(tmp_path.glob("*.kept-*"))) == 3
+    assert [path.name for path in store.complete()] == ["step-3", "step-8", "step-9"]
+
+
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     store = Store(tmp_path)
     put(store, 5, b"old")
@@ -144,6 +206,26 @@ def test_clean_finishes_what_lacked_only_its_name(tmp_path: Path) -> None:
     put(store, 3).rename(tmp_path / "step-3.old")
     store.clean()
     assert [p.name for p in tmp_path.iterdir()] == ["step-1"]
+
+
+def test_clean_takes_what_is_sound_in_place_of_what_is_not(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    shutil.copytree(put(store, 1), tmp_path / "step-1.tmp")
+    flip(store.place(1) / ".metadata", 0)
+    put(store, 3).rename(tmp_path / "step-4.tmp")
+    store.clean()
+    assert [p.name for p in tmp_path.iterdir()] == ["step-1"]
+    assert store.latest(pytest.fail) == store.place(1)
+
+
+def test_clean_brings_back_the_one_that_was_being_replaced(tmp_path: Path) -> None:
+    """If nothing else is left, because the disk lost its successor."""
+    store = Store(tmp_path)
+    for step in (4, 5, 6):
+        put(store, step).rename(tmp_path / f"step-{step}.old")
+    flip(tmp_path / "step-6.old" / ".metadata", 0)
+    store.clean()
+    assert [p.name for p in tmp_path.iterdir()] == ["step-5"]
 
 
 @pytest.mark.parametrize(

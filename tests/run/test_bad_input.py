@@ -314,7 +314,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(run, act, why):
     before = contents()
     done = again()
     assert done.code == STARTED
-    assert f"skipping the damaged checkpoint {step.absolute()}: {why}" in done.out
+    assert f"skipping the checkpoint {step.absolute()}: {why}" in done.out
     assert f"checkpoint: resuming after step 5 from {step.absolute().with_name('step-5')}" in done.out
     assert {p: c for p, c in contents().items() if "checkpoints" in p} == {
         p: c for p, c in before.items() if "checkpoints" in p
@@ -368,7 +368,7 @@ def test_a_flipped_byte_in_a_real_checkpoint(tmp_path):
     damage(max(last.iterdir(), key=lambda p: p.stat().st_size))
     done = train(*options, "train.steps=15", "schedule.decay_steps=0", cwd=tmp_path / "broken")
     assert done.returncode == 0, done.stderr
-    assert f"skipping the damaged checkpoint {last}: its file " in done.stdout
+    assert f"skipping the checkpoint {last}: its file " in done.stdout
     assert "checkpoint: resuming after step 5 from " in done.stdout
     whole, broken = (rows(tmp_path / folder / "runs/a") for folder in ("whole", "broken"))
     assert [r["step"] for r in broken] == list(range(1, 16))

@@ -1,5 +1,6 @@
 """What writing safely takes: digests, and changes of a folder that are there or not, never half."""
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -33,11 +34,11 @@ def put_in_place(whole: Path, final: Path) -> None:
     A kill between the two renames leaves `whole` complete under its own name.
     """
     sync(whole)
-    if final.exists():
+    if os.path.lexists(final):
         aside = move_aside(final)
         os.rename(whole, final)
         sync(final.parent)
-        shutil.rmtree(aside, ignore_errors=True)
+        clear(aside)
     else:
         os.rename(whole, final)
         sync(final.parent)
@@ -47,11 +48,20 @@ def remove(folder: Path) -> None:
     """Remove `folder` under another name, so that a kill on the way leaves nothing that looks complete."""
     aside = move_aside(folder)
     sync(folder.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    clear(aside)
 
 
 def move_aside(folder: Path) -> Path:
     aside = folder.with_name(folder.name + ".old")
-    shutil.rmtree(aside, ignore_errors=True)
+    clear(aside)
     os.rename(folder, aside)
     return aside
+
+
+def clear(path: Path) -> None:
+    """Remove what has this name, a folder, a file or a link; what cannot be removed stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)

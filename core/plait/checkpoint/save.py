@@ -2,7 +2,6 @@
 
 import datetime
 import os
-import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from plait.checkpoint.files import digest
+from plait.checkpoint.files import clear, digest
 from plait.checkpoint.state import is_absent, weights
 from plait.checkpoint.store import Manifest, Store
 from plait.errors import PlaitError
@@ -73,7 +72,7 @@ class Saver:
     def _write(self, state: dict[str, Tensor], manifest: Manifest, copy_ahead: int) -> None:
         path = self.store.temporary(manifest.step)
         if self._rank == 0:  # no rank writes a file before this one has joined the planning
-            shutil.rmtree(path, ignore_errors=True)
+            clear(path)
         writer = dcp.FileSystemWriter(path, per_thread_copy_ahead=copy_ahead)
         with warnings.catch_warnings(action="ignore") if self._group is None else nullcontext():  # "no process group"
             dcp.save(state, storage_writer=writer, process_group=self._group, no_dist=self._group is None)

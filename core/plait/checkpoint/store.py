@@ -2,9 +2,9 @@
 
 import hashlib
 import json
+import logging
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,11 +12,16 @@ from typing import Any
 
 import attrs
 
-from plait.checkpoint.files import digest, put_in_place, remove, write_synced
+from plait.checkpoint.files import clear, digest, put_in_place, remove, write_synced
 from plait.errors import PlaitError, near_miss
 
+log = logging.getLogger("plait")
 FORMAT = 1
 MANIFEST = "manifest.json"
+
+
+class NoneSound(PlaitError):
+    """There are checkpoints, and all are damaged: to start over beside them would lose what may be mended."""
 
 
 @attrs.frozen
@@ -52,13 +57,38 @@ class Manifest:
         try:
             body = json.loads(text)
             claimed, version = body.pop("digest"), body["format"]
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ValueError(f"its {MANIFEST} is broken") from None
         if version != FORMAT:
             raise ValueError(f"its format is {version!r}, and this version of Plait reads {FORMAT}")
         if claimed != _digest_of(body):
             raise ValueError(f"its {MANIFEST} was changed after it was written")
+        if not _well_formed(body):
+            raise ValueError(f"its {MANIFEST} holds what this version of Plait does not write")
         return cls(**body)
+
+
+def _well_formed(body: Mapping[str, Any]) -> bool:
+    """Whether every value has its type: a digest only tells that the manifest is as somebody wrote it."""
+
+    def count(value: Any) -> bool:
+        return type(value) is int and value >= 0
+
+    def pair(value: Any, first: Callable[[Any], bool]) -> bool:
+        return isinstance(value, list) and len(value) == 2 and first(value[0]) and isinstance(value[1], str)
+
+    def shape(value: Any) -> bool:
+        return isinstance(value, list) and all(map(count, value))
+
+    if body.keys() != attrs.fields_dict(Manifest).keys() or not (count(body["step"]) and count(body["tokens"])):
+        return False
+    if not all(isinstance(body[name], dict) for name in ("config", "data", "versions", "parameters", "files")):
+        return False
+    return (
+        all(pair(entry, shape) for entry in body["parameters"].values())
+        and all(pair(entry, count) and Path(name).name == name for name, entry in body["files"].items())
+        and all(count(body["data"].get(name, 1)) for name in ("samples", "global_batch_size", "shares"))
+    )
 
 
 def _digest_of(body: Mapping[str, Any]) -> str:
@@ -68,11 +98,13 @@ def _digest_of(body: Mapping[str, Any]) -> str:
 class Store:
     """`folder/step-<n>/`, one a checkpoint. `step-<n>.tmp` is being written, `step-<n>.old` being removed.
 
+    A checkpoint knows its step: one whose manifest says another than its folder's name is left alone.
     Only who holds the run's lock may call `commit`, `prune` and `clean`.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
+        self._unsound: set[Path] = set()  # that `latest` met
 
     def place(self, step: int) -> Path:
         return self.folder / f"step-{step}"
@@ -80,29 +112,62 @@ class Store:
     def temporary(self, step: int) -> Path:
         return self.folder / f"step-{step}.tmp"
 
+    def found(self) -> list[Path]:
+        """All that is named as a checkpoint, by step: complete or not, a folder or not."""
+        if not os.path.lexists(self.folder):
+            return []
+        try:
+            found = [path for path in self.folder.iterdir() if re.fullmatch("step-[0-9]+", path.name)]
+        except OSError as error:
+            raise PlaitError(
+                f"the checkpoints in {self.folder} cannot be read: {error.strerror}; checkpoint.dir names "
+                "another folder"
+            ) from None
+        return sorted(found, key=_step)
+
     def complete(self) -> list[Path]:
-        """The checkpoints that were written to their end, by step; whether they are still sound, `verify` tells."""
-        return [path for path in self._steps() if (path / MANIFEST).is_file()]
+        """The checkpoints that were written to their end, by step; not those that `latest` found damaged.
+
+        Whether the others are still sound, `verify` tells.
+        """
+        return [path for path in self.found() if path not in self._unsound and path.name == f"step-{_says(path)}"]
 
     def latest(self, say: Callable[[str], None] = print) -> Path | None:
-        """The newest sound checkpoint, or None. Each damaged one on the way is named through `say`."""
-        for path in reversed(self._steps()):
-            why = self.verify(path)
+        """The newest sound checkpoint, or None if there are none. Each that is not sound is named through `say`.
+
+        Raises NoneSound, naming each, if there are some and none is sound.
+        """
+        problems: dict[Path, str] = {}
+        for path in reversed(self.found()):
+            why = self.problem(path)
             if why is None:
+                for bad, reason in problems.items():
+                    say(f"skipping the checkpoint {bad}: {reason}")
                 return path
-            say(f"skipping the damaged checkpoint {path}: {why}")
+            self._unsound.add(path)
+            problems[path] = why
+        if problems:
+            each = "; ".join(f"{path.name}: {why}" for path, why in problems.items())
+            raise NoneSound(f"no checkpoint in {self.folder} is sound: {each}")
         return None
+
+    def problem(self, path: Path) -> str | None:
+        """None if `path` is a sound checkpoint of the step in its name, else what is wrong with it."""
+        step = _says(path)
+        if step is not None and path.name != f"step-{step}":
+            return f"it is the checkpoint of step {step}, copied or renamed"
+        return self.verify(path)
 
     @staticmethod
     def verify(path: str | os.PathLike[str]) -> str | None:
         """None if the checkpoint at `path` is sound, else what is wrong with it; reads every byte."""
         path = Path(path)
         if not path.is_dir():
-            return "there is no such folder"
+            return "it is no folder" if os.path.lexists(path) else "there is no such folder"
+        if not (path / MANIFEST).is_file():  # nor a pipe, which would never end
+            return f"it has no {MANIFEST}, so it was not written to its end"
         try:
             manifest = Manifest.loads((path / MANIFEST).read_bytes())
-        except FileNotFoundError:
-            return f"it has no {MANIFEST}, so it was not written to its end"
         except OSError as error:
             return f"its {MANIFEST} cannot be read ({error})"
         except ValueError as error:
@@ -127,6 +192,8 @@ class Store:
     def read(path: str | os.PathLike[str]) -> Manifest:
         """The manifest of the checkpoint at `path`. Raises PlaitError where there is none that can be read."""
         try:
+            if not (Path(path) / MANIFEST).is_file():
+                raise FileNotFoundError
             return Manifest.loads((Path(path) / MANIFEST).read_bytes())
         except OSError:
             raise PlaitError(f"{path} is no checkpoint: it has no {MANIFEST} that can be read") from None
@@ -140,16 +207,19 @@ class Store:
         compare(saved, parameters, f"the checkpoint of step {manifest.step} is of another model")
 
     def commit(self, whole: Path, manifest: Manifest) -> Path:
-        """Complete the checkpoint whose files are in `whole`: manifest last, then the final name; returns that path."""
+        """Complete the checkpoint whose files are in `whole`: manifest last, then the final name; returns that path.
+
+        A damaged one of that step is replaced. What else has its name is kept under another, `step-<n>.kept-1`.
+        """
         write_synced(whole / MANIFEST, manifest.dumps())
-        put_in_place(whole, self.place(manifest.step))
+        self._give_name(whole, manifest.step)
         return self.place(manifest.step)
 
     def prune(self, keep: int, newest: int | None = None) -> None:
         """Remove all but the last `keep` complete checkpoints up to step `newest` (default: all there are).
 
-        With `newest`, the step just saved, later ones of a run that went back count neither way: they may be damaged,
-        and the run will replace them.
+        With `newest`, the step just saved, later ones of a run that went back count neither way: the run will replace
+        them. Nor do those that `latest` found damaged: they must not push out a sound one.
         """
         complete = [p for p in self.complete() if newest is None or _step(p) <= newest]
         for path in complete[: -max(keep, 1)]:
@@ -157,24 +227,48 @@ class Store:
 
     def clean(self) -> None:
         """Remove what a killed run left half done, and finish what only lacked its final name."""
-        for path in sorted(self.folder.glob("step-*.tmp")):
-            final = path.with_suffix("")
-            if not final.exists() and self.verify(path) is None:
-                put_in_place(path, final)
+        for path in self._left_over("tmp"):
+            step, final = _step(path), self.place(_step(path))
+            if self._sound(path, step) and (not os.path.lexists(final) or self.problem(final)):
+                self._give_name(path, step)
             else:
-                shutil.rmtree(path, ignore_errors=True)
-        for path in self.folder.glob("step-*.old"):
-            shutil.rmtree(path, ignore_errors=True)
+                clear(path)
+        for path in self._left_over("old"):
+            if not self.complete() and self._sound(path, _step(path)):
+                self._give_name(path, _step(path))  # its successor was lost
+            else:
+                clear(path)
 
-    def _steps(self) -> list[Path]:
-        if not self.folder.is_dir():
-            return []
-        found = [p for p in self.folder.iterdir() if re.fullmatch(r"step-\d+", p.name) and p.is_dir()]
-        return sorted(found, key=_step)
+    def _left_over(self, suffix: str) -> list[Path]:
+        """The newest first."""
+        found = self.folder.glob(f"step-*.{suffix}") if self.folder.is_dir() else []
+        return sorted((p for p in found if re.fullmatch("step-[0-9]+", p.stem)), key=_step, reverse=True)
+
+    def _sound(self, path: Path, step: int) -> bool:
+        return _says(path) == step and self.verify(path) is None
+
+    def _give_name(self, whole: Path, step: int) -> None:
+        final = self.place(step)
+        if os.path.lexists(final) and not (final.is_dir() and _says(final) in (None, step)):
+            number = 1
+            while os.path.lexists(kept := final.with_name(f"{final.name}.kept-{number}")):
+                number += 1
+            os.rename(final, kept)
+            log.warning("%s was no checkpoint of step %d; it is now %s", final, step, kept)
+        put_in_place(whole, final)
+        self._unsound.discard(final)
 
 
 def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
+    return int(path.stem.removeprefix("step-"))
+
+
+def _says(path: Path) -> int | None:
+    """The step in its manifest; None if there is no manifest that can be read."""
+    try:
+        return Store.read(path).step
+    except PlaitError:
+        return None
 
 
 def compare(saved: Mapping[str, Sequence[int]], wanted: Mapping[str, Sequence[int]], what: str) -> None:
