@@ -4,7 +4,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml exa
 BIN := .venv/bin
 PARALLEL := -n 2 --dist loadgroup # tests that share the pool of ranks, and beside them the others
 
-.PHONY: install train test test-all lint clean
+.PHONY: install train test test-all faults lint clean
 
 install: .venv/.installed
 
@@ -28,6 +28,9 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest -m 'not gpu' $(PARALLEL)
+
+faults: install # 1,000 faults befall real runs; docs/reliability.md has what came of them. FAULTS='--count 50 --seed 7'
+	$(BIN)/python -m tests.faults --write docs/reliability.md $(FAULTS)
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

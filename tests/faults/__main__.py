@@ -1,0 +1,85 @@
+"""`make faults`: the campaign. Seeded and repeatable: faults befall real runs, and each comes to a verdict.
+
+    python -m tests.faults [--count 1000] [--seed 0] [--jobs 2] [--only KIND] [--scenario N] [--write FILE] [--keep]
+
+Scenario N of a seed is always the same; `--scenario N` runs it alone, with its folder kept.
+"""
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.faults import changes, damage, hostile, kills, plugins, system
+from tests.faults.report import Result, summary, write_page
+from tests.faults.runner import Runner
+
+# kind -> (how often, what happens). The shares decide how many scenarios are of a kind.
+KINDS = {
+    "ranks killed": (20, kills.ranks_killed),
+    "launcher killed": (20, kills.launcher_killed),
+    "killed at a named point": (80, kills.at_a_point),
+    "signals": (50, kills.signalled),
+    "stopped": (6, kills.frozen),
+    "calls that fail": (40, system.failing_call),
+    "full disks": (20, system.full_disk),
+    "damaged files": (90, damage.damaged),
+    "hostile files": (30, hostile.hostile),
+    "misbehaving plugins": (25, plugins.misbehaving),
+    "two at once": (6, changes.together),
+    "a second start": (4, changes.while_training),
+    "other settings": (15, changes.changed),
+}
+LAYOUTS = {"one process": 6, "fsdp2": 3, "tensor_parallel": 1}
+
+
+def drawn(seed: int, only: str | None) -> Iterator[tuple[int, str, str]]:
+    """(number, kind, layout), without end."""
+    rng = random.Random(f"campaign {seed}")
+    kinds = {name: share for name, (share, _) in KINDS.items() if only in (None, name)}
+    number = 0
+    while True:
+        kind = rng.choices(list(kinds), list(kinds.values()))[0]
+        yield number, kind, rng.choices(list(LAYOUTS), list(LAYOUTS.values()))[0]
+        number += 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="make faults", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=1000, help="how many faults to plant")
+    parser.add_argument("--seed", type=int, default=0, help="decides every scenario")
+    parser.add_argument("--jobs", type=int, default=2, help="scenarios at once")
+    parser.add_argument("--only", choices=list(KINDS), help="scenarios of this kind alone")
+    parser.add_argument("--scenario", type=int, help="run this one alone and keep its folder")
+    parser.add_argument("--write", type=Path, help="write the table to this page")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of scenarios that found a defect")
+    options = parser.parse_args(argv)
+
+    root, since = Path(tempfile.mkdtemp(prefix="plait-faults-")), time.monotonic()
+    results: list[Result] = []
+    with Runner(root, options.seed, options.jobs, {name: do for name, (_, do) in KINDS.items()}) as runner:
+        cases = drawn(options.seed, options.only)
+        if options.scenario is not None:
+            cases = iter([next(case for case in cases if case[0] == options.scenario)])
+        for result in runner.run(cases, lambda: sum(len(r.faults) for r in results) < options.count):
+            results.append(result)
+            print(result.line(sum(len(r.faults) for r in results)), flush=True)
+            if not result.defect and options.scenario is None:
+                shutil.rmtree(result.folder, ignore_errors=True)
+    print(summary(results, time.monotonic() - since))
+    defects = [result for result in results if result.defect]
+    if options.write:
+        write_page(options.write, results, options.seed, time.monotonic() - since)
+    if not (defects and options.keep) and options.scenario is None:
+        shutil.rmtree(root, ignore_errors=True)
+    else:
+        print(f"folders: {root}")
+    return 1 if defects else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""Where a run lives while faults befall it: folders of its own, its command, and what that left behind."""
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from tests.faults.inject import sitecustomize
+
+MODEL = (
+    *("model.dim=32", "model.n_layers=2", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=48"),
+    *("train.seq_len=32", "train.local_batch_size=2", "schedule.warmup_steps=4", "metrics.tensorboard=false"),
+    *("validation.interval=8", "validation.batches=1", "launch.device=cpu", "run.name=a"),
+)
+SHORT = ("train.steps=24", "checkpoint.interval=4")
+LONG = ("train.steps=240", "checkpoint.interval=10", "launch.max_restarts=1000")
+LAYOUTS = {
+    "one process": ("strategy=[]",),
+    "fsdp2": ("strategy=[fsdp2]", "launch.nproc_per_node=2"),
+    "tensor_parallel": ("strategy=[tensor_parallel]", "launch.nproc_per_node=2"),
+}
+SECONDS = 180.0  # after which a command counts as hung
+
+
+@attrs.frozen
+class Ended:
+    """A command that ended. code: as a shell sees it, negative for a signal. text: all that it printed."""
+
+    code: int
+    text: str
+    seconds: float
+
+    @property
+    def sentence(self) -> str:
+        """The last line in which Plait says why it ended; empty if there is none."""
+        said = [line for line in self.text.splitlines() if line.startswith("plait: ")]
+        return said[-1] if said else ""
+
+
+@attrs.define
+class Started:
+    """A command that runs in a session of its own."""
+
+    pid: int
+    console: Path
+    since: float
+    _code: int | None = None
+
+    def ended(self) -> bool:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+        return self._code is not None
+
+    def wait(self, seconds: float = SECONDS) -> Ended:
+        """Raises TimeoutError, after killing it, if it takes longer."""
+        deadline = time.monotonic() + seconds
+        while not self.ended():
+            if time.monotonic() > deadline:
+                self.signal(signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+                raise TimeoutError(f"the command did not end within {seconds:.0f} s: {self.text()[-2000:]}")
+            time.sleep(0.01)
+        assert self._code is not None
+        return Ended(self._code, self.text(), time.monotonic() - self.since)
+
+    def text(self) -> str:
+        return self.console.read_text(errors="replace")
+
+    def signal(self, number: int) -> None:
+        if not self.ended():
+            os.kill(self.pid, number)
+
+    def signal_group(self, number: int) -> None:
+        """What a terminal does: all processes of the session's foreground group get it."""
+        if not self.ended():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+
+@attrs.define
+class Place:
+    """The folders of one scenario. `work`: where the command runs. Temporary files, HOME and cache are its own."""
+
+    root: Path
+    layout: str
+    text: Path
+    cache: Path | None = None
+    starts: int = 0
+    env: dict[str, str] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        for folder in (self.work, self.tmp, self.home):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def work(self) -> Path:
+        return self.root / "work"
+
+    @property
+    def tmp(self) -> Path:
+        return self.root / "tmp"
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    @property
+    def run_folder(self) -> Path:
+        return self.work / "runs" / "a"
+
+    @classmethod
+    def attach(cls, root: Path) -> "Place":
+        """To look for what runs in a place."""
+        place = object.__new__(cls)
+        place.root = root
+        return place
+
+    def environment(self, fault: Mapping[str, Any] | None = None) -> dict[str, str]:
+        env = {k: os.environ[k] for k in ("PATH", "LANG", "VIRTUAL_ENV", "PYTHONPATH") if k in os.environ}
+        env |= {"OMP_NUM_THREADS": "1", "HOME": str(self.home), "TMPDIR": str(self.tmp), "PYTHONDONTWRITEBYTECODE": "1"}
+        env["TORCHINDUCTOR_CACHE_DIR"] = str(self.root / "inductor")  # torch makes it at import, and keeps it
+        env |= {"PLAIT_CACHE": str(self.cache or self.root / "cache"), "PLAIT_FAULTS_PLACE": str(self.root), **self.env}
+        if fault is not None:
+            env["PLAIT_FAULT"] = json.dumps({"once": str(self.root / "once"), "nth": 1, **fault})
+            inject = str(Path(sitecustomize.__file__).parent)
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, [inject, env.get("PYTHONPATH")]))
+        return env
+
+    def arguments(self, *overrides: str) -> list[str]:
+        data = ("data=text", f"data.path={self.text}", "data.validation_fraction=0.1")
+        return ["train", *MODEL, *LAYOUTS[self.layout], *data, *overrides]
+
+    def start(self, *overrides: str, fault: Mapping[str, Any] | None = None, cold: bool = False) -> Started:
+        """`plait train` with these overrides. It is a fork of this process, which has imported all that it needs;
+        with `cold`, a new interpreter, as a user's is. `fault`: see inject/sitecustomize.py."""
+        return self.command(self.arguments(*overrides), fault=fault, cold=cold)
+
+    def command(self, argv: list[str], fault: Mapping[str, Any] | None = None, cold: bool = False) -> Started:
+        self.starts += 1
+        console = self.root / f"console-{self.starts}"
+        env, since = self.environment(fault), time.monotonic()
+        if cold:
+            with console.open("wb") as out:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "plait", *argv],
+                    cwd=self.work,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            process.returncode = 0  # `Started` waits for it
+            return Started(process.pid, console, since)
+        pid = os.fork()
+        if pid == 0:
+            _be_plait(argv, self.work, env, console)
+        return Started(pid, console, since)
+
+    def run(self, *overrides: str, seconds: float = SECONDS, **options: Any) -> Ended:
+        return self.start(*overrides, **options).wait(seconds)
+
+    def processes(self) -> list[int]:
+        """Everything alive that this place's commands started, whoever its parent is now."""
+        mark, found = f"PLAIT_FAULTS_PLACE={self.root}".encode(), []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit() and int(folder.name) != os.getpid():
+                with contextlib.suppress(OSError):
+                    alive = (folder / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+                    if alive and mark in (folder / "environ").read_bytes().split(b"\0"):
+                        found.append(int(folder.name))
+        return found
+
+    def ranks(self) -> list[int]:
+        """The live processes of ranks."""
+        found = []
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                if b"plait.rank" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return sorted(found)
+
+
+def _be_plait(argv: list[str], work: Path, env: dict[str, str], console: Path) -> None:
+    """The rest of a forked process: what `python -m plait ARGV` does, without importing again. Never returns."""
+    code = 1
+    try:
+        os.setsid()
+        os.chdir(work)
+        out = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, out), (2, out)):
+            os.dup2(source, target)
+        os.environ.clear()
+        os.environ.update(env)
+        sys.argv = ["plait", *argv]
+        sys.path[:0] = [os.getcwd(), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]  # as `python -m` does
+        sitecustomize.install(env.get("PLAIT_FAULT"))
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        import tempfile
+
+        tempfile.tempdir = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        from plait.cli import main
+
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        except BaseException:
+            traceback.print_exc()
+        for thread in threading.enumerate():  # as an interpreter does at its end
+            if thread is not threading.main_thread() and not thread.daemon:
+                thread.join()
+        sys.stdout.flush()
+    finally:
+        os._exit(code & 0xFF)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Path below `folder` -> digest of the file, or the target of a link."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = f"link to {os.readlink(path)}"
+        elif path.is_file():
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found

@@ -1,0 +1,89 @@
+"""The campaign notices what it must, and a tenth of it holds."""
+
+import pytest
+from tests.faults import __main__ as campaign
+from tests.faults.place import Ended, Place
+from tests.faults.verdict import Defect, Reference, equal, quiet, refused
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path, "one process", tmp_path / "text")
+
+
+def left(place, losses, weights=b"weights"):
+    """A run's folder with these losses and final weights."""
+    run = place.run_folder
+    (run / "export").mkdir(parents=True, exist_ok=True)
+    (run / "export" / "model.safetensors").write_bytes(weights)
+    rows = "".join(f'{{"step": {i}, "loss": {loss}}}\n' for i, loss in enumerate(losses, 1))
+    (run / "metrics.jsonl").write_text(rows)
+    return run
+
+
+def test_equal_needs_every_number_and_every_weight(place):
+    from tests.faults.verdict import result_of
+
+    reference = result_of(left(place, [3.0, 2.0]))
+    done = Ended(0, "", 1.0)
+    assert equal(place, done, reference) == "equal"
+    left(place, [3.0, 2.0000000000000004])
+    with pytest.raises(Defect, match=r"loss of step 2 is 2\.0000000000000004 instead of 2\.0"):
+        equal(place, done, reference)
+    left(place, [3.0])
+    with pytest.raises(Defect, match="the steps are 1 to 1 instead of 1 to 2"):
+        equal(place, done, reference)
+    left(place, [3.0, 2.0], b"other weights")
+    with pytest.raises(Defect, match="the final weights differ"):
+        equal(place, done, reference)
+    with pytest.raises(Defect, match="exit code 1"):
+        equal(place, Ended(1, "plait: no", 1.0), reference)
+
+
+def test_a_refusal_is_one_sentence_that_names_the_cause(place):
+    assert refused(place, Ended(1, "launch: local\nplait: key=3 must be 2\n", 1.0), "key") == "refused"
+    for text, why in (
+        ("", "0 sentences"),
+        ("plait: one\nplait: two\n", "2 sentences"),
+        ("plait: something failed\n", "does not name the cause"),
+        ("Traceback (most recent call last):\n  x\nplait: key=3 must be 2\n", "on the console"),
+    ):
+        with pytest.raises(Defect, match=why):
+            refused(place, Ended(1, text, 1.0), "key")
+    with pytest.raises(Defect, match="should have been refused"):
+        refused(place, Ended(0, "plait: key\n", 1.0))
+
+
+def test_what_is_left_over_is_a_defect(place):
+    reference = Reference([], {})
+    left(place, [])
+    (place.tmp / "scratch").touch()
+    with pytest.raises(Defect, match="left in the temporary folder: scratch"):
+        equal(place, Ended(0, "", 1.0), reference)
+    (place.tmp / "scratch").unlink()
+    (place.run_folder / "checkpoints" / "step-4.tmp").mkdir(parents=True)
+    with pytest.raises(Defect, match=r"left in the run's folder: step-4\.tmp"):
+        equal(place, Ended(0, "", 1.0), reference)
+
+
+def test_a_process_left_over_is_found(place):
+    import subprocess
+
+    sleeper = subprocess.Popen(["sleep", "60"], env=place.environment())
+    assert place.processes() == [sleeper.pid]
+    sleeper.kill()
+    sleeper.wait()
+    assert place.processes() == []
+
+
+def test_noise_of_every_kind_is_a_defect():
+    for text in ("Exception in thread plait-data:\n", "Fatal Python error: Segmentation fault\n"):
+        with pytest.raises(Defect):
+            quiet(Ended(1, text, 1.0))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_a_tenth_of_the_campaign(capfd):
+    code = campaign.main(["--count", "100", "--seed", "1"])
+    assert code == 0, capfd.readouterr().out
