@@ -1,6 +1,7 @@
 """Where a run's numbers go: metrics.jsonl, TensorBoard curves, Weights & Biases. Rank 0 only."""
 
 import contextlib
+import hashlib
 import importlib.util
 import json
 import math
@@ -111,6 +112,45 @@ def upto(path: Path, step: int) -> list[dict[str, Any]]:
     except PlaitError as error:
         raise PlaitError(f"{error}; mend it, or move it away if the run may go on without its rows") from None
     return [rows[number] for number in sorted(rows)]
+
+
+class Seal:
+    """What the file holds so far, as a checkpoint keeps it: [bytes, sha256]. Each byte is read once.
+
+    It follows a file that grows, made by one `MetricsFile` after its `resume`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._bytes, self._hash = path, 0, hashlib.sha256()
+
+    def now(self) -> list[Any] | None:
+        """None if there is no file."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._bytes)
+                while block := file.read(1 << 20):
+                    self._hash.update(block)
+                    self._bytes += len(block)
+                os.fsync(file.fileno())  # a power cut must not take rows that a checkpoint vouches for
+        except FileNotFoundError:
+            return None
+        return [self._bytes, self._hash.hexdigest()]
+
+
+def check_seal(path: Path, seal: Any, step: int) -> None:
+    """Raises PlaitError if the rows of the steps up to `step` are not those that the checkpoint `seal` comes from saw.
+
+    A row of numbers may be valid and wrong: a bit that flips in a digit leaves a number. A missing file passes.
+    """
+    if seal is None or not path.exists():
+        return
+    size, expected = seal
+    content = path.read_bytes()[:size]
+    if hashlib.sha256(content).hexdigest() != expected:
+        raise PlaitError(
+            f"the rows of {path} up to step {step} were changed after they were written (sha256 differs): bring them "
+            "back, or move the file away if the run may go on without its rows"
+        )
 
 
 def last_step(path: Path) -> int:

@@ -15,7 +15,7 @@ from plait.checkpoint.store import Manifest, Store
 from plait.compose import resolve
 from plait.errors import PlaitError
 from plait.folder import Outcome, RunFolder
-from plait.metrics import FILE, OLD, MetricsFile, read
+from plait.metrics import FILE, OLD, MetricsFile, Seal, read
 from plait.prepare import prepare
 
 TINY = ["model.dim=16", "model.n_layers=1", "model.n_heads=2", "model.n_kv_heads=1", "model.ffn_dim=16", "run.name=a"]
@@ -368,3 +368,40 @@ def test_a_folder_in_place_of_a_file_is_refused(run, refused, name):
     (run / name).mkdir()
     (run / name / "inside").touch()
     assert refused() == f"{run / name} is no file: move or remove it, or set another run.name"
+
+
+@pytest.fixture
+def sealed(run, config):
+    """The same run, whose last checkpoint vouches for the rows up to its step."""
+    path = run / FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:10]))
+    seal = Seal(path).now()
+    path.write_bytes(b"".join(lines))
+    put(Store(run / "checkpoints"), 10, config.shapes, config.node, data={"metrics": seal})
+    return path
+
+
+def test_a_digit_that_changed_in_a_row_is_refused(sealed, start, refused):
+    content = sealed.read_bytes()
+    assert any("resuming after step 10" in line for line in start())
+    sealed.write_bytes(content.replace(b'"step": 4, "loss": 0.25', b'"step": 4, "loss": 0.35'))
+    assert "up to step 10 were changed after they were written (sha256 differs)" in refused()
+    sealed.write_bytes(content.replace(b'"loss": 0.08', b'"loss": 0.09'))  # of step 12, which will be made again
+    assert any("resuming after step 10" in line for line in start())
+
+
+def test_what_a_resumed_run_rewrites_is_what_was_sealed(sealed, start):
+    MetricsFile(sealed).resume(10)
+    assert any("resuming after step 10" in line for line in start())
+    assert len(read(sealed)) == 10
+
+
+def test_a_seal_follows_a_file_that_grows(tmp_path):
+    path = tmp_path / FILE
+    seal = Seal(path)
+    assert seal.now() is None
+    for content in (b"one\n", b"two\n" * 1000):
+        with path.open("ab") as file:
+            file.write(content)
+        assert seal.now() == Seal(path).now() == [path.stat().st_size, digest(path)]

@@ -1,5 +1,7 @@
 """Runs that are killed and simply given again go on as if nothing had happened, bit by bit."""
 
+import hashlib
+import json
 import os
 import random
 import signal
@@ -50,6 +52,9 @@ def test_a_run_leaves_what_it_should(undisturbed):
     assert {p.name for p in (undisturbed / "checkpoints").iterdir()} == {"step-35", "step-40"}
     assert {p.name for p in (undisturbed / "ranks").iterdir()} == {"rank-0.log", "rank-1.log"}
     assert "plait-fsdp2" in (undisturbed / "versions.json").read_text()
+    manifest = json.loads((undisturbed / "checkpoints" / "step-40" / "manifest.json").read_text())
+    content = (undisturbed / "metrics.jsonl").read_bytes()
+    assert manifest["data"]["metrics"] == [len(content), hashlib.sha256(content).hexdigest()]
 
 
 @pytest.mark.slow

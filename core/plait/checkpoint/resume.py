@@ -53,11 +53,13 @@ def look(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
         return Found(0, False)
     manifest = Store.read(path)
     Store.check_model(manifest, checked.shapes)
+    own = path.parent == store.folder
+    if own:
+        metrics.check_seal(folder.path / metrics.FILE, manifest.data.get("metrics"), manifest.step)
     exported = any((folder.path / "export").glob("model*.safetensors*"))
     done = manifest.step >= checked.config.train.steps and (exported or not conf.export)
     if not done:
         say(f"checkpoint: resuming after step {manifest.step} from {path}")
-        own = path.parent == store.folder
         if conf.load not in ("latest", "never") and own:
             say(f"checkpoint.load={conf.load} is not used, since the run has checkpoints of its own")
         check_data(manifest, checked)

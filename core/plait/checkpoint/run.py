@@ -7,6 +7,7 @@ from plait.checkpoint.data import samples_of
 from plait.checkpoint.resume import Say, choose
 from plait.checkpoint.store import Store
 from plait.errors import PlaitError
+from plait.metrics import FILE, Seal
 
 if TYPE_CHECKING:
     from plait.config import Config
@@ -42,6 +43,7 @@ class Checkpoints:
         self.data, self.batches, self.say = data, batches, say
         self.store = Store(folder.checkpoints(self.conf.dir))
         self._saver = Saver(self.store, self.conf.mode, self.conf.keep) if self.conf.enabled else None
+        self._metrics = Seal(folder.path / FILE)
         self._versions = folder.read_versions()
         if dist.get_rank() == 0:
             folder.write_versions({**self._versions, "data": data["fingerprint"]})
@@ -75,7 +77,7 @@ class Checkpoints:
         """Save the state after `step`; with `checkpoint.mode=async` it is written while training goes on."""
         assert self._saver is not None
         state, _ = self.applied.checkpoint(self.optimizer)
-        data = {**self.data, "samples": samples, "states": self._states()}
+        data = {**self.data, "samples": samples, "states": self._states(), "metrics": self._metrics.now()}
         self._saver.save(state, step, tokens=tokens, config=self.node, data=data, versions=self._versions)
 
     def wait(self) -> None:

@@ -88,6 +88,7 @@ def _well_formed(body: Mapping[str, Any]) -> bool:
         all(pair(entry, shape) for entry in body["parameters"].values())
         and all(pair(entry, count) and Path(name).name == name for name, entry in body["files"].items())
         and all(count(body["data"].get(name, 1)) for name in ("samples", "global_batch_size", "shares"))
+        and ((seal := body["data"].get("metrics")) is None or pair(seal, count))
     )
 
 
