@@ -175,7 +175,7 @@ def test_errors_of_loading(tmp_path: Path) -> None:
         match=r"another optimizer: of '0\.weight' it keeps exp_avg, .* momentum_buffer",
     ):
         load(path, *canonical_state(net, other))
-    with pytest.raises(PlaitError, match="is no checkpoint that can be read"):
+    with pytest.raises(PlaitError, match="is no checkpoint: it has no manifest"):
         load(tmp_path, canonical_state(net)[0])
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 

@@ -117,10 +117,10 @@ def test_broken_files(tmp_path: Path) -> None:
 def test_export_writes_one_file_or_shards_as_hugging_face_does(tmp_path: Path) -> None:
     whole = tensors()
     export(whole, tmp_path / "one", is_writer=True)
-    assert [p.name for p in (tmp_path / "one").iterdir()] == ["model.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "one").iterdir()) == ["SHA256SUMS", "model.safetensors"]
     export(whole, tmp_path / "one", is_writer=True, max_shard_bytes=130)
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-    assert sorted(p.name for p in (tmp_path / "one").iterdir()) == [*names, INDEX]
+    assert sorted(p.name for p in (tmp_path / "one").iterdir()) == ["SHA256SUMS", *names, INDEX]
     index = json.loads((tmp_path / "one" / INDEX).read_text())
     assert index["metadata"] == {"total_size": 148}
     assert index["weight_map"] == {"embed.weight": names[0], "norm.weight": names[1], "scale": names[1]}

@@ -1,8 +1,12 @@
 """What a user can mistype: one sentence each, that names the key, the value and what would fit."""
 
+import contextlib
+import io
 import json
 import os
+import pickle
 import re
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -137,6 +141,37 @@ def test_options() -> None:
     refused(lambda: Stdlib().check(seq_len=0, vocab_size=None), r"train\.seq_len=0 must be at least 1")
 
 
+class Touch:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mknod, (str(self.path),)
+
+
+@pytest.mark.parametrize("member", ["pyd", "pkl", "pickle", "pth", "npy", "npz"])
+def test_what_an_archive_holds_beside_text_is_not_unpickled(tmp_path: Path, member: str) -> None:
+    import numpy as np
+    import torch
+
+    hostile = {"pyd": pickle.dumps, "pkl": pickle.dumps, "pickle": pickle.dumps}.get(member)
+    content = io.BytesIO(hostile(Touch(tmp_path / "marker")) if hostile else b"")
+    if member == "pth":
+        torch.save(Touch(tmp_path / "marker"), content)
+    elif member == "npy":
+        np.save(content, np.array([Touch(tmp_path / "marker")]), allow_pickle=True)
+    elif member == "npz":
+        np.savez(content, np.array([Touch(tmp_path / "marker")]))
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, data in (("0.txt", b"a text"), (f"0.{member}", content.getvalue())):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    with contextlib.nullcontext() if hostile else contextlib.suppress(PlaitError):  # kept as bytes, or decoded
+        Hf(name="webdataset", data_files=str(tmp_path / "a.tar"), text_key="txt").prepare(print)
+    assert not (tmp_path / "marker").exists()
+
+
 def test_streams(write: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stream(**options: object) -> Callable[[], object]:
         return lambda: Hf(
@@ -158,5 +193,14 @@ def test_streams(write: Callable[..., str], tmp_path: Path, monkeypatch: pytest.
         r"there is no data\.text_key=contents; there are id, content; did you mean 'content'",
     )
     refused(stream(data_files=write("b.jsonl", "{oops")), r"data\.name=json, split 'train': datasets cannot read it: ")
+    for name, file in (("pandas", "a.pkl"), ("imagefolder", "a.png"), ("hdf5", "a.h5")):
+        refused(
+            stream(name=name, data_files=write(file, "x")),
+            rf"data\.name={name} is read by the builder '{name}' of datasets, which may run .* by arrow, .*, text, ",
+        )
+    write("some/a.jsonl", ROW)
+    stream(name=str(tmp_path / "some"), data_files=None)()
+    write("mesh/a.glb", "x")
+    refused(stream(name=str(tmp_path / "mesh"), data_files=None), "is read by the builder 'meshfolder' of datasets")
     monkeypatch.setattr(hf, "find_spec", lambda name: None)
     refused(lambda: Hf(name="json").check(seq_len=8, vocab_size=257), r"pip install 'plait\[hf\]'")

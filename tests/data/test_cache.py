@@ -51,6 +51,29 @@ def folders(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir() if path.is_dir())
 
 
+@pytest.mark.parametrize("dtype", ["O", "object", "uint64", "V8", ["a", "O"], None])
+def test_numpy_is_asked_for_no_dtype_but_those_of_ids(corpus: Path, cache: Path, dtype: object) -> None:
+    """An array of objects would take the file's bytes for addresses."""
+    source(corpus).prepare(print)
+    [folder] = [cache / name for name in folders(cache)]
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "dtype": dtype}))
+    for split in tokenise.SPLITS:
+        (folder / f"{split}.bin").write_bytes(bytes(8 * meta[split]["tokens"]))
+    assert tokenise.read_meta(folder) is None
+    made = source(corpus)
+    made.prepare(print)
+    assert min(tokens(made)[0]) > 0
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '{"x": 1}', '{"x": [1, 2]}', "[" * 100_000])
+def test_an_index_of_files_that_is_none_is_made_anew(corpus: Path, cache: Path, content: str) -> None:
+    source(corpus).prepare(print)
+    [index] = cache.glob("files-*.json")
+    index.write_text(content)
+    source(corpus).prepare(print)
+
+
 def test_the_second_time_nothing_is_done(corpus: Path, cache: Path, said: list[str]) -> None:
     source(corpus).prepare(said.append)
     assert [line.split()[0] for line in said] == [

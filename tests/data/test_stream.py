@@ -189,6 +189,15 @@ def test_other_data_is_refused(files: list[str], change: dict) -> None:
         opened(**other).load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    "change", [{"share": None}, {"share": [0]}, {"start": 3}, {"start": {"no such": 1}}, {"source": None, "seed": []}]
+)
+def test_a_state_that_no_stream_wrote_is_refused(files: list[str], change: dict) -> None:
+    stream = opened(files)
+    with pytest.raises(PlaitError, match=r"a stream resumes only with|stream is not one that Plait writes"):
+        stream.load_state_dict({**stream.state_dict(), **change})
+
+
 def test_batches_come_in_order(files: list[str]) -> None:
     stream = opened(files)
     with pytest.raises(ValueError, match="number 0 comes next, not 12"):

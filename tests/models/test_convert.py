@@ -14,6 +14,7 @@ from plait.build import build_model
 from plait.checkpoint.save import Saver
 from plait.checkpoint.state import canonical_state, shapes, tied_names
 from plait.checkpoint.store import Store
+from plait.checkpoint.sums import SUMS
 from plait.checkpoint.weights import INDEX, check_weights
 from plait.errors import PlaitError
 from plait.initialise import initialise, materialise
@@ -33,7 +34,7 @@ def test_there_and_back(make, tmp_path):
     assert same(whole(tmp_path / "c"), whole(tmp_path / "a"))
     check_weights(tmp_path / "c", shapes(model), tied_names(model))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "c"]
-    assert sorted(p.name for p in (tmp_path / "b").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "b").iterdir()) == ["SHA256SUMS", "config.json", "model.safetensors"]
 
 
 def test_shards(make, tmp_path):
@@ -155,6 +156,7 @@ def test_what_the_model_does_not_need_is_left_out():
 def test_what_a_config_may_say_otherwise(tmp_path):
     model = written(lambda: qk_norm(rope_scaling={"factor": 4.0, "original_max_seq_len": 16}), tmp_path / "a")
     convert(model, tmp_path / "a", tmp_path / "b", "hf")
+    (tmp_path / "b" / SUMS).unlink()  # a folder that others wrote has none
     path = tmp_path / "b" / "config.json"
     config = json.loads(path.read_text())
     scaling = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 16}  # what is left out is the default

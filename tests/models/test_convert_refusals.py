@@ -93,12 +93,17 @@ def test_a_bias_that_was_learned_has_no_place_in_qwens_form():
         ({"quantization_config": {"quant_method": "fp8"}}, "is of a quantised model"),
         ("[]", "cannot be read: it holds no object"),
         ("{", "cannot be read: "),
+        ("[" * 100_000, "cannot be read: "),
+        ({"rope_scaling": 4}, "does not describe RoPE in a way that Plait knows: "),
+        ({"rope_scaling": {"type": "yarn"}}, "does not describe RoPE in a way that Plait knows: KeyError('factor')"),
+        ({"rope_scaling": {"type": "yarn", "factor": "x"}}, "does not describe RoPE in a way that Plait knows: "),
     ],
 )
 def test_a_config_of_another_model(config, sentence, tmp_path):
     make = MODELS["qwen3 experts"]
     model = written(make, tmp_path / "a")
     convert(model, tmp_path / "a", tmp_path / "b", "hf")
+    (tmp_path / "b" / "SHA256SUMS").unlink()  # a folder that others wrote has none
     path = tmp_path / "b" / "config.json"
     path.write_text(config if isinstance(config, str) else json.dumps(json.loads(path.read_text()) | config))
     with pytest.raises(PlaitError) as error:

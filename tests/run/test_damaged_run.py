@@ -192,7 +192,7 @@ def nested(folder):
 
 NO_CHECKPOINTS = {
     of_another_format: "its format is 2, and this version of Plait reads 1",
-    of_a_later_plait: "its manifest.json holds what this version of Plait does not write",
+    of_a_later_plait: "its manifest.json holds what this version of Plait does not write: it has the key 'shards'",
     of_two_saves: "its file tensors was changed after it was written (sha256 differs)",
     with_another_manifest: "it is the checkpoint of step 5, copied or renamed",
     a_file: "it is no folder",

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from plait.checkpoint.files import put_in_place, sync, write_synced
+from plait.checkpoint.sums import write_sums
 from plait.checkpoint.weights import INDEX
 from plait.errors import PlaitError
 
@@ -26,8 +27,8 @@ def export(
     """Write `state` (FQN -> tensor or DTensor) to `folder`: all ranks gather, the one with `is_writer` writes.
 
     One file `model.safetensors`, or where that would pass `max_shard_bytes`, several and an index, named as Hugging
-    Face does. Parameters are gathered one by one: the writer holds one file's in memory, the others one. The folder
-    appears whole or not at all, and takes the place of one of that name.
+    Face does. Beside them a SHA256SUMS. Parameters are gathered one by one: the writer holds one file's in memory, the
+    others one. The folder appears whole or not at all, and takes the place of one of that name.
     Raises PlaitError, on the writer, where it cannot be written.
     """
     folder = Path(folder)
@@ -53,6 +54,7 @@ def export(
         if failure is not None:
             raise failure
         write_index(files, sum(_bytes(tensor) for tensor in state.values()), partial)
+        write_sums(partial)
         put_in_place(partial, folder)
     except (OSError, SafetensorError) as error:
         raise PlaitError(f"the weights could not be exported to {folder}: {error}") from error

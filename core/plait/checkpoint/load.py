@@ -5,13 +5,13 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from plait.checkpoint.reader import Reader
 from plait.checkpoint.state import is_absent, mark
 from plait.errors import PlaitError, near_miss
 
@@ -19,14 +19,21 @@ from plait.errors import PlaitError, near_miss
 def load(path: str | os.PathLike[str], state: Mapping[str, Tensor], after: Callable[[], Any] | None = None) -> None:
     """Fill the tensors of `state` in place from the checkpoint at `path`, then call `after`. All ranks together.
 
-    Each rank reads what its own shards need, of what `state` asks for; dtypes are cast. `Store.verify` tells
-    beforehand whether the files are sound.
+    Each rank reads what its own shards need, of what `state` asks for; dtypes are cast. Nothing in the folder is run,
+    whoever wrote it. `Store.verify` tells beforehand whether the files are sound.
     Raises PlaitError, with `state` untouched, where the checkpoint lacks an entry or has it in another shape, or
     keeps other things of a parameter than this run's optimizer does.
     """
-    saved = _entries(Path(path))
-    _check_optimizer(path, saved, state)
-    wanted = {}
+    reader = Reader(path)
+    _check_optimizer(path, reader.shapes, state)
+    fill(reader, state)
+    if after:
+        after()
+
+
+def fill(reader: Reader, state: Mapping[str, Tensor]) -> None:
+    """Fill the tensors of `state` in place from what `reader` reads. All ranks together. Raises as `load` does."""
+    path, saved, wanted = reader.path, reader.shapes, {}
     for key, tensor in state.items():
         if key in saved:
             if saved[key] != tuple(tensor.shape):
@@ -39,23 +46,12 @@ def load(path: str | os.PathLike[str], state: Mapping[str, Tensor], after: Calla
     try:
         alone = not dist.is_initialized()
         with warnings.catch_warnings(action="ignore") if alone else nullcontext():  # "no process group"
-            dcp.load(dict(wanted), storage_reader=dcp.FileSystemReader(path), no_dist=alone)
+            dcp.load(dict(wanted), storage_reader=reader, no_dist=alone)
     except dcp.CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
         raise PlaitError(f"the checkpoint {path} cannot be read: {cause} (rank {rank})") from error
     for tensor in wanted.values():
         mark(tensor, False)
-    if after:
-        after()
-
-
-def _entries(path: Path) -> dict[str, tuple[int, ...]]:
-    """Key -> shape of all tensors in the checkpoint."""
-    try:
-        metadata = dcp.FileSystemReader(path).read_metadata()
-    except Exception as error:  # what a broken pickle raises may be anything
-        raise PlaitError(f"{path} is no checkpoint that can be read: {error}") from None
-    return {key: tuple(getattr(entry, "size", ())) for key, entry in metadata.state_dict_metadata.items()}
 
 
 def _check_optimizer(path: str | os.PathLike[str], saved: Iterable[str], state: Iterable[str]) -> None:

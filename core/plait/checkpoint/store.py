@@ -6,13 +6,13 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from plait.checkpoint.files import clear, digest, put_in_place, remove, write_synced
+from plait.checkpoint.files import clear, digests, put_in_place, remove, write_synced
+from plait.checkpoint.wellformed import misfit
 from plait.errors import PlaitError, near_miss
 
 log = logging.getLogger("plait")
@@ -63,33 +63,9 @@ class Manifest:
             raise ValueError(f"its format is {version!r}, and this version of Plait reads {FORMAT}")
         if claimed != _digest_of(body):
             raise ValueError(f"its {MANIFEST} was changed after it was written")
-        if not _well_formed(body):
-            raise ValueError(f"its {MANIFEST} holds what this version of Plait does not write")
+        if wrong := misfit(body, attrs.fields_dict(cls).keys()):
+            raise ValueError(f"its {MANIFEST} holds what this version of Plait does not write: {wrong}")
         return cls(**body)
-
-
-def _well_formed(body: Mapping[str, Any]) -> bool:
-    """Whether every value has its type: a digest only tells that the manifest is as somebody wrote it."""
-
-    def count(value: Any) -> bool:
-        return type(value) is int and value >= 0
-
-    def pair(value: Any, first: Callable[[Any], bool]) -> bool:
-        return isinstance(value, list) and len(value) == 2 and first(value[0]) and isinstance(value[1], str)
-
-    def shape(value: Any) -> bool:
-        return isinstance(value, list) and all(map(count, value))
-
-    if body.keys() != attrs.fields_dict(Manifest).keys() or not (count(body["step"]) and count(body["tokens"])):
-        return False
-    if not all(isinstance(body[name], dict) for name in ("config", "data", "versions", "parameters", "files")):
-        return False
-    return (
-        all(pair(entry, shape) for entry in body["parameters"].values())
-        and all(pair(entry, count) and Path(name).name == name for name, entry in body["files"].items())
-        and all(count(body["data"].get(name, 1)) for name in ("samples", "global_batch_size", "shares"))
-        and ((seal := body["data"].get("metrics")) is None or pair(seal, count))
-    )
 
 
 def _digest_of(body: Mapping[str, Any]) -> str:
@@ -179,11 +155,10 @@ class Store:
                 return f"its file {name} is missing"
             if file.stat().st_size != size:
                 return f"its file {name} has {file.stat().st_size} bytes instead of {size}"
-        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:  # hashing lets go of the interpreter
-            try:
-                found = list(threads.map(lambda name: digest(path / name), manifest.files))
-            except OSError as error:
-                return f"it cannot be read ({error})"
+        try:
+            found = digests([path / name for name in manifest.files])
+        except OSError as error:
+            return f"it cannot be read ({error})"
         for (name, (_, expected)), actual in zip(manifest.files.items(), found, strict=True):
             if actual != expected:
                 return f"its file {name} was changed after it was written (sha256 differs)"

@@ -10,6 +10,7 @@ import attrs
 from safetensors import SafetensorError, safe_open
 
 from plait.checkpoint.store import MANIFEST, Store, compare
+from plait.checkpoint.sums import check_sums
 from plait.errors import PlaitError
 
 if TYPE_CHECKING:  # the parent checks weights without torch
@@ -30,16 +31,26 @@ class Files:
 def check_weights(
     path: str | os.PathLike[str], parameters: Mapping[str, Sequence[int]], ties: Mapping[str, str] | None = None
 ) -> None:
-    """Raises PlaitError unless `path` holds exactly `parameters` (FQN -> shape). Reads no tensor, imports no torch.
+    """Raises PlaitError unless `path` holds exactly `parameters` (FQN -> shape), undamaged. Imports no torch.
 
+    Reads every byte where there are digests: of a checkpoint of Plait, and of a folder with a SHA256SUMS. So one
+    process does it before the ranks start.
     ties: further FQN of a tied parameter -> its first, as `state.tied_names` gives them; a file may have either
     or both.
     """
     path = Path(path)
+    _check_names(path, parameters, ties or {})
+    if not (path / MANIFEST).is_file():
+        check_sums(path)
+    elif problem := Store.verify(path):
+        raise PlaitError(f"the weights of the checkpoint {path} cannot be used: {problem}")
+
+
+def _check_names(path: Path, parameters: Mapping[str, Sequence[int]], ties: Mapping[str, str]) -> None:
     if (path / MANIFEST).is_file():
         Store.check_model(Store.read(path), parameters)
     else:
-        _named(open_files(path), parameters, ties or {})
+        _named(open_files(path), parameters, ties)
 
 
 def read_weights(
@@ -47,10 +58,11 @@ def read_weights(
 ) -> None:
     """Fill `state` (FQN -> tensor or DTensor) in place, cast to its dtypes. All ranks together.
 
-    One parameter at a time; of a DTensor a rank reads its own part. `ties` and errors as for `check_weights`.
+    One parameter at a time; of a DTensor a rank reads its own part. `ties` and errors as for `check_weights`, except
+    that digests are not compared again.
     """
     path = Path(path)
-    check_weights(path, {fqn: tuple(tensor.shape) for fqn, tensor in state.items()}, ties)
+    _check_names(path, {fqn: tuple(tensor.shape) for fqn, tensor in state.items()}, ties or {})
     if (path / MANIFEST).is_file():
         from plait.checkpoint.load import load
 
@@ -112,7 +124,7 @@ def _indexed(folder: Path) -> list[Path]:
         return sorted(folder / name for name in names)
     except FileNotFoundError:
         return []
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise PlaitError(f"the index {folder / INDEX} cannot be read: {error}") from None
 
 

@@ -88,8 +88,9 @@ def digests(files: list[File], folder: Path, say: Callable[[str], None]) -> list
     names = [str(file.path.absolute()) for file in files]
     index_file = folder / f"files-{hashlib.sha256(repr(names).encode()).hexdigest()[:16]}.json"
     try:
-        index = json.loads(index_file.read_text())
-    except (OSError, ValueError):
+        read = json.loads(index_file.read_text())
+        index = {name: [size, mtime_ns, digest] for name, (size, mtime_ns, digest) in read.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # damaged, or another's: made anew
         index = {}
     fresh = [name not in index or index[name][:2] != [f.size, f.mtime_ns] for name, f in zip(names, files, strict=True)]
     if not any(fresh):

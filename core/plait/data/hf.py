@@ -15,6 +15,9 @@ from plait.errors import PlaitError
 if TYPE_CHECKING:
     from plait.data.stream import Stream
 
+# The builders of `datasets` that read plain data. Another may unpickle files, as `pandas` did, or connect somewhere.
+BUILDERS = ("arrow", "cache", "conll", "csv", "json", "parquet", "text", "webdataset", "xml")
+
 
 def plain(value: Any) -> Any:
     """Lists and mappings of a config as Python's own."""
@@ -76,13 +79,20 @@ class Hf(Source):
         return Stream(self, seq_len, seed, global_batch_size, share)
 
     def rows(self, split: str) -> Any:
-        """The `datasets.IterableDataset` of `split`. Raises PlaitError where it cannot be opened."""
-        from datasets import load_dataset
+        """The `datasets.IterableDataset` of `split`. Raises PlaitError where it cannot be opened, or may run code."""
+        from datasets import load_dataset_builder
 
         try:
-            return load_dataset(self.name, self.config, data_files=self.data_files, split=split, streaming=True)
+            builder = load_dataset_builder(self.name, self.config, data_files=self.data_files)
+            package, _, kind = type(builder).__module__.rpartition(".")
+            if package.rpartition(".")[0] == "datasets.packaged_modules" and kind in BUILDERS:
+                return builder.as_streaming_dataset(split=split)
         except Exception as error:  # the library and those below it raise whatever they like
             raise self._cannot("open", split, error) from error
+        raise PlaitError(
+            f"data.name={self.name} is read by the builder {kind!r} of datasets, which may run what its files hold; "
+            f"Plait reads text by {', '.join(BUILDERS)}: convert the data to one of these"
+        )
 
     def texts(self, split: str, rows: Any = None) -> Iterator[bytes]:
         """The documents of `split`, or of `rows` out of it, in their order; empty where a row holds None."""

@@ -85,6 +85,12 @@ class Stream(Batches):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        try:
+            self._load(state)
+        except (KeyError, TypeError, IndexError) as error:
+            raise PlaitError(f"the checkpoint's state of the stream is not one that Plait writes: {error}") from error
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         count, seed = state["share"][1], state["seed"]
         if count != self.share[1]:
             raise PlaitError(

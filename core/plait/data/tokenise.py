@@ -17,15 +17,16 @@ from plait.data.tokenizer import Tokenizer
 FORMAT = 1  # of the files below; another number is another cache
 GROUP = 1 << 21  # bytes of text that the tokenizer gets at once, to spread over its threads
 SPLITS = ("train", "validation")
+WIDTHS = {"uint16": 2, "uint32": 4}  # the dtypes that ids are kept in; numpy knows some that hold addresses
 
 
 def read_meta(folder: Path) -> dict[str, Any] | None:
     """What `tokenise` wrote in `folder`; None if it is not there, or a file has not the size that it had."""
     try:
         meta: dict[str, Any] = json.loads((folder / "meta.json").read_text())
-        width = np.dtype(meta["dtype"]).itemsize
+        width = WIDTHS[meta["dtype"]]
         sizes = [(folder / f"{split}.bin").stat().st_size == meta[split]["tokens"] * width for split in SPLITS]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return meta if all(sizes) else None
 

@@ -31,13 +31,16 @@ def check_config(table: HuggingFace, source: Path) -> None:
         theirs = json.loads(path.read_bytes())
         if not isinstance(theirs, dict):
             raise ValueError("it holds no object")
+        quantised, theirs = theirs.get("quantization_config"), _plain(theirs)
     except (FileNotFoundError, NotADirectoryError):
         return
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise PlaitError(f"{path} cannot be read: {error}") from None
-    if theirs.get("quantization_config"):
+    except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
+        raise PlaitError(f"{path} does not describe RoPE in a way that Plait knows: {error!r}") from None
+    if quantised:
         raise PlaitError(f"{path} is of a quantised model, and Plait converts plain numbers only")
-    theirs, ours = _plain(theirs), _plain(table.config)
+    ours = _plain(table.config)
     for key, value in ours.items():
         if key not in FREE and key in theirs and theirs[key] != value:
             raise PlaitError(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from plait.checkpoint.export import split, write_file, write_index
 from plait.checkpoint.files import sync, write_synced
 from plait.checkpoint.store import MANIFEST, Store
+from plait.checkpoint.sums import check_sums, write_sums
 from plait.checkpoint.weights import open_files
 from plait.errors import PlaitError
 from plait.models.convert.config import CONFIG, check_config, config_of
@@ -81,6 +82,7 @@ def convert(
             if to == "hf":
                 config = config_of(table, _most(pieces))
                 write_synced(partial / CONFIG, json.dumps(config, indent=2) + "\n")
+            write_sums(partial)
             _name(partial, target)
         except (OSError, SafetensorError) as error:
             raise PlaitError(f"{source} could not be converted to {target}: {error}") from error
@@ -108,10 +110,13 @@ def _most(pieces: list[Piece]) -> torch.dtype:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Any:
-    """The tensors at `path` as a `Source`."""
+    """The tensors at `path` as a `Source`. Compares digests, where there are some."""
     if (path / MANIFEST).is_file():
+        if problem := Store.verify(path):
+            raise PlaitError(f"the checkpoint {path} cannot be converted: {problem}")
         yield _Checkpoint(path)
         return
+    check_sums(path)
     with contextlib.ExitStack() as files:
         yield _Safetensors(path, files)
 
@@ -139,19 +144,24 @@ class _Checkpoint:
     """One of Plait's. Its tensors are read whole; the last is kept, since a stack is asked for slice by slice."""
 
     def __init__(self, path: Path) -> None:
+        from plait.checkpoint import reader
+
         manifest = Store.read(path)
-        self.what, self._path = f"the checkpoint {path}", path
+        self.what, self._reader = f"the checkpoint {path}", reader.Reader(path)
+        for name, (_, dtype) in manifest.parameters.items():
+            if dtype not in reader.DTYPES:
+                raise PlaitError(f"{name!r} in {path} is of {dtype[:40]!r}, which is no dtype of torch's")
         self.shapes: Mapping[str, tuple[int, ...]] = {n: tuple(s) for n, (s, _) in manifest.parameters.items()}
-        self.dtypes = {name: getattr(torch, dtype) for name, (_, dtype) in manifest.parameters.items()}
+        self.dtypes = {name: reader.DTYPES[dtype] for name, (_, dtype) in manifest.parameters.items()}
         self._last: tuple[str, Tensor] | None = None
 
     def read(self, name: str, index: int | None = None) -> Tensor:
-        from plait.checkpoint.load import load
+        from plait.checkpoint.load import fill
 
         if self._last is None or self._last[0] != name:
             self._last = None
             tensor = torch.empty(self.shapes[name], dtype=self.dtypes[name])
-            load(self._path, {f"model.{name}": tensor})
+            fill(self._reader, {f"model.{name}": tensor})
             self._last = name, tensor
         tensor = self._last[1]
         return tensor if index is None else tensor[index].clone()

@@ -1,0 +1,175 @@
+"""Torch's DCP reading a checkpoint's folder, in a way that never runs what is in the folder.
+
+By itself torch unpickles `.metadata`, and every entry that this says is bytes. This reader takes the metadata through
+`pickled.read` with a closed table of names, refuses bytes, and opens no file that the manifest does not list.
+"""
+
+import dataclasses
+import math
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import metadata as dcp_metadata
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from plait.checkpoint.pickled import Refused, read
+from plait.checkpoint.store import Store
+from plait.errors import PlaitError
+
+METADATA = ".metadata"
+LARGEST = 1 << 32  # bytes; the metadata of 70 billion parameters on 256 ranks has 80 million
+MOST_DIMS = 64  # what torch itself allows
+DTYPES: dict[str, torch.dtype] = {name: kind for name, kind in vars(torch).items() if isinstance(kind, torch.dtype)}
+
+
+class Reader(dcp.FileSystemReader):
+    """The checkpoint at `path`, whose metadata is read once.
+
+    Raises PlaitError if there is no manifest, or the metadata is not what torch writes of tensors.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        files = Store.read(path).files
+        try:
+            self.metadata = _checked(_metadata(Path(path), files), files)
+            entries: Mapping[str, Any] = self.metadata.state_dict_metadata
+        except (Refused, AttributeError) as error:  # the latter where an object never got its fields
+            why = error if isinstance(error, Refused) else "an object in it has no fields"
+            raise PlaitError(f"the checkpoint {path} cannot be read: its {METADATA} is refused, since {why}") from None
+        self.shapes = {key: tuple(entry.size) for key, entry in entries.items()}
+
+    def read_metadata(self) -> Metadata:  # type: ignore[override]  # given **kwargs, torch would try further files
+        return self.metadata
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        """As torch does: tensors by `torch.load(weights_only=True)`."""
+        try:
+            return super().read_data(plan, planner)
+        except pickle.UnpicklingError:  # torch's own message says how to run it all the same
+            raise PlaitError("a file of it holds something else than tensors, and nothing of that was run") from None
+
+
+def _metadata(folder: Path, files: Mapping[str, Any]) -> Any:
+    if METADATA not in files:
+        raise Refused("the manifest does not list it")
+    if not (folder / METADATA).is_file():  # a pipe would never end
+        raise Refused("it is no file")
+    try:
+        with (folder / METADATA).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > LARGEST:
+                raise Refused(f"it has {size} bytes, and no checkpoint needs more than {LARGEST}")
+            data = file.read()
+    except OSError as error:
+        raise Refused(str(error)) from None
+    return read(data, NAMES, dict.fromkeys(FIELDS, _fill) | {TensorProperties: _fill_properties}, {str, MetadataIndex})
+
+
+def _checked(metadata: Any, files: Mapping[str, tuple[int, str]]) -> Metadata:
+    if type(metadata) is not Metadata:
+        raise Refused("it holds something else")
+    for place in metadata.storage_data.values():
+        if type(place) is not _StorageInfo or place.transform_descriptors:
+            raise Refused("it says in a way that Plait never writes where tensors lie")
+        if place.relative_path not in files:
+            raise Refused(f"it names the file {place.relative_path!r}, which the manifest does not list")
+        size, _ = files[place.relative_path]
+        if not 0 <= place.offset <= place.offset + place.length <= size:
+            raise Refused(
+                f"it looks for bytes {place.offset} to {place.offset + place.length} in {place.relative_path}, "
+                f"which has {size}"
+            )
+    for key, entry in metadata.state_dict_metadata.items():
+        if type(entry) is BytesStorageMetadata:
+            raise Refused(f"{key!r} is bytes to unpickle, and no tensor")
+        if type(key) is not str or type(entry) is not TensorStorageMetadata:
+            raise Refused("it has an entry that is no tensor under a name")
+        _check_parts(key, entry, metadata.storage_data)
+    metadata.planner_data, metadata.storage_meta = None, StorageMeta()  # loading uses neither
+    return metadata
+
+
+def _check_parts(key: str, entry: TensorStorageMetadata, places: Mapping[Any, _StorageInfo]) -> None:
+    """The parts of a tensor lie inside it, have as many elements as it has, and room in their files."""
+    elements = 0
+    for part in entry.chunks:
+        if type(part) is not ChunkStorageMetadata or not len(part.offsets) == len(part.sizes) == len(entry.size):
+            raise Refused(f"the parts of {key!r} are not of {len(entry.size)} dims")
+        if any(at + n > whole for at, n, whole in zip(part.offsets, part.sizes, entry.size, strict=True)):
+            raise Refused(f"a part of {key!r} lies outside of it")
+        place = places.get(MetadataIndex(key, part.offsets))
+        if place is None:
+            raise Refused(f"it does not say where the part of {key!r} at {tuple(part.offsets)} lies")
+        count = math.prod(part.sizes)
+        if count * entry.properties.dtype.itemsize > place.length:
+            raise Refused(f"a part of {key!r} has {count} elements, for which {place.length} bytes are too few")
+        elements += count
+    if elements != math.prod(entry.size):
+        raise Refused(f"the parts of {key!r} have {elements} elements together, and it has {math.prod(entry.size)}")
+
+
+def _size(dims: Any = ()) -> torch.Size:
+    if type(dims) not in (tuple, list) or len(dims) > MOST_DIMS:
+        raise Refused("a size in it is no short list")
+    for dim in dims:
+        if type(dim) is not int or not 0 <= dim < 1 << 63:
+            raise Refused(f"it has a size of {dim!r:.40}")
+    return torch.Size(dims)
+
+
+def _unused(*arguments: Any) -> None:
+    """What loading does not need: layouts, memory formats, the folder where the checkpoint was written."""
+
+
+# What of each class's fields is looked at, and its type; further fields that torch may give it are taken as they are.
+FIELDS: dict[type, dict[str, Any]] = {
+    Metadata: {"state_dict_metadata": dict, "storage_data": dict},
+    TensorStorageMetadata: {"properties": TensorProperties, "size": torch.Size, "chunks": list},
+    ChunkStorageMetadata: {"offsets": torch.Size, "sizes": torch.Size},
+    BytesStorageMetadata: {},
+    MetadataIndex: {"fqn": str},
+    _StorageInfo: {"relative_path": str, "offset": int, "length": int},
+    StorageMeta: {},
+}
+KNOWN = {cls: {field.name for field in dataclasses.fields(cls)} for cls in FIELDS}
+NAMES: dict[tuple[str, str], Any] = {
+    **{("torch", name): kind for name, kind in DTYPES.items()},
+    **{(cls.__module__, cls.__name__): cls for cls in (*FIELDS, TensorProperties)},
+    ("torch", "Size"): _size,
+    ("torch.serialization", "_get_layout"): _unused,
+    (dcp_metadata.__name__, "_MEM_FORMAT_ENCODING"): _unused,
+    **{(module, f"{kind}Path"): _unused for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")},
+}
+
+
+def _fill(record: Any, state: Any) -> None:
+    cls = type(record)
+    if type(state) is not dict or not state.keys() <= KNOWN[cls]:
+        raise Refused(f"it gives fields to a {cls.__name__} that this has not")
+    for name, kind in FIELDS[cls].items():
+        if type(state.get(name)) is not kind:
+            raise Refused(f"the field {name} of a {cls.__name__} is no {kind.__name__}")
+    if cls is MetadataIndex and type(state.get("offset")) not in (torch.Size, type(None)):
+        raise Refused("the place of a part is no list of numbers")
+    record.__dict__.update(state)
+
+
+def _fill_properties(record: TensorProperties, state: Any) -> None:
+    if type(state) is not tuple or not state or not isinstance(state[0], torch.dtype):
+        raise Refused("a tensor in it has no dtype")
+    record.__dict__.update(TensorProperties(state[0]).__dict__)

@@ -1,0 +1,53 @@
+"""Whether a manifest is one that a save writes. Its digest does not tell: anybody can write both."""
+
+import os
+from collections.abc import Mapping, Set
+from typing import Any
+
+
+def misfit(body: Mapping[str, Any], keys: Set[str]) -> str | None:
+    """What is wrong with the JSON object of a manifest, in words; None if a save could have written it.
+
+    keys: those that a manifest has.
+    """
+    if strange := body.keys() ^ keys:
+        return f"it {'has the key' if min(strange) in body else 'lacks'} {min(strange)!r}"
+    if not _is_count(body["step"]) or not _is_count(body["tokens"]):
+        return "step and tokens must be whole numbers from 0 on"
+    for key in ("config", "data", "versions", "parameters", "files"):
+        if not isinstance(body[key], dict):
+            return f"{key} must be an object"
+    if not isinstance(body["config"].get("train", {}), dict):
+        return "config.train must be an object"
+    data = body["data"]
+    for key, least in (("global_batch_size", 1), ("shares", 1), ("samples", 0)):
+        if not _is_count(data.get(key, least), least):
+            return f"data.{key} must be a whole number from {least} on"
+    if data.get("metrics") is not None and not _is_seal(data["metrics"]):
+        return "data.metrics must be a size and a digest"
+    states = data.get("states", [])
+    if not isinstance(states, list) or not all(isinstance(state, dict) for state in states):
+        return "data.states must be a list of objects"
+    if states and len(states) != data.get("shares", len(states)):
+        return f"data.states has {len(states)} entries for {data['shares']} shares"
+    for name, entry in body["parameters"].items():
+        if not (_is_pair(entry, list) and isinstance(entry[1], str) and all(_is_count(size) for size in entry[0])):
+            return f"parameters[{name!r}] must be a shape and a dtype"
+    for name, entry in body["files"].items():
+        if os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
+            return f"files has {name!r}, which is no name of a file in the folder"
+        if not _is_seal(entry):
+            return f"files[{name!r}] must be a size and a digest"
+    return None
+
+
+def _is_count(value: Any, least: int = 0) -> bool:
+    return type(value) is int and value >= least
+
+
+def _is_seal(value: Any) -> bool:
+    return _is_pair(value, int) and _is_count(value[0]) and isinstance(value[1], str)
+
+
+def _is_pair(value: Any, first: type) -> bool:
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], first)
