@@ -12,6 +12,7 @@ import pytest
 from plait.check import check
 from plait.checkpoint.files import digest
 from plait.checkpoint.store import Manifest, Store
+from plait.checkpoint.sums import write_sums
 from plait.compose import resolve
 from plait.errors import PlaitError
 from plait.folder import Outcome, RunFolder
@@ -279,6 +280,12 @@ def test_a_run_is_finished_when_its_weights_are_exported(run, start):
     (run / "export/model.safetensors").touch()
     assert reason in start(steps=10)
     assert reason not in start(steps=11)
+    write_sums(run / "export")
+    assert reason in start(steps=10)
+    (run / "export/model.safetensors").write_bytes(b"other weights")
+    said = start(steps=10)
+    assert reason not in said
+    assert any(line.startswith("export: ") and "the run writes its weights again" in line for line in said)
 
 
 # Metrics

@@ -9,6 +9,7 @@ import attrs
 from plait import metrics
 from plait.checkpoint.data import check_data, keep_batch
 from plait.checkpoint.store import Manifest, NoneSound, Store
+from plait.checkpoint.sums import check_sums
 from plait.config import Checkpoint
 from plait.errors import PlaitError
 from plait.folder import versions_of
@@ -56,8 +57,7 @@ def look(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
     own = path.parent == store.folder
     if own:
         metrics.check_seal(folder.path / metrics.FILE, manifest.data.get("metrics"), manifest.step)
-    exported = any((folder.path / "export").glob("model*.safetensors*"))
-    done = manifest.step >= checked.config.train.steps and (exported or not conf.export)
+    done = manifest.step >= checked.config.train.steps and (not conf.export or _exported(folder.path / "export", say))
     if not done:
         say(f"checkpoint: resuming after step {manifest.step} from {path}")
         if conf.load not in ("latest", "never") and own:
@@ -72,6 +72,18 @@ def look(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
         if own and rows < manifest.step:
             say(f"metrics: {metrics.FILE} has only {rows} rows of the {manifest.step} steps before")
     return Found(manifest.step, done)
+
+
+def _exported(export: Path, say: Say) -> bool:
+    """Whether the final weights are there and as they were written; those that are not will be written again."""
+    if not any(export.glob("model*.safetensors*")):
+        return False
+    try:
+        check_sums(export)
+    except PlaitError as error:
+        say(f"export: {error}; the run writes its weights again")
+        return False
+    return True
 
 
 def _keep_what_there_is(checked: "Checked", store: Store, folder: "RunFolder") -> None:
