@@ -19,7 +19,7 @@ def samples_of(manifest: Manifest, global_batch_size: int) -> int:
 
 
 def check_data(manifest: Manifest, checked: "Checked") -> None:
-    """Raises PlaitError if this run numbers its samples in another way than the checkpoint, or splits a stream so."""
+    """Raises PlaitError if this run's samples are not the checkpoint's, or it divides a stream in another way."""
     train, shares = checked.config.train, checked.layout.count("batch")
     before = manifest.config.get("train") or {}
     for key, now in (("seq_len", train.seq_len), ("seed", train.seed)):
@@ -30,15 +30,16 @@ def check_data(manifest: Manifest, checked: "Checked") -> None:
             )
     if checked.source.indexable:
         return
-    if not manifest.data.get("states"):
+    states = manifest.data.get("states")
+    if not states:
         raise PlaitError(
             f"the checkpoint of step {manifest.step} was trained on other data than a stream, and holds no place in "
             f"one: take its data, {WEIGHTS}"
         )
-    if (saved := manifest.data.get("shares", shares)) != shares:
+    if len(states) != shares:
         raise PlaitError(
-            f"the checkpoint of step {manifest.step} holds a stream that was read in {saved} shares, and this run "
-            f"has {shares}: a stream resumes only at the same data-parallel degree"
+            f"the checkpoint of step {manifest.step} holds a stream that was read in {len(states)} shares, and this "
+            f"run has {shares}: a stream resumes only at the same data-parallel degree"
         )
 
 
