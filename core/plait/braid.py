@@ -116,6 +116,8 @@ def _attributed(function: Callable[..., Any], name: str, hook: str, argnames: tu
                 given = dict(zip(argnames, arguments, strict=True))
                 return traced(name, hook, functools.partial(function, *arguments), given)
             return function(*arguments)
+        except SystemExit as end:
+            raise PlaitError(f"{described(name)} calls sys.exit({end.code!r}) in its hook {hook!r}") from end
         except Exception as error:
             error.add_note(f"{BLAME} {described(name)} in its hook {hook!r}")
             raise

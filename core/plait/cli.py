@@ -5,6 +5,7 @@ import os
 import sys
 
 from plait.errors import PlaitError, near_miss, one_line
+from plait.signals import STOPS, Stopped
 
 COMMANDS = {
     "train": ("plait.train", "train a model, or with -m sweep over overrides"),
@@ -24,16 +25,21 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Entry point. Exits with 0; 1 after an error, in one sentence; 143 or 130 after SIGTERM or SIGINT, saved."""
+    """Entry point. Exits with 0; 1 after an error, in one sentence; 128 + n if signal n asked it to stop."""
     arguments = sys.argv[1:]
     completing = "-sc" in arguments or "--shell-completion" in arguments
     if completing or (arguments and arguments[0] in COMMANDS):
         if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())  # models of the user's own folder, as for `python -m`
+            sys.path.append(os.getcwd())  # models of the user's own folder; last, so that they hide nothing
         try:
-            if completing:
-                sys.exit(importlib.import_module("plait.completion").main(arguments))
-            sys.exit(importlib.import_module(COMMANDS[arguments[0]][0]).main(arguments[1:]))
+            with STOPS:
+                if completing:
+                    sys.exit(importlib.import_module("plait.completion").main(arguments))
+                sys.exit(importlib.import_module(COMMANDS[arguments[0]][0]).main(arguments[1:]))
+        except Stopped as stop:
+            early = ", before training began" if arguments[0] == "train" else ""
+            print(f"plait: stopped by {stop}{early}", file=sys.stderr)
+            sys.exit(128 + stop.number)
         except PlaitError as error:
             print(f"plait: {one_line(error)}", file=sys.stderr)
             sys.exit(1)
@@ -41,9 +47,9 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             sys.exit(0)
         except Exception as error:
-            from plait.braid import TRACE, blamed
+            from plait.braid import TRACE
 
-            if not blamed(error) or os.environ.get(TRACE):
+            if os.environ.get(TRACE):
                 raise
             print(f"plait: {one_line(error)}; {TRACE}=1 shows where", file=sys.stderr)
             sys.exit(1)

@@ -54,13 +54,6 @@ class RunFolder:
     def log_of(self, rank: int) -> Path:
         return self.ranks / f"rank-{rank}.log"
 
-    def rank_of(self, pid: int) -> int:
-        """Which rank the process `pid` of this machine is or was, by the first line that it wrote to its log."""
-        for log in sorted(self.ranks.glob("rank-*.log")):
-            if introduction(pid) in log.read_text(errors="replace"):
-                return int(log.stem.removeprefix("rank-"))
-        return -1
-
     def checkpoints(self, directory: str) -> Path:
         return self.path / directory  # an absolute `directory` stands for itself
 
@@ -115,6 +108,11 @@ class RunFolder:
 
     def clear_outcome(self) -> None:
         (self.path / "outcome.json").unlink(missing_ok=True)
+        self.clear_ends()
+
+    def clear_ends(self) -> None:
+        for path in self.ranks.glob("*rank-*.end.json*"):
+            path.unlink(missing_ok=True)
 
     def _replace(self, name: str, text: str) -> None:
         """All or nothing, and never half a file for who reads meanwhile."""

@@ -1,25 +1,33 @@
 """The life of one rank: `python -m plait.rank RUN_FOLDER` under elastic, or `live` in a process that is one already."""
 
 import contextlib
+import faulthandler
 import json
 import logging
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from plait import ends
+from plait.ends import End
 from plait.errors import PlaitError, one_line
 from plait.folder import Outcome, RunFolder, introduction
+from plait.signals import Stops, handle
 
 log = logging.getLogger("plait")
-PEER_LOST = ("gloo", "nccl", "store", "peer", "socket", "cuda")  # in messages of torch when another rank is gone
 
 
 def main() -> None:
     """Entry under elastic: RUN_FOLDER [CONFIG]. A failure that would only repeat is the run's outcome: no retry."""
+    handle(signal.SIG_DFL)  # until training begins there is nothing to save: a signal ends this process at once
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)  # models of the user's own folder; last, so that they hide nothing
     folder = RunFolder(Path(sys.argv[1]))
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     if restarted and (outcome := folder.outcome()) and outcome.kind == "failed":
@@ -27,9 +35,7 @@ def main() -> None:
     from plait.watchdog import die_with_parent
 
     die_with_parent(int(os.environ["PLAIT_LAUNCHER"]))
-    from torch.distributed.elastic.multiprocessing.errors import record
-
-    outcome = record(_under_elastic)(folder, *map(Path, sys.argv[2:]))
+    outcome = _under_elastic(folder, *map(Path, sys.argv[2:]))
     if outcome is not None and outcome.kind == "failed":
         os._exit(1)  # at once, so that the agent ends the others, who may wait for this rank
 
@@ -52,25 +58,33 @@ def _under_elastic(folder: RunFolder, node: Path | None = None) -> Outcome | Non
     return None
 
 
-def live(folder: RunFolder) -> Outcome:
+def live(folder: RunFolder, tell: Callable[[End], None] = lambda end: None) -> Outcome:
     """Train as one rank of the run in `folder`, whose config.yaml says all. Returns how it ended.
 
-    An error that a restart cannot mend becomes the outcome "failed"; any other is raised.
+    An error becomes the outcome "failed", and the run's outcome if a restart cannot mend it. It never raises one. tell:
+    gets what this rank's end was, if it failed; also on another thread, before the watchdog ends the process.
     """
     rank = int(os.environ["RANK"])
-    with _rank_log(folder, rank) as handle:
+
+    def ended(end: End) -> None:
+        ends.write(end, folder.ranks, *(Path(each) for each in [os.environ.get("PLAIT_SCRATCH")] if each))
+        tell(end)
+
+    with _rank_log(folder, rank) as file:
         try:
-            return _train(folder, rank, handle)
-        except Exception as error:
+            return _train(folder, rank, file, ended)
+        except BaseException as error:
             log.error("".join(traceback.format_exception(error)))
-            if _may_pass(error):
-                raise
-            outcome = Outcome("failed", one_line(error), rank=rank)
-            folder.set_outcome(outcome)
+            end = ends.of_error(error, rank, time.time())
+            outcome = Outcome("failed", end.reason, rank=rank)
+            if end.repeats:
+                with contextlib.suppress(OSError):
+                    folder.set_outcome(outcome)
+            ended(end)
             return outcome
 
 
-def _train(folder: RunFolder, rank: int, handle: IO[str]) -> Outcome:
+def _train(folder: RunFolder, rank: int, file: IO[str], ended: Callable[[End], None]) -> Outcome:
     from plait.config import Config
     from plait.console import Console
     from plait.distributed import device_of, end_group, start_group
@@ -78,15 +92,12 @@ def _train(folder: RunFolder, rank: int, handle: IO[str]) -> Outcome:
     from plait.profile import Profiler, axes_by_group
     from plait.schema import typed
     from plait.trainer import Trainer
-    from plait.watchdog import Watchdog
+    from plait.watchdog import Watchdog, progress_of_groups
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of what is slow, not wrong
     node = folder.read_config()
     config = typed(Config, node, "")
     seconds = config.launch.timeout_seconds
-    stop: list[int] = []  # signals, which may come before there is a trainer
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda n, frame: stop.append(n))
     show: list[Callable[[str], None]] = [print] if rank == 0 else []  # the display takes its place
 
     def say(text: str) -> None:
@@ -94,8 +105,12 @@ def _train(folder: RunFolder, rank: int, handle: IO[str]) -> Outcome:
         for line in show:
             line(text)
 
+    def hung(sentence: str) -> None:
+        reason = sentence.removeprefix(f"rank {rank} ")
+        ended(End(rank, "hung", reason, time.time(), groups=progress_of_groups()))
+
     with contextlib.ExitStack() as stack:
-        watchdog = stack.enter_context(Watchdog(seconds, handle))
+        watchdog = stack.enter_context(Watchdog(seconds, file, hung))
         watchdog.kick("the ranks to meet")
         start_group(device_of(config.launch.device), seconds + 60)  # after the watchdog has written its stacks
         trainer = Trainer(config, node, folder, say, watchdog.kick)
@@ -119,12 +134,9 @@ def _train(folder: RunFolder, rank: int, handle: IO[str]) -> Outcome:
             Profiler(config.profile, folder.path, rank, blocks, trainer.device.type, axes, start, say)
         )
 
-        def each_step(step: int) -> None:
-            profiler.step(step)
-            if stop:
-                trainer.ask_to_stop()
-
-        kind = trainer.fit(report, each_step)
+        stops = Stops(lambda number: trainer.ask_to_stop())
+        _stop_by(stops, file)
+        kind = trainer.fit(report, profiler.step)
         exported = kind == "finished" and config.checkpoint.enabled and config.checkpoint.export
         if exported:
             watchdog.kick("the export of the weights")
@@ -137,40 +149,47 @@ def _train(folder: RunFolder, rank: int, handle: IO[str]) -> Outcome:
         if exported:
             reason += f"; weights in {folder.path / 'export'}"
         if kind == "stopped":
-            saved = "saved" if config.checkpoint.enabled else "nothing was saved (checkpoint.enabled=false)"
-            reason = f"stopped by a signal after step {trainer.step}; {saved}"
-        outcome = Outcome(kind, reason, step=trainer.step)
+            reason = f"stopped by a signal after step {trainer.step}"
+        asked = {"signal": stops.number} if kind == "stopped" and stops.number else {}
+        outcome = Outcome(kind, reason, step=trainer.step, **asked)
         if rank == 0:
             folder.set_outcome(outcome)
         end_group()
     return outcome
 
 
+def _stop_by(stops: Stops, file: IO[str]) -> None:
+    """From now on signals ask the trainer to stop; SIGQUIT also writes the stacks of all threads, whatever they do."""
+    quits = getattr(signal, "SIGQUIT", None)
+    if quits is not None:
+        faulthandler.unregister(quits)
+    if quits in handle(stops):
+        faulthandler.register(quits, file, all_threads=True, chain=True)
+
+
 @contextlib.contextmanager
 def _rank_log(folder: RunFolder, rank: int) -> Iterator[IO[str]]:
-    """All that this rank writes goes to its log; rank 0 keeps the terminal for its display, and logs beside it."""
+    """All that this rank writes goes to its log; rank 0 keeps stdout for its display, and logs beside it."""
     folder.ranks.mkdir(parents=True, exist_ok=True)
-    handle = open(folder.log_of(rank), "a", buffering=1)  # noqa: SIM115
-    handle.write(introduction(os.getpid()))
-    handlers: list[logging.Handler] = [logging.StreamHandler(handle)]
-    handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    file = open(folder.log_of(rank), "a", buffering=1)  # noqa: SIM115
+    file.write(introduction(os.getpid()))
+    faulthandler.enable(file)
+    if hasattr(signal, "SIGQUIT") and signal.getsignal(signal.SIGQUIT) is not signal.SIG_IGN:
+        faulthandler.register(signal.SIGQUIT, file, all_threads=True)
+    handler = logging.StreamHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.setLevel(logging.INFO)
-    log.addHandler(handlers[0])
-    if rank != 0:
-        os.dup2(handle.fileno(), 1)
-        os.dup2(handle.fileno(), 2)
+    log.addHandler(handler)
+    redirected = {number: os.dup(number) for number in ((2,) if rank == 0 else (1, 2))}
+    for number in redirected:
+        os.dup2(file.fileno(), number)
     try:
-        yield handle
+        yield file
     finally:
-        log.removeHandler(handlers[0])
-
-
-def _may_pass(error: Exception) -> bool:
-    """Whether a restart may help: a lost peer or a device fault, not a mistake that would happen again."""
-    if isinstance(error, PlaitError):
-        return False
-    text = str(error).lower()
-    return isinstance(error, RuntimeError | OSError) and any(word in text for word in PEER_LOST)
+        log.removeHandler(handler)
+        for number, before in redirected.items():
+            os.dup2(before, number)
+            os.close(before)
 
 
 if __name__ == "__main__":

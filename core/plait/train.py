@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,9 @@ def _run(node: dict[str, Any], path: Path) -> None:
     from plait.folder import RunFolder
     from plait.launch import launch_mode
     from plait.schema import typed
+    from plait.signals import STOPS
 
+    STOPS.wake()
     folder = RunFolder(path)
     try:
         if launch_mode(typed(Launch, node["launch"], "launch")) == "external":
@@ -85,22 +88,42 @@ def _start_ranks(node: dict[str, Any], folder: Any) -> Any:
 
 def _be_a_rank(node: dict[str, Any], folder: Any) -> Any:
     """One of the ranks that torchrun or Slurm started; rank 0 tells the user."""
+    from plait.config import Config
+    from plait.ends import End, first_cause, read
     from plait.prepare import prepare_together
     from plait.rank import live
+    from plait.schema import typed
+    from plait.signals import handle
+    from plait.stopped import stopped
+    from plait.watchdog import die_with_parent
 
     leads = os.environ["RANK"] == "0"
     if leads:
         _say(f"launch: external, {os.environ['WORLD_SIZE']} rank(s)")
+    handle(signal.SIG_DFL)  # until training begins there is nothing to save, and waiting for others may last
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent()
     try:
         folder, outcome = prepare_together(node, folder, _say)
     except PlaitError:
         if leads:
             raise
         raise SystemExit(1) from None
-    outcome = outcome or live(folder)
+    console = os.dup(2)
+
+    def tell(end: End) -> None:
+        """The rank whose end explains those of the others tells the user."""
+        time.sleep(1)  # the others write theirs meanwhile
+        cause = first_cause({end.rank: end, **read(folder.ranks)}.values())
+        if cause.rank == end.rank:
+            os.write(console, f"plait: {cause.sentence(folder.log_of(cause.rank))}\n".encode())
+
+    outcome = outcome or live(folder, tell)
+    if outcome.kind == "failed":
+        raise SystemExit(1)
     if not leads:
-        raise SystemExit({"finished": 0, "stopped": 143}.get(outcome.kind, 1))
-    return outcome
+        raise SystemExit(0 if outcome.kind == "finished" else 128 + (outcome.signal or signal.SIGTERM))
+    return stopped(typed(Config, node, ""), folder, outcome.signal) if outcome.kind == "stopped" else outcome
 
 
 def _say(text: str) -> None:

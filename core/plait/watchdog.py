@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
-HUNG = 70  # the exit code of a rank that its watchdog ended
+from plait.ends import HUNG, place_of
+
 LAST = 20  # collectives that are listed
 LINGER_SECONDS = 2.0  # the first rank that ends makes its launcher end the others: let them write first
 REPORT_SECONDS = 10.0  # how long writing all this may take before the process is ended without it
@@ -76,10 +77,10 @@ class Watchdog:
         rank = os.environ.get("RANK", "0")
         sentence = (
             f"rank {rank} made no progress for {seconds:.0f} s (launch.timeout_seconds={self.timeout_seconds:g}) "
-            f"in: {what}; the stacks of its threads are in its log"
+            f"in: {what}{self._place()}"
         )
         with contextlib.suppress(Exception):  # a full disk must not keep the process alive
-            self.log.write(f"\nplait: {sentence}\n\n")
+            self.log.write(f"\nplait: {sentence}; the stacks of its threads follow\n\n")
             for line in last_collectives():
                 self.log.write(line + "\n")
             self.log.write("\nStacks of all threads:\n")
@@ -90,6 +91,10 @@ class Watchdog:
                 self.on_hang(sentence)
         time.sleep(min(LINGER_SECONDS, self.timeout_seconds))
         os._exit(HUNG)
+
+    def _place(self) -> str:
+        main = threading.main_thread().ident
+        return place_of(sys._current_frames().get(main) if main is not None else None)
 
 
 def flight_record() -> list[dict[str, Any]]:
@@ -105,6 +110,22 @@ def flight_record() -> list[dict[str, Any]]:
     return sorted(entries, key=lambda entry: entry.get("time_created_ns", 0))
 
 
+def progress_of_groups() -> dict[str, tuple[int, bool]]:
+    """Process group -> (number of this rank's last collective in it, whether the rank waits for one of them)."""
+    found: dict[str, tuple[int, bool]] = {}
+    for entry in flight_record():
+        group = str((*entry.get("process_group", ()), "?")[0])
+        number, waits = found.get(group, (0, False))
+        if not entry.get("is_p2p"):
+            number = max(number, int(entry.get("collective_seq_id", 0)))
+        found[group] = (number, waits or not _done(entry))
+    return found
+
+
+def _done(entry: dict[str, Any]) -> bool:
+    return bool(entry.get("retired")) or entry.get("state") == "completed"
+
+
 def last_collectives(count: int = LAST) -> Iterator[str]:
     """Lines for people on the last `count` collectives of this rank, oldest first."""
     entries = flight_record()[-count:]
@@ -114,7 +135,7 @@ def last_collectives(count: int = LAST) -> Iterator[str]:
     yield "Last collectives of this rank (number in its group, state, operation, group, shapes, age):"
     for entry in entries:
         group, description = (*entry.get("process_group", ()), "?", "?")[:2]
-        state = "done" if entry.get("retired") or entry.get("state") == "completed" else "WAITING"
+        state = "done" if _done(entry) else "WAITING"
         number = entry.get("p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id", "?")
         what = f"{entry.get('profiling_name', '?')} {description} ({group})"
         shapes = f"{entry.get('input_sizes', '?')} -> {entry.get('output_sizes', '?')}"

@@ -101,7 +101,7 @@ def test_sigterm_saves_and_ends_with_143(undisturbed, tmp_path):
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=240)[0]
     assert process.returncode == 143, output
-    assert "stopped by a signal after step" in output
+    assert "stopped by SIGTERM after step" in output
     last = rows(folder)[-1]["step"]
     assert (folder / "checkpoints" / f"step-{last}").exists()
     assert f"checkpoint: resuming after step {last}" in finish(tmp_path)
@@ -149,7 +149,7 @@ def test_a_life_of_mishaps(undisturbed, tmp_path):
     output = process.communicate(timeout=240)[0]
     assert process.returncode == 143, output
     last = rows(folder)[-1]["step"]
-    assert f"stopped by a signal after step {last}; saved" in output
+    assert f"stopped by SIGTERM after step {last}; saved" in output
     assert f"checkpoint: resuming after step {last}" in finish(tmp_path)
     assert numbers(folder) == numbers(undisturbed)
 

@@ -1,0 +1,66 @@
+"""What the launcher makes of ranks that failed: the first cause in one line, and whether to start them again."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plait.ends import End, first_cause, of_exit, oom_kills, path_of, read
+from plait.folder import Outcome, RunFolder, introduction
+
+if TYPE_CHECKING:
+    from plait.agent import Exit
+    from plait.config import Launch
+
+TAIL = 100_000  # characters of a log in which the last words of a rank are looked for
+
+
+class Fallen:
+    """The failures of one run on this machine; `cause` is the last that was told."""
+
+    def __init__(self, folder: RunFolder, launch: "Launch", scratch: Path, say: Callable[[str], None]) -> None:
+        self.folder, self.launch, self.scratch, self.say = folder, launch, scratch, say
+        self.cause: End | None = None
+        self._deaths = 0
+
+    def starting(self, ranks: Iterable[int]) -> None:
+        self._ranks, self._oom = list(ranks), oom_kills()
+        for rank in self._ranks:
+            for folder in (self.folder.ranks, self.scratch):
+                path_of(folder, rank).unlink(missing_ok=True)
+
+    def failed(self, exits: Mapping[int, "Exit"]) -> bool:
+        """All ranks have ended after one failed. Says which and why; returns whether another start may help."""
+        self._deaths += 1
+        out_of_memory = oom_kills() > self._oom
+        ends = read(self.folder.ranks, self.scratch)
+        for rank, gone in exits.items():
+            early, words = self._words(rank, gone)
+            if rank not in ends:
+                ends[rank] = of_exit(rank, gone.code, gone.time, words, early, out_of_memory)
+        if all(end.kind in ("lost", "stopped") for end in ends.values()):
+            for rank in set(self._ranks) - ends.keys():  # a rank that is gone without a failure, and too early
+                ends[rank] = of_exit(rank, 0, min(end.time for end in ends.values()))
+        self.cause = cause = first_cause(ends.values())
+        log, most = self.folder.log_of(cause.rank), self.launch.max_restarts
+        if cause.repeats or self._deaths > most:
+            with contextlib.suppress(OSError):
+                self.folder.set_outcome(Outcome("failed", cause.sentence(log)))
+        if cause.repeats:
+            return self.launch.nnodes > 1  # then all ranks start once more, see the outcome, and end on all machines
+        then = f"restarting all ({self._deaths} of {most})"
+        if self._deaths > most:
+            then = f"no restart left (launch.max_restarts={most})"
+        self.say(f"rank {cause.rank} {cause.how}; {then}; its log: {log}")
+        return True
+
+    def _words(self, rank: int, gone: "Exit") -> tuple[str, str]:
+        """What the rank said before it had a log, if it never had one, and what it wrote to its log."""
+        log = self.folder.log_of(rank)
+        early = Path(gone.stderr).read_text(errors="replace") if gone.stderr and Path(gone.stderr).exists() else ""
+        written = log.read_text(errors="replace") if log.exists() else ""
+        _, began, words = written.rpartition(introduction(gone.pid))
+        if early.strip():
+            with contextlib.suppress(OSError), log.open("a") as handle:
+                handle.write(early)
+        return ("", words[-TAIL:]) if began else (early[-TAIL:], "")

@@ -1,0 +1,123 @@
+"""The signals that ask a run to stop, and what the command does about them before and while its ranks run."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+ASKING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name))
+SAME_PRESS_SECONDS = 0.5  # a wrapper such as `make` may pass on what the terminal has sent to all
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class Stopped(BaseException):
+    """A signal asks this process to stop. It is no Exception, so that nobody takes it for a mistake of their own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(name(number))
+        self.number = number
+
+
+def name(number: int) -> str:
+    """`SIGTERM` for 15."""
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
+def handle(handler: "Handler | signal.Handlers", numbers: tuple[int, ...] = ASKING) -> dict[int, Any]:
+    """Set `handler` for all signals that ask to stop; returns what was set before.
+
+    What is ignored stays so: `nohup` ignores SIGHUP, and a shell SIGINT and SIGQUIT of what it starts with `&`.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {n: signal.signal(n, handler) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
+
+
+@contextlib.contextmanager
+def untouched() -> Iterator[None]:
+    """What is called inside may set handlers of its own; afterwards those from before count again."""
+    before = {n: signal.getsignal(n) for n in ASKING}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _raise(number: int) -> None:
+    raise Stopped(number)
+
+
+class Stops:
+    """A handler of signals that ask to stop. `first(number)` is called once; by default it raises `Stopped`.
+
+    Further signals are ignored, since schedulers repeat themselves. But SIGINT means an impatient user: the second
+    calls `again` if it is set (kill the ranks), and ends the process at once if not, as the third does in any case.
+    """
+
+    def __init__(self, first: Callable[[int], None] = _raise) -> None:
+        self.first = self._usual = first
+        self.number: int | None = None  # the first signal
+        self.impatient = False
+        self.again: Callable[[], None] | None = None
+        self._last = 0.0
+        self._depth = 0
+
+    def __call__(self, number: int, frame: FrameType | None = None) -> None:
+        now = time.monotonic()
+        if self.number is None:
+            self.number, self._last = number, now
+            return self.first(number)
+        if number != signal.SIGINT or now - self._last < SAME_PRESS_SECONDS:
+            return None
+        self._last, self.impatient = now, True
+        if self.again is None:
+            os._exit(128 + number)
+        again, self.again = self.again, None
+        return again()
+
+    def check(self) -> None:
+        """Raise what was raised already, if someone's `except:` or a finaliser has swallowed it."""
+        if self.number is not None:
+            raise Stopped(self.number)
+
+    def rest(self) -> None:
+        """From now on the first signal changes nothing: what there was to do is done. `wake` ends that."""
+        self.first = lambda number: None
+
+    def wake(self) -> None:
+        self.first = self._usual
+        self.check()
+
+    def __enter__(self) -> "Stops":
+        self._depth += 1
+        if self._depth == 1:
+            self.number, self.impatient, self.again, self.first = None, False, None, self._usual
+            self._before, self._unraisable = handle(self), sys.unraisablehook
+            sys.unraisablehook = self._swallowed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            sys.unraisablehook = self._unraisable
+            self.number = None
+            for number, handler in self._before.items():  # but SIGINT no longer shows a traceback, such as at the end
+                signal.signal(number, signal.SIG_DFL if handler in (None, signal.default_int_handler) else handler)
+
+    def _swallowed(self, unraisable: Any) -> None:
+        """Python prints what is raised in a finaliser; `check` finds this one again."""
+        if not isinstance(unraisable.exc_value, Stopped):
+            self._unraisable(unraisable)
+
+
+STOPS = Stops()  # handlers belong to the process, so there is one
