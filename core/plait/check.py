@@ -114,7 +114,7 @@ def _guess(config: Config, device_type: str) -> int:
     asked = config.launch.nproc_per_node
     if asked == "auto":
         return (torch.cuda.device_count() if device_type == "cuda" else 2) * config.launch.nnodes
-    if not isinstance(asked, int) or asked < 1:
+    if type(asked) is not int or asked < 1:
         raise PlaitError(f"launch.nproc_per_node={asked!r} must be 'auto' or a number of at least 1")
     return asked * config.launch.nnodes
 

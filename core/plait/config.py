@@ -7,6 +7,8 @@ from attrs.validators import ge, gt, in_, le, optional
 
 from plait.errors import PlaitError
 
+YEAR = 366 * 24 * 60 * 60  # seconds; clocks of the system overflow at much more
+
 
 def _one_of(*values: Any) -> Any:
     return attrs.field(default=values[0], validator=in_(values))
@@ -85,11 +87,11 @@ class Launch:
     mode: str = _one_of("auto", "local", "external")
     nproc_per_node: Any = "auto"
     nnodes: int = attrs.field(default=1, validator=ge(1))
-    rdzv_endpoint: str = "localhost:0"
+    rdzv_endpoint: str | None = None
     run_id: str | None = None
     max_restarts: int = attrs.field(default=3, validator=ge(0))
-    grace_seconds: float = attrs.field(default=30.0, validator=gt(0))
-    timeout_seconds: float = attrs.field(default=600.0, validator=gt(0))
+    grace_seconds: float = attrs.field(default=30.0, validator=[gt(0), le(YEAR)])
+    timeout_seconds: float = attrs.field(default=600.0, validator=[gt(0), le(YEAR)])
     device: str = _one_of("auto", "cpu", "cuda")
 
 

@@ -40,7 +40,10 @@ def start_group(device_type: str | None = None, timeout_seconds: float = 600.0) 
         return
     kind = device_type or device_type_here()
     if kind != "cpu":
-        torch.accelerator.set_device_index(local_device(kind).index)
+        index, count = local_device(kind).index, torch.accelerator.device_count()
+        if index >= count:
+            raise PlaitError(f"LOCAL_RANK={index}, but this machine has {count} GPU(s): each rank needs one of its own")
+        torch.accelerator.set_device_index(index)
     backend = (
         "gloo"
         if kind == "cpu"

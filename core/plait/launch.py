@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from plait import external
 from plait.config import Config, Launch
 from plait.errors import PlaitError
 from plait.fallen import Fallen
@@ -23,35 +24,21 @@ RANK = ("-u", "-P", "-m", "plait.rank")  # -P: files of the current folder must 
 
 
 def launch_mode(launch: Launch) -> str:
-    """ "external" where a launcher started this process as a rank, else "local".
+    """ "external" if a launcher started this process as a rank, else "local".
 
-    Raises PlaitError where `launch.mode=external` and no launcher has.
+    Raises PlaitError if `launch.mode=external` and no launcher has, or if what one says of this rank cannot be.
     """
-    env = os.environ
-    torchrun = "RANK" in env and "WORLD_SIZE" in env
-    slurm = "SLURM_PROCID" in env and _count(env.get("SLURM_NTASKS", "1")) > 1
-    if launch.mode == "external" and not (torchrun or slurm):
+    if launch.mode == "local":
+        return "local"
+    if external.by_torchrun() or external.by_slurm():
+        external.adopt()
+        return "external"
+    if launch.mode == "external":
         raise PlaitError(
             "launch.mode=external, but neither RANK and WORLD_SIZE nor SLURM_PROCID and SLURM_NTASKS>1 are set: "
             "start this command with torchrun or srun, or use launch.mode=local"
         )
-    if launch.mode == "local" or not (torchrun or slurm):
-        return "local"
-    if not torchrun:
-        _slurm_to_torchrun()
-    return "external"
-
-
-def _count(text: str) -> int:
-    return int(text) if text.isdigit() else 0
-
-
-def _slurm_to_torchrun() -> None:
-    env = os.environ
-    env["RANK"], env["WORLD_SIZE"] = env["SLURM_PROCID"], env["SLURM_NTASKS"]
-    env["LOCAL_RANK"] = env.get("SLURM_LOCALID", "0")
-    env.setdefault("MASTER_ADDR", env.get("SLURM_LAUNCH_NODE_IPADDR", "localhost"))
-    env.setdefault("MASTER_PORT", str(20000 + _count(env.get("SLURM_JOB_ID", "0")) % 20000))
+    return "local"
 
 
 def start_ranks(
@@ -65,7 +52,7 @@ def start_ranks(
     """
     from torch.distributed.elastic.agent.server import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
     from plait.agent import Agent
@@ -88,7 +75,7 @@ def start_ranks(
                 Path(arguments[-1]).write_text(json.dumps(node))
             parameters = RendezvousParameters(
                 backend="c10d" if launch.nnodes > 1 else ALONE,
-                endpoint=launch.rdzv_endpoint,
+                endpoint=launch.rdzv_endpoint or "",
                 run_id=launch.run_id or (folder.path.name if launch.nnodes > 1 else uuid.uuid4().hex),
                 min_nodes=launch.nnodes,
                 max_nodes=launch.nnodes,
@@ -112,6 +99,10 @@ def start_ranks(
     except (Stopped, SignalException) as stop:
         number = stop.number if isinstance(stop, Stopped) else int(stop.sigval)
         return stopped(config, folder, number, agent is not None and agent.overdue, STOPS.impatient)
+    except RendezvousError as error:
+        why = next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)  # the rest is a stack
+        where = f"launch.rdzv_endpoint={launch.rdzv_endpoint}"
+        raise PlaitError(f"the machines did not meet at {where}: {why}") from None
     if result.is_failed() and fallen.cause is not None:
         raise PlaitError(fallen.cause.sentence(folder.log_of(fallen.cause.rank)))
     folder.clear_ends()  # of ranks that were started again

@@ -55,5 +55,5 @@ def local_store(timeout: datetime.timedelta) -> "Store | None":
         try:
             listener = socket.create_server(("127.0.0.1", port)).detach()
         except OSError as error:
-            raise PlaitError(f"MASTER_PORT={port} cannot be listened on: {error.strerror}") from None
+            raise PlaitError(f"MASTER_PORT={port} cannot be listened on: {os.strerror(error.errno or 0)}") from None
     return TCPStore("127.0.0.1", port, world, rank == 0, timeout, master_listen_fd=listener)

@@ -68,15 +68,25 @@ def _run(node: dict[str, Any], path: Path) -> None:
 
 
 def _start_ranks(node: dict[str, Any], folder: Any) -> Any:
+    from plait.config import Launch
+    from plait.external import meeting_point
+    from plait.schema import typed
+
+    meeting_point(typed(Launch, node["launch"], "launch"))
+    several = node["launch"]["nnodes"] > 1  # then rank 0 prepares, as only one of the machines may
+    if several:
+        _import_torch_quietly()
+    from plait.capacity import check_ranks
     from plait.check import check
+    from plait.distributed import device_of
     from plait.launch import start_ranks
     from plait.prepare import prepare
 
-    several = node["launch"]["nnodes"] > 1  # then rank 0 prepares, as only one of the machines may
     if folder.path.exists() and not several:  # a live run is refused at once; a new folder waits until all is checked
         folder.lock()
     checked = check(node)
     config = checked.config
+    check_ranks(checked.ranks_per_node, device_of(config.launch.device))
     axes = " x ".join(f"{a.name}={a.degree}" for a in checked.layout.dense) or "no mesh axes"
     _say(f"launch: local, {checked.ranks_per_node} rank(s) here of {checked.layout.world_size}; {axes}")
     if not several and (ended := prepare(checked, folder, _say)) is not None:
@@ -84,6 +94,16 @@ def _start_ranks(node: dict[str, Any], folder: Any) -> Any:
     checked.source.prepare(_say)
     checked.source.fits(seq_len=config.train.seq_len)
     return start_ranks(config, folder, checked.ranks_per_node, _say, checked.node if several else None)
+
+
+def _import_torch_quietly() -> None:
+    """Else this process shows a stack of C++ whenever another machine does not answer; its ranks' logs have all."""
+    level = "TORCH_CPP_LOG_LEVEL"
+    if level not in os.environ:
+        os.environ[level] = "FATAL"
+        import torch  # noqa: F401 - it reads the level now
+
+        del os.environ[level]
 
 
 def _be_a_rank(node: dict[str, Any], folder: Any) -> Any:

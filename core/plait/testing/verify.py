@@ -76,6 +76,7 @@ def verify(node: Mapping[str, Any], world: int | None = None) -> int:
 
 def plan(node: Mapping[str, Any], world: int | None = None) -> "Checked":
     """Everything that can be known before a rank starts. Raises PlaitError for what cannot be compared."""
+    from plait.capacity import check_ranks
     from plait.check import check
     from plait.plugins import described, installed, load
     from plait.strategy import traits
@@ -89,6 +90,7 @@ def plan(node: Mapping[str, Any], world: int | None = None) -> "Checked":
         )
     _small_enough(node)
     checked = check(node, world or _fewest(node))
+    check_ranks(checked.layout.world_size, "cpu")
     for name in checked.node["strategy"]:
         if traits(name, load(name)).numerics == "own":
             raise PlaitError(
