@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hostile import OURS, START, Mine, checkpoint, metadata_of, named, plant, sign
+from hostile import OURS, START, Mine, checkpoint, metadata_of, named, plant, sign, text
 from torch import Size
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
@@ -90,6 +90,11 @@ NO_PICKLES = {
     "a text of 4 GB": START + b"X\xff\xff\xff\xff.",
     "a key that takes ages": START + b"}K\x01\x94" + DOUBLED + b"K\x01s.",
     "a call with very many arguments": START + named("pathlib", "PosixPath") + b"(" + b"N" * 2000 + b"tR.",
+    "an attribute of a class": START
+    + named("builtins", "getattr")
+    + named(OURS, "Metadata")
+    + text("__init__")
+    + b"\x86R.",
     "nothing": b"",
     "a torn one": START + b"}(",
     "too few values": START + b"\x86.",

@@ -136,6 +136,12 @@ def _unused(*arguments: Any) -> None:
     """What loading does not need: layouts, memory formats, the folder where the checkpoint was written."""
 
 
+def _member(of: Any, name: Any) -> None:
+    """How Python 3.11 pickled a member of an enum until 3.11.5: as an attribute of its class."""
+    if of is not _unused or not isinstance(name, str):
+        raise Refused("it names an attribute of what is no enum of torch's")
+
+
 # What of each class's fields is looked at, and its type; further fields that torch may give it are taken as they are.
 FIELDS: dict[type, dict[str, Any]] = {
     Metadata: {"state_dict_metadata": dict, "storage_data": dict},
@@ -153,6 +159,7 @@ NAMES: dict[tuple[str, str], Any] = {
     ("torch", "Size"): _size,
     ("torch.serialization", "_get_layout"): _unused,
     (dcp_metadata.__name__, "_MEM_FORMAT_ENCODING"): _unused,
+    ("builtins", "getattr"): _member,
     **{(module, f"{kind}Path"): _unused for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")},
 }
 
