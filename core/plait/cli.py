@@ -1,11 +1,14 @@
 """The command `plait`: which subcommand was meant; each lives in a module of its own, imported when it is called."""
 
+import errno
 import importlib
 import os
 import sys
 
+from plait.disk import DiskError, in_words, refused
 from plait.errors import PlaitError, near_miss, one_line
 from plait.signals import STOPS, Stopped
+from plait.streams import console_may_fail, open_standard_streams
 
 COMMANDS = {
     "train": ("plait.train", "train a model, or with -m sweep over overrides"),
@@ -25,44 +28,52 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Entry point. Exits with 0; 1 after an error, in one sentence; 128 + n if signal n asked it to stop."""
-    arguments = sys.argv[1:]
+    """Entry point. Exits with 0; 1 after an error, in one sentence; 128 + n if signal n asked it to stop.
+
+    Whoever reads what is printed may go away (`plait verify | head`): the command goes on, and its code is the same.
+    """
+    open_standard_streams()
+    lost: list[OSError] = []
+    try:
+        with STOPS, console_may_fail(lost.append):
+            code = _command(sys.argv[1:])
+        if full := [error for error in lost if error.errno != errno.EPIPE]:
+            raise DiskError(f"standard output cannot be written: {in_words(full[0])}")
+        sys.exit(code)
+    except Stopped as stop:
+        early = ", before training began" if sys.argv[1:2] == ["train"] else ""
+        print(f"plait: stopped by {stop}{early}", file=sys.stderr)
+        sys.exit(128 + stop.number)
+    except PlaitError as error:
+        print(f"plait: {one_line(error)}", file=sys.stderr)
+        sys.exit(1)
+    except Exception as error:
+        from plait.braid import TRACE
+
+        if os.environ.get(TRACE):
+            raise
+        where = "" if refused(error) else f"; {TRACE}=1 shows where"
+        print(f"plait: {one_line(error)}{where}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _command(arguments: list[str]) -> int:
     completing = "-sc" in arguments or "--shell-completion" in arguments
     if completing or (arguments and arguments[0] in COMMANDS):
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # models of the user's own folder; last, so that they hide nothing
-        try:
-            with STOPS:
-                if completing:
-                    sys.exit(importlib.import_module("plait.completion").main(arguments))
-                sys.exit(importlib.import_module(COMMANDS[arguments[0]][0]).main(arguments[1:]))
-        except Stopped as stop:
-            early = ", before training began" if arguments[0] == "train" else ""
-            print(f"plait: stopped by {stop}{early}", file=sys.stderr)
-            sys.exit(128 + stop.number)
-        except PlaitError as error:
-            print(f"plait: {one_line(error)}", file=sys.stderr)
-            sys.exit(1)
-        except BrokenPipeError:  # `plait plugins | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            sys.exit(0)
-        except Exception as error:
-            from plait.braid import TRACE
-
-            if os.environ.get(TRACE):
-                raise
-            print(f"plait: {one_line(error)}; {TRACE}=1 shows where", file=sys.stderr)
-            sys.exit(1)
+        module = "plait.completion" if completing else COMMANDS[arguments[0]][0]
+        return importlib.import_module(module).main(arguments[not completing :])
     if arguments in (["--version"], ["-V"]):
         from plait import __version__
 
         print(f"plait {__version__}")
-        return
+        return 0
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         print(_usage())
-        sys.exit(0 if arguments else 1)
+        return 0 if arguments else 1
     print(f"plait: no command {arguments[0]!r}{near_miss(arguments[0], list(COMMANDS))}\n{_usage()}", file=sys.stderr)
-    sys.exit(1)
+    return 1
 
 
 def _usage() -> str:

@@ -37,7 +37,7 @@ def composed(task: Callable[[Any], None], argv: list[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra raises instead of printing and exiting
     try:
         hydra.main(config_path=CONFIG, config_name="train", version_base="1.3")(quiet)()
-    except (PlaitError, BrokenPipeError):
+    except PlaitError:
         raise
     except Exception as error:
         raise PlaitError(sentence(error)) from error

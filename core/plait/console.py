@@ -1,12 +1,10 @@
 """What rank 0 shows while it trains: a live line on a terminal, plain lines elsewhere."""
 
-import contextlib
 import math
-import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import IO, Any
 
 import rich.console
@@ -19,9 +17,6 @@ WINDOW = 50  # steps that the time left is reckoned from
 
 
 class _Rich(rich.console.Console):
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # rich would end the process
-
     def show_cursor(self, show: bool = True) -> bool:
         return False  # it stays: a rank that is killed could not bring it back
 
@@ -30,7 +25,7 @@ class Console:
     """The display of one run; `with Console(...) as console: console.step(row)`.
 
     A line appears for the first and the last step, for every `log_every`-th and for every validation; on a terminal
-    a live line below shows every step. Whoever reads the output may go away (`plait train | head`): training goes on.
+    a live line below shows every step. It writes to standard output, which may fail (`streams.console_may_fail`).
     """
 
     def __init__(self, total_steps: int, start_step: int = 0, log_every: int = 10, file: IO[str] | None = None) -> None:
@@ -43,30 +38,27 @@ class Console:
 
     def __enter__(self) -> "Console":
         if self._rich.is_terminal and not self._rich.is_dumb_terminal:
-            with self._reader_may_leave():
-                self._live = Live(
-                    console=self._rich,
-                    auto_refresh=False,  # a thread of its own would take time from training
-                    transient=True,
-                    redirect_stdout=False,
-                    redirect_stderr=False,
-                )
-                self._live.start()
+            self._live = Live(
+                console=self._rich,
+                auto_refresh=False,  # a thread of its own would take time from training
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             live, self._live = self._live, None
-            with self._reader_may_leave():
-                live.stop()
+            live.stop()
 
     def line(self, text: str) -> None:
         """Print `text` as it is, above the live line where there is one."""
-        with self._reader_may_leave():
-            if self._live is not None:
-                self._rich.print(text)
-            else:
-                print(text, file=self._file, flush=True)
+        if self._live is not None:
+            self._rich.print(text)
+        else:
+            print(text, file=self._file, flush=True)
 
     def step(self, row: Mapping[str, Any]) -> None:
         """Show a finished step: its row as it goes to metrics.jsonl."""
@@ -92,21 +84,8 @@ class Console:
         filled = BAR * step // self.total
         line = Text(f"{text}  ", no_wrap=True, overflow="ellipsis")
         line.append("━" * filled, style="green").append("━" * (BAR - filled), style="bright_black")
-        with self._reader_may_leave():
-            if self._live is not None:
-                self._live.update(line, refresh=True)
-
-    @contextlib.contextmanager
-    def _reader_may_leave(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError:
-            self._live = None
-            silence = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(silence.fileno(), self._file.fileno())  # or the interpreter fails to flush it at its end
-            self._file = silence
-            self._rich.file = silence
+        if self._live is not None:
+            self._live.update(line, refresh=True)
 
 
 def describe(row: Mapping[str, Any], total: int, seconds_left: float | None = None) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 
 import attrs
 
+from plait import spare
+from plait.disk import refused, replace
 from plait.errors import PlaitError, one_line
 from plait.signals import name as signal_name
 
@@ -100,7 +102,9 @@ def of_error(error: BaseException, rank: int, when: float) -> End:
         reason = f"sys.exit({error.code!r}) was called{_raised_in(error)}"
     elif any(_out_of_memory(each) for each in _chain(error)):
         reason = f"{reason.partition(' GPU ')[0]}: {LESS}"
-    return End(rank, "failed", reason, when, repeats=not any(_may_pass(each) for each in _chain(error)))
+    chain = _chain(error)
+    repeats = any(refused(each) for each in chain) or not any(_may_pass(each) for each in chain)
+    return End(rank, "failed", reason, when, repeats=repeats)
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -226,26 +230,27 @@ def path_of(ranks: Path, rank: int) -> Path:
 
 
 def write(end: End, *folders: Path) -> None:
-    """Leave `end` in the first of `folders` that can be written: the run's own may lie on a full disk."""
+    """Leave `end` in the first of `folders` that can be written, or in the launcher's memory: disks may be full."""
+    text = json.dumps(attrs.asdict(end))
     for folder in folders:
-        path = path_of(folder, end.rank)
-        with contextlib.suppress(OSError):
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")
-            temporary.write_text(json.dumps(attrs.asdict(end)) + "\n")
-            temporary.replace(path)
-            return
+        with contextlib.suppress(PlaitError):
+            return replace(path_of(folder, end.rank), text + "\n")
+    spare.put(text)
 
 
 def read(*folders: Path) -> dict[int, End]:
     """Rank -> what it left; of several folders the first counts."""
+    texts = []
+    for path in [path for folder in folders for path in folder.glob("rank-*.end.json")]:
+        with contextlib.suppress(OSError, ValueError):
+            texts.append(path.read_text())
     found: dict[int, End] = {}
-    for folder in folders:
-        for path in folder.glob("rank-*.end.json"):
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                given: dict[str, Any] = json.loads(path.read_text())
-                groups = {group: (int(n), bool(waits)) for group, (n, waits) in given.pop("groups").items()}
-                end = End(**given, groups=groups)
-                found.setdefault(end.rank, end)
+    for text in [*texts, *spare.lines()]:
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            given: dict[str, Any] = json.loads(text)
+            groups = {group: (int(n), bool(waits)) for group, (n, waits) in given.pop("groups").items()}
+            end = End(**given, groups=groups)
+            found.setdefault(end.rank, end)
     return found
 
 

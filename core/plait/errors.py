@@ -9,10 +9,14 @@ class PlaitError(Exception):
 
 
 def one_line(error: BaseException) -> str:
-    """What the user is told of `error`: its message, after its type where it is not ours, and its notes."""
+    """What the user is told of `error`: its message, after its type if it is neither ours nor the system's,
+    and its notes."""
     text = " ".join(str(error).split())
     if not isinstance(error, PlaitError):
-        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        from plait.disk import number_of, sentence
+
+        kind = type(error).__name__
+        text = sentence(error) if number_of(error) is not None else f"{kind}: {text}" if text else kind
     notes = "; ".join(getattr(error, "__notes__", ()))
     return f"{text} ({notes})" if notes else text
 

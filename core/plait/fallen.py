@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from plait import spare
 from plait.ends import End, first_cause, of_exit, oom_kills, path_of, read
+from plait.errors import PlaitError
 from plait.folder import Outcome, RunFolder, introduction
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ class Fallen:
 
     def starting(self, ranks: Iterable[int]) -> None:
         self._ranks, self._oom = list(ranks), oom_kills()
+        spare.clear()
         for rank in self._ranks:
             for folder in (self.folder.ranks, self.scratch):
                 path_of(folder, rank).unlink(missing_ok=True)
@@ -44,7 +47,7 @@ class Fallen:
         self.cause = cause = first_cause(ends.values())
         log, most = self.folder.log_of(cause.rank), self.launch.max_restarts
         if cause.repeats or self._deaths > most:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(PlaitError):  # a full disk
                 self.folder.set_outcome(Outcome("failed", cause.sentence(log)))
         if cause.repeats:
             return self.launch.nnodes > 1  # then all ranks start once more, see the outcome, and end on all machines

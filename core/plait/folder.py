@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import socket
 import sys
 from importlib.metadata import version
@@ -14,6 +15,7 @@ from typing import Any
 import attrs
 import yaml
 
+from plait.disk import replace, writing
 from plait.errors import PlaitError
 from plait.locks import try_lock, unlock
 
@@ -58,21 +60,26 @@ class RunFolder:
         return self.path / directory  # an absolute `directory` stands for itself
 
     def lock(self) -> None:
-        """Hold the folder until this process ends. Raises PlaitError where a live run holds it."""
+        """Hold the folder until this process ends; it is made if there is none.
+
+        Raises PlaitError where a live run holds it, or the system refuses it.
+        """
         if self._lock is not None:
             return
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.ranks.mkdir(exist_ok=True)
-        file = self.path / ".lock"
-        self._lock = try_lock(file)
-        if self._lock is None:
-            holder = file.read_text().strip() or "another process"
-            raise PlaitError(f"the run in {self.path} is live already ({holder}); wait for it or set run.name")
-        os.ftruncate(self._lock, 0)  # by its own handle: on NFS, closing another one lets go of the lock
-        os.write(self._lock, f"process {os.getpid()}".encode())
-        for torn in self.path.glob(".*.[0-9]*"):  # a file that a killed process had not put in its place
-            if re.fullmatch(r"\.(config\.yaml|versions\.json|outcome\.json|metrics\.jsonl)\.\d+", torn.name):
-                torn.unlink(missing_ok=True)
+        with writing(self.path, "the run's folder"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.ranks.mkdir(exist_ok=True)
+            file = self.path / ".lock"
+            self._lock = try_lock(file)
+            if self._lock is None:
+                holder = file.read_text().strip() or "another process"
+                raise PlaitError(f"the run in {self.path} is live already ({holder}); wait for it or set run.name")
+            for torn in self.path.glob(".*.[0-9]*"):  # a file that a killed process had not put in its place
+                if re.fullmatch(r"\.(config\.yaml|versions\.json|outcome\.json|metrics\.jsonl)\.\d+", torn.name):
+                    torn.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it is only for whom the lock turns away
+            os.ftruncate(self._lock, 0)  # by its own handle: on NFS, closing another one lets go of the lock
+            os.write(self._lock, f"process {os.getpid()}".encode())
 
     def check(self) -> None:
         """Raises PlaitError if something else than a file has the name of one that a run writes."""
@@ -85,21 +92,29 @@ class RunFolder:
             unlock(self._lock)
             self._lock = None
 
+    def discard(self) -> None:
+        """Remove a folder that was made just now, with what is in it if this process holds it."""
+        if self._lock is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+        for empty in (self.ranks, self.path):
+            with contextlib.suppress(OSError):
+                empty.rmdir()
+
     def write_config(self, config: dict[str, Any]) -> None:
-        self._replace("config.yaml", yaml.safe_dump(config, sort_keys=False))
+        replace(self.path / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
     def read_config(self) -> dict[str, Any]:
         return yaml.safe_load((self.path / "config.yaml").read_text())
 
     def write_versions(self, versions: dict[str, str]) -> None:
-        self._replace("versions.json", json.dumps(versions, indent=2) + "\n")
+        replace(self.path / "versions.json", json.dumps(versions, indent=2) + "\n")
 
     def read_versions(self) -> dict[str, str]:
         return json.loads((self.path / "versions.json").read_text())
 
     def set_outcome(self, outcome: Outcome) -> None:
         node = attrs.asdict(outcome, filter=lambda field, value: value is not None or field.name != "signal")
-        self._replace("outcome.json", json.dumps(node) + "\n")
+        replace(self.path / "outcome.json", json.dumps(node) + "\n")
 
     def outcome(self) -> Outcome | None:
         with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):  # damaged says nothing
@@ -107,18 +122,13 @@ class RunFolder:
         return None
 
     def clear_outcome(self) -> None:
-        (self.path / "outcome.json").unlink(missing_ok=True)
-        self.clear_ends()
+        with writing(self.path / "outcome.json"):
+            (self.path / "outcome.json").unlink(missing_ok=True)
+            self.clear_ends()
 
     def clear_ends(self) -> None:
         for path in self.ranks.glob("*rank-*.end.json*"):
             path.unlink(missing_ok=True)
-
-    def _replace(self, name: str, text: str) -> None:
-        """All or nothing, and never half a file for who reads meanwhile."""
-        temporary = self.path / f".{name}.{os.getpid()}"
-        temporary.write_text(text)
-        temporary.replace(self.path / name)
 
 
 def introduction(pid: int) -> str:

@@ -12,12 +12,14 @@ from typing import Any
 
 from plait import external
 from plait.config import Config, Launch
+from plait.disk import writing
 from plait.errors import PlaitError
 from plait.fallen import Fallen
 from plait.folder import Outcome, RunFolder
 from plait.scratch import Scratch
 from plait.signals import STOPS, Stopped
 from plait.sockets import STORE
+from plait.spare import spare
 from plait.stopped import stopped
 
 RANK = ("-u", "-P", "-m", "plait.rank")  # -P: files of the current folder must not hide modules of Python and torch
@@ -62,7 +64,7 @@ def start_ranks(
     _environment(nproc)
     agent = None
     try:
-        with STOPS, _quiet(), Scratch() as scratch:
+        with STOPS, _quiet(), Scratch() as scratch, spare():
             fallen = Fallen(folder, launch, scratch, say)
             os.environ["PLAIT_SCRATCH"] = str(scratch)  # where ranks leave word if the run's folder takes nothing
             os.environ[STORE] = str(scratch / "store")
@@ -72,7 +74,8 @@ def start_ranks(
             problem = scratch / "problem"
             if node is not None:
                 arguments.append(str(problem.with_name("config.json")))
-                Path(arguments[-1]).write_text(json.dumps(node))
+                with writing(arguments[-1]):
+                    Path(arguments[-1]).write_text(json.dumps(node))
             parameters = RendezvousParameters(
                 backend="c10d" if launch.nnodes > 1 else ALONE,
                 endpoint=launch.rdzv_endpoint or "",

@@ -6,11 +6,12 @@ import importlib.util
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from plait.config import Metrics as Conf
+from plait.disk import DiskError, replace, shown, writing
 from plait.errors import PlaitError
 
 FILE = "metrics.jsonl"
@@ -30,7 +31,7 @@ class MetricsFile:
     """The writer of a metrics.jsonl: a line a step, `KEYS` first and in their order, then what else the row has.
 
     Floats keep full precision (their repr reads back bitwise), NaN and infinities become null. Each line is one
-    write to the system, so a killed run tears at most its last line.
+    write to the system, so a killed run tears at most its last line, and a full disk none.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -49,31 +50,34 @@ class MetricsFile:
             kept = upto(self.path, step)
         elif self.path.exists() and (content := self.path.read_bytes()):
             old = self.path.with_name(OLD)
-            _replace(old, [old.read_bytes() if old.exists() else b"", content])
-        _replace(self.path, map(_line, kept))
+            replace(old, (old.read_bytes() if old.exists() else b"") + content)
+        replace(self.path, b"".join(map(_line, kept)))
         return kept[-1]["step"] if kept else 0
 
     def log(self, row: Mapping[str, Any]) -> None:
-        if self._file is None:
-            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        """Raises DiskError where the row cannot be written, and leaves the file as it was before."""
         rest = memoryview(_line({key: row[key] for key in (*KEYS, *row) if key in row}))
-        while rest:  # a full disk may take part of it, and then says why
-            rest = rest[os.write(self._file, rest) :]
+        with writing(self.path):
+            if self._file is None:
+                self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            ours = os.fstat(self._file)
+            try:
+                there = os.path.samestat(os.stat(self.path), ours)
+            except OSError:
+                there = False
+            if not there:
+                raise DiskError(f"{shown(self.path)} was removed or replaced while the run wrote it")
+            try:
+                while rest:  # a full disk may take part of it, and then says why
+                    rest = rest[os.write(self._file, rest) :]
+            except OSError:
+                os.ftruncate(self._file, ours.st_size)
+                raise
 
     def close(self) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-
-
-def _replace(path: Path, lines: Iterable[bytes]) -> None:
-    """All or nothing."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "wb") as file:
-        file.writelines(lines)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -195,8 +199,12 @@ class Metrics:
     def __enter__(self) -> "Metrics":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except Exception:
+            if kind is None:  # else the run ends for another reason, which is the one to tell
+                raise
 
 
 def check(conf: Conf) -> None:
@@ -209,14 +217,19 @@ class _TensorBoard:
     def __init__(self, folder: Path, resume_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=resume_step + 1, flush_secs=10)
+        self.folder = folder
+        with writing(folder, "the curves for TensorBoard"):
+            self._writer = SummaryWriter(str(folder), purge_step=resume_step + 1, flush_secs=10)
 
     def log(self, row: Mapping[str, Any]) -> None:
-        for key, value in _numbers(row).items():
-            self._writer.add_scalar(key, value, row["step"])
+        """Raises DiskError, a few steps late, where the thread of the writer met one."""
+        with writing(self.folder, "the curves for TensorBoard"):
+            for key, value in _numbers(row).items():
+                self._writer.add_scalar(key, value, row["step"])
 
     def close(self) -> None:
-        self._writer.close()
+        with writing(self.folder, "the curves for TensorBoard"):
+            self._writer.close()
 
 
 class _Wandb:
@@ -225,7 +238,7 @@ class _Wandb:
 
         remembered = folder / "wandb.id"  # the same command goes on in the same curves
         if not remembered.exists():
-            remembered.write_text(wandb.util.generate_id())
+            replace(remembered, wandb.util.generate_id())
         self._run = wandb.init(
             project="plait", name=name, id=remembered.read_text(), resume="allow", dir=str(folder), config=config
         )

@@ -7,6 +7,7 @@ from typing import Any
 from plait.check import Checked, check
 from plait.checkpoint.resume import look
 from plait.config import Launch
+from plait.disk import DiskError, can_be_written, reading, shown
 from plait.errors import PlaitError, one_line
 from plait.folder import Outcome, RunFolder, versions_of
 from plait.schema import typed
@@ -19,17 +20,27 @@ def prepare(checked: Checked, folder: RunFolder, say: Say) -> Outcome | None:
 
     Raises PlaitError where a live run holds the folder, or what it would resume does not fit.
     """
-    if folder.path.exists():
+    new = not folder.path.exists()
+    if not new:
         folder.lock()
         folder.check()
-    found = look(checked, folder, say)  # what it refuses leaves no new folder behind
+    with reading(checked.config.checkpoint.dir, "checkpoint.dir"):
+        found = look(checked, folder, say)  # what it refuses leaves no new folder behind
     if found.finished:
         reason = f"{folder.path.name} is finished at step {found.step}: raise train.steps, or set another run.name"
         return Outcome("finished", reason, step=found.step)
-    folder.lock()
-    folder.clear_outcome()
-    folder.write_config(checked.node)
-    folder.write_versions(versions_of(checked.distributions))
+    try:
+        folder.lock()
+        folder.clear_outcome()
+        folder.write_config(checked.node)
+        folder.write_versions(versions_of(checked.distributions))
+        if checked.config.checkpoint.enabled:
+            directory = checked.config.checkpoint.dir
+            can_be_written(folder.checkpoints(directory), f"checkpoint.dir={shown(directory)}:")
+    except DiskError:
+        if new:
+            folder.discard()
+        raise
     say(f"run: {folder.path}")
     return None
 
@@ -50,7 +61,7 @@ def prepare_together(node: Mapping[str, Any], folder: RunFolder, say: Say) -> tu
         try:
             checked = check(node, dist.get_world_size())
             shared = [str(folder.path), prepare(checked, folder, say), None]
-        except PlaitError as error:
+        except (PlaitError, OSError) as error:
             shared = [None, None, one_line(error)]
     dist.broadcast_object_list(shared, src=0)
     path, ended, problem = shared

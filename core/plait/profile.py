@@ -13,6 +13,7 @@ from torch import nn
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
 from plait.config import Profile as Conf
+from plait.disk import DiskError, can_be_written, writing
 from plait.errors import PlaitError
 from plait.watchdog import flight_record
 
@@ -127,10 +128,23 @@ class Profiler:
         self._hooks = []
 
     def _write(self, running: profile) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """A trace that cannot be written is told, and training goes on."""
         path = self.folder / f"step-{self.first}-{max(self.done, self.first)}-rank{self.rank}.json"
         raw = path.with_suffix(".raw")
+        try:
+            with writing(path):
+                self._write_to(path, raw, running)
+            self.say(f"profile: steps {self.first} to {max(self.done, self.first)} in {path}")
+        except DiskError as error:
+            for part in [*self.folder.glob(f"{raw.name}*"), path.with_suffix(".pickle")]:
+                part.unlink(missing_ok=True)
+            self.say(f"profile: {error}; training goes on")
+
+    def _write_to(self, path: Path, raw: Path, running: profile) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
         running.export_chrome_trace(str(raw))
+        if not raw.exists():  # torch's profiler keeps its reason to itself
+            can_be_written(self.folder, "")
         trace = json.loads(raw.read_text(errors="replace"), strict=False)
         name_all(trace, self.parts, self.axes, self._collectives.values(), self._offset)
         raw.write_text(json.dumps(trace))
@@ -138,7 +152,6 @@ class Profiler:
         if self.conf.memory:
             torch.cuda.memory._dump_snapshot(str(path.with_suffix(".pickle")))
             torch.cuda.memory._record_memory_history(enabled=None)
-        self.say(f"profile: steps {self.first} to {max(self.done, self.first)} in {path}")
 
 
 def axes_by_group(mesh: "Mesh") -> dict[str, str]:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from plait import ends
+from plait.disk import in_words, shown
 from plait.ends import End
 from plait.errors import PlaitError, one_line
 from plait.folder import Outcome, RunFolder, introduction
 from plait.signals import Stops, handle
+from plait.streams import console_may_fail, forgiving
 
 log = logging.getLogger("plait")
 
@@ -70,7 +73,8 @@ def live(folder: RunFolder, tell: Callable[[End], None] = lambda end: None) -> O
         ends.write(end, folder.ranks, *(Path(each) for each in [os.environ.get("PLAIT_SCRATCH")] if each))
         tell(end)
 
-    with _rank_log(folder, rank) as file:
+    with _rank_log(folder, rank) as file, console_may_fail(lambda error: None):  # the launcher tells
+        threading.excepthook = _to_log  # whoever waits for the thread tells the user
         try:
             return _train(folder, rank, file, ended)
         except BaseException as error:
@@ -78,7 +82,7 @@ def live(folder: RunFolder, tell: Callable[[End], None] = lambda end: None) -> O
             end = ends.of_error(error, rank, time.time())
             outcome = Outcome("failed", end.reason, rank=rank)
             if end.repeats:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(PlaitError):  # a full disk
                     folder.set_outcome(outcome)
             ended(end)
             return outcome
@@ -115,6 +119,7 @@ def _train(folder: RunFolder, rank: int, file: IO[str], ended: Callable[[End], N
         start_group(device_of(config.launch.device), seconds + 60)  # after the watchdog has written its stacks
         trainer = Trainer(config, node, folder, say, watchdog.kick)
         start = trainer.restore()
+        stack.enter_context(trainer.checkpoints.breaking_off())
         report: Callable[[dict[str, Any]], None] = lambda row: None  # noqa: E731
         last: dict[str, Any] = {}
         if rank == 0:
@@ -169,9 +174,22 @@ def _stop_by(stops: Stops, file: IO[str]) -> None:
 
 @contextlib.contextmanager
 def _rank_log(folder: RunFolder, rank: int) -> Iterator[IO[str]]:
-    """All that this rank writes goes to its log; rank 0 keeps stdout for its display, and logs beside it."""
-    folder.ranks.mkdir(parents=True, exist_ok=True)
-    file = open(folder.log_of(rank), "a", buffering=1)  # noqa: SIM115
+    """All that this rank writes goes to its log; rank 0 keeps stdout for its display, and logs beside it.
+
+    A log that cannot be written keeps no rank from training; rank 0 tells of its own.
+    """
+    path = folder.log_of(rank)
+
+    def told(error: OSError) -> None:
+        if rank == 0:
+            print(f"{shown(path)} cannot be written: {in_words(error, path)}; training goes on", flush=True)
+
+    try:
+        folder.ranks.mkdir(parents=True, exist_ok=True)
+        file = forgiving(str(path), told)
+    except OSError as error:
+        told(error)
+        file = forgiving(os.devnull, told)
     file.write(introduction(os.getpid()))
     faulthandler.enable(file)
     if hasattr(signal, "SIGQUIT") and signal.getsignal(signal.SIGQUIT) is not signal.SIG_IGN:
@@ -190,6 +208,11 @@ def _rank_log(folder: RunFolder, rank: int) -> Iterator[IO[str]]:
         for number, before in redirected.items():
             os.dup2(before, number)
             os.close(before)
+
+
+def _to_log(end: threading.ExceptHookArgs) -> None:
+    log.error(f"in thread {end.thread.name if end.thread else '?'}:")
+    log.error("".join(traceback.format_exception(end.exc_type, end.exc_value, end.exc_traceback)))
 
 
 if __name__ == "__main__":

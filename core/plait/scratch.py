@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from plait.errors import PlaitError
+from plait.disk import DiskError, sentence
 from plait.locks import try_lock, unlock
 
 PREFIX = "plait-scratch-"
@@ -18,7 +18,7 @@ class Scratch:
     """A new folder in the system's folder for temporary files, which only this user can read.
 
     Its owner holds a lock on it. Who makes one first removes those of the same user that nobody holds any more.
-    Raises PlaitError if it cannot be made.
+    Raises DiskError if it cannot be made.
     """
 
     def __init__(self) -> None:
@@ -32,8 +32,8 @@ class Scratch:
                 self._lock = _lock(self.path)
             (self.path / MARK).touch()
         except OSError as error:
-            raise PlaitError(
-                f"no folder for temporary files can be made ({error}): set TMPDIR to a folder that can be written"
+            raise DiskError(
+                f"no folder for temporary files can be made ({sentence(error)}): set TMPDIR to one that can be written"
             ) from None
 
     def close(self) -> None:

@@ -40,6 +40,6 @@ def stopped(
     else:
         reason += f"; {last}"
     outcome = Outcome("stopped", reason, step=step, **({"signal": number} if number else {}))
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(PlaitError):  # a full disk
         folder.set_outcome(outcome)
     return outcome

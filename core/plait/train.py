@@ -1,5 +1,6 @@
 """`plait train`: compose once, check, and start the ranks or be one."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -10,7 +11,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from plait.compose import composed, swept
+from plait.disk import writing
 from plait.errors import PlaitError, one_line
+from plait.streams import console_may_fail, unheard
 
 
 def main(argv: list[str]) -> int:
@@ -19,6 +22,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+@console_may_fail(unheard)
 def job(cfg: DictConfig) -> None:
     """One run: Hydra's task function. Raises PlaitError with one sentence, or SystemExit for a signal's exit code."""
     from hydra.core.hydra_config import HydraConfig
@@ -53,6 +57,8 @@ def _run(node: dict[str, Any], path: Path) -> None:
     STOPS.wake()
     folder = RunFolder(path)
     try:
+        with writing(path, "the run's folder"), contextlib.suppress(FileNotFoundError):
+            os.stat(path)  # a name that is too long, or a folder that may not be entered
         if launch_mode(typed(Launch, node["launch"], "launch")) == "external":
             outcome = _be_a_rank(node, folder)
         else:

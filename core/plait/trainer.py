@@ -123,7 +123,8 @@ class Trainer:
     def _train_step(self) -> tuple[Pending, bool]:
         watch = Stopwatch(self.device)
         batch = self.batches.take(self.samples)
-        counts = torch.tensor([valid_tokens(batch.labels) if self.mesh.leads() else 0, int(self._stop)])
+        mine = valid_tokens(batch.labels) if self.mesh.leads() else 0
+        counts = torch.tensor([mine, int(self._stop), int(self.checkpoints.failed())])
         counting = dist.all_reduce(counts, async_op=True)  # on the CPU, while forward runs
         data_seconds = watch.so_far()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -137,6 +138,8 @@ class Trainer:
                     counting.wait()
                     valid = max(int(counts[0]), 1)
                     waiting = int(counts[1])
+                    if counts[2]:
+                        self.checkpoints.wait()  # raises, on all ranks
                 self.applied.backward(loss, valid)
             total += loss.detach()
             del logits, loss

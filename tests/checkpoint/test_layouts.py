@@ -233,14 +233,14 @@ def fail_on_one_rank(folder: str, mode: str, rank: int) -> tuple[str, list[str]]
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize(("rank", "reason"), [(0, "no space left"), (1, r"\[Errno 20\] Not a directory: '[^']*'")])
+@pytest.mark.parametrize(("rank", "reason"), [(0, "no space left"), (1, r"\S+: a file is where a folder should be")])
 def test_a_failure_on_one_rank_is_told_on_all(
     plait_ranks: Pool, tmp_path: Path, mode: str, rank: int, reason: str
 ) -> None:
     expected = rf"the checkpoint of step 2 could not be saved: {reason} \(rank {rank}\)"
     for message, found in plait_ranks.run(fail_on_one_rank, str(tmp_path), mode, rank, world=2):
         assert re.fullmatch(expected, message), message
-        assert found == ["step-1", "step-2.tmp", "step-4"]
+        assert found == ["step-1", "step-4"]
 
 
 def read_interleaved(source: str) -> list[int]:

@@ -132,7 +132,7 @@ def test_export_writes_one_file_or_shards_as_hugging_face_does(tmp_path: Path) -
 def test_export_where_it_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
     export(tensors(), tmp_path / "one", is_writer=True)
     (tmp_path / "one.tmp").write_text("in the way")
-    with pytest.raises(PlaitError, match=f"could not be exported to {tmp_path / 'one'}"):
+    with pytest.raises(PlaitError, match=f"exported weights in {tmp_path / 'one'} cannot be written"):
         export(blank(), tmp_path / "one", is_writer=True)
     assert same(load_file(tmp_path / "one" / "model.safetensors"), tensors())
 

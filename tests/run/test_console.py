@@ -84,7 +84,8 @@ def test_clock(seconds: float | None, text: str) -> None:
 PROGRAM = """
 import sys, time
 from plait.console import Console
-with Console(int(sys.argv[1]), 0, 40) as console:
+from plait.streams import console_may_fail
+with console_may_fail(lambda error: None), Console(int(sys.argv[1]), 0, 40) as console:
     for n in range(1, int(sys.argv[1]) + 1):
         console.step({"step": n, "loss": 1.0, "grad_norm": 1.0, "lr": 1.0, "tokens_per_second": 1.0})
         if n == 50: console.line("[bold]saved[/bold]")

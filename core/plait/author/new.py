@@ -3,9 +3,11 @@
 import importlib.util
 import keyword
 import re
+import shutil
 from pathlib import Path
 
 from plait import __version__
+from plait.disk import writing
 from plait.errors import PlaitError
 from plait.hookspecs import API
 from plait.plugins import installed
@@ -61,5 +63,10 @@ def write(strategy: str, parent: Path) -> Path:
         raise PlaitError("plait new needs copier, which is not installed: pip install 'plait[author]'") from None
     major, minor, *_ = (int(part) for part in __version__.split("."))
     data = {"strategy": strategy, "core": f">={major}.{minor},<{major}.{minor + 1}", "api": API}
-    copier.run_copy(str(TEMPLATE), folder, data=data, defaults=True, quiet=True)
+    with writing(folder):
+        try:
+            copier.run_copy(str(TEMPLATE), folder, data=data, defaults=True, quiet=True)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     return folder

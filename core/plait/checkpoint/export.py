@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from plait.checkpoint.files import put_in_place, sync, write_synced
 from plait.checkpoint.sums import write_sums
 from plait.checkpoint.weights import INDEX
-from plait.errors import PlaitError
+from plait.disk import writing
 
 
 def export(
@@ -29,7 +29,7 @@ def export(
     One file `model.safetensors`, or where that would pass `max_shard_bytes`, several and an index, named as Hugging
     Face does. Beside them a SHA256SUMS. Parameters are gathered one by one: the writer holds one file's in memory, the
     others one. The folder appears whole or not at all, and takes the place of one of that name.
-    Raises PlaitError, on the writer, where it cannot be written.
+    Raises DiskError, on the writer, if it cannot be written.
     """
     folder = Path(folder)
     partial = folder.with_name(folder.name + ".tmp")
@@ -50,14 +50,16 @@ def export(
             failure = error  # the other ranks gather on, so this one must too
     if not is_writer:
         return
-    try:
-        if failure is not None:
-            raise failure
-        write_index(files, sum(_bytes(tensor) for tensor in state.values()), partial)
-        write_sums(partial)
-        put_in_place(partial, folder)
-    except (OSError, SafetensorError) as error:
-        raise PlaitError(f"the weights could not be exported to {folder}: {error}") from error
+    with writing(folder, "the exported weights in"):
+        try:
+            if failure is not None:
+                raise failure
+            write_index(files, sum(_bytes(tensor) for tensor in state.values()), partial)
+            write_sums(partial)
+            put_in_place(partial, folder)
+        except (OSError, SafetensorError):
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
 
 
 def split(sizes: Mapping[str, int], max_shard_bytes: float) -> dict[str, list[str]]:

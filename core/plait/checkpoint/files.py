@@ -44,7 +44,11 @@ def put_in_place(whole: Path, final: Path) -> None:
     sync(whole)
     if os.path.lexists(final):
         aside = move_aside(final)
-        os.rename(whole, final)
+        try:
+            os.rename(whole, final)
+        except OSError:
+            os.rename(aside, final)
+            raise
         sync(final.parent)
         clear(aside)
     else:

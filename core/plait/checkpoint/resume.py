@@ -11,6 +11,7 @@ from plait.checkpoint.data import check_data, keep_batch
 from plait.checkpoint.store import Manifest, NoneSound, Store
 from plait.checkpoint.sums import check_sums
 from plait.config import Checkpoint
+from plait.disk import reading
 from plait.errors import PlaitError
 from plait.folder import versions_of
 
@@ -47,7 +48,8 @@ def look(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
         if conf.init_from:
             from plait.checkpoint.weights import check_weights
 
-            check_weights(conf.init_from, checked.shapes, checked.ties)
+            with reading(conf.init_from, "checkpoint.init_from"):
+                check_weights(conf.init_from, checked.shapes, checked.ties)
         say(f"checkpoint: none to resume; starting at step 0{f' from {conf.init_from}' if conf.init_from else ''}")
         if metrics.last_step(folder.path / metrics.FILE):
             say(f"metrics: those of an earlier start move to {metrics.OLD}")
@@ -123,7 +125,9 @@ def choose(conf: Checkpoint, store: Store, say: Say) -> Path | None:
         say(str(error))
     if not named:
         return None
-    if problem := Store.verify(conf.load):
+    with reading(conf.load, "checkpoint.load"):
+        problem = Store.verify(conf.load)
+    if problem:
         raise PlaitError(f"checkpoint.load={conf.load} cannot be loaded: {problem}")
     return Path(conf.load)
 

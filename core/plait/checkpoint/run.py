@@ -1,12 +1,16 @@
 """The checkpoints of a run on its ranks: what a save holds, and what a restore brings back."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.checkpoint.data import samples_of
 from plait.checkpoint.resume import Say, choose
 from plait.checkpoint.store import Store
-from plait.errors import PlaitError
+from plait.disk import DiskError, refused
+from plait.errors import PlaitError, one_line
 from plait.metrics import FILE, Seal
 
 if TYPE_CHECKING:
@@ -44,6 +48,8 @@ class Checkpoints:
         self.store = Store(folder.checkpoints(self.conf.dir))
         self._saver = Saver(self.store, self.conf.mode, self.conf.keep) if self.conf.enabled else None
         self._metrics = Seal(folder.path / FILE)
+        self._restored: Path | None = None
+        self._grace = config.launch.grace_seconds
         self._versions = folder.read_versions()
         if dist.get_rank() == 0:
             folder.write_versions({**self._versions, "data": data["fingerprint"]})
@@ -63,6 +69,7 @@ class Checkpoints:
                 self.say(f"checkpoint: weights from {self.conf.init_from}")
             return 0, 0, 0
         load(path, state, after)
+        self._restored = path
         manifest = Store.read(path)
         if manifest.data.get("fingerprint") != self.data["fingerprint"]:
             self.say("data: the text or its tokenizer changed since the checkpoint; batches will differ from before")
@@ -85,10 +92,32 @@ class Checkpoints:
         if self._saver is not None:
             self._saver.wait()
 
+    def failed(self) -> bool:
+        """Whether this rank knows that the save under way failed; once one does, all are to call `wait`."""
+        return self._saver is not None and self._saver.failed()
+
+    @contextlib.contextmanager
+    def breaking_off(self) -> Iterator[None]:
+        """If what happens inside ends the run, the save under way is completed first, and a full disk is told with
+        what is safe."""
+        try:
+            yield
+        except Exception as error:
+            if self._saver is not None and (isinstance(error, PlaitError) or refused(error)):
+                self._saver.settle(self._grace)
+            if not refused(error):
+                raise
+            told = f"{one_line(error)}; {self.kept()}; once this is mended, the same command goes on"
+            raise DiskError(told) from error
+
     def kept(self) -> str:
         """What a run that breaks off leaves to go on from, in words."""
-        complete = self.store.complete()
-        return f"the last good checkpoint is kept: {complete[-1].name}" if complete else "no checkpoint was saved yet"
+        saved = self._saver.saved if self._saver else None
+        good = self._restored if saved is None else self.store.place(saved)
+        if good is None:
+            return "no checkpoint was saved yet"
+        name = good.name if good.parent == self.store.folder else good
+        return f"the last good checkpoint is kept: {name}" if os.path.isdir(good) else f"the checkpoint {name} is gone"
 
     def export(self) -> None:
         """Write the weights as safetensors into the run's folder `export/`."""

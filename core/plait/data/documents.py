@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from plait.disk import reading
 from plait.errors import PlaitError, near_miss
 
 LINES = (".jsonl", ".json", ".ndjson")
@@ -52,6 +53,11 @@ def find(path: str) -> list[File]:
 
     Raises PlaitError where there is none.
     """
+    with reading(path, "data.path"):
+        return _find(path)
+
+
+def _find(path: str) -> list[File]:
     given = Path(path).expanduser()
     if given.is_dir():
         found = [entry(file, named=False) for file in walk(given, hidden)]

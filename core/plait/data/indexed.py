@@ -1,7 +1,9 @@
 """Sources whose text lies in files: tokenised once a machine, then any sample can be had at any time."""
 
 import hashlib
+import os
 from abc import abstractmethod
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,6 +14,7 @@ from plait.data import cache
 from plait.data.documents import File
 from plait.data.source import Say, Source
 from plait.data.tokenise import FORMAT, read_meta, tokenise
+from plait.disk import DiskError, in_words, reading, shown
 from plait.errors import PlaitError
 
 if TYPE_CHECKING:
@@ -59,16 +62,19 @@ class Indexed(Source):
 
     def check(self, *, seq_len: int, vocab_size: int | None) -> None:
         super().check(seq_len=seq_len, vocab_size=vocab_size)
-        cache.root(self.cache_dir)
+        root = cache.root(self.cache_dir)
+        with reading(root, "data.cache_dir" if self.cache_dir else "PLAIT_CACHE"), suppress(FileNotFoundError):
+            os.stat(root)
         self.files()
 
     def prepare(self, say: Say) -> None:
         try:
             self._prepare(say)
         except OSError as error:
-            at = f" ({error.filename})" if error.filename else ""
-            raise PlaitError(
-                f"data cannot be tokenised into {cache.root(self.cache_dir)}: {error.strerror or error}{at}; "
+            root = cache.root(self.cache_dir)
+            at = f" ({shown(error.filename)})" if error.filename else ""
+            raise DiskError(
+                f"data cannot be tokenised into {shown(root)}: {in_words(error, root)}{at}; "
                 "data.cache_dir or PLAIT_CACHE names another folder"
             ) from error
 

@@ -18,6 +18,7 @@ from plait.checkpoint.files import sync, write_synced
 from plait.checkpoint.store import MANIFEST, Store
 from plait.checkpoint.sums import check_sums, write_sums
 from plait.checkpoint.weights import open_files
+from plait.disk import in_words, writing
 from plait.errors import PlaitError
 from plait.models.convert.config import CONFIG, check_config, config_of
 from plait.models.convert.plan import Piece, make_ours, make_theirs, ours_from, table_of, theirs_from
@@ -66,10 +67,8 @@ def convert(
         by_name = {piece.name: piece for piece in pieces}
         total, done = sum(piece.bytes for piece in pieces), 0
         files = split({piece.name: piece.bytes for piece in pieces}, max_shard_bytes)
-        try:
-            partial.mkdir(parents=True)
-        except OSError as error:  # another conversion may have made it just now: it is not this one's to remove
-            raise PlaitError(f"{source} could not be converted to {target}: {error}") from error
+        with writing(target):
+            partial.mkdir(parents=True)  # another conversion may have made it just now: it is not this one's to remove
         try:
             for file, names in files.items():
                 held: dict[str, Tensor] = {}
@@ -85,7 +84,7 @@ def convert(
             write_sums(partial)
             _name(partial, target)
         except (OSError, SafetensorError) as error:
-            raise PlaitError(f"{source} could not be converted to {target}: {error}") from error
+            raise PlaitError(f"{source} could not be converted to {target}: {in_words(error, target)}") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return target
