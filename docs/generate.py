@@ -23,6 +23,11 @@ what a command comes to, without running it. A list in brackets needs quotes in 
 A default of `???` must be given. Options of your own are files `./conf/<group>/<option>.yaml`, or lie under
 `--config-dir`.
 
+A value must have the type of its key, exactly: `true` is no number, `1` is no `true`, `1.5` and `1e3` are no whole
+numbers, and text that looks like a number needs quotes of its own (`'run.name="1.10"'`). What does not fit, an unknown
+key, and a key that was deleted (`~train.steps`) end the command with one sentence that names the key, before anything
+is written.
+
 ## A run
 """
 

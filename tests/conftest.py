@@ -5,5 +5,5 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-for folder in (".", "core", "mutants"):  # helpers of the tests, here and in the ranks
+for folder in (".", "core", "mutants", "run"):  # helpers of the tests, here and in the ranks
     sys.path.insert(0, str(Path(__file__).parent / folder))

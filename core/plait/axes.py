@@ -12,6 +12,21 @@ from plait.errors import PlaitError
 SPLITS = ("layers", "batch", "sequence", None)
 
 
+def _name(_: object, attribute: attrs.Attribute, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"the {attribute.name} of a mesh axis or view must be text, not {value!r}")
+
+
+def _whole(_: object, attribute: attrs.Attribute, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"the {attribute.name} of a mesh axis must be a whole number, not {value!r}")
+
+
+def _all_axes(_: object, attribute: attrs.Attribute, value: tuple[object, ...]) -> None:
+    if wrong := [item for item in value if not isinstance(item, MeshAxis)]:
+        raise TypeError(f"the {attribute.name} of a mesh view must be of MeshAxis, not {wrong[0]!r}")
+
+
 @attrs.frozen
 class MeshAxis:
     """A named dimension of the world.
@@ -25,8 +40,8 @@ class MeshAxis:
             out of it.
     """
 
-    name: str
-    degree: int = -1
+    name: str = attrs.field(validator=_name)
+    degree: int = attrs.field(default=-1, validator=_whole)
     splits: str | None = attrs.field(default=None, validator=attrs.validators.in_(SPLITS))
     shards: tuple[str, ...] = attrs.field(default=(), converter=tuple)
     sums: bool = attrs.field(default=True)
@@ -49,8 +64,8 @@ class MeshView:
     `axes` are carved out of the dense axes, innermost first, never from layers nor from an axis with sums=False.
     """
 
-    name: str
-    axes: tuple[MeshAxis, ...] = attrs.field(converter=tuple)
+    name: str = attrs.field(validator=_name)
+    axes: tuple[MeshAxis, ...] = attrs.field(converter=tuple, validator=_all_axes)
 
 
 @attrs.frozen

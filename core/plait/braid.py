@@ -1,30 +1,41 @@
 """The selected strategies joined by pluggy: who is called, in which order, and whose fault an error is."""
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from plait import hookspecs
-from plait.errors import PlaitError
+from plait.errors import PlaitError, left
 from plait.plugins import described
+from plait.settings.exact import Misfit, short
+from plait.signals import asked_to_stop
 from plait.strategy import Place, claimed, order
+
+if TYPE_CHECKING:  # torch stays out of `plait plugins --check`
+    from plait.answers import Owed
 
 TRACE = "PLAIT_TRACE_PLUGINS"
 BLAME = "raised by"
+
+
+class Unowed(PlaitError):
+    """A hook answered what it does not owe; the message says whose."""
 
 
 class Braid:
     """The hooks of the selected strategies. Made afresh for every run; nothing is process-global.
 
     Raises PlaitError for a hook that does not exist or asks for unknown arguments, two strategies with the same
-    first-result hook, a wrapper around a fold, two claims of one role, and a cycle in the order.
+    first-result hook, a wrapper around a fold, two claims of one role, and a cycle in the order; and where a hook
+    answers what it does not owe: `answers` is `plait.answers.ANSWERS`, apart from here since it needs torch.
     """
 
-    def __init__(self, strategies: Mapping[str, Any]) -> None:
-        self.strategies = dict(strategies)
+    def __init__(self, strategies: Mapping[str, Any], answers: "Mapping[str, Owed] | None" = None) -> None:
+        self.strategies, self._answers = dict(strategies), answers or {}
         self.places: list[Place] = order(self.strategies)
         self.roles: dict[str, str] = claimed(self.strategies)
         self._manager = pluggy.PluginManager("plait")
@@ -87,11 +98,11 @@ class Braid:
                     if caller.name in hookspecs.FOLDS:
                         raise PlaitError(f"{described(name)} wraps the hook {caller.name!r}; a fold takes no wrappers")
                     implementation.function = _attributed_wrapper(  # type: ignore[misc]
-                        implementation.function, name, caller.name
+                        implementation.function, name, caller.name, self._answers.get(caller.name)
                     )
                     continue
                 implementation.function = _attributed(  # type: ignore[misc]
-                    implementation.function, name, caller.name, implementation.argnames
+                    implementation.function, name, caller.name, implementation.argnames, self._answers.get(caller.name)
                 )
 
 
@@ -104,37 +115,59 @@ def _call(implementation: Any, arguments: Mapping[str, Any]) -> Any:
     return implementation.function(*(arguments[a] for a in implementation.argnames))
 
 
-def _attributed(function: Callable[..., Any], name: str, hook: str, argnames: tuple[str, ...]) -> Callable[..., Any]:
+def _attributed(
+    function: Callable[..., Any], name: str, hook: str, argnames: tuple[str, ...], owed: "Owed | None"
+) -> Callable[..., Any]:
     """`function`, whose errors name the plugin and the hook, and whose calls are shown where the user asked for it."""
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
-        try:
+        with _blame(name, hook):
             if os.environ.get(TRACE):
                 from plait.author.trace import traced
 
                 given = dict(zip(argnames, arguments, strict=True))
-                return traced(name, hook, functools.partial(function, *arguments), given)
-            return function(*arguments)
-        except SystemExit as end:
-            raise PlaitError(f"{described(name)} calls sys.exit({end.code!r}) in its hook {hook!r}") from end
-        except Exception as error:
-            error.add_note(f"{BLAME} {described(name)} in its hook {hook!r}")
-            raise
+                answer = traced(name, hook, functools.partial(function, *arguments), given)
+            else:
+                answer = function(*arguments)
+            return _taken(answer, name, hook, owed)
 
     return call
 
 
-def _attributed_wrapper(function: Callable[..., Any], name: str, hook: str) -> Callable[..., Any]:
+def _attributed_wrapper(function: Callable[..., Any], name: str, hook: str, owed: "Owed | None") -> Callable[..., Any]:
     """The same for a wrapper, through which the errors of those that it wraps come too: they have their note."""
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
-        try:
-            return (yield from function(*arguments))
-        except Exception as error:
-            if not blamed(error):
-                error.add_note(f"{BLAME} {described(name)} in its hook {hook!r}")
-            raise
+        with _blame(name, hook, GeneratorExit):  # how Python ends a generator
+            return _taken((yield from function(*arguments)), name, hook, owed)
 
     return call
+
+
+def _taken(answer: Any, name: str, hook: str, owed: "Owed | None") -> Any:
+    if owed is None:
+        return answer
+    try:
+        return owed.take(answer)
+    except Misfit:
+        answered = f"{described(name)} returned {short(repr(answer))} from its hook {hook!r}"
+        raise Unowed(f"{answered}, which owes {owed.what}") from None
+
+
+@contextlib.contextmanager
+def _blame(name: str, hook: str, *passing: type[BaseException]) -> Iterator[None]:
+    """Errors inside name the plugin and the hook, unless they name one already."""
+    try:
+        yield
+    except Unowed:
+        raise
+    except Exception as error:
+        if not blamed(error):
+            error.add_note(f"{BLAME} {described(name)} in its hook {hook!r}")
+        raise
+    except BaseException as error:
+        if asked_to_stop(error) or isinstance(error, passing):
+            raise
+        raise PlaitError(f"{described(name)} {left(error)} in its hook {hook!r}") from error

@@ -1,14 +1,16 @@
 """Everything that can be known before a rank starts: typed config, strategies, model, mesh, batch, data."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import torch
 
+from plait.answers import ANSWERS
 from plait.axes import Layout
 from plait.braid import Braid
-from plait.build import build_model, make
+from plait.build import build_model, build_source
 from plait.checkpoint.state import shapes, tied_names
 from plait.config import Config, accumulation
 from plait.distributed import device_of
@@ -17,7 +19,7 @@ from plait.metrics import check as check_metrics
 from plait.optimizer import make_optimizer
 from plait.plugins import create_all, installed
 from plait.run import Run
-from plait.schema import typed
+from plait.schema import fit, typed
 from plait.weave import axes_asked, configure, layout_of, new_run
 
 
@@ -51,13 +53,13 @@ def check(node: Mapping[str, Any], world_size: int | None = None) -> Checked:
     guess = world_size or _guess(config, device_type)
     run = new_run(config, spec, model, guess, device_type, strategies)
     configure(run)
-    braid = Braid(run.strategies)
+    braid = Braid(run.strategies, ANSWERS)
     if world_size is None:
         run.world_size = world_size = _wanted(run, braid, guess)
     layout = layout_of(run, braid)
     _check_model(config, model)
     accumulation(config, layout.count("batch"))
-    source = make(config.data, "data")
+    source = build_source(config.data)
     source.check(seq_len=config.train.seq_len, vocab_size=config.model.get("vocab_size"))
     if config.validation.interval and not source.has_validation:
         raise PlaitError(
@@ -84,8 +86,9 @@ def _check_model(config: Config, model: Any) -> None:
         raise PlaitError(
             f"train.seq_len={config.train.seq_len} is longer than the model's: model.max_seq_len={longest}"
         )
-    if not isinstance(config.optimizer.get("lr"), int | float):
-        raise PlaitError(f"optimizer.lr={config.optimizer.get('lr')!r} must be a number: the schedule scales it")
+    lr = fit(config.optimizer.get("lr"), float, "optimizer.lr")  # the schedule scales it
+    if not 0 <= lr < math.inf:
+        raise PlaitError(f"optimizer.lr is {lr}; it must be finite and not negative")
     make_optimizer(config.optimizer, [torch.nn.Parameter(torch.zeros(1))])
 
 
@@ -103,6 +106,8 @@ def _check_profile(config: Config, world_size: int) -> None:
     profile = config.profile
     if not profile.enabled:
         return
+    if not profile.ranks:
+        raise PlaitError("profile.ranks=[] names no rank to trace, but profile.enabled=true")
     if outside := [rank for rank in profile.ranks if rank not in range(world_size)]:
         raise PlaitError(f"profile.ranks={profile.ranks} names rank {outside[0]}; there are 0 to {world_size - 1}")
     if profile.start > config.train.steps:

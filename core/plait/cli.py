@@ -47,6 +47,9 @@ def main() -> None:
     except PlaitError as error:
         print(f"plait: {one_line(error)}", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt as error:
+        print(f"plait: {one_line(error)}, though no signal came", file=sys.stderr)  # somebody's code raised it
+        sys.exit(1)
     except Exception as error:
         from plait.braid import TRACE
 

@@ -28,7 +28,7 @@ def clip_grads(
     if not groups:
         return torch.zeros(())
     norms = [
-        _plain(get_total_norm([p.grad for p in group if p.grad is not None], norm_type)) for group in groups.values()
+        plain(get_total_norm([p.grad for p in group if p.grad is not None], norm_type)) for group in groups.values()
     ]
     total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), norm_type)
     if not math.isinf(max_norm):
@@ -37,5 +37,6 @@ def clip_grads(
     return total
 
 
-def _plain(norm: Tensor) -> Tensor:
+def plain(norm: Tensor) -> Tensor:
+    """`norm` as every rank has it."""
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

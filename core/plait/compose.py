@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,8 @@ def composed(task: Callable[[Any], None], argv: list[str]) -> None:
     from hydra.types import RunMode
     from omegaconf.errors import OmegaConfBaseException
 
+    from plait.settings.overrides import check_arguments
+
     raised: list[Exception] = []
 
     @functools.wraps(task)
@@ -36,11 +39,12 @@ def composed(task: Callable[[Any], None], argv: list[str]) -> None:
     sys.argv = ["plait" if "-sc" in argv or "--shell-completion" in argv else "plait train", *argv]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra raises instead of printing and exiting
     try:
+        check_arguments(argv)
         hydra.main(config_path=CONFIG, config_name="train", version_base="1.3")(quiet)()
     except PlaitError:
         raise
     except Exception as error:
-        raise PlaitError(sentence(error)) from error
+        raise PlaitError(_naming(sentence(error), argv)) from error
     finally:
         sys.argv = before[0]
         if before[1] is None:
@@ -102,6 +106,12 @@ def sentence(error: Exception) -> str:
     if isinstance(error, MissingConfigException):
         return lines[0]  # the rest is a search path
     return " ".join(lines) if isinstance(error, HydraException) else one_line(error)
+
+
+def _naming(text: str, argv: list[str]) -> str:
+    """`text`, with the arguments that it came from if it names none of them."""
+    keys = [re.split(r"[=.@]", argument.lstrip("+~"))[0] for argument in argv]
+    return text if any(key and key in text for key in keys) else f"{text} (from {' '.join(argv)})"
 
 
 def _options(group: str) -> list[str]:

@@ -1,11 +1,12 @@
 """The typed nodes of a run's configuration; `conf/train.yaml` holds the defaults' reasons, this file their types."""
 
-from typing import Any
+from typing import Any, Literal
 
 import attrs
-from attrs.validators import ge, gt, in_, le, optional
+from attrs.validators import deep_iterable, ge, gt, in_, le, optional
 
 from plait.errors import PlaitError
+from plait.settings.names import check_inside, check_name
 
 YEAR = 366 * 24 * 60 * 60  # seconds; clocks of the system overflow at much more
 
@@ -14,9 +15,28 @@ def _one_of(*values: Any) -> Any:
     return attrs.field(default=values[0], validator=in_(values))
 
 
+def _filled(_: Any, attribute: attrs.Attribute, value: str | None) -> None:
+    if value == "":
+        raise ValueError(f"'{attribute.name}' must not be empty")
+
+
+def _a_name(_: Any, attribute: attrs.Attribute, value: Any) -> None:
+    if value is not None:
+        check_name(str(value), f"'{attribute.name}'")
+
+
+def _a_place(_: Any, attribute: attrs.Attribute, value: str) -> None:
+    check_inside(value, f"'{attribute.name}'")
+
+
+def _different(_: Any, attribute: attrs.Attribute, value: list[int]) -> None:
+    if len(set(value)) < len(value):
+        raise ValueError(f"'{attribute.name}' names one twice: {value}")
+
+
 @attrs.define
 class Named:
-    name: str | None = None
+    name: str | int | None = attrs.field(default=None, validator=_a_name)
 
 
 @attrs.define
@@ -24,16 +44,11 @@ class Train:
     steps: int = attrs.field(default=140, validator=ge(1))
     seq_len: int = attrs.field(default=256, validator=ge(1))
     local_batch_size: int = attrs.field(default=8, validator=ge(1))
-    global_batch_size: int | None = attrs.field(default=None)
+    global_batch_size: int | None = attrs.field(default=None, validator=optional(ge(1)))
     seed: int = attrs.field(default=0, validator=ge(0))
     deterministic: bool = False
     max_norm: float = attrs.field(default=1.0, validator=gt(0))
     gc_interval: int = attrs.field(default=50, validator=ge(0))
-
-    @global_batch_size.validator
-    def _positive(self, _: Any, value: int | None) -> None:
-        if value is not None and value < 1:
-            raise ValueError(f"'global_batch_size' must be >= 1 or null: {value}")
 
 
 @attrs.define
@@ -52,7 +67,7 @@ class Remat:
 @attrs.define
 class Compile:
     enabled: bool = False
-    backend: str = "inductor"
+    backend: str = attrs.field(default="inductor", validator=_filled)
     fullgraph: bool = True
 
 
@@ -74,9 +89,9 @@ class Validation:
 class Checkpoint:
     enabled: bool = True
     interval: int = attrs.field(default=50, validator=ge(0))
-    dir: str = "checkpoints"
-    load: str = "latest"
-    init_from: str | None = None
+    dir: str = attrs.field(default="checkpoints", validator=_a_place)
+    load: str = attrs.field(default="latest", validator=_filled)
+    init_from: str | None = attrs.field(default=None, validator=_filled)
     keep: int = attrs.field(default=2, validator=ge(1))
     mode: str = _one_of("async", "sync")
     export: bool = True
@@ -85,10 +100,10 @@ class Checkpoint:
 @attrs.define
 class Launch:
     mode: str = _one_of("auto", "local", "external")
-    nproc_per_node: Any = "auto"
+    nproc_per_node: int | Literal["auto"] = "auto"
     nnodes: int = attrs.field(default=1, validator=ge(1))
     rdzv_endpoint: str | None = None
-    run_id: str | None = None
+    run_id: str | int | None = attrs.field(default=None, validator=_a_name)
     max_restarts: int = attrs.field(default=3, validator=ge(0))
     grace_seconds: float = attrs.field(default=30.0, validator=[gt(0), le(YEAR)])
     timeout_seconds: float = attrs.field(default=600.0, validator=[gt(0), le(YEAR)])
@@ -107,7 +122,7 @@ class Profile:
     enabled: bool = False
     start: int = attrs.field(default=10, validator=ge(1))
     steps: int = attrs.field(default=3, validator=ge(1))
-    ranks: list[int] = attrs.field(factory=lambda: [0])
+    ranks: list[int] = attrs.field(factory=lambda: [0], validator=[deep_iterable(ge(0)), _different])
     memory: bool = False
 
 

@@ -11,14 +11,24 @@ class PlaitError(Exception):
 def one_line(error: BaseException) -> str:
     """What the user is told of `error`: its message, after its type if it is neither ours nor the system's,
     and its notes."""
-    text = " ".join(str(error).split())
+    text = visible(str(error))
     if not isinstance(error, PlaitError):
         from plait.disk import number_of, sentence
 
         kind = type(error).__name__
-        text = sentence(error) if number_of(error) is not None else f"{kind}: {text}" if text else kind
-    notes = "; ".join(getattr(error, "__notes__", ()))
+        text = visible(sentence(error)) if number_of(error) is not None else f"{kind}: {text}" if text else kind
+    notes = visible("; ".join(getattr(error, "__notes__", ())))
     return f"{text} ({notes})" if notes else text
+
+
+def visible(text: str) -> str:
+    """`text` in one line, without characters that would do something to a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
+
+
+def left(error: BaseException) -> str:
+    """What code did that raised what is no Exception, in words."""
+    return f"calls sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"raises {type(error).__name__}"
 
 
 def near_miss(name: str, known: "list[str] | tuple[str, ...]") -> str:

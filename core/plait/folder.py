@@ -17,6 +17,7 @@ import yaml
 
 from plait.disk import replace, writing
 from plait.errors import PlaitError
+from plait.links import check_links
 from plait.locks import try_lock, unlock
 
 FILES = ("config.yaml", "versions.json", "outcome.json", "metrics.jsonl", "metrics.old.jsonl")
@@ -66,6 +67,7 @@ class RunFolder:
         """
         if self._lock is not None:
             return
+        check_links(self.path)
         with writing(self.path, "the run's folder"):
             self.path.mkdir(parents=True, exist_ok=True)
             self.ranks.mkdir(exist_ok=True)

@@ -79,7 +79,7 @@ def start_ranks(
             parameters = RendezvousParameters(
                 backend="c10d" if launch.nnodes > 1 else ALONE,
                 endpoint=launch.rdzv_endpoint or "",
-                run_id=launch.run_id or (folder.path.name if launch.nnodes > 1 else uuid.uuid4().hex),
+                run_id=str(launch.run_id or (folder.path.name if launch.nnodes > 1 else uuid.uuid4().hex)),
                 min_nodes=launch.nnodes,
                 max_nodes=launch.nnodes,
             )

@@ -9,8 +9,9 @@ from typing import Any
 
 import attrs
 
-from plait.errors import PlaitError, near_miss
+from plait.errors import PlaitError, left, near_miss, one_line
 from plait.hookspecs import APIS
+from plait.signals import asked_to_stop
 
 GROUP = "plait.strategies"
 API_GROUP = "plait.api"  # <strategy> = "v1": the hook API it was written for, readable without an import
@@ -75,10 +76,11 @@ def load(name: str) -> type:
     module, _, attribute = plugin.target.partition(":")
     try:
         cls = operator.attrgetter(attribute)(importlib.import_module(module))
-    except Exception as error:
-        raise PlaitError(
-            f"{plugin} cannot be imported from {plugin.target}: {type(error).__name__}: {error}"
-        ) from error
+    except BaseException as error:  # sys.exit too
+        if asked_to_stop(error):
+            raise
+        why = one_line(error) if isinstance(error, Exception) else f"it {left(error)}"
+        raise PlaitError(f"{plugin} cannot be imported from {plugin.target}: {why}") from error
     if not (isinstance(cls, type) and attrs.has(cls)):
         raise PlaitError(f"{plugin} is not an attrs class: {plugin.target} is {cls!r}")
     return cls
@@ -88,7 +90,13 @@ def create(name: str, options: Mapping[str, Any]) -> Any:
     """An instance of the installed strategy `name`. Raises PlaitError for an unknown option or a wrong value."""
     from plait.schema import typed
 
-    return typed(load(name), options, f"strategy.{name}")
+    cls = load(name)
+    try:
+        return typed(cls, options, f"strategy.{name}")
+    except PlaitError:
+        raise
+    except Exception as error:
+        raise PlaitError(f"{described(name)} cannot be made of its options: {one_line(error)}") from error
 
 
 def create_all(selected: Mapping[str, Any]) -> dict[str, Any]:

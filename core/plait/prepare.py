@@ -15,9 +15,10 @@ from plait.schema import typed
 Say = Callable[[str], None]
 
 
-def prepare(checked: Checked, folder: RunFolder, say: Say) -> Outcome | None:
+def prepare(checked: Checked, folder: RunFolder, say: Say, first: Callable[[], None] | None = None) -> Outcome | None:
     """Lock the folder and make it ready for the ranks; an outcome means that there is nothing left to train.
 
+    first: what else may find that the run cannot be, called before a new folder is made.
     Raises PlaitError where a live run holds the folder, or what it would resume does not fit.
     """
     new = not folder.path.exists()
@@ -29,6 +30,8 @@ def prepare(checked: Checked, folder: RunFolder, say: Say) -> Outcome | None:
     if found.finished:
         reason = f"{folder.path.name} is finished at step {found.step}: raise train.steps, or set another run.name"
         return Outcome("finished", reason, step=found.step)
+    if first:
+        first()
     try:
         folder.lock()
         folder.clear_outcome()

@@ -124,7 +124,7 @@ def _train(folder: RunFolder, rank: int, file: IO[str], ended: Callable[[End], N
         last: dict[str, Any] = {}
         if rank == 0:
             metrics = stack.enter_context(
-                Metrics(folder.path, config.metrics, start, config.run.name or folder.path.name, node)
+                Metrics(folder.path, config.metrics, start, str(config.run.name or folder.path.name), node)
             )
             console = stack.enter_context(Console(config.train.steps, start, config.metrics.log_every))
             show[:] = [console.line]

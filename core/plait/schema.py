@@ -1,72 +1,78 @@
 """From plain nodes of YAML to typed, validated attrs objects, with errors that name the key."""
 
 import re
+import types
+import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import attrs
-from omegaconf import OmegaConf
-from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from plait.errors import PlaitError, near_miss
+from plait.settings.exact import Misfit, fitted, hints_of, shown
 
 T = TypeVar("T")
+MISSING = "???"  # how a YAML file says that a key has no default
 
 
-def typed(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+def typed(cls: type[T], values: Any, where: str, whole: bool = False) -> T:
     """An instance of the attrs class `cls` from plain `values`; `where` is the node's key in error messages.
 
+    whole: every key must be there, as it is in a run's config; else one that is not takes the class's default.
     Raises PlaitError for an unknown key (naming the near miss), a value of another type, one that a validator
-    refuses, and a mandatory one that is missing.
+    refuses, and a key that is missing.
     """
+    fields = {field.name: field for field in attrs.fields(cls) if field.init}  # type: ignore[arg-type]
+    if not isinstance(values, Mapping):
+        raise PlaitError(f"{where} is {shown(values)}; it must be a node with the keys {', '.join(fields)}")
+    for key in values:
+        if key not in fields:
+            raise unknown(_join(where, str(key)), list(fields))
+    hints, given = hints_of(cls), {}
+    for name, field in fields.items():
+        key, value = _join(where, name), values.get(name, MISSING)
+        if isinstance(value, str) and value == MISSING:
+            if name not in values and whole:
+                raise PlaitError(f"{key} is missing: a run's configuration has all keys of its defaults, in train.yaml")
+            if name in values or field.default is attrs.NOTHING:
+                raise PlaitError(f"{key} must be given; it has no default")
+            continue
+        hint = hints.get(name, Any)
+        node = _node(hint)
+        if node is not None and not (value is None and node is not hint):
+            given[field.alias] = typed(node, value, key, whole)
+        else:
+            given[field.alias] = fit(value, hint, key)
     try:
-        node = OmegaConf.merge(_schema(cls), OmegaConf.create(dict(values)))
-        missing = sorted(OmegaConf.missing_keys(node))
-        if missing:
-            raise PlaitError(f"{_join(where, missing[0])} must be given; it has no default")
-        return OmegaConf.to_object(node)  # type: ignore[return-value]
-    except MissingMandatoryValue as error:
-        raise PlaitError(f"{where}: {_first_line(error)}") from error
-    except ConfigKeyError as error:
-        key = error.full_key or str(error.key)
-        parent, _, last = key.rpartition(".")
-        known = _keys(cls, parent)
-        raise PlaitError(
-            f"unknown key {_join(where, key)}; there are {', '.join(known)}{near_miss(last, known)}"
-        ) from error
-    except OmegaConfBaseException as error:
-        raise PlaitError(f"{_join(where, error.full_key or '')}: {_first_line(error)}") from error
+        return cls(**given)
     except (TypeError, ValueError) as error:  # attrs validators
-        node_key, said = _join(where, _refused(cls, node)), _first_line(error)
-        field = re.match(r"'(\w+)' (.*)", said)  # how validators of attrs begin
-        raise PlaitError(f"{node_key}.{field[1]} {field[2]}" if field else f"{node_key}: {said}") from error
+        said = _first_line(error)
+        refused = re.match(r"'(\w+)' (.*)", said)  # how validators of attrs begin
+        name = _join(where, refused[1] if refused else "") or "configuration"
+        raise PlaitError(f"{name} {refused[2]}" if refused else f"{name}: {said}") from error
 
 
-def _refused(cls: Any, node: Any) -> str:
-    """The key of the inner node that a validator refuses; empty where it is the outermost itself."""
-    for field in attrs.fields(cls):
-        if OmegaConf.is_dict(node[field.name]) and attrs.has(OmegaConf.get_type(node, field.name) or object):
-            try:
-                OmegaConf.to_object(node[field.name])
-            except (TypeError, ValueError):
-                return field.name
-    return ""
+def fit(value: Any, hint: Any, key: str) -> Any:
+    """`value` in the type of `hint`. Raises PlaitError, naming `key`, if it is of another."""
+    try:
+        return fitted(value, hint)
+    except Misfit as misfit:
+        raise PlaitError(f"{key} is {shown(value)}; it must be {misfit}") from None
 
 
-def _schema(cls: Any) -> Any:
-    """OmegaConf takes defaults that are made by a factory only from an instance."""
-    complete = all(field.default is not attrs.NOTHING for field in attrs.fields(cls))
-    return OmegaConf.structured(cls() if complete else cls)
+def unknown(key: str, known: list[str]) -> PlaitError:
+    """What to raise for a key that does not exist; `known`: those that do."""
+    return PlaitError(f"unknown key {key}; there are {', '.join(known)}{near_miss(key.rpartition('.')[2], known)}")
+
+
+def _node(hint: Any) -> Any:
+    """The attrs class that `hint` is, or has beside None; None: it has none."""
+    several = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return next((each for each in several if isinstance(each, type) and attrs.has(each)), None)
 
 
 def _join(where: str, key: str) -> str:
-    return ".".join(part for part in (where, key) if part) or "configuration"
-
-
-def _keys(cls: type, path: str) -> list[str]:
-    node = _schema(cls)
-    inner = OmegaConf.select(node, path) if path else node
-    return [str(key) for key in inner] if inner is not None else []
+    return ".".join(part for part in (where, key) if part)
 
 
 def _first_line(error: Exception) -> str:

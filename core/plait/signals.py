@@ -31,6 +31,12 @@ def name(number: int) -> str:
     return f"signal {number}"
 
 
+def asked_to_stop(error: BaseException) -> bool:
+    """Whether a signal raised `error`. A KeyboardInterrupt is somebody's own where SIGINT raises `Stopped`."""
+    user = isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return user or isinstance(error, Stopped)
+
+
 def handle(handler: "Handler | signal.Handlers", numbers: tuple[int, ...] = ASKING) -> dict[int, Any]:
     """Set `handler` for all signals that ask to stop; returns what was set before.
 

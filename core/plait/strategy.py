@@ -26,6 +26,10 @@ class Traits:
 
 def traits(name: str, strategy: Any) -> Traits:
     """Raises PlaitError where an attribute says something that the core does not know."""
+    for several in ("before", "after", "claims"):
+        said = getattr(strategy, several, ())
+        if not isinstance(said, tuple | list | set | frozenset) or not all(isinstance(each, str) for each in said):
+            raise PlaitError(f"{described(name)} has {several} = {said!r}, which must be a tuple of names")
     found = Traits(
         stage=getattr(strategy, "stage", "runtime"),
         before=tuple(getattr(strategy, "before", ())),

@@ -11,8 +11,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from plait.compose import composed, swept
+from plait.config import Config
 from plait.disk import writing
 from plait.errors import PlaitError, one_line
+from plait.schema import typed
+from plait.settings.names import check_name
+from plait.settings.overrides import check_sweep
 from plait.streams import console_may_fail, unheard
 
 
@@ -29,29 +33,41 @@ def job(cfg: DictConfig) -> None:
     from hydra.types import RunMode
 
     hydra = HydraConfig.get()
-    node: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    name = str(node["run"]["name"] or "-".join([str(hydra.runtime.choices.get("model", "model")), *node["strategy"]]))
-    if Path(name).name != name or name in (".", ".."):
-        raise PlaitError(f"run.name={name} must be a plain name: the run is the folder runs/<name>")
-    node["run"]["name"] = name
     if hydra.mode != RunMode.MULTIRUN:
-        _run(node, Path("runs") / name)
+        node = _node(cfg, hydra)
+        _run(node, Path("runs") / node["run"]["name"])
         return
     label = f"job {hydra.job.num} of the sweep ({swept(hydra) or 'no overrides'})"
     print(f"plait: {label} starts", flush=True)
     try:
-        _run(node, Path(hydra.sweep.dir) / hydra.sweep.subdir)
+        for key, path in (("dir", hydra.sweep.dir), ("subdir", hydra.sweep.subdir)):
+            check_sweep(str(path), f"hydra.sweep.{key}")
+        _run(_node(cfg, hydra), Path(hydra.sweep.dir) / hydra.sweep.subdir)
     except Exception as error:
         failed = f"{label} failed: {one_line(error)}"
         print(f"plait: {failed}", file=sys.stderr, flush=True)
         raise PlaitError(failed) from None  # plain, so that it pickles between processes
 
 
+def _node(cfg: DictConfig, hydra: Any) -> dict[str, Any]:
+    """The resolved config as plain values, with the run's name. Raises PlaitError for what the schema refuses."""
+    node: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    config = typed(Config, node, "", whole=True)
+    name = config.run.name
+    if name is None:
+        name = "-".join([str(hydra.runtime.choices.get("model", "model")), *config.strategy])
+        try:
+            check_name(name, "run.name")
+        except ValueError as error:
+            raise PlaitError(f"{error}; it is made of the model's and the strategies' names: set run.name") from None
+    node["run"]["name"] = str(name)
+    return node
+
+
 def _run(node: dict[str, Any], path: Path) -> None:
     from plait.config import Launch
     from plait.folder import RunFolder
     from plait.launch import launch_mode
-    from plait.schema import typed
     from plait.signals import STOPS
 
     STOPS.wake()
@@ -87,6 +103,7 @@ def _start_ranks(node: dict[str, Any], folder: Any) -> Any:
     from plait.distributed import device_of
     from plait.launch import start_ranks
     from plait.prepare import prepare
+    from plait.settings.room import check_room
 
     if folder.path.exists() and not several:  # a live run is refused at once; a new folder waits until all is checked
         folder.lock()
@@ -95,10 +112,21 @@ def _start_ranks(node: dict[str, Any], folder: Any) -> Any:
     check_ranks(checked.ranks_per_node, device_of(config.launch.device))
     axes = " x ".join(f"{a.name}={a.degree}" for a in checked.layout.dense) or "no mesh axes"
     _say(f"launch: local, {checked.ranks_per_node} rank(s) here of {checked.layout.world_size}; {axes}")
-    if not several and (ended := prepare(checked, folder, _say)) is not None:
+    if config.schedule.warmup_steps >= config.train.steps:
+        _say(
+            f"schedule: all {config.train.steps} steps are warm-up (schedule.warmup_steps="
+            f"{config.schedule.warmup_steps}): the rate does not reach optimizer.lr before the last one"
+        )
+    check_room(checked)
+
+    def data() -> None:
+        checked.source.prepare(_say)
+        checked.source.fits(seq_len=config.train.seq_len)
+
+    if several:
+        data()
+    elif (ended := prepare(checked, folder, _say, data)) is not None:
         return ended
-    checked.source.prepare(_say)
-    checked.source.fits(seq_len=config.train.seq_len)
     return start_ranks(config, folder, checked.ranks_per_node, _say, checked.node if several else None)
 
 

@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.build import build_model, make
+from plait.build import build_model, build_source
 from plait.checkpoint.run import Checkpoints
 from plait.config import Config, accumulation
+from plait.data.indexed import silent
 from plait.distributed import device_of
 from plait.folder import RunFolder
 from plait.loss import cross_entropy_sum, parallel, valid_tokens
@@ -56,10 +57,10 @@ class Trainer:
         self.share = self.mesh.share("batch")
         self.micro_batches = accumulation(config, self.share[1])
         self.global_batch_size = self.micro_batches * train.local_batch_size * self.share[1]
-        source = make(config.data, "data")
+        source = build_source(config.data)
         alive("preparing the data")
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once a machine; the others find it done
-            source.prepare(say)
+            source.prepare(silent if "PLAIT_LAUNCHER" in os.environ else say)  # which has prepared it, and said so
         dist.barrier()
         self.batches = source.open(
             seq_len=train.seq_len, seed=train.seed, global_batch_size=self.global_batch_size, share=self.share

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from plait.answers import ANSWERS
 from plait.axes import Layout, MeshAxis, MeshView, assemble, describe
 from plait.balance import Balance
 from plait.braid import Braid
@@ -19,7 +20,7 @@ from plait.distributed import device_type_here, local_device, start_group
 from plait.errors import PlaitError
 from plait.initialise import initialise, materialise
 from plait.mesh import Mesh
-from plait.plugins import described, name_of
+from plait.plugins import name_of
 from plait.precision import apply_precision, dtype
 from plait.run import Run
 from plait.spec import ModelSpec, named
@@ -142,17 +143,8 @@ def configure(run: Run) -> None:
 
 
 def axes_asked(run: Run, braid: Braid) -> list[tuple[str, list[MeshAxis | MeshView]]]:
-    """(strategy, its axes and views) of everyone who has any. Raises PlaitError for an answer of another kind."""
-    asked = []
-    for name, answer in braid.answers("build_mesh", run=run, world_size=run.world_size):
-        items = list(answer) if isinstance(answer, Iterable) else []
-        if not isinstance(answer, Iterable) or not all(isinstance(item, MeshAxis | MeshView) for item in items):
-            raise PlaitError(
-                f"{described(name)} returned {answer!r} from its hook 'build_mesh', which owes a list of MeshAxis "
-                "and MeshView"
-            )
-        asked.append((name, items))
-    return asked
+    """(strategy, its axes and views) of everyone who has any."""
+    return braid.answers("build_mesh", run=run, world_size=run.world_size)
 
 
 def layout_of(run: Run, braid: Braid) -> Layout:
@@ -172,7 +164,7 @@ def set_up(model: nn.Module, run: Run, fill: bool = True) -> Applied:
 
     fill=False leaves a meta model on meta, to look at it.
     """
-    braid = Braid(run.strategies)
+    braid = Braid(run.strategies, ANSWERS)
     mesh = Mesh(layout_of(run, braid), run.device_type)
     device = local_device(run.device_type)
     on_meta = any(p.is_meta for p in model.parameters())

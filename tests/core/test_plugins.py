@@ -8,6 +8,7 @@ import pytest
 from fakes import STRATEGY, distribution, forget
 
 from plait import ModelSpec, PlaitError
+from plait.answers import ANSWERS
 from plait.braid import Braid
 from plait.config import Config
 from plait.plugins import create, described, installed, load, name_of
@@ -137,7 +138,7 @@ def test_options(folder):
     assert create("fine", {"degree": 3}).degree == 3
     assert create("fine", {}) is not create("fine", {})
     refused("unknown key strategy.fine.dgree; there are degree; did you mean 'degree'?", create, "fine", {"dgree": 3})
-    refused("strategy.fine.degree: Value 'two' of type 'str' could not be converted", create, "fine", {"degree": "two"})
+    refused("strategy.fine.degree is 'two'; it must be a whole number", create, "fine", {"degree": "two"})
 
 
 def test_an_instance_is_known_by_its_entry_point(folder):
@@ -213,4 +214,4 @@ def test_an_answer_that_is_no_mesh(folder, answer):
         "strategy 'ghost' (plait-bad 1.0) returned ",
         " from its hook 'build_mesh', which owes a list of MeshAxis and MeshView",
     ):
-        refused(part, lambda: layout_of(run, Braid(ghost)))
+        refused(part, lambda: layout_of(run, Braid(ghost, ANSWERS)))

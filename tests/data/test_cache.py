@@ -200,7 +200,7 @@ def test_a_text_read_in_pieces_is_the_same_text(write: Callable[..., str], monke
     whole = source(path, validation_fraction=0).open(seq_len=4, seed=0, global_batch_size=1, share=(0, 1))
     for size in (7, 64, 1000):
         monkeypatch.setattr(documents, "PIECE", size)
-        (file,) = documents.find(path)
+        ((file,), _) = documents.find(path)
         parts = list(documents.pieces(file, ""))
         assert b"".join(part.text for part in parts) == text.encode()
         assert sum(part.read for part in parts) == len(text.encode())

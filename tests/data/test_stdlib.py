@@ -64,7 +64,7 @@ def test_what_is_left_out_and_the_limit(
         "from plait.data.stdlib import Stdlib; Stdlib().check(seq_len=8, vocab_size=257)",
         "from plait.data.stdlib import Stdlib; s = Stdlib(); s.prepare(print); s.fits(seq_len=8); s.fingerprint()",
         "from plait.data.text import Text; Text(path=__import__('os').__file__).check(seq_len=8, vocab_size=257)",
-        "from plait.data.hf import Hf; Hf(name='json').check(seq_len=8, vocab_size=257)",
+        "from plait.data.hf import Hf; Hf(name='json', data_files='x').check(seq_len=8, vocab_size=257)",
     ],
 )
 def test_the_parent_imports_no_torch(make: str) -> None:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from typing import Any
 
-# Prints JSON on its last line.
+MARK = "plait-probe "  # before the answer: what is imported may print too, before it and after
 PROBE = """
 import json, sys
 import attrs
@@ -30,15 +30,20 @@ except PlaitError as error:
     answer = {"state": str(error)}
 except Exception as error:
     answer = {"state": f"{type(error).__name__}: {error}"}
-print(json.dumps(answer))
+print("\\n" + sys.argv[2] + json.dumps(answer))
 """
+SECONDS = 120
 
 
 def probe(name: str) -> dict[str, Any]:
     """What importing the strategy `name` in a fresh interpreter tells: stage, claims, hooks, or the reason it fails."""
-    done = subprocess.run([sys.executable, "-c", PROBE, name], capture_output=True, text=True, timeout=120)
-    lines = done.stdout.strip().splitlines()
-    if done.returncode == 0 and lines:
-        return json.loads(lines[-1])
+    try:
+        command = [sys.executable, "-c", PROBE, name, MARK]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, errors="replace")
+    except subprocess.TimeoutExpired:
+        return {"state": f"the interpreter that imported it was not done after {SECONDS} s"}
+    answers = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if answers:
+        return json.loads(answers[-1])
     last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     return {"state": f"the interpreter that imported it died: {last}"}

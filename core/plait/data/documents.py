@@ -1,14 +1,15 @@
-"""The files of a corpus and the documents in them: text files, JSON lines and parquet."""
+"""The documents in the files of a corpus: text files, JSON lines and parquet."""
 
 import glob
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from plait.data.walk import hidden, matches, walk
 from plait.disk import reading
 from plait.errors import PlaitError, near_miss
 
@@ -48,50 +49,49 @@ def entry(path: Path, named: bool) -> File:
     return File(path, kind_of(path), status.st_size, status.st_mtime_ns, named)
 
 
-def find(path: str) -> list[File]:
+def find(path: str, follow_links: bool = False) -> tuple[list[File], str]:
     """The non-empty files of a file, a folder (recursive, without hidden names) or a glob, sorted by name.
 
-    Raises PlaitError where there is none.
+    Links that lead out of the folder, or of the one in which a glob begins, are left out unless `follow_links`; a
+    line about them is returned too. Raises PlaitError where there is no file.
     """
     with reading(path, "data.path"):
-        return _find(path)
+        return _find(path, follow_links)
 
 
-def _find(path: str) -> list[File]:
+def _find(path: str, follow_links: bool) -> tuple[list[File], str]:
     given = Path(path).expanduser()
-    if given.is_dir():
-        found = [entry(file, named=False) for file in walk(given, hidden)]
-        what = "the folder holds no files"
-    elif given.exists():
-        found, what = [entry(given, named=True)], ""
-    elif glob.has_magic(path):
-        matches = sorted(Path(match) for match in glob.glob(str(given), recursive=True))
-        found = [entry(match, named=False) for match in matches if match.is_file()]
-        what = "no file matches"
-    else:
-        there = [one.name for one in given.parent.iterdir()] if given.parent.is_dir() else []
-        raise PlaitError(f"data.path={path} does not exist{near_miss(given.name, there)}")
+    left: list[Path] = []
+    try:
+        if given.is_dir():
+            found = [entry(file, named=False) for file in walk(given, hidden, follow_links, left)]
+            what = "the folder holds no files"
+        elif given.exists():
+            found, what = [_named(given, path)], ""
+        elif glob.has_magic(path):
+            found = [entry(match, named=False) for match in matches(given, follow_links, left)]
+            what = "no file matches"
+        else:
+            there = [one.name for one in given.parent.iterdir()] if given.parent.is_dir() else []
+            raise PlaitError(f"data.path={path} does not exist{near_miss(given.name, there)}")
+    except ValueError as error:  # a name with a zero byte
+        raise PlaitError(f"data.path={path!r} cannot be read: {error}") from error
+    some = ", ".join(link.name for link in left[:3]) + ", ..." * (len(left) > 3)
+    links = f"left out {len(left)} link(s) that lead out of the folder: {some}; data.follow_links=true reads them"
     if not found:
-        raise PlaitError(f"data.path={path}: {what}")
+        raise PlaitError(f"data.path={path}: {what}{f', and Plait {links}' if left else ''}")
     files = [file for file in found if file.size]
     if not files:
         raise PlaitError(
             f"data.path={path}: {'the file is' if len(found) == 1 else f'all {len(found)} files are'} empty"
         )
-    return files
+    return files, links if left else ""
 
 
-def walk(folder: Path, left_out: Callable[[str], bool]) -> list[Path]:
-    """The files below `folder`, sorted, without files and folders whose name is to be left out."""
-    found = []
-    for at, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not left_out(name)]
-        found += [Path(at, name) for name in names if not left_out(name)]
-    return sorted((path for path in found if path.is_file()), key=lambda path: path.relative_to(folder).parts)
-
-
-def hidden(name: str) -> bool:
-    return name.startswith(".")
+def _named(given: Path, path: str) -> File:
+    if not given.is_file():
+        raise PlaitError(f"data.path={path} is neither a file nor a folder, but a device, a pipe or a socket")
+    return entry(given, named=True)
 
 
 def probe(file: File, text_key: str) -> None:

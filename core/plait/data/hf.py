@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # The builders of `datasets` that read plain data. Another may unpickle files, as `pandas` did, or connect somewhere.
 BUILDERS = ("arrow", "cache", "conll", "csv", "json", "parquet", "text", "webdataset", "xml")
+OF_FILES = ("csv", "json", "parquet", "text")
 
 
 def plain(value: Any) -> Any:
@@ -60,6 +61,8 @@ class Hf(Source):
         super().check(seq_len=seq_len, vocab_size=vocab_size)
         if find_spec("datasets") is None:
             raise PlaitError("data=hf needs the library datasets: pip install 'plait[hf]'")
+        if self.name in OF_FILES and self.data_files is None:  # datasets would take all files of the current folder
+            raise PlaitError(f"data.name={self.name} reads files: data.data_files must name them")
 
     def prepare(self, say: Say) -> None:
         for split in filter(None, (self.split, self.validation_split)):

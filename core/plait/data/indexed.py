@@ -48,6 +48,10 @@ class Indexed(Source):
     def files(self) -> list[File]:
         """The files, in an order that rests on names alone. Raises PlaitError where there is none."""
 
+    def left_out(self) -> str:
+        """What `files` did not take, in words for the user; "" if it took all."""
+        return ""
+
     def row_key(self) -> str:
         """The key of a row that holds the text; "" where every file is a document."""
         return ""
@@ -90,6 +94,8 @@ class Indexed(Source):
         """The files that are read, with the digest of each; looked up once."""
         if self._known is None:
             files = self.files()
+            if line := self.left_out():
+                say(line)
             digests = cache.digests(files, cache.root(self.cache_dir), say)
             strange = [file.path for file, digest in zip(files, digests, strict=True) if digest is None]
             if strange and (len(strange) == len(files) or any(file.named for file in files)):

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import attrs
 
-from plait.data.documents import File, entry, walk
+from plait.data.documents import File, entry
 from plait.data.indexed import Indexed
+from plait.data.walk import walk
 from plait.errors import PlaitError
 
 # Not part of the library, tests, programs written in it, or tables rather than text.
@@ -31,7 +32,7 @@ class Stdlib(Indexed):
 
 def modules(library: Path) -> list[File]:
     """The `.py` files under `library` that make good reading, sorted by name, up to LIMIT bytes."""
-    found = [entry(path, named=False) for path in walk(library, _left_out) if path.suffix == ".py"]
+    found = [entry(path, named=False) for path in walk(library, _left_out, follow_links=True) if path.suffix == ".py"]
     size = 0
     kept = [file for file in found if file.size and (size := size + file.size) <= LIMIT]
     if not kept:

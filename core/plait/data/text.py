@@ -13,13 +13,20 @@ class Text(Indexed):
 
     path: a file, a folder (recursive; hidden names and what is not UTF-8 are left out) or a glob.
     text_key: the key or column that holds the text in JSON lines and parquet.
+    follow_links: also read what symbolic links in a folder or a glob lead to outside of it.
     """
 
     path: str = attrs.field(validator=given)
     text_key: str = "text"
+    follow_links: bool = False
+    _left_out: str = attrs.field(init=False, default="", repr=False, eq=False)
 
     def files(self) -> list[File]:
-        return find(self.path)
+        files, self._left_out = find(self.path, self.follow_links)
+        return files
+
+    def left_out(self) -> str:
+        return self._left_out
 
     def row_key(self) -> str:
         return self.text_key

@@ -71,13 +71,15 @@ def load(name: str, eod_token: str | None = None) -> Tokenizer:
                 f"data.eod_token={eod_token!r} is for tokenizers read from a file; bytes end documents by id 256"
             )
         return Bytes()
-    path = Path(str(name)).expanduser()
+    path = Path(name).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
+    if path.exists() and not (path.is_dir() or path.is_file()):  # reading a device or a pipe might never end
+        raise PlaitError(f"data.tokenizer={name} is neither a file nor a folder, but a device, a pipe or a socket")
     if not path.exists():
         raise PlaitError(
             f"data.tokenizer={name!r} is neither 'bytes' nor a file or folder{near_miss(str(name), ['bytes'])}"
         )
-    if not file.exists():
+    if not file.is_file():
         raise PlaitError(f"data.tokenizer={name}: the folder holds no tokenizer.json")
     return FromFile(name, file, eod_token)
 

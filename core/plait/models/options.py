@@ -1,11 +1,15 @@
 """Checks of a model's options, in sentences that name the key as one sets it: `model.dim`."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
 from plait.errors import PlaitError, near_miss
+
+LARGEST = 10**9  # of a size: a product of two is still a number of bytes that 64 bits hold
+MODULES = 10**4  # of blocks: each is an object even on the meta device, and a typing error must not take hours
 
 
 def checked(cls: Any, key: str, options: Mapping[str, Any], but: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -27,10 +31,13 @@ def checked(cls: Any, key: str, options: Mapping[str, Any], but: tuple[str, ...]
 
 
 def positive_int(**options: Any) -> None:
-    """Raises PlaitError for the first option that is not a whole number of at least 1."""
+    """Raises PlaitError for the first option that is not a whole number of at least 1, or larger than can be meant."""
     for key, value in options.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise PlaitError(f"model.{key} is {value!r}; it must be a whole number of at least 1")
+        most = MODULES if key == "n_layers" else LARGEST
+        if value > most:
+            raise PlaitError(f"model.{key} is {value}; it must be at most {most:,}")
 
 
 def positive(**options: Any) -> None:
@@ -43,7 +50,8 @@ def positive(**options: Any) -> None:
 def divides(divisor_key: str, divisor: int, key: str, value: int) -> None:
     """Raises PlaitError where `value` is no multiple of `divisor`, naming divisors that fit."""
     if value % divisor:
-        fits = sorted((d for d in range(1, value + 1) if value % d == 0), key=lambda d: (abs(d - divisor), d))[:3]
+        small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
+        fits = sorted({*small, *(value // d for d in small)}, key=lambda d: (abs(d - divisor), d))[:3]
         raise PlaitError(
             f"model.{divisor_key} is {divisor}, which does not divide model.{key} = {value}; "
             f"{', '.join(map(str, sorted(fits)))} would"

@@ -121,6 +121,7 @@ def _small_enough(node: Mapping[str, Any]) -> None:
 
 def _fewest(node: Mapping[str, Any]) -> int:
     """The fewest ranks that the axes need, where one that takes what is left, and any run, has at least two."""
+    from plait.answers import ANSWERS
     from plait.axes import MeshAxis
     from plait.braid import Braid
     from plait.build import build_model
@@ -133,7 +134,7 @@ def _fewest(node: Mapping[str, Any]) -> int:
     model, spec = build_model(config.model)
     run = new_run(config, spec, model, 2, "cpu", create_all(config.strategy))
     configure(run)
-    braid = Braid(run.strategies)
+    braid = Braid(run.strategies, ANSWERS)
     degrees = [a.degree for _, answer in axes_asked(run, braid) for a in answer if isinstance(a, MeshAxis)]
     free = -1 in degrees
     least = max(math.prod(degree for degree in degrees if degree > 0) * (2 if free else 1), 2)

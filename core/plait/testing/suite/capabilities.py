@@ -156,11 +156,12 @@ class Capabilities:
         return {axis.name: axis.degree for axes in self._assembled(layout, trial) for axis in axes}
 
     def _assembled(self, layout: Layout, trial: Trial | None = None) -> list[Any]:
+        from plait.answers import ANSWERS
         from plait.braid import Braid
         from plait.weave import layout_of
 
         run = self._run(layout, trial)
-        found = layout_of(run, Braid(run.strategies))
+        found = layout_of(run, Braid(run.strategies, ANSWERS))
         return [found.dense, *found.views.values()]
 
     def _run(self, layout: Layout, trial: Trial | None = None) -> Any:

@@ -86,11 +86,12 @@ class Discovery(Capabilities):
             self._assembled(layout)
 
     def test_adds_the_axes_that_it_declares(self) -> None:
+        from plait.answers import ANSWERS
         from plait.braid import Braid
         from plait.weave import layout_of
 
         for layout in self.layouts.values():
             run = self._run(layout)
-            owner = layout_of(run, Braid(run.strategies)).owner
+            owner = layout_of(run, Braid(run.strategies, ANSWERS)).owner
             added = {name for name, strategy in owner.items() if strategy == self.strategy}
             assert added == set(self.axes), f"`axes` says {sorted(self.axes)}, it adds {sorted(added)}"
