@@ -9,7 +9,6 @@ import torch
 from hydra.utils import instantiate
 from torch import nn
 
-from plait.data.source import Source
 from plait.errors import PlaitError, near_miss, one_line
 from plait.schema import MISSING, fit
 from plait.settings.exact import parameters_of, shown
@@ -39,6 +38,8 @@ def build_model(node: Mapping[str, Any]) -> tuple[nn.Module, ModelSpec]:
 
 def build_source(node: Mapping[str, Any]) -> Any:
     """The source of data that `node` names. Raises PlaitError where it cannot be made, or is none."""
+    from plait.data.source import Source
+
     source = make(node, "data")
     promised = [name for name in vars(Source) if not name.startswith("_") and callable(getattr(Source, name, None))]
     lacks = [name for name in (*promised, "has_validation", "indexable") if not hasattr(source, name)]

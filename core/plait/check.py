@@ -16,7 +16,7 @@ from plait.config import Config, accumulation
 from plait.distributed import device_of
 from plait.errors import PlaitError, near_miss
 from plait.metrics import check as check_metrics
-from plait.optimizer import make_optimizer
+from plait.optimizer import check_optimizer
 from plait.plugins import create_all, installed
 from plait.run import Run
 from plait.schema import fit, typed
@@ -89,7 +89,7 @@ def _check_model(config: Config, model: Any) -> None:
     lr = fit(config.optimizer.get("lr"), float, "optimizer.lr")  # the schedule scales it
     if not 0 <= lr < math.inf:
         raise PlaitError(f"optimizer.lr is {lr}; it must be finite and not negative")
-    make_optimizer(config.optimizer, [torch.nn.Parameter(torch.zeros(1))])
+    check_optimizer(config.optimizer, model.parameters())
 
 
 def _check_backend(config: Config) -> None:

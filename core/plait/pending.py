@@ -72,7 +72,8 @@ class Pending:
             for what, value in (("loss", self._loss), ("norm of the gradients", float(self.norm))):
                 if not math.isfinite(value):
                     raise PlaitError(
-                        f"the {what} of step {self.step} is {value}: the run stops; {self.trainer.checkpoints.kept()}"
+                        f"the {what} of step {self.step} is {value}: the run stops; "
+                        f"{self.trainer.checkpoints.where_to_go_on()}"
                     )
         return self._loss
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from plait.build import build_model, build_source
 from plait.checkpoint.run import Checkpoints
 from plait.config import Config, accumulation
-from plait.data.indexed import silent
 from plait.distributed import device_of
 from plait.folder import RunFolder
 from plait.loss import cross_entropy_sum, parallel, valid_tokens
@@ -60,7 +59,8 @@ class Trainer:
         source = build_source(config.data)
         alive("preparing the data")
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once a machine; the others find it done
-            source.prepare(silent if "PLAIT_LAUNCHER" in os.environ else say)  # which has prepared it, and said so
+            prepared = "PLAIT_LAUNCHER" in os.environ  # by the launcher, which said so
+            source.prepare((lambda line: None) if prepared else say)
         dist.barrier()
         self.batches = source.open(
             seq_len=train.seq_len, seed=train.seed, global_batch_size=self.global_batch_size, share=self.share

@@ -6,7 +6,7 @@ from torch import nn
 
 from plait.config import Schedule
 from plait.errors import PlaitError
-from plait.optimizer import learning_rate, make_optimizer
+from plait.optimizer import check_optimizer, learning_rate, make_optimizer
 
 
 def rates(steps=10, **schedule):
@@ -33,21 +33,80 @@ def test_a_warm_up_longer_than_the_run_only_warms_up():
     assert rates(3, warmup_steps=6) == pytest.approx([1 / 6, 2 / 6, 3 / 6], abs=1e-6)
 
 
+def params():
+    return [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3, 4))]
+
+
 def test_fused_where_the_device_has_it():
-    params = [nn.Parameter(torch.zeros(2))]
     node = {"_target_": "torch.optim.AdamW", "lr": 0.1, "fused": None}
-    assert make_optimizer(node, params).param_groups[0]["fused"] is True
-    assert make_optimizer({**node, "fused": False}, params).param_groups[0]["fused"] is False
+    assert make_optimizer(node, params()).param_groups[0]["fused"] is True
+    assert make_optimizer({**node, "fused": False}, params()).param_groups[0]["fused"] is False
+    asked = make_optimizer({**node, "foreach": True}, params()).param_groups[0]
+    assert (asked["fused"], asked["foreach"]) == (False, True)
 
 
-@pytest.mark.parametrize(
-    ("node", "words"),
-    [
-        ({"_target_": "torch.optim.AdamW", "lr": 0.1, "momentun": 1}, r"unknown key optimizer\.momentun"),
-        ({"_target_": "torch.optim.AdamW", "lr": -1.0}, "Invalid learning rate"),
-        ({"_target_": "torch.optim.Nadamw", "lr": 0.1}, "torch.optim.Nadamw"),
-    ],
-)
+@pytest.mark.parametrize("works", ["fused", "foreach", "loop"])
+def test_the_fastest_kernels_that_work_are_taken(works):
+    slower = ["fused", "foreach", "loop"]
+    node = {"_target_": "strange.Choosy", "lr": 0.1, "works": slower[slower.index(works) :], "fused": None}
+    assert make_optimizer(node, params()).kernels == works
+
+
+def test_kernels_that_are_asked_for_are_never_dropped():
+    node = {"_target_": "strange.Choosy", "lr": 0.1, "works": ["loop"]}
+    with pytest.raises(
+        PlaitError,
+        match=r"^optimizer\.fused=true: strange\.Choosy cannot make a step on plain tensors of 1 dim\(s\), float32, on "
+        r"cpu and 1 other kind\(s\): NotImplementedError: no fused kernel; null takes what works$",
+    ):
+        make_optimizer({**node, "fused": True}, params())
+    with pytest.raises(PlaitError, match=r"^optimizer\.foreach=true: strange\.Choosy .*: no foreach kernel; null"):
+        make_optimizer({**node, "foreach": True}, params())
+    with pytest.raises(PlaitError, match=r"^optimizer: strange\.Choosy .*: no loop kernel; take one that works"):
+        make_optimizer({**node, "works": []}, params())
+
+
+def test_an_optimizer_without_such_kernels_is_made_as_it_is():
+    node = {"_target_": "strange.Momentum", "lr": 0.1, "fused": None}
+    assert make_optimizer(node, params()).param_groups[0]["lr"] == 0.1
+    with pytest.raises(PlaitError, match=r"^unknown key optimizer\.fused; .*strange\.Momentum takes lr"):
+        make_optimizer({**node, "fused": True}, params())
+
+
+def test_what_is_tried_leaves_no_trace():
+    kept = params()
+    random = torch.get_rng_state()
+    optimizer = make_optimizer({"_target_": "strange.Noisy", "lr": 0.1}, kept)
+    assert torch.equal(random, torch.get_rng_state())
+    assert not optimizer.state
+    assert all(p.grad is None and not p.any() for p in kept)
+
+
+@pytest.mark.parametrize(("name", "wants"), [("LBFGS", "closure"), ("SparseAdam", "dense gradients")])
+def test_a_step_that_wants_something_else_is_refused(name, wants):
+    with pytest.raises(PlaitError, match=rf"torch\.optim\.{name} cannot make a step on plain tensors .*{wants}"):
+        make_optimizer({"_target_": f"torch.optim.{name}", "lr": 0.1}, [nn.Parameter(torch.zeros(2))])
+
+
+BAD = [
+    ({"_target_": "torch.optim.AdamW", "lr": 0.1, "momentun": 1}, r"unknown key optimizer\.momentun"),
+    ({"_target_": "torch.optim.AdamW", "lr": -1.0}, "refuses these options: .*Invalid learning rate"),
+    ({"_target_": "torch.optim.Muon", "lr": 0.1}, r"torch\.optim\.Muon refuses these options: .*2D"),
+    ({"_target_": "torch.optim.Nadamw", "lr": 0.1}, "torch.optim.Nadamw"),
+]
+
+
+@pytest.mark.parametrize(("node", "words"), BAD)
 def test_bad_options_are_named(node, words):
     with pytest.raises(PlaitError, match=words):
-        make_optimizer(node, [nn.Parameter(torch.zeros(2))])
+        make_optimizer(node, params())
+
+
+@pytest.mark.parametrize(("node", "words"), BAD)
+def test_bad_options_are_named_before_there_are_ranks(node, words):
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(1000, 1000), nn.LayerNorm(1000))
+    with pytest.raises(PlaitError, match=words):
+        check_optimizer(node, model.parameters())
+    check_optimizer({"_target_": "torch.optim.SGD", "lr": 0.1, "fused": True}, model.parameters())
+    check_optimizer({"_target_": "torch.optim.Muon", "lr": 0.1, "fused": None}, [model[0].weight])

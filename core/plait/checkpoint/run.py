@@ -70,6 +70,8 @@ class Checkpoints:
             return 0, 0, 0
         load(path, state, after)
         self._restored = path
+        if self._saver is not None:
+            self._saver.resumed = path
         manifest = Store.read(path)
         if manifest.data.get("fingerprint") != self.data["fingerprint"]:
             self.say("data: the text or its tokenizer changed since the checkpoint; batches will differ from before")
@@ -118,6 +120,17 @@ class Checkpoints:
             return "no checkpoint was saved yet"
         name = good.name if good.parent == self.store.folder else good
         return f"the last good checkpoint is kept: {name}" if os.path.isdir(good) else f"the checkpoint {name} is gone"
+
+    def where_to_go_on(self) -> str:
+        """What a run that is no longer finite leaves to go on from, in words; once the save under way has ended.
+
+        Raises PlaitError if that save fails: its reason is the earlier one.
+        """
+        from plait.checkpoint import finite
+
+        self.wait()
+        saver = self._saver
+        return finite.where_to_go_on(self.store, *((saver.resumed, saver.saved) if saver else ()))
 
     def export(self) -> None:
         """Write the weights as safetensors into the run's folder `export/`."""

@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from plait.checkpoint.files import clear, digest
+from plait.checkpoint.finite import Extremes, where_to_go_on
 from plait.checkpoint.state import is_absent, weights
 from plait.checkpoint.store import Manifest, Store
 from plait.disk import DiskError, refused, sentence, writing
@@ -31,7 +32,9 @@ class Saver:
     mode "sync": `save` returns when the checkpoint is complete. "async": it returns with a copy of the state in this
     machine's memory, which a thread writes meanwhile. The thread talks over a gloo group of its own, so that its
     collectives never meet those of training; to make that group the constructor is collective too.
-    timeout_seconds: how long a rank waits there for the others. saved: the last step whose checkpoint is complete.
+    timeout_seconds: how long a rank waits there for the others.
+    resumed: the checkpoint that the run went on from, if its owner says so.
+    saved: the last step whose checkpoint is complete.
     """
 
     def __init__(self, store: Store, mode: str = "async", keep: int = 2, timeout_seconds: float = 1800.0) -> None:
@@ -41,6 +44,7 @@ class Saver:
         self._rank = dist.get_rank() if self._group else 0
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: tuple[int, Future[None]] | None = None
+        self.resumed: Path | None = None
         self.saved: int | None = None
 
     def save(
@@ -55,17 +59,20 @@ class Saver:
     ) -> None:
         """Save `state` as the checkpoint of `step`, once the one before is complete. The rest is for the manifest.
 
-        Raises PlaitError, on all ranks, where this save (sync) or the one before (async) failed on any of them.
+        Raises PlaitError, on all ranks, where this save (sync) or the one before (async) failed on any of them, and
+        so if a parameter or the optimizer's state is not finite on any of them: then nothing is written.
         """
         self.wait()
         present = {key: tensor for key, tensor in state.items() if not is_absent(tensor)}
         parameters = {fqn: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for fqn, t in weights(present).items()}
         manifest = Manifest(step, tokens, config or {}, data or {}, versions or {}, parameters)
+        extremes = Extremes(present)
         if self.mode == "async":
             staged = {key: tensor.detach().to("cpu", copy=True) for key, tensor in present.items()}
-            self._writing = step, self._thread.submit(self._write, staged, manifest, 0)
+            bad = extremes.first_bad()  # the copy has waited for the device already
+            self._writing = step, self._thread.submit(self._write, staged, manifest, 0, bad)
         else:
-            _tell(step, lambda: self._write(present, manifest, 10_000_000))
+            _tell(step, lambda: self._write(present, manifest, 10_000_000, extremes.first_bad()))
 
     def wait(self) -> None:
         """Return when the last save is complete. To be called before the process group ends; raises as `save` does."""
@@ -83,7 +90,10 @@ class Saver:
             with suppress(TimeoutError):
                 self._writing[1].exception(seconds)
 
-    def _write(self, state: dict[str, Tensor], manifest: Manifest, copy_ahead: int) -> None:
+    def _write(self, state: dict[str, Tensor], manifest: Manifest, copy_ahead: int, bad: str | None) -> None:
+        for rank, found in enumerate(self._all(lambda: bad)):
+            if found:
+                raise PlaitError(f"{found} (rank {rank}); {where_to_go_on(self.store, self.resumed, self.saved)}")
         path = self.store.temporary(manifest.step)
         if self._rank == 0:  # no rank writes a file before this one has joined the planning
             clear(path)

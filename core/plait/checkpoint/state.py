@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import PlaitError
+from plait.rehearsal import stand_in, undisturbed
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # what torch's own wrappers put into a name
-_ABSENT = "_plait_absent"
+_ABSENT, _FREE = "_plait_absent", "_plait_may_be_infinite"
 
 
 def canonical(name: str) -> str:
@@ -38,6 +39,8 @@ def canonical_state(
     names, state = _names(model), {}
     for tensor, fqn in names.values():
         state[f"model.{fqn}"] = tensor.detach()
+        if not isinstance(tensor, nn.Parameter):
+            setattr(state[f"model.{fqn}"], _FREE, True)
     if optimizer is None:
         return state, lambda: None
     writes: list[Callable[[], None]] = []
@@ -77,6 +80,11 @@ def is_absent(tensor: Tensor) -> bool:
     return getattr(tensor, _ABSENT, False)
 
 
+def may_be_infinite(tensor: Tensor) -> bool:
+    """Whether infinity is no error here: in buffers (masks) and in an optimizer's plain numbers (the best so far)."""
+    return getattr(tensor, _FREE, False)
+
+
 def mark(tensor: Tensor, absent: bool) -> None:
     setattr(tensor, _ABSENT, absent)
 
@@ -104,6 +112,7 @@ def _state_of(
             own[key] = value.detach()
         elif isinstance(value, int | float):
             own[key] = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+            setattr(own[key], _FREE, True)
         elif value is not None:
             kind = type(value).__name__
             raise PlaitError(f"{type(optimizer).__name__} keeps {key!r} of {fqn!r} as a {kind}, which cannot be saved")
@@ -128,12 +137,12 @@ def _first_state(optimizer: Any, group: Mapping[str, Any], param: nn.Parameter) 
     torch has no public way to create it. A step with learning rate 0 on the real ones would count as a step, decay
     momenta, run hooks, and with eps=0 make parameters NaN. Values are of no use, only keys, dtypes and layout are.
     """
-    stand_in = nn.Parameter(torch.zeros_like(param))
-    stand_in.grad = torch.zeros_like(stand_in)
+    like = stand_in(torch.zeros_like(param), torch.zeros_like(param))
     spare = object.__new__(type(optimizer))
     spare.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})  # a patched one
     spare.state = defaultdict(dict)
-    spare.param_groups = [{**group, "params": [stand_in]}]
+    spare.param_groups = [{**group, "params": [like]}]
     spare._optimizer_step_pre_hooks, spare._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-    spare.step()
-    return dict(spare.state[stand_in])
+    with undisturbed(param.device):
+        spare.step()
+    return dict(spare.state[like])
