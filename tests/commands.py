@@ -1,6 +1,7 @@
 """Runs the command `plait` as a user does, on a model that is small enough to start in seconds."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from plait.testing.life import alive, kill_all, ranks_of, rows, wait_for_step
 
 __all__ = ["alive", "kill_all", "numbers", "plait", "ranks_of", "rows", "start", "train", "wait_for_step"]
 
+TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--no-python"]
 PLAIT = str(Path(sys.executable).with_name("plait"))
 SMALL = [
     *("model.dim=32", "model.n_layers=2", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=48"),
@@ -18,6 +20,12 @@ SMALL = [
     *("checkpoint.interval=5", "validation.interval=20", "validation.batches=1", "metrics.tensorboard=false"),
     "launch.device=cpu",
 ]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return int(s.getsockname()[1])
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -1,21 +1,11 @@
 """The ways to start ranks: by an outer torchrun, and on several machines (here two launchers of one)."""
 
-import socket
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from commands import PLAIT, SMALL, environment, numbers, start, train
+from commands import PLAIT, SMALL, TORCHRUN, environment, free_port, numbers, start, train
 
 FSDP = ["strategy=[fsdp2]", "train.steps=10"]
-TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--no-python"]
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return s.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

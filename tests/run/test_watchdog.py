@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.watchdog import HUNG
+from plait.ends import HUNG, first_cause, read
 
 LONELY = """
 import ctypes, os, sys, time
@@ -33,13 +33,17 @@ def lonely(code: str, *arguments: str) -> tuple[int, str, float]:
 RANK = """
 import os, sys, time
 import torch, torch.distributed as dist
-from plait.watchdog import Watchdog
+from pathlib import Path
+from plait import ends
+from plait.watchdog import Watchdog, progress_of_groups
 
 folder, rank = sys.argv[1], int(os.environ["RANK"])
 dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 2), rank=rank, world_size=2)
 log = open(f"{folder}/rank-{rank}.log", "w")
 def loses_its_way(): time.sleep(60)
-def hung(sentence): open(f"{folder}/hung-{rank}", "w").write(sentence)
+def hung(sentence):
+    open(f"{folder}/hung-{rank}", "w").write(sentence)
+    ends.write(ends.End(rank, "hung", sentence, time.time(), groups=progress_of_groups()), Path(folder))
 with Watchdog(2.0, log, hung) as watchdog:
     for step in (1, 2, 3):
         watchdog.kick(f"step {step}")
@@ -68,6 +72,11 @@ def test_two_ranks_of_which_one_skips_a_collective(tmp_path: Path) -> None:
     assert logs[0].count("WAITING gloo:all_reduce default_pg (0) [[3]]") == 1
     assert "in loses_its_way" in logs[1]
     assert "WAITING" not in logs[1]
+    found = read(tmp_path)
+    assert {rank: end.groups for rank, end in found.items()} == {0: {"0": (3, True)}, 1: {"0": (2, False)}}
+    cause = first_cause(found.values())
+    assert cause.rank == 1
+    assert "in: step 3 in loses_its_way (<string>, line " in cause.reason
 
 
 def test_kicks_keep_a_process_alive_and_stop_lets_it_go() -> None:
