@@ -14,15 +14,6 @@ pytestmark = pytest.mark.timeout(600)  # several whole runs each, beside ranks t
 FSDP = "strategy=[fsdp2]"
 
 
-@pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory):
-    """One run to its end, twice: what every disturbed run must equal."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    done = train(FSDP, "run.name=a", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "runs" / "a"
-
-
 def finish(folder, *overrides, **env):
     done = train(FSDP, "run.name=a", *overrides, cwd=folder, **env)
     assert done.returncode == 0, done.stdout + done.stderr
