@@ -112,10 +112,10 @@ def _start_ranks(node: dict[str, Any], folder: Any) -> Any:
     check_ranks(checked.ranks_per_node, device_of(config.launch.device))
     axes = " x ".join(f"{a.name}={a.degree}" for a in checked.layout.dense) or "no mesh axes"
     _say(f"launch: local, {checked.ranks_per_node} rank(s) here of {checked.layout.world_size}; {axes}")
-    if config.schedule.warmup_steps >= config.train.steps:
+    if config.schedule.warmup_steps > config.train.steps:
         _say(
             f"schedule: all {config.train.steps} steps are warm-up (schedule.warmup_steps="
-            f"{config.schedule.warmup_steps}): the rate does not reach optimizer.lr before the last one"
+            f"{config.schedule.warmup_steps}): the rate never reaches optimizer.lr"
         )
     check_room(checked)
 
