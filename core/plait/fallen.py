@@ -1,6 +1,7 @@
 """What the launcher makes of ranks that failed: the first cause in one line, and whether to start them again."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from plait.agent import Exit
     from plait.config import Launch
 
-TAIL = 100_000  # characters of a log in which the last words of a rank are looked for
+TAIL = 10_000_000  # bytes of a log in which the last words of a rank are looked for
 
 
 class Fallen:
@@ -60,10 +61,16 @@ class Fallen:
     def _words(self, rank: int, gone: "Exit") -> tuple[str, str]:
         """What the rank said before it had a log, if it never had one, and what it wrote to its log."""
         log = self.folder.log_of(rank)
-        early = Path(gone.stderr).read_text(errors="replace") if gone.stderr and Path(gone.stderr).exists() else ""
-        written = log.read_text(errors="replace") if log.exists() else ""
+        early, written = _tail(Path(gone.stderr)) if gone.stderr else "", _tail(log)
         _, began, words = written.rpartition(introduction(gone.pid))
         if early.strip():
-            with contextlib.suppress(OSError), log.open("a") as handle:
-                handle.write(early)
-        return ("", words[-TAIL:]) if began else (early[-TAIL:], "")
+            with contextlib.suppress(OSError), log.open("a") as file:
+                file.write(early)
+        return ("", words) if began else (early, "")
+
+
+def _tail(path: Path) -> str:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+        return file.read().decode(errors="replace")
+    return ""
