@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -51,7 +52,9 @@ def _be(arguments: list[str], cwd: str, out: str, err: str, env: dict[str, str])
         handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         os.dup2(handle, number)
         os.close(handle)
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({**alone, "OMP_NUM_THREADS": "1", **env})
     sys.argv = ["plait", "train", *arguments]
     import torch
