@@ -1,6 +1,12 @@
 """How this repository runs its tests: what is left to `make test-all`, and what one of two processes has to itself."""
 
+import os
+
 import pytest
+
+# On some CPUs MKL rounds a product by where its operands lie in memory (seen on an AMD EPYC): two strategies that add in
+# one order then differ in the last bit of float32. Set before torch is imported, and inherited by the ranks.
+os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
