@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-# On some CPUs MKL rounds a product by where its operands lie in memory (seen on an AMD EPYC): two strategies that add in
+# On some CPUs (an AMD EPYC, say) MKL rounds a product by where its operands lie in memory: two strategies that add in
 # one order then differ in the last bit of float32. Set before torch is imported, and inherited by the ranks.
 os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 
