@@ -14,7 +14,7 @@ from disks import CannotMount, Disk, small_disk
 
 from plait.checkpoint.store import Store
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FSDP = "strategy=[fsdp2]"
 EXPECTED = {"config.yaml", "versions.json", "outcome.json", "metrics.jsonl", ".lock", "checkpoints", "export", "ranks"}
 SPACE = (

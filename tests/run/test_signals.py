@@ -210,6 +210,7 @@ def test_a_step_that_takes_longer_than_the_grace_time(tmp_path, monkeypatch):
     assert done.sentence.endswith("launch.grace_seconds=1, and were killed; the last complete checkpoint is step-5")
 
 
+@pytest.mark.slow
 def test_the_second_interrupt_kills_the_ranks(tmp_path, monkeypatch):
     """Far sooner than the grace time of 30 s; what a wrapper repeats at once does not count."""
     then = "os.kill(os.getppid(), signal.SIGINT); time.sleep(0.7); os.kill(os.getppid(), signal.SIGINT)"
