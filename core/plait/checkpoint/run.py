@@ -3,7 +3,6 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.checkpoint.data import samples_of
@@ -48,7 +47,6 @@ class Checkpoints:
         self.store = Store(folder.checkpoints(self.conf.dir))
         self._saver = Saver(self.store, self.conf.mode, self.conf.keep) if self.conf.enabled else None
         self._metrics = Seal(folder.path / FILE)
-        self._restored: Path | None = None
         self._grace = config.launch.grace_seconds
         self._versions = folder.read_versions()
         if dist.get_rank() == 0:
@@ -69,7 +67,6 @@ class Checkpoints:
                 self.say(f"checkpoint: weights from {self.conf.init_from}")
             return 0, 0, 0
         load(path, state, after)
-        self._restored = path
         if self._saver is not None:
             self._saver.resumed = path
         manifest = Store.read(path)
@@ -114,8 +111,8 @@ class Checkpoints:
 
     def kept(self) -> str:
         """What a run that breaks off leaves to go on from, in words."""
-        saved = self._saver.saved if self._saver else None
-        good = self._restored if saved is None else self.store.place(saved)
+        saved, resumed = (self._saver.saved, self._saver.resumed) if self._saver else (None, None)
+        good = resumed if saved is None else self.store.place(saved)
         if good is None:
             return "no checkpoint was saved yet"
         name = good.name if good.parent == self.store.folder else good
