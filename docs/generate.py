@@ -105,7 +105,7 @@ def configuration() -> str:
     ]
     parts = [CONFIGURATION, table("key, default, meaning", rows)]
     defaults = dict(re.findall(r"^  - (\w+): (\w+)$", (CONF / "train.yaml").read_text(), re.MULTILINE))
-    parts += [group(name, defaults[name]) for name in ("model", "data", "optimizer")]
+    parts += [group(name, defaults.get(name, "")) for name in ("model", "data", "optimizer", "cluster")]
     parts += ["\n## strategy\n\nEach comes with an installed package. Those of this repository:"]
     for path in sorted(ROOT.glob("plugins/*/src/*/conf/strategy/*.yaml")):
         plugin = path.relative_to(ROOT / "plugins").parts[0]
@@ -126,7 +126,7 @@ def group(name: str, default: str) -> str:
     contents = {path.stem: {key.path: key for key in keys(path)} for path in paths}
     options, rows = [], []
     for path in paths:
-        target = contents[path.stem].pop("_target_")
+        target = contents[path.stem].pop("_target_", Key("", "", ""))
         options.append((code(f"{name}={path.stem}"), header(path) or target.comment or code(target.value)))
     explained = dict.fromkeys((k.path, k.comment) for found in contents.values() for k in found.values() if k.comment)
     for key, comment in explained:

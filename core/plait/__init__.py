@@ -6,6 +6,7 @@ from plait.axes import MeshAxis, MeshView
 from plait.config import Compile, Precision, Remat
 from plait.errors import PlaitError
 from plait.hookspecs import hookimpl
+from plait.plan.planned import evenly, read_numbers
 from plait.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -30,8 +31,10 @@ __all__ = [
     "apply",
     "budget_config",
     "cross_entropy_sum",
+    "evenly",
     "hookimpl",
     "outside_of_graph",
+    "read_numbers",
     "view",
 ]
 

@@ -17,6 +17,7 @@ COMMANDS = {
         "plait.plan.inspect",
         "show what a run's composition will do, without starting it [overrides] [world=N]",
     ),
+    "plan": ("plait.plan.command", "what a step costs: memory, collectives, time [overrides] [world=N] [cluster=NAME]"),
     "verify": (
         "plait.testing.verify",
         "does a model under strategies compute what one process does? [overrides] [world=N]",

@@ -128,7 +128,10 @@ class Profile:
 
 @attrs.define
 class Config:
-    """One run. `model`, `data` and `optimizer` are nodes with a `_target_`; `strategy` maps names to options."""
+    """One run. `model`, `data` and `optimizer` are nodes with a `_target_`; `strategy` maps names to options.
+
+    `cluster` is empty, or a `plait.plan.cluster.Cluster`.
+    """
 
     run: Named = attrs.field(factory=Named)
     strategy: dict[str, Any] = attrs.field(factory=dict)
@@ -145,6 +148,7 @@ class Config:
     launch: Launch = attrs.field(factory=Launch)
     metrics: Metrics = attrs.field(factory=Metrics)
     profile: Profile = attrs.field(factory=Profile)
+    cluster: dict[str, Any] = attrs.field(factory=dict)
 
 
 def accumulation(config: Config, shares: int) -> int:

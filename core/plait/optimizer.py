@@ -20,13 +20,16 @@ KERNELS = ("fused", "foreach")  # arguments that choose kernels, in torch's opti
 FITS = "take one that works element by element, such as torch.optim.AdamW, or a layout that divides no parameters"
 
 
-def make_optimizer(node: Mapping[str, Any], parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def make_optimizer(
+    node: Mapping[str, Any], parameters: Iterable[nn.Parameter], values: bool = True
+) -> torch.optim.Optimizer:
     """The `_target_` of `node` over the parameters, one group for each mesh that they live on. All ranks together.
 
     Fused and foreach kernels take the tensors of a group at once, and torch cannot mix meshes, or DTensors and plain
     tensors, in one call. If the config leaves `fused` and `foreach` open, the first of these kernels is taken that
     makes a right step on stand-ins of the parameters: fused, torch's default, one tensor after another.
     Raises PlaitError for options that the class refuses, and if it makes no right step on such parameters.
+    values: whether tensors have values. If not, as in a plan, a step that can be made counts as right.
     """
     groups = _by_mesh(parameters)
     kinds = [list(dict.fromkeys(map(Kind.of, group))) for group in groups]
@@ -35,8 +38,10 @@ def make_optimizer(node: Mapping[str, Any], parameters: Iterable[nn.Parameter]) 
     plainest = _builder(cls, {**options, **{key: False for key in KERNELS if key in _arguments(cls)}})
     for kernels in _candidates(cls, options, groups[0][0].device):
         build = _builder(cls, {**options, **kernels})
-        problem = _agreed(try_step(build, kinds))
-        if problem is None and exact:
+        problem = try_step(build, kinds)
+        if values:
+            problem = _agreed(problem)
+        if problem is None and exact and values:
             problem = _agreed(compare_shards(build, plainest, kinds))
         if problem is None:
             return _built(node, build, [{"params": group} for group in groups])

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 _grouped_mm = getattr(F, "grouped_mm", None)
 _CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -79,6 +80,12 @@ def _(x_ND: Tensor, w_XFD: Tensor, counts_X: Tensor) -> Tensor:
 @_outer.register_fake
 def _(y_NF: Tensor, x_ND: Tensor, counts_X: Tensor) -> Tensor:
     return y_NF.new_empty(counts_X.shape[0], y_NF.shape[1], x_ND.shape[1])
+
+
+@register_flop_formula((torch.ops.plait.grouped_linear, torch.ops.plait.grouped_outer))
+def _flops(rows: Any, other: Any, counts: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """2 N D F of both: every row meets one matrix, whatever the counts."""
+    return 2 * rows[0] * rows[1] * other[1]
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from plait.errors import PlaitError
 
 LISTS = "strategy"  # the group of which a run takes several options
-SINGLE = ("model", "data", "optimizer")
+SINGLE = ("model", "data", "optimizer", "cluster")
 GROUPS = (LISTS, *SINGLE, "recipe", "hardware")
 FOLDERS = {"hydra.run.dir": (".",), "hydra.output_subdir": (None,), "hydra.job.chdir": (False, None)}
 

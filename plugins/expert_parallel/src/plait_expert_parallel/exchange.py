@@ -12,6 +12,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from plait import evenly, read_numbers
+
 LEAST = 2
 
 
@@ -67,7 +69,7 @@ class Exchange:
         counts_RL = counts_X.view(ranks, -1)
         theirs_RL = collectives.all_to_all_single(counts_RL, None, None, self.axis)
         theirs_RL = collectives.wait_tensor(theirs_RL).view(ranks, -1)
-        sent, received = torch.stack([counts_RL.sum(1), theirs_RL.sum(1)]).tolist()
+        sent, received = read_numbers(torch.stack([counts_RL.sum(1), theirs_RL.sum(1)]), lambda: self._even(len(x_ND)))
         traced = torch.compiler.is_compiling()  # into one graph with the whole model, as a strategy may wish
         if traced:
             for number in (*sent, *received):
@@ -83,6 +85,11 @@ class Exchange:
         if filled:
             x_ND, counts_L = functional.pad(x_ND, (0, 0, 0, filled)), torch.cat([counts_L[:-1], counts_L[-1:] + filled])
         return x_ND, counts_L
+
+    def _even(self, rows: int) -> tuple[list[int], list[int]]:
+        """What a plan expects: experts are visited alike, and other ranks have as many rows as this one."""
+        sent = evenly(rows, self.axis.size())
+        return sent, [sent[self.axis.get_local_rank()]] * self.axis.size()
 
     def bring_back(self, y_ND: Tensor) -> Tensor:
         """What this rank's rows became, in their old order; 0 for those that a neighbour sent."""

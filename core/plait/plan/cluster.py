@@ -1,0 +1,71 @@
+"""The machines that a run is planned for: one table, `conf/cluster/`, for all that needs figures of a device."""
+
+from typing import Any
+
+import attrs
+from attrs.validators import ge, gt, in_
+
+from plait.errors import PlaitError
+from plait.schema import typed
+
+
+@attrs.define
+class Link:
+    """bandwidth: bytes a second that one device sends. latency: seconds of a collective that sends nothing."""
+
+    bandwidth: float = attrs.field(validator=gt(0))
+    latency: float = attrs.field(validator=ge(0))
+
+
+def _band(_: Any, attribute: attrs.Attribute, value: list[float]) -> None:
+    if len(value) != 2 or not 0 < value[0] <= value[1] <= 1:
+        raise ValueError(f"'{attribute.name}' must be two shares of 1, the lower one first: {value}")
+
+
+@attrs.define
+class Achieved:
+    """[low, high] share of a peak that real kernels reach."""
+
+    products: list[float] = attrs.field(validator=_band)
+    memory: list[float] = attrs.field(validator=_band)
+    links: list[float] = attrs.field(validator=_band)
+
+
+@attrs.define
+class Cluster:
+    """One device, how many share a node, and what links them; each key is explained in `conf/cluster/h100.yaml`."""
+
+    name: str
+    memory: float = attrs.field(validator=gt(0))
+    products: dict[str, float]
+    bandwidth: float = attrs.field(validator=gt(0))
+    node: int = attrs.field(validator=ge(1))
+    inside: Link
+    between: Link
+    devices: list[str]
+    achieved: Achieved
+    device: str = attrs.field(default="cuda", validator=in_(("cuda", "cpu")))
+    reserved: float = attrs.field(default=0.0, validator=ge(0))
+    granularity: int = attrs.field(default=1, validator=ge(1))
+    launch: float = attrs.field(default=0.0, validator=ge(0))
+
+    def rounded(self, size: int) -> int:
+        """What the allocator makes of `size` bytes."""
+        return -(-size // self.granularity) * self.granularity
+
+    def rate(self, dtype: str) -> float:
+        """Operations a second in products of this dtype. Raises PlaitError if the table does not say."""
+        if dtype not in self.products:
+            raise PlaitError(
+                f"cluster.products has no figure for {dtype}; it has {', '.join(self.products)}: add one to the file"
+            )
+        return self.products[dtype]
+
+    def nodes(self, span: int) -> int:
+        """Over how many nodes ranks are spread of which the first and the last are `span` ranks apart."""
+        return -(-span // self.node)
+
+
+def cluster_of(node: Any) -> Cluster | None:
+    """From the resolved config's `cluster`; None if it names none. Raises PlaitError for a key that does not fit."""
+    return typed(Cluster, node, "cluster") if node else None

@@ -1,0 +1,195 @@
+"""`plan`: from a run's config, a number of ranks and a cluster to what one step costs a rank."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from plait.check import Checked, check
+from plait.errors import PlaitError
+from plait.plan.cluster import Cluster, cluster_of
+from plait.plan.recorder import Operator
+from plait.plan.roofline import Spent, spend
+from plait.plan.trace import Trace, trace
+from plait.plan.values import KINDS, Axis, Memory, Peak, Plan, Time, Traffic, Work
+from plait.plan.whole import Whole, whole
+
+
+def plan(node: Mapping[str, Any], world: int | None = None, rank: int | None = None, every: bool = False) -> Plan:
+    """What a step of the run with the resolved config `node` costs one rank; `node["cluster"]` says on what.
+
+    world: number of ranks; None: as many as the config asks for. rank: which; None: the one that holds most.
+    every: trace all blocks, even if they are alike. Raises PlaitError for what does not fit, and for what cannot be
+    planned.
+    """
+    cluster = cluster_of(node.get("cluster"))
+    notes: list[str] = []
+    checked = check(_plannable(node, notes), world)
+    size = checked.layout.world_size
+    if rank is not None and not 0 <= rank < size:
+        raise PlaitError(f"rank={rank} is not among the {size} ranks of world={size}; there are 0 to {size - 1}")
+    # Parameters are cut so that the first rank along an axis has the largest piece.
+    found = step_of(checked, rank or 0, cluster, every)
+    return _plan(checked, found, rank or 0, cluster, notes)
+
+
+def step_of(checked: Checked, rank: int, cluster: Cluster | None, every: bool = False) -> Whole:
+    """The traced step of a checked run; the same run is traced once."""
+    granularity = cluster.granularity if cluster else 1
+    relevant = {
+        k: v
+        for k, v in checked.node.items()
+        if k in ("model", "strategy", "optimizer", "train", "precision", "remat", "compile")
+    }
+    key = json.dumps([relevant, checked.layout.world_size, rank, granularity, every], sort_keys=True, default=str)
+    if key not in _steps:
+        if len(_steps) >= CACHED:
+            _steps.pop(next(iter(_steps)))
+        _steps[key] = _traced(checked, rank, granularity, every)
+    return _steps[key]
+
+
+CACHED = 64
+_steps: dict[str, Whole] = {}
+
+
+def _traced(checked: Checked, rank: int, granularity: int, every: bool) -> Whole:
+    from plait.build import build_model
+    from plait.plan.blocks import groups
+
+    model, spec = build_model(checked.config.model)
+    sizes = [len(g.fqns) for g in groups(model, spec)]
+    del model
+
+    def make(counts: list[int] | None) -> Trace:
+        return trace(checked, rank, lambda size: -(-size // granularity) * granularity, counts)
+
+    return whole(make, sizes, every)
+
+
+def _plannable(node: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """The config as a machine without its devices and without a compiler can run it."""
+    changed = {**node, "launch": {**node["launch"], "device": "cpu", "nnodes": 1}}
+    if node["compile"]["enabled"]:
+        if node["remat"]["mode"] == "budget":
+            raise PlaitError(
+                "remat.mode=budget leaves to a compiler what is kept, which a plan does not run; plan full or selective"
+            )
+        changed["compile"] = {**node["compile"], "enabled": False}
+        notes.append("planned without compile.enabled: a compiler fuses operators, so memory and time will be lower")
+    return changed
+
+
+def _plan(checked: Checked, found: Whole, rank: int, cluster: Cluster | None, notes: list[str]) -> Plan:
+    layout, config = checked.layout, checked.config
+    memory = _memory(found)
+    work = found.table(_work)
+    traffic = found.table(_traffic)
+    flops = sum(values[1] for values in work.values())
+    members = found.base.members
+    tokens = found.base.micro[0] * config.train.local_batch_size * layout.count("batch") * config.train.seq_len
+    capacity = int(cluster.memory - cluster.reserved) if cluster else None
+    return Plan(
+        model=str(config.model["_target_"]),
+        strategies=list(config.strategy),
+        parameters=_count(checked),
+        world=layout.world_size,
+        rank=rank,
+        tokens=tokens,
+        axes=_axes(checked, members, cluster),
+        memory=memory,
+        collectives=[
+            Traffic(axis, kind, n, size, len(members.get(axis, (0,))), _nodes(members.get(axis), cluster))
+            for (axis, kind), (n, size) in sorted(traffic.items())
+        ],
+        work=[
+            Work(name, n, operations, size)
+            for name, (n, operations, size) in sorted(work.items(), key=lambda item: (-item[1][1], -item[1][2]))
+        ],
+        flops=flops,
+        time=_time(checked, found, cluster, tokens) if cluster else None,
+        fits=memory.peak <= capacity if capacity is not None else None,
+        free=capacity - memory.peak if capacity is not None else None,
+        capacity=capacity,
+        cluster=cluster.name if cluster else None,
+        traced=(len(found.base.places), sum(len(g.fqns) for g in found.base.groups)),
+        notes=notes,
+    )
+
+
+def _memory(found: Whole) -> Memory:
+    levels = found.levels()
+    place, held = max(levels, key=lambda item: sum(item[1]))
+    most = {kind: max(level[i] for _, level in levels) for i, kind in enumerate(KINDS)}
+    at: Operator = found.base.operators[place]
+    peak = Peak(at.phase, at.module, at.name, dict(zip(KINDS, held, strict=True)))
+    return Memory(**most, peak=sum(held), at=peak)
+
+
+def _work(one: Trace) -> dict[Any, tuple[int, ...]]:
+    found: dict[Any, tuple[int, ...]] = {}
+    for operator in one.operators:
+        if operator.bytes:
+            weight = one.weight(operator)
+            n, flops, size = found.get(operator.name, (0, 0, 0))
+            found[operator.name] = (n + weight, flops + weight * operator.flops, size + weight * operator.bytes)
+    return found
+
+
+def _traffic(one: Trace) -> dict[Any, tuple[int, ...]]:
+    found: dict[Any, tuple[int, ...]] = {}
+    for operator in one.operators:
+        if operator.kind:
+            weight = one.weight(operator)
+            n, size = found.get((operator.axis, operator.kind), (0, 0))
+            found[operator.axis, operator.kind] = (n + weight, size + weight * operator.sent)
+    return found
+
+
+def _time(checked: Checked, found: Whole, cluster: Cluster, tokens: int) -> Time:
+    best, worst = ({t: spend(t, cluster, b) for t in _traces(found)} for b in (True, False))
+
+    def total(spent: dict[Any, Spent], what: Any) -> float:
+        return found.sum(lambda t: what(spent[t]))
+
+    low, high = total(best, lambda s: s.step), total(worst, lambda s: s.step)
+    compute = tuple(total(s, lambda x: x.products + x.memory) for s in (best, worst))
+    exchange = tuple(total(s, lambda x: sum(x.sending.values())) for s in (best, worst))
+    parts = {
+        "matrix products": total(worst, lambda s: s.products),
+        "memory bandwidth": total(worst, lambda s: s.memory),
+    }
+    for axis in {a for s in worst.values() for a in s.exposed}:
+        parts[f"collectives over {axis}"] = total(worst, lambda s, axis=axis: s.exposed.get(axis, 0.0))
+    mfu = None
+    from plait.build import build_model
+
+    _, spec = build_model(checked.config.model)
+    if spec.flops is not None:
+        ideal = spec.flops(checked.config.train.seq_len) * tokens / checked.layout.world_size
+        rate = cluster.rate(checked.config.precision.param)
+        mfu = (ideal / high / rate, ideal / low / rate)
+    return Time((low, high), (tokens / high, tokens / low), mfu, compute, exchange, max(parts, key=lambda k: parts[k]))  # type: ignore[arg-type]
+
+
+def _traces(found: Whole) -> list[Trace]:
+    return [found.base, *(t for t, _ in found.more)]
+
+
+def _axes(checked: Checked, members: Mapping[str, tuple[int, ...]], cluster: Cluster | None) -> list[Axis]:
+    layout, found = checked.layout, []
+    for view, axes in [("dense", layout.dense), *layout.views.items()]:
+        for axis in axes:
+            role = f"splits {axis.splits}" if axis.splits else f"shards {', '.join(axis.shards) or 'nothing'}"
+            owner = layout.owner.get(axis.name, "left over")
+            found.append(Axis(view, axis.name, axis.degree, role, owner, _nodes(members.get(axis.name), cluster)))
+    return found
+
+
+def _nodes(members: tuple[int, ...] | None, cluster: Cluster | None) -> int | None:
+    return len({m // cluster.node for m in members}) if cluster and members else None
+
+
+def _count(checked: Checked) -> int:
+    import math
+
+    return sum(math.prod(shape) for fqn, shape in checked.shapes.items() if fqn not in checked.ties)

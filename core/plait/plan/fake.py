@@ -1,0 +1,61 @@
+"""Tensors without values: a model on meta becomes one whose storage has a size and no memory."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
+
+from plait.initialise import materialise
+
+
+@contextmanager
+def fake() -> Iterator[FakeTensorMode]:
+    """Tensors made inside have no values."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        yield mode
+
+
+def forget() -> None:
+    """Forget what torch keeps of meshes: plans of DTensors, by meshes that look alike, with names of ended groups."""
+    from torch.distributed.tensor import _collective_utils, _redistribute
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()
+    for owner, name in (
+        (_redistribute, "_gen_transform_infos"),
+        (_collective_utils.MeshTopoInfo, "build_from_mesh"),
+    ):
+        getattr(owner, name).cache_clear()
+    _redistribute.clear_redistribute_planner_cache()
+
+
+def materialise_fake(model: nn.Module, mode: FakeTensorMode, device: str | torch.device) -> None:
+    """What `materialise` does, inside `mode`. Parameters stay the same objects, so tied ones stay tied."""
+    plain: list[tuple[Any, str, nn.Parameter]] = []
+    done: set[int] = set()
+    for module in model.modules():
+        for name, param in module._parameters.items():
+            if param is None or isinstance(param, DTensor):
+                continue
+            plain.append((module, name, param))
+            if id(param) not in done:
+                done.add(id(param))
+                _swap(param, mode, device)
+    try:  # torch's `to_empty` cannot swap a fake parameter, to which its mode holds a weak reference
+        for module, name, _ in plain:
+            module._parameters[name] = None
+        materialise(model, device)
+    finally:
+        for module, name, param in plain:
+            module._parameters[name] = param
+
+
+def _swap(param: nn.Parameter, mode: FakeTensorMode, device: str | torch.device) -> None:
+    made = torch.empty_strided(param.shape, param.stride(), dtype=param.dtype, device=device)
+    made = nn.Parameter(made, requires_grad=param.requires_grad)
+    mode.fake_tensor_converter.tensor_memo.clear()
+    torch.utils.swap_tensors(param, made)

@@ -1,0 +1,77 @@
+"""One step of training as `plait.trainer` makes it, on tensors without values: the same calls in the same order."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from plait.config import Config
+from plait.loss import cross_entropy_sum, parallel
+from plait.pending import _all_gather
+from plait.plan.recorder import Recorder
+from plait.weave import Applied
+
+
+class Step:
+    """Drives a model that is set up, step by step, and tells `recorder` what runs.
+
+    micro: how many micro-batches a step has. Only the first `driven` of them run: those that follow are like the last.
+    """
+
+    def __init__(
+        self, applied: Applied, optimizer: Any, config: Config, recorder: Recorder, micro: int, driven: int
+    ) -> None:
+        self.applied, self.optimizer, self.config, self.recorder = applied, optimizer, config, recorder
+        self.micro, self.driven, self.model = micro, driven, applied.parts[0]
+        self.rows, self.steps = config.train.local_batch_size, 0
+        self._waiting: list[Any] = []  # what the trainer keeps of the step before
+
+    def __call__(self) -> None:
+        recorder, train = self.recorder, self.config.train
+        recorder.phase, recorder.micro = "start", 0
+        tokens = torch.zeros(self.micro * self.rows, train.seq_len, dtype=torch.int64)
+        labels = torch.zeros(self.micro * self.rows, train.seq_len, dtype=torch.int64)
+        recorder.mark([tokens, labels], "other")
+        counts = torch.zeros(3, dtype=torch.int64)
+        counting = dist.all_reduce(counts, async_op=True)
+        total = torch.zeros((), dtype=torch.float64)
+        valid = self.micro * self.rows * train.seq_len * self.applied.mesh.share("batch")[1]
+        self.model.train()
+        parts = list(zip(tokens.split(self.rows), labels.split(self.rows), strict=True))
+        for micro, (rows, wanted) in enumerate(parts[: self.driven]):
+            recorder.micro, recorder.phase = micro, "forward"
+            logits = self.model(rows)
+            recorder.phase = "loss"
+            recorder.mark([logits], "logits")
+            with parallel(logits):
+                loss = cross_entropy_sum(logits, wanted)
+                if micro == 0:
+                    counting.wait()
+                recorder.keep()
+                recorder.phase = "backward"
+                self.applied.backward(loss, valid)
+            total += loss.detach()
+            del logits, loss
+        recorder.micro, recorder.phase = 0, "clip"
+        recorder.mark([p.grad for p in self.applied.parameters()], "gradients")
+        norm = self.applied.clip_grads(train.max_norm)
+        recorder.phase = "optimizer"
+        self.optimizer.step()
+        for state in self.optimizer.state.values():
+            recorder.mark(state.values(), "optimizer")
+        self.optimizer.zero_grad()
+        self.steps += 1
+        recorder.phase = "balance"  # what `Applied.after_step` does, of which the core's own part is told apart
+        self.applied.balance.after_step()
+        recorder.phase = "after"
+        for part in self.applied.parts:
+            arguments = {"model": part, "optimizer": self.optimizer, "mesh": self.applied.mesh, "step": self.steps}
+            self.applied.braid.all("after_step", **arguments)
+        self._report(total / valid, norm)
+
+    def _report(self, loss: torch.Tensor, norm: torch.Tensor) -> None:
+        """What `plait.pending` sends for the line of metrics."""
+        sent = torch.stack([loss, torch.zeros((), dtype=torch.float64)])
+        everything = torch.empty(2 * dist.get_world_size(), dtype=torch.float64)
+        work = _all_gather(everything, sent, async_op=True)
+        self._waiting = [loss, norm, sent, everything, work]

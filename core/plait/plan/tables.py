@@ -1,0 +1,111 @@
+"""A plan as text: what a person reads in a terminal."""
+
+from collections.abc import Iterable, Sequence
+
+from plait.plan.values import KINDS, Plan
+
+
+def text(plan: Plan) -> str:
+    """All of it, in tables."""
+    lines = [
+        f"model    {plan.model}, {plan.parameters:,} parameters",
+        f"run      {plan.world} ranks, {', '.join(plan.strategies) or 'no strategy'}; {plan.tokens:,} tokens a step",
+        f"traced   rank {plan.rank}, {plan.traced[0]} of {plan.traced[1]} blocks",
+        "",
+        *mesh(plan),
+        "",
+        *memory(plan),
+        "",
+        *collectives(plan),
+        "",
+        *work(plan),
+        "",
+        *time(plan),
+        *(f"note: {note}" for note in plan.notes),
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def mesh(plan: Plan) -> list[str]:
+    """The axes, outermost first, and where a node ends."""
+    rows = [("mesh", "axis", "ranks", "nodes", "what it does", "strategy")]
+    for axis in plan.axes:
+        nodes = "" if axis.nodes is None else str(axis.nodes)
+        rows.append((axis.view, axis.name, str(axis.degree), nodes, axis.role, axis.strategy))
+    if not plan.axes:
+        return ["mesh: one rank, no axes"]
+    drawing = " x ".join(f"{a.name} {a.degree}" for a in plan.axes if a.view == "dense")
+    return [f"mesh     {drawing}, outermost first", "", *_table(rows, left=(0, 1, 4, 5))]
+
+
+def memory(plan: Plan) -> list[str]:
+    """By kind: the most at any moment, and what is held at the peak."""
+    rows = [("memory of a rank", "at most", "at the peak")]
+    for kind in KINDS:
+        most, held = getattr(plan.memory, kind), plan.memory.at.held[kind]
+        if most:
+            rows.append((kind, _bytes(most), _bytes(held)))
+    rows.append(("peak", "", _bytes(plan.memory.peak)))
+    at = plan.memory.at
+    where = at.module or "the model itself"
+    lines = [*_table(rows), "", f"the peak is in {at.phase}, in {where}, at {at.operator}"]
+    if plan.fits is None:
+        return [*lines, "no cluster is given, so whether this fits is not known: cluster=h100"]
+    said = "fits" if plan.fits else "DOES NOT FIT"
+    more = f"{_bytes(abs(plan.free or 0))} {'are left' if plan.fits else 'too much'}"
+    return [*lines, f"{said} on {plan.cluster}: {_bytes(plan.capacity or 0)} for torch, {more}"]
+
+
+def collectives(plan: Plan) -> list[str]:
+    rows = [("collectives of a step", "kind", "ranks", "nodes", "count", "bytes")]
+    for one in plan.collectives:
+        nodes = "" if one.nodes is None else str(one.nodes)
+        rows.append((one.axis, one.kind, str(one.ranks), nodes, f"{one.count:,}", _bytes(one.bytes)))
+    return _table(rows, left=(0, 1)) if plan.collectives else ["no collectives"]
+
+
+def work(plan: Plan, most: int = 8) -> list[str]:
+    """The operators that compute most."""
+    rows = [("operators of a step", "count", "TFLOP", "bytes")]
+    for one in plan.work[:most]:
+        rows.append((one.operator, f"{one.count:,}", f"{one.flops / 1e12:,.3f}", _bytes(one.bytes)))
+    rest = plan.work[most:]
+    if rest:
+        flops, size = sum(w.flops for w in rest), sum(w.bytes for w in rest)
+        rows.append((f"{len(rest)} others", f"{sum(w.count for w in rest):,}", f"{flops / 1e12:,.3f}", _bytes(size)))
+    return _table(rows)
+
+
+def time(plan: Plan) -> list[str]:
+    if plan.time is None:
+        return ["no cluster is given, so the time of a step is not known: cluster=h100"]
+    one = plan.time
+    lines = [
+        f"step        {_band(one.step, 's')}",
+        f"  compute   {_band(one.compute, 's')}",
+        f"  exchange  {_band(one.exchange, 's')}, hidden or not",
+        f"tokens/s    {_band(one.tokens_per_second, '', 0)}",
+        f"  per rank  {_band([t / plan.world for t in one.tokens_per_second], '', 0)}",
+    ]
+    if one.mfu is not None:
+        lines.append(f"MFU         {_band([100 * m for m in one.mfu], '%', 1)}")
+    return [*lines, f"bound by    {one.bound}"]
+
+
+def _band(values: Sequence[float], unit: str, digits: int = 4) -> str:
+    return f"{values[0]:,.{digits}f} to {values[1]:,.{digits}f}{' ' if unit and unit != '%' else ''}{unit}"
+
+
+def _bytes(size: int) -> str:
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale:
+            return f"{size / scale:,.2f} {unit}"
+    return f"{size} B"
+
+
+def _table(rows: Sequence[Sequence[str]], left: Iterable[int] = (0,)) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]

@@ -1,0 +1,64 @@
+"""Which operator is a collective, over which mesh axis it goes, and how many bytes it moves."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+KINDS = {
+    "reduce_scatter": r"reduce_?scatter",
+    "all_gather": r"all_?gather",
+    "all_reduce": r"all_?reduce",
+    "all_to_all": r"all_?to_?all",
+    "broadcast": r"broadcast",
+    "send": r"send",
+    "recv": r"recv",
+}
+SPACES = ("c10d", "_c10d_functional", "c10d_functional")
+
+
+def kind_of(operator: Any) -> str | None:
+    """The kind of collective that `operator` (an OpOverload) is; None: it is none."""
+    if operator.namespace not in SPACES:
+        return None
+    name = operator._schema.name.partition("::")[2]
+    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), None)
+
+
+def moved(args: Iterable[Any], result: Any) -> int:
+    """Bytes of the input or of the result, whichever is larger; inputs that are written to are results."""
+    return max(
+        sum(t.numel() * t.element_size() for t in tree_leaves(a) if isinstance(t, Tensor)) for a in (*args, result)
+    )
+
+
+def group_of(args: Iterable[Any]) -> str:
+    """The name of the process group among the arguments of a collective; "" if there is none."""
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject):
+            try:
+                return str(dist.ProcessGroup.unbox(arg).group_name)
+            except RuntimeError:  # another kind of object, such as the operation
+                continue
+    names = [arg for arg in args if isinstance(arg, str)]
+    return names[-1] if names else ""
+
+
+def waits(args: Iterable[Any], operator: Any) -> bool:
+    """Whether a collective of `torch.distributed` returns before it is done, so that other work can hide it."""
+    names = [argument.name for argument in operator._schema.arguments]
+    given = dict(zip(names, args, strict=False))
+    return operator.namespace == "c10d" and not given.get("asyncOp", given.get("async_op", True))
+
+
+def axes_of(mesh: Any) -> Mapping[str, str]:
+    """Name of a process group -> the mesh axis that it spans; "data": several joined; "world": all ranks."""
+    from plait.profile import axes_by_group
+
+    joined = {str(joint.get_group().group_name): "data" for joint in mesh._joined.values()}
+    world = {str(dist.group.WORLD.group_name): "world"} if dist.group.WORLD else {}
+    return {**world, **joined, **axes_by_group(mesh)}

@@ -1,0 +1,138 @@
+"""What a plan says, as values: nothing here computes, and everything becomes JSON. Sizes are bytes, times seconds."""
+
+from typing import Any
+
+import attrs
+
+KINDS = (
+    "parameters", "gradients", "optimizer", "gathered", "collectives", "activations", "logits", "temporary", "other",
+)  # fmt: skip
+
+
+@attrs.frozen
+class Traffic:
+    """All collectives of one kind over one mesh axis in one step of one rank.
+
+    axis:  name of the mesh axis; "data" for several axes that sum gradients together, "world" for all ranks.
+    kind:  all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, send, recv.
+    count: how many there are. bytes: what they move in all: of each its input or its result, whichever is larger.
+    ranks: how many take part. nodes: over how many nodes they are spread; None without a cluster.
+    """
+
+    axis: str
+    kind: str
+    count: int
+    bytes: int
+    ranks: int
+    nodes: int | None = None
+
+
+@attrs.frozen
+class Peak:
+    """The moment of a step at which most memory is in use.
+
+    phase: forward, loss, backward, recompute, clip, optimizer or after. module: FQN of what runs; "" is the model.
+    operator: the operator that allocates last. held: bytes by kind (a key of KINDS), whose sum is the peak.
+    """
+
+    phase: str
+    module: str
+    operator: str
+    held: dict[str, int]
+
+
+@attrs.frozen
+class Memory:
+    """Memory of one rank in a step after the first, as torch's allocator counts it.
+
+    Each kind is the most that it takes at any moment, so kinds do not add up to the peak; `at.held` does.
+    parameters:  what the rank stores, with the model's buffers. gradients: as the optimizer gets them.
+    gathered:    copies of parameters: gathered from other ranks, or cast.
+    collectives: other tensors that collectives read or write.
+    activations: what forward keeps for backward, and what recomputation makes again.
+    logits:      the model's output and what the loss makes of it.
+    temporary:   the rest of forward, backward and optimizer. other: what was there before and is none of these.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    gathered: int
+    collectives: int
+    temporary: int
+    other: int
+    peak: int
+    at: Peak
+
+
+@attrs.frozen
+class Work:
+    """All calls of one operator in one step of one rank. bytes: what it reads and writes."""
+
+    operator: str
+    count: int
+    flops: int
+    bytes: int
+
+
+@attrs.frozen
+class Time:
+    """A step's time as [low, high]; None without a cluster.
+
+    compute, exchange: seconds of operators and of collectives, each by themselves. bound: what takes most of a step:
+    "matrix products", "memory bandwidth" or "collectives over <axis>".
+    """
+
+    step: tuple[float, float]
+    tokens_per_second: tuple[float, float]
+    mfu: tuple[float, float] | None
+    compute: tuple[float, float]
+    exchange: tuple[float, float]
+    bound: str
+
+
+@attrs.frozen
+class Axis:
+    """One axis of the mesh. nodes: over how many nodes its ranks are spread; None without a cluster."""
+
+    view: str
+    name: str
+    degree: int
+    role: str
+    strategy: str
+    nodes: int | None = None
+
+
+@attrs.frozen
+class Plan:
+    """What one step of a run will cost one rank.
+
+    fits: whether the peak is below what the cluster's device offers; None without a cluster.
+    free: bytes that are left at the peak; negative if it does not fit.
+    traced: how many blocks were traced, of how many.
+    """
+
+    model: str
+    strategies: list[str]
+    parameters: int
+    world: int
+    rank: int
+    tokens: int
+    axes: list[Axis]
+    memory: Memory
+    collectives: list[Traffic]
+    work: list[Work]
+    flops: int
+    time: Time | None
+    fits: bool | None
+    free: int | None
+    capacity: int | None
+    cluster: str | None
+    traced: tuple[int, int]
+    notes: list[str] = attrs.field(factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, the same for equal plans."""
+        return attrs.asdict(self)

@@ -1,0 +1,71 @@
+"""Which module runs, in forward and in backward: read off hooks on modules and the numbers of autograd's nodes."""
+
+import bisect
+from typing import Any
+
+import torch
+from torch import nn
+
+_next_node = torch._C._autograd._get_sequence_nr
+
+
+class Where:
+    """`with Where(model, blocks) as where:`; then `where.now()` while the model runs.
+
+    An operator of forward belongs to the innermost module whose forward runs. One of backward belongs to the module
+    whose forward made the autograd node that runs now: nodes are numbered in the order in which they are made.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._stack: list[str] = []
+        self._starts: list[int] = []  # numbers of nodes, ascending, from which on a module made them
+        self._makers: list[str] = []
+        self._last = ""
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> "Where":
+        for fqn, module in self.model.named_modules():
+
+            def enter(module: nn.Module, args: Any, fqn: str = fqn) -> None:
+                self._stack.append(fqn)
+                self._mark(fqn)
+
+            def leave(module: nn.Module, args: Any, result: Any, fqn: str = fqn) -> None:
+                if self._stack and self._stack[-1] == fqn:
+                    self._stack.pop()
+                self._mark(self._stack[-1] if self._stack else "")
+
+            self._hooks.append(module.register_forward_pre_hook(enter, prepend=True))
+            self._hooks.append(module.register_forward_hook(leave, always_call=True))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def now(self, backward: bool) -> tuple[str, bool]:
+        """(FQN of the module, whether it computes forward again), of the operator that runs."""
+        if self._stack:
+            return self._stack[-1], backward
+        if not backward:
+            return "", False
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            number = node._sequence_nr()
+            if number < 2**63:  # a gradient that is being added to its parameter has no number: it follows its maker
+                at = bisect.bisect_right(self._starts, number) - 1
+                self._last = self._makers[at] if at >= 0 else ""
+        return self._last, False
+
+    def forget(self) -> None:
+        """Between steps: nodes of the last one are gone."""
+        self._starts, self._makers, self._last = [], [], ""
+
+    def _mark(self, fqn: str) -> None:
+        number = _next_node()
+        if self._starts and self._starts[-1] == number:
+            self._makers[-1] = fqn
+        else:
+            self._starts.append(number)
+            self._makers.append(fqn)

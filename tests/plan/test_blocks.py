@@ -1,0 +1,45 @@
+"""Few blocks stand for all: the same figures as with every block traced."""
+
+import attrs
+import pytest
+
+from plait.compose import resolve
+from plait.plan.engine import plan
+
+SMALL = ["train.local_batch_size=2", "train.seq_len=32", "model.n_layers=8", "validation.interval=0", "cluster=cpu"]
+DEEP = ["model=deepseek_v3_debug", "model.n_dense_layers=2"]
+LAYOUTS = {
+    "fsdp2": ["strategy=[fsdp2]"],
+    "hsdp": ["strategy=[fsdp2]", "strategy.fsdp2.replicate=2"],
+    "prefetch": ["strategy=[fsdp2]", "strategy.fsdp2.prefetch=2"],
+    "full": ["strategy=[fsdp2]", "remat.mode=full"],
+    "selective": ["strategy=[fsdp2]", "remat.mode=selective"],
+    "tp": ["strategy=[tensor_parallel,fsdp2]"],
+    "simplefsdp": ["strategy=[simplefsdp]"],
+    "accumulated": ["strategy=[fsdp2]", "train.global_batch_size=32"],
+    "experts": ["strategy=[expert_parallel,fsdp2]", *DEEP],
+    "everything": ["strategy=[expert_parallel,tensor_parallel,fsdp2]", *DEEP],
+}
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=[pytest.mark.slow] if i else []) for i, name in enumerate(LAYOUTS)]
+)
+def test_few_blocks_give_what_all_blocks_give(layout: str) -> None:
+    node = resolve([*SMALL, *LAYOUTS[layout]])
+    few, all_ = plan(node, 4), plan(node, 4, every=True)
+    assert few.traced[0] < few.traced[1] == all_.traced[0] == 8
+    assert _without_time(few) == _without_time(all_)
+    assert few.time.step == pytest.approx(all_.time.step, rel=1e-9)
+
+
+def test_what_joins_gradients_of_several_blocks_is_traced_with_all() -> None:
+    """ddp sums gradients in buckets: how many there are does not just grow with the blocks."""
+    found = plan(resolve([*SMALL, "strategy=[ddp]", "strategy.ddp.bucket_mb=4"]), 4)
+    assert found.traced == (8, 8)
+
+
+def _without_time(found: object) -> dict[str, object]:
+    values = attrs.asdict(found)
+    del values["time"], values["traced"]
+    return values
