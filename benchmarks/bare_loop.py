@@ -55,7 +55,7 @@ class BareLoop:
 
 
 def main() -> None:
-    from plait.compose import resolve
+    from plait.launch.compose import resolve
 
     dist.init_process_group("gloo")
     config = resolve([])

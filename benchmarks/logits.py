@@ -26,8 +26,8 @@ def as_rank(degree: int, vocab: int, tokens: int) -> None:
     from torch.utils._pytree import tree_leaves
 
     import plait
-    from plait.loss import parallel
     from plait.models.llama3 import Llama3
+    from plait.train.loss import parallel
     from plait_tensor_parallel import TensorParallel
 
     class Watch(TorchDispatchMode):

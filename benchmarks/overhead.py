@@ -29,7 +29,8 @@ def as_rank(overrides: list[str]) -> None:
     import torch.distributed as dist
     from bare_loop import BareLoop
 
-    from plait import cli, trainer
+    from plait.commands import main as cli
+    from plait.train import trainer
 
     class Interleaved(trainer.Trainer):
         def __init__(self, config: Any, node: Any, *rest: Any) -> None:

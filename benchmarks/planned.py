@@ -23,11 +23,11 @@ def traced(model: str, ranks: int, batch: int, seq_len: int) -> list[tuple[Graph
     """The forward and the backward graph of one rank of `ranks`, before any pass."""
     import plait_simplefsdp.compile as whole
     from plait import Compile, Precision
-    from plait.build import build_model
-    from plait.compose import resolve
-    from plait.config import Config, Train
-    from plait.plugins import create
-    from plait.weave import new_run, set_up
+    from plait.contract.config import Config, Train
+    from plait.launch.compose import resolve
+    from plait.parallel.apply import new_run, set_up
+    from plait.parallel.build import build_model
+    from plait.strategies.registry import create
 
     found: list[tuple[Graph, str]] = []
     plan = whole.plan
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--seq-len", type=int, default=8192)
     asked = parser.parse_args()
 
-    from plait.plan.inspect import simulated
+    from plait.commands.inspect import simulated
     from plait_simplefsdp.estimate import H100
     from plait_simplefsdp.plan import plan
 

@@ -53,11 +53,11 @@ def commands(repeats: int) -> None:
 
 def set_up(overrides: list[str], world_size: int) -> Any:
     """The model of these overrides under fsdp2, on the meta device. A process group of that size must run."""
-    from plait.build import build_model
-    from plait.check import check
-    from plait.compose import resolve
-    from plait.plugins import create
-    from plait.weave import new_run, set_up
+    from plait.launch.check import check
+    from plait.launch.compose import resolve
+    from plait.parallel.apply import new_run, set_up
+    from plait.parallel.build import build_model
+    from plait.strategies.registry import create
 
     overrides = ["strategy=[fsdp2]", "launch.device=cpu", f"launch.nproc_per_node={world_size}", *overrides]
     checked = check(resolve(overrides))
@@ -68,7 +68,7 @@ def set_up(overrides: list[str], world_size: int) -> Any:
 
 def fill(applied: Any) -> int:
     """Give this rank's share storage and values; returns how many numbers it drew."""
-    from plait.initialise import initialise, materialise
+    from plait.parallel.initialize import initialise, materialise
 
     materialise(applied.parts[0], applied.device)
     return initialise(applied.parts[0], applied.spec, seed=0)
@@ -76,7 +76,7 @@ def fill(applied: Any) -> int:
 
 def share(applied: Any) -> tuple[int, int]:
     """How many numbers this rank holds, and how many stand in its own rows (1-D parameters whole)."""
-    from plait.initialise import held_indices
+    from plait.parallel.initialize import held_indices
 
     rows = [p.numel() // len(p) * len(held_indices(p, 0)) if p.dim() > 1 else p.numel() for p in applied.parameters()]
     return sum(p.to_local().numel() for p in applied.parameters()), sum(rows)
@@ -86,7 +86,7 @@ def draws() -> None:
     """One of SHARD ranks; rank 0 prints what each drew."""
     import torch.distributed as dist
 
-    from plait.distributed import end_group, start_group
+    from plait.parallel.process_group import end_group, start_group
 
     start_group("cpu")
     applied = set_up(["model=llama3_debug"], SHARD)
@@ -105,8 +105,8 @@ def one_of_many(model: str, world_size: int) -> None:
     laps = [time.perf_counter()]
     import torch
 
-    import plait.check  # noqa: F401
-    from plait.plan.inspect import simulated
+    import plait.launch.check  # noqa: F401
+    from plait.commands.inspect import simulated
 
     laps.append(time.perf_counter())
     torch.set_num_threads(1)

@@ -20,7 +20,7 @@ import torch
 from machine import about
 
 from plait import PlaitError
-from plait.compose import resolve
+from plait.launch.compose import resolve
 
 SECONDS = 465  # for all runs together
 PLAIT = str(Path(sys.executable).with_name("plait"))

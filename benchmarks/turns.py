@@ -54,8 +54,8 @@ def training_step(
     import torch.distributed as dist
 
     import plait
-    from plait.build import build_model
-    from plait.optimizer import make_optimizer
+    from plait.parallel.build import build_model
+    from plait.train.optimizer import make_optimizer
 
     built, spec = build_model(config["model"])
     applied = plait.apply(built, spec, strategies, seq_len=seq_len, **options)

@@ -19,8 +19,8 @@ def as_rank_of(model: str, cycles: int, warm_up: int, batch: int, seq_len: int) 
     import logging
 
     import plait
-    from plait.compose import resolve
-    from plait.plugins import create
+    from plait.launch.compose import resolve
+    from plait.strategies.registry import create
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     config = resolve([f"model={model}", "strategy=[fsdp2]"])

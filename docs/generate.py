@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 
-from plait import hookspecs
+from plait.contract import hookspecs
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
@@ -34,7 +34,7 @@ is written.
 HOOKS = """\
 # The hooks
 
-<!-- written by docs/generate.py from core/plait/hookspecs.py: change that -->
+<!-- written by docs/generate.py from core/plait/contract/hookspecs.py: change that -->
 
 The whole contract between the core and a strategy, API version {api}. [Strategies](strategies.md) shows it in use, and
 [architecture](architecture.md) says why each hook has its shape.

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from plait.testing import life
-from plait.testing.life import alive, kill_all, ranks_of, rows, wait_for_step
+from plait.testing import whole_run
+from plait.testing.whole_run import alive, kill_all, ranks_of, rows, wait_for_step
 
 __all__ = ["alive", "kill_all", "numbers", "plait", "ranks_of", "rows", "start", "train", "wait_for_step"]
 
@@ -59,4 +59,4 @@ def start(*overrides: str, cwd: Path, **env: str) -> subprocess.Popen[str]:
 
 def numbers(folder: Path) -> list[tuple[Any, ...]]:
     """What must be bitwise equal between two runs of one command."""
-    return life.numbers(rows(folder))
+    return whole_run.numbers(rows(folder))

@@ -3,8 +3,8 @@
 import torch
 from safetensors.torch import load_file, save_file
 
-from plait.checkpoint.state import canonical_state, weights
-from plait.initialise import initialise, materialise
+from plait.parallel.initialize import initialise, materialise
+from plait.parallel.state import canonical_state, weights
 from plait.testing.models import llama3, moe, qk_norm
 
 MODELS = {

@@ -14,12 +14,13 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from plait.checkpoint.files import digest
 from plait.checkpoint.load import load
-from plait.checkpoint.resume import choose
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import MANIFEST, Store, _digest_of
 from plait.checkpoint.weights import check_weights, read_weights
-from plait.config import Checkpoint
-from plait.models.convert import HuggingFace, Rule, convert
+from plait.contract.config import Checkpoint
+from plait.convert import convert
+from plait.launch.resume import choose
+from plait.models.hugging_face import HuggingFace, Rule
 
 A, B = torch.arange(12.0).reshape(4, 3), torch.ones(3, dtype=torch.bfloat16)
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 import attrs
 
-from plait import cli
+from plait.commands import main as cli
 
 STARTED = 99  # the exit code where ranks would have been started
 
@@ -25,7 +25,7 @@ class Done:
 def plait(*arguments: str, ranks: Callable[..., Any] | None = None) -> Done:
     """What `plait ARGUMENTS` prints and exits with. An exception that it does not turn into a sentence is raised.
 
-    `ranks` stands in for `plait.launch.start_ranks`.
+    `ranks` stands in for `plait.launch.launcher.start_ranks`.
     """
     out, err = io.StringIO(), io.StringIO()
     with _as_it_was(ranks or _started), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -45,7 +45,7 @@ def _started(*arguments: object) -> None:
 @contextlib.contextmanager
 def _as_it_was(start_ranks: Callable[..., Any]) -> Iterator[None]:
     argv, path = sys.argv, list(sys.path)
-    with mock.patch.dict(os.environ), mock.patch("plait.launch.start_ranks", start_ranks):
+    with mock.patch.dict(os.environ), mock.patch("plait.launch.launcher.start_ranks", start_ranks):
         try:
             yield
         finally:

@@ -13,12 +13,12 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from plait.config import Config
-from plait.folder import RunFolder
+from plait.contract.config import Config
+from plait.contract.schema import typed
 from plait.models.moe import Router
-from plait.schema import typed
+from plait.records.run_folder import RunFolder
 from plait.testing.count import Counting
-from plait.trainer import Trainer
+from plait.train.trainer import Trainer
 
 STEP = "the second step"
 

@@ -60,6 +60,6 @@ def _be(arguments: list[str], cwd: str, out: str, err: str, env: dict[str, str])
     import torch
 
     torch.set_num_threads(1)
-    from plait.cli import main
+    from plait.commands.main import main
 
     main()

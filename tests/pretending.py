@@ -7,17 +7,18 @@ from typing import Any
 import attrs
 import pytest
 
-from plait.config import Config, Launch
-from plait.errors import PlaitError
-from plait.folder import Outcome, RunFolder
-from plait.launch import start_ranks
-from plait.signals import untouched
+from plait.contract.config import Config, Launch
+from plait.contract.errors import PlaitError
+from plait.launch.launcher import start_ranks
+from plait.records.run_folder import Outcome, RunFolder
+from plait.system.signals import untouched
 
 RANK = """
 import os, signal, sys, time
 from pathlib import Path
-from plait import ends, rank
-from plait.folder import Outcome
+from plait.launch import ends
+from plait.launch import rank
+from plait.records.run_folder import Outcome
 
 def others_go():
     '''Wait until the other rank is gone, and fail as torch does then.'''
@@ -68,7 +69,7 @@ def pretend(
     path: Path, monkeypatch: pytest.MonkeyPatch, body: str, nproc: int = 2, code: str = RANK, **launch: Any
 ) -> Pretence:
     """Run `body` in `nproc` ranks of a run in `path`; `number` is the rank, `count` how often they were restarted."""
-    monkeypatch.setattr("plait.launch.RANK", ("-P", "-c", code.format(body=textwrap.indent(body, "    "))))
+    monkeypatch.setattr("plait.launch.launcher.RANK", ("-P", "-c", code.format(body=textwrap.indent(body, "    "))))
     folder, said = RunFolder(path / "run"), []
     folder.lock()
     outcome = None

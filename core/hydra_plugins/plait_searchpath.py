@@ -13,7 +13,7 @@ class PlaitSearchPath(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if not any(entry.provider == "main" and entry.path == "pkg://plait.conf" for entry in search_path.get_path()):
             return
-        from plait.plugins import installed
+        from plait.strategies.registry import installed
 
         if os.path.isdir("conf"):
             search_path.append("./conf", f"file://{os.path.abspath('conf')}")

@@ -2,19 +2,19 @@
 
 from typing import TYPE_CHECKING, Any
 
-from plait.axes import MeshAxis, MeshView
-from plait.config import Compile, Precision, Remat
-from plait.errors import PlaitError
-from plait.hookspecs import hookimpl
-from plait.plan.planned import evenly, read_numbers
-from plait.spec import ModelSpec
+from plait.contract.axes import MeshAxis, MeshView
+from plait.contract.config import Compile, Precision, Remat
+from plait.contract.errors import PlaitError
+from plait.contract.hookspecs import hookimpl
+from plait.contract.model_spec import ModelSpec
+from plait.contract.planned import evenly, read_numbers
 
 if TYPE_CHECKING:
-    from plait.compile import SELECTIVE_KEEPS, budget_config, outside_of_graph
-    from plait.loss import cross_entropy_sum
-    from plait.mesh import Mesh
-    from plait.views import view
-    from plait.weave import Applied, apply
+    from plait.parallel.apply import Applied, apply
+    from plait.parallel.compile import SELECTIVE_KEEPS, budget_config, outside_of_graph
+    from plait.parallel.mesh import Mesh
+    from plait.parallel.transform import view
+    from plait.train.loss import cross_entropy_sum
 
 __version__ = "0.1.0"
 __all__ = [
@@ -39,14 +39,14 @@ __all__ = [
 ]
 
 _LAZY = {
-    "apply": "plait.weave",
-    "Applied": "plait.weave",
-    "Mesh": "plait.mesh",
-    "view": "plait.views",
-    "outside_of_graph": "plait.compile",
-    "SELECTIVE_KEEPS": "plait.compile",
-    "budget_config": "plait.compile",
-    "cross_entropy_sum": "plait.loss",
+    "apply": "plait.parallel.apply",
+    "Applied": "plait.parallel.apply",
+    "Mesh": "plait.parallel.mesh",
+    "view": "plait.parallel.transform",
+    "outside_of_graph": "plait.parallel.compile",
+    "SELECTIVE_KEEPS": "plait.parallel.compile",
+    "budget_config": "plait.parallel.compile",
+    "cross_entropy_sum": "plait.train.loss",
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 from inside import plait
 from setuptools.glob import glob
 
-from plait.author.new import TEMPLATE
+from plait.commands.new import TEMPLATE
 from plait.testing.parity import unequal, worst_gradient
 from plait.testing.trial import Trial, train
 
@@ -140,7 +140,7 @@ def test_neither_git_nor_a_network(tmp_path, monkeypatch):
 
 def test_the_template_is_part_of_the_distribution(monkeypatch):
     """Its files without a suffix of Python's, and those that begin with a dot, have to be named."""
-    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["plait.author"]
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["plait.commands"]
     monkeypatch.chdir(TEMPLATE.parent)
     found = {path for pattern in data for path in glob(pattern, recursive=True) if os.path.isfile(path)}
     assert found == {str(path.relative_to(TEMPLATE.parent)) for path in TEMPLATE.rglob("*") if path.is_file()}

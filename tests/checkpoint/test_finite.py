@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from plait.checkpoint.finite import Extremes, where_to_go_on
 from plait.checkpoint.save import Saver
-from plait.checkpoint.state import canonical_state
 from plait.checkpoint.store import Manifest, Store
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
+from plait.parallel.state import canonical_state
 from plait.testing.pool import Pool
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import this file

@@ -19,13 +19,13 @@ from plait.checkpoint.export import export
 from plait.checkpoint.files import put_in_place
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
-from plait.config import Config
-from plait.disk import DiskError
-from plait.errors import PlaitError
-from plait.folder import RunFolder
-from plait.metrics import Metrics
-from plait.schema import typed
-from plait.testing import life
+from plait.contract.config import Config
+from plait.contract.errors import PlaitError
+from plait.contract.schema import typed
+from plait.records.metrics import Metrics
+from plait.records.run_folder import RunFolder
+from plait.system.disk import DiskError
+from plait.testing import whole_run
 from plait.testing.pool import Pool
 
 STATE = {"model.a": torch.arange(5000.0), "model.b": torch.ones(3)}  # 20 kB and a little
@@ -136,7 +136,7 @@ def broken_off(node: Any, folder: str, where: str) -> tuple[str, int, list[str]]
         run.lock()
         run.write_versions({})
     dist.barrier()
-    from plait.trainer import Trainer
+    from plait.train.trainer import Trainer
 
     trainer = Trainer(typed(Config, node, ""), node, run, lambda text: None)
     metrics = Metrics(Path(folder), trainer.config.metrics) if rank == 0 else None
@@ -171,9 +171,9 @@ def broken_off(node: Any, folder: str, where: str) -> tuple[str, int, list[str]]
 
 @pytest.mark.parametrize("where", ["checkpoint", "metrics"])
 def test_all_ranks_end_together_and_tell_what_is_safe(plait_ranks: Pool, tmp_path: Path, where: str) -> None:
-    from plait.compose import resolve
+    from plait.launch.compose import resolve
 
-    given = life.overrides(
+    given = whole_run.overrides(
         {"fsdp2": {}}, tmp_path, 2, "checkpoint.mode=async", "train.steps=200", "validation.interval=0"
     )
     node = resolve([*given, "checkpoint.interval=3", f"data.cache_dir={tmp_path / 'cache'}"])

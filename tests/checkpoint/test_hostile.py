@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
 from plait.checkpoint.load import load
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
 
 _names: list[str] | None = None  # those that Python's unpickler looks up, while a test wants to know
 

@@ -20,10 +20,10 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from plait.checkpoint.export import export
 from plait.checkpoint.load import load
 from plait.checkpoint.save import Saver
-from plait.checkpoint.state import canonical_state, weights
 from plait.checkpoint.store import Store
 from plait.checkpoint.weights import read_weights
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
+from plait.parallel.state import canonical_state, weights
 from plait.testing.pool import Pool
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import this file

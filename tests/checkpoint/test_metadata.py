@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from plait.checkpoint.load import load
 from plait.checkpoint.reader import LARGEST
 from plait.checkpoint.store import MANIFEST, Store
-from plait.errors import PlaitError
-from plait.models.convert import convert
+from plait.contract.errors import PlaitError
+from plait.convert import convert
 
 
 @pytest.fixture

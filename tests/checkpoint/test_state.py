@@ -13,9 +13,9 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from plait.checkpoint.load import load
 from plait.checkpoint.save import Saver
-from plait.checkpoint.state import canonical_state, is_absent, shapes, tied_names, weights
 from plait.checkpoint.store import Store
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
+from plait.parallel.state import canonical_state, is_absent, shapes, tied_names, weights
 
 
 class Counting(torch.optim.Optimizer):

@@ -12,7 +12,7 @@ import pytest
 
 from plait.checkpoint.files import digest
 from plait.checkpoint.store import MANIFEST, Manifest, NoneSound, Store
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
 
 PARAMETERS = {"embed.weight": ((8, 4), "float32"), "head.weight": ((8, 4), "float32")}
 

@@ -13,8 +13,8 @@ from plait.checkpoint import files, sums
 from plait.checkpoint.export import export
 from plait.checkpoint.sums import SUMS, check_sums
 from plait.checkpoint.weights import INDEX, check_weights, read_weights
-from plait.errors import PlaitError
-from plait.models.convert import convert
+from plait.contract.errors import PlaitError
+from plait.convert import convert
 
 SHAPES = {"a": (4, 3), "b": (3,)}
 

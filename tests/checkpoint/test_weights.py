@@ -13,7 +13,7 @@ from plait.checkpoint.export import export
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
 from plait.checkpoint.weights import INDEX, check_weights, read_weights
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
 
 SHAPES = {"embed.weight": (8, 4), "norm.weight": (4,), "scale": ()}
 TIES = {"head.weight": "embed.weight"}

@@ -10,12 +10,12 @@ from inside import STARTED, plait
 from torch import nn
 
 from plait import ModelSpec, PlaitError, apply
-from plait.answers import ANSWERS
-from plait.author.probe import probe
-from plait.braid import Braid
-from plait.errors import one_line
-from plait.plugins import create
-from plait.signals import Stopped
+from plait.contract.errors import one_line
+from plait.parallel.answers import ANSWERS
+from plait.strategies.hooks import Braid
+from plait.strategies.probe import probe
+from plait.strategies.registry import create
+from plait.system.signals import Stopped
 
 GHOST = r"strategy 'ghost' \(plait-bad 1\.0\)"
 CODE = """
@@ -145,7 +145,7 @@ def test_an_interrupt_of_its_own(ghost):
 
 
 def test_a_signal_is_no_fault_of_its_own(ghost, alone):
-    ghost("parallelize(self)", "from plait.signals import Stopped; raise Stopped(15)")
+    ghost("parallelize(self)", "from plait.system.signals import Stopped; raise Stopped(15)")
     with pytest.raises(Stopped):
         live()
 

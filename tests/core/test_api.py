@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pluggy
 
-from plait import hookspecs
+from plait.contract import hookspecs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text()
 PROMISED = {

@@ -2,8 +2,8 @@
 
 import pytest
 
-from plait.axes import MeshAxis, MeshView, assemble
-from plait.errors import PlaitError
+from plait.contract.axes import MeshAxis, MeshView, assemble
+from plait.contract.errors import PlaitError
 
 DATA = ("data", [MeshAxis("replicate", 2, "batch"), MeshAxis("shard", -1, "batch")])
 TENSOR = ("tensor", [MeshAxis("tp", 2, shards=("heads", "ffn"))])

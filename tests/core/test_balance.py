@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch import nn
 
 import plait
-from plait.balance import Counted
-from plait.check import check
-from plait.checkpoint.state import canonical_state
-from plait.compose import resolve
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
+from plait.launch.check import check
+from plait.launch.compose import resolve
 from plait.models.init import Normal, ones, zeros
-from plait.testing import life
+from plait.parallel.expert_balance import Counted
+from plait.parallel.state import canonical_state
+from plait.testing import whole_run
 from plait.testing.models import moe
 from plait.testing.trial import SAMPLES, SEQ_LEN, Trial, batch, forward_backward, train
 
@@ -233,10 +233,10 @@ def test_a_run_writes_the_loads_and_resumes_the_balance(plait_ranks, tmp_path, m
     for name, parts in (("whole", ["train.steps=6"]), ("cut", ["train.steps=3", "train.steps=6"])):
         for steps in parts:
             more = (steps, "schedule.decay_steps=0", "checkpoint.load=latest", f"run.name={name}")
-            node = check(resolve(life.overrides({"fsdp2": {}}, tmp_path, 2, *more, model=small)), 2).node
+            node = check(resolve(whole_run.overrides({"fsdp2": {}}, tmp_path, 2, *more, model=small)), 2).node
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / "versions.json").write_text("{}")
-            rows.append(plait_ranks.run(life.run, node, tmp_path / name, world=2)[0])
+            rows.append(plait_ranks.run(whole_run.run, node, tmp_path / name, world=2)[0])
     whole, _, second = rows
     keys = ["loss", "grad_norm", "experts/layers.1/max_over_mean", "experts/layers.1/entropy"]
     assert [row["step"] for row in second] == [4, 5, 6]

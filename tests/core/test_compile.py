@@ -6,7 +6,7 @@ from torch import nn
 
 import plait
 from plait import ModelSpec
-from plait.config import Compile, Precision, Remat
+from plait.contract.config import Compile, Precision, Remat
 from plait.testing.models import llama3
 from plait.testing.parity import apart, worst_gradient
 from plait.testing.pool import RankError

@@ -5,7 +5,7 @@ import torch
 from toys import ToyExperts, ToyTensor, mixture
 
 import plait
-from plait.plugins import create
+from plait.strategies.registry import create
 from plait.testing.parity import apart, unequal, worst_gradient
 from plait.testing.pool import RankError
 from plait.testing.trial import Trial, train
@@ -90,7 +90,7 @@ def nobody_sums():
 
 def test_rows_drawn():
     """A model on one rank draws every number once, whatever the order of its parameters."""
-    from plait.initialise import initialise, materialise
+    from plait.parallel.initialize import initialise, materialise
 
     model = mixture()
     materialise(model, "cpu")

@@ -13,15 +13,15 @@ from unittest import mock
 import pytest
 from disks import CannotMount, fill, limited, small_disk
 
-from plait.disk import DiskError, can_be_written, in_words, refused, replace, writing
-from plait.ends import End, of_error
-from plait.ends import read as ends_left
-from plait.ends import write as leave_end
-from plait.errors import PlaitError, one_line
-from plait.folder import RunFolder
-from plait.metrics import MetricsFile, read
-from plait.spare import PLACE, clear, spare
-from plait.streams import forgiving
+from plait.contract.errors import PlaitError, one_line
+from plait.launch.ends import End, of_error
+from plait.launch.ends import read as ends_left
+from plait.launch.ends import write as leave_end
+from plait.launch.spare import PLACE, clear, spare
+from plait.records.metrics import MetricsFile, read
+from plait.records.run_folder import RunFolder
+from plait.system.disk import DiskError, can_be_written, in_words, refused, replace, writing
+from plait.system.streams import forgiving
 
 
 def said(number: int) -> OSError:
@@ -134,7 +134,7 @@ def test_word_of_a_rank_that_no_disk_takes_reaches_the_launcher(tmp_path: Path) 
     with spare(), mock.patch("os.fsync", side_effect=said(errno.ENOSPC)):
         leave_end(end, tmp_path / "a", tmp_path / "gone")
         code = (
-            "from plait.ends import End, write; from pathlib import Path;"
+            "from plait.launch.ends import End, write; from pathlib import Path;"
             "write(End(0, 'lost', 'lost another rank', 4.0), Path('/nowhere'))"
         )
         subprocess.run([sys.executable, "-c", code], check=True)  # the environment tells it where

@@ -9,9 +9,9 @@ import attrs
 import pytest
 import torch
 
-from plait.errors import PlaitError
-from plait.schema import typed
-from plait.settings.exact import Misfit, fitted, parameters_of, shown
+from plait.contract.errors import PlaitError
+from plait.contract.exact import Misfit, fitted, parameters_of, shown
+from plait.contract.schema import typed
 
 
 class Colour(enum.Enum):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import plait
-from plait.config import Precision
+from plait.contract.config import Precision
 from plait.models.init import ones
 from plait.testing.parity import BOUNDS, apart, worst_gradient
 from plait.testing.suite.numerics import _dtypes

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from plait.config import Schedule
-from plait.errors import PlaitError
-from plait.optimizer import check_optimizer, learning_rate, make_optimizer
+from plait.contract.config import Schedule
+from plait.contract.errors import PlaitError
+from plait.train.optimizer import check_optimizer, learning_rate, make_optimizer
 
 
 def rates(steps=10, **schedule):

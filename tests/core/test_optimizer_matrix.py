@@ -13,10 +13,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from plait.errors import PlaitError
-from plait.optimizer import make_optimizer
+from plait.contract.errors import PlaitError
 from plait.testing.models import moe
 from plait.testing.trial import Trial, forward_backward, full, whole
+from plait.train.optimizer import make_optimizer
 
 BOUND = 1e-10
 LAYOUTS = {

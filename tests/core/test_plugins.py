@@ -8,12 +8,12 @@ import pytest
 from fakes import STRATEGY, distribution, forget
 
 from plait import ModelSpec, PlaitError
-from plait.answers import ANSWERS
-from plait.braid import Braid
-from plait.config import Config
-from plait.plugins import create, described, installed, load, name_of
-from plait.run import Run
-from plait.weave import layout_of
+from plait.contract.config import Config
+from plait.contract.run import Run
+from plait.parallel.answers import ANSWERS
+from plait.parallel.apply import layout_of
+from plait.strategies.hooks import Braid
+from plait.strategies.registry import create, described, installed, load, name_of
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 import attrs
 import pytest
 
-from plait.braid import Braid
-from plait.errors import PlaitError
-from plait.hookspecs import hookimpl
-from plait.strategy import order
+from plait.contract.errors import PlaitError
+from plait.contract.hookspecs import hookimpl
+from plait.strategies.hooks import Braid
+from plait.strategies.order import order
 
 
 def strategy(stage="runtime", before=(), after=(), claims=(), **body):

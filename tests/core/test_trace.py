@@ -14,8 +14,8 @@ from torch import nn
 
 import plait
 from plait import MeshAxis, hookimpl, view
-from plait.braid import Braid
-from plait.plugins import create
+from plait.strategies.hooks import Braid
+from plait.strategies.registry import create
 from plait.testing import models
 
 
@@ -203,12 +203,12 @@ def test_the_rank_is_known_before_there_is_a_group(monkeypatch, capsys):
 
 LIGHT = """
 import sys
-from plait.braid import Braid
-from plait.plugins import create
+from plait.strategies.hooks import Braid
+from plait.strategies.registry import create
 from plait.testing import models
 from plait.testing import models
 Braid({"fsdp2": create("fsdp2", {})}).answers("build_mesh", run=None, world_size=1)
-print("torch" in sys.modules, "plait.author.trace" in sys.modules)
+print("torch" in sys.modules, "plait.strategies.trace" in sys.modules)
 """
 
 

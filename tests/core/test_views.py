@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from plait.views import view
+from plait.parallel.transform import view
 
 
 def linear(out=3, into=3):

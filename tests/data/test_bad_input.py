@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from plait.contract.errors import PlaitError
 from plait.data import hf
 from plait.data.hf import Hf
 from plait.data.stdlib import Stdlib
 from plait.data.text import Text
-from plait.errors import PlaitError
 
 ROW = json.dumps({"id": 1, "content": "a text"}) + "\n"
 

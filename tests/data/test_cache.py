@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from plait.contract.errors import PlaitError
 from plait.data import cache as cache_module
 from plait.data import documents, tokenise
 from plait.data.text import Text
-from plait.errors import PlaitError
 
 SLOW = """
 import sys, time

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from plait.contract.errors import PlaitError
 from plait.data.text import Text
 from plait.data.walk import matches
-from plait.errors import PlaitError
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from plait.contract.errors import PlaitError
 from plait.data.packed import Packed
 from plait.data.text import Text
-from plait.errors import PlaitError
 
 T, G = 16, 12
 

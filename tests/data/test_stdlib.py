@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from plait.contract.errors import PlaitError
 from plait.data import stdlib
 from plait.data.stdlib import Stdlib, modules
-from plait.errors import PlaitError
 
 
 def test_it_is_the_source_of_this_python() -> None:

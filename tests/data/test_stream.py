@@ -12,11 +12,11 @@ import pytest
 import torch
 from pyarrow import parquet
 
+from plait.contract.errors import PlaitError
 from plait.data import stream as stream_module
-from plait.data.ahead import Ahead
 from plait.data.hf import Hf
+from plait.data.prefetch import Ahead
 from plait.data.stream import Stream
-from plait.errors import PlaitError
 
 T, G = 16, 4
 FILES, ROWS = 3, 40

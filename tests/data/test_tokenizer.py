@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from plait.contract.errors import PlaitError
 from plait.data.text import Text
 from plait.data.tokenizer import load
-from plait.errors import PlaitError
 
 LINES = ["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs"]
 

@@ -8,7 +8,7 @@ import attrs
 import pytest
 from pages import ROOT
 
-from plait.config import Config
+from plait.contract.config import Config
 
 
 @pytest.fixture(scope="module")

@@ -188,7 +188,7 @@ class Place:
         found = []
         for pid in self.processes():
             with contextlib.suppress(OSError):
-                if b"plait.rank" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if b"plait.launch.rank" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     found.append(pid)
         return sorted(found)
 
@@ -213,7 +213,7 @@ def _be_plait(argv: list[str], work: Path, env: dict[str, str], console: Path) -
         tempfile.tempdir = None
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        from plait.cli import main
+        from plait.commands.main import main
 
         try:
             main()

@@ -175,9 +175,17 @@ def _import_all() -> None:
     """What a start of `plait train` imports before its ranks, so that forks need not."""
     import torch
 
-    from plait.plugins import installed
+    from plait.strategies.registry import installed
 
     packages = [plugin.package for plugin in installed().values() if plugin.state == "ok"]
-    for name in ("hydra.main", "plait.train", "plait.check", "plait.prepare", "plait.launch", *ELASTIC, *packages):
+    for name in (
+        "hydra.main",
+        "plait.commands.train",
+        "plait.launch.check",
+        "plait.launch.prepare",
+        "plait.launch.launcher",
+        *ELASTIC,
+        *packages,
+    ):
         importlib.import_module(name)
     torch.set_num_threads(1)

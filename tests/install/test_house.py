@@ -89,7 +89,9 @@ def code_lines(path: Path) -> int:
 
 def test_what_runs_a_training_step_stays_small():
     """All that importing the trainer brings: strategies, mesh, set-up, the loop, and its saves and numbers."""
-    program = "import sys, plait.trainer; print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('plait')))"
+    program = (
+        "import sys, plait.train.trainer; print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('plait')))"
+    )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     files = [Path(name) for name in found.stdout.split()]
     assert len(files) > 30

@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent / "stranger" / "src"))  # the pool'
 from plait_twin import Twin
 
 from plait import PlaitError
-from plait.braid import Braid
 from plait.models.init import Normal
-from plait.plugins import create
+from plait.strategies.hooks import Braid
+from plait.strategies.registry import create
 from plait.testing.parity import apart, unequal, worst_gradient
 from plait.testing.trial import Trial, train
 

@@ -34,7 +34,7 @@ def test_what_is_in_them(wheels):
     (core,) = wheels.glob("plait-[0-9]*.whl")
     names = set(zipfile.ZipFile(core).namelist())
     assert {"plait/conf/train.yaml", "plait/conf/model/llama3_8b.yaml", "plait/conf/model/__init__.py"} <= names
-    assert {"plait/py.typed", "plait/cli.py", "hydra_plugins/plait_searchpath.py"} <= names
+    assert {"plait/py.typed", "plait/commands/main.py", "hydra_plugins/plait_searchpath.py"} <= names
     assert "hydra_plugins/__init__.py" not in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "plugins", "conf/"))]
@@ -48,12 +48,12 @@ ORIGINS = """
 import json, sys
 from importlib import import_module
 from importlib.metadata import entry_points
-from plait.plugins import load
+from plait.strategies.registry import load
 modules = {"plait", "hydra_plugins.plait_searchpath"}
 for entry in entry_points(group="plait.strategies"):
     load(entry.name)
     modules.add(entry.module)
-import plait.trainer
+import plait.train.trainer
 print(json.dumps({name: import_module(name).__file__ for name in modules} | {"others": [
     m.__file__ for m in list(sys.modules.values()) if getattr(m, "__file__", None)
 ], "path": sys.path}))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
 from plait.models.llama3 import Llama3
 
 FITS = {

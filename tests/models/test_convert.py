@@ -10,15 +10,16 @@ from inside import plait
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from plait.build import build_model
 from plait.checkpoint.save import Saver
-from plait.checkpoint.state import canonical_state, shapes, tied_names
 from plait.checkpoint.store import Store
 from plait.checkpoint.sums import SUMS
 from plait.checkpoint.weights import INDEX, check_weights
-from plait.errors import PlaitError
-from plait.initialise import initialise, materialise
-from plait.models.convert import HuggingFace, Neighbours, Rule, convert, folder, from_hf, to_hf
+from plait.contract.errors import PlaitError
+from plait.convert import convert, folder, from_hf, to_hf
+from plait.models.hugging_face import HuggingFace, Neighbours, Rule
+from plait.parallel.build import build_model
+from plait.parallel.initialize import initialise, materialise
+from plait.parallel.state import canonical_state, shapes, tied_names
 from plait.testing.models import moe, qk_norm
 
 
@@ -209,7 +210,7 @@ TINY = ("model=qwen3_debug", "model.dim=32", "model.n_layers=1", "model.ffn_dim=
 
 
 def test_the_command(tmp_path, monkeypatch):
-    from plait.compose import resolve
+    from plait.launch.compose import resolve
 
     monkeypatch.chdir(tmp_path)
     model, spec = build_model(resolve(list(TINY))["model"])

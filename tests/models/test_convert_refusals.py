@@ -8,8 +8,8 @@ from converting import MODELS, real, state_of, written
 from inside import plait
 from safetensors.torch import save_file
 
-from plait.errors import PlaitError
-from plait.models.convert import convert, to_hf
+from plait.contract.errors import PlaitError
+from plait.convert import convert, to_hf
 from plait.testing.models import moe, qk_norm
 
 
@@ -199,7 +199,7 @@ def test_what_appears_meanwhile_is_left_alone(tmp_path):
 
 def test_another_conversions_files_are_left_alone(tmp_path, monkeypatch):
     """It begins after this one has looked, and before this one makes its folder."""
-    from plait.models.convert import folder
+    from plait.convert import folder
 
     source, partial = tmp_path / "source", tmp_path / "target.tmp"
     model = in_their_form(source)

@@ -12,10 +12,10 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 import plait
-from plait.errors import PlaitError
-from plait.initialise import initialise, materialise
+from plait.contract.errors import PlaitError
 from plait.models.layers import Rope
 from plait.models.mla import LatentAttention, Yarn
+from plait.parallel.initialize import initialise, materialise
 from plait.testing.models import moe
 
 CONF = Path(plait.__file__).parent / "conf" / "model"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
 from plait.models.llama3 import Llama3
 
 TINY = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
 from plait.models.moe import Experts, MoE, Router, check, sequence_imbalance
 from plait.models.swiglu import SwiGLU
 

@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 import plait
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
 from plait.models.qwen3 import Qwen3
 
 CONF = Path(plait.__file__).parent / "conf" / "model"

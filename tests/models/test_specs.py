@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from plait.initialise import initialise, materialise
+from plait.contract.model_spec import matches, named
 from plait.models.llama3 import Llama3
-from plait.spec import matches, named
+from plait.parallel.initialize import initialise, materialise
 from plait.testing.models import moe, qk_norm
 from plait.testing.models.mla import Mla
 from plait.testing.models.odd import Odd

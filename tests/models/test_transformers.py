@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from plait.build import build_model
-from plait.checkpoint.state import tied_names
 from plait.checkpoint.weights import read_weights
-from plait.initialise import initialise, materialise
-from plait.models.convert import convert, from_hf, to_hf
+from plait.convert import convert, from_hf, to_hf
+from plait.parallel.build import build_model
+from plait.parallel.initialize import initialise, materialise
+from plait.parallel.state import tied_names
 
 CLOSE = 1e-5  # of logits in float32, whose standard deviation is about 1
 LENGTHS = [5, 1, 10, 24]  # of packed documents

@@ -2,10 +2,10 @@
 
 from planted import Mutant
 
-WRAP, STATE = "plait_fsdp2/wrap.py", "plait/checkpoint/state.py"
+WRAP, STATE = "plait_fsdp2/wrap.py", "plait/parallel/state.py"
 TENSOR, LOOKUP = "plait_tensor_parallel/shard.py", "plait_tensor_parallel/lookup.py"
 WHOLE = "plait_simplefsdp/shard.py"
-EXCHANGE, BALANCE = "plait_expert_parallel/exchange.py", "plait/balance.py"
+EXCHANGE, BALANCE = "plait_expert_parallel/exchange.py", "plait/parallel/expert_balance.py"
 END_OF_WRAP = "    if options.prefetch:\n"
 
 MUTANTS = [
@@ -29,7 +29,7 @@ MUTANTS = [
     ),
     Mutant(
         "the norm of the gradients is taken over one rank's shards only",
-        "plait/clip.py",
+        "plait/parallel/clip.py",
         "get_total_norm([p.grad for p in group",
         "get_total_norm([getattr(p.grad, '_local_tensor', p.grad) for p in group",
         "test_gradient_norms_equal_one_process",
@@ -38,7 +38,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards are initialised alike on all ranks",
-        "plait/initialise.py",
+        "plait/parallel/initialize.py",
         "rows = held[0].tolist() if",
         "rows = list(range(len(held[0]))) if",
         "test_initial_parameters_are_bitwise_those_of_one_process",
@@ -47,7 +47,7 @@ MUTANTS = [
     ),
     Mutant(
         "initial values depend on the number of ranks",
-        "plait/initialise.py",
+        "plait/parallel/initialize.py",
         'f"{seed}/{fqn}".encode()',
         'f"{seed}/{fqn}/{torch.distributed.get_world_size()}".encode()',
         "test_initial_parameters_are_bitwise_those_of_one_process",
@@ -90,7 +90,7 @@ MUTANTS = [
     ),
     Mutant(
         "the batch is duplicated over the data axis",
-        "plait/mesh.py",
+        "plait/parallel/mesh.py",
         "index = index * axis.degree + coordinate",
         "index = index * axis.degree",
         "test_every_sample_is_seen_once",
@@ -108,7 +108,7 @@ MUTANTS = [
     ),
     Mutant(
         "tied parameters are untied when they get storage",
-        "plait/initialise.py",
+        "plait/parallel/initialize.py",
         "torch.__future__.set_swap_module_params_on_conversion(True)",
         "torch.__future__.set_swap_module_params_on_conversion(False)",
         "test_tied_parameters_stay_tied",
@@ -176,7 +176,7 @@ MUTANTS = [
     ),
     Mutant(
         "the validation loss is averaged per rank",
-        "plait/trainer.py",
+        "plait/train/trainer.py",
         "        dist.all_reduce(sums)\n        return float(sums[0] / sums[1].clamp(min=1))",
         "        dist.all_reduce(mean := sums[0] / sums[1])\n        return float(mean / dist.get_world_size())",
         "test_a_run_equals_one_process",
@@ -184,7 +184,7 @@ MUTANTS = [
     ),
     Mutant(
         "the loss is divided by the rank's own count of tokens",
-        "plait/trainer.py",
+        "plait/train/trainer.py",
         "valid = max(int(counts[0]), 1)",
         "valid = max(valid_tokens(batch.labels) * dist.get_world_size(), 1)",
         "test_a_run_equals_one_process",

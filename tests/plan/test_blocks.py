@@ -3,7 +3,7 @@
 import attrs
 import pytest
 
-from plait.compose import resolve
+from plait.launch.compose import resolve
 from plait.plan.engine import plan
 
 SMALL = ["train.local_batch_size=2", "train.seq_len=32", "model.n_layers=8", "validation.interval=0", "cluster=cpu"]

@@ -15,8 +15,8 @@ import attrs
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from plait.config import Config
-from plait.plugins import installed, load
+from plait.contract.config import Config
+from plait.strategies.registry import installed, load
 
 
 @attrs.frozen

@@ -15,8 +15,8 @@ import attrs
 import pytest
 from commands import PLAIT, SMALL, environment, ranks_of, start
 
-from plait.folder import Outcome, RunFolder
-from plait.sockets import listen_on_loopback, one_machine
+from plait.records.run_folder import Outcome, RunFolder
+from plait.system.sockets import listen_on_loopback, one_machine
 
 FSDP = ["strategy=[fsdp2]", "train.steps=10", "run.name=a"]
 LISTENING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}  # the state in /proc/net; 07: not connected

@@ -12,9 +12,9 @@ from commands import plait as plait_command
 from fakes import STRATEGY, distribution, forget
 from inside import STARTED, plait
 
-from plait.check import check
 from plait.checkpoint.files import digest
 from plait.checkpoint.store import Manifest, Store
+from plait.launch.check import check
 
 FSDP = "strategy=[fsdp2]"
 

@@ -11,12 +11,12 @@ from unittest import mock
 import pytest
 from inside import STARTED, plait
 
-from plait import capacity
-from plait.config import Config, Launch
-from plait.errors import PlaitError
-from plait.folder import RunFolder
-from plait.launch import launch_mode, start_ranks
-from plait.sockets import local_store
+from plait.contract.config import Config, Launch
+from plait.contract.errors import PlaitError
+from plait.launch import capacity
+from plait.launch.launcher import launch_mode, start_ranks
+from plait.records.run_folder import RunFolder
+from plait.system.sockets import local_store
 
 FSDP = "strategy=[fsdp2]"
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
@@ -189,7 +189,7 @@ def test_a_right_environment() -> None:
 
 
 def test_a_name_server_that_is_slow_is_asked_again() -> None:
-    from plait.external import resolves
+    from plait.launch.external import resolves
 
     again, found = socket.gaierror(socket.EAI_AGAIN, "later"), [("an address",)]
     with mock.patch("time.sleep"):
@@ -200,7 +200,7 @@ def test_a_name_server_that_is_slow_is_asked_again() -> None:
 
 
 def test_a_rank_without_a_gpu_of_its_own() -> None:
-    from plait.distributed import start_group
+    from plait.parallel.process_group import start_group
 
     with (
         mock.patch("torch.accelerator.device_count", return_value=2),

@@ -13,7 +13,7 @@ from commands import environment
 from fakes import STRATEGY, distribution, forget
 from inside import plait
 
-from plait.cli import COMMANDS
+from plait.commands.main import COMMANDS
 
 
 @pytest.fixture(autouse=True)
@@ -233,7 +233,7 @@ class Guard:
 sys.meta_path.insert(0, Guard())
 now = "import plait"
 import plait
-from plait.cli import main
+from plait.commands.main import main
 for now in sys.argv[1:]:
     sys.argv = ["plait", *now.split()]
     try:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from plait.errors import PlaitError
-from plait.testing.compare import compare, main
+from plait.commands.compare import compare, main
+from plait.contract.errors import PlaitError
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:

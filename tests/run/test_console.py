@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from plait import console as module
-from plait.console import Console, clock, describe, quantity
+from plait.records import console as module
+from plait.records.console import Console, clock, describe, quantity
 
 
 def row(step: int, **more: Any) -> dict[str, Any]:
@@ -83,8 +83,8 @@ def test_clock(seconds: float | None, text: str) -> None:
 
 PROGRAM = """
 import sys, time
-from plait.console import Console
-from plait.streams import console_may_fail
+from plait.records.console import Console
+from plait.system.streams import console_may_fail
 with console_may_fail(lambda error: None), Console(int(sys.argv[1]), 0, 40) as console:
     for n in range(1, int(sys.argv[1]) + 1):
         console.step({"step": n, "loss": 1.0, "grad_norm": 1.0, "lr": 1.0, "tokens_per_second": 1.0})

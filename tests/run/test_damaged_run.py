@@ -9,15 +9,15 @@ from pathlib import Path
 import attrs
 import pytest
 
-from plait.check import check
 from plait.checkpoint.files import digest
 from plait.checkpoint.store import Manifest, Store
 from plait.checkpoint.sums import write_sums
-from plait.compose import resolve
-from plait.errors import PlaitError
-from plait.folder import Outcome, RunFolder
-from plait.metrics import FILE, OLD, MetricsFile, Seal, read
-from plait.prepare import prepare
+from plait.contract.errors import PlaitError
+from plait.launch.check import check
+from plait.launch.compose import resolve
+from plait.launch.prepare import prepare
+from plait.records.metrics import FILE, OLD, MetricsFile, Seal, read
+from plait.records.run_folder import Outcome, RunFolder
 
 TINY = ["model.dim=16", "model.n_layers=1", "model.n_heads=2", "model.n_kv_heads=1", "model.ffn_dim=16", "run.name=a"]
 

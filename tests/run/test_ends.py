@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.ends import HUNG, End, first_cause, of_error, of_exit, place_of, read, write
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
+from plait.launch.ends import HUNG, End, first_cause, of_error, of_exit, place_of, read, write
 
 
 def failed(rank, time):

@@ -10,12 +10,12 @@ from unittest import mock
 
 import pytest
 
-from plait.errors import PlaitError
-from plait.folder import RunFolder
-from plait.scratch import Scratch
+from plait.contract.errors import PlaitError
+from plait.records.run_folder import RunFolder
+from plait.system.scratch import Scratch
 
 HOLDERS = {
-    "a run's folder": "from plait.folder import RunFolder; RunFolder(sys.argv[1]).lock()",
+    "a run's folder": "from plait.records.run_folder import RunFolder; RunFolder(sys.argv[1]).lock()",
     "a cache": "from plait.data.cache import locked; h = locked(Path(sys.argv[1], '.lock'), print); h.__enter__()",
 }
 HELPER = """
@@ -76,7 +76,7 @@ def test_torn_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
 
 SCRATCH = """
 import sys, time
-from plait.scratch import Scratch
+from plait.system.scratch import Scratch
 scratch = Scratch()
 (scratch.path / "store-0").write_text("keys")
 print(scratch.path, flush=True)

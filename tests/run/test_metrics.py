@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from plait import metrics
-from plait.config import Metrics as Conf
-from plait.errors import PlaitError
-from plait.metrics import KEYS, Metrics, MetricsFile, read
-from plait.peaks import peak_flops
+from plait.contract.config import Metrics as Conf
+from plait.contract.errors import PlaitError
+from plait.records import metrics
+from plait.records.metrics import KEYS, Metrics, MetricsFile, read
+from plait.records.peak_flops import peak_flops
 
 
 def row(step: int, **more: Any) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_killed_writer_tears_at_most_its_last_line(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     code = (
-        "import sys, itertools; from plait.metrics import MetricsFile\n"
+        "import sys, itertools; from plait.records.metrics import MetricsFile\n"
         "file = MetricsFile(sys.argv[1])\n"
         "for step in itertools.count(1): file.log({'step': step, 'loss': step / 3, 'pad': 'x' * 400})"
     )
@@ -163,7 +163,7 @@ def test_a_killed_writer_tears_at_most_its_last_line(tmp_path: Path) -> None:
 
 
 def test_metrics_need_no_torch() -> None:
-    code = "import sys, plait.metrics, plait.testing.compare; sys.exit('torch' in sys.modules)"
+    code = "import sys, plait.records.metrics, plait.commands.compare; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

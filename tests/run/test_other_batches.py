@@ -10,17 +10,17 @@ import pytest
 from commands import train
 from recorded import in_a_row, noted, rows
 
-from plait.check import check
-from plait.checkpoint.data import check_data, keep_batch
 from plait.checkpoint.store import Manifest, Store
-from plait.compose import resolve
-from plait.config import Train
+from plait.contract.config import Train
+from plait.contract.errors import PlaitError
 from plait.data.hf import Hf
 from plait.data.text import Text
-from plait.errors import PlaitError
-from plait.folder import RunFolder
-from plait.prepare import prepare
-from plait.testing import life
+from plait.launch.check import check
+from plait.launch.compose import resolve
+from plait.launch.prepare import prepare
+from plait.launch.resumed_data import check_data, keep_batch
+from plait.records.run_folder import RunFolder
+from plait.testing import whole_run
 
 TINY = [
     *("model.dim=16", "model.n_layers=1", "model.n_heads=2", "model.n_kv_heads=1", "model.ffn_dim=16"),
@@ -73,7 +73,7 @@ def ready(folder, *overrides, world=1):
 def trained(ranks, folder, *overrides, world=1):
     """The same, and trained by ranks of the pool; returns also the rows of metrics.jsonl."""
     said, node = ready(folder, *overrides, world=world)
-    return said, ranks.run(life.run, node, folder / "runs" / "a", world=world)[0]
+    return said, ranks.run(whole_run.run, node, folder / "runs" / "a", world=world)[0]
 
 
 def test_packed_samples_go_on_in_a_row_whatever_the_batch(plait_ranks, tmp_path, notes, text):
@@ -223,6 +223,6 @@ def test_plait_train_goes_on_in_a_row(tmp_path, notes, text):
     assert len(taken) == 6 + 24 + 24
     source = Text(path=str(text), validation_fraction=0)
     assert taken == rows(source.open(seq_len=16, seed=0, global_batch_size=54, share=(0, 1)).train(0))
-    found = life.rows(tmp_path / "runs/a")
+    found = whole_run.rows(tmp_path / "runs/a")
     assert [row["step"] for row in found] == list(range(1, 8))
     assert [row["tokens"] // 16 for row in found] == [2, 4, 6, 18, 30, 42, 54]

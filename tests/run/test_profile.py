@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
-from plait.axes import MeshAxis, assemble
-from plait.config import Profile
-from plait.errors import PlaitError
-from plait.profile import Profiler, axis_of, name_all
+from plait.contract.axes import MeshAxis, assemble
+from plait.contract.config import Profile
+from plait.contract.errors import PlaitError
+from plait.records.profiler import Profiler, axis_of, name_all
 
 
 class Block(nn.Module):
@@ -150,8 +150,8 @@ def test_memory_snapshots_need_a_gpu(tmp_path: Path) -> None:
 
 def on_a_rank(folder: Path) -> list[list[str]]:
     """Both axes of a 2 x 2 mesh at work, and the group of all, inside blocks and outside."""
-    from plait.mesh import Mesh
-    from plait.profile import axes_by_group
+    from plait.parallel.mesh import Mesh
+    from plait.records.profiler import axes_by_group
 
     axes = [MeshAxis("outer", 2, splits="batch"), MeshAxis("inner", 2)]
     mesh = Mesh(assemble([("test", axes)], 4), "cpu")

@@ -11,15 +11,15 @@ from inside import plait
 from pretending import pretend
 
 from plait.checkpoint.store import Manifest
-from plait.config import Checkpoint, Config, Launch
-from plait.folder import Outcome, RunFolder
-from plait.signals import ASKING
-from plait.stopped import stopped
+from plait.contract.config import Checkpoint, Config, Launch
+from plait.launch.stopped import stopped
+from plait.records.run_folder import Outcome, RunFolder
+from plait.system.signals import ASKING
 
 COMMAND = """
 import os, signal, sys, time, types
-from plait import cli
-from plait.signals import STOPS
+from plait.commands import main as cli
+from plait.system.signals import STOPS
 {before}
 def main(arguments):
 {body}

@@ -26,10 +26,10 @@ from commands import (
 )
 from fakes import distribution
 
-from plait.check import check
 from plait.checkpoint.store import Store
-from plait.compose import resolve
-from plait.testing import life
+from plait.launch.check import check
+from plait.launch.compose import resolve
+from plait.testing import whole_run
 
 pytestmark = pytest.mark.timeout(600)
 FSDP = "strategy=[fsdp2]"
@@ -39,10 +39,10 @@ def stopped_at(node, folder, ask):
     """(how it ended, its step, its rows), where rank 1 alone is asked to stop after step `ask`."""
     import torch.distributed as dist
 
-    from plait.config import Config
-    from plait.folder import RunFolder
-    from plait.schema import typed
-    from plait.trainer import Trainer
+    from plait.contract.config import Config
+    from plait.contract.schema import typed
+    from plait.records.run_folder import RunFolder
+    from plait.train.trainer import Trainer
 
     found = []
     trainer = Trainer(typed(Config, node, ""), node, RunFolder(folder), lambda text: None)
@@ -55,7 +55,7 @@ def stopped_at(node, folder, ask):
 def test_a_step_off_the_interval_is_saved_when_one_rank_is_asked_to_stop(plait_ranks, tmp_path):
     """And the run goes on from it as if nothing had happened."""
     small = ("train.steps=8", "checkpoint.interval=3", "checkpoint.keep=9", "validation.interval=0")
-    node = check(resolve(life.overrides({"fsdp2": {}}, tmp_path, 2, *small)), 2).node
+    node = check(resolve(whole_run.overrides({"fsdp2": {}}, tmp_path, 2, *small)), 2).node
     results = {}
     for name, asks in {"whole": (0,), "stopped": (3, 0)}.items():
         folder = tmp_path / name
@@ -66,7 +66,7 @@ def test_a_step_off_the_interval_is_saved_when_one_rank_is_asked_to_stop(plait_r
         assert steps == ([3, 6, 8] if name == "whole" else [3, 4, 6, 8])
     ((_, _, whole),), (first, second) = results["whole"], results["stopped"]
     assert (first[:2], second[:2]) == (("stopped", 4), ("finished", 8))
-    assert life.numbers(first[2] + second[2]) == life.numbers(whole)
+    assert whole_run.numbers(first[2] + second[2]) == whole_run.numbers(whole)
 
 
 def begin(folder, *overrides, terminal=None, **env):

@@ -8,8 +8,8 @@ from commands import plait as command
 from commands import rows
 from inside import plait
 
-from plait.errors import PlaitError
-from plait.folder import Outcome
+from plait.contract.errors import PlaitError
+from plait.records.run_folder import Outcome
 
 SWEEP = ("train", "-m", "train.seed=1,2", "strategy=[fsdp2],[]", "hydra.sweep.dir=runs/sweep")
 NAMED = r"plait: job 2 of the sweep \(train\.seed=2, strategy=\[fsdp2\]\) failed: "

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from plait.ends import HUNG, first_cause, read
+from plait.launch.ends import HUNG, first_cause, read
 
 LONELY = """
 import ctypes, os, sys, time
-from plait import watchdog
+from plait.launch import watchdog
 watchdog.LINGER_SECONDS = 0.1
 def stuck_somewhere(): time.sleep(60)
 """
@@ -34,8 +34,8 @@ RANK = """
 import os, sys, time
 import torch, torch.distributed as dist
 from pathlib import Path
-from plait import ends
-from plait.watchdog import Watchdog, progress_of_groups
+from plait.launch import ends
+from plait.launch.watchdog import Watchdog, progress_of_groups
 
 folder, rank = sys.argv[1], int(os.environ["RANK"])
 dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 2), rank=rank, world_size=2)
@@ -135,7 +135,7 @@ time.sleep(60)
 CHILD = """
 import os, sys, time
 {before}
-from plait.watchdog import die_with_parent
+from plait.launch.watchdog import die_with_parent
 die_with_parent()
 os.write({pipe}, b"ready")
 time.sleep(60)

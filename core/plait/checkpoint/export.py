@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from plait.checkpoint.files import put_in_place, sync, write_synced
 from plait.checkpoint.sums import write_sums
 from plait.checkpoint.weights import INDEX
-from plait.disk import writing
+from plait.system.disk import writing
 
 
 def export(

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from plait.checkpoint.state import may_be_infinite
 from plait.checkpoint.store import Store
+from plait.parallel.state import may_be_infinite
 
 
 class Extremes:

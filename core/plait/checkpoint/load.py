@@ -12,8 +12,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from plait.checkpoint.reader import Reader
-from plait.checkpoint.state import is_absent, mark
-from plait.errors import PlaitError, near_miss
+from plait.contract.errors import PlaitError, near_miss
+from plait.parallel.state import is_absent, mark
 
 
 def load(path: str | os.PathLike[str], state: Mapping[str, Tensor], after: Callable[[], Any] | None = None) -> None:

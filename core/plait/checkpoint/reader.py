@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from plait.checkpoint.pickled import Refused, read
 from plait.checkpoint.store import Store
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
 
 METADATA = ".metadata"
 LARGEST = 1 << 32  # bytes; the metadata of 70 billion parameters on 256 ranks has 80 million

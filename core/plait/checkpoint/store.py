@@ -13,7 +13,7 @@ import attrs
 
 from plait.checkpoint.files import clear, digests, put_in_place, remove, write_synced
 from plait.checkpoint.wellformed import misfit
-from plait.errors import PlaitError, near_miss
+from plait.contract.errors import PlaitError, near_miss
 
 log = logging.getLogger("plait")
 FORMAT = 1

@@ -4,7 +4,7 @@ import re
 from pathlib import Path, PurePosixPath
 
 from plait.checkpoint.files import digests, write_synced
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
 
 SUMS = "SHA256SUMS"
 LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from plait.checkpoint.store import MANIFEST, Store, compare
 from plait.checkpoint.sums import check_sums
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
 
 if TYPE_CHECKING:  # the parent checks weights without torch
     from torch import Tensor
@@ -132,7 +132,7 @@ def _fill(tensor: "Tensor", source: Any, name: str) -> None:
     import torch
     from torch.distributed.tensor import DTensor
 
-    from plait.initialise import held_indices
+    from plait.parallel.initialize import held_indices
 
     with torch.no_grad():
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor

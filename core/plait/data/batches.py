@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import torch
 
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
 
 NO_TARGET = -100  # the label that counts for nothing
 

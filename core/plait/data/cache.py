@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from plait.contract.errors import PlaitError
 from plait.data.documents import File
-from plait.errors import PlaitError
-from plait.locks import try_lock, unlock, wait_lock
+from plait.system.locks import try_lock, unlock, wait_lock
 
 SECONDS = 2.0  # between two lines of progress
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import attrs
 
+from plait.contract.errors import PlaitError, near_miss
 from plait.data.walk import hidden, matches, walk
-from plait.disk import reading
-from plait.errors import PlaitError, near_miss
+from plait.system.disk import reading
 
 LINES = (".jsonl", ".json", ".ndjson")
 PARQUET = (".parquet", ".pq")

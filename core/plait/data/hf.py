@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
+from plait.contract.errors import PlaitError
 from plait.data.documents import encode
 from plait.data.source import Say, Source, at_least, given
-from plait.errors import PlaitError
 
 if TYPE_CHECKING:
     from plait.data.stream import Stream

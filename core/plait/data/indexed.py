@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
+from plait.contract.errors import PlaitError
 from plait.data import cache
 from plait.data.documents import File
 from plait.data.source import Say, Source
 from plait.data.tokenise import FORMAT, read_meta, tokenise
-from plait.disk import DiskError, in_words, reading, shown
-from plait.errors import PlaitError
+from plait.system.disk import DiskError, in_words, reading, shown
 
 if TYPE_CHECKING:
     from plait.data.packed import Packed

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
+from plait.contract.errors import PlaitError
 from plait.data.batches import Batch, Batches, to_batch, windows
 from plait.data.order import shuffled
 from plait.data.tokenise import read_meta
-from plait.errors import PlaitError
 
 
 class Packed(Batches):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
+from plait.contract.errors import PlaitError
 from plait.data.tokenizer import Tokenizer, load
-from plait.errors import PlaitError
 
 if TYPE_CHECKING:  # a source is made and checked where torch is not imported
     from plait.data.batches import Batches

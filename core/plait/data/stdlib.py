@@ -6,10 +6,10 @@ from pathlib import Path
 
 import attrs
 
+from plait.contract.errors import PlaitError
 from plait.data.documents import File, entry
 from plait.data.indexed import Indexed
 from plait.data.walk import walk
-from plait.errors import PlaitError
 
 # Not part of the library, tests, programs written in it, or tables rather than text.
 LEFT_OUT = (

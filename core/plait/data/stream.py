@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from plait.data.ahead import Ahead
+from plait.contract.errors import PlaitError
 from plait.data.batches import Batch, Batches, to_batch, windows
 from plait.data.order import digest64, shuffled
-from plait.errors import PlaitError
+from plait.data.prefetch import Ahead
 
 if TYPE_CHECKING:
     from plait.data.hf import Hf

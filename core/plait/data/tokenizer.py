@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from plait.errors import PlaitError, near_miss
+from plait.contract.errors import PlaitError, near_miss
 
 # Names that tokenizers give to the end of a document, the most specific first.
 EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<eod>")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
 
 
 def hidden(name: str) -> bool:

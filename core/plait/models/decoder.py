@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
+from plait.contract.model_spec import ModelSpec
 from plait.models.flops import Flops
 from plait.models.init import Normal, ones
-from plait.spec import ModelSpec
 
 ATTENTION, FEED_FORWARD = "layers.*.attention", "layers.*.feed_forward"  # the two branches
 STD = 0.02

@@ -6,16 +6,16 @@ Shapes: B batch, T tokens, V vocabulary.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
+from plait.contract.model_spec import ModelSpec
 from plait.models import mla, moe, swiglu
 from plait.models.decoder import ATTENTION, FEED_FORWARD, Block, Decoder
 from plait.models.moe import Experts, MoE, Router
 from plait.models.options import boolean, none_below, one_of, positive, positive_int
 from plait.models.swiglu import SwiGLU
-from plait.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from plait.models.convert import HuggingFace
+    from plait.models.hugging_face import HuggingFace
 
 
 class DeepSeekV3(Decoder):
@@ -151,6 +151,6 @@ class DeepSeekV3(Decoder):
 
     def hugging_face(self) -> "HuggingFace":
         """The model as Hugging Face's libraries have it: deepseek_v3, or with softmax deepseek_v2."""
-        from plait.models.convert.deepseek import table
+        from plait.models.hugging_face.deepseek import table
 
         return table(self)

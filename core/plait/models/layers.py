@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
 from plait.models.options import checked
 
 

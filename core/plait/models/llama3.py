@@ -6,17 +6,17 @@ Shapes: B batch, T tokens, V vocabulary.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
+from plait.contract.model_spec import ModelSpec
 from plait.models import gqa, swiglu
 from plait.models.decoder import ATTENTION, FEED_FORWARD, Block, Decoder
 from plait.models.gqa import GroupedQueryAttention
 from plait.models.layers import Rope, RopeScaling
 from plait.models.options import boolean, divides, positive, positive_int
 from plait.models.swiglu import SwiGLU
-from plait.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from plait.models.convert import HuggingFace
+    from plait.models.hugging_face import HuggingFace
 
 
 class Llama3(Decoder):
@@ -91,7 +91,7 @@ class Llama3(Decoder):
 
     def hugging_face(self) -> "HuggingFace":
         """The model as Hugging Face's libraries have it."""
-        from plait.models.convert import HuggingFace, common
+        from plait.models.hugging_face import HuggingFace, common
 
         first: Any = self.layers["0"]
         rope, scaling = first.attention.rope, None

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
 from plait.models.grouped import grouped_linear
 from plait.models.init import zeros
-from plait.models.late import read_late
 from plait.models.options import at_most, divides, positive_int
+from plait.models.read_late import read_late
 
 TINY = 1e-20  # of a sum of scores: sigmoids of logits below -100 are zero, and nothing is shared then
 
@@ -52,9 +52,10 @@ class Router(nn.Module):
                   part in the choice only.
     balance_loss: factor of the sequence-wise balance loss; 0: there is none.
 
-    Buffers, for the core (`plait.balance`): `now`, copies of tokens sent to each expert by the last training forward,
-    overwritten, so that recomputation counts nothing twice; `seen`, their sum over this rank's micro-batches of the
-    step; `counts`, the last step's over all ranks; `bias`; `loss_scale`, what backward multiplies the balance loss by.
+    Buffers, for the core (`plait.parallel.expert_balance`): `now`, copies of tokens sent to each expert by the last
+    training forward, overwritten, so that recomputation counts nothing twice; `seen`, their sum over this rank's
+    micro-batches of the step; `counts`, the last step's over all ranks; `bias`; `loss_scale`, what backward multiplies
+    the balance loss by.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from plait.errors import PlaitError, near_miss
+from plait.contract.errors import PlaitError, near_miss
 
 LARGEST = 10**9  # of a size: a product of two is still a number of bytes that 64 bits hold
 MODULES = 10**4  # of blocks: each is an object even on the meta device, and a typing error must not take hours

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
+from plait.contract.model_spec import ModelSpec
 from plait.models import gqa, moe, swiglu
 from plait.models.decoder import ATTENTION, FEED_FORWARD, Block, Decoder
 from plait.models.gqa import GroupedQueryAttention
@@ -17,10 +18,9 @@ from plait.models.mla import Yarn
 from plait.models.moe import Experts, MoE, Router
 from plait.models.options import boolean, divides, none_below, positive, positive_int
 from plait.models.swiglu import SwiGLU
-from plait.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from plait.models.convert import HuggingFace
+    from plait.models.hugging_face import HuggingFace
 
 
 class Qwen3(Decoder):
@@ -122,7 +122,7 @@ class Qwen3(Decoder):
 
     def hugging_face(self) -> "HuggingFace":
         """The model as Hugging Face's libraries have it."""
-        from plait.models.convert import HuggingFace, Rule, common
+        from plait.models.hugging_face import HuggingFace, Rule, common
 
         kind, architecture = ("qwen3_moe", "Qwen3MoeForCausalLM") if self.n_experts else ("qwen3", "Qwen3ForCausalLM")
         first: Any = self.layers["0"]

@@ -1,1 +1,1 @@
-"""What a run would do, worked out without starting it."""
+"""What a step of a run costs, from a step that is traced with the real strategies on a fake group, without weights."""

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 from torch import nn
 
-from plait.spec import ModelSpec
+from plait.contract.model_spec import ModelSpec
 
 
 @attrs.frozen

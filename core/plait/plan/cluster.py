@@ -5,8 +5,8 @@ from typing import Any
 import attrs
 from attrs.validators import ge, gt, in_
 
-from plait.errors import PlaitError
-from plait.schema import typed
+from plait.contract.errors import PlaitError
+from plait.contract.schema import typed
 
 
 @attrs.define

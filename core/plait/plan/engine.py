@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from plait.check import Checked, check
-from plait.errors import PlaitError
+from plait.contract.errors import PlaitError
+from plait.launch.check import Checked, check
 from plait.plan.cluster import Cluster, cluster_of
 from plait.plan.recorder import Operator
 from plait.plan.roofline import Spent, spend
@@ -53,7 +53,7 @@ _steps: dict[str, Whole] = {}
 
 
 def _traced(checked: Checked, rank: int, granularity: int, every: bool) -> Whole:
-    from plait.build import build_model
+    from plait.parallel.build import build_model
     from plait.plan.blocks import groups
 
     model, spec = build_model(checked.config.model)
@@ -161,7 +161,7 @@ def _time(checked: Checked, found: Whole, cluster: Cluster, tokens: int) -> Time
     for axis in {a for s in worst.values() for a in s.exposed}:
         parts[f"collectives over {axis}"] = total(worst, lambda s, axis=axis: s.exposed.get(axis, 0.0))
     mfu = None
-    from plait.build import build_model
+    from plait.parallel.build import build_model
 
     _, spec = build_model(checked.config.model)
     if spec.flops is not None:

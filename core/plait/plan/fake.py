@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
-from plait.initialise import materialise
+from plait.parallel.initialize import materialise
 
 
 @contextmanager

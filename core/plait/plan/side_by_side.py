@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from plait.errors import PlaitError, one_line
+from plait.contract.errors import PlaitError, one_line
 from plait.plan.values import Plan
 
 
@@ -79,8 +79,8 @@ def jobs(overrides: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def side_by_side(wanted: list[tuple[str, list[str]]], world: int | None, rank: int | None) -> Ranking:
-    from plait.compose import resolve
-    from plait.plan.command import planned
+    from plait.commands.plan import planned
+    from plait.launch.compose import resolve
 
     done = []
     for label, overrides in wanted:

@@ -1,15 +1,15 @@
-"""One step of training as `plait.trainer` makes it, on tensors without values: the same calls in the same order."""
+"""One step of training as `plait.train.trainer` makes it, on tensors without values: same calls, same order."""
 
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from plait.config import Config
-from plait.loss import cross_entropy_sum, parallel
-from plait.pending import _all_gather
+from plait.contract.config import Config
+from plait.parallel.apply import Applied
 from plait.plan.recorder import Recorder
-from plait.weave import Applied
+from plait.train.loss import cross_entropy_sum, parallel
+from plait.train.step_metrics import _all_gather
 
 
 class Step:
@@ -70,7 +70,7 @@ class Step:
         self._report(total / valid, norm)
 
     def _report(self, loss: torch.Tensor, norm: torch.Tensor) -> None:
-        """What `plait.pending` sends for the line of metrics."""
+        """What `plait.train.step_metrics` sends for the line of metrics."""
         sent = torch.stack([loss, torch.zeros((), dtype=torch.float64)])
         everything = torch.empty(2 * dist.get_world_size(), dtype=torch.float64)
         work = _all_gather(everything, sent, async_op=True)

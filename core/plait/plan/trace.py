@@ -5,21 +5,21 @@ from typing import Any
 
 import attrs
 
-from plait.build import build_model
-from plait.config import Config, accumulation
-from plait.optimizer import make_optimizer
+from plait.commands.inspect import simulated
+from plait.contract.config import Config, accumulation
+from plait.contract.planned import as_planned
+from plait.contract.run import Run
+from plait.parallel.apply import new_run, set_up
+from plait.parallel.build import build_model
 from plait.plan.blocks import Group, groups, keep
 from plait.plan.fake import fake, forget, materialise_fake
-from plait.plan.inspect import simulated
-from plait.plan.planned import as_planned
 from plait.plan.recorder import Operator, Recorder, Storage
 from plait.plan.step import Step
 from plait.plan.traffic import axes_of
 from plait.plan.values import KINDS
 from plait.plan.where import Where
-from plait.plugins import create_all
-from plait.run import Run
-from plait.weave import new_run, set_up
+from plait.strategies.registry import create_all
+from plait.train.optimizer import make_optimizer
 
 DEVICE = "cpu"  # what stands for any device: no tensor has values, and torch needs no driver for it
 

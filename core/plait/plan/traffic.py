@@ -57,7 +57,7 @@ def waits(args: Iterable[Any], operator: Any) -> bool:
 
 def axes_of(mesh: Any) -> Mapping[str, str]:
     """Name of a process group -> the mesh axis that it spans; "data": several joined; "world": all ranks."""
-    from plait.profile import axes_by_group
+    from plait.records.profiler import axes_by_group
 
     joined = {str(joint.get_group().group_name): "data" for joint in mesh._joined.values()}
     world = {str(dist.group.WORLD.group_name): "world"} if dist.group.WORLD else {}

@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from plait.spec import ModelSpec
+from plait.contract.model_spec import ModelSpec
 
 if TYPE_CHECKING:
-    from plait.mesh import Mesh
+    from plait.parallel.mesh import Mesh
 
 _KINDS = {
     "reduce_scatter": r"reduce_?scatter",
@@ -121,7 +121,7 @@ class Counting(TorchDispatchMode):
 
 def axes_by_group(mesh: "Mesh") -> Mapping[str, str]:
     """Name of a process group -> the axis that it spans; groups that join several axes are called "data"."""
-    from plait.profile import axes_by_group as by_axis
+    from plait.records.profiler import axes_by_group as by_axis
 
     joined = {str(joint.get_group().group_name): "data" for joint in mesh._joined.values()}
     world = {str(dist.group.WORLD.group_name): "world"} if dist.group.WORLD else {}

@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.build import build_model
-from plait.config import Config
-from plait.errors import PlaitError, one_line
-from plait.loss import IGNORE
-from plait.plugins import create_all
+from plait.contract.config import Config
+from plait.contract.errors import PlaitError, one_line
+from plait.parallel.apply import Applied, new_run, set_up
+from plait.parallel.build import build_model
+from plait.strategies.registry import create_all
 from plait.testing.parity import BOUNDS, apart, gradient_errors
 from plait.testing.trial import Trace, Trial, train
-from plait.weave import Applied, new_run, set_up
+from plait.train.loss import IGNORE
 
 STEPS = 3
 GRADIENT, LOSS = BOUNDS["float64"]

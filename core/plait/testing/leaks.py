@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from plait.mesh import Mesh
+from plait.parallel.mesh import Mesh
 from plait.testing.trial import Trial, forward_backward
 
 

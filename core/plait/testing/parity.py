@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor
 
-from plait.spec import ModelSpec
+from plait.contract.model_spec import ModelSpec
 from plait.testing.trial import Trace
 
 # (gradient of a parameter, relative; losses and norms) by dtype: stated in docs/testing.md, not adjustable.

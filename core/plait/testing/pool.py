@@ -16,8 +16,8 @@ from typing import Any
 
 import cloudpickle
 
-from plait.scratch import Scratch
-from plait.sockets import listen_on_loopback
+from plait.system.scratch import Scratch
+from plait.system.sockets import listen_on_loopback
 
 # Ranks are forks of one process that has imported these and done nothing else: they start in no time, and are fresh.
 PRELOADED = [

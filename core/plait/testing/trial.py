@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import plait
-from plait.checkpoint.state import canonical
-from plait.config import Compile, Precision, Remat
-from plait.loss import IGNORE, parallel, valid_tokens
-from plait.plugins import create_all
+from plait.contract.config import Compile, Precision, Remat
+from plait.parallel.apply import Applied
+from plait.parallel.state import canonical
+from plait.strategies.registry import create_all
 from plait.testing.models import MODELS, VOCAB
-from plait.weave import Applied
+from plait.train.loss import IGNORE, parallel, valid_tokens
 
 SAMPLES, SEQ_LEN = 8, 16
 

@@ -3,10 +3,10 @@
 import pytest
 
 from plait import Precision
-from plait.config import Config
-from plait.plugins import create
+from plait.contract.config import Config
+from plait.parallel.apply import configure, new_run
+from plait.strategies.registry import create
 from plait.testing.trial import Trial
-from plait.weave import configure, new_run
 
 
 def picked(parameters, world, storage="float32", **options):

@@ -13,7 +13,7 @@ from torch import nn
 import plait
 from plait import ModelSpec
 from plait.models.init import Normal
-from plait.plugins import create
+from plait.strategies.registry import create
 from plait.testing.count import Counting
 from plait.testing.parity import worst_gradient
 from plait.testing.trial import Trial, batch, forward_backward, train

@@ -2,7 +2,7 @@
 
 import math
 
-from plait.plugins import installed
+from plait.strategies.registry import installed
 from plait.testing import Layout, StrategySuite
 from plait.testing.models import MODELS
 

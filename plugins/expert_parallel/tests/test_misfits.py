@@ -9,9 +9,9 @@ from crowd import Town
 
 import plait
 from plait import ModelSpec, PlaitError
-from plait.check import check
-from plait.compose import resolve
-from plait.plugins import create
+from plait.launch.check import check
+from plait.launch.compose import resolve
+from plait.strategies.registry import create
 from plait.testing.pool import RankError
 from plait_expert_parallel import fits
 

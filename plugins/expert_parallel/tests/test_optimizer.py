@@ -3,9 +3,9 @@
 import pytest
 from test_town import LAYOUTS
 
-from plait.optimizer import make_optimizer
 from plait.testing.models import moe
 from plait.testing.trial import Trial, forward_backward, whole
+from plait.train.optimizer import make_optimizer
 
 
 def trained(strategies, kernels):

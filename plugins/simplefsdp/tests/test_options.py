@@ -6,9 +6,9 @@ import re
 import pytest
 
 from plait import PlaitError
-from plait.check import check
-from plait.compose import resolve
-from plait.testing import life
+from plait.launch.check import check
+from plait.launch.compose import resolve
+from plait.testing import whole_run
 
 ASK = ["strategy=[simplefsdp]", "launch.device=cpu"]
 EAGER = "compile.enabled=true compile.backend=eager"
@@ -39,9 +39,9 @@ def test_it_and_fsdp2_exclude_each_other():
 
 
 def test_a_run_says_what_its_passes_did(tmp_path):
-    arguments = life.overrides({"simplefsdp": {}}, tmp_path, 2, "run.name=a", "compile.enabled=true",
+    arguments = whole_run.overrides({"simplefsdp": {}}, tmp_path, 2, "run.name=a", "compile.enabled=true",
                                "compile.backend=aot_eager", "train.steps=4")  # fmt: skip
-    process = life.start(arguments, tmp_path)
+    process = whole_run.start(arguments, tmp_path)
     output = process.communicate(timeout=250)[0]
     assert process.returncode == 0, output
     found = json.loads((tmp_path / "runs" / "a" / "passes.json").read_text())["graphs"]

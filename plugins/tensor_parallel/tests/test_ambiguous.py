@@ -222,9 +222,9 @@ def test_refused(plait_ranks, model, says, options):
 
 
 def test_said_before_a_rank_starts():
-    from plait.braid import Braid
-    from plait.config import Config
-    from plait.weave import layout_of, new_run
+    from plait.contract.config import Config
+    from plait.parallel.apply import layout_of, new_run
+    from plait.strategies.hooks import Braid
     from plait_tensor_parallel import TensorParallel
 
     with torch.device("meta"):

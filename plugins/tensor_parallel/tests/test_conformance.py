@@ -2,7 +2,7 @@
 
 import math
 
-from plait.plugins import installed
+from plait.strategies.registry import installed
 from plait.testing import Collective, Layout, StrategySuite
 
 FSDP2 = "fsdp2" in installed() and installed()["fsdp2"].state == "ok"

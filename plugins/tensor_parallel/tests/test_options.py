@@ -166,7 +166,7 @@ def largest_logits():
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    from plait.loss import parallel
+    from plait.train.loss import parallel
 
     seen = []
 
@@ -224,8 +224,8 @@ MISFITS = [
 
 @pytest.mark.parametrize(("overrides", "says"), MISFITS)
 def test_what_does_not_fit_is_said_before_a_rank_starts(overrides, says):
-    from plait.check import check
-    from plait.compose import resolve
+    from plait.launch.check import check
+    from plait.launch.compose import resolve
 
     with pytest.raises(PlaitError, match=re.escape(says)) as caught:
         check(resolve(["strategy=[tensor_parallel]", *overrides.split()]))
@@ -233,8 +233,8 @@ def test_what_does_not_fit_is_said_before_a_rank_starts(overrides, says):
 
 
 def test_a_sequence_need_not_be_divided_where_it_stays_whole():
-    from plait.check import check
-    from plait.compose import resolve
+    from plait.launch.check import check
+    from plait.launch.compose import resolve
 
     check(
         resolve(["strategy=[tensor_parallel]", "train.seq_len=255", "strategy.tensor_parallel.sequence_parallel=false"])

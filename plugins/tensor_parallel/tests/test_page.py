@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.compose import resolve
-from plait.plan.inspect import report
+from plait.commands.inspect import report
+from plait.launch.compose import resolve
 
 PAGE = Path(__file__).parents[3] / "docs" / "tensor-parallel.md"
 

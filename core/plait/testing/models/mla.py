@@ -7,12 +7,12 @@ Shapes: B batch, T tokens, V vocabulary, D model width.
 
 from torch import Tensor, nn
 
+from plait.contract.model_spec import ModelSpec
 from plait.models import mla
 from plait.models.decoder import Block
 from plait.models.flops import Flops
 from plait.models.init import Normal, ones
 from plait.models.swiglu import SwiGLU
-from plait.spec import ModelSpec
 
 
 class Mla(nn.Module):

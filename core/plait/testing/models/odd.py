@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from plait.contract.model_spec import ModelSpec
 from plait.models.flops import Flops
 from plait.models.init import Normal, ones, zeros
 from plait.models.layers import CausalAttention
-from plait.spec import ModelSpec
 
 
 class SelfAttention(nn.Module):

@@ -1,6 +1,6 @@
 """The conformance suite: subclass it, name a strategy and what it can, and get every test of the contract."""
 
-from plait.testing.suite.company import Company
+from plait.testing.suite.composition import Company
 from plait.testing.suite.discovery import Discovery
 from plait.testing.suite.numerics import Numerics
 from plait.testing.suite.resources import Resources

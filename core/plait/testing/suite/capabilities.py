@@ -12,9 +12,9 @@ import cloudpickle
 import pytest
 from torch import Tensor, nn
 
-from plait.plugins import create, create_all, installed, load
-from plait.strategy import traits
-from plait.testing import life
+from plait.strategies.order import traits
+from plait.strategies.registry import create, create_all, installed, load
+from plait.testing import whole_run
 from plait.testing.count import Collective, Size
 from plait.testing.models import MODELS
 from plait.testing.plugin import REFUSED
@@ -49,7 +49,7 @@ class Capabilities:
     axes: ClassVar[tuple[str, ...]] = ()
     layouts: ClassVar[Mapping[str, Layout]]
     refuses: ClassVar[Mapping[str, str]] = {}
-    run_model: ClassVar[tuple[str, ...]] = life.MODEL
+    run_model: ClassVar[tuple[str, ...]] = whole_run.MODEL
 
     def held(self, shape: tuple[int, ...], axes: tuple[str | None, ...], degree: Mapping[str, int]) -> int:
         """How many numbers of a parameter a rank holds at most. Default: all of them, nothing is sharded.
@@ -141,7 +141,7 @@ class Capabilities:
         except RankError as error:
             raised = str(error)
         assert raised, f"{self.strategy} declares that it refuses {wanted}, but it ran"
-        said = [line for line in raised.splitlines() if "plait.errors.PlaitError: " in line]
+        said = [line for line in raised.splitlines() if "plait.contract.errors.PlaitError: " in line]
         assert said, f"{self.strategy} should refuse {wanted} by a PlaitError, but raised:\n{raised}"
         assert re.search(self.refuses[wanted], said[0]), f"the sentence for {wanted} is: {said[0]}"
         pytest.skip(f"{REFUSED}{said[0].partition('PlaitError: ')[2]}")
@@ -156,17 +156,17 @@ class Capabilities:
         return {axis.name: axis.degree for axes in self._assembled(layout, trial) for axis in axes}
 
     def _assembled(self, layout: Layout, trial: Trial | None = None) -> list[Any]:
-        from plait.answers import ANSWERS
-        from plait.braid import Braid
-        from plait.weave import layout_of
+        from plait.parallel.answers import ANSWERS
+        from plait.parallel.apply import layout_of
+        from plait.strategies.hooks import Braid
 
         run = self._run(layout, trial)
         found = layout_of(run, Braid(run.strategies, ANSWERS))
         return [found.dense, *found.views.values()]
 
     def _run(self, layout: Layout, trial: Trial | None = None) -> Any:
-        from plait.config import Config
-        from plait.weave import configure, new_run
+        from plait.contract.config import Config
+        from plait.parallel.apply import configure, new_run
 
         trial = trial or self.trying()
         model: Any = trial.build()
@@ -176,8 +176,8 @@ class Capabilities:
         return run
 
     def _hooks(self) -> list[str]:
-        from plait import hookspecs
-        from plait.braid import Braid
+        from plait.contract import hookspecs
+        from plait.strategies.hooks import Braid
 
         braid = Braid({self.strategy: create(self.strategy, self.layouts[self.last].options)})
         specs = [name for name, value in vars(hookspecs).items() if hasattr(value, "plait_spec")]

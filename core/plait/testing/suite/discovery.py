@@ -5,10 +5,10 @@ import re
 import attrs
 import pytest
 
-from plait.author.probe import probe
-from plait.errors import PlaitError
-from plait.plugins import create, installed, load
-from plait.strategy import traits
+from plait.contract.errors import PlaitError
+from plait.strategies.order import traits
+from plait.strategies.probe import probe
+from plait.strategies.registry import create, installed, load
 from plait.testing.models import MODELS
 from plait.testing.suite.capabilities import REFUSABLE, Capabilities, Layout
 
@@ -43,7 +43,7 @@ class Discovery(Capabilities):
         assert probe(self.strategy)["state"] == "ok"
 
     def test_defaults_on_the_command_line_are_those_in_code(self) -> None:
-        from plait.compose import resolve
+        from plait.launch.compose import resolve
 
         node = resolve([f"strategy=[{self.strategy}]"])["strategy"][self.strategy] or {}
         fields = {field.name: field for field in attrs.fields(load(self.strategy)) if field.init}
@@ -86,9 +86,9 @@ class Discovery(Capabilities):
             self._assembled(layout)
 
     def test_adds_the_axes_that_it_declares(self) -> None:
-        from plait.answers import ANSWERS
-        from plait.braid import Braid
-        from plait.weave import layout_of
+        from plait.parallel.answers import ANSWERS
+        from plait.parallel.apply import layout_of
+        from plait.strategies.hooks import Braid
 
         for layout in self.layouts.values():
             run = self._run(layout)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from plait.spec import named
+from plait.contract.model_spec import named
 from plait.testing.parity import BOUNDS, apart, unequal, wrong_gradients
 from plait.testing.pool import Pool
 from plait.testing.suite.capabilities import Capabilities, spec_of
@@ -161,7 +161,7 @@ def _clipped(trial: Trial, strategies: Mapping[str, Any]) -> tuple[float, float,
 
 
 def _names(trial: Trial, strategies: Mapping[str, Any]) -> set[str]:
-    from plait.checkpoint.state import canonical
+    from plait.parallel.state import canonical
 
     return {canonical(name) for name, _ in trial.apply(strategies).parts[0].named_parameters()}
 

@@ -74,7 +74,7 @@ def _listed(collectives: Any) -> str:
 
 def _holds(trial: Trial, strategies: Mapping[str, Any]) -> tuple[dict[str, tuple[int, str]], int]:
     """(FQN -> (numbers, placement), bytes of all unique storages) after a step; the second makes the optimizer's."""
-    from plait.checkpoint.state import canonical
+    from plait.parallel.state import canonical
     from plait.testing.trial import _lies
 
     applied = trial.apply(strategies)
@@ -100,8 +100,8 @@ def _local(tensor: Tensor) -> Tensor:
 def _counted(trial: Trial, strategies: Mapping[str, Any]) -> list[Collective]:
     """The collectives of forward and backward of the second batch: the first may set things up."""
     import plait
-    from plait.loss import parallel
     from plait.testing.trial import batch
+    from plait.train.loss import parallel
 
     applied = trial.apply(strategies)
     forward_backward(applied, trial, 0)

@@ -8,8 +8,8 @@ import attrs
 import pytest
 import torch
 
-from plait.checkpoint.state import shapes
-from plait.testing import life
+from plait.parallel.state import shapes
+from plait.testing import whole_run
 from plait.testing.parity import apart, unequal, wrong_gradients
 from plait.testing.pool import Pool
 from plait.testing.suite.capabilities import Capabilities, spec_of
@@ -109,47 +109,47 @@ class State(Capabilities):
     def test_killed_and_resumed_is_bitwise_equal(self, tmp_path: Path) -> None:
         """`plait train` to its end; and the same command killed with all its ranks, and given again."""
         found = self.layouts[self.last]
-        arguments = life.overrides(self.selected(found), tmp_path, found.world, "run.name=a", model=self.run_model)
+        arguments = whole_run.overrides(self.selected(found), tmp_path, found.world, "run.name=a", model=self.run_model)
         folders = [tmp_path / name for name in ("undisturbed", "killed")]
         for folder in folders:
             folder.mkdir()
-        process = life.start(arguments, folders[1])
-        life.wait_for_step(folders[1] / "runs" / "a", 5, process)
+        process = whole_run.start(arguments, folders[1])
+        whole_run.wait_for_step(folders[1] / "runs" / "a", 5, process)
         assert process.poll() is None, "it ended before it could be killed"
-        life.kill_all(process, folders[1] / "runs" / "a")
+        whole_run.kill_all(process, folders[1] / "runs" / "a")
         process.communicate()
         for folder in folders:
-            process = life.start(arguments, folder)
+            process = whole_run.start(arguments, folder)
             output = process.communicate(timeout=300)[0]
             assert process.returncode == 0, output
             assert ("checkpoint: resuming after step" in output) is (folder.name == "killed"), output
-        a, b = (life.numbers(life.rows(folder / "runs" / "a")) for folder in folders)
+        a, b = (whole_run.numbers(whole_run.rows(folder / "runs" / "a")) for folder in folders)
         different = [x[0] for x, y in zip(a, b, strict=True) if x != y]
         assert not different, f"steps {different} differ after the run was killed"
 
     def _run_trainer(self, ranks: Pool, strategies: Any, folder: Path, world: int) -> list[dict[str, Any]]:
-        from plait.check import check
-        from plait.compose import resolve
+        from plait.launch.check import check
+        from plait.launch.compose import resolve
 
         exact = [f"precision.{which}=float64" for which in ("storage", "param", "reduce")]
         more = ("checkpoint.enabled=false", *exact)
-        node = check(resolve(life.overrides(strategies, folder, world, *more, model=self.run_model)), world).node
+        node = check(resolve(whole_run.overrides(strategies, folder, world, *more, model=self.run_model)), world).node
         own = folder / f"{world}-{len(strategies)}"
         own.mkdir()
         (own / "versions.json").write_text("{}")
-        return ranks.run(life.run, node, own, world=world)[0]
+        return ranks.run(whole_run.run, node, own, world=world)[0]
 
     def _foreign(self) -> dict[str, tuple[int, dict[str, Mapping[str, Any]]]]:
         """Every other installed strategy alone, in two ranks."""
-        from plait.testing.suite.company import others, trial_options
+        from plait.testing.suite.composition import others, trial_options
 
         return {name: (2, {name: trial_options(name)}) for name in others(self.strategy) if _fits_two(name)}
 
 
 def _fits_two(name: str) -> bool:
-    from plait.errors import PlaitError
+    from plait.contract.errors import PlaitError
     from plait.testing.suite.capabilities import Layout
-    from plait.testing.suite.company import trial_options
+    from plait.testing.suite.composition import trial_options
 
     alone = type("Alone", (Capabilities,), {"strategy": name})()
     try:

@@ -1,1 +1,0 @@
-"""What helps to write a strategy."""

@@ -1,0 +1,165 @@
+"""The checkpoints of a run on its ranks: what a save holds, and what a restore brings back."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from plait.checkpoint.store import Store
+from plait.contract.errors import PlaitError, one_line
+from plait.launch.resume import Say, choose
+from plait.launch.resumed_data import samples_of
+from plait.records.metrics import FILE, Seal
+from plait.system.disk import DiskError, refused
+
+if TYPE_CHECKING:
+    from plait.contract.config import Config
+    from plait.parallel.apply import Applied
+    from plait.records.run_folder import RunFolder
+
+
+class Checkpoints:
+    """Saving and restoring one run, on its ranks. Every method is for all ranks together."""
+
+    def __init__(
+        self,
+        config: "Config",
+        node: Mapping[str, Any],
+        folder: "RunFolder",
+        applied: "Applied",
+        optimizer: Any,
+        data: Mapping[str, Any],
+        batches: Any,
+        say: Say,
+    ) -> None:
+        import torch.distributed as dist
+
+        from plait.checkpoint.save import Saver
+
+        self.conf, self.node, self.folder, self.applied, self.optimizer = (
+            config.checkpoint,
+            node,
+            folder,
+            applied,
+            optimizer,
+        )
+        self.data, self.batches, self.say = data, batches, say
+        self.store = Store(folder.checkpoints(self.conf.dir))
+        self._saver = Saver(self.store, self.conf.mode, self.conf.keep) if self.conf.enabled else None
+        self._metrics = Seal(folder.path / FILE)
+        self._grace = config.launch.grace_seconds
+        self._versions = folder.read_versions()
+        if dist.get_rank() == 0:
+            folder.write_versions({**self._versions, "data": data["fingerprint"]})
+
+    def restore(self) -> tuple[int, int, int]:
+        """Load what `checkpoint.load` or `checkpoint.init_from` names; returns the steps, tokens and samples so far."""
+        from plait.checkpoint.load import load
+
+        path = self._agree(lambda: choose(self.conf, self.store, self.say) if self.conf.enabled else None)
+        state, after = self.applied.checkpoint(self.optimizer)
+        if path is None:
+            if self.conf.init_from:
+                from plait.checkpoint.weights import read_weights
+                from plait.parallel.state import tied_names, weights
+
+                read_weights(self.conf.init_from, weights(state), tied_names(self.applied.parts[0]))
+                self.say(f"checkpoint: weights from {self.conf.init_from}")
+            return 0, 0, 0
+        load(path, state, after)
+        if self._saver is not None:
+            self._saver.resumed = path
+        manifest = Store.read(path)
+        if manifest.data.get("fingerprint") != self.data["fingerprint"]:
+            self.say("data: the text or its tokenizer changed since the checkpoint; batches will differ from before")
+        samples = samples_of(manifest, self.data["global_batch_size"])
+        if states := manifest.data.get("states"):
+            state = states[self.applied.mesh.share("batch")[0]]
+            self.batches.load_state_dict({"samples": samples, **state})  # older ones do not say how many
+        self.say(f"checkpoint: resumed after step {manifest.step}")
+        return manifest.step, manifest.tokens, samples
+
+    def save(self, step: int, tokens: int, samples: int) -> None:
+        """Save the state after `step`; with `checkpoint.mode=async` it is written while training goes on."""
+        assert self._saver is not None
+        state, _ = self.applied.checkpoint(self.optimizer)
+        data = {**self.data, "samples": samples, "states": self._states(), "metrics": self._metrics.now()}
+        self._saver.save(state, step, tokens=tokens, config=self.node, data=data, versions=self._versions)
+
+    def wait(self) -> None:
+        """Return when the last save is on disk; raises PlaitError where it failed."""
+        if self._saver is not None:
+            self._saver.wait()
+
+    def failed(self) -> bool:
+        """Whether this rank knows that the save under way failed; once one does, all are to call `wait`."""
+        return self._saver is not None and self._saver.failed()
+
+    @contextlib.contextmanager
+    def breaking_off(self) -> Iterator[None]:
+        """If what happens inside ends the run, the save under way is completed first, and a full disk is told with
+        what is safe."""
+        try:
+            yield
+        except Exception as error:
+            if self._saver is not None and (isinstance(error, PlaitError) or refused(error)):
+                self._saver.settle(self._grace)
+            if not refused(error):
+                raise
+            told = f"{one_line(error)}; {self.kept()}; once this is mended, the same command goes on"
+            raise DiskError(told) from error
+
+    def kept(self) -> str:
+        """What a run that breaks off leaves to go on from, in words."""
+        saved, resumed = (self._saver.saved, self._saver.resumed) if self._saver else (None, None)
+        good = resumed if saved is None else self.store.place(saved)
+        if good is None:
+            return "no checkpoint was saved yet"
+        name = good.name if good.parent == self.store.folder else good
+        return f"the last good checkpoint is kept: {name}" if os.path.isdir(good) else f"the checkpoint {name} is gone"
+
+    def where_to_go_on(self) -> str:
+        """What a run that is no longer finite leaves to go on from, in words; once the save under way has ended.
+
+        Raises PlaitError if that save fails: its reason is the earlier one.
+        """
+        from plait.checkpoint import finite
+
+        self.wait()
+        saver = self._saver
+        return finite.where_to_go_on(self.store, *((saver.resumed, saver.saved) if saver else ()))
+
+    def export(self) -> None:
+        """Write the weights as safetensors into the run's folder `export/`."""
+        import torch.distributed as dist
+
+        from plait.checkpoint.export import export
+        from plait.parallel.state import weights
+
+        state, _ = self.applied.checkpoint()
+        export(weights(state), self.folder.path / "export", dist.get_rank() == 0)
+
+    def _states(self) -> list[Any]:
+        """The data state of every share, by share; empty where the count of samples says it all."""
+        import torch.distributed as dist
+
+        mine = self.batches.state_dict()
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, (self.applied.mesh.share("batch")[0], mine))
+        by_share = dict(gathered)
+        return [by_share[share] for share in sorted(by_share)] if any(by_share.values()) else []
+
+    def _agree(self, decide: Callable[[], Any]) -> Any:
+        """What rank 0 decides, or the error that it meets, on all ranks."""
+        import torch.distributed as dist
+
+        answer: list[Any] = [None, None]
+        if dist.get_rank() == 0:
+            try:
+                answer[0] = decide()
+            except PlaitError as error:
+                answer[1] = str(error)
+        dist.broadcast_object_list(answer, src=0)
+        if answer[1] is not None:
+            raise PlaitError(answer[1])
+        return answer[0]

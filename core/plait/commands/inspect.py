@@ -1,0 +1,111 @@
+"""`plait inspect`: what a run's composition will do, worked out on a fake process group: no rank is started."""
+
+import sys
+from typing import Any
+
+HELP = """usage: plait inspect [overrides] [world=N]
+
+Shows, for the overrides of `plait train`, what the run will do: the order of the strategies and why, the mesh, and
+every parameter with its logical axes, shape, placements and bytes a rank. Nothing is started and no memory is used.
+  world=N  for N ranks (default: what the degrees and launch.* ask for)"""
+
+
+def main(argv: list[str]) -> int:
+    if any(a in ("-h", "--help") for a in argv):
+        print(HELP)
+        return 0
+    from plait.launch.compose import asked, resolve
+
+    overrides, world = asked(argv, "inspect")
+    print(report(resolve(overrides), world), file=sys.stdout)
+    return 0
+
+
+def report(node: dict[str, Any], world_size: int | None = None) -> str:
+    """The text that `plait inspect` prints for the resolved config `node`."""
+    from plait.launch.check import check
+
+    checked = check(node, world_size)
+    with simulated(checked.layout.world_size):
+        return "\n".join(_lines(checked))
+
+
+class simulated:
+    """A process group of `world_size` ranks of which only this process exists; its collectives do nothing."""
+
+    def __init__(self, world_size: int, rank: int = 0) -> None:
+        self.world_size, self.rank = world_size, rank
+
+    def __enter__(self) -> None:
+        import torch.distributed as dist
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=self.rank, world_size=self.world_size)
+
+    def __exit__(self, *error: object) -> None:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
+
+def _lines(checked: Any) -> list[str]:
+    from torch.distributed.tensor import DTensor
+
+    from plait.contract.config import accumulation
+    from plait.parallel.apply import new_run, set_up
+    from plait.parallel.build import build_model
+    from plait.parallel.process_group import device_of
+    from plait.strategies.registry import create_all, described
+
+    config, layout = checked.config, checked.layout
+    strategies = create_all(checked.node["strategy"])
+    model, spec = build_model(config.model)
+    run = new_run(config, spec, model, layout.world_size, device_of(config.launch.device), strategies)
+    applied = set_up(model, run, fill=False)
+    shares = layout.count("batch")
+    micro = accumulation(config, shares)
+    samples = micro * shares * config.train.local_batch_size
+    lines = [f"model     {config.model['_target_']}, {run.parameters:,} parameters"]
+    lines += [f"ranks     {layout.world_size} on {run.device_type}"]
+    lines += [
+        f"batch     {samples} samples of {config.train.seq_len} tokens: "
+        f"{shares} shares x {micro} x {config.train.local_batch_size}"
+    ]
+    lines += ["", "strategies, in the order in which they act"]
+    lines += [f"  {i}. {described(p.name)}: {p.reason}" for i, p in enumerate(applied.braid.places, 1)] or ["  none"]
+    lines += [f"  {role}: {name}" for role, name in applied.braid.roles.items()]
+    lines += ["", "mesh, outermost axis first"]
+    for title, axes in [("dense", layout.dense), *layout.views.items()]:
+        for axis in axes:
+            what = f"splits {axis.splits}" if axis.splits else f"shards {', '.join(axis.shards) or 'nothing'}"
+            lines.append(
+                f"  {title:<10} {axis.name:<14} {axis.degree:>5}  {what}  ({layout.owner.get(axis.name, 'left over')})"
+            )
+    lines += [] if layout.dense else ["  one rank, no axes"]
+    rows, whole, held = [("parameter", "axes", "shape", "placements", "bytes a rank")], 0, 0
+    for part in applied.parts:
+        fqn: str
+        param: Any
+        for fqn, param in part.named_parameters():
+            sharded = isinstance(param, DTensor)
+            local = (param.to_local() if isinstance(param, DTensor) else param).numel() * param.element_size()
+            whole, held = whole + param.numel() * param.element_size(), held + local
+            axes = ", ".join(str(a) for a in spec.axes_of(fqn))
+            place = _placements(param) if sharded else "-"
+            rows.append((fqn, f"({axes})", "x".join(map(str, param.shape)) or "()", place, f"{local:,}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    lines += ["", *("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)]
+    lines += ["", f"parameters: {whole:,} bytes in all, {held:,} on rank 0"]
+    return lines
+
+
+def _placements(param: Any) -> str:
+    names = param.device_mesh.mesh_dim_names or ()
+    return ", ".join(f"{name}: {_short(p)}" for name, p in zip(names, param.placements, strict=True))
+
+
+def _short(placement: Any) -> str:
+    if placement.is_replicate():
+        return "R"
+    strided = f" strided by {placement.split_factor}" if hasattr(placement, "split_factor") else ""
+    return f"S({placement.dim}){strided}" if placement.is_shard() or strided else str(placement)

@@ -1,0 +1,72 @@
+"""`plait new NAME`: a plugin with a strategy that works, written from the template beside this file."""
+
+import importlib.util
+import keyword
+import re
+import shutil
+from pathlib import Path
+
+from plait import __version__
+from plait.contract.errors import PlaitError
+from plait.contract.hookspecs import API
+from plait.strategies.registry import installed
+from plait.system.disk import writing
+
+HELP = """usage: plait new NAME
+
+Writes a plugin into the folder plait-NAME: an installable package with the strategy NAME, which works and has its
+options, tests, README and CI workflow. NAME is in lower case, such as ring or my-strategy; in Python "-" becomes "_".
+Needs copier: pip install 'plait[author]'."""
+TEMPLATE = Path(__file__).parent / "template"
+NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 1 or argv[0].startswith("-"):
+        print(HELP)
+        return 0 if argv and argv[0] in ("-h", "--help") else 1
+    strategy = checked(argv[0])
+    folder = write(strategy, Path.cwd())
+    print(f"{folder.name}/ holds the strategy {strategy!r}, which works: copies of the model that sum their gradients.")
+    print(f"  pip install -e './{folder.name}[test]' && pytest {folder.name}")
+    print(f"  plait train 'strategy=[{strategy}]'")
+    print(f"  then make it yours: {folder.name}/src/plait_{strategy}/__init__.py")
+    return 0
+
+
+def checked(name: str) -> str:
+    """`name` as an identifier. Raises PlaitError where it is none, or taken."""
+    strategy = name.replace("-", "_")
+    if not NAME.fullmatch(name) or keyword.iskeyword(strategy) or keyword.iskeyword(strategy.capitalize()):
+        raise PlaitError(
+            f"{name!r} cannot name a strategy; it takes lower-case letters, digits and single - or _ between them, "
+            "begins with a letter and is no word of Python's, such as ring or my-strategy"
+        )
+    if strategy in (plugins := installed()):
+        raise PlaitError(f"{plugins[strategy]} is installed already; take another name")
+    if importlib.util.find_spec(f"plait_{strategy}"):
+        raise PlaitError(f"a package plait_{strategy} is installed already; take another name")
+    return strategy
+
+
+def write(strategy: str, parent: Path) -> Path:
+    """Write the plugin of `strategy` into a new folder of `parent`, and return it. Raises PlaitError where it exists.
+
+    Needs neither a network nor git.
+    """
+    folder = parent / f"plait-{strategy.replace('_', '-')}"
+    if folder.exists() or folder.is_symlink():
+        raise PlaitError(f"{folder.name} exists already; remove it, take another name or another folder")
+    try:
+        import copier
+    except ImportError:
+        raise PlaitError("plait new needs copier, which is not installed: pip install 'plait[author]'") from None
+    major, minor, *_ = (int(part) for part in __version__.split("."))
+    data = {"strategy": strategy, "core": f">={major}.{minor},<{major}.{minor + 1}", "api": API}
+    with writing(folder):
+        try:
+            copier.run_copy(str(TEMPLATE), folder, data=data, defaults=True, quiet=True)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    return folder

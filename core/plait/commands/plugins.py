@@ -1,0 +1,65 @@
+"""`plait plugins`: what is installed, from metadata alone; with --check each is imported in a process of its own."""
+
+import json
+import sys
+from typing import Any
+
+from plait.contract.errors import near_miss
+from plait.strategies.probe import probe
+from plait.strategies.registry import DISABLE, Plugin, disabled, installed
+
+HELP = f"""usage: plait plugins [--json] [--check]
+
+Lists the installed strategies: name, distribution, version, hook API and state, from metadata alone.
+  --json   the same as JSON
+  --check  import each in a process of its own: its stage, claims and hooks, or what is broken and why;
+           exits with 1 where one is
+{DISABLE}=a,b blocks the strategies a and b."""
+
+
+def main(argv: list[str]) -> int:
+    unknown = [a for a in argv if a not in ("--json", "--check")]
+    if unknown:
+        print(HELP)
+        return 0 if unknown[0] in ("-h", "--help") else 1
+    plugins = installed()
+    for name in sorted(disabled() - set(plugins)):
+        guess = near_miss(name, list(plugins))
+        print(f"plait: {DISABLE} names {name!r}, which is not installed{guess}", file=sys.stderr)
+    rows = [_row(plugin) for plugin in plugins.values()]
+    broken = False
+    if "--check" in argv:
+        for row in rows:
+            if row["state"] == "ok":
+                row.update(probe(row["name"]))
+                broken |= row["state"] != "ok"
+            else:
+                broken |= not row["state"].startswith("disabled")
+    print(json.dumps(rows, indent=2) if "--json" in argv else table(rows))
+    return int(broken)
+
+
+def _row(plugin: Plugin) -> dict[str, Any]:
+    return {
+        "name": plugin.name,
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+        "api": plugin.api,
+        "state": plugin.state,
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "no strategies are installed: pip install a package that brings one"
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    keys.append(keys.pop(keys.index("state")))  # the long one last
+    cells = [keys, *([_cell(row.get(key)) for key in keys] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(keys))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(value) or "-"
+    return "-" if value is None else str(value)

@@ -1,0 +1,243 @@
+"""`plait verify`: does a model under these strategies compute what one process does? It tells a wrong spec."""
+
+import math
+import signal
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from plait.contract.errors import PlaitError
+from plait.system.scratch import Scratch
+
+if TYPE_CHECKING:
+    from plait.contract.model_spec import ModelSpec
+    from plait.launch.check import Checked
+    from plait.testing.declared import Finding
+
+HELP = """usage: plait verify [overrides] [world=N]
+
+Tells whether a model is declared right. For the overrides of `plait train` it takes three steps on random tokens, in
+one process and then on N processes under the strategies, and compares initial parameters, the gradient of every
+parameter, losses and norms. All of it runs in float64 on this machine's processor: take a small size of the model.
+Shows what is wrong and what that usually means. Exit code: 0 where all agree, 1 where something does not.
+  world=N  on N ranks (default: the fewest with which the strategies' axes have more than one each)
+Needs cloudpickle: pip install 'plait[testing]'.
+
+Example: plait verify model=mine model.n_layers=2 train.seq_len=64 'strategy=[NAME]'"""
+LARGEST = 100_000_000  # parameters: above that, minutes become hours
+SHOWN = 10
+PLAIN = {"storage": "float64", "param": "float64", "reduce": "float64"}
+HERE = {"device": "cpu", "nnodes": 1, "nproc_per_node": "auto"}
+
+
+def main(argv: list[str]) -> int:
+    if any(a in ("-h", "--help") for a in argv):
+        print(HELP)
+        return 0
+    from plait.launch.compose import asked, resolve
+
+    overrides, world = asked(argv, "verify", least=2)
+    try:
+        import cloudpickle  # noqa: F401
+    except ImportError:
+        raise PlaitError(
+            "plait verify needs cloudpickle, which is not installed: pip install 'plait[testing]'"
+        ) from None
+    return verify(resolve(overrides), world)
+
+
+def verify(node: Mapping[str, Any], world: int | None = None) -> int:
+    """Check the run of the resolved config `node`, run it, print what was found. Returns the exit code."""
+    checked = plan(node, world)
+    from plait.contract.axes import describe
+    from plait.parallel.build import build_model
+
+    config, layout = checked.config, checked.layout
+    model, spec = build_model(config.model)
+    count = sum(p.numel() for p in model.parameters())
+    print(f"model   {config.model['_target_']}, {count:,} parameters, all in float64 on this machine's processor")
+    for title, axes in [("layout", layout.dense), *layout.views.items()]:
+        print(f"{title:<7} {layout.world_size} ranks: {describe(axes, layout.owner)}")
+    samples = 2 * layout.count("batch")
+    print(f"batch   {samples} samples of {config.train.seq_len} random tokens, another one for each step", flush=True)
+    findings, placements = _run(checked, spec, _say)
+    print()
+    for finding in findings:
+        print(_line(finding))
+    if all(finding.fine for finding in findings):
+        print("all agree")
+        return 0
+    for text in _explained(findings, placements, spec):
+        print(text)
+    return 1
+
+
+def plan(node: Mapping[str, Any], world: int | None = None) -> "Checked":
+    """Everything that can be known before a rank starts. Raises PlaitError for what cannot be compared."""
+    from plait.launch.capacity import check_ranks
+    from plait.launch.check import check
+    from plait.strategies.order import traits
+    from plait.strategies.registry import described, installed, load
+
+    train = {**node["train"], "local_batch_size": 2, "global_batch_size": None}
+    node = {**node, "precision": PLAIN, "launch": {**node["launch"], **HERE}, "train": train}
+    if not node["strategy"]:
+        known = ", ".join(name for name, plugin in installed().items() if plugin.state == "ok") or "none"
+        raise PlaitError(
+            f"plait verify compares strategies with one process, but strategy names none; installed: {known}"
+        )
+    _small_enough(node)
+    checked = check(node, world or _fewest(node))
+    check_ranks(checked.layout.world_size, "cpu")
+    for name in checked.node["strategy"]:
+        if traits(name, load(name)).numerics == "own":
+            raise PlaitError(
+                f"{described(name)} computes something else than one process does, on purpose: there is nothing to "
+                "compare it with, so leave it out of strategy"
+            )
+    return checked
+
+
+def _small_enough(node: Mapping[str, Any]) -> None:
+    from plait.parallel.build import build_model
+
+    model, spec = build_model(node["model"])
+    count = sum(p.numel() for p in model.parameters())
+    if count <= LARGEST:
+        return
+    whole = {key: value for key, value in node["model"].items() if type(value) is int and value > 2}
+    layers = [key for key, value in whole.items() if value == len(spec.blocks_of(model))]
+    dims = {n for p in model.parameters() for n in p.shape}
+    others = sorted((key for key in whole if whole[key] in dims and key not in layers), key=lambda key: -whole[key])
+    ways = [f"model.{key}=2 (now {whole[key]})" for key in layers[:1]]
+    ways += [f"a smaller model.{key} (now {whole[key]})" for key in others[:4]]
+    raise PlaitError(
+        f"the model has {count:,} parameters, and plait verify takes {LARGEST:,} at most, since it computes in float64 "
+        f"on this machine's processor: take a smaller size of it{', by ' if ways else ''}{', '.join(ways)}"
+    )
+
+
+def _fewest(node: Mapping[str, Any]) -> int:
+    """The fewest ranks that the axes need, where one that takes what is left, and any run, has at least two."""
+    from plait.contract.axes import MeshAxis
+    from plait.contract.config import Config
+    from plait.contract.schema import typed
+    from plait.parallel.answers import ANSWERS
+    from plait.parallel.apply import axes_asked, configure, layout_of, new_run
+    from plait.parallel.build import build_model
+    from plait.strategies.hooks import Braid
+    from plait.strategies.registry import create_all
+
+    config = typed(Config, node, "")
+    model, spec = build_model(config.model)
+    run = new_run(config, spec, model, 2, "cpu", create_all(config.strategy))
+    configure(run)
+    braid = Braid(run.strategies, ANSWERS)
+    degrees = [a.degree for _, answer in axes_asked(run, braid) for a in answer if isinstance(a, MeshAxis)]
+    free = -1 in degrees
+    least = max(math.prod(degree for degree in degrees if degree > 0) * (2 if free else 1), 2)
+    for ranks in range(least, 8 * least + 1, least) if free else ():  # a view may need more than the dense axes
+        run.world_size = ranks
+        try:
+            layout_of(run, braid)
+        except PlaitError:
+            continue
+        return ranks
+    return least
+
+
+def _run(checked: "Checked", spec: "ModelSpec", say: Any) -> tuple[list["Finding"], dict[str, str]]:
+    """Both trainings, on ranks that end with it. Raises PlaitError where a rank fails; its traceback is printed."""
+    from plait.contract.config import Compile, Remat
+    from plait.testing.declared import OfRun, compare, failed, reference
+    from plait.testing.pool import Pool, RankError
+
+    config, layout = checked.config, checked.layout
+    trial = OfRun(config=config, vocab=_vocab(checked, spec), shares=layout.count("batch"), last=True)
+    plain = attrs.evolve(trial, config=attrs.evolve(config, remat=Remat(), compile=Compile()))
+    pool, world = Pool(layout.world_size), layout.world_size
+    before = {number: signal.signal(number, _end) for number in (signal.SIGINT, signal.SIGTERM)}
+    with Scratch() as folder:
+        where = "in one process"
+        try:
+            seconds = pool.run(reference, plain, folder, world=1, timeout=math.inf)[0]
+            say(f"one process took {seconds:.1f} s")
+            where = f"on {world} ranks"
+            patience = 300 + 20 * world * seconds  # ranks share the processor; compilation takes its time
+            answers = pool.run(compare, trial, checked.node["strategy"], folder, world=world, timeout=patience)
+            say(f"{world} ranks are done")
+        except RankError as error:
+            note = failed(folder)
+            if note is not None and note.ours:
+                raise PlaitError(note.sentence) from None
+            print(note.text if note else error, file=sys.stderr)
+            sentence = f"rank {note.rank} raised {note.sentence}" if note else str(error).splitlines()[0]
+            raise PlaitError(f"the model fails {where}: {sentence}") from None
+        finally:
+            pool.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    found = answers[0][0]
+    for findings, _ in answers[1:]:
+        found = [mine.joined(other) for mine, other in zip(found, findings, strict=True)]
+    return found, answers[0][1]
+
+
+def _vocab(checked: "Checked", spec: "ModelSpec") -> int:
+    """How many tokens exist for the model."""
+    config = checked.config
+    sizes = [n for fqn, shape in checked.shapes.items() for n in _rows(spec, fqn, shape)]
+    given = config.model.get("vocab_size")
+    return min([*sizes, *([given] if isinstance(given, int) else [])], default=checked.source.encoder.size)
+
+
+def _rows(spec: "ModelSpec", fqn: str, shape: tuple[int, ...]) -> list[int]:
+    try:
+        return [n for n, axis in zip(shape, spec.axes_of(fqn), strict=False) if axis == "vocab"]
+    except PlaitError:  # a buffer
+        return []
+
+
+def _line(finding: "Finding") -> str:
+    if finding.skipped:
+        return f"-      {finding.what:<20} {finding.skipped}"
+    what = f"{'ok' if finding.fine else 'WRONG':<6} {finding.what:<20}"
+    if not finding.bound and finding.fine:
+        return f"{what} all {finding.count} bitwise equal"
+    bound = f"bound {finding.bound:.0e}" if finding.bound else "must be bitwise equal"
+    many = f", {len(finding.wrong)} of {finding.count} are wrong" if finding.wrong else ""
+    return f"{what} off by {finding.error:.1e} at most ({bound}), {finding.at}{many}"
+
+
+def _explained(findings: list["Finding"], placements: Mapping[str, str], spec: "ModelSpec") -> list[str]:
+    from plait.testing.declared import meaning
+
+    lines = []
+    for finding in findings:
+        wrong = sorted(finding.wrong, key=lambda name: -finding.wrong[name])
+        rows = [(name, f"{finding.wrong[name]:.1e}", _axes(spec, name), placements.get(name, "-")) for name in wrong]
+        if rows:
+            lines += ["", f"{finding.what}: wrong, worst first"]
+            rows = [("parameter", "off by", "logical axes", "lies as"), *rows[:SHOWN]]
+            widths = [max(len(row[i]) for row in rows) for i in range(4)]
+            lines += ["  " + "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+            lines += [f"  and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
+    return [*lines, "", *meaning(findings)]
+
+
+def _axes(spec: "ModelSpec", name: str) -> str:
+    try:
+        return f"({', '.join(map(str, spec.axes_of(name)))})"
+    except PlaitError:  # a buffer
+        return "-"
+
+
+def _end(number: int, frame: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # once is enough: the ranks are ended now
+    raise SystemExit(128 + number)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

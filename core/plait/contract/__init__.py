@@ -1,0 +1,1 @@
+"""What the core, models and strategies agree on: hooks, axes, the model's spec, config types, errors. No torch."""

@@ -1,0 +1,180 @@
+"""Mesh axes as values, and their assembly into one layout of the world: arithmetic only, no torch."""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from plait.contract.errors import PlaitError
+
+# What an axis divides, from outermost to innermost: stages of layers talk least, tensor ranks most.
+SPLITS = ("layers", "batch", "sequence", None)
+
+
+def _name(_: object, attribute: attrs.Attribute, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"the {attribute.name} of a mesh axis or view must be text, not {value!r}")
+
+
+def _whole(_: object, attribute: attrs.Attribute, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"the {attribute.name} of a mesh axis must be a whole number, not {value!r}")
+
+
+def _all_axes(_: object, attribute: attrs.Attribute, value: tuple[object, ...]) -> None:
+    if wrong := [item for item in value if not isinstance(item, MeshAxis)]:
+        raise TypeError(f"the {attribute.name} of a mesh view must be of MeshAxis, not {wrong[0]!r}")
+
+
+@attrs.frozen
+class MeshAxis:
+    """A named dimension of the world.
+
+    name:   unique in a run, for example `dp_shard`.
+    degree: its size; -1 takes what the other axes leave.
+    splits: what is divided along it: "layers", "batch", "sequence" or None (every rank sees the same tokens).
+    shards: the logical axes of parameters that are divided along it, for example ("heads", "ffn", "vocab").
+    sums:   whether gradients are summed along it; False only where it splits the batch or the sequence, and parameters
+            may differ (local SGD). Such an axis lies outside of others that split the same, and no view is carved
+            out of it.
+    """
+
+    name: str = attrs.field(validator=_name)
+    degree: int = attrs.field(default=-1, validator=_whole)
+    splits: str | None = attrs.field(default=None, validator=attrs.validators.in_(SPLITS))
+    shards: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    sums: bool = attrs.field(default=True)
+
+    @sums.validator
+    def _only_tokens(self, _: attrs.Attribute, value: bool) -> None:
+        if not value and self.splits not in ("batch", "sequence"):
+            raise ValueError(f"sums=False is for axes that split the batch or the sequence; {self.name!r} does not")
+
+    @property
+    def divides_values(self) -> bool:
+        """Whether ranks along it may hold other values of one parameter: no view mixes them."""
+        return self.splits == "layers" or not self.sums
+
+
+@attrs.frozen
+class MeshView:
+    """A second factoring of the same ranks.
+
+    `axes` are carved out of the dense axes, innermost first, never from layers nor from an axis with sums=False.
+    """
+
+    name: str = attrs.field(validator=_name)
+    axes: tuple[MeshAxis, ...] = attrs.field(converter=tuple, validator=_all_axes)
+
+
+@attrs.frozen
+class Layout:
+    """All axes of a run with their final degrees, outermost first.
+
+    dense: the product of the degrees is the world size.
+    views: for every view its own axes, innermost, and before them what they left of the dense axes; a remainder
+        of axis `a` in view `v` is called `v.a`.
+    owner: which strategy asked for an axis or a view.
+    """
+
+    world_size: int
+    dense: tuple[MeshAxis, ...]
+    views: Mapping[str, tuple[MeshAxis, ...]]
+    owner: Mapping[str, str]
+
+    def data_axes(self, view: str | None = None) -> tuple[MeshAxis, ...]:
+        """The axes whose ranks hold the same parameters and see other tokens, and so sum gradients.
+
+        In a view that is all that its own axes left over, the tensor ranks too: a view's parameters see another
+        share of the tokens on every rank.
+        """
+        if view is None:
+            return tuple(a for a in self.dense if a.splits in ("batch", "sequence") and a.sums)
+        return tuple(a for a in self.views[view] if a.name.startswith(f"{view}.") and not a.divides_values)
+
+    def count(self, splits: str | None) -> int:
+        """Into how many shares the world divides "batch", "sequence" or "layers"; None: how many see the same."""
+        return math.prod(a.degree for a in self.dense if a.splits == splits)
+
+
+def assemble(answers: Iterable[tuple[str, Iterable[MeshAxis | MeshView]]], world_size: int) -> Layout:
+    """Join the answers of all strategies, in their order, to one layout of `world_size` ranks.
+
+    Raises PlaitError, naming every axis with its degree and who asked for it, where they do not fit.
+    """
+    owner: dict[str, str] = {}
+    axes: list[MeshAxis] = []
+    views: list[MeshView] = []
+    for strategy, answer in answers:
+        for item in answer:
+            for name in [item.name, *(a.name for a in getattr(item, "axes", ()))]:
+                if name in owner:
+                    raise PlaitError(f"mesh axis {name!r} is defined twice: by {owner[name]} and by {strategy}")
+                owner[name] = strategy
+            if isinstance(item, MeshView):
+                views.append(item)
+            else:
+                axes.append(item)
+    axes.sort(key=lambda a: (SPLITS.index(a.splits), a.sums))  # stable: a strategy's own order stays
+    dense = _fill(axes, owner, world_size)
+    return Layout(world_size, dense, {v.name: _carve(v, dense, owner) for v in views}, owner)
+
+
+def describe(axes: Iterable[MeshAxis], owner: Mapping[str, str]) -> str:
+    return ", ".join(f"{a.name}={a.degree} ({owner.get(a.name, 'left over')})" for a in axes) or "none"
+
+
+def _fill(axes: list[MeshAxis], owner: Mapping[str, str], world_size: int) -> tuple[MeshAxis, ...]:
+    said = describe(axes, owner)
+    for a in axes:
+        if a.degree < 1 and a.degree != -1:
+            raise PlaitError(
+                f"the degree of axis {a.name!r} ({owner[a.name]}) is {a.degree}; it must be at least 1, "
+                "or -1 for what is left"
+            )
+    free = [a for a in axes if a.degree == -1]
+    if len(free) > 1:
+        raise PlaitError(
+            f"only one axis may take what is left (-1), but {' and '.join(a.name for a in free)} both do; axes: {said}"
+        )
+    known = math.prod(a.degree for a in axes if a.degree != -1)
+    if free and world_size % known == 0:
+        axes = [attrs.evolve(a, degree=world_size // known) if a.degree == -1 else a for a in axes]
+    elif free or known != world_size:
+        want = f"a multiple of {known}" if free else f"exactly {known}"
+        raise PlaitError(
+            f"the mesh does not fit {world_size} rank{'s' * (world_size != 1)}: it needs {want}; axes: {said}"
+        )
+    return tuple(axes)
+
+
+def _carve(view: MeshView, dense: tuple[MeshAxis, ...], owner: Mapping[str, str]) -> tuple[MeshAxis, ...]:
+    open_axes = list(itertools.takewhile(lambda a: not a.divides_values or a.degree == 1, reversed(dense)))[::-1]
+    ranks = math.prod(a.degree for a in open_axes)
+    fixed = math.prod(a.degree for a in view.axes if a.degree != -1)
+    own = [attrs.evolve(a, degree=max(ranks // fixed, 1)) if a.degree == -1 else a for a in view.axes]
+    want = math.prod(a.degree for a in own)
+    rest: list[MeshAxis] = []
+    for axis in reversed(dense):
+        taken = 1 if axis.divides_values else math.gcd(want, axis.degree)
+        if taken not in (want, axis.degree):
+            break
+        want //= taken
+        rest.insert(0, attrs.evolve(axis, name=f"{view.name}.{axis.name}", degree=axis.degree // taken, shards=()))
+    if want != 1 or len(rest) != len(dense):
+        fits = sorted(_fitting([a.degree for a in open_axes]))
+        raise PlaitError(
+            f"{describe(own, owner)} asks for {math.prod(a.degree for a in own)} of the ranks of the axes "
+            f"{describe(dense, owner)}, which cannot be divided so; degrees that fit these: "
+            f"{', '.join(map(str, fits))}"
+        )
+    return (*rest, *own)
+
+
+def _fitting(degrees: list[int]) -> set[int]:
+    inner, fits = 1, {1}
+    for degree in reversed(degrees):
+        fits |= {inner * d for d in range(1, degree + 1) if degree % d == 0}
+        inner *= degree
+    return fits

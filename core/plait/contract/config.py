@@ -1,0 +1,165 @@
+"""The typed nodes of a run's configuration; `conf/train.yaml` holds the defaults' reasons, this file their types."""
+
+from typing import Any, Literal
+
+import attrs
+from attrs.validators import deep_iterable, ge, gt, in_, le, optional
+
+from plait.contract.errors import PlaitError
+from plait.contract.names import check_inside, check_name
+
+YEAR = 366 * 24 * 60 * 60  # seconds; clocks of the system overflow at much more
+
+
+def _one_of(*values: Any) -> Any:
+    return attrs.field(default=values[0], validator=in_(values))
+
+
+def _filled(_: Any, attribute: attrs.Attribute, value: str | None) -> None:
+    if value == "":
+        raise ValueError(f"'{attribute.name}' must not be empty")
+
+
+def _a_name(_: Any, attribute: attrs.Attribute, value: Any) -> None:
+    if value is not None:
+        check_name(str(value), f"'{attribute.name}'")
+
+
+def _a_place(_: Any, attribute: attrs.Attribute, value: str) -> None:
+    check_inside(value, f"'{attribute.name}'")
+
+
+def _different(_: Any, attribute: attrs.Attribute, value: list[int]) -> None:
+    if len(set(value)) < len(value):
+        raise ValueError(f"'{attribute.name}' names one twice: {value}")
+
+
+@attrs.define
+class Named:
+    name: str | int | None = attrs.field(default=None, validator=_a_name)
+
+
+@attrs.define
+class Train:
+    steps: int = attrs.field(default=140, validator=ge(1))
+    seq_len: int = attrs.field(default=256, validator=ge(1))
+    local_batch_size: int = attrs.field(default=8, validator=ge(1))
+    global_batch_size: int | None = attrs.field(default=None, validator=optional(ge(1)))
+    seed: int = attrs.field(default=0, validator=ge(0))
+    deterministic: bool = False
+    max_norm: float = attrs.field(default=1.0, validator=gt(0))
+    gc_interval: int = attrs.field(default=50, validator=ge(0))
+
+
+@attrs.define
+class Precision:
+    storage: str = _one_of("float32", "float64", "bfloat16")
+    param: str = _one_of("float32", "float64", "bfloat16")
+    reduce: str = _one_of("float32", "float64", "bfloat16")
+
+
+@attrs.define
+class Remat:
+    mode: str = _one_of("none", "full", "selective", "budget")
+    budget: float = attrs.field(default=0.5, validator=[gt(0), le(1)])
+
+
+@attrs.define
+class Compile:
+    enabled: bool = False
+    backend: str = attrs.field(default="inductor", validator=_filled)
+    fullgraph: bool = True
+
+
+@attrs.define
+class Schedule:
+    warmup_steps: int = attrs.field(default=0, validator=ge(0))
+    decay: str = _one_of("linear", "cosine", "sqrt")
+    decay_steps: int | None = attrs.field(default=None, validator=optional(ge(0)))
+    min_lr_ratio: float = attrs.field(default=0.0, validator=[ge(0), le(1)])
+
+
+@attrs.define
+class Validation:
+    interval: int = attrs.field(default=0, validator=ge(0))
+    batches: int = attrs.field(default=4, validator=ge(1))
+
+
+@attrs.define
+class Checkpoint:
+    enabled: bool = True
+    interval: int = attrs.field(default=50, validator=ge(0))
+    dir: str = attrs.field(default="checkpoints", validator=_a_place)
+    load: str = attrs.field(default="latest", validator=_filled)
+    init_from: str | None = attrs.field(default=None, validator=_filled)
+    keep: int = attrs.field(default=2, validator=ge(1))
+    mode: str = _one_of("async", "sync")
+    export: bool = True
+
+
+@attrs.define
+class Launch:
+    mode: str = _one_of("auto", "local", "external")
+    nproc_per_node: int | Literal["auto"] = "auto"
+    nnodes: int = attrs.field(default=1, validator=ge(1))
+    rdzv_endpoint: str | None = None
+    run_id: str | int | None = attrs.field(default=None, validator=_a_name)
+    max_restarts: int = attrs.field(default=3, validator=ge(0))
+    grace_seconds: float = attrs.field(default=30.0, validator=[gt(0), le(YEAR)])
+    timeout_seconds: float = attrs.field(default=600.0, validator=[gt(0), le(YEAR)])
+    device: str = _one_of("auto", "cpu", "cuda")
+
+
+@attrs.define
+class Metrics:
+    log_every: int = attrs.field(default=10, validator=ge(1))
+    tensorboard: bool = True
+    wandb: bool = False
+
+
+@attrs.define
+class Profile:
+    enabled: bool = False
+    start: int = attrs.field(default=10, validator=ge(1))
+    steps: int = attrs.field(default=3, validator=ge(1))
+    ranks: list[int] = attrs.field(factory=lambda: [0], validator=[deep_iterable(ge(0)), _different])
+    memory: bool = False
+
+
+@attrs.define
+class Config:
+    """One run. `model`, `data` and `optimizer` are nodes with a `_target_`; `strategy` maps names to options.
+
+    `cluster` is empty, or a `plait.plan.cluster.Cluster`.
+    """
+
+    run: Named = attrs.field(factory=Named)
+    strategy: dict[str, Any] = attrs.field(factory=dict)
+    model: dict[str, Any] = attrs.field(factory=dict)
+    data: dict[str, Any] = attrs.field(factory=dict)
+    optimizer: dict[str, Any] = attrs.field(factory=dict)
+    train: Train = attrs.field(factory=Train)
+    precision: Precision = attrs.field(factory=Precision)
+    remat: Remat = attrs.field(factory=Remat)
+    compile: Compile = attrs.field(factory=Compile)
+    schedule: Schedule = attrs.field(factory=Schedule)
+    validation: Validation = attrs.field(factory=Validation)
+    checkpoint: Checkpoint = attrs.field(factory=Checkpoint)
+    launch: Launch = attrs.field(factory=Launch)
+    metrics: Metrics = attrs.field(factory=Metrics)
+    profile: Profile = attrs.field(factory=Profile)
+    cluster: dict[str, Any] = attrs.field(factory=dict)
+
+
+def accumulation(config: Config, shares: int) -> int:
+    """How many local batches make a rank's part of a global one. Raises PlaitError where they do not fit."""
+    local, total = config.train.local_batch_size, config.train.global_batch_size
+    if total is None:
+        return 1
+    if total % (local * shares):
+        fits = [n * local * shares for n in (total // (local * shares), total // (local * shares) + 1) if n]
+        raise PlaitError(
+            f"train.global_batch_size={total} does not divide into batches of train.local_batch_size={local} "
+            f"on {shares} data ranks; {' or '.join(map(str, fits))} would"
+        )
+    return total // (local * shares)

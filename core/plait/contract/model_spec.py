@@ -1,0 +1,92 @@
+"""What a model says of itself, so that strategies need not know it by name."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import attrs
+
+from plait.contract.errors import PlaitError
+
+
+def _names(patterns: Iterable[str]) -> tuple[str, ...]:
+    return tuple(patterns)
+
+
+@attrs.frozen
+class ModelSpec:
+    """All that a strategy may know of a model.
+
+    Patterns are FQNs in which `*` stands for one name (`layers.*.attention.wq.weight`); of several that match, the
+    first counts.
+
+    axes:      FQN pattern of a parameter -> the logical axis (or None) of each of its dims, as torch lays it out: a
+               `Linear(dim, ffn)` weight is `("ffn", "embed")`, its bias `("ffn",)`; `experts` stands first.
+    blocks:    patterns of the repeated unit: what is sharded, compiled and recomputed as one, and cut into stages.
+    sizes:     logical axis -> how many units it has where that is not the number of rows (`{"heads": 32}`).
+    branches:  patterns of the modules that read the residual stream and return their summand.
+    attention: pattern of attention's inner function, a module `forward(q, k, v, positions)`.
+    init:      FQN pattern of a parameter or buffer -> `fn(tensor, generator)` that fills it in place. Parameters
+               are filled in fp32, row of dim 0 by row of dim 0 (1-D ones whole); the function sees one row.
+               Buffers are filled whole, in their own dtype.
+    flops:     `fn(seq_len)` -> floating point operations a token, forward and backward; None leaves `mfu` empty.
+    routers:   patterns of the modules that send tokens to experts and hold the state of their balance.
+    """
+
+    axes: Mapping[str, tuple[str | None, ...]]
+    blocks: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    sizes: Mapping[str, int] = attrs.field(factory=dict)
+    branches: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    attention: str | None = None
+    init: Mapping[str, Callable[[Any, Any], Any]] = attrs.field(factory=dict)
+    flops: Callable[[int], int] | None = None
+    routers: tuple[str, ...] = attrs.field(default=(), converter=_names)
+
+    def axes_of(self, fqn: str) -> tuple[str | None, ...]:
+        """The logical axes of parameter `fqn`. Raises PlaitError where no pattern names it."""
+        return lookup(self.axes, fqn, "axes")
+
+    def init_of(self, fqn: str) -> Callable[[Any, Any], Any]:
+        """The function that fills parameter or buffer `fqn`. Raises PlaitError where no pattern names it."""
+        return lookup(self.init, fqn, "init")
+
+    def blocks_of(self, model: Any) -> dict[str, Any]:
+        """FQN -> module of every block of `model`, in order."""
+        return named(model, self.blocks)
+
+    def branches_of(self, model: Any) -> dict[str, Any]:
+        """FQN -> module of every branch of `model`, in order."""
+        return named(model, self.branches)
+
+    def branch_of(self, fqn: str) -> str | None:
+        """The branch that module `fqn` is, or lies in."""
+        names = fqn.split(".")
+        outer = (".".join(names[: i + 1]) for i in range(len(names)))
+        return next((f for f in outer if any(matches(b, f) for b in self.branches)), None)
+
+    def routers_of(self, model: Any) -> dict[str, Any]:
+        """FQN -> module of every router of `model`, in order."""
+        return named(model, self.routers)
+
+
+@lru_cache(maxsize=4096)
+def _regex(pattern: str) -> re.Pattern[str]:
+    return re.compile(r"[^.]+".join(re.escape(piece) for piece in pattern.split("*")))
+
+
+def matches(pattern: str, fqn: str) -> bool:
+    return _regex(pattern).fullmatch(fqn) is not None
+
+
+def named(model: Any, patterns: tuple[str, ...]) -> dict[str, Any]:
+    return {fqn: module for fqn, module in model.named_modules() if any(matches(p, fqn) for p in patterns)}
+
+
+def lookup(table: Mapping[str, Any], fqn: str, field: str) -> Any:
+    for pattern, value in table.items():
+        if matches(pattern, fqn):
+            return value
+    raise PlaitError(
+        f"the model's spec says nothing of {fqn!r}: no pattern in `{field}` matches it (there are {list(table)})"
+    )

@@ -1,0 +1,51 @@
+"""The run as strategies see it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from plait.contract.config import Config
+
+if TYPE_CHECKING:
+    from plait.contract.model_spec import ModelSpec
+
+
+@attrs.define
+class Run:
+    """What a strategy may ask of the run it is in; made afresh for every run.
+
+    config:         all typed nodes: `run.config.precision.param`, `run.config.train.seq_len`, ...
+    world_size:     how many ranks there are.
+    device_type:    "cpu" or "cuda".
+    spec:           what the model says of itself.
+    parameters:     how many parameters the model has.
+    strategies:     name -> instance, of all that are selected.
+    shapes:         FQN -> shape of every parameter, a tied one under its first name.
+    folder:         where the run keeps its files, and a strategy may leave one; None outside `plait train`.
+    storage_device: where parameters rest between steps; a strategy that offloads sets it to "cpu" in `parallelize`.
+    """
+
+    config: Config
+    world_size: int
+    device_type: str
+    spec: "ModelSpec"
+    parameters: int
+    strategies: dict[str, Any] = attrs.field(factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
+    folder: Path | None = None
+    storage_device: str | None = None
+
+    def use(self, name: str, **options: Any) -> None:
+        """Select the installed strategy `name` with these options. Only inside `configure`.
+
+        Raises PlaitError where no such strategy is installed, or it is selected already.
+        """
+        from plait.strategies.registry import create
+
+        if name in self.strategies:
+            from plait.contract.errors import PlaitError
+
+            raise PlaitError(f"strategy {name!r} is selected already; it cannot be configured a second time")
+        self.strategies[name] = create(name, options)

@@ -1,0 +1,76 @@
+"""config.json: written for Hugging Face's libraries, and compared with the model where there is one."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plait.contract.errors import PlaitError
+from plait.models.hugging_face.table import HuggingFace
+
+CONFIG = "config.json"
+# What may be otherwise with the same weights: the class's name, how long input may be, a module that Plait leaves out.
+FREE = ("architectures", "max_position_embeddings", "num_nextn_predict_layers")
+
+
+def config_of(table: HuggingFace, dtype: torch.dtype) -> dict[str, Any]:
+    """What config.json holds of a model with weights of `dtype`."""
+    return {**table.config, "torch_dtype": str(dtype).removeprefix("torch.")}
+
+
+def check_config(table: HuggingFace, source: Path) -> None:
+    """Raises PlaitError where the config.json in `source`, if there is one, is of another model than `table` is.
+
+    What it does not say is taken as right: the shapes of tensors tell most.
+    """
+    path = source / CONFIG
+    try:
+        theirs = json.loads(path.read_bytes())
+        if not isinstance(theirs, dict):
+            raise ValueError("it holds no object")
+        quantised, theirs = theirs.get("quantization_config"), _plain(theirs)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (ValueError, OSError, RecursionError) as error:
+        raise PlaitError(f"{path} cannot be read: {error}") from None
+    except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
+        raise PlaitError(f"{path} does not describe RoPE in a way that Plait knows: {error!r}") from None
+    if quantised:
+        raise PlaitError(f"{path} is of a quantised model, and Plait converts plain numbers only")
+    ours = _plain(table.config)
+    for key, value in ours.items():
+        if key not in FREE and key in theirs and theirs[key] != value:
+            raise PlaitError(
+                f"{path} says {key}={json.dumps(theirs[key])}, where the model has {json.dumps(value)}: "
+                "take another model=, or change its options"
+            )
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """RoPE in one way: versions of the libraries write `rope_parameters`, or `rope_theta` and `rope_scaling`."""
+    plain = dict(config)
+    rope = {**(plain.pop("rope_scaling", None) or {}), **(plain.pop("rope_parameters", None) or {})}
+    rope = {key: value for key, value in rope.items() if value is not None}
+    plain["rope_theta"] = rope.pop("rope_theta", plain.get("rope_theta"))
+    kind = rope.pop("rope_type", rope.pop("type", "default"))
+    rope.pop("type", None)
+    if kind == "yarn":
+        rope = {"beta_fast": 32, "beta_slow": 1, **rope}
+        rope["attention_factor"] = round(rope.get("attention_factor") or _attention_factor(rope), 6)
+    plain["rope_scaling"] = None if kind == "default" else {"rope_type": kind, **rope}
+    if plain["rope_theta"] is None:
+        del plain["rope_theta"]
+    return plain
+
+
+def _attention_factor(rope: Mapping[str, Any]) -> float:
+    """What the libraries multiply RoPE's sine and cosine by where YaRN's options do not say it."""
+
+    def sharper(mscale: float) -> float:
+        return 0.1 * mscale * math.log(rope["factor"]) + 1 if rope["factor"] > 1 else 1.0
+
+    both = rope.get("mscale"), rope.get("mscale_all_dim")
+    return sharper(both[0]) / sharper(both[1]) if both[0] and both[1] else sharper(1)

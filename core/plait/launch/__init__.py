@@ -1,0 +1,1 @@
+"""From a command's overrides to ranks that live: composing, checking, resuming, starting, watching."""

@@ -1,0 +1,76 @@
+"""What the launcher makes of ranks that failed: the first cause in one line, and whether to start them again."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plait.contract.errors import PlaitError
+from plait.launch import spare
+from plait.launch.ends import End, first_cause, of_exit, oom_kills, path_of, read
+from plait.records.run_folder import Outcome, RunFolder, introduction
+
+if TYPE_CHECKING:
+    from plait.contract.config import Launch
+    from plait.launch.agent import Exit
+
+TAIL = 10_000_000  # bytes of a log in which the last words of a rank are looked for
+
+
+class Fallen:
+    """The failures of one run on this machine; `cause` is the last that was told."""
+
+    def __init__(self, folder: RunFolder, launch: "Launch", scratch: Path, say: Callable[[str], None]) -> None:
+        self.folder, self.launch, self.scratch, self.say = folder, launch, scratch, say
+        self.cause: End | None = None
+        self._deaths = 0
+
+    def starting(self, ranks: Iterable[int]) -> None:
+        self._ranks, self._oom = list(ranks), oom_kills()
+        spare.clear()
+        for rank in self._ranks:
+            for folder in (self.folder.ranks, self.scratch):
+                path_of(folder, rank).unlink(missing_ok=True)
+
+    def failed(self, exits: Mapping[int, "Exit"]) -> bool:
+        """All ranks have ended after one failed. Says which and why; returns whether another start may help."""
+        self._deaths += 1
+        out_of_memory = oom_kills() > self._oom
+        ends = read(self.folder.ranks, self.scratch)
+        for rank, gone in exits.items():
+            early, words = self._words(rank, gone)
+            if rank not in ends:
+                ends[rank] = of_exit(rank, gone.code, gone.time, words, early, out_of_memory)
+        if all(end.kind in ("lost", "stopped") for end in ends.values()):
+            for rank in set(self._ranks) - ends.keys():  # a rank that is gone without a failure, and too early
+                ends[rank] = of_exit(rank, 0, min(end.time for end in ends.values()))
+        self.cause = cause = first_cause(ends.values())
+        log, most = self.folder.log_of(cause.rank), self.launch.max_restarts
+        if cause.repeats or self._deaths > most:
+            with contextlib.suppress(PlaitError):  # a full disk
+                self.folder.set_outcome(Outcome("failed", cause.sentence(log)))
+        if cause.repeats:
+            return self.launch.nnodes > 1  # then all ranks start once more, see the outcome, and end on all machines
+        then = f"restarting all ({self._deaths} of {most})"
+        if self._deaths > most:
+            then = f"no restart left (launch.max_restarts={most})"
+        self.say(f"rank {cause.rank} {cause.how}; {then}; its log: {log}")
+        return True
+
+    def _words(self, rank: int, gone: "Exit") -> tuple[str, str]:
+        """What the rank said before it had a log, if it never had one, and what it wrote to its log."""
+        log = self.folder.log_of(rank)
+        early, written = _tail(Path(gone.stderr)) if gone.stderr else "", _tail(log)
+        _, began, words = written.rpartition(introduction(gone.pid))
+        if early.strip():
+            with contextlib.suppress(OSError), log.open("a") as file:
+                file.write(early)
+        return ("", words) if began else (early, "")
+
+
+def _tail(path: Path) -> str:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+        return file.read().decode(errors="replace")
+    return ""

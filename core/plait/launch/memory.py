@@ -1,0 +1,51 @@
+"""Whether a run can fit into the memory of its machines at all: bounds that hold whatever the strategies do."""
+
+import math
+import os
+
+import torch
+
+from plait.contract.errors import PlaitError
+from plait.launch.check import Checked
+from plait.parallel.precision import dtype
+
+UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
+
+
+def check_room(checked: Checked) -> None:
+    """Raises PlaitError where one copy of the parameters, or the token ids of one step, need more than there is.
+
+    All machines are taken to be like this one. What a run needs beyond is for the user to try.
+    """
+    config = checked.config
+    have = config.launch.nnodes * _memory()
+    parameters = sum(math.prod(shape) for shape in checked.shapes.values())
+    storage = config.precision.storage
+    if (need := parameters * dtype(storage).itemsize) > have:
+        raise PlaitError(
+            f"the model has {parameters:,} parameters: one copy in precision.storage={storage} takes {_size(need)}, "
+            f"and {_here(config.launch.nnodes)} {_size(have)}; is a key of model mistaken?"
+        )
+    train, shares = config.train, checked.layout.count("batch")
+    samples = train.global_batch_size or train.local_batch_size * shares
+    if (need := samples * train.seq_len * 16) > have:  # tokens and labels, 8 bytes each
+        batch = "global_batch_size" if train.global_batch_size else "local_batch_size"
+        raise PlaitError(
+            f"train.{batch}={getattr(train, batch)} with train.seq_len={train.seq_len}: the token ids of one step take "
+            f"{_size(need)}, and {_here(config.launch.nnodes)} {_size(have)}"
+        )
+
+
+def _memory() -> int:
+    """Bytes of this machine, of its GPUs too."""
+    gpus = sum(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
+    return gpus + os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _here(nnodes: int) -> str:
+    return "this machine has" if nnodes == 1 else f"{nnodes} machines like this one have"
+
+
+def _size(count: int) -> str:
+    power = min(int(math.log(max(count, 1), 1000)), len(UNITS) - 1)
+    return f"{count / 1000**power:.3g} {UNITS[power]}"

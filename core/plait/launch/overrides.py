@@ -1,0 +1,87 @@
+"""Arguments of `plait train` that no composition can mend, refused before Hydra reads or writes anything."""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import PurePath
+from typing import Any, NoReturn
+
+from plait.contract.errors import PlaitError
+
+LISTS = "strategy"  # the group of which a run takes several options
+SINGLE = ("model", "data", "optimizer", "cluster")
+GROUPS = (LISTS, *SINGLE, "recipe", "hardware")
+FOLDERS = {"hydra.run.dir": (".",), "hydra.output_subdir": (None,), "hydra.job.chdir": (False, None)}
+
+
+def check_arguments(argv: list[str]) -> None:
+    """Raises PlaitError for an unknown flag, and for overrides that Hydra takes although a run cannot mean them."""
+    from hydra._internal.utils import get_args_parser
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign, assignment] # it would print the usage, and exit
+    given = parser.parse_args(argv)
+    for override in OverridesParser.create().parse_overrides(given.overrides):
+        key, group = override.key_or_group, override.key_or_group.partition("@")[0]
+        if not key:
+            raise PlaitError(f"{override.input_line!r} is no override: write key=value")
+        if override.is_delete() and key.count(".") == 1 and group.startswith(f"{LISTS}."):
+            name = key.partition(".")[2]
+            raise PlaitError(f"{override.input_line}: leave {name} out of {LISTS}=[...] to do without it")
+        if override.is_delete():
+            continue
+        for value in _values(override):
+            if group in GROUPS:
+                _check_group(group, value)
+            elif key in FOLDERS and value not in FOLDERS[key]:
+                raise PlaitError(
+                    f"{key}={value}: Plait makes the run's folder itself, runs/<run.name>; set run.name, or start the "
+                    "command in another folder"
+                )
+            elif key in ("hydra.sweep.dir", "hydra.sweep.subdir"):
+                check_sweep(str(value), key)
+
+
+def check_sweep(path: str, key: str) -> None:
+    """Raises PlaitError if a sweep's folder, or a job's in it, would lead to where nobody expects it."""
+    if ".." in PurePath(path).parts or not path.isprintable():
+        raise PlaitError(f"{key}={path!r} must not lead out of its folder by '..', nor hold what cannot be printed")
+    if key.endswith("subdir") and PurePath(path).is_absolute():
+        raise PlaitError(f"{key}={path} must be a folder inside hydra.sweep.dir")
+
+
+def _check_group(group: str, value: Any) -> None:
+    if isinstance(value, dict):
+        return  # options of the node, which Hydra merges
+    several = isinstance(value, list | tuple)
+    names = list(value) if several else [value]
+    if several and group in SINGLE:
+        raise PlaitError(f"{group}={_written(value)} names {len(names)}; a run has one")
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        example = f"{group}=[NAME], or {group}=[] for none" if group == LISTS else f"{group}=NAME"
+        raise PlaitError(f"{group}={_written(value)} must name options, and {_written(wrong[0])} is no name: {example}")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise PlaitError(f"{group}={_written(value)} names {twice[0]!r} twice")
+
+
+def _written(value: Any) -> str:
+    from plait.contract.exact import shown
+
+    return f"[{','.join(map(_written, value))}]" if isinstance(value, list) else str(value) if value else shown(value)
+
+
+def _values(override: Any) -> Iterable[Any]:
+    """The value, or in a sweep each that is tried."""
+    value = override.value()
+    if not override.is_sweep_override():
+        return [value]
+    return [_plain(each) for each in getattr(value, "list", ())]  # ranges and patterns are no names
+
+
+def _plain(value: Any) -> Any:
+    """Without the parser's own kind of text, for what is in quotes."""
+    return [_plain(each) for each in value] if isinstance(value, list) else getattr(value, "text", value)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise PlaitError(f"{message}; `plait train --help` explains the arguments")

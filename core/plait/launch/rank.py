@@ -1,0 +1,219 @@
+"""The life of one rank: `python -m plait.launch.rank RUN_FOLDER`, or `live` in a process that is one already."""
+
+import contextlib
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from plait.contract.errors import PlaitError, one_line
+from plait.launch import ends
+from plait.launch.ends import End
+from plait.records.run_folder import Outcome, RunFolder, introduction
+from plait.system.disk import in_words, shown
+from plait.system.signals import Stops, handle
+from plait.system.streams import console_may_fail, forgiving
+
+log = logging.getLogger("plait")
+
+
+def main() -> None:
+    """Entry under elastic: RUN_FOLDER [CONFIG]. A failure that would only repeat is the run's outcome: no retry."""
+    handle(signal.SIG_DFL)  # until training begins there is nothing to save: a signal ends this process at once
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)  # models of the user's own folder; last, so that they hide nothing
+    folder = RunFolder(Path(sys.argv[1]))
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if restarted and (outcome := folder.outcome()) and outcome.kind == "failed":
+        return
+    from plait.launch.watchdog import die_with_parent
+
+    die_with_parent(int(os.environ["PLAIT_LAUNCHER"]))
+    outcome = _under_elastic(folder, *map(Path, sys.argv[2:]))
+    if outcome is not None and outcome.kind == "failed":
+        os._exit(1)  # at once, so that the agent ends the others, who may wait for this rank
+
+
+def _under_elastic(folder: RunFolder, node: Path | None = None) -> Outcome | None:
+    """`node`: a file with the config, where ranks of several machines must prepare the run themselves."""
+    if node is None:
+        return live(folder)
+    from plait.launch.prepare import prepare_together
+
+    try:
+        folder, ended = prepare_together(json.loads(node.read_text()), folder, print)
+    except PlaitError as error:
+        node.with_name("problem").write_text(one_line(error))  # for the launcher of this machine
+        return None
+    if ended is None:
+        return live(folder)
+    if os.environ["RANK"] == "0":
+        folder.set_outcome(ended)
+    return None
+
+
+def live(folder: RunFolder, tell: Callable[[End], None] = lambda end: None) -> Outcome:
+    """Train as one rank of the run in `folder`, whose config.yaml says all. Returns how it ended.
+
+    An error becomes the outcome "failed", and the run's outcome if a restart cannot mend it. It never raises one. tell:
+    gets what this rank's end was, if it failed; also on another thread, before the watchdog ends the process.
+    """
+    rank = int(os.environ["RANK"])
+
+    def ended(end: End) -> None:
+        ends.write(end, folder.ranks, *(Path(each) for each in [os.environ.get("PLAIT_SCRATCH")] if each))
+        tell(end)
+
+    with _rank_log(folder, rank) as file, console_may_fail(lambda error: None):  # the launcher tells
+        threading.excepthook = _to_log  # whoever waits for the thread tells the user
+        try:
+            return _train(folder, rank, file, ended)
+        except BaseException as error:
+            log.error("".join(traceback.format_exception(error)))
+            end = ends.of_error(error, rank, time.time())
+            outcome = Outcome("failed", end.reason, rank=rank)
+            if end.repeats:
+                with contextlib.suppress(PlaitError):  # a full disk
+                    folder.set_outcome(outcome)
+            ended(end)
+            return outcome
+
+
+def _train(folder: RunFolder, rank: int, file: IO[str], ended: Callable[[End], None]) -> Outcome:
+    from plait.contract.config import Config
+    from plait.contract.schema import typed
+    from plait.launch.watchdog import Watchdog, progress_of_groups
+    from plait.parallel.process_group import device_of, end_group, start_group
+    from plait.records.console import Console
+    from plait.records.metrics import Metrics
+    from plait.records.profiler import Profiler, axes_by_group
+    from plait.train.trainer import Trainer
+
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of what is slow, not wrong
+    node = folder.read_config()
+    config = typed(Config, node, "")
+    seconds = config.launch.timeout_seconds
+    show: list[Callable[[str], None]] = [print] if rank == 0 else []  # the display takes its place
+
+    def say(text: str) -> None:
+        log.info(text)
+        for line in show:
+            line(text)
+
+    def hung(sentence: str) -> None:
+        reason = sentence.removeprefix(f"rank {rank} ")
+        ended(End(rank, "hung", reason, time.time(), groups=progress_of_groups()))
+
+    with contextlib.ExitStack() as stack:
+        watchdog = stack.enter_context(Watchdog(seconds, file, hung))
+        watchdog.kick("the ranks to meet")
+        start_group(device_of(config.launch.device), seconds + 60)  # after the watchdog has written its stacks
+        trainer = Trainer(config, node, folder, say, watchdog.kick)
+        start = trainer.restore()
+        stack.enter_context(trainer.checkpoints.breaking_off())
+        report: Callable[[dict[str, Any]], None] = lambda row: None  # noqa: E731
+        last: dict[str, Any] = {}
+        if rank == 0:
+            metrics = stack.enter_context(
+                Metrics(folder.path, config.metrics, start, str(config.run.name or folder.path.name), node)
+            )
+            console = stack.enter_context(Console(config.train.steps, start, config.metrics.log_every))
+            show[:] = [console.line]
+
+            def report(row: dict[str, Any]) -> None:
+                metrics.log(row)
+                console.step(row)
+                last.update(row)
+
+        blocks, axes = trainer.run.spec.blocks_of(trainer.model), axes_by_group(trainer.mesh)
+        profiler = stack.enter_context(
+            Profiler(config.profile, folder.path, rank, blocks, trainer.device.type, axes, start, say)
+        )
+
+        stops = Stops(lambda number: trainer.ask_to_stop())
+        _stop_by(stops, file)
+        kind = trainer.fit(report, profiler.step)
+        exported = kind == "finished" and config.checkpoint.enabled and config.checkpoint.export
+        if exported:
+            watchdog.kick("the export of the weights")
+            trainer.checkpoints.export()
+        reason = f"trained to step {trainer.step}"
+        if "loss" in last:
+            reason += f": loss {last['loss']:.4f}" + (
+                f", validation {last['val_loss']:.4f}" if "val_loss" in last else ""
+            )
+        if exported:
+            reason += f"; weights in {folder.path / 'export'}"
+        if kind == "stopped":
+            reason = f"stopped by a signal after step {trainer.step}"
+        asked = {"signal": stops.number} if kind == "stopped" and stops.number else {}
+        outcome = Outcome(kind, reason, step=trainer.step, **asked)
+        if rank == 0:
+            folder.set_outcome(outcome)
+        end_group()
+    return outcome
+
+
+def _stop_by(stops: Stops, file: IO[str]) -> None:
+    """From now on signals ask the trainer to stop; SIGQUIT also writes the stacks of all threads, whatever they do."""
+    quits = getattr(signal, "SIGQUIT", None)
+    if quits is not None:
+        faulthandler.unregister(quits)
+    if quits in handle(stops):
+        faulthandler.register(quits, file, all_threads=True, chain=True)
+
+
+@contextlib.contextmanager
+def _rank_log(folder: RunFolder, rank: int) -> Iterator[IO[str]]:
+    """All that this rank writes goes to its log; rank 0 keeps stdout for its display, and logs beside it.
+
+    A log that cannot be written keeps no rank from training; rank 0 tells of its own.
+    """
+    path = folder.log_of(rank)
+
+    def told(error: OSError) -> None:
+        if rank == 0:
+            print(f"{shown(path)} cannot be written: {in_words(error, path)}; training goes on", flush=True)
+
+    try:
+        folder.ranks.mkdir(parents=True, exist_ok=True)
+        file = forgiving(str(path), told)
+    except OSError as error:
+        told(error)
+        file = forgiving(os.devnull, told)
+    file.write(introduction(os.getpid()))
+    faulthandler.enable(file)
+    if hasattr(signal, "SIGQUIT") and signal.getsignal(signal.SIGQUIT) is not signal.SIG_IGN:
+        faulthandler.register(signal.SIGQUIT, file, all_threads=True)
+    handler = logging.StreamHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    redirected = {number: os.dup(number) for number in ((2,) if rank == 0 else (1, 2))}
+    for number in redirected:
+        os.dup2(file.fileno(), number)
+    try:
+        yield file
+    finally:
+        log.removeHandler(handler)
+        for number, before in redirected.items():
+            os.dup2(before, number)
+            os.close(before)
+
+
+def _to_log(end: threading.ExceptHookArgs) -> None:
+    log.error(f"in thread {end.thread.name if end.thread else '?'}:")
+    log.error("".join(traceback.format_exception(end.exc_type, end.exc_value, end.exc_traceback)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""How torch elastic's agent meets others where there are none: without the store that others could reach."""
+
+import socket
+
+from torch.distributed import HashStore
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
+from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
+
+ALONE = "plait-alone"  # the name of the backend
+
+
+class Alone(RendezvousHandler):
+    """The rendezvous of the only machine of a run. What the agent stores stays in the memory of its process."""
+
+    use_agent_store = False  # ranks have a store of their own: `plait.system.sockets.local_store`
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id, self._closed = run_id, False
+
+    def get_backend(self) -> str:
+        return ALONE
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """A new store for each start of the ranks, as the keys of one would confuse the next."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]  # for MASTER_PORT; nothing of Plait's listens on it
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", port))
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def set_closed(self) -> None:
+        self._closed = True
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        self._closed = True
+        return True
+
+
+def _alone(parameters: RendezvousParameters) -> Alone:
+    return Alone(parameters.run_id)
+
+
+registry.register(ALONE, _alone)

@@ -1,0 +1,154 @@
+"""What a start of a run finds: the checkpoint to go on from, and whether it fits."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from plait.checkpoint.store import Manifest, NoneSound, Store
+from plait.checkpoint.sums import check_sums
+from plait.contract.config import Checkpoint
+from plait.contract.errors import PlaitError
+from plait.launch.resumed_data import check_data, keep_batch
+from plait.records import metrics
+from plait.records.run_folder import versions_of
+from plait.system.disk import reading
+
+if TYPE_CHECKING:
+    from plait.launch.check import Checked
+    from plait.records.run_folder import RunFolder
+
+Say = Callable[[str], None]
+BATCH = "train.global_batch_size"
+
+
+@attrs.frozen
+class Found:
+    """What a start of the run found: the step to go on from (0: from the beginning), and whether that is the end."""
+
+    step: int
+    finished: bool
+
+
+def look(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
+    """Before a rank starts: which checkpoint this run goes on from, if any; says so in one line.
+
+    Only for who holds the run's lock. If `train.global_batch_size` is null the checkpoint's is kept, so that a run
+    resumed on other ranks takes the same steps. Raises PlaitError if the run would start over beside what it has, or
+    the checkpoint asked for is damaged, is of another model, or its data cannot go on in this run.
+    """
+    conf = checked.config.checkpoint
+    store = Store(folder.checkpoints(conf.dir))
+    _keep_what_there_is(checked, store, folder)
+    if conf.enabled:
+        store.clean()
+    path = choose(conf, store, say) if conf.enabled else None
+    if path is None:
+        if conf.init_from:
+            from plait.checkpoint.weights import check_weights
+
+            with reading(conf.init_from, "checkpoint.init_from"):
+                check_weights(conf.init_from, checked.shapes, checked.ties)
+        say(f"checkpoint: none to resume; starting at step 0{f' from {conf.init_from}' if conf.init_from else ''}")
+        if metrics.last_step(folder.path / metrics.FILE):
+            say(f"metrics: those of an earlier start move to {metrics.OLD}")
+        return Found(0, False)
+    manifest = Store.read(path)
+    Store.check_model(manifest, checked.shapes)
+    own = path.parent == store.folder
+    if own:
+        metrics.check_seal(folder.path / metrics.FILE, manifest.data.get("metrics"), manifest.step)
+    done = manifest.step >= checked.config.train.steps and (not conf.export or _exported(folder.path / "export", say))
+    if not done:
+        say(f"checkpoint: resuming after step {manifest.step} from {path}")
+        if conf.load not in ("latest", "never") and own:
+            say(f"checkpoint.load={conf.load} is not used, since the run has checkpoints of its own")
+        check_data(manifest, checked)
+        keep_batch(manifest, checked, say)
+        if changed := differences(manifest, checked.node):
+            say(f"checkpoint: these differ from the checkpoint's config: {'; '.join(changed)}")
+        if changed := _changed(manifest.versions, versions_of(checked.distributions)):
+            say(f"checkpoint: these versions differ from the checkpoint's: {'; '.join(changed)}")
+        rows = len(metrics.upto(folder.path / metrics.FILE, manifest.step))
+        if own and rows < manifest.step:
+            say(f"metrics: {metrics.FILE} has only {rows} rows of the {manifest.step} steps before")
+    return Found(manifest.step, done)
+
+
+def _exported(export: Path, say: Say) -> bool:
+    """Whether the final weights are there and as they were written; those that are not will be written again."""
+    if not any(export.glob("model*.safetensors*")):
+        return False
+    try:
+        check_sums(export)
+    except PlaitError as error:
+        say(f"export: {error}; the run writes its weights again")
+        return False
+    return True
+
+
+def _keep_what_there_is(checked: "Checked", store: Store, folder: "RunFolder") -> None:
+    """Raises PlaitError if the config asks to start over beside checkpoints, or in place of a longer run."""
+    conf, steps = checked.config.checkpoint, checked.config.train.steps
+    if conf.enabled and conf.load != "never":
+        return
+    begin = "checkpoint.load=never" if conf.enabled else "checkpoint.enabled=false"
+    if old := store.found():
+        raise PlaitError(
+            f"{begin} would start over beside {len(old)} checkpoint(s), the last {old[-1]}: "
+            "set another run.name, or remove them"
+        )
+    if not conf.enabled and (last := metrics.last_step(folder.path / metrics.FILE)) > steps:
+        raise PlaitError(
+            f"{begin} would start over, and the metrics in {folder.path} reach step {last}, past train.steps={steps}: "
+            f"set another run.name, or move {metrics.FILE} away"
+        )
+
+
+def choose(conf: Checkpoint, store: Store, say: Say) -> Path | None:
+    """The run's own newest sound checkpoint, else the one that `checkpoint.load` names, else None.
+
+    Its own come first, so that the same command, given again, goes on. Raises PlaitError if its own are all damaged
+    and `checkpoint.load` names none, or one that is not sound.
+    """
+    named = conf.load not in ("latest", "never")
+    try:
+        if own := store.latest(say):
+            return own
+    except NoneSound as error:
+        if not named:
+            raise PlaitError(
+                f"{error}; move or remove what is there to start over, set another run.name, or name a sound one by "
+                "checkpoint.load=PATH"
+            ) from None
+        say(str(error))
+    if not named:
+        return None
+    with reading(conf.load, "checkpoint.load"):
+        problem = Store.verify(conf.load)
+    if problem:
+        raise PlaitError(f"checkpoint.load={conf.load} cannot be loaded: {problem}")
+    return Path(conf.load)
+
+
+def differences(manifest: Manifest, now: Mapping[str, Any]) -> list[str]:
+    """`key: saved -> now` of every value that differs, by dotted key; none if the checkpoint has no config."""
+    before, after = _flat(manifest.config), _flat(now)
+    if not manifest.config:
+        return []
+    if before.get(BATCH) is None:
+        before[BATCH] = manifest.data.get("global_batch_size")  # what null came to
+    return _changed({**dict.fromkeys(after), **before}, {**dict.fromkeys(before), **after})
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    return [f"{key}: {old} -> {after[key]}" for key, old in before.items() if key in after and old != after[key]]
+
+
+def _flat(node: Any, key: str = "") -> dict[str, Any]:
+    if not isinstance(node, Mapping):
+        return {key: list(node) if isinstance(node, tuple) else node}
+    return {
+        k: v for name, value in node.items() for k, v in _flat(value, f"{key}.{name}" if key else str(name)).items()
+    }

@@ -1,0 +1,45 @@
+"""What is true of a run that a signal has ended: which step it reached, and which one is saved."""
+
+import contextlib
+
+from plait.checkpoint.store import Store
+from plait.contract.config import Config
+from plait.contract.errors import PlaitError
+from plait.records.run_folder import Outcome, RunFolder
+from plait.system.signals import name
+
+
+def stopped(
+    config: Config, folder: RunFolder, number: int | None, overdue: bool = False, impatient: bool = False
+) -> Outcome:
+    """The outcome of a run that signal `number` has ended, by what its ranks and checkpoints say; it is written down.
+
+    overdue: ranks were killed, as they did not end in the grace time. impatient: they were killed as the user asked.
+    """
+    own = folder.outcome()
+    if own is not None and own.kind != "stopped":
+        return own  # it ended before the signal could change anything
+    reason, step = f"stopped by {name(number) if number else 'a signal'}", own.step if own is not None else None
+    complete = []
+    with contextlib.suppress(PlaitError):  # a folder that cannot be read
+        complete = Store(folder.checkpoints(config.checkpoint.dir)).complete()
+    last = f"the last complete checkpoint is {complete[-1].name}" if complete else "no checkpoint was saved yet"
+    if step is not None:
+        reason += f" after step {step}"
+    elif impatient:
+        reason += " twice: its ranks were killed at once"
+    elif overdue:
+        reason += (
+            f": its ranks did not finish a step and save it within launch.grace_seconds="
+            f"{config.launch.grace_seconds:g}, and were killed"
+        )
+    if not config.checkpoint.enabled:
+        reason += "; nothing was saved (checkpoint.enabled=false)"
+    elif step is not None and any(path.name == f"step-{step}" for path in complete):
+        reason += f"; saved step {step}"
+    else:
+        reason += f"; {last}"
+    outcome = Outcome("stopped", reason, step=step, **({"signal": number} if number else {}))
+    with contextlib.suppress(PlaitError):  # a full disk
+        folder.set_outcome(outcome)
+    return outcome

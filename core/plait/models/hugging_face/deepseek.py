@@ -1,0 +1,90 @@
+"""DeepSeek's table: V3's form where the router's scores are sigmoids, V2's where they are a softmax."""
+
+from typing import Any
+
+from plait.contract.errors import PlaitError
+from plait.models.hugging_face import common
+from plait.models.hugging_face.table import HuggingFace, Neighbours, Rule
+
+OURS, THEIRS = f"{common.OURS}.attention", f"{common.THEIRS}.self_attn"
+FFN, MLP = f"{common.OURS}.feed_forward", f"{common.THEIRS}.mlp"
+
+
+def table(model: Any) -> HuggingFace:
+    """The table of a `DeepSeekV3`. Raises PlaitError for options that neither form has."""
+    attention, rope = model.layers["0"].attention, model.layers["0"].attention.rope
+    mixtures = [block.feed_forward for block in model.layers.values() if hasattr(block.feed_forward, "router")]
+    if not mixtures:
+        raise PlaitError("Hugging Face's form of DeepSeek has experts in a block, and model.n_dense_layers leaves none")
+    router = mixtures[0].router
+    v3 = router.score == "sigmoid"
+    _fits(model, router, v3)
+    turned = Neighbours(unit=attention.nope + attention.turned, turned=attention.turned)
+    rules = [
+        *common.AROUND,
+        Rule(f"{OURS}.wq.weight", f"{THEIRS}.q_proj.weight", turned),
+        Rule(f"{OURS}.wq_a.weight", f"{THEIRS}.q_a_proj.weight"),
+        Rule(f"{OURS}.q_norm.weight", f"{THEIRS}.q_a_layernorm.weight"),
+        Rule(f"{OURS}.wq_b.weight", f"{THEIRS}.q_b_proj.weight", turned),
+        Rule(f"{OURS}.wkv_a.weight", f"{THEIRS}.kv_a_proj_with_mqa.weight", Neighbours(None, attention.turned)),
+        Rule(f"{OURS}.kv_norm.weight", f"{THEIRS}.kv_a_layernorm.weight"),
+        Rule(f"{OURS}.wkv_b.weight", f"{THEIRS}.kv_b_proj.weight"),
+        Rule(f"{OURS}.wo.weight", f"{THEIRS}.o_proj.weight"),
+        *common.DENSE,
+        *(Rule(f"{FFN}.shared.{w}.weight", f"{MLP}.shared_experts.{x}.weight") for w, x in common.LINEARS.items()),
+        *common.EXPERTS,
+    ]
+    if v3:
+        rules.append(Rule(f"{FFN}.router.bias", f"{MLP}.gate.e_score_correction_bias"))
+    rules += common.UNBIASED
+    kind, architecture = ("deepseek_v3", "DeepseekV3ForCausalLM") if v3 else ("deepseek_v2", "DeepseekV2ForCausalLM")
+    greedy = "greedy" if router.n_groups == 1 else "group_limited_greedy"
+    config = {
+        **common.config_of_decoder(model, kind, architecture),
+        "num_key_value_heads": model.n_heads,
+        "q_lora_rank": attention.wq_a.out_features if attention.low_rank_queries else None,
+        "kv_lora_rank": attention.kv_rank,
+        "qk_nope_head_dim": attention.nope,
+        "qk_rope_head_dim": attention.turned,
+        "v_head_dim": attention.value,
+        "rope_theta": rope.theta,
+        "rope_scaling": None,
+        "rope_interleave": True,
+        "first_k_dense_replace": model.n_dense_layers,
+        "moe_layer_freq": 1,
+        "moe_intermediate_size": mixtures[0].experts.w1.shape[1],
+        "n_routed_experts": len(router.weight),
+        "n_shared_experts": model.n_shared_experts,
+        "num_experts_per_tok": router.top_k,
+        "n_group": router.n_groups,
+        "topk_group": router.top_groups,
+        "topk_method": "noaux_tc" if v3 else greedy,
+        "scoring_func": router.score,
+        "norm_topk_prob": router.norm_weights,
+        "routed_scaling_factor": router.scale,
+        "num_nextn_predict_layers": 0,
+    }
+    if model.n_dense_layers:
+        config["intermediate_size"] = model.layers["0"].feed_forward.w1.out_features
+    if rope.scaling is not None:
+        sharper = {"mscale": rope.scaling.mscale, "mscale_all_dim": rope.scaling.mscale_all_dim}
+        config["rope_scaling"] = {**common.yarn(rope.scaling), **sharper}
+    second_token = f"model.layers.{model.n_layers}."  # the module that predicts it
+    return HuggingFace(rules, config, (*common.SKIPPED, second_token))
+
+
+def _fits(model: Any, router: Any, v3: bool) -> None:
+    kind, group_top = ("sigmoid", 2) if v3 else ("softmax", 1)
+    if router.n_groups > 1 and router.group_top != group_top:
+        raise PlaitError(
+            f"model.group_top is {router.group_top}, but Hugging Face's form of DeepSeek with model.score={kind} "
+            f"scores a group by its best {group_top}"
+        )
+    if not v3 and router.norm_weights:
+        raise PlaitError(
+            "model.norm_weights is true; with softmax Hugging Face's form of DeepSeek leaves them as they are"
+        )
+    if not model.n_shared_experts:
+        raise PlaitError("model.n_shared_experts is 0, but Hugging Face's form of DeepSeek has at least one")
+    if model.norm.eps != 1e-6:
+        raise PlaitError(f"model.norm_eps is {model.norm.eps}, but Hugging Face's form of DeepSeek fixes it to 1e-6")

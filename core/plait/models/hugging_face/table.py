@@ -1,0 +1,123 @@
+"""What a model says of its form in Hugging Face's libraries: names and layouts of its tensors, and its config.json."""
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Protocol
+
+import attrs
+import torch
+from torch import Tensor
+
+from plait.contract.model_spec import matches
+
+
+class Layout(Protocol):
+    """How a tensor lies on the other side; both functions return a tensor of the same shape."""
+
+    def to_ours(self, theirs: Tensor) -> Tensor: ...
+
+    def to_theirs(self, ours: Tensor) -> Tensor: ...
+
+
+@attrs.frozen
+class Same:
+    """It lies there as it does here."""
+
+    def to_ours(self, theirs: Tensor) -> Tensor:
+        return theirs
+
+    def to_theirs(self, ours: Tensor) -> Tensor:
+        return ours
+
+
+@attrs.frozen
+class Neighbours:
+    """RoPE's pairs are neighbouring rows there, and here a row of the first half and its like in the second.
+
+    unit:   rows of one head; None: all of them are one.
+    turned: how many of them, the last ones, RoPE turns.
+    """
+
+    unit: int | None
+    turned: int
+
+    def to_ours(self, theirs: Tensor) -> Tensor:
+        return self._apart(theirs, (-1, 2))
+
+    def to_theirs(self, ours: Tensor) -> Tensor:
+        return self._apart(ours, (2, -1))
+
+    def _apart(self, rows: Tensor, pairs: tuple[int, int]) -> Tensor:
+        heads = rows.unflatten(0, (-1, self.unit or len(rows)))
+        kept, turned = heads.split([heads.shape[1] - self.turned, self.turned], dim=1)
+        turned = turned.unflatten(1, pairs).transpose(1, 2).flatten(1, 2)
+        return torch.cat([kept, turned], dim=1).flatten(0, 1)
+
+
+@attrs.frozen
+class Rule:
+    """One kind of tensor on both sides.
+
+    ours:   pattern of the FQN, in which `*` stands for one name.
+    theirs: their name, with as many `*` of the same meaning; one more, the last, numbers the slices that ours stacks
+            along dim 0. None: they have no such tensor; it starts at zero here.
+    layout: how it lies there.
+    needed: of a tensor that they have not: whether anything but zeros would be missed there.
+    """
+
+    ours: str
+    theirs: str | None
+    layout: Layout = Same()
+    needed: bool = False
+
+    def names(self, fqn: str, shape: tuple[int, ...]) -> tuple[str, ...] | None:
+        """Their names of what `fqn` is made of, in order; None where this rule is about another tensor."""
+        found = _regex(self.ours).fullmatch(fqn)
+        if found is None:
+            return None
+        if self.theirs is None:
+            return ()
+        pieces = self.theirs.split("*")
+        stars = list(found.groups())
+        if self.stacks:
+            return tuple(_fill(pieces, [*stars, str(i)]) for i in range(shape[0]))
+        return (_fill(pieces, stars),)
+
+    @property
+    def stacks(self) -> bool:
+        return self.theirs is not None and self.theirs.count("*") > self.ours.count("*")
+
+
+def _rules(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    return tuple(rules)
+
+
+def _patterns(patterns: Iterable[str]) -> tuple[str, ...]:
+    return tuple(patterns)
+
+
+@attrs.frozen
+class HuggingFace:
+    """A model's form there, which its method `hugging_face()` returns.
+
+    rules:   of the several that match a tensor's FQN, the first counts; every tensor needs one.
+    config:  what config.json holds, as the model's options make it.
+    skipped: patterns of tensors of theirs that are left out; one that ends in "." stands for all that begins so.
+    """
+
+    rules: tuple[Rule, ...] = attrs.field(converter=_rules)
+    config: Mapping[str, Any] = attrs.field(factory=dict)
+    skipped: tuple[str, ...] = attrs.field(default=(), converter=_patterns)
+
+    def skips(self, name: str) -> bool:
+        return any(name.startswith(p) if p.endswith(".") else matches(p, name) for p in self.skipped)
+
+
+@lru_cache(maxsize=4096)
+def _regex(pattern: str) -> re.Pattern[str]:
+    return re.compile(r"([^.]+)".join(re.escape(piece) for piece in pattern.split("*")))
+
+
+def _fill(pieces: list[str], stars: Iterable[str]) -> str:
+    return "".join(piece + star for piece, star in zip(pieces, [*stars, ""], strict=True))

@@ -1,0 +1,1 @@
+"""From a model on meta to one that runs in parallel. Imports `strategies` and what is below."""

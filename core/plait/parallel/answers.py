@@ -1,0 +1,61 @@
+"""What the hooks owe. An answer of another kind is refused where it is given, by the name of who gave it."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from plait.contract.axes import MeshAxis, MeshView
+from plait.contract.exact import Misfit
+from plait.parallel.clip import plain
+
+
+@attrs.frozen
+class Owed:
+    """what: in words. take: the answer as the core uses it; raises Misfit for one of another kind."""
+
+    what: str
+    take: Callable[[Any], Any]
+
+
+def _axes(answer: Any) -> list[MeshAxis | MeshView]:
+    items: list[Any] = list(answer) if isinstance(answer, Iterable) else [None]
+    if not all(isinstance(item, MeshAxis | MeshView) for item in items):
+        raise Misfit
+    return items
+
+
+def _module(answer: Any) -> nn.Module | None:
+    if not isinstance(answer, nn.Module | None):
+        raise Misfit
+    return answer
+
+
+def _norm(answer: Any) -> Tensor | None:
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        answer = torch.tensor(float(answer))
+    if answer is not None and not (isinstance(answer, Tensor) and answer.numel() == 1 and not answer.is_complex()):
+        raise Misfit
+    return None if answer is None else plain(answer).reshape(())
+
+
+def _state(answer: Any) -> Any:
+    state, then = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
+    if state is None and then is None:
+        return None
+    if not isinstance(state, dict) or not (then is None or callable(then)):
+        raise Misfit
+    if not all(isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()):
+        raise Misfit
+    return state, then
+
+
+ANSWERS = {
+    "build_mesh": Owed("a list of MeshAxis and MeshView", _axes),
+    "parallelize": Owed("a torch module, or None after a change in place", _module),
+    "compile": Owed("a torch module, or None for the core's default", _module),
+    "clip_grads": Owed("the total norm as a tensor of one number, or None for the core's default", _norm),
+    "checkpoint": Owed("a dict of tensors by name, or that and a function, or None for the core's default", _state),
+}

@@ -1,0 +1,127 @@
+"""The core's answer to the compile hook: compile each block, then wrap it in recomputation, in this order."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._functorch.config
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from plait.contract.config import Compile
+from plait.contract.model_spec import ModelSpec
+from plait.contract.run import Run
+
+# What selective recomputation keeps: products of matrices and attention, dear to compute, and what crossed ranks; the
+# rest is cheap. By name, since some exist only once their module is imported.
+SELECTIVE_KEEPS = frozenset((
+    "aten::mm", "aten::bmm", "aten::addmm", "aten::_grouped_mm", "plait::grouped_linear",
+    "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_fused_attention_overrideable", "_c10d_functional::all_to_all_single",
+))  # fmt: skip
+
+
+def compile_blocks(model: nn.Module, mesh: object, spec: ModelSpec, run: Run) -> nn.Module:
+    """Every block's forward is compiled, then recomputed, as `compile.*` and `remat.mode` say.
+
+    Only forward is replaced, on the instance: names of parameters stay, and hooks that strategies hang on a block
+    run outside. A module inside that is marked by `outside_of_graph` runs between two graphs of its block.
+    """
+    options, mode = run.config.compile, run.config.remat.mode
+    for block in spec.blocks_of(model).values():
+        if options.enabled:
+            whole = not _leave_outside(block, options)
+            block.forward = compiled(block.forward, options.backend, fullgraph=options.fullgraph and whole)
+        if mode == "budget":
+            block.forward = recomputed_by_compiler(block.forward, **budget_config(run.config.remat.budget))
+        elif mode == "selective" and options.enabled and options.backend == "inductor":
+            block.forward = recomputed_by_compiler(block.forward, aggressive_recomputation=True)
+        elif mode != "none":
+            block.forward = recomputed(block.forward, mode)
+    return model
+
+
+def outside_of_graph(module: nn.Module, why: str) -> None:
+    """Mark `module`, of which a compiled block cannot hold the call: what its hooks do depends on data, say.
+
+    Its own forward is compiled by itself then, for inputs of any size; hooks stay outside. why: a clause for logs.
+    """
+    module.__dict__["_outside_of_graph"] = why
+
+
+def _leave_outside(block: nn.Module, options: Compile) -> bool:
+    """Let the graph of `block` end before modules that are marked, and go on after them; whether there are any."""
+    marked = [(m, m.__dict__["_outside_of_graph"]) for m in block.modules() if "_outside_of_graph" in m.__dict__]
+    for module, why in marked:
+        module._compiled_call_impl = torch.compiler.disable(module._call_impl, reason=why)  # torch's own place for it
+        module.forward = compiled(module.forward, options.backend, fullgraph=options.fullgraph, dynamic=True)
+    return bool(marked)
+
+
+def compiled(
+    forward: Callable[..., Any], backend: str, fullgraph: bool, dynamic: bool | None = None
+) -> Callable[..., Any]:
+    return torch.compile(forward, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
+
+
+def recomputed(forward: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    """`forward`, of whose activations the backward pass recomputes all ("full") or the cheap ones ("selective")."""
+    contexts: dict[str, Any] = {}
+    if mode == "selective":
+        contexts = {"context_fn": _contexts}
+
+    @functools.wraps(forward)
+    def recompute(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **contexts, **kwargs)
+
+    return recompute
+
+
+def recomputed_by_compiler(forward: Callable[..., Any], **how: Any) -> Callable[..., Any]:
+    """A forward that is compiled, whose activations the compiler's partitioner keeps or recomputes.
+
+    how: `torch._functorch.config` for the calls, of which the first compiles. `aggressive_recomputation` is "selective"
+    where inductor compiles, whose kernels are closed to `checkpoint`; `activation_memory_budget` is "budget".
+    """
+
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._functorch.config.patch(**how):
+            return forward(*args, **kwargs)
+
+    return call
+
+
+def budget_config(budget: float) -> dict[str, Any]:
+    """`torch._functorch.config` for `remat.mode=budget`; the objects in our graphs are meshes, of no size."""
+    config = {"activation_memory_budget": budget}
+    objects = "unsafe_treat_script_objects_as_zero_size"  # not in torch 2.11
+    return config | ({objects: True} if hasattr(torch._functorch.config, objects) else {})
+
+
+def _contexts() -> list[Any]:
+    """What `checkpoint` enters in forward and in recomputation.
+
+    torch's own also count operations that nobody keeps, and fail where recomputation makes others than forward did,
+    as it does where a module inside gathers its parameters once more, or not.
+    """
+    modes: Any = create_selective_checkpoint_contexts(_policy)
+    for mode in modes:
+        mode.__class__ = _kept_alone(mode.__class__)
+    return list(modes)
+
+
+@functools.cache
+def _kept_alone(cls: Any) -> Any:
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name() in SELECTIVE_KEEPS:
+            return cls.__torch_dispatch__(self, func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+    return type(cls.__name__, (cls,), {"__torch_dispatch__": dispatch})
+
+
+def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE

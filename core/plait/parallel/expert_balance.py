@@ -1,0 +1,111 @@
+"""The balance of experts: what routers count is added up over the step and all ranks, once, and given back to them.
+
+A router (`ModelSpec.routers`) is any module with int64 buffers (X,), one number an expert: `now`, what the last
+training forward sent to each, and `seen`, both not persistent; `counts`, what the last step sent, persistent; and a
+method `update()`, called after each step, that may read `counts` and move what it likes. One whose `balance_loss` is
+not 0 also has a buffer `loss_scale`, a number that its backward multiplies this loss by.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from plait.contract.errors import PlaitError
+from plait.contract.model_spec import ModelSpec
+
+if TYPE_CHECKING:
+    from plait.parallel.mesh import Mesh
+
+
+@attrs.frozen
+class Counted:
+    """What one step sent to the experts: `counts`, those of router after router; `names` and `sizes` of the routers."""
+
+    counts: Tensor
+    names: Sequence[str]
+    sizes: Sequence[int]
+
+    def row(self) -> dict[str, float]:
+        """For metrics.jsonl: of every router the largest load over the mean, and the loads' entropy (1: even)."""
+        row = {}
+        for name, counts in zip(self.names, self.counts.cpu().split(list(self.sizes)), strict=True):
+            share = counts.double() / counts.sum()
+            row[f"experts/{name}/max_over_mean"] = float(share.max() * len(counts))
+            row[f"experts/{name}/entropy"] = float(torch.special.entr(share).sum()) / math.log(max(len(counts), 2))
+        return row
+
+
+class Balance:
+    """The routers of a model's parts. `counted`: of the last step; None before the first, or without routers."""
+
+    def __init__(self, parts: Sequence[nn.Module], mesh: "Mesh", spec: ModelSpec) -> None:
+        self.counted: Counted | None = None
+        # Ranks that see the same tokens and are summed: along an axis that divides parameters, not along others.
+        self._same = math.prod(a.degree for a in mesh.layout.dense if a.splits is None and a.shards)
+        self._data = mesh.data()
+        self._scaled = False
+        self._routers: dict[str, Any] = {}
+        for part in parts:
+            found, blocks = spec.routers_of(part), spec.blocks_of(part)
+            for fqn, router in found.items():
+                block = next((b for b in blocks if fqn.startswith(f"{b}.")), fqn)
+                self._routers[fqn if block in self._routers else block] = router
+            if found:
+                part.register_forward_pre_hook(functools.partial(_clear, list(found.values())))
+                part.register_forward_hook(functools.partial(self._add, list(found.values())))
+        self._with_loss = [r for r in self._routers.values() if getattr(r, "balance_loss", 0)]
+
+    def scale(self, tokens: int | Tensor) -> None:
+        """What the balance losses are multiplied by: divided as the loss is, and by the ranks that each find all of it.
+
+        Past autograd: the graph of a compiled block holds the buffer already, and reads it in backward.
+        """
+        if self._with_loss:
+            scales = [r.loss_scale.data for r in self._with_loss]
+            torch._foreach_zero_(scales)
+            torch._foreach_add_(scales, 1 / tokens / self._same)
+            self._scaled = True
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Add up what all ranks have seen since the last step, each token once, and let the routers act on it."""
+        if not self._routers:
+            return
+        routers = list(self._routers.values())
+        seen = torch.cat([r.seen for r in routers])
+        if self._data is not None and self._data.size() > 1:
+            dist.all_reduce(seen, group=self._data.get_group())
+        sizes = [len(r.seen) for r in routers]
+        torch._foreach_copy_([r.counts for r in routers], list(seen.split(sizes)))
+        torch._foreach_zero_([r.seen for r in routers])
+        for router in routers:
+            router.update()
+        self.counted, self._scaled = Counted(seen, list(self._routers), sizes), False
+
+    @torch.no_grad()
+    def _add(self, routers: list[Any], part: nn.Module, args: Any, result: Any) -> None:
+        """Right after forward, so that what recomputation writes in backward is not added."""
+        if not part.training:
+            return
+        torch._foreach_add_([r.seen for r in routers], [r.now for r in routers])
+        if self._with_loss and isinstance(result, Tensor) and result.requires_grad:
+            result.register_hook(self._check)
+
+    def _check(self, grad: Tensor) -> None:
+        if not self._scaled:
+            raise PlaitError(
+                "the model has a balance loss, which must be divided as the loss is: "
+                "call applied.backward(loss_sum, tokens) instead of (loss_sum / tokens).backward()"
+            )
+
+
+@torch.no_grad()
+def _clear(routers: list[Any], part: nn.Module, args: Any) -> None:
+    if part.training:
+        torch._foreach_zero_([r.now for r in routers])

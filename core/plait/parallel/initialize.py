@@ -1,0 +1,101 @@
+"""Materialise a model that was built on meta and fill it: a function of (seed, FQN, global index) alone."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement
+
+from plait.contract.model_spec import ModelSpec
+
+
+def materialise(model: nn.Module, device: str | torch.device) -> None:
+    """Give parameters and buffers storage on `device`. Tied ones stay tied, and hooks stay where they are.
+
+    torch's own `to_empty` makes a new parameter for every mention of a plain tied one; swapping keeps the object.
+    """
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.to_empty(device=device)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> int:
+    """Fill every parameter and buffer of `model` by the spec; returns how many numbers this rank drew.
+
+    Bitwise the same in every layout and world size: a parameter of two or more dims is drawn row by row of dim 0,
+    each row by a generator of its own, in float32, then cast; a rank draws only rows that it holds a part of.
+    """
+    drawn = 0
+    for fqn, param in model.named_parameters():
+        drawn += _fill(param, fqn, spec.init_of(fqn), seed)
+    for fqn, buffer in model.named_buffers():
+        spec.init_of(fqn)(buffer, _generator(*_keys(seed, fqn), 0))
+    return drawn
+
+
+def _fill(param: Tensor, fqn: str, fn: Callable[[Tensor, torch.Generator], Any], seed: int) -> int:
+    local = param.to_local() if isinstance(param, DTensor) else param
+    if local.numel() == 0:
+        return 0
+    start, step = _keys(seed, fqn)
+    held = [held_indices(param, dim) for dim in range(param.dim())]
+    inner = tuple(slice(None) if len(h) == size else h for h, size in zip(held[1:], param.shape[1:], strict=True))
+    rows = held[0].tolist() if param.dim() > 1 else [0]
+    filled = torch.empty(local.shape, dtype=torch.float32)
+    row = torch.empty(param.shape[1:] if param.dim() > 1 else param.shape, dtype=torch.float32)
+    for i, index in enumerate(rows):
+        fn(row, _generator(start, step, index))
+        if param.dim() > 1:
+            filled[i] = _take(row, inner)
+        else:
+            filled = row[held[0]] if param.dim() == 1 else row
+    local.copy_(filled.reshape(local.shape))
+    return len(rows) * row.numel()
+
+
+def _take(row: Tensor, inner: tuple[slice | Tensor, ...]) -> Tensor:
+    for dim, indices in enumerate(inner):
+        if isinstance(indices, Tensor):
+            row = row.index_select(dim, indices)
+    return row
+
+
+def held_indices(param: Tensor, dim: int) -> Tensor:
+    """The global indices along `dim` that this rank holds: found by sharding an arange as the parameter is.
+
+    Deriving them from offsets would get the order of strided shards (FSDP over tensor parallelism) wrong.
+    """
+    every = torch.arange(param.shape[dim])
+    if not isinstance(param, DTensor) or not any(_splits(p, dim) for p in param.placements):
+        return every
+    mesh = param.device_mesh
+    placements = [_onto_dim_0(p) if _splits(p, dim) else Replicate() for p in param.placements]
+    sharded = distribute_tensor(every.to(mesh.device_type), mesh, placements, src_data_rank=None)
+    return sharded.to_local().cpu()
+
+
+def _splits(placement: Any, dim: int) -> bool:
+    return getattr(placement, "dim", None) == dim  # `is_shard` says no of a strided shard
+
+
+def _onto_dim_0(placement: Any) -> Placement:
+    if hasattr(placement, "split_factor"):
+        return type(placement)(0, split_factor=placement.split_factor)
+    return type(placement)(0)
+
+
+def _keys(seed: int, fqn: str) -> tuple[int, int]:
+    digest = hashlib.blake2b(f"{seed}/{fqn}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "big"), int.from_bytes(digest[4:], "big") | 1
+
+
+def _generator(start: int, step: int, row: int) -> torch.Generator:
+    """torch's CPU generator uses 32 bits of a seed: an odd stride keeps the rows of a parameter distinct."""
+    return torch.Generator().manual_seed((start + row * step) % 2**32)

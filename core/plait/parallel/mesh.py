@@ -1,0 +1,123 @@
+"""The axes of a run as torch DeviceMeshes: the dense view, further views of the same ranks, and who sums what."""
+
+import math
+from collections.abc import Iterable
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from plait.contract.axes import Layout
+from plait.contract.errors import PlaitError
+
+
+class Mesh:
+    """All meshes of a run, made at once at assembly: every rank must construct it together.
+
+    world: 1-D over all ranks. dense: one dim an axis, None where no strategy asked for any. views: by name.
+    All share one root, so that torch joins data and model axes of one parameter into one DTensor mesh.
+    """
+
+    def __init__(self, layout: Layout, device_type: str) -> None:
+        self.layout = layout
+        self.device_type = device_type
+        self.rank = dist.get_rank()
+        self.world = init_device_mesh(device_type, (layout.world_size,), mesh_dim_names=("world",))
+        self.dense = self._factor(layout.dense) if layout.dense else None
+        self.views = {name: self._factor(axes) for name, axes in layout.views.items()}
+        self._joined: dict[tuple[str, ...], DeviceMesh] = {}
+        for view in (None, *layout.views):  # groups must be made in the same order everywhere, so now
+            for outer in (None, *(a.name.rpartition(".")[2] for a in layout.data_axes(view))):
+                self._data(view, outer)
+
+    def __getitem__(self, name: str) -> DeviceMesh:
+        """The 1-D mesh of axis `name`, of the dense view or (`view.axis` for what it left over) of another."""
+        for axes, mesh in self._all():
+            if name in [a.name for a in axes]:
+                return mesh[name]
+        known = ", ".join(a.name for axes, _ in self._all() for a in axes) or "none"
+        raise PlaitError(f"there is no mesh axis {name!r}; there are: {known}")
+
+    def __contains__(self, name: str) -> bool:
+        return any(name == a.name for axes, _ in self._all() for a in axes)
+
+    def share(self, splits: str | None) -> tuple[int, int]:
+        """(index, count): which share of the "batch", the "sequence" or the "layers" this rank has, and of how many.
+
+        None: which it is of the ranks that see the same tokens.
+        """
+        index = 0
+        for axis, coordinate in zip(self.layout.dense, self._coordinates(), strict=True):
+            if axis.splits == splits:
+                index = index * axis.degree + coordinate
+        return index, self.layout.count(splits)
+
+    def leads(self) -> bool:
+        """Whether this rank counts for its share of the tokens: the first of the ranks that see the same ones."""
+        pairs = zip(self.layout.dense, self._coordinates(), strict=True)
+        return all(coordinate == 0 for axis, coordinate in pairs if axis.splits not in ("batch", "sequence"))
+
+    def splitter(self, logical_axes: Iterable[str | None]) -> str | None:
+        """The mesh axis that shards a parameter with these logical axes; a view's axis wins over a dense one."""
+        wanted = set(logical_axes) - {None}
+        for axes in [*self.layout.views.values(), self.layout.dense]:
+            for axis in axes:
+                if wanted & set(axis.shards):
+                    return axis.name
+        return None
+
+    def view_of(self, param: Tensor | None) -> str | None:
+        """The view that `param` lives on, read off its own mesh; None: the dense one."""
+        if isinstance(param, DTensor):
+            names = set(param.device_mesh.mesh_dim_names or ())
+            for view, axes in self.layout.views.items():
+                if names & {a.name for a in axes}:
+                    return view
+        return None
+
+    def data(self, param: Tensor | None = None, outer: str | None = None) -> DeviceMesh | None:
+        """The ranks that sum the gradient of `param`: they hold the same values and see other tokens.
+
+        One flat dim; with `outer` (an axis, by its dense name) two, that axis and all others, if it is larger than
+        one. Axes of one rank are left out where there are others. None where no axis sums gradients. Read off the
+        mesh that the parameter already lives on, so who sums gradients need not know who sharded the parameter.
+        """
+        return self._data(self.view_of(param), outer)
+
+    def _data(self, view: str | None, outer: str | None) -> DeviceMesh | None:
+        prefix = f"{view}." if view else ""
+        axes = self.layout.data_axes(view)
+        apart = next((a for a in axes if a.name == f"{prefix}{outer}" and a.degree > 1), None)
+        rest = [a for a in axes if a is not apart]
+        names = [a.name for a in rest if a.degree > 1] or [a.name for a in rest[-1:]]
+        if apart is None:
+            return self._join(names, f"{prefix}data") if names else None
+        if not names:
+            return self[apart.name]
+        return DeviceMesh._concatenate([self[apart.name], self._join(names, f"{prefix}data_beside_{outer}")])
+
+    def _join(self, names: list[str], joined: str) -> DeviceMesh:
+        """One flat dim over several axes; names are global to the root mesh, so they carry the view's."""
+        key = tuple(names)
+        if len(names) == 1:
+            return self[names[0]]
+        if key not in self._joined:
+            mesh = next(mesh for axes, mesh in self._all() if names[0] in [a.name for a in axes])
+            self._joined[key] = mesh[key]._flatten(joined)
+        return self._joined[key]
+
+    def _all(self) -> list[tuple[tuple, DeviceMesh]]:
+        dense = [(self.layout.dense, self.dense)] if self.dense is not None else []
+        return [*dense, *((self.layout.views[name], mesh) for name, mesh in self.views.items())]
+
+    def _factor(self, axes: tuple) -> DeviceMesh:
+        return self.world._unflatten(0, tuple(a.degree for a in axes), tuple(a.name for a in axes))
+
+    def _coordinates(self) -> list[int]:
+        rest, coordinates = self.rank, []
+        for i in range(len(self.layout.dense)):
+            inner = math.prod(a.degree for a in self.layout.dense[i + 1 :])
+            coordinates.append(rest // inner)
+            rest %= inner
+        return coordinates

@@ -1,0 +1,176 @@
+"""Steps of an optimizer on stand-ins: whether its kernels take a run's parameters, and know a shard from a whole."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from math import isfinite, prod
+from textwrap import shorten
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from plait.contract.errors import one_line
+
+ROWS = 8  # of a stand-in for each shard of a dim, at most
+STEPS = 2  # the first makes the optimizer's state, the second uses it
+OFF = 0.1  # of the step itself: far above what rounding does, even inside an optimizer that computes in bfloat16
+
+Groups = list[dict[str, list[nn.Parameter]]]
+Build = Callable[[Groups], Any]
+
+
+class Refused(Exception):
+    """The optimizer's class does not take its arguments."""
+
+
+@attrs.frozen
+class Kind:
+    """What kernels see of a parameter, and a small shape that is divided over ranks as its own is: evenly or not."""
+
+    mesh: Any
+    placements: tuple[Any, ...]
+    dtype: torch.dtype
+    device: torch.device
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, param: Tensor) -> "Kind":
+        mesh: Any = param.device_mesh if isinstance(param, DTensor) else None
+        placements = param.placements if isinstance(param, DTensor) else ()
+        shape = []
+        for dim, size in enumerate(param.shape):
+            shards = prod([mesh.size(i) for i, p in enumerate(placements) if getattr(p, "dim", None) == dim])
+            most = ROWS * shards
+            shape.append(size if size <= most else most - min(-size % shards, ROWS - 1))
+        device = torch.device("cpu") if param.is_meta else param.device
+        return cls(mesh, tuple(placements), param.dtype, device, tuple(shape))
+
+    @property
+    def sharded(self) -> bool:
+        return any(hasattr(placement, "dim") for placement in self.placements)
+
+    def place(self, whole: Tensor) -> Tensor:
+        """`whole`, which all ranks have, as a parameter of this kind lies."""
+        if self.mesh is None:
+            return whole.to(self.device)
+        lying = distribute_tensor(whole.to(self.mesh.device_type), self.mesh, self.placements, src_data_rank=None)
+        return lying.to(self.device)  # which is not the mesh's where parameters are kept on the CPU
+
+    def __str__(self) -> str:
+        how = f"{len(self.shape)} dim(s), {str(self.dtype).removeprefix('torch.')}, on {self.device.type}"
+        if self.mesh is None:
+            return f"plain tensors of {how}"
+        names = self.mesh.mesh_dim_names or range(len(self.placements))
+        lies = ", ".join(f"{placement!r} over {name}" for placement, name in zip(self.placements, names, strict=True))
+        return f"DTensors of {how}, {lies}"
+
+
+def kinds_of(params: Iterable[Tensor]) -> list[Kind]:
+    return list(dict.fromkeys(map(Kind.of, params)))
+
+
+def stand_in(value: Tensor, grad: Tensor) -> nn.Parameter:
+    param = nn.Parameter(value)
+    param.grad = grad
+    return param
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Random numbers that are drawn inside are not missing outside."""
+    accelerated = device.type not in ("cpu", "meta")
+    more = {"devices": [device.index or 0], "device_type": device.type} if accelerated else {"devices": []}
+    with torch.random.fork_rng(**more):
+        yield
+
+
+def try_step(build: Build, groups: list[list[Kind]]) -> str | None:
+    """What goes wrong if the optimizer that `build` makes steps stand-ins in their own dtype, in words; None: nothing.
+
+    Collective if the optimizer's step is.
+    """
+    try:
+        with undisturbed(groups[0][0].device):
+            _stepped(build, groups)
+    except Refused as error:
+        return f"refuses these options: {error}"
+    except Exception as error:
+        first, *others = dict.fromkeys(str(kind) for group in groups for kind in group)
+        more = f" and {len(others)} other kind(s)" if others else ""
+        return f"cannot make a step on {first}{more}: {shorten(one_line(error), 240).rstrip('.')}"
+    return None
+
+
+def compare_shards(build: Build, plainest: Build, groups: list[list[Kind]]) -> str | None:
+    """What is wrong if a shard is stepped otherwise, in float64, than `plainest` steps the same tensor whole, in words.
+
+    An optimizer that takes the norm of a shard for the norm of the parameter trains wrong with a plausible loss, and
+    the number that torch's DTensor gives for a norm (`.norm().item()`) is that of the shard. Nothing is said of one
+    that draws random numbers or does not take float64. Collective if the optimizer's step is.
+    """
+    groups = [kinds for group in groups if (kinds := [kind for kind in group if kind.sharded])]
+    kinds = [kind for group in groups for kind in group]
+    if not kinds:
+        return None
+    with undisturbed(kinds[0].device):
+        try:
+            before = _random_state(kinds[0].device)
+            expected = _stepped(plainest, groups, torch.float64, whole=True)
+            if not torch.equal(before, _random_state(kinds[0].device)):
+                return None
+            found = _stepped(build, groups, torch.float64)
+        except Exception:
+            return None
+    for seed, (kind, got, want) in enumerate(zip(kinds, found, expected, strict=True)):
+        got, want, start = (_local(t) for t in (got, kind.place(want), kind.place(_drawn(kind, seed, 0))))
+        step, off = float((want - start).norm()), float((got - want).norm())
+        if isfinite(step) and not off <= OFF * step:
+            return (
+                f"makes another step of a shard than of the whole parameter, off by {off / max(step, 1e-300):.0%} for "
+                f"{kind}, so it would train wrong (unless its class declares numerics = 'own')"
+            )
+    return None
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state()
+
+
+def _stepped(
+    build: Build, groups: list[list[Kind]], dtype: torch.dtype | None = None, whole: bool = False
+) -> list[Tensor]:
+    """The stand-ins of all kinds after some steps. whole: as plain tensors that are not divided."""
+    kinds = [kind for group in groups for kind in group]
+
+    def drawn(seed: int, step: int) -> Tensor:
+        kind = kinds[seed]
+        value = _drawn(kind, seed, step).to(dtype or kind.dtype)
+        return value.to(kind.device) if whole else kind.place(value)
+
+    params = [stand_in(drawn(seed, 0), drawn(seed, 1)) for seed in range(len(kinds))]
+    rest = iter(params)
+    try:
+        optimizer = build([{"params": [next(rest) for _ in group]} for group in groups])
+    except Exception as error:
+        raise Refused(one_line(error)) from error
+    for step in range(1, STEPS + 1):
+        for seed, param in enumerate(params):
+            param.grad = drawn(seed, step)
+        optimizer.step()
+    return [param.detach() for param in params]
+
+
+def _drawn(kind: Kind, seed: int, step: int) -> Tensor:
+    """A parameter (step 0) or a gradient, the same on all ranks. One grows along each dim and the other shrinks, so
+    that no shard is like the whole."""
+    value = torch.randn(kind.shape, generator=torch.Generator().manual_seed(100 * seed + step), dtype=torch.float64)
+    for dim, size in enumerate(kind.shape):
+        growth = torch.linspace(1, 3, size, dtype=torch.float64)
+        value *= (growth.flip(0) if step else growth).view(-1, *[1] * (len(kind.shape) - dim - 1))
+    return value if step else 0.1 * value
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

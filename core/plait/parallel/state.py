@@ -1,0 +1,148 @@
+"""The live state of a model and its optimizer under canonical names: the core's answer to the hook `checkpoint`."""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.contract.errors import PlaitError
+from plait.parallel.rehearsal import stand_in, undisturbed
+
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # what torch's own wrappers put into a name
+_ABSENT, _FREE = "_plait_absent", "_plait_may_be_infinite"
+
+
+def canonical(name: str) -> str:
+    """`name` without what torch's wrappers added to it."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def canonical_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> tuple[dict[str, Tensor], Callable[[], None]]:
+    """(state, after): a flat dict of tensors that alias what is live, and what to call after loading into it.
+
+    `model.<fqn>`:           parameters and persistent buffers; a tied one once, under its first name.
+    `optimizer.<fqn>.<key>`: the optimizer's state of that parameter. A number stands as a 0-d tensor. State that the
+                             optimizer has not made yet is there as an absent tensor (`is_absent`): `load` fills it if
+                             the checkpoint has it, `after` then gives it to the optimizer, and it is never saved. So
+                             neither saving nor loading before the first step changes what that step does.
+
+    Learning rates and other hyper-parameters are not state: they follow from the config and the step. Make it afresh
+    for every save and load: strategies may give a parameter other storage meanwhile.
+    Raises PlaitError for state that is no tensor or number.
+    """
+    names, state = _names(model), {}
+    for tensor, fqn in names.values():
+        state[f"model.{fqn}"] = tensor.detach()
+        if not isinstance(tensor, nn.Parameter):
+            setattr(state[f"model.{fqn}"], _FREE, True)
+    if optimizer is None:
+        return state, lambda: None
+    writes: list[Callable[[], None]] = []
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if id(param) in names and (param.requires_grad or optimizer.state.get(param)):
+                own, write = _state_of(optimizer, group, param, names[id(param)][1])
+                state |= own
+                writes.append(write)
+
+    def after() -> None:
+        for write in writes:
+            write()
+
+    return state, after
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """FQN -> shape of what a checkpoint holds of `model`, which may be on the meta device."""
+    return {fqn: tuple(tensor.shape) for tensor, fqn in _names(model).values()}
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Every further FQN of a tied parameter -> its first, under which it is saved."""
+    names = _names(model)
+    firsts = {canonical(key): names[id(t)][1] for key, t in model.state_dict(keep_vars=True).items()}
+    return {fqn: first for fqn, first in firsts.items() if fqn != first}
+
+
+def weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """FQN -> tensor of the model alone."""
+    return {key.removeprefix("model."): tensor for key, tensor in state.items() if key.startswith("model.")}
+
+
+def is_absent(tensor: Tensor) -> bool:
+    """Whether this is optimizer state that does not exist yet: room for what a checkpoint may have."""
+    return getattr(tensor, _ABSENT, False)
+
+
+def may_be_infinite(tensor: Tensor) -> bool:
+    """Whether infinity is no error here: in buffers (masks) and in an optimizer's plain numbers (the best so far)."""
+    return getattr(tensor, _FREE, False)
+
+
+def mark(tensor: Tensor, absent: bool) -> None:
+    setattr(tensor, _ABSENT, absent)
+
+
+def _names(model: nn.Module) -> dict[int, tuple[Tensor, str]]:
+    """id -> (tensor, its first FQN). By `state_dict`, whose hooks let sharding bring parameters to rest first."""
+    names: dict[int, tuple[Tensor, str]] = {}
+    for key, tensor in model.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, Tensor) or key.endswith("_extra_state"):
+            raise PlaitError(f"{key!r} of the model is no parameter or buffer, and a checkpoint holds nothing else")
+        names.setdefault(id(tensor), (tensor, canonical(key)))
+    return names
+
+
+def _state_of(
+    optimizer: Any, group: Mapping[str, Any], param: nn.Parameter, fqn: str
+) -> tuple[dict[str, Tensor], Callable[[], None]]:
+    """(entries of one parameter, what writes back or installs them after loading)."""
+    kept = optimizer.state.get(param)
+    absent = not kept
+    kept = kept or _first_state(optimizer, group, param)
+    own: dict[str, Tensor] = {}
+    for key, value in kept.items():
+        if isinstance(value, Tensor):
+            own[key] = value.detach()
+        elif isinstance(value, int | float):
+            own[key] = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+            setattr(own[key], _FREE, True)
+        elif value is not None:
+            kind = type(value).__name__
+            raise PlaitError(f"{type(optimizer).__name__} keeps {key!r} of {fqn!r} as a {kind}, which cannot be saved")
+        if absent and key in own:
+            mark(own[key], True)
+
+    def write() -> None:
+        if any(is_absent(tensor) for tensor in own.values()):
+            return  # the checkpoint has none either
+        for key, tensor in own.items():
+            if not isinstance(kept[key], Tensor):
+                kept[key] = type(kept[key])(tensor.item())
+        if absent and own:
+            optimizer.state[param] = kept
+
+    return {f"optimizer.{fqn}.{key}": tensor for key, tensor in own.items()}, write
+
+
+def _first_state(optimizer: Any, group: Mapping[str, Any], param: nn.Parameter) -> dict[str, Any]:
+    """What `optimizer` would keep of `param` after a step: made by a step of its spare on a stand-in.
+
+    torch has no public way to create it. A step with learning rate 0 on the real ones would count as a step, decay
+    momenta, run hooks, and with eps=0 make parameters NaN. Values are of no use, only keys, dtypes and layout are.
+    """
+    like = stand_in(torch.zeros_like(param), torch.zeros_like(param))
+    spare = object.__new__(type(optimizer))
+    spare.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})  # a patched one
+    spare.state = defaultdict(dict)
+    spare.param_groups = [{**group, "params": [like]}]
+    spare._optimizer_step_pre_hooks, spare._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    with undisturbed(param.device):
+        spare.step()
+    return dict(spare.state[like])

@@ -1,0 +1,263 @@
+"""Where a run's numbers go: metrics.jsonl, TensorBoard curves, Weights & Biases. Rank 0 only."""
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from plait.contract.config import Metrics as Conf
+from plait.contract.errors import PlaitError
+from plait.system.disk import DiskError, replace, shown, writing
+
+FILE = "metrics.jsonl"
+OLD = "metrics.old.jsonl"  # what was there when the run began again at step 0
+KEYS = (
+    "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "mfu", "peak_memory_bytes", "data_seconds",
+    "val_loss",
+)  # fmt: skip
+
+
+class Sink(Protocol):
+    def log(self, row: Mapping[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class MetricsFile:
+    """The writer of a metrics.jsonl: a line a step, `KEYS` first and in their order, then what else the row has.
+
+    Floats keep full precision (their repr reads back bitwise), NaN and infinities become null. Each line is one
+    write to the system, so a killed run tears at most its last line, and a full disk none.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._file: int | None = None
+
+    def resume(self, step: int) -> int:
+        """Cut the rows past `step` and a torn last line, all or nothing; returns the last step that is left, or 0.
+
+        With step 0 the run starts over: all that was there moves to the end of `OLD`.
+        Raises PlaitError if the file is damaged.
+        """
+        self.close()
+        kept: list[dict[str, Any]] = []
+        if step > 0:
+            kept = upto(self.path, step)
+        elif self.path.exists() and (content := self.path.read_bytes()):
+            old = self.path.with_name(OLD)
+            replace(old, (old.read_bytes() if old.exists() else b"") + content)
+        replace(self.path, b"".join(map(_line, kept)))
+        return kept[-1]["step"] if kept else 0
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Raises DiskError where the row cannot be written, and leaves the file as it was before."""
+        rest = memoryview(_line({key: row[key] for key in (*KEYS, *row) if key in row}))
+        with writing(self.path):
+            if self._file is None:
+                self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            ours = os.fstat(self._file)
+            try:
+                there = os.path.samestat(os.stat(self.path), ours)
+            except OSError:
+                there = False
+            if not there:
+                raise DiskError(f"{shown(self.path)} was removed or replaced while the run wrote it")
+            try:
+                while rest:  # a full disk may take part of it, and then says why
+                    rest = rest[os.write(self._file, rest) :]
+            except OSError:
+                os.ftruncate(self._file, ours.st_size)
+                raise
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a torn last line, one without its end, is left out.
+
+    Raises PlaitError if there is no such file, or any other line is no row.
+    """
+    try:
+        *lines, torn = Path(path).read_bytes().split(b"\n")
+    except OSError as error:
+        raise PlaitError(f"cannot read the metrics file {path}: {error.strerror}") from None
+    rows = [_row(line) for line in lines]
+    if None in rows:
+        raise PlaitError(f"line {rows.index(None) + 1} of {path} is damaged: it holds no row of metrics with a step")
+    return [row for row in [*rows, _row(torn)] if row is not None]
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError, RecursionError):
+        row = json.loads(line)
+        if isinstance(row, dict) and type(row.get("step")) is int:
+            return row
+    return None
+
+
+def upto(path: Path, step: int) -> list[dict[str, Any]]:
+    """The rows of the steps up to `step` in their order, each once; none if there is no file.
+
+    Raises PlaitError if the file is damaged, or has two rows of one step that differ.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    try:
+        for row in read(path) if path.exists() else []:
+            if row["step"] <= step and rows.setdefault(row["step"], row) != row:
+                raise PlaitError(f"{path} has two rows of step {row['step']} that differ")
+    except PlaitError as error:
+        raise PlaitError(f"{error}; mend it, or move it away if the run may go on without its rows") from None
+    return [rows[number] for number in sorted(rows)]
+
+
+class Seal:
+    """What the file holds so far, as a checkpoint keeps it: [bytes, sha256]. Each byte is read once.
+
+    It follows a file that grows, made by one `MetricsFile` after its `resume`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._bytes, self._hash = path, 0, hashlib.sha256()
+
+    def now(self) -> list[Any] | None:
+        """None if there is no file."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._bytes)
+                while block := file.read(1 << 20):
+                    self._hash.update(block)
+                    self._bytes += len(block)
+                os.fsync(file.fileno())  # a power cut must not take rows that a checkpoint vouches for
+        except FileNotFoundError:
+            return None
+        return [self._bytes, self._hash.hexdigest()]
+
+
+def check_seal(path: Path, seal: Any, step: int) -> None:
+    """Raises PlaitError if the rows of the steps up to `step` are not those that the checkpoint `seal` comes from saw.
+
+    A row of numbers may be valid and wrong: a bit that flips in a digit leaves a number. A missing file passes.
+    """
+    if seal is None or not path.exists():
+        return
+    size, expected = seal
+    content = path.read_bytes()[:size]
+    if hashlib.sha256(content).hexdigest() != expected:
+        raise PlaitError(
+            f"the rows of {path} up to step {step} were changed after they were written (sha256 differs): bring them "
+            "back, or move the file away if the run may go on without its rows"
+        )
+
+
+def last_step(path: Path) -> int:
+    """The last step that the file has, or 0; of a damaged one, of the lines that can be read."""
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return max((row["step"] for row in map(_row, lines) if row), default=0)
+
+
+class Metrics:
+    """All places that `conf` asks for, fed with one row a step.
+
+    folder: the run's. resume_step: the step that the run goes on from, 0 for a new one; whatever an earlier try of
+    the run has logged past it disappears. config: the run's resolved config, for places that show it.
+    Raises PlaitError where metrics.wandb=true and wandb is not installed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        conf: Conf,
+        resume_step: int = 0,
+        run_name: str | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        check(conf)
+        file = MetricsFile(folder / FILE)
+        file.resume(resume_step)
+        self.sinks: list[Sink] = [file]
+        if conf.tensorboard:
+            self.sinks.append(_TensorBoard(folder / "tensorboard", resume_step))
+        if conf.wandb:
+            self.sinks.append(_Wandb(folder, run_name or folder.name, dict(config or {})))
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        for sink in self.sinks:
+            sink.log(row)
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except Exception:
+            if kind is None:  # else the run ends for another reason, which is the one to tell
+                raise
+
+
+def check(conf: Conf) -> None:
+    """Raises PlaitError where `conf` asks for a library that is not installed; imports none, so the parent may ask."""
+    if conf.wandb and importlib.util.find_spec("wandb") is None:
+        raise PlaitError("metrics.wandb=true, but wandb is not installed; `pip install wandb`, or set it to false")
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path, resume_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.folder = folder
+        with writing(folder, "the curves for TensorBoard"):
+            self._writer = SummaryWriter(str(folder), purge_step=resume_step + 1, flush_secs=10)
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Raises DiskError, a few steps late, where the thread of the writer met one."""
+        with writing(self.folder, "the curves for TensorBoard"):
+            for key, value in _numbers(row).items():
+                self._writer.add_scalar(key, value, row["step"])
+
+    def close(self) -> None:
+        with writing(self.folder, "the curves for TensorBoard"):
+            self._writer.close()
+
+
+class _Wandb:
+    def __init__(self, folder: Path, name: str, config: dict[str, Any]) -> None:
+        import wandb
+
+        remembered = folder / "wandb.id"  # the same command goes on in the same curves
+        if not remembered.exists():
+            replace(remembered, wandb.util.generate_id())
+        self._run = wandb.init(
+            project="plait", name=name, id=remembered.read_text(), resume="allow", dir=str(folder), config=config
+        )
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        self._run.log(_numbers(row), step=row["step"])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        key: value
+        for key, value in row.items()
+        if key != "step" and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+    return json.dumps(clean, allow_nan=False).encode() + b"\n"

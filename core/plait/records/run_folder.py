@@ -1,0 +1,146 @@
+"""A run's folder: who may use it, what it was started with, and how it ended."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from signal import SIGTERM
+from typing import Any
+
+import attrs
+import yaml
+
+from plait.contract.errors import PlaitError
+from plait.system.disk import replace, writing
+from plait.system.links import check_links
+from plait.system.locks import try_lock, unlock
+
+FILES = ("config.yaml", "versions.json", "outcome.json", "metrics.jsonl", "metrics.old.jsonl")
+
+
+@attrs.frozen
+class Outcome:
+    """How a run ended. kind: "finished", "stopped" (by a signal, after saving), or "failed".
+
+    signal: the one that asked for the stop, if the kind is "stopped".
+    """
+
+    kind: str
+    reason: str
+    step: int | None = None
+    rank: int | None = None
+    signal: int | None = attrs.field(
+        default=attrs.Factory(lambda self: int(SIGTERM) if self.kind == "stopped" else None, takes_self=True)
+    )
+
+
+def _absolute(path: str | Path) -> Path:
+    return Path(path).absolute()
+
+
+@attrs.define
+class RunFolder:
+    """`runs/<name>`, or a job's place in a sweep's folder."""
+
+    path: Path = attrs.field(converter=_absolute)
+    _lock: int | None = attrs.field(default=None, init=False)
+
+    @property
+    def ranks(self) -> Path:
+        return self.path / "ranks"
+
+    def log_of(self, rank: int) -> Path:
+        return self.ranks / f"rank-{rank}.log"
+
+    def checkpoints(self, directory: str) -> Path:
+        return self.path / directory  # an absolute `directory` stands for itself
+
+    def lock(self) -> None:
+        """Hold the folder until this process ends; it is made if there is none.
+
+        Raises PlaitError where a live run holds it, or the system refuses it.
+        """
+        if self._lock is not None:
+            return
+        check_links(self.path)
+        with writing(self.path, "the run's folder"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.ranks.mkdir(exist_ok=True)
+            file = self.path / ".lock"
+            self._lock = try_lock(file)
+            if self._lock is None:
+                holder = file.read_text().strip() or "another process"
+                raise PlaitError(f"the run in {self.path} is live already ({holder}); wait for it or set run.name")
+            for torn in self.path.glob(".*.[0-9]*"):  # a file that a killed process had not put in its place
+                if re.fullmatch(r"\.(config\.yaml|versions\.json|outcome\.json|metrics\.jsonl)\.\d+", torn.name):
+                    torn.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it is only for whom the lock turns away
+            os.ftruncate(self._lock, 0)  # by its own handle: on NFS, closing another one lets go of the lock
+            os.write(self._lock, f"process {os.getpid()}".encode())
+
+    def check(self) -> None:
+        """Raises PlaitError if something else than a file has the name of one that a run writes."""
+        for name in FILES:
+            if (path := self.path / name).exists() and not path.is_file():
+                raise PlaitError(f"{path} is no file: move or remove it, or set another run.name")
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            unlock(self._lock)
+            self._lock = None
+
+    def discard(self) -> None:
+        """Remove a folder that was made just now, with what is in it if this process holds it."""
+        if self._lock is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+        for empty in (self.ranks, self.path):
+            with contextlib.suppress(OSError):
+                empty.rmdir()
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        replace(self.path / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+
+    def read_config(self) -> dict[str, Any]:
+        return yaml.safe_load((self.path / "config.yaml").read_text())
+
+    def write_versions(self, versions: dict[str, str]) -> None:
+        replace(self.path / "versions.json", json.dumps(versions, indent=2) + "\n")
+
+    def read_versions(self) -> dict[str, str]:
+        return json.loads((self.path / "versions.json").read_text())
+
+    def set_outcome(self, outcome: Outcome) -> None:
+        node = attrs.asdict(outcome, filter=lambda field, value: value is not None or field.name != "signal")
+        replace(self.path / "outcome.json", json.dumps(node) + "\n")
+
+    def outcome(self) -> Outcome | None:
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):  # damaged says nothing
+            return Outcome(**json.loads((self.path / "outcome.json").read_text()))
+        return None
+
+    def clear_outcome(self) -> None:
+        with writing(self.path / "outcome.json"):
+            (self.path / "outcome.json").unlink(missing_ok=True)
+            self.clear_ends()
+
+    def clear_ends(self) -> None:
+        for path in self.ranks.glob("*rank-*.end.json*"):
+            path.unlink(missing_ok=True)
+
+
+def introduction(pid: int) -> str:
+    return f"process {pid} on {socket.gethostname()}\n"
+
+
+def versions_of(distributions: list[str]) -> dict[str, str]:
+    """Versions of Python, Plait, torch and every distribution of a selected plugin."""
+    found = {"python": sys.version.split()[0]}
+    for name in ["plait", "torch", *distributions]:
+        with contextlib.suppress(ModuleNotFoundError):
+            found[name] = version(name)
+    return found

@@ -1,0 +1,59 @@
+"""Who can reach a run: on one machine, nobody. Its sockets listen on loopback alone, and its store is a file."""
+
+import datetime
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from plait.contract.errors import PlaitError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+STORE = "PLAIT_STORE"  # the file, without its ending, that Plait's own launcher names for the ranks' store
+
+
+def one_machine() -> bool:
+    """Whether all ranks run on this machine, by what their launcher says. A process without a launcher is alone."""
+    env = os.environ
+    return not {"RANK", "WORLD_SIZE"} <= env.keys() or env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"]
+
+
+def listen_on_loopback() -> None:
+    """gloo and nccl open their sockets on the loopback interface, unless the user chose another by these variables.
+
+    Both read them for every group that they make, so they stay set.
+    """
+    names = {name for _, name in socket.if_nameindex()}
+    loopback = next((name for name in ("lo", "lo0") if name in names), None)
+    if loopback is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={loopback}")  # without "=" it is only how the name begins
+
+
+def local_store(timeout: datetime.timedelta) -> "Store | None":
+    """The store of the ranks of one machine; None if their launcher has one for them, or there are more machines.
+
+    A store decides what ranks send each other and where they connect, so others must not reach it. Plait's launcher
+    gives its ranks a file in a folder that only this user can read: another one after every restart, as keys of a
+    dead group would confuse the next. Under Slurm rank 0 holds a store that listens on loopback.
+    Raises PlaitError if MASTER_PORT is taken.
+    """
+    from torch.distributed import FileStore, TCPStore
+
+    env = os.environ
+    rank, world, file = int(env["RANK"]), int(env["WORLD_SIZE"]), env.pop(STORE, None)
+    if file is not None:  # no count of users: a store that counts them removes the file when one of them leaves
+        store: Store = FileStore(f"{file}-{env.get('TORCHELASTIC_RESTART_COUNT', '0')}")
+        store.set_timeout(timeout)
+        return store
+    if not one_machine() or env.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+        return None
+    port = int(env["MASTER_PORT"])
+    listener = None
+    if rank == 0:
+        try:
+            listener = socket.create_server(("127.0.0.1", port)).detach()
+        except OSError as error:
+            raise PlaitError(f"MASTER_PORT={port} cannot be listened on: {os.strerror(error.errno or 0)}") from None
+    return TCPStore("127.0.0.1", port, world, rank == 0, timeout, master_listen_fd=listener)

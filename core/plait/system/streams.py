@@ -1,0 +1,87 @@
+"""Outputs that may fail while the work goes on: the console, whose reader may leave, and the logs of the ranks."""
+
+import contextlib
+import errno
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+from plait.system.disk import in_words
+
+
+class Forgiving(io.FileIO):
+    """A file of the system to which writing never fails: what it does not take is lost, and `tell` hears why, once."""
+
+    def __init__(self, file: int | str, tell: Callable[[OSError], None]) -> None:
+        super().__init__(file, "a" if isinstance(file, str) else "w", closefd=isinstance(file, str))
+        self._tell: Callable[[OSError], None] | None = tell
+
+    def write(self, data: Any) -> int:
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        try:
+            while rest:
+                rest = rest[super().write(rest) or 0 :]
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # it stays so, for C and for children as well
+                with contextlib.suppress(OSError), open(os.devnull, "wb") as silence:
+                    os.dup2(silence.fileno(), self.fileno())
+            tell, self._tell = self._tell, None
+            if tell is not None:
+                tell(error)
+        return size
+
+
+def forgiving(file: int | str, tell: Callable[[OSError], None]) -> IO[str]:
+    """A text stream over `Forgiving`, written line by line. file: an open descriptor, or a path to append to."""
+    raw: Any = Forgiving(file, tell)  # TextIOWrapper takes raw files, as under `python -u`
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="replace", line_buffering=True)
+
+
+@contextlib.contextmanager
+def console_may_fail(tell: Callable[[OSError], None]) -> Iterator[None]:
+    """Inside, nothing that is printed ends the work. If standard output fails, `tell` hears why, once.
+
+    Streams that are no files of the system, as in tests, stay as they are.
+    """
+    before = sys.stdout, sys.stderr
+    sys.stderr = _own(sys.stderr, 2, lambda error: None)
+    sys.stdout = _own(sys.stdout, 1, tell)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def unheard(error: OSError) -> None:
+    """Tell that the output of a run is lost: at once, or, if it was a rank that could not print, at its end."""
+    told = f"standard output cannot be written: {in_words(error)}; the run does not depend on it"
+    print(f"{told}, and its numbers are in metrics.jsonl in its folder", file=sys.stderr, flush=True)
+
+
+def _own(stream: Any, number: int, tell: Callable[[OSError], None]) -> Any:
+    try:
+        if stream.fileno() != number:
+            return stream
+    except (OSError, ValueError, AttributeError):
+        return stream
+    with contextlib.suppress(OSError):
+        stream.flush()
+    made: Any = forgiving(number, tell)
+    made.reconfigure(encoding=stream.encoding)
+    return made
+
+
+def open_standard_streams() -> None:
+    """Point those of the three that the caller closed (`>&-`) to nowhere; or the next file takes their number."""
+    for number, mode in enumerate("rww"):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDONLY if mode == "r" else os.O_WRONLY)  # gets the lowest free number
+            os.set_inheritable(nowhere, True)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - for the life of the process

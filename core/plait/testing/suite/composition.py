@@ -1,0 +1,140 @@
+"""Does it go with others, and is it named when it fails?"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import pytest
+
+from plait import MeshAxis, hookimpl
+from plait.contract.errors import PlaitError
+from plait.strategies.hooks import Braid
+from plait.strategies.order import traits
+from plait.strategies.registry import create, described, installed, load
+from plait.testing.models import MODELS
+from plait.testing.parity import BOUNDS, apart, unequal, wrong_gradients
+from plait.testing.plugin import REFUSED
+from plait.testing.pool import Pool, RankError
+from plait.testing.suite.capabilities import Capabilities, Layout, spec_of
+from plait.testing.trial import Trace, Trial, train
+
+
+def others(name: str) -> list[str]:
+    """Every other installed strategy that can be used."""
+    return [other for other, plugin in installed().items() if plugin.state == "ok" and other != name]
+
+
+def trial_options(name: str) -> Mapping[str, Any]:
+    """The options with which a strategy takes part in tests of others: its class's `trial`, if it has one."""
+    return getattr(load(name), "trial", {})
+
+
+class Company(Capabilities):
+    def test_composes_with(self, plait_ranks: Pool, other: str | None) -> None:
+        """In 4 ranks beside another strategy: still what one process computes; or one of the two says no in words."""
+        if other is None:
+            pytest.skip("no other strategy is installed")
+        try:
+            pair = {self.strategy: trial_options(self.strategy), other: trial_options(other)}
+            Braid({other: create(other, pair[other])})
+        except PlaitError as error:
+            pytest.skip(f"{other} is broken by itself: {error}")
+        try:
+            trial, degree = self._fitting(Layout(4, pair[self.strategy], {other: pair[other]}))
+        except PlaitError as error:
+            if any(repr(name) in str(error) for name in pair):
+                pytest.skip(f"{REFUSED}{error}")
+            pytest.skip(f"their axes do not fit 4 ranks together, so set `trial` on one of the classes: {error}")
+        traces = plait_ranks.run(train, trial, pair, world=4)
+        expected = plait_ranks.run(train, trial, world=1)[0]
+        exact = all(traits(name, load(name)).numerics == "exact" for name in pair)
+        for rank, trace in enumerate(traces):
+            where = f"rank {rank} of {degree}"
+            assert (wrong := unequal(trace.initial, expected.initial)) is None, f"{where}, initial: {wrong}"
+            if exact:
+                wrong = wrong_gradients(trace, expected, BOUNDS["float64"][0], spec_of(trial.build()))
+                assert wrong is None, f"{where}: {wrong}"
+                off, step = apart(trace.losses, expected.losses)
+                assert off <= BOUNDS["float64"][1], f"{where}: the loss of step {step} is off by {off:.2e}"
+
+    def _fitting(self, layout: Layout) -> tuple[Trial, dict[str, int]]:
+        """A trial of the first model that all strategies of a layout train, and the layout's degrees."""
+        refused: PlaitError | None = None
+        for model in MODELS:
+            try:
+                if f"model {model}" not in self.refuses:
+                    return Trial(model), self.degrees(layout, Trial(model))
+            except PlaitError as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
+
+    def test_keeps_to_the_ranks_of_its_own_axes(self, plait_ranks: Pool) -> None:
+        """Beside a strategy whose ranks see the same tokens and hold the same values: sums over all would be wrong."""
+        found, trial = self.layouts[self.last], self.trying()
+        if 2 * found.world > plait_ranks.size:
+            pytest.skip(f"its last layout, twice, needs more than {plait_ranks.size} ranks")
+        expected = self.expected(plait_ranks, self.last, trial)
+        echoed = plait_ranks.run(_beside_echo, trial, self.selected(found), world=2 * found.world)
+        for rank, trace in enumerate(echoed):
+            own = expected[rank // 2]  # the echo is the innermost axis
+            wrong = wrong_gradients(trace, own, BOUNDS["float64"][0], spec_of(trial.build()))
+            assert wrong is None, f"rank {rank}, whose neighbour sees the same tokens: {wrong}"
+            off, step = apart(trace.norms, own.norms)
+            assert off <= BOUNDS["float64"][1], f"rank {rank}: the norm of step {step} is off by {off:.2e}"
+
+    def test_an_error_in_a_hook_names_it(self, plait_ranks: Pool, hook: str) -> None:
+        found = self.layouts[self.last]
+        with pytest.raises(RankError) as caught:
+            plait_ranks.run(_failing, self.strategy, hook, self.trying(), self.selected(found), world=found.world)
+        assert f"raised by {described(self.strategy)} in its hook {hook!r}" in str(caught.value)
+
+
+@attrs.define
+class Echo:
+    """Two ranks that do the same: an axis that splits nothing."""
+
+    name = "echo"
+
+    @hookimpl
+    def build_mesh(self) -> list[MeshAxis]:
+        return [MeshAxis("echo", 2)]
+
+
+def _beside_echo(trial: Trial, strategies: Mapping[str, Any]) -> Trace:
+    return train(trial, strategies, [Echo()])
+
+
+def _failing(name: str, hook: str, trial: Trial, strategies: Mapping[str, Any]) -> None:
+    """A step in which `hook` of the strategy raises."""
+    from unittest import mock
+
+    from plait.testing.trial import forward_backward
+
+    cls = load(name)
+
+    def fails(*arguments: Any, **named: Any) -> None:
+        raise RuntimeError("planted")
+
+    original = getattr(cls, hook)
+    options = original.plait_impl
+    marked = hookimpl(**{k: v for k, v in options.items() if k != "specname"})(_like(original, fails))
+    with mock.patch.object(cls, hook, marked):
+        applied = trial.apply(strategies)
+        optimizer = trial.optimizer(applied.parameters())
+        forward_backward(applied, trial, 0)
+        applied.clip_grads(1.0)
+        optimizer.step()
+        applied.after_step(optimizer, 1)
+        applied.checkpoint(optimizer)
+
+
+def _like(original: Any, fails: Any) -> Any:
+    """A function with the arguments of `original`, as hooks are called by the names of theirs."""
+    import inspect
+
+    names = list(inspect.signature(original).parameters)
+    source = f"def hook({', '.join(names)}):\n    fails()" + "\n    yield" * inspect.isgeneratorfunction(original)
+    scope: dict[str, Any] = {"fails": fails}
+    exec(source, scope)
+    return scope["hook"]

@@ -1,0 +1,119 @@
+"""Whole runs of the trainer for tests: inside ranks that run already, and as a command that can be killed."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+MODEL = ("model.dim=32", "model.n_layers=2", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=48")
+SMALL = (
+    *("train.seq_len=32", "train.steps=10", "schedule.warmup_steps=4", "metrics.tensorboard=false"),
+    *("checkpoint.interval=3", "validation.interval=4", "validation.batches=2", "launch.device=cpu"),
+)
+
+
+def text(folder: Path) -> Path:
+    """A file of documents of many lengths: a rank's share of the tokens that count is not that of another."""
+    path = folder / "text.jsonl"
+    if not path.exists():
+        lines = [{"text": f"document {i}: " + "plait braids strands into a rope. " * (i * 7 % 11)} for i in range(400)]
+        path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return path
+
+
+def overrides(
+    strategies: Mapping[str, Mapping[str, Any]], folder: Path, world: int, *more: str, model: Iterable[str] = MODEL
+) -> list[str]:
+    """What to write after `plait train` for a small run on `world` ranks; 8 samples a step, whatever the layout."""
+    options = [
+        f"strategy.{name}.{key}={'null' if value is None else value}"
+        for name, given in strategies.items()
+        for key, value in given.items()
+    ]
+    return [
+        *model,
+        *SMALL,
+        *("data=text", f"data.path={text(folder)}", "data.attention=document", "data.validation_fraction=0.2"),
+        *(f"strategy=[{','.join(strategies)}]", *options),
+        *("train.local_batch_size=2", "train.global_batch_size=8", f"launch.nproc_per_node={world}", *more),
+    ]
+
+
+def run(node: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run under the resolved config `node`, trained by the ranks that call this together."""
+    from plait.contract.config import Config
+    from plait.contract.schema import typed
+    from plait.records.run_folder import RunFolder
+    from plait.train.trainer import Trainer
+
+    rows: list[dict[str, Any]] = []
+    trainer = Trainer(typed(Config, node, ""), node, RunFolder(folder), lambda text: None)
+    trainer.restore()
+    trainer.fit(lambda row: rows.append(dict(row)))
+    return rows
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def numbers(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """What must be bitwise equal between two runs of one command."""
+    return [(r["step"], r["loss"], r["grad_norm"], r["lr"], r["tokens"], r.get("val_loss")) for r in rows]
+
+
+def start(arguments: list[str], cwd: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """`plait train ARGUMENTS` in the background, in a process group of its own, on one thread a rank."""
+    own = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "plait", "train", *arguments],
+        cwd=cwd,
+        env={**own, "OMP_NUM_THREADS": "1", **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str], seconds: float = 240) -> None:
+    """Return once metrics.jsonl has `step`; raises where the process ends before."""
+    path, deadline = folder / "metrics.jsonl", time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if path.exists() and f'{{"step": {step},' in path.read_text():
+            return
+        if process.poll() is not None:
+            raise AssertionError(f"ended before step {step}:\n{process.communicate()[0]}")
+        time.sleep(0.01)
+    process.kill()
+    raise AssertionError(f"no step {step} after {seconds} s")
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """The live processes that train in `folder`, by rank."""
+    found = []
+    for log in sorted((folder / "ranks").glob("rank-*.log")):
+        pids = [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("process ")]
+        found += [pid for pid in pids[-1:] if alive(pid)]
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def kill_all(process: subprocess.Popen[str], folder: Path, number: int = signal.SIGKILL) -> None:
+    """The launcher and all its ranks at once."""
+    for pid in [process.pid, *ranks_of(folder)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -1,0 +1,1 @@
+"""The training loop: steps, loss, optimizer, and the numbers of a step."""

@@ -1,0 +1,149 @@
+"""The optimizer that a config names, and the learning rate as a function of the step."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from plait.contract.config import Schedule
+from plait.contract.errors import PlaitError, one_line
+from plait.parallel.build import check_options, options_of, target_of
+from plait.parallel.rehearsal import Build, Groups, Kind, compare_shards, try_step
+
+FUSED_ON = ("cuda", "cpu", "mps", "xpu")  # where torch has fused kernels
+KERNELS = ("fused", "foreach")  # arguments that choose kernels, in torch's optimizers
+FITS = "take one that works element by element, such as torch.optim.AdamW, or a layout that divides no parameters"
+
+
+def make_optimizer(
+    node: Mapping[str, Any], parameters: Iterable[nn.Parameter], values: bool = True
+) -> torch.optim.Optimizer:
+    """The `_target_` of `node` over the parameters, one group for each mesh that they live on. All ranks together.
+
+    Fused and foreach kernels take the tensors of a group at once, and torch cannot mix meshes, or DTensors and plain
+    tensors, in one call. If the config leaves `fused` and `foreach` open, the first of these kernels is taken that
+    makes a right step on stand-ins of the parameters: fused, torch's default, one tensor after another.
+    Raises PlaitError for options that the class refuses, and if it makes no right step on such parameters.
+    values: whether tensors have values. If not, as in a plan, a step that can be made counts as right.
+    """
+    groups = _by_mesh(parameters)
+    kinds = [list(dict.fromkeys(map(Kind.of, group))) for group in groups]
+    cls, options = _target(node)
+    exact = getattr(cls, "numerics", "exact") == "exact"  # as strategies say whether they mean to differ
+    plainest = _builder(cls, {**options, **{key: False for key in KERNELS if key in _arguments(cls)}})
+    for kernels in _candidates(cls, options, groups[0][0].device):
+        build = _builder(cls, {**options, **kernels})
+        problem = try_step(build, kinds)
+        if values:
+            problem = _agreed(problem)
+        if problem is None and exact and values:
+            problem = _agreed(compare_shards(build, plainest, kinds))
+        if problem is None:
+            return _built(node, build, [{"params": group} for group in groups])
+    raise PlaitError(_sentence(node, options, str(problem)))
+
+
+def check_optimizer(node: Mapping[str, Any], parameters: Iterable[Tensor]) -> None:
+    """Before there are ranks: raises PlaitError unless the class takes its options and parameters of these shapes.
+
+    They may be on meta. No step is made: its kernels may need another device than this process has.
+    """
+    cls, options = _target(node)
+    kernels = _candidates(cls, options, torch.device("cpu"))[-1]
+    params = [nn.Parameter(torch.zeros(kind.shape)) for kind in dict.fromkeys(map(Kind.of, parameters))]
+    _built(node, _builder(cls, {**options, **kernels}), [{"params": params}])
+
+
+def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    groups: dict[object, list[nn.Parameter]] = {}
+    for param in parameters:
+        groups.setdefault(param.device_mesh if isinstance(param, DTensor) else None, []).append(param)
+    return list(groups.values())
+
+
+def _target(node: Mapping[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """(the class, its options). A `fused: null` that came with another optimizer's config is none of this one's."""
+    cls = target_of(node, "optimizer")
+    foreign = {key for key in KERNELS if key not in _arguments(cls) and node.get(key) is None}
+    own = {key: value for key, value in node.items() if key not in foreign}
+    check_options(cls, own, "optimizer", but=("params",))
+    options = options_of(own)
+    _finite(options, "optimizer")
+    return cls, options
+
+
+def _arguments(cls: Callable[..., Any]) -> Mapping[str, Any]:
+    try:
+        return inspect.signature(cls).parameters
+    except (TypeError, ValueError):  # a class of compiled code
+        return {}
+
+
+def _candidates(cls: Callable[..., Any], options: Mapping[str, Any], device: torch.device) -> list[dict[str, Any]]:
+    """The kernels to try, the fastest first; only what the user asks for, if that is said."""
+    known = [key for key in KERNELS if key in _arguments(cls)]
+    if any(options.get(key) is not None for key in KERNELS):
+        return [{"fused": False} if "fused" in known and options.get("fused") is None else {}]
+    plain = {"fused": False} if "fused" in known else {}
+    fused = [{"fused": True}] if "fused" in known and device.type in FUSED_ON else []
+    return [*fused, plain, *([{**plain, "foreach": False}] if "foreach" in known else [])]
+
+
+def _builder(cls: Callable[..., Any], options: Mapping[str, Any]) -> Build:
+    return lambda groups: cls(groups, **options)
+
+
+def _built(node: Mapping[str, Any], build: Build, groups: Groups) -> Any:
+    try:
+        made = build(groups)
+    except Exception as error:
+        raise PlaitError(f"optimizer: {node['_target_']} refuses these options: {one_line(error)}") from error
+    if not isinstance(made, torch.optim.Optimizer):
+        raise PlaitError(f"optimizer._target_={node['_target_']} made a {type(made).__name__}, not an optimizer")
+    return made
+
+
+def _agreed(problem: str | None) -> str | None:
+    """The problem of the first rank that has one, on all ranks."""
+    if not dist.is_initialized():
+        return problem
+    problems: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)
+    return next((found for found in problems if found is not None), None)
+
+
+def _sentence(node: Mapping[str, Any], options: Mapping[str, Any], problem: str) -> str:
+    asked = [f"optimizer.{key}={str(options[key]).lower()}" for key in KERNELS if options.get(key) is not None]
+    text = f"{', '.join(asked) or 'optimizer'}: {node['_target_']} {problem}"
+    if problem.startswith("refuses"):
+        return text
+    if any(options.get(key) for key in KERNELS):
+        return f"{text}; null takes what works"
+    return f"{text}; {FITS}"
+
+
+def _finite(value: Any, key: str) -> None:
+    """No option of an optimizer is infinite or NaN: one step would spoil all parameters."""
+    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for name, each in inner:
+        _finite(each, f"{key}.{name}" if isinstance(value, Mapping) else key)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise PlaitError(f"{key} is {value}; it must be finite")
+
+
+def learning_rate(schedule: Schedule, lr: float, step: int, steps: int) -> float:
+    """The rate of step `step` (from 0) of `steps`: linear warm-up, stable, then decay over the last steps."""
+    if step < schedule.warmup_steps:
+        return lr * (step + 1) / schedule.warmup_steps
+    decay_steps = schedule.decay_steps if schedule.decay_steps is not None else steps - schedule.warmup_steps
+    start = max(steps - decay_steps, schedule.warmup_steps)
+    if step < start or steps <= start:
+        return lr
+    x = (step - start + 1) / (steps - start)
+    shape = {"linear": 1 - x, "cosine": 0.5 * (1 + math.cos(math.pi * x)), "sqrt": 1 - math.sqrt(x)}[schedule.decay]
+    return lr * (schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * shape)

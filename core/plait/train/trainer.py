@@ -1,0 +1,184 @@
+"""The training loop: short on purpose, and the same for every layout."""
+
+import gc
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from plait.checkpoint.manager import Checkpoints
+from plait.contract.config import Config, accumulation
+from plait.contract.run import Run
+from plait.parallel.apply import new_run, set_up
+from plait.parallel.build import build_model, build_source
+from plait.parallel.process_group import device_of
+from plait.records.peak_flops import peak_flops
+from plait.records.run_folder import RunFolder
+from plait.strategies.registry import create_all
+from plait.train.loss import cross_entropy_sum, parallel, valid_tokens
+from plait.train.optimizer import learning_rate, make_optimizer
+from plait.train.step_metrics import Pending, Row, Stopwatch
+
+
+class Trainer:
+    """One run on this rank, from its config to its last step.
+
+    node: the same config as plain values, as checkpoints keep it. say(text): a line for the user, on rank 0.
+    alive(what): called where time may pass, for the watchdog.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        node: Mapping[str, Any],
+        folder: RunFolder,
+        say: Callable[[str], None],
+        alive: Callable[[str], None] = lambda what: None,
+    ) -> None:
+        self.config, self.say, self.alive = config, say, alive
+        train = config.train
+        if train.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to be repeatable
+        torch.use_deterministic_algorithms(train.deterministic)
+        device_type = device_of(config.launch.device)
+        alive("building the model")
+        model, spec = build_model(config.model)
+        strategies = create_all(config.strategy)
+        self.run: Run = new_run(config, spec, model, dist.get_world_size(), device_type, strategies)
+        self.run.folder = folder.path
+        alive("setting up the strategies")
+        self.applied = set_up(model, self.run)
+        self.mesh, self.model, self.device = self.applied.mesh, self.applied.parts[0], self.applied.device
+        self.optimizer = make_optimizer(config.optimizer, self.applied.parameters())
+        self.share = self.mesh.share("batch")
+        self.micro_batches = accumulation(config, self.share[1])
+        self.global_batch_size = self.micro_batches * train.local_batch_size * self.share[1]
+        source = build_source(config.data)
+        alive("preparing the data")
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # once a machine; the others find it done
+            prepared = "PLAIT_LAUNCHER" in os.environ  # by the launcher, which said so
+            source.prepare((lambda line: None) if prepared else say)
+        dist.barrier()
+        self.batches = source.open(
+            seq_len=train.seq_len, seed=train.seed, global_batch_size=self.global_batch_size, share=self.share
+        )
+        self.step, self.tokens, self.samples = 0, 0, 0
+        data = {
+            "fingerprint": source.fingerprint(),
+            "global_batch_size": self.global_batch_size,
+            "shares": self.share[1],
+        }
+        self.checkpoints = Checkpoints(config, node, folder, self.applied, self.optimizer, data, self.batches, say)
+        self.flops = spec.flops(train.seq_len) if spec.flops else None
+        name = torch.cuda.get_device_name() if device_type == "cuda" else "cpu"
+        self.peak = peak_flops(device_type, name, config.precision.param)
+        self._stop = False
+
+    def restore(self) -> int:
+        """Load the checkpoint that the config asks for, if there is one; returns the step to go on from."""
+        self.step, self.tokens, self.samples = self.checkpoints.restore()
+        return self.step
+
+    def fit(self, report: Callable[[Row], None], each_step: Callable[[int], None] = lambda step: None) -> str:
+        """Train to the last step. Returns "finished", or "stopped" where a signal asked for it; saved either way."""
+        steps, validation, save = self.config.train.steps, self.config.validation, self.config.checkpoint
+        collect = self.config.train.gc_interval
+        if collect:
+            gc.disable()
+            gc.collect()
+        pending: Pending | None = None
+        stopping = False
+        try:
+            while self.step < steps and not stopping:
+                self.alive(f"step {self.step + 1}")
+                now, stopping = self._train_step()
+                if pending:
+                    report(pending.row())
+                pending = now
+                if validation.interval and (self.step % validation.interval == 0 or self.step == steps):
+                    pending.extra["val_loss"] = self.validate()
+                last = self.step == steps or stopping
+                if save.enabled and (last or (save.interval and self.step % save.interval == 0)):
+                    report(pending.row())  # first: a NaN must not be saved, nor a step whose row could be lost
+                    pending = None
+                    self.checkpoints.save(self.step, self.tokens, self.samples)
+                if collect and self.step % collect == 0:
+                    gc.collect(1)
+                each_step(self.step)
+            if pending:
+                report(pending.row())
+            self.alive("finishing the last checkpoint")
+            self.checkpoints.wait()
+        finally:
+            if collect:
+                gc.enable()
+        return "stopped" if stopping and self.step < steps else "finished"
+
+    def ask_to_stop(self) -> None:
+        """Finish a step, save and stop: all ranks agree on which step, whoever was asked."""
+        self._stop = True
+
+    def _train_step(self) -> tuple[Pending, bool]:
+        watch = Stopwatch(self.device)
+        batch = self.batches.take(self.samples)
+        mine = valid_tokens(batch.labels) if self.mesh.leads() else 0
+        counts = torch.tensor([mine, int(self._stop), int(self.checkpoints.failed())])
+        counting = dist.all_reduce(counts, async_op=True)  # on the CPU, while forward runs
+        data_seconds = watch.so_far()
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        valid = 0
+        self.model.train()
+        for tokens, labels, positions in self._micro_batches(batch):
+            logits = self.model(tokens) if positions is None else self.model(tokens, positions)
+            with parallel(logits):
+                loss = cross_entropy_sum(logits, labels)
+                if not valid:
+                    counting.wait()
+                    valid = max(int(counts[0]), 1)
+                    waiting = int(counts[1])
+                    if counts[2]:
+                        self.checkpoints.wait()  # raises, on all ranks
+                self.applied.backward(loss, valid)
+            total += loss.detach()
+            del logits, loss
+        norm = self.applied.clip_grads(self.config.train.max_norm)
+        lr = learning_rate(self.config.schedule, self.config.optimizer["lr"], self.step, self.config.train.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+        self.samples += self.global_batch_size
+        self.tokens += self.global_batch_size * self.config.train.seq_len
+        self.applied.after_step(self.optimizer, self.step)
+        watch.stop()
+        return Pending(self, total / valid, norm, lr, watch, data_seconds), waiting > 0
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        """The mean loss over the tokens of the validation batches, of all ranks together."""
+        self.model.eval()
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for index in range(self.config.validation.batches):
+            self.alive(f"validation batch {index + 1} after step {self.step}")
+            batch = self.batches.validation(index)
+            for tokens, labels, positions in self._micro_batches(batch):
+                logits = self.model(tokens) if positions is None else self.model(tokens, positions)
+                with parallel(logits):
+                    sums[0] += cross_entropy_sum(logits, labels)
+                sums[1] += valid_tokens(labels)
+        if not self.mesh.leads():
+            sums.zero_()
+        dist.all_reduce(sums)
+        return float(sums[0] / sums[1].clamp(min=1))
+
+    def _micro_batches(self, batch: Any) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        size = self.config.train.local_batch_size
+        parts = []
+        for tensor in (batch.tokens, batch.labels, batch.positions):
+            moved = None if tensor is None else tensor.to(self.device, non_blocking=True)
+            parts.append([None] * self.micro_batches if moved is None else moved.split(size))
+        return list(zip(*parts, strict=True))
