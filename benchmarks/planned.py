@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--seq-len", type=int, default=8192)
     asked = parser.parse_args()
 
-    from plait.commands.inspect import simulated
+    from plait.parallel.simulated import simulated
     from plait_simplefsdp.estimate import H100
     from plait_simplefsdp.plan import plan
 

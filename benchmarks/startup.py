@@ -106,7 +106,7 @@ def one_of_many(model: str, world_size: int) -> None:
     import torch
 
     import plait.launch.check  # noqa: F401
-    from plait.commands.inspect import simulated
+    from plait.parallel.simulated import simulated
 
     laps.append(time.perf_counter())
     torch.set_num_threads(1)

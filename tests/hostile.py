@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata
 
+from plait.checkpoint.choose import choose
 from plait.checkpoint.files import digest
 from plait.checkpoint.load import load
 from plait.checkpoint.save import Saver
@@ -19,7 +20,6 @@ from plait.checkpoint.store import MANIFEST, Store, _digest_of
 from plait.checkpoint.weights import check_weights, read_weights
 from plait.contract.config import Checkpoint
 from plait.convert import convert
-from plait.launch.resume import choose
 from plait.models.hugging_face import HuggingFace, Rule
 
 A, B = torch.arange(12.0).reshape(4, 3), torch.ones(3, dtype=torch.bfloat16)

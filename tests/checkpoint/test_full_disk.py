@@ -20,11 +20,10 @@ from plait.checkpoint.files import put_in_place
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
 from plait.contract.config import Config
-from plait.contract.errors import PlaitError
+from plait.contract.errors import DiskError, PlaitError
 from plait.contract.schema import typed
 from plait.records.metrics import Metrics
 from plait.records.run_folder import RunFolder
-from plait.system.disk import DiskError
 from plait.testing import whole_run
 from plait.testing.pool import Pool
 

@@ -13,14 +13,14 @@ from unittest import mock
 import pytest
 from disks import CannotMount, fill, limited, small_disk
 
-from plait.contract.errors import PlaitError, one_line
+from plait.contract.errors import DiskError, PlaitError, in_words, one_line, refused
 from plait.launch.ends import End, of_error
 from plait.launch.ends import read as ends_left
 from plait.launch.ends import write as leave_end
 from plait.launch.spare import PLACE, clear, spare
 from plait.records.metrics import MetricsFile, read
 from plait.records.run_folder import RunFolder
-from plait.system.disk import DiskError, can_be_written, in_words, refused, replace, writing
+from plait.system.disk import can_be_written, replace, writing
 from plait.system.streams import forgiving
 
 

@@ -1,19 +1,40 @@
-"""The architecture page names every file of the core and no other; links lead somewhere; the core names no strategy."""
+"""The architecture page shows the rooms of the core; links lead somewhere; the core names no strategy."""
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from pages import PAGES, ROOT
 
 CORE = ROOT / "core" / "plait"
-FILES = {str(p.relative_to(CORE)): p for p in CORE.rglob("*.py") if "conf" not in p.relative_to(CORE).parts}
+FILES = {
+    str(p.relative_to(CORE)): p for p in CORE.rglob("*.py") if not {"conf", "template"} & set(p.relative_to(CORE).parts)
+}
 
 
-def test_every_file_has_its_line() -> None:
-    named = re.findall(r"^\| `([\w/]+\.py)` \| \S", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
-    assert sorted(named) == sorted(FILES)
+def test_the_page_shows_every_room_and_where_to_begin() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| \S.*\| `([\w/]+\.py)` \|$", text, re.MULTILINE)
+    assert sorted(room for room, _ in rows) == sorted({Path(name).parts[0] for name in FILES if "/" in name})
+    for room, first in rows:
+        assert f"{room}/{first}" in FILES
+
+
+def test_the_page_has_the_rooms_in_the_order_that_is_checked() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    layers = [room.strip() for layer in reversed(config["layers"]) for room in layer.split("|")]
+    shown = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    assert [room for room in shown if room in layers] == layers
+
+
+def test_nothing_but_rooms_lies_at_the_top() -> None:
+    assert {name for name in FILES if "/" not in name} == {"__init__.py", "__main__.py"}
+
+
+def test_every_file_says_what_it_is() -> None:
+    assert [name for name, path in FILES.items() if not ast.get_docstring(ast.parse(path.read_text()))] == []
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda p: str(p.relative_to(ROOT)))

@@ -5,12 +5,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from plait.checkpoint.store import Store
-from plait.contract.errors import PlaitError, one_line
-from plait.launch.resume import Say, choose
-from plait.launch.resumed_data import samples_of
+from plait.checkpoint.choose import Say, choose
+from plait.checkpoint.store import Store, samples_of
+from plait.contract.errors import DiskError, PlaitError, one_line, refused
 from plait.records.metrics import FILE, Seal
-from plait.system.disk import DiskError, refused
 
 if TYPE_CHECKING:
     from plait.contract.config import Config

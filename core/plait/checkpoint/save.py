@@ -18,9 +18,9 @@ from torch import Tensor
 from plait.checkpoint.files import clear, digest
 from plait.checkpoint.finite import Extremes, where_to_go_on
 from plait.checkpoint.store import Manifest, Store
-from plait.contract.errors import PlaitError
+from plait.contract.errors import DiskError, PlaitError, refused, sentence
 from plait.parallel.state import is_absent, weights
-from plait.system.disk import DiskError, refused, sentence, writing
+from plait.system.disk import writing
 
 T = TypeVar("T")
 log = logging.getLogger("plait")

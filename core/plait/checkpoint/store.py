@@ -72,6 +72,12 @@ def _digest_of(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
+def samples_of(manifest: Manifest, global_batch_size: int) -> int:
+    """The samples consumed up to `manifest`; one that does not say it took a global batch per step."""
+    taken = manifest.step * manifest.data.get("global_batch_size", global_batch_size)
+    return manifest.data.get("samples", taken)
+
+
 class Store:
     """`folder/step-<n>/`, one a checkpoint. `step-<n>.tmp` is being written, `step-<n>.old` being removed.
 

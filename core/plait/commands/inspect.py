@@ -24,28 +24,11 @@ def main(argv: list[str]) -> int:
 def report(node: dict[str, Any], world_size: int | None = None) -> str:
     """The text that `plait inspect` prints for the resolved config `node`."""
     from plait.launch.check import check
+    from plait.parallel.simulated import simulated
 
     checked = check(node, world_size)
     with simulated(checked.layout.world_size):
         return "\n".join(_lines(checked))
-
-
-class simulated:
-    """A process group of `world_size` ranks of which only this process exists; its collectives do nothing."""
-
-    def __init__(self, world_size: int, rank: int = 0) -> None:
-        self.world_size, self.rank = world_size, rank
-
-    def __enter__(self) -> None:
-        import torch.distributed as dist
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        dist.init_process_group("fake", store=FakeStore(), rank=self.rank, world_size=self.world_size)
-
-    def __exit__(self, *error: object) -> None:
-        import torch.distributed as dist
-
-        dist.destroy_process_group()
 
 
 def _lines(checked: Any) -> list[str]:

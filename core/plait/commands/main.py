@@ -5,8 +5,7 @@ import importlib
 import os
 import sys
 
-from plait.contract.errors import PlaitError, near_miss, one_line
-from plait.system.disk import DiskError, in_words, refused
+from plait.contract.errors import DiskError, PlaitError, in_words, near_miss, one_line, refused
 from plait.system.signals import STOPS, Stopped
 from plait.system.streams import console_may_fail, open_standard_streams
 

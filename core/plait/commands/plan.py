@@ -2,7 +2,6 @@
 
 import json
 import sys
-from typing import Any
 
 from plait.contract.errors import PlaitError
 
@@ -35,27 +34,19 @@ def main(argv: list[str]) -> int:
     if flags & {"-m", "--multirun"}:
         from plait.plan.side_by_side import jobs, side_by_side
 
-        found = side_by_side(jobs(overrides), world, rank)
-        print(json.dumps(found.as_json(), indent=2) if "--json" in flags else found.text())
-        return 0 if found.fits else FULL
-    plan = planned(resolve(overrides), world, rank, "--all-blocks" in flags)
+        ranking = side_by_side(jobs(overrides), world, rank)
+        print(json.dumps(ranking.as_json(), indent=2) if "--json" in flags else ranking.text())
+        return 0 if ranking.fits else FULL
+    from plait.plan.engine import plan
+
+    found = plan(resolve(overrides), world, rank, "--all-blocks" in flags)
     if "--json" in flags:
-        print(json.dumps(plan.as_json(), indent=2))
+        print(json.dumps(found.as_json(), indent=2))
     else:
         from plait.plan.tables import text
 
-        print(text(plan), file=sys.stdout)
-    return FULL if plan.fits is False else 0
-
-
-def planned(node: dict[str, Any], world: int | None, rank: int | None, every: bool = False) -> Any:
-    """The plan; what cannot be planned becomes a sentence. torch's own remarks about collectives are left out."""
-    import logging
-
-    from plait.plan.engine import plan
-
-    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
-    return plan(node, world, rank, every)
+        print(text(found), file=sys.stdout)
+    return FULL if found.fits is False else 0
 
 
 def _rank(argv: list[str]) -> tuple[list[str], int | None]:

@@ -1,12 +1,13 @@
 """The run as strategies see it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from plait.contract.config import Config
+from plait.contract.errors import PlaitError
 
 if TYPE_CHECKING:
     from plait.contract.model_spec import ModelSpec
@@ -36,16 +37,17 @@ class Run:
     shapes: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
     folder: Path | None = None
     storage_device: str | None = None
+    _create: Callable[[str, Mapping[str, Any]], Any] | None = None  # the registry's
 
     def use(self, name: str, **options: Any) -> None:
         """Select the installed strategy `name` with these options. Only inside `configure`.
 
         Raises PlaitError where no such strategy is installed, or it is selected already.
         """
-        from plait.strategies.registry import create
-
         if name in self.strategies:
-            from plait.contract.errors import PlaitError
-
             raise PlaitError(f"strategy {name!r} is selected already; it cannot be configured a second time")
-        self.strategies[name] = create(name, options)
+        if self._create is None:
+            raise PlaitError(
+                f"strategy {name!r} cannot be selected here: this run was made without installed strategies"
+            )
+        self.strategies[name] = self._create(name, options)

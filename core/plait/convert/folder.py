@@ -18,10 +18,10 @@ from plait.checkpoint.files import sync, write_synced
 from plait.checkpoint.store import MANIFEST, Store
 from plait.checkpoint.sums import check_sums, write_sums
 from plait.checkpoint.weights import open_files
-from plait.contract.errors import PlaitError
+from plait.contract.errors import PlaitError, in_words
 from plait.convert.config import CONFIG, check_config, config_of
 from plait.convert.plan import Piece, make_ours, make_theirs, ours_from, table_of, theirs_from
-from plait.system.disk import in_words, writing
+from plait.system.disk import writing
 
 DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
-from plait.contract.errors import PlaitError
+from plait.contract.errors import DiskError, PlaitError, in_words, shown
 from plait.data import cache
 from plait.data.documents import File
 from plait.data.source import Say, Source
 from plait.data.tokenise import FORMAT, read_meta, tokenise
-from plait.system.disk import DiskError, in_words, reading, shown
+from plait.system.disk import reading
 
 if TYPE_CHECKING:
     from plait.data.packed import Packed

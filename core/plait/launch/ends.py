@@ -12,9 +12,9 @@ from typing import Any
 
 import attrs
 
-from plait.contract.errors import PlaitError, one_line
+from plait.contract.errors import PlaitError, one_line, refused
 from plait.launch import spare
-from plait.system.disk import refused, replace
+from plait.system.disk import replace
 from plait.system.signals import name as signal_name
 
 HUNG = 70  # the exit code of a rank that its watchdog ended

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from plait.contract.config import Launch
-from plait.contract.errors import PlaitError, one_line
+from plait.contract.errors import DiskError, PlaitError, one_line, shown
 from plait.contract.schema import typed
 from plait.launch.check import Checked, check
 from plait.launch.resume import look
 from plait.records.run_folder import Outcome, RunFolder, versions_of
-from plait.system.disk import DiskError, can_be_written, reading, shown
+from plait.system.disk import can_be_written, reading
 
 Say = Callable[[str], None]
 

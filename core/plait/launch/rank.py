@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from plait.contract.errors import PlaitError, one_line
+from plait.contract.errors import PlaitError, in_words, one_line, shown
 from plait.launch import ends
 from plait.launch.ends import End
 from plait.records.run_folder import Outcome, RunFolder, introduction
-from plait.system.disk import in_words, shown
 from plait.system.signals import Stops, handle
 from plait.system.streams import console_may_fail, forgiving
 
@@ -91,7 +90,8 @@ def live(folder: RunFolder, tell: Callable[[End], None] = lambda end: None) -> O
 def _train(folder: RunFolder, rank: int, file: IO[str], ended: Callable[[End], None]) -> Outcome:
     from plait.contract.config import Config
     from plait.contract.schema import typed
-    from plait.launch.watchdog import Watchdog, progress_of_groups
+    from plait.launch.watchdog import Watchdog
+    from plait.parallel.flight_recorder import progress_of_groups
     from plait.parallel.process_group import device_of, end_group, start_group
     from plait.records.console import Console
     from plait.records.metrics import Metrics

@@ -1,14 +1,14 @@
 """What a start of a run finds: the checkpoint to go on from, and whether it fits."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from plait.checkpoint.store import Manifest, NoneSound, Store
+from plait.checkpoint.choose import Say, choose
+from plait.checkpoint.store import Manifest, Store
 from plait.checkpoint.sums import check_sums
-from plait.contract.config import Checkpoint
 from plait.contract.errors import PlaitError
 from plait.launch.resumed_data import check_data, keep_batch
 from plait.records import metrics
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from plait.launch.check import Checked
     from plait.records.run_folder import RunFolder
 
-Say = Callable[[str], None]
 BATCH = "train.global_batch_size"
 
 
@@ -104,32 +103,6 @@ def _keep_what_there_is(checked: "Checked", store: Store, folder: "RunFolder") -
             f"{begin} would start over, and the metrics in {folder.path} reach step {last}, past train.steps={steps}: "
             f"set another run.name, or move {metrics.FILE} away"
         )
-
-
-def choose(conf: Checkpoint, store: Store, say: Say) -> Path | None:
-    """The run's own newest sound checkpoint, else the one that `checkpoint.load` names, else None.
-
-    Its own come first, so that the same command, given again, goes on. Raises PlaitError if its own are all damaged
-    and `checkpoint.load` names none, or one that is not sound.
-    """
-    named = conf.load not in ("latest", "never")
-    try:
-        if own := store.latest(say):
-            return own
-    except NoneSound as error:
-        if not named:
-            raise PlaitError(
-                f"{error}; move or remove what is there to start over, set another run.name, or name a sound one by "
-                "checkpoint.load=PATH"
-            ) from None
-        say(str(error))
-    if not named:
-        return None
-    with reading(conf.load, "checkpoint.load"):
-        problem = Store.verify(conf.load)
-    if problem:
-        raise PlaitError(f"checkpoint.load={conf.load} cannot be loaded: {problem}")
-    return Path(conf.load)
 
 
 def differences(manifest: Manifest, now: Mapping[str, Any]) -> list[str]:

@@ -3,19 +3,13 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from plait.checkpoint.store import Manifest
+from plait.checkpoint.store import Manifest, samples_of
 from plait.contract.errors import PlaitError
 
 if TYPE_CHECKING:
     from plait.launch.check import Checked
 
 WEIGHTS = "or start a new run from its weights with checkpoint.init_from"
-
-
-def samples_of(manifest: Manifest, global_batch_size: int) -> int:
-    """The samples consumed up to `manifest`; one that does not say it took a global batch per step."""
-    taken = manifest.step * manifest.data.get("global_batch_size", global_batch_size)
-    return manifest.data.get("samples", taken)
 
 
 def check_data(manifest: Manifest, checked: "Checked") -> None:

@@ -3,18 +3,17 @@
 import contextlib
 import ctypes
 import faulthandler
-import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import IO, Any
+from collections.abc import Callable
+from typing import IO
 
 from plait.launch.ends import HUNG, place_of
+from plait.parallel.flight_recorder import last_collectives
 
-LAST = 20  # collectives that are listed
 LINGER_SECONDS = 2.0  # the first rank that ends makes its launcher end the others: let them write first
 REPORT_SECONDS = 10.0  # how long writing all this may take before the process is ended without it
 
@@ -95,52 +94,6 @@ class Watchdog:
     def _place(self) -> str:
         main = threading.main_thread().ident
         return place_of(sys._current_frames().get(main) if main is not None else None)
-
-
-def flight_record() -> list[dict[str, Any]]:
-    """The collectives of this process that torch's flight recorders hold, oldest first; none where torch has none.
-
-    By default they are the last 2000 of nccl and of gloo (TORCH_FR_BUFFER_SIZE; 0 turns them off).
-    """
-    c10d = sys.modules.get("torch._C._distributed_c10d")
-    entries: list[dict[str, Any]] = []
-    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):  # each backend has a recorder of its own
-        if (dump := getattr(c10d, name, None)) is not None:
-            entries += json.loads(dump() or b"{}").get("entries", [])
-    return sorted(entries, key=lambda entry: entry.get("time_created_ns", 0))
-
-
-def progress_of_groups() -> dict[str, tuple[int, bool]]:
-    """Process group -> (number of this rank's last collective in it, whether the rank waits for one of them)."""
-    found: dict[str, tuple[int, bool]] = {}
-    for entry in flight_record():
-        group = str((*entry.get("process_group", ()), "?")[0])
-        number, waits = found.get(group, (0, False))
-        if not entry.get("is_p2p"):
-            number = max(number, int(entry.get("collective_seq_id", 0)))
-        found[group] = (number, waits or not _done(entry))
-    return found
-
-
-def _done(entry: dict[str, Any]) -> bool:
-    return bool(entry.get("retired")) or entry.get("state") == "completed"
-
-
-def last_collectives(count: int = LAST) -> Iterator[str]:
-    """Lines for people on the last `count` collectives of this rank, oldest first."""
-    entries = flight_record()[-count:]
-    if not entries:
-        yield "The flight recorder knows no collectives of this rank."
-        return
-    yield "Last collectives of this rank (number in its group, state, operation, group, shapes, age):"
-    for entry in entries:
-        group, description = (*entry.get("process_group", ()), "?", "?")[:2]
-        state = "done" if _done(entry) else "WAITING"
-        number = entry.get("p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id", "?")
-        what = f"{entry.get('profiling_name', '?')} {description} ({group})"
-        shapes = f"{entry.get('input_sizes', '?')} -> {entry.get('output_sizes', '?')}"
-        age = time.time() - entry.get("time_created_ns", 0) / 1e9
-        yield f"  #{number} {state:7} {what} {shapes} {age:.1f} s ago"
 
 
 def die_with_parent(parent: int | None = None) -> None:

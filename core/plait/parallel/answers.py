@@ -1,23 +1,15 @@
 """What the hooks owe. An answer of another kind is refused where it is given, by the name of who gave it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-import attrs
 import torch
 from torch import Tensor, nn
 
 from plait.contract.axes import MeshAxis, MeshView
 from plait.contract.exact import Misfit
 from plait.parallel.clip import plain
-
-
-@attrs.frozen
-class Owed:
-    """what: in words. take: the answer as the core uses it; raises Misfit for one of another kind."""
-
-    what: str
-    take: Callable[[Any], Any]
+from plait.strategies.hooks import Owed
 
 
 def _axes(answer: Any) -> list[MeshAxis | MeshView]:

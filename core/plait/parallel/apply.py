@@ -24,7 +24,7 @@ from plait.parallel.process_group import device_type_here, local_device, start_g
 from plait.parallel.state import canonical_state
 from plait.strategies.hooks import Braid
 from plait.strategies.order import STAGES
-from plait.strategies.registry import name_of
+from plait.strategies.registry import create, name_of
 
 
 @attrs.define
@@ -130,7 +130,7 @@ def new_run(
         )
     parameters = sum(p.numel() for p in model.parameters())
     shapes = {fqn: tuple(p.shape) for fqn, p in model.named_parameters()}
-    return Run(config, world_size, device_type, spec, parameters, strategies, shapes)
+    return Run(config, world_size, device_type, spec, parameters, strategies, shapes, create=create)
 
 
 def configure(run: Run) -> None:

@@ -1,6 +1,7 @@
 """`plan`: from a run's config, a number of ranks and a cluster to what one step costs a rank."""
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ def plan(node: Mapping[str, Any], world: int | None = None, rank: int | None = N
     every: trace all blocks, even if they are alike. Raises PlaitError for what does not fit, and for what cannot be
     planned.
     """
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # its remarks about collectives are no news
     cluster = cluster_of(node.get("cluster"))
     notes: list[str] = []
     checked = check(_plannable(node, notes), world)

@@ -79,13 +79,13 @@ def jobs(overrides: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def side_by_side(wanted: list[tuple[str, list[str]]], world: int | None, rank: int | None) -> Ranking:
-    from plait.commands.plan import planned
     from plait.launch.compose import resolve
+    from plait.plan.engine import plan
 
     done = []
     for label, overrides in wanted:
         try:
-            done.append(Job(label, planned(resolve(overrides), world, rank)))
+            done.append(Job(label, plan(resolve(overrides), world, rank)))
         except PlaitError as error:
             done.append(Job(label, why=one_line(error)))
     return Ranking(sorted(done, key=_order))

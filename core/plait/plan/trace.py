@@ -5,12 +5,12 @@ from typing import Any
 
 import attrs
 
-from plait.commands.inspect import simulated
 from plait.contract.config import Config, accumulation
 from plait.contract.planned import as_planned
 from plait.contract.run import Run
 from plait.parallel.apply import new_run, set_up
 from plait.parallel.build import build_model
+from plait.parallel.simulated import simulated
 from plait.plan.blocks import Group, groups, keep
 from plait.plan.fake import fake, forget, materialise_fake
 from plait.plan.recorder import Operator, Recorder, Storage

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from plait.contract.config import Metrics as Conf
-from plait.contract.errors import PlaitError
-from plait.system.disk import DiskError, replace, shown, writing
+from plait.contract.errors import DiskError, PlaitError, shown
+from plait.system.disk import replace, writing
 
 FILE = "metrics.jsonl"
 OLD = "metrics.old.jsonl"  # what was there when the run began again at step 0

@@ -13,9 +13,9 @@ from torch import nn
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
 from plait.contract.config import Profile as Conf
-from plait.contract.errors import PlaitError
-from plait.launch.watchdog import flight_record
-from plait.system.disk import DiskError, can_be_written, writing
+from plait.contract.errors import DiskError, PlaitError
+from plait.parallel.flight_recorder import flight_record
+from plait.system.disk import can_be_written, writing
 
 if TYPE_CHECKING:
     from plait.parallel.mesh import Mesh

@@ -4,8 +4,9 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import attrs
 import pluggy
 
 from plait.contract import hookspecs
@@ -15,11 +16,16 @@ from plait.strategies.order import Place, claimed, order
 from plait.strategies.registry import described
 from plait.system.signals import asked_to_stop
 
-if TYPE_CHECKING:  # torch stays out of `plait plugins --check`
-    from plait.parallel.answers import Owed
-
 TRACE = "PLAIT_TRACE_PLUGINS"
 BLAME = "raised by"
+
+
+@attrs.frozen
+class Owed:
+    """what: in words. take: the answer as the core uses it; raises Misfit for one of another kind."""
+
+    what: str
+    take: Callable[[Any], Any]
 
 
 class Unowed(PlaitError):
@@ -34,7 +40,7 @@ class Braid:
     answers what it does not owe: `answers` is `plait.parallel.answers.ANSWERS`, apart from here since it needs torch.
     """
 
-    def __init__(self, strategies: Mapping[str, Any], answers: "Mapping[str, Owed] | None" = None) -> None:
+    def __init__(self, strategies: Mapping[str, Any], answers: Mapping[str, Owed] | None = None) -> None:
         self.strategies, self._answers = dict(strategies), answers or {}
         self.places: list[Place] = order(self.strategies)
         self.roles: dict[str, str] = claimed(self.strategies)
@@ -116,7 +122,7 @@ def _call(implementation: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def _attributed(
-    function: Callable[..., Any], name: str, hook: str, argnames: tuple[str, ...], owed: "Owed | None"
+    function: Callable[..., Any], name: str, hook: str, argnames: tuple[str, ...], owed: Owed | None
 ) -> Callable[..., Any]:
     """`function`, whose errors name the plugin and the hook, and whose calls are shown where the user asked for it."""
 
@@ -135,7 +141,7 @@ def _attributed(
     return call
 
 
-def _attributed_wrapper(function: Callable[..., Any], name: str, hook: str, owed: "Owed | None") -> Callable[..., Any]:
+def _attributed_wrapper(function: Callable[..., Any], name: str, hook: str, owed: Owed | None) -> Callable[..., Any]:
     """The same for a wrapper, through which the errors of those that it wraps come too: they have their note."""
 
     @functools.wraps(function)
@@ -146,7 +152,7 @@ def _attributed_wrapper(function: Callable[..., Any], name: str, hook: str, owed
     return call
 
 
-def _taken(answer: Any, name: str, hook: str, owed: "Owed | None") -> Any:
+def _taken(answer: Any, name: str, hook: str, owed: Owed | None) -> Any:
     if owed is None:
         return answer
     try:

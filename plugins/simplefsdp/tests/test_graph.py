@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from plait import PlaitError
-from plait.commands.inspect import simulated
+from plait.parallel.simulated import simulated
 from plait.testing.models import llama3
 from plait.testing.trial import Trial, forward_backward
 
