@@ -1,11 +1,12 @@
 """`make faults`: the campaign. Seeded and repeatable: faults befall real runs, and each comes to a verdict.
 
-    python -m tests.faults [--count 1000] [--seed 0] [--jobs 2] [--only KIND] [--scenario N] [--write FILE] [--keep]
+    python -m tests.faults [--count 1000] [--seed 0] [--jobs 2] [--only KIND] [--scenario N ...] [--write FILE] [--keep]
 
-Scenario N of a seed is always the same; `--scenario N` runs it alone, with its folder kept.
+Scenario N of a seed is always the same; `--scenario N ...` runs these alone, with their folders kept.
 """
 
 import argparse
+import itertools
 import random
 import shutil
 import sys
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="decides every scenario")
     parser.add_argument("--jobs", type=int, default=2, help="scenarios at once")
     parser.add_argument("--only", choices=list(KINDS), help="scenarios of this kind alone")
-    parser.add_argument("--scenario", type=int, help="run this one alone and keep its folder")
+    parser.add_argument("--scenario", type=int, nargs="+", help="run these alone and keep their folders")
     parser.add_argument("--write", type=Path, help="write the table to this page")
     parser.add_argument("--keep", action="store_true", help="keep the folders of scenarios that found a defect")
     options = parser.parse_args(argv)
@@ -64,7 +65,8 @@ def main(argv: list[str] | None = None) -> int:
     with Runner(root, options.seed, options.jobs, {name: do for name, (_, do) in KINDS.items()}) as runner:
         cases = drawn(options.seed, options.only)
         if options.scenario is not None:
-            cases = iter([next(case for case in cases if case[0] == options.scenario)])
+            first = itertools.islice(cases, max(options.scenario) + 1)
+            cases = iter([case for case in first if case[0] in options.scenario])
         for result in runner.run(cases, lambda: sum(len(r.faults) for r in results) < options.count):
             results.append(result)
             print(result.line(sum(len(r.faults) for r in results)), flush=True)

@@ -72,15 +72,15 @@ def launcher_killed(scenario: Scenario) -> None:
 
 # name -> (who, audit event, regex of its arguments, up to which match)
 POINTS = {
-    "composing": ("launcher", "import", r"hydra\._internal\.hydra|omegaconf\.resolvers|plait\.schema", 1),
-    "checking": ("launcher", "import", r"plait\.(check|braid|weave|optimizer|launch|prepare)\b", 1),
+    "composing": ("launcher", "import", r"hydra\._internal\.hydra|omegaconf\.resolvers|plait\.contract\.schema", 1),
+    "checking": ("launcher", "import", r"plait\.(launch\.(check|prepare)|strategies\.hooks|train\.optimizer)\b", 4),
     "preparing data": ("launcher", "open", r"/cache/", 12),
     "data in place": ("launcher", "os.rename", r"/cache/", 2),
     "taking the folder": ("launcher", "open", r"runs/a/", 4),
     "writing the config": ("launcher", "os.rename", r"runs/a/", 2),
-    "starting ranks": ("launcher", "subprocess.Popen", r"plait\.rank", 2),
+    "starting ranks": ("launcher", "subprocess.Popen", r"plait\.launch\.rank", 2),
     "a rank begins": ("rank", "open", r"ranks/rank-", 1),
-    "a rank builds": ("rank", "import", r"plait\.(trainer|weave|metrics|console|checkpoint)\b|safetensors", 3),
+    "a rank builds": ("rank", "import", r"plait\.(train|parallel|records|checkpoint)\.\w+$|safetensors", 9),
     "first step": ("rank", "open", r"metrics\.jsonl", 3),
     "making a checkpoint's folder": ("rank", "os.mkdir", r"step-\d+\.tmp", 4),
     "writing shards": ("rank", "open", r"\.distcp", 8),
@@ -107,7 +107,7 @@ def at_a_point(scenario: Scenario) -> None:
     who, event, match, most = POINTS[name]
     fault = {"who": who, "event": event, "match": match, "nth": rng.randint(1, most), "do": "kill"}
     mode = f"checkpoint.mode={rng.choice(['async', 'sync'])}"
-    ended = place.run(*SHORT, mode, fault=fault, cold=name == "composing")
+    ended = place.run(*SHORT, mode, fault=fault, cold=event == "import" and who == "launcher")
     if not (place.root / "once").exists():
         scenario.notes.append(f"{name}: never reached")
         scenario.finishes(steps=SHORT, ended=ended)

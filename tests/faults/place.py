@@ -29,7 +29,7 @@ LAYOUTS = {
     "fsdp2": ("strategy=[fsdp2]", "launch.nproc_per_node=2"),
     "tensor_parallel": ("strategy=[tensor_parallel]", "launch.nproc_per_node=2"),
 }
-SECONDS = 180.0  # after which a command counts as hung
+SECONDS = 600.0  # after which a command counts as hung
 
 
 @attrs.frozen

@@ -22,7 +22,7 @@ from tests.faults.scenario import Scenario, wait_for_row
 from tests.faults.verdict import Defect, Reference, equal, result_of
 
 ELASTIC = ("torch.distributed.launcher.api", "torch.distributed.elastic.multiprocessing")
-LIMIT = 900.0  # seconds after which a scenario counts as hung
+LIMIT = 2400.0  # seconds after which a scenario counts as hung
 
 
 @attrs.define

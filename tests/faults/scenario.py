@@ -1,5 +1,6 @@
 """One scenario of the campaign: a run, what befalls it, and the faults that were really planted."""
 
+import contextlib
 import random
 import time
 from collections.abc import Callable
@@ -40,18 +41,19 @@ class Scenario:
 
 
 def wait_for_row(place: Place, started: Started, step: int, seconds: float = 120) -> bool:
-    """Whether metrics.jsonl got to `step` before the command ended."""
-    path, deadline, mark = place.run_folder / "metrics.jsonl", time.monotonic() + seconds, f'{{"step": {step},'
-    while time.monotonic() < deadline:
-        try:
-            if mark in path.read_text():
+    """Whether metrics.jsonl got to `step` before the command ended. Raises Defect after `seconds` without a new row."""
+    path, mark, before, since = place.run_folder / "metrics.jsonl", f'{{"step": {step},', "", time.monotonic()
+    while time.monotonic() < since + seconds:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            rows = path.read_text()
+            if mark in rows:
                 return True
-        except (OSError, UnicodeDecodeError):
-            pass
+            if rows != before:
+                before, since = rows, time.monotonic()
         if started.ended():
             return False
         time.sleep(0.005)
-    raise Defect(f"no step {step} within {seconds:.0f} s: {started.text()[-1500:]}")
+    raise Defect(f"no new row for {seconds:.0f} s, before step {step}: {started.text()[-1500:]}")
 
 
 def last_row(place: Place) -> int:

@@ -1,9 +1,16 @@
 """The campaign notices what it must, and a tenth of it holds."""
 
+import re
+from pathlib import Path
+
 import pytest
 from tests.faults import __main__ as campaign
+from tests.faults.kills import POINTS
 from tests.faults.place import Ended, Place
 from tests.faults.verdict import Defect, Reference, equal, quiet, refused
+
+import plait
+from plait.launch.launcher import RANK
 
 
 @pytest.fixture
@@ -38,6 +45,27 @@ def test_equal_needs_every_number_and_every_weight(place):
         equal(place, done, reference)
     with pytest.raises(Defect, match="exit code 1"):
         equal(place, Ended(1, "plait: no", 1.0), reference)
+
+
+def test_rows_that_somebody_removed_are_missed_only_if_the_run_says_so(place):
+    from tests.faults.verdict import result_of
+
+    reference = result_of(left(place, [3.0, 2.0]))
+    (place.run_folder / "metrics.jsonl").unlink()
+    said = "metrics: metrics.jsonl has only 0 rows of the 2 steps before"
+    assert equal(place, Ended(0, said, 1.0), reference) == "equal"
+    with pytest.raises(Defect, match="cannot be read"):
+        equal(place, Ended(0, "", 1.0), reference)
+
+
+def test_points_name_modules_that_there_are():
+    core = Path(plait.__file__).parent
+    modules = [".".join(path.relative_to(core.parent).with_suffix("").parts) for path in core.rglob("*.py")]
+    for name, (_, event, pattern, most) in POINTS.items():
+        if event == "import":
+            found = [module for module in modules if re.search(pattern, module)]
+            assert len(found) >= most or (found and most == 1), name
+    assert re.search(POINTS["starting ranks"][2], " ".join(RANK))
 
 
 def test_a_refusal_is_one_sentence_that_names_the_cause(place):
