@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import socket
 import time
 from datetime import timedelta
@@ -98,6 +99,17 @@ def test_eight_ranks_fit_on_two_cores() -> None:
         capacity.check_ranks(32, "cpu")
         with pytest.raises(PlaitError, match=r"can hold 32: its 2 core\(s\) serve 32 at most; ask for 32 or"):
             capacity.check_ranks(33, "cpu")
+
+
+def test_ranks_need_open_files() -> None:
+    """torch tells of too few by stacks of C++, or by nothing at all."""
+    with mock.patch("resource.getrlimit", return_value=(16, 4096)):
+        with pytest.raises(PlaitError, match=r"may have 16 open files \(ulimit -n 16\), and a run needs 64 or more"):
+            capacity.check_open_files()
+        refused(r"this process may have 16 open files \(ulimit -n 16\), .*")
+    for most in (64, resource.RLIM_INFINITY):
+        with mock.patch("resource.getrlimit", return_value=(most, most)):
+            capacity.check_open_files()
 
 
 def test_ranks_need_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,17 @@ WAYS = {
         "sys.exit('planted') was called in train (<string>, line {line})",
         "SystemExit: planted",
     ),
-    "_exit": ("os._exit(5)", "rank 1 ended itself with exit code 5, by os._exit or the like; its log: {log}", ""),
-    "_exit 0": ("os._exit(0)", "rank 1 ended itself with exit code 0, by os._exit or the like; its log: {log}", ""),
+    "_exit": ("os._exit(5)", "rank 1 ended itself by os._exit(5) in train (<string>, line {line}); its log: {log}", ""),
+    "_exit 0": (
+        "os._exit(0)",
+        "rank 1 ended itself by os._exit(0) in train (<string>, line {line}); its log: {log}",
+        "",
+    ),
+    "_exit of C": (
+        "import ctypes; ctypes.CDLL(None)._exit(0)",
+        "rank 1 ended itself with exit code 0, by os._exit or the like; its log: {log}",
+        "",
+    ),
     "kill": ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 was killed by SIGKILL; its log: {log}", ""),
     "segv": (
         "import ctypes; ctypes.string_at(0)",
@@ -46,6 +55,22 @@ def test_the_rank_that_failed_is_told(tmp_path, monkeypatch, code, sentence, log
     assert done.sentence.startswith(sentence.format(log=log, line=LINE)), done
     assert str(log) in done.sentence
     assert logged in done.log(1)
+    assert done.folder.outcome().kind == "failed"
+
+
+def test_nothing_of_a_run_is_left_in_the_environment(tmp_path, monkeypatch):
+    """Ranks that something else starts from here would meet in a folder that is gone."""
+    before = dict(os.environ)
+    pretend(tmp_path, monkeypatch, "pass", nproc=1)
+    assert {name for name, value in os.environ.items() if before.get(name) != value} == set()
+
+
+def test_a_rank_without_peers_that_ends_itself_with_exit_code_0(tmp_path, monkeypatch):
+    """No failure for torch elastic; but the run has no outcome. A fork that ends so is nobody's end."""
+    body = "if os.fork() == 0: os._exit(0)\nos.wait()\nos._exit(0)"
+    done = pretend(tmp_path, monkeypatch, body, nproc=1)
+    log = done.folder.log_of(0)
+    assert done.sentence == f"rank 0 ended itself by os._exit(0) in train (<string>, line {LINE + 1}); its log: {log}"
     assert done.folder.outcome().kind == "failed"
 
 

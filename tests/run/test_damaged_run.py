@@ -9,6 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from plait.checkpoint.choose import choose_on_ranks
 from plait.checkpoint.files import digest
 from plait.checkpoint.store import Manifest, Store
 from plait.checkpoint.sums import write_sums
@@ -61,14 +62,15 @@ def run(tmp_path, config):
 def start(run, config):
     """What a start under these options of `checkpoint` and `train` says, up to where ranks would start."""
 
-    def start(steps=40, **options):
+    def start(steps=40, optimizer=None, **options):
         changed = copy.deepcopy(config.config)
         changed.train.steps = steps
         for key, value in options.items():
             setattr(changed.checkpoint, key, value)
         folder, said = RunFolder(run), []
         try:
-            ended = prepare(attrs.evolve(config, config=changed, node=dict(config.node)), folder, said.append)
+            node = {**config.node, **({"optimizer": optimizer} if optimizer else {})}
+            ended = prepare(attrs.evolve(config, config=changed, node=node), folder, said.append)
         finally:
             folder.unlock()
         return [*said, ended.reason] if ended else said
@@ -138,6 +140,15 @@ def test_its_own_come_before_a_named_one_and_it_says_so(run, start, config):
     said = start(load=str(other))
     assert f"checkpoint: resuming after step 10 from {step(run, 10)}" in said
     assert f"checkpoint.load={other} is not used, since the run has checkpoints of its own" in said
+
+
+def test_what_is_skipped_is_said_by_the_launcher_or_by_ranks_that_started_again(run, config, monkeypatch):
+    (step(run, 10) / "manifest.json").unlink()
+    store, folder, said = Store(run / "checkpoints"), RunFolder(run), []
+    for count, lines in (("0", 0), ("1", 1)):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+        assert choose_on_ranks(config.config.checkpoint, store, folder, said.append) == step(run, 5)
+        assert len(said) == lines
 
 
 def test_a_copy_under_another_step_is_named_and_not_taken(run, start, refused):
@@ -225,6 +236,26 @@ def test_one_of_another_model_is_refused(run, refused, config):
     assert "the checkpoint of step 20 is of another model: 'norm.weight' has shape (3,) there and (16,)" in refused()
 
 
+def test_one_of_another_optimizer_is_refused_before_anything_changes(run, start, refused, config):
+    import torch
+
+    from plait.checkpoint.save import Saver
+
+    state = {f"model.{name}": torch.zeros(shape) for name, shape in config.shapes.items()}
+    for name, shape in config.shapes.items():
+        state |= {f"optimizer.{name}.{key}": torch.zeros(shape) for key in ("exp_avg", "exp_avg_sq")}
+        state[f"optimizer.{name}.step"] = torch.zeros(())
+    Saver(Store(run / "checkpoints"), "sync", keep=9).save(state, 20, config=config.node)
+    sgd = {"_target_": "torch.optim.SGD", "lr": 0.1, "momentum": 0.9}
+    assert refused(optimizer=sgd) == (
+        f"the checkpoint {step(run, 20)} is of another optimizer: of 'tok_embeddings.weight' it keeps "
+        "exp_avg, exp_avg_sq, step, and this run's keeps momentum_buffer"
+    )
+    for name in ("Adam", "AdamW"):
+        said = start(optimizer={"_target_": f"torch.optim.{name}", "lr": 0.1})
+        assert any("resuming after step 20" in line for line in said)
+
+
 def test_other_versions_are_said(run, start, config):
     put(Store(run / "checkpoints"), 20, config.shapes, config.node, versions={"torch": "9.9", "gone": "1"})
     (line,) = [line for line in start() if "versions differ" in line]
@@ -270,8 +301,11 @@ def test_without_checkpoints_it_does_not_start_over_what_has_some(run, start, re
     assert f"metrics: those of an earlier start move to {OLD}" in start(**off, steps=12)
 
 
+FINISHED = "a is finished at step 10: raise train.steps, or set another run.name"
+
+
 def test_a_run_is_finished_when_its_weights_are_exported(run, start):
-    reason = "a is finished at step 10: raise train.steps, or set another run.name"
+    reason = FINISHED
     assert reason not in start(steps=10)
     assert reason in start(steps=10, export=False)
     (run / "export").mkdir()
@@ -289,6 +323,21 @@ def test_a_run_is_finished_when_its_weights_are_exported(run, start):
 
 
 # Metrics
+
+
+def test_damage_of_the_rows_of_a_finished_run_is_not_passed_over(run, start, refused):
+    whole = b"".join(lines(run)[:10])
+    for torn in (b"\xf6\xff", b'{"step": 11, "lo'):
+        (run / FILE).write_bytes(whole + torn)
+        said = start(steps=10, export=False)
+        assert said[-2:] == [f"metrics: the end of {FILE} was no row of this run, and is cut", FINISHED]
+        assert (run / FILE).read_bytes() == whole
+    (run / FILE).write_bytes(whole + b"\xf6\n\xff")
+    assert f"line 11 of {run / FILE} is damaged" in refused(steps=10, export=False)
+    (run / FILE).unlink()
+    assert start(steps=10, export=False) == [f"metrics: {FILE} has only 0 rows of the 10 steps before", FINISHED]
+    (run / FILE).write_bytes(whole[:-1])  # complete, but for its end
+    assert start(steps=10, export=False) == [FINISHED]
 
 
 def lines(run):

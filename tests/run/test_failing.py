@@ -61,7 +61,7 @@ WAYS = {
     "exit": rf"{NAMED} calls sys\.exit\(3\) in its hook 'after_step'",
     "import": rf"sys\.exit\('not today'\) was called in <module> {PLACE}",
     "memory": r"MemoryError: use a smaller train\.local_batch_size, .*",
-    "_exit": r"rank 1 ended itself with exit code 5, by os\._exit or the like",
+    "_exit": rf"rank 1 ended itself by os\._exit\(5\) in .* {PLACE}",
     "segv": rf"rank 1 was killed by SIGSEGV in .* {PLACE}",
     "kill": r"rank 1 was killed by SIGKILL",
     "hang": rf"rank 1 made no progress for \d+ s \(launch\.timeout_seconds=8\) in: step 3 in spins {PLACE}",

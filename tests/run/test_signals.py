@@ -194,11 +194,11 @@ def test_ranks_that_have_nothing_to_save_end_at_once(tmp_path, monkeypatch, numb
 
 DEAF = """
 for each in signal.SIGTERM, signal.SIGINT: signal.signal(each, signal.SIG_IGN)
+(folder.path / f"pid-{{number}}").write_text(str(os.getpid()))
 both()
 if number == 0:
     os.kill(os.getppid(), signal.SIGINT)
     {then}
-(folder.path / "pid").write_text(str(os.getpid()))
 time.sleep(60)
 """
 
@@ -218,8 +218,9 @@ def test_the_second_interrupt_kills_the_ranks(tmp_path, monkeypatch):
     done = pretend(tmp_path, monkeypatch, DEAF.format(then=then))
     assert done.sentence == "stopped by SIGINT twice: its ranks were killed at once; no checkpoint was saved yet"
     assert time.monotonic() - began < 20
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((done.folder.path / "pid").read_text()), 0)
+    for number in range(2):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((done.folder.path / f"pid-{number}").read_text()), 0)
 
 
 def test_a_signal_to_one_rank_alone(tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ FSDP = "strategy=[fsdp2]"
 
 
 def stopped_at(node, folder, ask):
-    """(how it ended, its step, its rows), where rank 1 alone is asked to stop after step `ask`."""
+    """(how it ended, its step, for which signal, its rows), if rank 1 alone gets SIGHUP after step `ask`."""
     import torch.distributed as dist
 
     from plait.contract.config import Config
@@ -47,13 +47,13 @@ def stopped_at(node, folder, ask):
     found = []
     trainer = Trainer(typed(Config, node, ""), node, RunFolder(folder), lambda text: None)
     trainer.restore()
-    asks = lambda step: trainer.ask_to_stop() if step == ask and dist.get_rank() == 1 else None  # noqa: E731
+    asks = lambda step: trainer.ask_to_stop(signal.SIGHUP) if step == ask and dist.get_rank() == 1 else None  # noqa: E731
     kind = trainer.fit(lambda row: found.append(dict(row)), asks)
-    return kind, trainer.step, found
+    return kind, trainer.step, trainer.stopped_by, found
 
 
 def test_a_step_off_the_interval_is_saved_when_one_rank_is_asked_to_stop(plait_ranks, tmp_path):
-    """And the run goes on from it as if nothing had happened."""
+    """And the run goes on from it as if nothing had happened; what killed ranks left half done is gone."""
     small = ("train.steps=8", "checkpoint.interval=3", "checkpoint.keep=9", "validation.interval=0")
     node = check(resolve(whole_run.overrides({"fsdp2": {}}, tmp_path, 2, *small)), 2).node
     results = {}
@@ -61,12 +61,15 @@ def test_a_step_off_the_interval_is_saved_when_one_rank_is_asked_to_stop(plait_r
         folder = tmp_path / name
         folder.mkdir()
         (folder / "versions.json").write_text("{}")
+        (folder / "checkpoints" / "step-99.old").mkdir(parents=True)
+        (folder / ".outcome.json.4711").touch()
         results[name] = [plait_ranks.run(stopped_at, node, folder, ask, world=2)[0] for ask in asks]
         steps = [int(path.name[5:]) for path in Store(folder / "checkpoints").complete()]
         assert steps == ([3, 6, 8] if name == "whole" else [3, 4, 6, 8])
-    ((_, _, whole),), (first, second) = results["whole"], results["stopped"]
-    assert (first[:2], second[:2]) == (("stopped", 4), ("finished", 8))
-    assert whole_run.numbers(first[2] + second[2]) == whole_run.numbers(whole)
+        assert not [*folder.glob(".outcome*"), *folder.glob("checkpoints/*.old")]
+    ((*_, whole),), (first, second) = results["whole"], results["stopped"]
+    assert (first[:3], second[:3]) == (("stopped", 4, signal.SIGHUP), ("finished", 8, None)), "rank 0 got no signal"
+    assert whole_run.numbers(first[3] + second[3]) == whole_run.numbers(whole)
 
 
 def begin(folder, *overrides, terminal=None, **env):

@@ -1,13 +1,20 @@
 """Which checkpoint a run goes on from."""
 
+import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from plait.checkpoint.store import NoneSound, Store
 from plait.contract.config import Checkpoint
 from plait.contract.errors import PlaitError
-from plait.system.disk import reading
+from plait.system.disk import reading, writing
 
+if TYPE_CHECKING:
+    from plait.records.run_folder import RunFolder
+
+log = logging.getLogger("plait")
 Say = Callable[[str], None]
 
 
@@ -35,3 +42,17 @@ def choose(conf: Checkpoint, store: Store, say: Say) -> Path | None:
     if problem:
         raise PlaitError(f"checkpoint.load={conf.load} cannot be loaded: {problem}")
     return Path(conf.load)
+
+
+def choose_on_ranks(conf: Checkpoint, store: Store, folder: "RunFolder", say: Say) -> Path | None:
+    """The same for rank 0, when all ranks have started: it first removes what killed ranks left half done.
+
+    What `say` would hear of a first start, the launcher has said already.
+    """
+    with writing(folder.path, "the run's folder"):
+        folder.remove_torn()
+    if not conf.enabled:
+        return None
+    store.clean()
+    first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    return choose(conf, store, log.info if first else say)

@@ -25,7 +25,7 @@ def load(path: str | os.PathLike[str], state: Mapping[str, Tensor], after: Calla
     keeps other things of a parameter than this run's optimizer does.
     """
     reader = Reader(path)
-    _check_optimizer(path, reader.shapes, state)
+    check_optimizer_state(path, reader.shapes, state)
     fill(reader, state)
     if after:
         after()
@@ -54,8 +54,11 @@ def fill(reader: Reader, state: Mapping[str, Tensor]) -> None:
         mark(tensor, False)
 
 
-def _check_optimizer(path: str | os.PathLike[str], saved: Iterable[str], state: Iterable[str]) -> None:
-    """What another optimizer keeps of a parameter would be lost, or be missing, without a word."""
+def check_optimizer_state(path: str | os.PathLike[str], saved: Iterable[str], state: Iterable[str]) -> None:
+    """Raises PlaitError if the entries `saved` keep other things of a parameter than `state`, the entries of this run.
+
+    What another optimizer keeps would be lost, or be missing, without a word.
+    """
     theirs, ours = _by_parameter(saved), _by_parameter(state)
     for name, keys in ours.items():
         if theirs.get(name, keys) != keys:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from plait.checkpoint.choose import Say, choose
+from plait.checkpoint.choose import Say, choose_on_ranks
 from plait.checkpoint.store import Store, samples_of
 from plait.contract.errors import DiskError, PlaitError, one_line, refused
 from plait.records.metrics import FILE, Seal
@@ -54,7 +54,7 @@ class Checkpoints:
         """Load what `checkpoint.load` or `checkpoint.init_from` names; returns the steps, tokens and samples so far."""
         from plait.checkpoint.load import load
 
-        path = self._agree(lambda: choose(self.conf, self.store, self.say) if self.conf.enabled else None)
+        path = self._agree(lambda: choose_on_ranks(self.conf, self.store, self.folder, self.say))
         state, after = self.applied.checkpoint(self.optimizer)
         if path is None:
             if self.conf.init_from:

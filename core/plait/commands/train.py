@@ -66,6 +66,7 @@ def _node(cfg: DictConfig, hydra: Any) -> dict[str, Any]:
 
 def _run(node: dict[str, Any], path: Path) -> None:
     from plait.contract.config import Launch
+    from plait.launch.capacity import check_open_files
     from plait.launch.launcher import launch_mode
     from plait.records.run_folder import RunFolder
     from plait.system.signals import STOPS
@@ -75,6 +76,7 @@ def _run(node: dict[str, Any], path: Path) -> None:
     try:
         with writing(path, "the run's folder"), contextlib.suppress(FileNotFoundError):
             os.stat(path)  # a name that is too long, or a folder that may not be entered
+        check_open_files()
         if launch_mode(typed(Launch, node["launch"], "launch")) == "external":
             outcome = _be_a_rank(node, folder)
         else:

@@ -1,13 +1,15 @@
-"""How many ranks this machine can hold."""
+"""What this machine can hold: how many ranks, and how many open files of each."""
 
 import contextlib
 import os
+import resource
 from pathlib import Path
 
 from plait.contract.errors import PlaitError
 
 RANKS_PER_CORE = 16  # more only wait for each other
 RANK_BYTES = 200 * 2**20  # of an interpreter that has imported torch, before it has a model
+OPEN_FILES = 64  # of a rank: sockets to the others, and what torch opens to save a checkpoint
 MEMORY = "/proc/meminfo"
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 
@@ -31,6 +33,15 @@ def check_ranks(ranks: int, device_type: str) -> None:
         raise PlaitError(
             f"the run asks for {ranks} ranks on this machine, which can hold {fits}: {why}; "
             f"ask for {fits} or fewer, by launch.nproc_per_node or the strategies' degrees"
+        )
+
+
+def check_open_files() -> None:
+    """Raises PlaitError if this process and its ranks may have fewer open files than torch needs to start a group."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= most < OPEN_FILES:
+        raise PlaitError(
+            f"this process may have {most} open files (ulimit -n {most}), and a run needs {OPEN_FILES} or more"
         )
 
 

@@ -213,7 +213,7 @@ def _raised_in(error: BaseException) -> str:
 def _place(frames: list[tuple[str, int, str]]) -> str:
     """The innermost frame that is neither Python's own nor torch's, since those are where others' code waits."""
     own, torch = os.path.dirname(os.__file__), f"{os.sep}site-packages{os.sep}torch{os.sep}"
-    ours = os.path.join("plait", "signals.py")  # a handler that just happens to run
+    ours = os.path.join("plait", "system", "signals.py")  # a handler that just happens to run
 
     def foreign(file: str) -> bool:
         python = file.startswith(own) and "site-packages" not in file

@@ -48,8 +48,7 @@ class Fallen:
         self.cause = cause = first_cause(ends.values())
         log, most = self.folder.log_of(cause.rank), self.launch.max_restarts
         if cause.repeats or self._deaths > most:
-            with contextlib.suppress(PlaitError):  # a full disk
-                self.folder.set_outcome(Outcome("failed", cause.sentence(log)))
+            self._is_the_outcome(cause)
         if cause.repeats:
             return self.launch.nnodes > 1  # then all ranks start once more, see the outcome, and end on all machines
         then = f"restarting all ({self._deaths} of {most})"
@@ -57,6 +56,19 @@ class Fallen:
             then = f"no restart left (launch.max_restarts={most})"
         self.say(f"rank {cause.rank} {cause.how}; {then}; its log: {log}")
         return True
+
+    def silent(self) -> End | None:
+        """All ranks ended with exit code 0, but the run has no outcome: the one that ended itself, if one said so."""
+        ends = read(self.folder.ranks, self.scratch)
+        if not ends:
+            return None
+        cause = first_cause(ends.values())
+        self._is_the_outcome(cause)
+        return cause
+
+    def _is_the_outcome(self, cause: End) -> None:
+        with contextlib.suppress(PlaitError):  # a full disk
+            self.folder.set_outcome(Outcome("failed", cause.sentence(self.folder.log_of(cause.rank))))
 
     def _words(self, rank: int, gone: "Exit") -> tuple[str, str]:
         """What the rank said before it had a log, if it never had one, and what it wrote to its log."""

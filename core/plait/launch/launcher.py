@@ -66,15 +66,10 @@ def start_ranks(
     from plait.launch.rendezvous import ALONE
 
     launch = config.launch
-    _environment(nproc)
     agent = None
     try:
-        with STOPS, _quiet(), Scratch() as scratch, spare():
+        with STOPS, _quiet(), Scratch() as scratch, spare(), _environment(nproc, scratch, launch.nnodes):
             fallen = Fallen(folder, launch, scratch, say)
-            os.environ["PLAIT_SCRATCH"] = str(scratch)  # where ranks leave word if the run's folder takes nothing
-            os.environ[STORE] = str(scratch / "store")
-            if launch.nnodes > 1:
-                del os.environ[STORE]
             arguments = [*RANK, str(folder.path)]
             problem = scratch / "problem"
             if node is not None:
@@ -101,6 +96,8 @@ def start_ranks(
             agent = Agent(spec, logs, launch.grace_seconds, fallen.starting, fallen.failed)
             result = agent.run()
             STOPS.rest()  # how it ended is decided
+            outcome = folder.outcome()
+            cause = fallen.cause if result.is_failed() else fallen.silent() if outcome is None else None
             spec.rdzv_handler.shutdown()
             if problem.exists():
                 raise PlaitError(problem.read_text())
@@ -111,20 +108,34 @@ def start_ranks(
         why = next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)  # the rest is a stack
         where = f"launch.rdzv_endpoint={launch.rdzv_endpoint}"
         raise PlaitError(f"the machines did not meet at {where}: {why}") from None
-    if result.is_failed() and fallen.cause is not None:
-        raise PlaitError(fallen.cause.sentence(folder.log_of(fallen.cause.rank)))
+    if cause is not None:
+        raise PlaitError(cause.sentence(folder.log_of(cause.rank)))
     folder.clear_ends()  # of ranks that were started again
-    outcome = folder.outcome()
     if outcome is None:
         raise PlaitError(f"the ranks ended without saying how; their logs are in {folder.ranks}")
     return stopped(config, folder, outcome.signal) if outcome.kind == "stopped" else outcome
 
 
-def _environment(nproc: int) -> None:
-    env = os.environ
-    env.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // nproc, 1)))
-    env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # a restart over the shared store is racy
-    env["PLAIT_LAUNCHER"] = str(os.getpid())  # whom a rank must not outlive
+@contextlib.contextmanager
+def _environment(nproc: int, scratch: Path, nnodes: int) -> Iterator[None]:
+    """What ranks are told, for as long as they run: this process may then be the launcher of another run, or none."""
+    told = {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // nproc, 1))),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a restart over the shared store is racy
+        "PLAIT_LAUNCHER": str(os.getpid()),  # whom a rank must not outlive
+        "PLAIT_SCRATCH": str(scratch),  # where ranks leave word if the run's folder takes nothing
+        **({STORE: str(scratch / "store")} if nnodes == 1 else {}),
+    }
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

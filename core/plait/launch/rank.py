@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from plait.contract.errors import PlaitError, in_words, one_line, shown
 from plait.launch import ends
@@ -72,7 +72,11 @@ def live(folder: RunFolder, tell: Callable[[End], None] = lambda end: None) -> O
         ends.write(end, folder.ranks, *(Path(each) for each in [os.environ.get("PLAIT_SCRATCH")] if each))
         tell(end)
 
-    with _rank_log(folder, rank) as file, console_may_fail(lambda error: None):  # the launcher tells
+    with (
+        _rank_log(folder, rank) as file,
+        console_may_fail(lambda error: None),  # the launcher tells
+        _exits_noted(lambda how: ended(End(rank, "exited", how, time.time(), repeats=True))),
+    ):
         threading.excepthook = _to_log  # whoever waits for the thread tells the user
         try:
             return _train(folder, rank, file, ended)
@@ -139,8 +143,7 @@ def _train(folder: RunFolder, rank: int, file: IO[str], ended: Callable[[End], N
             Profiler(config.profile, folder.path, rank, blocks, trainer.device.type, axes, start, say)
         )
 
-        stops = Stops(lambda number: trainer.ask_to_stop())
-        _stop_by(stops, file)
+        _stop_by(Stops(trainer.ask_to_stop), file)
         kind = trainer.fit(report, profiler.step)
         exported = kind == "finished" and config.checkpoint.enabled and config.checkpoint.export
         if exported:
@@ -155,8 +158,7 @@ def _train(folder: RunFolder, rank: int, file: IO[str], ended: Callable[[End], N
             reason += f"; weights in {folder.path / 'export'}"
         if kind == "stopped":
             reason = f"stopped by a signal after step {trainer.step}"
-        asked = {"signal": stops.number} if kind == "stopped" and stops.number else {}
-        outcome = Outcome(kind, reason, step=trainer.step, **asked)
+        outcome = Outcome(kind, reason, step=trainer.step, signal=trainer.stopped_by if kind == "stopped" else None)
         if rank == 0:
             folder.set_outcome(outcome)
         end_group()
@@ -170,6 +172,26 @@ def _stop_by(stops: Stops, file: IO[str]) -> None:
         faulthandler.unregister(quits)
     if quits in handle(stops):
         faulthandler.register(quits, file, all_threads=True, chain=True)
+
+
+@contextlib.contextmanager
+def _exits_noted(note: Callable[[str], None]) -> Iterator[None]:
+    """Inside, `note` hears whose call of `os._exit` ends this process: afterwards nobody can tell, and code 0 looks
+    like success."""
+    here, leave = os.getpid(), os._exit
+
+    def noted(status: int) -> NoReturn:
+        caller = sys._getframe(1)
+        own = str(caller.f_globals.get("__name__")).startswith("plait.")
+        if os.getpid() == here and not own:  # forks of libraries end so, too
+            note(f"ended itself by os._exit({status}){ends.place_of(caller)}")
+        leave(status)
+
+    os._exit = noted
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 @contextlib.contextmanager

@@ -55,9 +55,13 @@ def look(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
         return Found(0, False)
     manifest = Store.read(path)
     Store.check_model(manifest, checked.shapes)
+    _check_optimizer(path, manifest, checked)
     own = path.parent == store.folder
     if own:
         metrics.check_seal(folder.path / metrics.FILE, manifest.data.get("metrics"), manifest.step)
+        rows = len(metrics.upto(folder.path / metrics.FILE, manifest.step))
+        if rows < manifest.step:
+            say(f"metrics: {metrics.FILE} has only {rows} rows of the {manifest.step} steps before")
     done = manifest.step >= checked.config.train.steps and (not conf.export or _exported(folder.path / "export", say))
     if not done:
         say(f"checkpoint: resuming after step {manifest.step} from {path}")
@@ -69,10 +73,23 @@ def look(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
             say(f"checkpoint: these differ from the checkpoint's config: {'; '.join(changed)}")
         if changed := _changed(manifest.versions, versions_of(checked.distributions)):
             say(f"checkpoint: these versions differ from the checkpoint's: {'; '.join(changed)}")
-        rows = len(metrics.upto(folder.path / metrics.FILE, manifest.step))
-        if own and rows < manifest.step:
-            say(f"metrics: {metrics.FILE} has only {rows} rows of the {manifest.step} steps before")
+    elif own and metrics.cut_torn_end(folder.path / metrics.FILE):  # a run that goes on cuts it when it writes
+        say(f"metrics: the end of {metrics.FILE} was no row of this run, and is cut")
     return Found(manifest.step, done)
+
+
+def _check_optimizer(path: Path, manifest: Manifest, checked: "Checked") -> None:
+    """Raises PlaitError if this run's optimizer keeps other things than the checkpoint's; ranks would find it late."""
+    optimizer = checked.node["optimizer"]
+    if manifest.config.get("optimizer") == optimizer:
+        return
+    from plait.checkpoint.load import check_optimizer_state
+    from plait.checkpoint.reader import Reader
+    from plait.train.optimizer import state_keys
+
+    keys = state_keys(optimizer, map(len, checked.shapes.values()))
+    ours = [f"optimizer.{name}.{key}" for name, shape in checked.shapes.items() for key in keys.get(len(shape), ())]
+    check_optimizer_state(path, Reader(path).shapes, ours)
 
 
 def _exported(export: Path, say: Say) -> bool:

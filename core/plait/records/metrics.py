@@ -118,6 +118,16 @@ def upto(path: Path, step: int) -> list[dict[str, Any]]:
     return [rows[number] for number in sorted(rows)]
 
 
+def cut_torn_end(path: Path) -> bool:
+    """Cut what follows the last whole row, if something does that is no row; returns whether it did."""
+    content = path.read_bytes() if path.is_file() else b""
+    torn = content.rpartition(b"\n")[2]
+    if not torn or _row(torn):
+        return False
+    replace(path, content[: len(content) - len(torn)])
+    return True
+
+
 class Seal:
     """What the file holds so far, as a checkpoint keeps it: [bytes, sha256]. Each byte is read once.
 

@@ -76,12 +76,16 @@ class RunFolder:
             if self._lock is None:
                 holder = file.read_text().strip() or "another process"
                 raise PlaitError(f"the run in {self.path} is live already ({holder}); wait for it or set run.name")
-            for torn in self.path.glob(".*.[0-9]*"):  # a file that a killed process had not put in its place
-                if re.fullmatch(r"\.(config\.yaml|versions\.json|outcome\.json|metrics\.jsonl)\.\d+", torn.name):
-                    torn.unlink(missing_ok=True)
+            self.remove_torn()
         with contextlib.suppress(OSError):  # it is only for whom the lock turns away
             os.ftruncate(self._lock, 0)  # by its own handle: on NFS, closing another one lets go of the lock
             os.write(self._lock, f"process {os.getpid()}".encode())
+
+    def remove_torn(self) -> None:
+        """Remove files that a killed process did not put in their place; nobody else may be writing now."""
+        for torn in self.path.glob(".*.[0-9]*"):
+            if re.fullmatch(rf"\.({'|'.join(map(re.escape, FILES))})\.\d+", torn.name):
+                torn.unlink(missing_ok=True)
 
     def check(self) -> None:
         """Raises PlaitError if something else than a file has the name of one that a run writes."""

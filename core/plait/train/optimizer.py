@@ -1,5 +1,6 @@
 """The optimizer that a config names, and the learning rate as a function of the step."""
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +15,7 @@ from plait.contract.config import Schedule
 from plait.contract.errors import PlaitError, one_line
 from plait.parallel.build import check_options, options_of, target_of
 from plait.parallel.rehearsal import Build, Groups, Kind, compare_shards, try_step
+from plait.parallel.state import canonical_state
 
 FUSED_ON = ("cuda", "cpu", "mps", "xpu")  # where torch has fused kernels
 KERNELS = ("fused", "foreach")  # arguments that choose kernels, in torch's optimizers
@@ -57,6 +59,22 @@ def check_optimizer(node: Mapping[str, Any], parameters: Iterable[Tensor]) -> No
     kernels = _candidates(cls, options, torch.device("cpu"))[-1]
     params = [nn.Parameter(torch.zeros(kind.shape)) for kind in dict.fromkeys(map(Kind.of, parameters))]
     _built(node, _builder(cls, {**options, **kernels}), [{"params": params}])
+
+
+def state_keys(node: Mapping[str, Any], dims: Iterable[int]) -> dict[int, set[str]]:
+    """Number of dims -> the names of what this optimizer keeps of a parameter that has so many.
+
+    Found by a step on a tiny one. A number for which that fails is left out: the class may need other shapes.
+    """
+    cls, options = _target(node)
+    build = _builder(cls, {**options, **_candidates(cls, options, torch.device("cpu"))[-1]})
+    found = {}
+    for count in set(dims):
+        with contextlib.suppress(Exception):
+            only = nn.ParameterList([nn.Parameter(torch.zeros((2,) * count))])
+            state, _ = canonical_state(only, build([{"params": list(only)}]))
+            found[count] = {key.removeprefix("optimizer.0.") for key in state if key.startswith("optimizer.0.")}
+    return found
 
 
 def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:

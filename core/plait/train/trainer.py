@@ -18,6 +18,7 @@ from plait.parallel.process_group import device_of
 from plait.records.peak_flops import peak_flops
 from plait.records.run_folder import RunFolder
 from plait.strategies.registry import create_all
+from plait.system.signals import ASKING
 from plait.train.loss import cross_entropy_sum, parallel, valid_tokens
 from plait.train.optimizer import learning_rate, make_optimizer
 from plait.train.step_metrics import Pending, Row, Stopwatch
@@ -75,7 +76,8 @@ class Trainer:
         self.flops = spec.flops(train.seq_len) if spec.flops else None
         name = torch.cuda.get_device_name() if device_type == "cuda" else "cpu"
         self.peak = peak_flops(device_type, name, config.precision.param)
-        self._stop = False
+        self.stopped_by: int | None = None  # the signal that the ranks agreed to stop for
+        self._asked: int | None = None  # the one that this rank got
 
     def restore(self) -> int:
         """Load the checkpoint that the config asks for, if there is one; returns the step to go on from."""
@@ -117,19 +119,20 @@ class Trainer:
                 gc.enable()
         return "stopped" if stopping and self.step < steps else "finished"
 
-    def ask_to_stop(self) -> None:
-        """Finish a step, save and stop: all ranks agree on which step, whoever was asked."""
-        self._stop = True
+    def ask_to_stop(self, number: int) -> None:
+        """Finish a step, save and stop: all ranks agree on which step, and on the signal, whoever got it."""
+        self._asked = number
 
     def _train_step(self) -> tuple[Pending, bool]:
         watch = Stopwatch(self.device)
         batch = self.batches.take(self.samples)
         mine = valid_tokens(batch.labels) if self.mesh.leads() else 0
-        counts = torch.tensor([mine, int(self._stop), int(self.checkpoints.failed())])
+        asked = [int(self._asked == number) for number in ASKING]
+        counts = torch.tensor([mine, int(self.checkpoints.failed()), *asked])
         counting = dist.all_reduce(counts, async_op=True)  # on the CPU, while forward runs
         data_seconds = watch.so_far()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        valid = 0
+        valid, signals = 0, list[int]()
         self.model.train()
         for tokens, labels, positions in self._micro_batches(batch):
             logits = self.model(tokens) if positions is None else self.model(tokens, positions)
@@ -138,9 +141,9 @@ class Trainer:
                 if not valid:
                     counting.wait()
                     valid = max(int(counts[0]), 1)
-                    waiting = int(counts[1])
-                    if counts[2]:
+                    if counts[1]:
                         self.checkpoints.wait()  # raises, on all ranks
+                    signals = [number for number, ranks in zip(ASKING, counts[2:].tolist(), strict=True) if ranks]
                 self.applied.backward(loss, valid)
             total += loss.detach()
             del logits, loss
@@ -155,7 +158,8 @@ class Trainer:
         self.tokens += self.global_batch_size * self.config.train.seq_len
         self.applied.after_step(self.optimizer, self.step)
         watch.stop()
-        return Pending(self, total / valid, norm, lr, watch, data_seconds), waiting > 0
+        self.stopped_by = next(iter(signals), None)
+        return Pending(self, total / valid, norm, lr, watch, data_seconds), self.stopped_by is not None
 
     @torch.no_grad()
     def validate(self) -> float:
