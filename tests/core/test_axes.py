@@ -23,7 +23,7 @@ def test_minus_one_takes_what_is_left_and_order_follows_what_is_split():
 
 def test_no_axes_is_one_rank():
     assert assemble([], 1).dense == ()
-    with pytest.raises(PlaitError, match=r"does not fit 2 ranks: it needs exactly 1; axes: none"):
+    with pytest.raises(PlaitError, match=r"does not fit 2 ranks: it needs exactly 1; no selected strategy has an axis"):
         assemble([], 2)
 
 

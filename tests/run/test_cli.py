@@ -150,6 +150,15 @@ def test_inspect():
     assert not os.listdir()
 
 
+def test_inspect_shows_equal_blocks_once():
+    done = plait("inspect", "model=deepseek_v3_debug", "launch.device=cpu")
+    names = [line.split()[0] for line in done.out.splitlines() if line]
+    assert "layers.1 to layers.3, each" in done.out
+    assert names.count("attention.wq_b.weight") == names.count("layers.0.attention.wq_b.weight") == 1
+    assert not [name for name in names if name.startswith(("layers.2.", "layers.3."))]
+    assert row(done.out, "  feed_forward.router.weight")[2:] == ["(None, embed)", "8x256", "-", "8,192"]
+
+
 def test_inspect_without_strategies():
     done = plait("inspect", "model.n_layers=1", "launch.device=cpu")
     assert done.code == 0

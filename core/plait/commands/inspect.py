@@ -1,12 +1,18 @@
 """`plait inspect`: what a run's composition will do, worked out on a fake process group: no rank is started."""
 
+import itertools
+import re
 import sys
 from typing import Any
+
+Row = tuple[str, str, str, str, str]
+BLOCK = re.compile(r"(.*?\.)(\d+)\.(.*)")  # an FQN with the number of a block
 
 HELP = """usage: plait inspect [overrides] [world=N]
 
 Shows, for the overrides of `plait train`, what the run will do: the order of the strategies and why, the mesh, and
-every parameter with its logical axes, shape, placements and bytes a rank. Nothing is started and no memory is used.
+every parameter with its logical axes, shape, placements and bytes per rank; blocks that are equal are shown once.
+Nothing is started and no memory is used.
   world=N  for N ranks (default: what the degrees and launch.* ask for)"""
 
 
@@ -65,7 +71,8 @@ def _lines(checked: Any) -> list[str]:
                 f"  {title:<10} {axis.name:<14} {axis.degree:>5}  {what}  ({layout.owner.get(axis.name, 'left over')})"
             )
     lines += [] if layout.dense else ["  one rank, no axes"]
-    rows, whole, held = [("parameter", "axes", "shape", "placements", "bytes a rank")], 0, 0
+    rows: list[Row] = []
+    whole = held = 0
     for part in applied.parts:
         fqn: str
         param: Any
@@ -76,10 +83,33 @@ def _lines(checked: Any) -> list[str]:
             axes = ", ".join(str(a) for a in spec.axes_of(fqn))
             place = _placements(param) if sharded else "-"
             rows.append((fqn, f"({axes})", "x".join(map(str, param.shape)) or "()", place, f"{local:,}"))
+    rows = [("parameter", "axes", "shape", "placements", "bytes per rank"), *_equal_once(rows)]
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     lines += ["", *("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)]
     lines += ["", f"parameters: {whole:,} bytes in all, {held:,} on rank 0"]
     return lines
+
+
+def _equal_once(rows: list[Row]) -> list[Row]:
+    """`rows`, but neighbouring blocks that differ in their number alone once: `layers.0 to layers.31, each`."""
+    blocks: list[tuple[str, int, list[Row]]] = []  # what is before the number, the number, a block's rows without both
+    for fqn, *rest in rows:
+        found = BLOCK.fullmatch(fqn)
+        prefix, number, name = found.groups() if found else ("", "-1", fqn)
+        row: Row = (name, *rest)  # type: ignore[assignment]
+        if blocks and blocks[-1][:2] == (prefix, int(number)):
+            blocks[-1][2].append(row)
+        else:
+            blocks.append((prefix, int(number), [row]))
+    shown: list[Row] = []
+    for (prefix, _, same), alike in itertools.groupby(blocks, key=lambda block: (block[0], block[1] < 0, block[2])):
+        numbers = [number for _, number, _ in alike]
+        if len(numbers) == 1:
+            shown += [(f"{prefix}{numbers[0]}.{row[0]}", *row[1:]) for row in same] if prefix else same
+        else:
+            shown.append((f"{prefix}{numbers[0]} to {prefix}{numbers[-1]}, each", "", "", "", ""))
+            shown += [(f"  {row[0]}", *row[1:]) for row in same]
+    return shown
 
 
 def _placements(param: Any) -> str:

@@ -144,7 +144,8 @@ def _fill(axes: list[MeshAxis], owner: Mapping[str, str], world_size: int) -> tu
     elif free or known != world_size:
         want = f"a multiple of {known}" if free else f"exactly {known}"
         raise PlaitError(
-            f"the mesh does not fit {world_size} rank{'s' * (world_size != 1)}: it needs {want}; axes: {said}"
+            f"the mesh does not fit {world_size} rank{'s' * (world_size != 1)}: it needs {want}; "
+            + (f"axes: {said}" if axes else "no selected strategy has an axis: name one that has, as strategy=[NAME]")
         )
     return tuple(axes)
 

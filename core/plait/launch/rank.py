@@ -144,6 +144,8 @@ def _train(folder: RunFolder, rank: int, file: IO[str], ended: Callable[[End], N
         )
 
         _stop_by(Stops(trainer.ask_to_stop), file)
+        if rank == 0 and config.compile.enabled and start < config.train.steps:
+            console.waiting("compile: the first step compiles the model")
         kind = trainer.fit(report, profiler.step)
         exported = kind == "finished" and config.checkpoint.enabled and config.checkpoint.export
         if exported:

@@ -2,6 +2,7 @@
 
 import math
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from rich.text import Text
 
 REFRESH_SECONDS = 0.25  # drawing takes rank 0 about 1 ms, so this costs training less than half a percent
 BAR = 20  # characters
+WAITING_SECONDS = 15.0  # between the lines of `waiting` where no live line can show the time
 WINDOW = 50  # steps that the time left is reckoned from
 
 
@@ -35,6 +37,7 @@ class Console:
         self._live: Live | None = None
         self._refreshed = 0.0
         self._times: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self._waiting: tuple[threading.Event, threading.Thread] | None = None
 
     def __enter__(self) -> "Console":
         if self._rich.is_terminal and not self._rich.is_dumb_terminal:
@@ -49,6 +52,7 @@ class Console:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end_waiting()
         if self._live is not None:
             live, self._live = self._live, None
             live.stop()
@@ -60,8 +64,33 @@ class Console:
         else:
             print(text, file=self._file, flush=True)
 
+    def waiting(self, what: str) -> None:
+        """Say `what` goes on, and until the next step for how long: every second on a terminal, else now and then."""
+        self._end_waiting()
+        self.line(what)
+        done, since = threading.Event(), time.monotonic()
+
+        def tell() -> None:
+            while not done.wait(1.0 if self._live is not None else WAITING_SECONDS):
+                text = f"{what}: {clock(time.monotonic() - since)} so far"
+                if self._live is not None:
+                    self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+                else:
+                    self.line(text)
+
+        thread = threading.Thread(target=tell, name="plait-waiting", daemon=True)
+        self._waiting = done, thread
+        thread.start()
+
+    def _end_waiting(self) -> None:
+        if self._waiting is not None:
+            (done, thread), self._waiting = self._waiting, None
+            done.set()
+            thread.join()
+
     def step(self, row: Mapping[str, Any]) -> None:
         """Show a finished step: its row as it goes to metrics.jsonl."""
+        self._end_waiting()
         now, step = time.monotonic(), row["step"]
         self._times.append((now, step))
         milestone = step in (self.start + 1, self.total) or step % self.log_every == 0 or "val_loss" in row
