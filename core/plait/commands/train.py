@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,42 +10,47 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from plait.contract.config import Config
-from plait.contract.errors import PlaitError, one_line
+from plait.contract.errors import PlaitError
 from plait.contract.names import check_name
 from plait.contract.schema import typed
-from plait.launch.compose import composed, swept
-from plait.launch.overrides import check_sweep
+from plait.launch.compose import composed
 from plait.system.disk import writing
 from plait.system.streams import console_may_fail, unheard
 
 
 def main(argv: list[str]) -> int:
-    """Run Hydra with these overrides; a sweep runs every job, and fails at its end if one of them did."""
-    composed(job, argv)
-    return 0
+    """Run Hydra with these overrides. Returns the exit code: 3 if a job of a sweep failed, else 0."""
+    from plait.sweep.command import Command
+    from plait.sweep.end import end
+    from plait.sweep.loader import loading
+
+    command = Command(argv)
+
+    def task(cfg: DictConfig) -> float | None:
+        return job(cfg, command)
+
+    try:
+        with loading(command):
+            composed(task, argv)
+    except BaseException as error:
+        return end(command, error)
+    return end(command)
 
 
 @console_may_fail(unheard)
-def job(cfg: DictConfig) -> None:
+def job(cfg: DictConfig, command: Any) -> float | None:
     """One run: Hydra's task function. Raises PlaitError with one sentence, or SystemExit for a signal's exit code."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
     hydra = HydraConfig.get()
-    if hydra.mode != RunMode.MULTIRUN:
-        node = _node(cfg, hydra)
-        _run(node, Path("runs") / node["run"]["name"])
-        return
-    label = f"job {hydra.job.num} of the sweep ({swept(hydra) or 'no overrides'})"
-    print(f"plait: {label} starts", flush=True)
-    try:
-        for key, path in (("dir", hydra.sweep.dir), ("subdir", hydra.sweep.subdir)):
-            check_sweep(str(path), f"hydra.sweep.{key}")
-        _run(_node(cfg, hydra), Path(hydra.sweep.dir) / hydra.sweep.subdir)
-    except Exception as error:
-        failed = f"{label} failed: {one_line(error)}"
-        print(f"plait: {failed}", file=sys.stderr, flush=True)
-        raise PlaitError(failed) from None  # plain, so that it pickles between processes
+    if hydra.mode == RunMode.MULTIRUN:
+        from plait.sweep.job import job as one_of_many
+
+        return one_of_many(command, cfg, hydra, _node, _run)
+    node = _node(cfg, hydra)
+    _run(node, Path("runs") / node["run"]["name"])
+    return None
 
 
 def _node(cfg: DictConfig, hydra: Any) -> dict[str, Any]:

@@ -127,6 +127,11 @@ class Profile:
 
 
 @attrs.define
+class Sweep:
+    prune: bool = False
+
+
+@attrs.define
 class Config:
     """One run. `model`, `data` and `optimizer` are nodes with a `_target_`; `strategy` maps names to options.
 
@@ -148,6 +153,7 @@ class Config:
     launch: Launch = attrs.field(factory=Launch)
     metrics: Metrics = attrs.field(factory=Metrics)
     profile: Profile = attrs.field(factory=Profile)
+    sweep: Sweep = attrs.field(factory=Sweep)
     cluster: dict[str, Any] = attrs.field(factory=dict)
 
 

@@ -12,8 +12,13 @@ from plait.contract.errors import PlaitError, near_miss, one_line
 CONFIG = "pkg://plait.conf"
 
 
-def composed(task: Callable[[Any], None], argv: list[str]) -> None:
+class _Ends(BaseException):
+    """Ends a sweep: Hydra lets it pass, and prints a line of its own for an Exception."""
+
+
+def composed(task: Callable[[Any], Any], argv: list[str]) -> None:
     """Run `task` as Hydra's application under these arguments: overrides, -m, --cfg job, --info, --config-dir, ...
+    In a sweep Hydra's sweeper gets what it returns.
 
     Raises PlaitError where the configuration cannot be composed, or the task raised it.
     """
@@ -27,9 +32,12 @@ def composed(task: Callable[[Any], None], argv: list[str]) -> None:
     raised: list[Exception] = []
 
     @functools.wraps(task)
-    def quiet(cfg: Any) -> None:
+    def quiet(cfg: Any) -> Any:
         if HydraConfig.get().mode == RunMode.MULTIRUN:
-            return task(cfg)
+            try:
+                return task(cfg)
+            except Exception as error:
+                raise _Ends(one_line(error)) from None
         try:
             task(cfg)
         except Exception as error:  # kept from Hydra, which would print a line of its own first
@@ -43,6 +51,8 @@ def composed(task: Callable[[Any], None], argv: list[str]) -> None:
         hydra.main(config_path=CONFIG, config_name="train", version_base="1.3")(quiet)()
     except PlaitError:
         raise
+    except _Ends as end:
+        raise PlaitError(str(end)) from None
     except Exception as error:
         raise PlaitError(_naming(sentence(error), argv)) from error
     finally:
@@ -53,18 +63,6 @@ def composed(task: Callable[[Any], None], argv: list[str]) -> None:
         if isinstance(problem, OmegaConfBaseException):
             raise PlaitError(sentence(problem)) from problem
         raise problem
-
-
-def swept(hydra: Any) -> str:
-    """The overrides of this job that set it apart from the others of its sweep, by what Hydra noted of them all."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from omegaconf import OmegaConf
-
-    note = os.path.join(hydra.sweep.dir, "multirun.yaml")
-    given = list(OmegaConf.load(note).hydra.overrides.task) if os.path.exists(note) else []
-    parsed = OverridesParser.create().parse_overrides([*given, *hydra.overrides.task])
-    varied = {o.key_or_group for o in parsed[: len(given)] if o.is_sweep_override()}
-    return ", ".join(str(o.input_line) for o in parsed[len(given) :] if not given or o.key_or_group in varied)
 
 
 def sentence(error: Exception) -> str:

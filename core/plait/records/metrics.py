@@ -6,8 +6,9 @@ import importlib.util
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol
 
 from plait.contract.config import Metrics as Conf
@@ -16,6 +17,7 @@ from plait.system.disk import replace, writing
 
 FILE = "metrics.jsonl"
 OLD = "metrics.old.jsonl"  # what was there when the run began again at step 0
+FIRST = 10
 KEYS = (
     "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "mfu", "peak_memory_bytes", "data_seconds",
     "val_loss",
@@ -93,6 +95,17 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     if None in rows:
         raise PlaitError(f"line {rows.index(None) + 1} of {path} is damaged: it holds no row of metrics with a step")
     return [row for row in [*rows, _row(torn)] if row is not None]
+
+
+def speed(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Median of tokens per second, if there are many steps without the first, which also pay for compilation."""
+    speeds = [row["tokens_per_second"] for row in rows if row.get("tokens_per_second")]
+    return median(speeds[FIRST:] if len(speeds) > 2 * FIRST else speeds) if speeds else None
+
+
+def peak(rows: Sequence[Mapping[str, Any]]) -> int | None:
+    """The most memory that any rank had in any step."""
+    return max((row["peak_memory_bytes"] for row in rows if row.get("peak_memory_bytes")), default=None)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -137,6 +137,17 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
 
+def is_live(path: Path) -> bool:
+    """Whether a process holds the run in the folder `path`."""
+    lock = path / ".lock"
+    if not lock.exists():
+        return False
+    handle = try_lock(lock)
+    if handle is not None:
+        unlock(handle)
+    return handle is None
+
+
 def introduction(pid: int) -> str:
     return f"process {pid} on {socket.gethostname()}\n"
 

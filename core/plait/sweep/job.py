@@ -1,0 +1,132 @@
+"""One job of a sweep: it is run, found finished, or pruned; what came of it is written down, and nothing is raised."""
+
+import contextlib
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from plait.contract.errors import PlaitError, one_line
+from plait.launch import external
+from plait.launch.overrides import check_sweep
+from plait.records import metrics
+from plait.records.run_folder import RunFolder
+from plait.sweep.command import Command, follows
+from plait.sweep.ledger import Job, Ledger
+from plait.sweep.loader import parsed
+from plait.sweep.prune import cannot_work
+from plait.system.signals import asked_to_stop, name
+
+NodeOf = Callable[[DictConfig, Any], dict[str, Any]]
+Run = Callable[[dict[str, Any], Path], None]
+
+
+def job(
+    command: Command, cfg: DictConfig, hydra: Any, node_of: Callable[..., dict[str, Any]], run: Run
+) -> float | None:
+    """Run the job that `cfg` and `hydra` describe. Returns what a sweeper minimises, None if it failed.
+
+    Raises SystemExit or Stopped if a signal stops it, and PlaitError if the sweep's own files cannot be written.
+    """
+    for key, path in (("dir", hydra.sweep.dir), ("subdir", hydra.sweep.subdir)):
+        check_sweep(str(path), f"hydra.sweep.{key}")
+    ledger, subdir = Ledger(Path(hydra.sweep.dir)), str(hydra.sweep.subdir)
+    together = cfg.launch.mode != "local" and (external.by_torchrun() or external.by_slurm())
+    if together and follows():  # rank 0 keeps the ledger for all
+        run(node_of(cfg, hydra), ledger.folder / subdir)
+        return None
+    overrides = [str(o.input_line) for o in parsed(hydra.overrides.task) if o.get_key_element() in command.varied]
+    label = f"job {hydra.job.num} of the sweep ({', '.join(overrides) or 'no overrides'})"
+    mine = claim(ledger, command, hydra.job.num, subdir, overrides)
+    folder = ledger.folder / mine.folder
+    if mine.folder != subdir:
+        with contextlib.suppress(OSError):
+            (ledger.folder / subdir).rmdir()  # Hydra made it
+    if mine.job != hydra.job.num and not together:
+        print(f"plait: {label} is job {mine.job} again", flush=True)
+        return mine.returned
+    stop: BaseException | None = None
+    with timed(mine):
+        try:
+            node = node_of(cfg, hydra)
+            if not together and _is_done(mine, folder, node):
+                print(f"plait: {label} is finished already", flush=True)
+                return mine.returned
+            mine.state, mine.reason = "running", ""
+            ledger.put(mine, command.argv)
+            if cfg.sweep.prune and not together and (reason := cannot_work(mine, node)):
+                mine.state, mine.reason = "pruned", reason
+            else:
+                print(f"plait: {label} starts", flush=True)
+                run(node, folder)
+                mine.state = "finished"
+        except BaseException as error:
+            stop = error if together or not isinstance(error, Exception) else None
+            mine.state, mine.reason = _ended_by(error)
+    if mine.state == "failed":
+        print(f"plait: {label} failed: {mine.reason}", file=sys.stderr, flush=True)
+    if mine.state == "pruned":
+        print(f"plait: {label} is pruned: {mine.reason}", flush=True)
+    measure(mine, folder)
+    ledger.put(mine, command.argv)
+    if stop is not None:
+        raise stop
+    return mine.returned
+
+
+def claim(ledger: Ledger, command: Command, number: int, subdir: str, overrides: list[str]) -> Job:
+    """The job, in the folder that it has, else in one that no other has.
+
+    It may be another job of this start of the sweep, if the overrides come to the same.
+    """
+    with ledger.changing(command.argv) as jobs:
+        mine = next((job for job in jobs if sorted(job.overrides) == sorted(overrides)), None)
+        if mine is None:
+            taken = {job.folder for job in jobs}
+            names = (subdir if count == 1 else f"{subdir}-{count}" for count in itertools.count(1))
+            mine = Job(number, next(each for each in names if each not in taken), "running", overrides=overrides)
+            jobs.append(mine)
+        if mine.session != command.session:
+            mine.job, mine.session = number, command.session
+        return mine
+
+
+@contextlib.contextmanager
+def timed(job: Job) -> Iterator[None]:
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        job.seconds = round(job.seconds + time.monotonic() - started, 3)
+
+
+def _is_done(job: Job, folder: Path, node: dict[str, Any]) -> bool:
+    outcome = RunFolder(folder).outcome() if job.state == "finished" else None
+    return outcome is not None and outcome.kind == "finished" and job.step == node["train"]["steps"]
+
+
+def _ended_by(error: BaseException) -> tuple[str, str]:
+    """(state, reason)"""
+    code = error.code if isinstance(error, SystemExit) else 0
+    if isinstance(error, SystemExit) and isinstance(code, int) and code > 128:
+        return "stopped", f"by {name(code - 128)}"
+    stopped = asked_to_stop(error)
+    return ("stopped", f"by {error}") if stopped else ("failed", one_line(error))
+
+
+def measure(job: Job, folder: Path) -> None:
+    """Fill in the numbers of the run in `folder`, as far as it came."""
+    try:
+        rows = metrics.read(folder / metrics.FILE)
+    except PlaitError:
+        return
+    if not rows:
+        return
+    last = rows[-1]
+    job.step, job.loss, job.val_loss = last["step"], last.get("loss"), last.get("val_loss")
+    job.tokens_per_second, job.peak_memory_bytes = metrics.speed(rows), metrics.peak(rows)
+    job.memory_kind = last.get("memory_kind")
