@@ -1,12 +1,14 @@
 """`make faults`: the campaign. Seeded and repeatable: faults befall real runs, and each comes to a verdict.
 
-    python -m tests.faults [--count 1000] [--seed 0] [--jobs 2] [--only KIND] [--scenario N ...] [--write FILE] [--keep]
+    python -m tests.faults [--count 1000] [--minutes M] [--seed 0] [--jobs 2] [--only KIND] [--scenario N ...]
+                           [--write FILE] [--keep]
 
 Scenario N of a seed is always the same; `--scenario N ...` runs these alone, with their folders kept.
 """
 
 import argparse
 import itertools
+import math
 import random
 import shutil
 import sys
@@ -52,6 +54,7 @@ def drawn(seed: int, only: str | None) -> Iterator[tuple[int, str, str]]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make faults", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=1000, help="how many faults to plant")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no scenario after so long")
     parser.add_argument("--seed", type=int, default=0, help="decides every scenario")
     parser.add_argument("--jobs", type=int, default=2, help="scenarios at once")
     parser.add_argument("--only", choices=list(KINDS), help="scenarios of this kind alone")
@@ -67,7 +70,12 @@ def main(argv: list[str] | None = None) -> int:
         if options.scenario is not None:
             first = itertools.islice(cases, max(options.scenario) + 1)
             cases = iter([case for case in first if case[0] in options.scenario])
-        for result in runner.run(cases, lambda: sum(len(r.faults) for r in results) < options.count):
+
+        def more() -> bool:
+            late = time.monotonic() - since > options.minutes * 60
+            return not late and sum(len(r.faults) for r in results) < options.count
+
+        for result in runner.run(cases, more):
             results.append(result)
             print(result.line(sum(len(r.faults) for r in results)), flush=True)
             if not result.defect and options.scenario is None:
