@@ -1,6 +1,7 @@
 """Where a run lives while faults befall it: folders of its own, its command, and what that left behind."""
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -29,6 +30,7 @@ LAYOUTS = {
     "fsdp2": ("strategy=[fsdp2]", "launch.nproc_per_node=2"),
     "tensor_parallel": ("strategy=[tensor_parallel]", "launch.nproc_per_node=2"),
 }
+PR_SET_PDEATHSIG = 1
 SECONDS = 600.0  # after which a command counts as hung
 
 
@@ -198,6 +200,7 @@ def _be_plait(argv: list[str], work: Path, env: dict[str, str], console: Path) -
     code = 1
     try:
         os.setsid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # with a campaign that is broken off
         os.chdir(work)
         out = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, out), (2, out)):

@@ -87,8 +87,8 @@ def _check_optimizer(path: Path, manifest: Manifest, checked: "Checked") -> None
     from plait.checkpoint.reader import Reader
     from plait.train.optimizer import state_keys
 
-    keys = state_keys(optimizer, map(len, checked.shapes.values()))
-    ours = [f"optimizer.{name}.{key}" for name, shape in checked.shapes.items() for key in keys.get(len(shape), ())]
+    keys = state_keys(optimizer, checked.shapes.values())
+    ours = [f"optimizer.{name}.{key}" for name, shape in checked.shapes.items() for key in keys.get(shape, ())]
     check_optimizer_state(path, Reader(path).shapes, ours)
 
 

@@ -19,6 +19,7 @@ from plait.parallel.state import canonical_state
 
 FUSED_ON = ("cuda", "cpu", "mps", "xpu")  # where torch has fused kernels
 KERNELS = ("fused", "foreach")  # arguments that choose kernels, in torch's optimizers
+SMALL = 2**20  # elements of a parameter that a step may be tried on before there are ranks
 FITS = "take one that works element by element, such as torch.optim.AdamW, or a layout that divides no parameters"
 
 
@@ -61,19 +62,19 @@ def check_optimizer(node: Mapping[str, Any], parameters: Iterable[Tensor]) -> No
     _built(node, _builder(cls, {**options, **kernels}), [{"params": params}])
 
 
-def state_keys(node: Mapping[str, Any], dims: Iterable[int]) -> dict[int, set[str]]:
-    """Number of dims -> the names of what this optimizer keeps of a parameter that has so many.
+def state_keys(node: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], set[str]]:
+    """Shape -> the names of what this optimizer keeps of a parameter of that shape; found by a step on one.
 
-    Found by a step on a tiny one. A number for which that fails is left out: the class may need other shapes.
+    Large ones are left out, and those that the class does not take.
     """
     cls, options = _target(node)
     build = _builder(cls, {**options, **_candidates(cls, options, torch.device("cpu"))[-1]})
     found = {}
-    for count in set(dims):
+    for shape in {shape for shape in shapes if math.prod(shape) <= SMALL}:
         with contextlib.suppress(Exception):
-            only = nn.ParameterList([nn.Parameter(torch.zeros((2,) * count))])
+            only = nn.ParameterList([nn.Parameter(torch.zeros(shape))])
             state, _ = canonical_state(only, build([{"params": list(only)}]))
-            found[count] = {key.removeprefix("optimizer.0.") for key in state if key.startswith("optimizer.0.")}
+            found[shape] = {key.removeprefix("optimizer.0.") for key in state if key.startswith("optimizer.0.")}
     return found
 
 
