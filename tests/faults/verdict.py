@@ -11,8 +11,8 @@ from tests.faults.place import Ended, Place, digests
 
 EQUAL, REFUSED, DEFECT = "equal", "refused", "defect"
 EXPECTED = {  # what may lie in a run's folder when no command runs
-    "config.yaml", "versions.json", "outcome.json", "metrics.jsonl", "metrics.old.jsonl", ".lock", "checkpoints",
-    "export", "ranks",
+    "config.yaml", "versions.json", "mesh.json", "outcome.json", "metrics.jsonl", "metrics.old.jsonl", ".lock",
+    "checkpoints", "export", "ranks",
 }  # fmt: skip
 NUMBERS = ("step", "loss", "grad_norm", "lr", "tokens", "val_loss")
 NOISE = re.compile(

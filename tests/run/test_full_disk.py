@@ -13,10 +13,11 @@ from commands import numbers, rows, start, train, wait_for_step
 from disks import CannotMount, Disk, small_disk
 
 from plait.checkpoint.store import Store
+from plait.records.run_folder import FILES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FSDP = "strategy=[fsdp2]"
-EXPECTED = {"config.yaml", "versions.json", "outcome.json", "metrics.jsonl", ".lock", "checkpoints", "export", "ranks"}
+EXPECTED = {*FILES, ".lock", "checkpoints", "export", "ranks"} - {"metrics.old.jsonl"}
 SPACE = (
     r"(?:cannot be written|step-\d+\.tmp): the disk is full.*; "
     r"the last good checkpoint is kept: (step-\d+); once this is mended"

@@ -129,6 +129,11 @@ def test_options_apply_to_the_jobs_that_select_the_strategy():
     assert (done.code, done.err) == (0, "")
     one, none = (each[3] for each in ranks.started)
     assert (one["fsdp2"]["replicate"], one["fsdp2"]["shard"], none) == (2, 1, {})
+    meshes = [json.loads(Path(f"runs/sweep/{job}/mesh.json").read_text()) for job in (0, 1)]
+    assert [mesh["world_size"] for mesh in meshes] == [2, 1]
+    assert [(axis["name"], axis["degree"], axis["strategy"]) for axis in meshes[0]["dense"]] == [
+        *(("dp_replicate", 2, "fsdp2"), ("dp_shard", 1, "fsdp2")),
+    ]
     given = yaml.safe_load(Path("runs/sweep/multirun.yaml").read_text())["hydra"]["overrides"]["task"]
     assert set(options) <= set(given)
 

@@ -26,6 +26,7 @@ COMMANDS = {
     ),
     "convert": ("plait.commands.convert", "weights from Hugging Face's form to Plait's, and back"),
     "new": ("plait.commands.new", "write a plugin with a strategy that works, to begin one's own from"),
+    "report": ("plait.commands.report", "one page of curves and tables from runs and sweeps DIR..."),
     "compare": ("plait.commands.compare", "where two runs part: two metrics.jsonl files or run folders"),
 }
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import attrs
 
@@ -92,6 +93,16 @@ class Layout:
         if view is None:
             return tuple(a for a in self.dense if a.splits in ("batch", "sequence") and a.sums)
         return tuple(a for a in self.views[view] if a.name.startswith(f"{view}.") and not a.divides_values)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for who reads a run's record."""
+
+        def plain(axis: MeshAxis) -> dict[str, Any]:
+            own = {key: getattr(axis, key) for key in ("name", "degree", "splits")}
+            return {**own, "shards": list(axis.shards), "strategy": self.owner.get(axis.name)}
+
+        views = {name: [plain(axis) for axis in axes] for name, axes in self.views.items()}
+        return {"world_size": self.world_size, "dense": [plain(axis) for axis in self.dense], "views": views}
 
     def count(self, splits: str | None) -> int:
         """Into how many shares the world divides "batch", "sequence" or "layers"; None: how many see the same."""

@@ -5,8 +5,8 @@ from pathlib import PurePath
 
 LONGEST = 200  # bytes; file systems take 255, and names of temporary files are longer than what they stand for
 OWN = (
-    *("config.yaml", "export", "metrics.jsonl", "outcome.json", "profile", "ranks", "tensorboard", "versions.json"),
-    *("wandb", "wandb.id", ".lock"),
+    *("config.yaml", "export", "mesh.json", "metrics.jsonl", "outcome.json", "profile", "ranks", "tensorboard"),
+    *("versions.json", "wandb", "wandb.id", ".lock"),
 )
 
 

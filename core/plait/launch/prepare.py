@@ -37,6 +37,7 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, first: Callable[[], N
         folder.clear_outcome()
         folder.write_config(checked.node)
         folder.write_versions(versions_of(checked.distributions))
+        folder.write_mesh(checked.layout.as_json())
         if checked.config.checkpoint.enabled:
             directory = checked.config.checkpoint.dir
             can_be_written(folder.checkpoints(directory), f"checkpoint.dir={shown(directory)}:")

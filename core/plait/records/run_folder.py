@@ -20,7 +20,7 @@ from plait.system.disk import replace, writing
 from plait.system.links import check_links
 from plait.system.locks import try_lock, unlock
 
-FILES = ("config.yaml", "versions.json", "outcome.json", "metrics.jsonl", "metrics.old.jsonl")
+FILES = ("config.yaml", "versions.json", "mesh.json", "outcome.json", "metrics.jsonl", "metrics.old.jsonl")
 
 
 @attrs.frozen
@@ -111,6 +111,9 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         return yaml.safe_load((self.path / "config.yaml").read_text())
+
+    def write_mesh(self, mesh: dict[str, Any]) -> None:
+        replace(self.path / "mesh.json", json.dumps(mesh, indent=1) + "\n")
 
     def write_versions(self, versions: dict[str, str]) -> None:
         replace(self.path / "versions.json", json.dumps(versions, indent=2) + "\n")

@@ -1,0 +1,41 @@
+"""A run's mesh, drawn as boxes in boxes: an axis is a row of boxes, and inside the innermost are ranks."""
+
+from html import escape
+from typing import Any
+
+SHOWN = 8  # boxes of an axis; of more the first and the last
+
+
+def drawn(mesh: dict[str, Any]) -> str:
+    """HTML for what `mesh.json` holds: the dense axes, then each view."""
+    parts = []
+    for title, axes in [("all ranks", mesh["dense"]), *mesh["views"].items()]:
+        lines = "".join(
+            f"<li><b>{escape(axis['name'])}</b> = {axis['degree']} <span>{escape(_role(axis))}</span></li>"
+            for axis in axes
+        )
+        boxes = _boxes([(axis["name"], axis["degree"]) for axis in axes], 0)
+        parts.append(
+            f'<div class="mesh"><h4>{escape(title)}</h4><ul>{lines}</ul><div class="ranks">{boxes}</div></div>'
+        )
+    return "".join(parts)
+
+
+def _role(axis: dict[str, Any]) -> str:
+    what = f"splits {axis['splits']}" if axis["splits"] else f"shards {', '.join(axis['shards']) or 'nothing'}"
+    return f"{what} ({axis['strategy']})" if axis["strategy"] else what
+
+
+def _boxes(axes: list[tuple[str, int]], first: int) -> str:
+    """The ranks from `first` on that these axes span, outermost axis first."""
+    if not axes:
+        return f'<i class="rank">{first}</i>'
+    (name, degree), inner = axes[0], axes[1:]
+    stride = 1
+    for _, each in inner:
+        stride *= each
+    if degree == 1 and inner:
+        return _boxes(inner, first)
+    shown = range(degree) if degree <= SHOWN else [*range(SHOWN - 1), None, degree - 1]
+    cells = "".join("<em>…</em>" if i is None else _boxes(inner, first + i * stride) for i in shown)
+    return f'<div class="axis" title="{escape(name)}={degree}">{cells}</div>'

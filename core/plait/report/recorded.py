@@ -1,0 +1,147 @@
+"""Runs and sweeps as their folders tell of them; nothing is changed there."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import yaml
+
+from plait.contract.errors import PlaitError
+from plait.records import metrics
+from plait.records.run_folder import RunFolder, is_live
+from plait.sweep.ledger import Job, Ledger
+
+Row = dict[str, Any]
+
+
+@attrs.frozen
+class Recorded:
+    """One run, or a job of a sweep that may never have begun.
+
+    name: short, and different from all others. seconds: of training up to each row. starts: how often it was started.
+    """
+
+    name: str
+    path: Path
+    state: str
+    reason: str
+    rows: list[Row]
+    seconds: list[float]
+    config: dict[str, Any]
+    versions: dict[str, str]
+    mesh: dict[str, Any] | None
+    hosts: list[str]
+    starts: int
+    job: Job | None = None
+
+    def last(self, key: str) -> Any:
+        return next((row[key] for row in reversed(self.rows) if row.get(key) is not None), None)
+
+
+def recorded(folders: list[Path]) -> list[Recorded]:
+    """All runs in `folders`, each of which is a run's, a sweep's, or holds such.
+
+    Raises PlaitError for a folder without any, and for damaged files.
+    """
+    found: dict[Path, Job | None] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise PlaitError(f"{folder} is no folder: give those of runs or sweeps, such as runs/a or runs")
+        here = dict(_runs(folder))
+        if not here:
+            raise PlaitError(
+                f"{folder} holds no run and no sweep: neither config.yaml nor sweep.json is in it or below"
+            )
+        for path, job in here.items():
+            found[path] = found.get(path) or job
+    names = _names(list(found))
+    return [_read(path, names[path], job) for path, job in found.items()]
+
+
+def _runs(folder: Path) -> Iterator[tuple[Path, Job | None]]:
+    if (folder / "sweep.json").is_file():
+        for job in Ledger(folder).read():
+            yield (folder / job.folder).resolve(), job
+    elif (folder / "config.yaml").is_file() and not (folder / ".hydra").exists():
+        yield folder.resolve(), None
+    else:
+        for below in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+            yield from _runs(below)
+
+
+def _names(paths: list[Path]) -> dict[Path, str]:
+    """The last parts of each path, as many as tell them apart."""
+    for depth in range(1, max((len(path.parts) for path in paths), default=1) + 1):
+        names = {path: "/".join(path.parts[-depth:]) for path in paths}
+        if len(set(names.values())) == len(paths):
+            return names
+    return {path: str(path) for path in paths}
+
+
+def _read(path: Path, name: str, job: Job | None) -> Recorded:
+    rows, damage = [], ""
+    try:
+        rows = metrics.read(path / metrics.FILE) if (path / metrics.FILE).exists() else []
+    except PlaitError as error:  # no reason to show nothing of the others
+        damage = str(error)
+    folder = RunFolder(path)
+    outcome = folder.outcome()
+    if is_live(path):
+        state, reason = "running", ""
+    elif outcome is not None:
+        state, reason = outcome.kind, outcome.reason
+    else:
+        state, reason = ("interrupted", "it ended without saying how") if rows else ("not begun", "")
+    if job is not None and state != "running" and job.state in ("failed", "pruned"):
+        state, reason = job.state, job.reason
+    if damage:
+        state, reason = "damaged", damage
+    introductions = [
+        line.rpartition(" on ")[2] for line in _text(path / "ranks" / "rank-0.log").splitlines() if _introduces(line)
+    ]
+    return Recorded(
+        name=f"{name} ({', '.join(job.overrides)})" if job is not None and job.overrides else name,
+        path=path,
+        state=state,
+        reason=reason,
+        rows=rows,
+        seconds=_seconds(rows),
+        config=_mapping(yaml.safe_load, path / "config.yaml"),
+        versions=_mapping(json.loads, path / "versions.json"),
+        mesh=_mapping(json.loads, path / "mesh.json") or None,
+        hosts=sorted(set(introductions)),
+        starts=len(introductions),
+        job=job,
+    )
+
+
+def _seconds(rows: list[Row]) -> list[float]:
+    """Time of training up to each row, from what each step says of its speed; saving and validation are not in it."""
+    found, before, total = [], 0, 0.0
+    for row in rows:
+        tokens, speed = row.get("tokens", 0), row.get("tokens_per_second")
+        total += (tokens - before) / speed if speed else 0.0
+        before = tokens
+        found.append(total)
+    return found
+
+
+def _introduces(line: str) -> bool:
+    return line.startswith("process ") and " on " in line
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="replace")
+    return ""
+
+
+def _mapping(load: Any, path: Path) -> dict[str, Any]:
+    """What the file holds; empty if it is missing or damaged, which is no reason to show nothing of the run."""
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):
+        value = load(path.read_text())
+        return value if isinstance(value, dict) else {}
+    return {}
