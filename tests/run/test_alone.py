@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -68,7 +69,7 @@ def is_loopback(address: str) -> bool:
 
 @attrs.frozen
 class Seen:
-    """What a command's processes had open at any time: (pid, protocol, address) and (pid, file)."""
+    """What a command's processes had open: at any time (pid, protocol, address), more than twice (pid, file)."""
 
     sockets: set[tuple[int, str, str]]
     files: set[tuple[int, str]]
@@ -81,14 +82,15 @@ class Seen:
 
 
 def watch(process: "subprocess.Popen[str]", folder: Path) -> Seen:
-    sockets, files, ranks = set(), set(), set[int]()
+    sockets, times, ranks = set(), Counter[tuple[int, str]](), set[int]()
     deadline = time.monotonic() + 240
     while process.poll() is None and time.monotonic() < deadline:
         for pid in tree(process.pid):
             sockets |= {(pid, *found) for found in listening(pid)}
-            files |= {(pid, name) for name in open_files(pid)}
+            times.update((pid, name) for name in open_files(pid))
         ranks |= set(ranks_of(folder))
         time.sleep(0.1)
+    files = {held for held, count in times.items() if count > 2}  # a child has its parent's until it begins its program
     return Seen(sockets, files, ranks, process.communicate(timeout=5)[0], process.returncode)
 
 
