@@ -67,7 +67,8 @@ WAYS = {
     "hang": rf"rank 1 made no progress for \d+ s \(launch\.timeout_seconds=8\) in: step 3 in spins {PLACE}",
     "stop": r"rank 1 hung: it did not answer, while the others waited for it",
 }
-RUN = ("strategy=[fsdp2,faulty]", "train.steps=10", "run.name=a", "launch.timeout_seconds=8")
+RUN = ("strategy=[fsdp2,faulty]", "train.steps=10", "run.name=a", "launch.timeout_seconds=60")
+SOON = "launch.timeout_seconds=8"  # for ranks that hang
 FAST = ("raise",)  # the others are in tests/run/test_causes.py, with ranks that only pretend
 
 
@@ -85,7 +86,8 @@ def told(how, log):
 
 @pytest.mark.parametrize("how", [pytest.param(how, marks=[] if how in FAST else pytest.mark.slow) for how in WAYS])
 def test_the_rank_that_failed_is_told(tmp_path, site, how):
-    done = train(*RUN, "launch.max_restarts=0", cwd=tmp_path, PYTHONPATH=site, FAULTY=f"{how} 1")
+    soon = [SOON] if how in ("hang", "stop") else []
+    done = train(*RUN, *soon, "launch.max_restarts=0", cwd=tmp_path, PYTHONPATH=site, FAULTY=f"{how} 1")
     log = tmp_path / "runs" / "a" / "ranks" / "rank-1.log"
     assert done.returncode == 1
     assert re.fullmatch(told(how, log), done.stderr), done.stderr
