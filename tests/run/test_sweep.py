@@ -17,6 +17,7 @@ from inside import plait
 from plait.contract.errors import PlaitError
 from plait.records.metrics import MetricsFile
 from plait.records.run_folder import Outcome
+from plait.sweep.command import Command
 
 TINY = (
     *("model.dim=32", "model.n_layers=1", "model.n_heads=2", "model.n_kv_heads=1", "model.ffn_dim=32"),
@@ -242,6 +243,18 @@ def test_another_job_takes_another_folder():
     assert [each[:2] for each in other.started] == [("0-2", 3)]
     assert [(job["job"], job["folder"]) for job in record()] == [(0, "0-2"), (0, "0"), (1, "1")]
     assert done.out.endswith("sweep: 2 finished; this table is runs/sweep/sweep.csv\n")
+
+
+def test_a_sweep_that_is_live_is_refused():
+    command = Command([])
+    command.folder = "runs/sweep"
+    command.hold()
+    done = plait(*TWO, IN, ranks=Ranks())
+    command.let_go()
+    sentence = "the sweep in runs/sweep is live already; wait for it, or set another hydra.sweep.dir"
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"plait: {sentence}")
+    assert not Path("runs/sweep").exists()
 
 
 def test_a_damaged_record_is_one_sentence():

@@ -75,7 +75,7 @@ def _overview(runs: list[Recorded]) -> str:
         "planned",
         "time",
         "starts",
-        "how it ended",
+        "reason",
     ]
     rows = []
     for number, run in enumerate(runs):
@@ -88,7 +88,7 @@ def _overview(runs: list[Recorded]) -> str:
                 *_numbers(str(run.last("step") or "-"), _loss(run.last("loss")), _loss(run.last("val_loss"))),
                 *_numbers(quantity(metrics.speed(run.rows)), _gib(metrics.peak(run.rows)), _gib(planned)),
                 *_numbers(clock(run.seconds[-1]) if run.seconds else "-", str(run.starts or "-")),
-                ("reason", escape(run.reason)),
+                ("reason", escape(run.reason if run.state != "finished" else "")),
             ]
         )
     return _table(heads, rows)

@@ -1,10 +1,18 @@
 """The command that a sweep was started with: what its jobs, in whatever process, know of the whole."""
 
+import contextlib
 import hashlib
 import os
 import uuid
+from pathlib import Path
 
 import attrs
+
+from plait.contract.errors import PlaitError
+from plait.system.disk import writing
+from plait.system.locks import try_lock, unlock
+
+LIVE = ".live"
 
 NOT_COUNTED = ("hydra.", "hydra/", "sweep.")  # how jobs are run is not which jobs they are
 
@@ -18,6 +26,32 @@ class Command:
     session: str = attrs.field(factory=lambda: uuid.uuid4().hex)
     folder: str = ""
     varied: set[str] = attrs.field(factory=set)
+    _held: int | None = attrs.field(default=None, init=False)
+
+    def hold(self) -> None:
+        """Keep other commands out of the sweep's folder, until `let_go` or this process ends.
+
+        Raises PlaitError if one runs this sweep already, or the folder cannot be made.
+        """
+        place = Path(self.folder)
+        with writing(place, "the sweep's folder"):
+            place.mkdir(parents=True, exist_ok=True)
+            self._held = try_lock(place / LIVE)
+        if self._held is None:
+            raise PlaitError(f"the sweep in {place} is live already; wait for it, or set another hydra.sweep.dir")
+
+    def let_go(self) -> None:
+        """A folder in which no job began is removed."""
+        if self._held is None:
+            return
+        place = Path(self.folder)
+        if not (place / "sweep.json").exists():
+            with contextlib.suppress(OSError):
+                (place / LIVE).unlink()
+                (place / "multirun.yaml").unlink(missing_ok=True)  # Hydra writes it before it composes the jobs
+                place.rmdir()
+        unlock(self._held)
+        self._held = None
 
     def digest(self) -> str:
         """Eight hexadecimal digits of the overrides, in whatever order they stand."""

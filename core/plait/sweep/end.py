@@ -1,6 +1,5 @@
 """How a sweep ends: the table of its jobs, and the exit code."""
 
-import contextlib
 import sys
 from collections import Counter
 from pathlib import Path
@@ -20,7 +19,10 @@ def end(command: Command, error: BaseException | None = None) -> int:
 
     Raises `error` if a signal stopped the sweep, if no job began, or if there was no sweep.
     """
-    jobs = _settled(command, error) if command.folder and not follows() else []
+    try:
+        jobs = _settled(command, error) if command.folder and not follows() else []
+    finally:
+        command.let_go()
     if jobs:
         counts = Counter(job.state for job in jobs)
         summary = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
@@ -36,10 +38,7 @@ def end(command: Command, error: BaseException | None = None) -> int:
 def _settled(command: Command, error: BaseException | None) -> list[Job]:
     """This sweep's jobs; those that say they run, and whose processes are gone, now say how they ended."""
     ledger = Ledger(Path(command.folder))
-    if not ledger.path.exists():  # Hydra makes the folder before it composes the jobs
-        with contextlib.suppress(OSError):
-            (ledger.folder / "multirun.yaml").unlink()
-            ledger.folder.rmdir()
+    if not ledger.path.exists():
         return []
     with ledger.changing(command.argv) as jobs:
         mine = [job for job in jobs if job.session == command.session]

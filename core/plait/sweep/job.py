@@ -32,9 +32,8 @@ def job(
 
     Raises SystemExit or Stopped if a signal stops it, and PlaitError if the sweep's own files cannot be written.
     """
-    for key, path in (("dir", hydra.sweep.dir), ("subdir", hydra.sweep.subdir)):
-        check_sweep(str(path), f"hydra.sweep.{key}")
     ledger, subdir = Ledger(Path(hydra.sweep.dir)), str(hydra.sweep.subdir)
+    check_sweep(subdir, "hydra.sweep.subdir")
     together = cfg.launch.mode != "local" and (external.by_torchrun() or external.by_slurm())
     if together and follows():  # rank 0 keeps the ledger for all
         run(node_of(cfg, hydra), ledger.folder / subdir)

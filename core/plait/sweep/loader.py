@@ -13,7 +13,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from plait.contract.errors import PlaitError, near_miss
-from plait.sweep.command import Command
+from plait.launch.overrides import check_sweep
+from plait.sweep.command import Command, follows
 
 
 class JobLoader(ConfigLoaderImpl):
@@ -78,6 +79,9 @@ class JobLoader(ConfigLoaderImpl):
             quoted = self.command.folder.replace("\\", "\\\\").replace('"', '\\"')
             cfg.hydra.overrides.hydra.append(f'hydra.sweep.dir="{quoted}"')
             cfg.hydra.sweep.dir = self.command.folder
+        check_sweep(self.command.folder, "hydra.sweep.dir")
+        if not follows():
+            self.command.hold()
 
     def _check_options(
         self, name: str | None, others: list[Override], options: list[Override], selected: set[str]

@@ -3,7 +3,10 @@
 from plait.records.console import quantity
 from plait.sweep.ledger import Job
 
-HEADS = ("job", "state", "loss", "val_loss", "tokens/s", "planned", "memory", "planned", "overrides", "reason")
+HEADS = (
+    *("job", "state", "loss", "val_loss", "tokens/s", "planned tokens/s", "memory", "planned memory"),
+    *("overrides", "reason"),
+)
 
 
 def table(jobs: list[Job]) -> str:
