@@ -227,21 +227,22 @@ def test_a_signal_stops_the_sweep_and_the_same_command_goes_on():
 
 def test_what_comes_to_the_same_job_is_run_once():
     ranks = Ranks()
-    done = plait("train", "-m", "strategy=[],[fsdp2]", "strategy.fsdp2.replicate=1,2", *TINY, IN, ranks=ranks)
+    done = plait("train", "-m", "strategy=[]", "train.seed=1,1", *TINY, IN, ranks=ranks)
     assert (done.code, done.err) == (0, "")
-    assert [each[0] for each in ranks.started] == ["0", "2", "3"]
-    assert "plait: job 1 of the sweep (strategy=[]) is job 0 again\n" in done.out
-    assert [job["job"] for job in record()] == [0, 2, 3]
+    assert [each[0] for each in ranks.started] == ["0"]
+    assert "plait: job 1 of the sweep (train.seed=1) is job 0 again\n" in done.out
+    assert [job["job"] for job in record()] == [0]
     assert not Path("runs/sweep/1").exists()
 
 
 def test_another_job_takes_another_folder():
-    assert plait("train", "-m", "train.seed=1,2", *TINY, IN, ranks=Ranks()).code == 0
+    assert plait("train", "-m", "train.seed=choice(1)", *TINY, IN, ranks=Ranks()).code == 0
     other = Ranks()
-    done = plait("train", "-m", "train.seed=3,2", *TINY, IN, ranks=other)
+    done = plait("train", "-m", "train.seed=2,1", *TINY, IN, ranks=other)
     assert done.code == 0
-    assert [each[:2] for each in other.started] == [("0-2", 3)]
-    assert [(job["job"], job["folder"]) for job in record()] == [(0, "0-2"), (0, "0"), (1, "1")]
+    assert [each[:2] for each in other.started] == [("0-2", 2)]
+    assert sorted((job["job"], job["folder"]) for job in record()) == [(0, "0-2"), (1, "0")]
+    assert not Path("runs/sweep/1").exists()
     assert done.out.endswith("sweep: 2 finished; this table is runs/sweep/sweep.csv\n")
 
 
@@ -267,7 +268,7 @@ def test_a_damaged_record_is_one_sentence():
 
 
 OPTUNA = (
-    *("train", "-m", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1"),
+    *("train", "-m", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=1"),
     *("hydra.sweeper.sampler.seed=1", "optimizer.lr=tag(log,interval(1e-4,1e-2))", "train.seed=choice(1,2)"),
     *("strategy=[fsdp2]", "strategy.fsdp2.replicate=1", *TINY, IN),
 )
@@ -275,28 +276,28 @@ OPTUNA = (
 
 def test_a_search_minimises_the_validation_loss():
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    ranks = Ranks({1: PlaitError("made to fail")})
+    ranks = Ranks({0: PlaitError("made to fail")})
     done = plait(*OPTUNA, ranks=ranks)
     assert done.code == 3
-    assert states() == ["finished", "failed", "finished"]
+    assert states() == ["failed", "finished"]
     best = yaml.safe_load(Path("runs/sweep/optimization_results.yaml").read_text())
-    assert best["best_value"] == min(job["val_loss"] for job in record() if job["state"] == "finished")
+    assert best["best_value"] == record()[1]["val_loss"]
     assert "Error executing job" not in done.err
     before = [job["overrides"] for job in record()]
     assert len(before[0]) == 2
     again = Ranks()
     assert plait(*OPTUNA, ranks=again).code == 0
     assert len(again.started) == 1
-    assert [job["overrides"] for job in record()[:2]] == before[:2]
+    assert record()[0]["overrides"] == before[0]
 
 
 @pytest.mark.slow
 def test_a_search_in_which_all_fail():
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    done = plait(*OPTUNA, ranks=Ranks(dict.fromkeys(range(3), PlaitError("made to fail"))))
+    done = plait(*OPTUNA, ranks=Ranks(dict.fromkeys(range(2), PlaitError("made to fail"))))
     assert done.code == 3
-    assert states() == ["failed"] * 3
-    assert [line.partition(" failed: ")[2] for line in done.err.splitlines()[:3]] == ["made to fail"] * 3
+    assert states() == ["failed"] * 2
+    assert [line.partition(" failed: ")[2] for line in done.err.splitlines()[:2]] == ["made to fail"] * 2
     assert "Error executing" not in done.err + done.out
 
 
