@@ -59,7 +59,7 @@ WAYS = {
     "raise": r"ZeroDivisionError: division by zero",
     "parallelize": rf"ZeroDivisionError: division by zero \(raised by {NAMED} in its hook 'parallelize'\)",
     "exit": rf"{NAMED} calls sys\.exit\(3\) in its hook 'after_step'",
-    "import": rf"sys\.exit\('not today'\) was called in <module> {PLACE}",
+    "import": rf"{NAMED} cannot be imported from plait_faulty:Faulty: it calls sys\.exit\('not today'\)",
     "memory": r"MemoryError: use a smaller train\.local_batch_size, .*",
     "_exit": rf"rank 1 ended itself by os\._exit\(5\) in .* {PLACE}",
     "segv": rf"rank 1 was killed by SIGSEGV in .* {PLACE}",
