@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from plait.contract.axes import MeshAxis, MeshView
+from plait.contract.choices import Choice
 from plait.contract.config import Compile, Precision, Remat
 from plait.contract.errors import PlaitError
 from plait.contract.hookspecs import hookimpl
@@ -14,12 +15,14 @@ if TYPE_CHECKING:
     from plait.parallel.compile import SELECTIVE_KEEPS, budget_config, outside_of_graph
     from plait.parallel.mesh import Mesh
     from plait.parallel.transform import view
+    from plait.plan import planning
     from plait.train.loss import cross_entropy_sum
 
 __version__ = "0.1.0"
 __all__ = [
     "SELECTIVE_KEEPS",
     "Applied",
+    "Choice",
     "Compile",
     "Mesh",
     "MeshAxis",
@@ -34,6 +37,7 @@ __all__ = [
     "evenly",
     "hookimpl",
     "outside_of_graph",
+    "planning",
     "read_numbers",
     "view",
 ]
@@ -43,6 +47,7 @@ _LAZY = {
     "Applied": "plait.parallel.apply",
     "Mesh": "plait.parallel.mesh",
     "view": "plait.parallel.transform",
+    "planning": "plait.plan.planning",
     "outside_of_graph": "plait.parallel.compile",
     "SELECTIVE_KEEPS": "plait.parallel.compile",
     "budget_config": "plait.parallel.compile",
@@ -56,4 +61,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'plait' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    module = importlib.import_module(_LAZY[name])
+    return getattr(module, name, module)  # `planning` is a module

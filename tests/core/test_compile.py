@@ -159,3 +159,10 @@ def test_what_is_marked_stays_outside_with_its_hooks(plait_ranks):
     assert graphs[1:] == [graphs[-1]] * 3
     with pytest.raises(RankError, match=r"data.dependent|graph break"):
         plait_ranks.run(outside, False, world=1)
+
+
+def test_the_first_pattern_that_names_a_block_says_how_it_recomputes():
+    remat = Remat("selective", blocks={"layers.0": "none", "layers.*": "full"})
+    assert [remat.mode_of(block) for block in ("layers.0", "layers.3", "others.0")] == ["none", "full", "selective"]
+    with pytest.raises(ValueError, match=r"'blocks' gives layers.0 the mode 'some'; there are none, full, selective"):
+        Remat(blocks={"layers.0": "some"})

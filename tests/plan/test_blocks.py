@@ -13,6 +13,12 @@ LAYOUTS = {
     "hsdp": ["strategy=[fsdp2]", "strategy.fsdp2.replicate=2"],
     "prefetch": ["strategy=[fsdp2]", "strategy.fsdp2.prefetch=2"],
     "full": ["strategy=[fsdp2]", "remat.mode=full"],
+    "mixed": [
+        "strategy=[fsdp2]",
+        "model.n_layers=14",
+        "remat.blocks={layers.0: full, layers.1: full, layers.2: full, "
+        "layers.3: full, layers.4: full, layers.5: full, layers.6: full}",
+    ],
     "selective": ["strategy=[fsdp2]", "remat.mode=selective"],
     "tp": ["strategy=[tensor_parallel,fsdp2]"],
     "simplefsdp": ["strategy=[simplefsdp]"],
@@ -28,7 +34,7 @@ LAYOUTS = {
 def test_few_blocks_give_what_all_blocks_give(layout: str) -> None:
     node = resolve([*SMALL, *LAYOUTS[layout]])
     few, all_ = plan(node, 4), plan(node, 4, every=True)
-    assert few.traced[0] < few.traced[1] == all_.traced[0] == 8
+    assert few.traced[0] < few.traced[1] == all_.traced[0]
     assert _without_time(few) == _without_time(all_)
     assert few.time.step == pytest.approx(all_.time.step, rel=1e-9)
 

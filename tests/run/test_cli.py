@@ -110,7 +110,7 @@ def test_plugins_checked_one_by_one(strategies, tmp_path_factory, monkeypatch):
     found = {each["name"]: each for each in json.loads(done.out)}
     assert found["fsdp2"]["stage"] == "runtime"
     assert found["fsdp2"]["claims"] == ["gradient_sum", "parameter_sharding"]
-    assert found["fsdp2"]["hooks"] == ["build_mesh", "parallelize"]
+    assert found["fsdp2"]["hooks"] == ["build_mesh", "choices", "parallelize"]
     states = {name: each["state"] for name, each in found.items()}
     assert states["fsdp2"] == states["ghost"] == states["must"] == "ok"
     assert states["missing"].endswith(

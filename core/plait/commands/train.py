@@ -113,7 +113,7 @@ def _start_ranks(node: dict[str, Any], folder: Any) -> Any:
 
     if folder.path.exists() and not several:  # a live run is refused at once; a new folder waits until all is checked
         folder.lock()
-    checked = check(node)
+    checked = check(node, folder=folder.path)
     config = checked.config
     check_ranks(checked.ranks_per_node, device_of(config.launch.device))
     axes = " x ".join(f"{a.name}={a.degree}" for a in checked.layout.dense) or "no mesh axes"
@@ -133,7 +133,7 @@ def _start_ranks(node: dict[str, Any], folder: Any) -> Any:
         data()
     elif (ended := prepare(checked, folder, _say, data)) is not None:
         return ended
-    return start_ranks(config, folder, checked.ranks_per_node, _say, checked.node if several else None)
+    return start_ranks(config, folder, checked.ranks_per_node, _say, node if several else None)
 
 
 def _import_torch_quietly() -> None:

@@ -148,6 +148,17 @@ def _fewest(node: Mapping[str, Any]) -> int:
     return least
 
 
+def _acts(name: str) -> bool:
+    """Whether a strategy does more than configure others, which the check has had it do."""
+    from plait.contract import hookspecs
+    from plait.strategies.registry import load
+
+    hooks = [
+        h for h, spec in vars(hookspecs).items() if hasattr(spec, "plait_spec") and h not in ("configure", "choices")
+    ]
+    return any(hasattr(getattr(load(name), hook, None), "plait_impl") for hook in hooks)
+
+
 def _run(checked: "Checked", spec: "ModelSpec", say: Any) -> tuple[list["Finding"], dict[str, str]]:
     """Both trainings, on ranks that end with it. Raises PlaitError where a rank fails; its traceback is printed."""
     from plait.contract.config import Compile, Remat
@@ -166,7 +177,8 @@ def _run(checked: "Checked", spec: "ModelSpec", say: Any) -> tuple[list["Finding
             say(f"one process took {seconds:.1f} s")
             where = f"on {world} ranks"
             patience = 300 + 20 * world * seconds  # ranks share the processor; compilation takes its time
-            answers = pool.run(compare, trial, checked.node["strategy"], folder, world=world, timeout=patience)
+            acting = {name: options for name, options in checked.node["strategy"].items() if _acts(name)}
+            answers = pool.run(compare, trial, acting, folder, world=world, timeout=patience)
             say(f"{world} ranks are done")
         except RankError as error:
             note = failed(folder)

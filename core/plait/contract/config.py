@@ -6,6 +6,7 @@ import attrs
 from attrs.validators import deep_iterable, ge, gt, in_, le, optional
 
 from plait.contract.errors import PlaitError
+from plait.contract.model_spec import matches
 from plait.contract.names import check_inside, check_name
 
 YEAR = 366 * 24 * 60 * 60  # seconds; clocks of the system overflow at much more
@@ -58,10 +59,24 @@ class Precision:
     reduce: str = _one_of("float32", "float64", "bfloat16")
 
 
+REMAT = ("none", "full", "selective")  # what a block by itself may do
+
+
+def _modes(_: Any, attribute: attrs.Attribute, value: dict[str, str]) -> None:
+    for pattern, mode in value.items():
+        if mode not in REMAT:
+            raise ValueError(f"'{attribute.name}' gives {pattern} the mode {mode!r}; there are {', '.join(REMAT)}")
+
+
 @attrs.define
 class Remat:
     mode: str = _one_of("none", "full", "selective", "budget")
     budget: float = attrs.field(default=0.5, validator=[gt(0), le(1)])
+    blocks: dict[str, str] | None = attrs.field(default=None, validator=optional(_modes))
+
+    def mode_of(self, block: str) -> str:
+        """What the block with the FQN `block` does: what the first pattern in `blocks` says, else `mode`."""
+        return next((mode for pattern, mode in (self.blocks or {}).items() if matches(pattern, block)), self.mode)
 
 
 @attrs.define

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # torch stays out of `import plait`
     from torch import nn
 
     from plait.contract.axes import MeshAxis, MeshView
+    from plait.contract.choices import Choice
     from plait.contract.model_spec import ModelSpec
     from plait.contract.run import Run
     from plait.parallel.mesh import Mesh
@@ -42,6 +43,11 @@ def configure(run: "Run") -> None:
 @hookspec
 def build_mesh(run: "Run", world_size: int) -> "Iterable[MeshAxis | MeshView]":  # type: ignore[empty-body]
     """All answer: the strategy's axes and views. The core joins them, fills in -1 and refuses what does not fit."""
+
+
+@hookspec
+def choices(run: "Run", world_size: int) -> "Iterable[Choice]":  # type: ignore[empty-body]
+    """All may answer: options that a search for a layout may set, each with all the values that fit this run."""
 
 
 @hookspec

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -28,6 +29,7 @@ class Checked:
     """A run that fits: what its ranks are started with.
 
     node: the resolved config with the strategies' final options, as plain values; it is what ranks read.
+    files: name -> text of what strategies leave in the run's folder. said: (line, details) that they tell the user.
     shapes, ties: what a checkpoint holds of the model, and further names of tied parameters.
     """
 
@@ -39,11 +41,14 @@ class Checked:
     distributions: list[str]
     shapes: dict[str, tuple[int, ...]]
     ties: dict[str, str]
+    files: dict[str, str]
+    said: list[tuple[str, str]]
 
 
-def check(node: Mapping[str, Any], world_size: int | None = None) -> Checked:
+def check(node: Mapping[str, Any], world_size: int | None = None, folder: Path | None = None) -> Checked:
     """Check the resolved config `node` for `world_size` ranks; None: as many as `launch.*` and the degrees ask for.
 
+    folder: the run's, if it has one; it may not exist yet.
     Raises PlaitError for the first thing that does not fit.
     """
     config = typed(Config, node, "")
@@ -52,6 +57,7 @@ def check(node: Mapping[str, Any], world_size: int | None = None) -> Checked:
     model, spec = build_model(config.model)
     guess = world_size or _guess(config, device_type)
     run = new_run(config, spec, model, guess, device_type, strategies)
+    run.folder = folder
     configure(run)
     braid = Braid(run.strategies, ANSWERS)
     if world_size is None:
@@ -71,13 +77,33 @@ def check(node: Mapping[str, Any], world_size: int | None = None) -> Checked:
     _check_profile(config, world_size)
     if config.profile.enabled and config.profile.memory and device_type != "cuda":
         raise PlaitError("profile.memory=true takes snapshots of a GPU's memory, but the run is on a CPU")
-    final = {**node, "strategy": {name: attrs.asdict(s) for name, s in run.strategies.items()}}
+    final = {**_changed(node, run.changes), "strategy": {name: attrs.asdict(s) for name, s in run.strategies.items()}}
     plugins = installed()
     distributions = sorted({plugins[name].distribution for name in run.strategies if name in plugins})
     per_node, rest = divmod(world_size, config.launch.nnodes)
     if rest:
         raise PlaitError(f"{world_size} ranks do not divide over launch.nnodes={config.launch.nnodes} machines")
-    return Checked(final, config, layout, source, per_node, distributions, shapes(model), tied_names(model))
+    return Checked(
+        final,
+        config,
+        layout,
+        source,
+        per_node,
+        distributions,
+        shapes(model),
+        tied_names(model),
+        run.files,
+        run.said,
+    )
+
+
+def _changed(node: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`node` with other values under the dotted keys of `changes`."""
+    found: dict[str, Any] = dict(node)
+    for key, value in changes.items():
+        part, _, name = key.rpartition(".")
+        found[part] = {**found[part], name: value}
+    return found
 
 
 def _check_model(config: Config, model: Any) -> None:

@@ -10,7 +10,7 @@ from plait.contract.schema import typed
 from plait.launch.check import Checked, check
 from plait.launch.resume import look
 from plait.records.run_folder import Outcome, RunFolder, versions_of
-from plait.system.disk import can_be_written, reading
+from plait.system.disk import can_be_written, reading, replace
 
 Say = Callable[[str], None]
 
@@ -36,6 +36,8 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, first: Callable[[], N
         folder.lock()
         folder.clear_outcome()
         folder.write_config(checked.node)
+        for name, text in checked.files.items():
+            replace(folder.path / name, text)
         folder.write_versions(versions_of(checked.distributions))
         folder.write_mesh(checked.layout.as_json())
         if checked.config.checkpoint.enabled:
@@ -45,6 +47,8 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, first: Callable[[], N
         if new:
             folder.discard()
         raise
+    for line, _ in checked.said:
+        say(line)
     say(f"run: {folder.path}")
     return None
 
@@ -63,7 +67,7 @@ def prepare_together(node: Mapping[str, Any], folder: RunFolder, say: Say) -> tu
     shared: list[Any] = [None, None, None]
     if dist.get_rank() == 0:
         try:
-            checked = check(node, dist.get_world_size())
+            checked = check(node, dist.get_world_size(), folder.path)
             shared = [str(folder.path), prepare(checked, folder, say), None]
         except (PlaitError, OSError) as error:
             shared = [None, None, one_line(error)]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.contract.axes import MeshAxis, MeshView
+from plait.contract.choices import Choice
 from plait.contract.exact import Misfit
 from plait.parallel.clip import plain
 from plait.strategies.hooks import Owed
@@ -15,6 +16,13 @@ from plait.strategies.hooks import Owed
 def _axes(answer: Any) -> list[MeshAxis | MeshView]:
     items: list[Any] = list(answer) if isinstance(answer, Iterable) else [None]
     if not all(isinstance(item, MeshAxis | MeshView) for item in items):
+        raise Misfit
+    return items
+
+
+def _choices(answer: Any) -> list[Choice]:
+    items: list[Any] = list(answer) if isinstance(answer, Iterable) else [None]
+    if not all(isinstance(item, Choice) for item in items):
         raise Misfit
     return items
 
@@ -46,6 +54,7 @@ def _state(answer: Any) -> Any:
 
 ANSWERS = {
     "build_mesh": Owed("a list of MeshAxis and MeshView", _axes),
+    "choices": Owed("a list of Choice", _choices),
     "parallelize": Owed("a torch module, or None after a change in place", _module),
     "compile": Owed("a torch module, or None for the core's default", _module),
     "clip_grads": Owed("the total norm as a tensor of one number, or None for the core's default", _norm),

@@ -130,7 +130,8 @@ def new_run(
         )
     parameters = sum(p.numel() for p in model.parameters())
     shapes = {fqn: tuple(p.shape) for fqn, p in model.named_parameters()}
-    return Run(config, world_size, device_type, spec, parameters, strategies, shapes, create=create)
+    blocks = tuple(spec.blocks_of(model))
+    return Run(config, world_size, device_type, spec, parameters, strategies, shapes, blocks, create=create)
 
 
 def configure(run: Run) -> None:

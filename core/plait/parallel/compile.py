@@ -24,18 +24,19 @@ SELECTIVE_KEEPS = frozenset((
 
 
 def compile_blocks(model: nn.Module, mesh: object, spec: ModelSpec, run: Run) -> nn.Module:
-    """Every block's forward is compiled, then recomputed, as `compile.*` and `remat.mode` say.
+    """Every block's forward is compiled, then recomputed, as `compile.*` and `remat.*` say.
 
     Only forward is replaced, on the instance: names of parameters stay, and hooks that strategies hang on a block
     run outside. A module inside that is marked by `outside_of_graph` runs between two graphs of its block.
     """
-    options, mode = run.config.compile, run.config.remat.mode
-    for block in spec.blocks_of(model).values():
+    options, remat = run.config.compile, run.config.remat
+    for fqn, block in spec.blocks_of(model).items():
+        mode = remat.mode_of(fqn)
         if options.enabled:
             whole = not _leave_outside(block, options)
             block.forward = compiled(block.forward, options.backend, fullgraph=options.fullgraph and whole)
         if mode == "budget":
-            block.forward = recomputed_by_compiler(block.forward, **budget_config(run.config.remat.budget))
+            block.forward = recomputed_by_compiler(block.forward, **budget_config(remat.budget))
         elif mode == "selective" and options.enabled and options.backend == "inductor":
             block.forward = recomputed_by_compiler(block.forward, aggressive_recomputation=True)
         elif mode != "none":

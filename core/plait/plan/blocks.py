@@ -6,6 +6,7 @@ from typing import Any
 import attrs
 from torch import nn
 
+from plait.contract.config import Remat
 from plait.contract.model_spec import ModelSpec
 
 
@@ -16,11 +17,12 @@ class Group:
     fqns: tuple[str, ...]
 
 
-def groups(model: nn.Module, spec: ModelSpec) -> list[Group]:
-    """The blocks of `model`, equal ones together, in order of the first of each."""
+def groups(model: nn.Module, spec: ModelSpec, remat: Remat | None = None) -> list[Group]:
+    """The blocks of `model`, equal ones together, in order of the first of each; with `remat` those that recompute
+    otherwise apart."""
     found: dict[Any, list[str]] = {}
     for fqn, block in spec.blocks_of(model).items():
-        found.setdefault(_signature(block), []).append(fqn)
+        found.setdefault((_signature(block), remat.mode_of(fqn) if remat else None), []).append(fqn)
     return [Group(tuple(fqns)) for fqns in found.values()]
 
 

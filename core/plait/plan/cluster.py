@@ -69,3 +69,32 @@ class Cluster:
 def cluster_of(node: Any) -> Cluster | None:
     """From the resolved config's `cluster`; None if it names none. Raises PlaitError for a key that does not fit."""
     return typed(Cluster, node, "cluster") if node else None
+
+
+def cluster_here(device_type: str) -> Cluster:
+    """The shipped cluster whose devices are this machine's, by the name that torch gives them.
+
+    Raises PlaitError if there is none.
+    """
+    from pathlib import Path
+
+    from omegaconf import OmegaConf
+
+    import plait.conf.cluster
+
+    found = {}
+    for folder in plait.conf.cluster.__path__:
+        for path in sorted(Path(folder).glob("*.yaml")):
+            found[path.stem] = typed(Cluster, OmegaConf.to_container(OmegaConf.load(path)), f"cluster={path.stem}")
+    device = ""
+    if device_type == "cuda":
+        import torch
+
+        device = torch.cuda.get_device_name()
+    for one in found.values():
+        if one.device == device_type and (device_type == "cpu" or any(word in device for word in one.devices)):
+            return one
+    raise PlaitError(
+        f"no cluster is given, and none of {', '.join(found)} is for {device or device_type}: set cluster=NAME, or "
+        "write a file conf/cluster/NAME.yaml for it"
+    )

@@ -26,6 +26,7 @@ def plan(node: Mapping[str, Any], world: int | None = None, rank: int | None = N
     cluster = cluster_of(node.get("cluster"))
     notes: list[str] = []
     checked = check(_plannable(node, notes), world)
+    notes += [details or line for line, details in checked.said]
     size = checked.layout.world_size
     if rank is not None and not 0 <= rank < size:
         raise PlaitError(f"rank={rank} is not among the {size} ranks of world={size}; there are 0 to {size - 1}")
@@ -59,7 +60,7 @@ def _traced(checked: Checked, rank: int, granularity: int, every: bool) -> Whole
     from plait.plan.blocks import groups
 
     model, spec = build_model(checked.config.model)
-    sizes = [len(g.fqns) for g in groups(model, spec)]
+    sizes = [len(g.fqns) for g in groups(model, spec, checked.config.remat)]
     del model
 
     def make(counts: list[int] | None) -> Trace:

@@ -21,7 +21,7 @@ def text(plan: Plan) -> str:
         *work(plan),
         "",
         *time(plan),
-        *(f"note: {note}" for note in plan.notes),
+        *(f"\n{note}" if "\n" in note else f"note: {note}" for note in plan.notes),
     ]
     return "\n".join(line.rstrip() for line in lines)
 

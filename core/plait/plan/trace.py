@@ -59,7 +59,7 @@ def trace(checked: Any, rank: int, rounded: Any, counts: list[int] | None = None
     with simulated(world, rank), as_planned():
         whole, spec = build_model(config.model)
         run: Run = new_run(config, spec, whole, world, DEVICE, create_all(checked.node["strategy"]))
-        alike = groups(whole, spec)
+        alike = groups(whole, spec, config.remat)
         places = keep(whole, alike, counts or [len(g.fqns) for g in alike])
         applied = set_up(whole, run, fill=False)
         shares = applied.mesh.share("batch")[1]

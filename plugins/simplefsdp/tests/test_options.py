@@ -20,6 +20,7 @@ WRONG = [
     ("strategy.simplefsdp.reshard_after_forward=sometimes", "must be in ('default', 'always', 'never')"),
     ("strategy.simplefsdp.shard=0", "shard must be at least 1, or -1 for what is left: 0"),
     (EAGER, "compile.backend=eager gives simplefsdp no graph to plan; take aot_eager or inductor"),
+    ("compile.enabled=true remat.blocks={layers.0:full}", "remat.blocks lets blocks recompute differently, but with"),
     ("remat.mode=budget", "remat.mode=budget is kept by a compiler that divides graphs, but compile.enabled=False"),
     ("remat.budget=0", "remat.budget must be > 0"),
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs.validators import gt
 
-from plait import MeshAxis, hookimpl
+from plait import Choice, MeshAxis, hookimpl
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,6 +26,10 @@ class Ddp:
     @hookimpl
     def build_mesh(self) -> list[MeshAxis]:
         return [MeshAxis("ddp", self.degree, splits="batch")]
+
+    @hookimpl
+    def choices(self, world_size: int) -> list[Choice]:
+        return [Choice("degree", [d for d in range(1, world_size + 1) if world_size % d == 0])]
 
     @hookimpl
     def parallelize(self, model: "nn.Module", mesh: Any, run: Any) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs.validators import ge
 
-from plait import MeshAxis, MeshView, PlaitError, hookimpl
+from plait import Choice, MeshAxis, MeshView, PlaitError, hookimpl
 from plait_expert_parallel.fits import check
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ class ExpertParallel:
     def build_mesh(self, run: Any) -> list[MeshView]:
         check(self.degree, run)
         return [MeshView("experts", [MeshAxis("ep", self.degree, shards=("experts",))])]
+
+    @hookimpl
+    def choices(self, world_size: int) -> list[Choice]:
+        return [Choice("degree", [d for d in range(1, world_size + 1) if world_size % d == 0])]
 
     @hookimpl
     def parallelize(self, model: "nn.Module", mesh: Any, spec: Any, run: Any) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs.validators import ge, in_
 
-from plait import MeshAxis, PlaitError, hookimpl
+from plait import Choice, MeshAxis, PlaitError, hookimpl
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,6 +42,12 @@ class Fsdp2:
             MeshAxis("dp_replicate", self.replicate, splits="batch"),
             MeshAxis("dp_shard", self.shard, splits="batch"),
         ]
+
+    @hookimpl
+    def choices(self, world_size: int) -> list[Choice]:
+        degrees = [d for d in range(1, world_size + 1) if world_size % d == 0]
+        kept = Choice("reshard_after_forward", ("default", "never"))
+        return [Choice("shard", degrees), Choice("replicate", degrees), kept]
 
     @hookimpl
     def parallelize(self, model: "nn.Module", mesh: Any, spec: Any, run: Any) -> None:

@@ -57,6 +57,12 @@ class SimpleFsdp:
                 f"compile.backend={options.backend} gives simplefsdp no graph to plan; take {' or '.join(BACKENDS)}"
             )
 
+        if options.enabled and run.config.remat.blocks:
+            raise PlaitError(
+                "remat.blocks lets blocks recompute differently, but with compile.enabled=true simplefsdp makes one "
+                "graph of all: set remat.mode for all, or compile.enabled=false"
+            )
+
     @hookimpl
     def build_mesh(self) -> list[MeshAxis]:
         return [

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs.validators import ge
 
-from plait import MeshAxis, PlaitError, hookimpl
+from plait import Choice, MeshAxis, PlaitError, hookimpl
 from plait_tensor_parallel.ambiguous import foreseen, refuse
-from plait_tensor_parallel.fits import SHARDED, check
+from plait_tensor_parallel.fits import SHARDED, check, degrees
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,6 +38,10 @@ class TensorParallel:
         axes, working = foreseen(run)
         refuse(axes, run.spec, working, self.sequence_parallel)
         return [MeshAxis("tp", self.degree, shards=SHARDED)]
+
+    @hookimpl
+    def choices(self, run: Any, world_size: int) -> list[Choice]:
+        return [Choice("degree", degrees(run, world_size))]
 
     @hookimpl
     def parallelize(self, model: "nn.Module", mesh: Any, spec: Any, run: Any) -> None:

@@ -37,6 +37,12 @@ def check(options: "TensorParallel", run: Any) -> None:
             )
 
 
+def degrees(run: Any, world_size: int) -> list[int]:
+    """Those that divide the world and all that must be divided."""
+    found = units(run)
+    return [d for d in range(1, world_size + 1) if world_size % d == 0 and all(fits(a, n, d) for a, n in found)]
+
+
 def units(run: Any) -> list[tuple[str, int]]:
     """(logical axis, how many units it has) of all dims that are divided, each once."""
     return list(dict.fromkeys(_units(run)))

@@ -1,0 +1,21 @@
+"""What a search may decide about a strategy."""
+
+from typing import Any
+
+import attrs
+
+
+def _several(_: object, attribute: attrs.Attribute, value: tuple[Any, ...]) -> None:
+    if not value:
+        raise ValueError(f"the {attribute.name} of a choice must hold one at least")
+
+
+@attrs.frozen
+class Choice:
+    """An option of a strategy and the values that fit this run. The search tries all of them.
+
+    option: the name of a field of the strategy. values: what it may be; the first is tried first.
+    """
+
+    option: str
+    values: tuple[Any, ...] = attrs.field(converter=tuple, validator=_several)

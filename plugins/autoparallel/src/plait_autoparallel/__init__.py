@@ -1,0 +1,49 @@
+"""Finds the layout: which installed strategies a run uses, with which degrees, batch and recomputation.
+
+Sources: Alpa (Zheng et al., arXiv 2201.12023) and Mist (Zhu et al., EuroSys 2025) for the search.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from attrs.validators import gt, optional
+
+from plait import PlaitError, hookimpl
+
+Choices = dict[str, Any]
+
+
+def _degrees(_: Any, attribute: attrs.Attribute, value: Mapping[str, int]) -> None:
+    for name, degree in value.items():
+        if type(degree) is not int or degree < 1:
+            raise ValueError(f"'{attribute.name}' gives {name} the degree {degree!r}; it must be a number from 1 on")
+
+
+def _names(_: Any, attribute: attrs.Attribute, value: Mapping[str, Any]) -> None:
+    for pattern, wanted in value.items():
+        names = wanted if isinstance(wanted, list) else [wanted]
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"'{attribute.name}' gives {pattern} {wanted!r}; it must be a name or a list of names")
+
+
+@attrs.define
+class AutoParallel:
+    """Searches, then selects and configures other strategies. Options are explained in
+    `conf/strategy/autoparallel.yaml`."""
+
+    plan: str | None = None
+    memory: float | None = attrs.field(default=None, validator=optional(gt(0)))
+    axes: dict[str, int] | None = attrs.field(default=None, validator=optional(_degrees))
+    require: dict[str, Any] | None = attrs.field(default=None, validator=optional(_names))
+    forbid: dict[str, Any] | None = attrs.field(default=None, validator=optional(_names))
+    strategies: list[str] | None = None
+
+    @hookimpl
+    def configure(self, run: Any) -> None:
+        from plait_autoparallel.decide import decide
+
+        decide(self, run)
+
+
+__all__ = ["AutoParallel", "PlaitError"]

@@ -1,0 +1,159 @@
+"""What the user asks of a plan: fixed axes, choices that must or must not be, the samples of a step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from plait import PlaitError, planning
+from plait_autoparallel.solve import Segment
+
+KEY = "strategy.autoparallel"
+
+
+@attrs.frozen
+class Constraints:
+    """axes: name -> degree. require, forbid: pattern -> names of axes or ways of recomputation. spec: the model's.
+
+    samples: of a step, all ranks together. shapes: of the parameters. mode: `remat.mode`, which decides if it is not
+    none.
+    """
+
+    axes: Mapping[str, int]
+    require: Mapping[str, tuple[str, ...]]
+    forbid: Mapping[str, tuple[str, ...]]
+    spec: Any
+    shapes: Mapping[str, Any]
+    samples: int
+    mode: str = "none"
+
+    def axes_fit(self, found: list[Any], world: int, reasons: Mapping[str, str]) -> list[Any]:
+        """Those with the wanted degrees. Raises PlaitError if an axis does not exist, or can have no such degree."""
+        offered: dict[str, set[int]] = {}
+        for composition in found:
+            for name, degree in planning.degrees(composition.layout).items():
+                offered.setdefault(name, {1}).add(degree)
+        for name, degree in self.axes.items():
+            if name not in offered:
+                known = sorted(n for n in offered if "." not in n)
+                why = "; ".join(f"{n} cannot take part: {w}" for n, w in reasons.items())
+                raise PlaitError(
+                    f"{KEY}.axes names {name!r}, but no layout of {world} ranks has that axis; there are "
+                    f"{', '.join(known) or 'none'}{planning.near_miss(name, known)}{f' ({why})' if why else ''}"
+                )
+            if degree not in offered[name]:
+                raise PlaitError(
+                    f"{KEY}.axes.{name}={degree} fits no layout of {world} ranks; {name} can be "
+                    f"{', '.join(map(str, sorted(offered[name])))}"
+                )
+        fits = [c for c in found if all(planning.degrees(c.layout).get(n, 1) == d for n, d in self.axes.items())]
+        if found and not fits:
+            asked = ", ".join(f"{n}={d}" for n, d in self.axes.items())
+            raise PlaitError(f"{KEY}.axes asks for {asked}, which do not go together on {world} ranks; leave one out")
+        return fits
+
+    def placed(self, pieces: planning.Pieces, layout: Any) -> bool:
+        """Whether parameters lie as they must in `layout`."""
+        now = planning.degrees(layout)
+        for wanted, holds in ((self.require, True), (self.forbid, False)):
+            for pattern, names in wanted.items():
+                axes = [n for n in names if n not in planning.REMAT]
+                for dims in self._matching(pattern, pieces) if axes else ():
+                    divided = {a for each in dims for a in each if now.get(a, 1) > 1}
+                    if any((axis in _plain(divided)) != holds for axis in axes):
+                        return False
+        return True
+
+    def _matching(self, pattern: str, pieces: planning.Pieces) -> list[tuple[tuple[str, ...], ...]]:
+        """The axes that divide each dim of the parameters that `pattern` names; of a logical axis only its dims."""
+        found = []
+        for fqn, tensor in pieces.tensors.items():
+            if planning.matches(pattern, fqn):
+                found.append(tensor.divided)
+            elif pattern in (logical := self.spec.axes_of(fqn)):
+                found.append(tuple(d for d, name in zip(tensor.divided, logical, strict=True) if name == pattern))
+        return found
+
+    def segments(self, pieces: planning.Pieces) -> list[Segment]:
+        """Neighbouring blocks of one kind that may recompute in the same ways."""
+        kind_of = {fqn: i for i, g in enumerate(pieces.groups) for fqn in g.fqns}
+        blocks = sorted(kind_of, key=_numbers)
+        found: list[Segment] = []
+        for block in blocks:
+            ways = self._ways(block)
+            if found and found[-1].kind == kind_of[block] and found[-1].ways == ways:
+                found[-1] = attrs.evolve(found[-1], blocks=(*found[-1].blocks, block))
+            else:
+                found.append(Segment((block,), kind_of[block], ways))
+        return found
+
+    def _ways(self, block: str) -> tuple[str, ...]:
+        ways = list(planning.REMAT) if self.mode == "none" else [self.mode]
+        for pattern, names in self.require.items():
+            modes = [n for n in names if n in planning.REMAT]
+            if modes and planning.matches(pattern, block):
+                ways = [w for w in ways if w in modes]
+        for pattern, names in self.forbid.items():
+            if planning.matches(pattern, block):
+                ways = [w for w in ways if w not in names]
+        if not ways:
+            raise PlaitError(f"{KEY}.require and forbid leave block {block!r} no way of recomputation; relax one")
+        return tuple(ways)
+
+    def check(self, blocks: list[str], axes: set[str]) -> None:
+        """Raises PlaitError for a pattern that names nothing, or a choice that does not exist."""
+        logical = sorted({a for fqn in self.shapes for a in self.spec.axes_of(fqn) if a})
+        for key, wanted in (("require", self.require), ("forbid", self.forbid)):
+            for pattern, names in wanted.items():
+                parameters = pattern in logical or any(planning.matches(pattern, f) for f in self.shapes)
+                if not parameters and not any(planning.matches(pattern, b) for b in blocks):
+                    near = planning.near_miss(pattern, [*logical, *self.shapes, *blocks])
+                    raise PlaitError(
+                        f"{KEY}.{key} names {pattern!r}, which is neither a logical axis ({', '.join(logical)}), nor "
+                        f"the pattern of a parameter or block{near}"
+                    )
+                for name in names:
+                    known = sorted(axes) if parameters else list(planning.REMAT)
+                    if name not in known:
+                        raise PlaitError(
+                            f"{KEY}.{key}.{pattern}={name} is no choice there; there are {', '.join(known)}"
+                            f"{planning.near_miss(name, known)}"
+                        )
+
+    def nothing(self, found: list[Any], samples: int, reasons: Mapping[str, str]) -> PlaitError:
+        """Why no layout is left."""
+        if not found:
+            why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            return PlaitError(
+                f"no composition of the installed strategies fits the run's ranks{f': {why}' if why else ''}"
+            )
+        shares = sorted({c.layout.count("batch") for c in found})
+        if all(samples % share for share in shares):
+            return PlaitError(
+                f"a step's {samples} samples (train.global_batch_size) divide over no layout, whose shares are "
+                f"{', '.join(map(str, shares))}; {shares[0] * max(samples // shares[0], 1)} would"
+            )
+        asked = [f"{key} {dict(value)}" for key, value in (("require", self.require), ("forbid", self.forbid)) if value]
+        return PlaitError(f"no layout satisfies {KEY}.{' and '.join(asked)}; relax one of them")
+
+    def too_little(self, short: Any, capacity: float) -> PlaitError:
+        """How much memory the layout that needs least would need."""
+        from plait_autoparallel.words import described, size
+
+        said = ""
+        if self.axes or self.require or self.forbid:
+            said = f", or relax {KEY}.axes, require or forbid"
+        return PlaitError(
+            f"no plan fits {size(capacity)} per rank: the one that needs least, {described(short.candidate)}, needs "
+            f"{size(short.needs)}, {size(short.needs - capacity)} more; take more ranks, a shorter train.seq_len, "
+            f"precision.param=bfloat16 or more memory{said}"
+        )
+
+
+def _plain(names: set[str]) -> set[str]:
+    """With what a view left over of an axis called as the axis itself too."""
+    return names | {n.rpartition(".")[2] for n in names}
+
+
+def _numbers(fqn: str) -> tuple[tuple[int, Any], ...]:
+    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in fqn.split("."))

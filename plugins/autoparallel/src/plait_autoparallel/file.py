@@ -1,0 +1,134 @@
+"""The plan as a file: what was decided, what it costs and why. A run reads it on resume; people may edit it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import yaml
+
+from plait import PlaitError, planning
+from plait_autoparallel import words
+
+VERSION = 1
+NAME = "plan.yaml"
+HEAD = """\
+# What autoparallel decided. `decision` is what a run follows, and may be edited; `run` says what it is for; the rest
+# explains it. Give it to a run by strategy.autoparallel.plan=FILE.
+"""
+
+
+@attrs.frozen
+class Decision:
+    """strategies: name -> options. rows: samples at once. samples: of a step. modes: pattern of blocks -> way."""
+
+    strategies: dict[str, dict[str, Any]]
+    rows: int
+    samples: int
+    modes: dict[str, str]
+
+
+def write(found: Any, run: Any, cluster: Any, capacity: float, samples: int) -> str:
+    """The file's text: the same bytes for the same search."""
+    best = found.best
+    total = best.mix.total
+    blocks = [b for s in found.segments for b in s.blocks]
+    node = {
+        "version": VERSION,
+        "run": identity(run),
+        "decision": {
+            "axes": {
+                n: d for n, d in planning.degrees(best.candidate.composition.layout).items() if d > 1 and "." not in n
+            },
+            "strategies": best.candidate.composition.strategies,
+            "local_batch_size": best.candidate.rows,
+            "global_batch_size": samples,
+            "recompute": dict(zip(blocks, best.mix.modes, strict=True)),
+        },
+        "parameters": _placements(found, best),
+        "cluster": cluster.name,
+        "seconds": {
+            "step": _rounded(total.seconds),
+            "blocks": _rounded(total.seconds - best.candidate.micro * best.price.micro - best.price.step),
+            "embedding, head and loss": _rounded(best.candidate.micro * best.price.micro),
+            "clipping and optimizer": _rounded(best.price.step),
+        },
+        "bytes": {
+            "limit": round(capacity),
+            "peak": round(total.peak),
+            "parameters and optimizer": round(best.price.static),
+            **{f"at {moment}": round(value) for moment, value in total.moments.items()},
+        },
+        "bound": words.binding(best),
+        "runners_up": [
+            {
+                "layout": words.described(one.candidate),
+                "step": _rounded(one.mix.total.seconds),
+                "peak": round(one.mix.total.peak),
+                "why_not": words.why(one, best),
+            }
+            for one in found.others[: words.SHOWN]
+        ],
+        "too_large": [
+            {"layout": words.described(s.candidate), "needs": round(s.needs)} for s in found.short[: words.SHOWN]
+        ],
+    }
+    return HEAD + yaml.safe_dump(node, sort_keys=False, width=120)
+
+
+def identity(run: Any) -> dict[str, Any]:
+    return {"model": run.config.model.get("_target_"), "parameters": run.parameters, "world": run.world_size}
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.6g}")
+
+
+def _placements(found: Any, best: Any) -> dict[str, str]:
+    """Pattern of parameters -> the axes that divide each dim; the numbers of blocks stand as `*`."""
+    now = planning.degrees(best.candidate.composition.layout)
+    placements: dict[str, str] = {}
+    for fqn, tensor in found.pieces[0].tensors.items():
+        name = ".".join("*" if part.isdigit() else part for part in fqn.split("."))
+        dims = [" ".join(a for a in axes if now.get(a, 1) > 1) or "-" for axes in tensor.divided]
+        placements[name] = ", ".join(dims) if set(dims) - {"-"} else "replicated"
+    return placements
+
+
+def read(path: Path, run: Any, blocks: list[str]) -> Decision:
+    """Raises PlaitError if it is no plan, of another version, or for another model or world."""
+    where = f"the plan {path}"
+    try:
+        node = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or "it is not YAML"
+        raise PlaitError(f"{where} cannot be read: {reason}; set strategy.autoparallel.plan=null to search") from None
+    if not isinstance(node, Mapping) or "version" not in node:
+        raise PlaitError(f"{where} has no `version`: it is not a plan that autoparallel wrote")
+    if node["version"] != VERSION:
+        raise PlaitError(f"{where} has version {node['version']!r}; this plait-autoparallel reads version {VERSION}")
+    meant = node.get("run")
+    for key, value in identity(run).items():
+        said = meant.get(key, value) if isinstance(meant, Mapping) else value  # what a plan leaves open, fits
+        if said != value:
+            raise PlaitError(
+                f"{where} is for {key} {said}, but this run has {value}; set strategy.autoparallel.plan=null to search"
+            )
+    decision = node.get("decision")
+    if not isinstance(decision, Mapping):
+        raise PlaitError(f"{where} has no `decision`")
+    strategies = decision.get("strategies")
+    if not isinstance(strategies, Mapping) or not all(isinstance(v, Mapping | None) for v in strategies.values()):
+        raise PlaitError(f"{where}: decision.strategies must map names of strategies to their options")
+    numbers = {}
+    for key in ("local_batch_size", "global_batch_size"):
+        numbers[key] = decision.get(key)
+        if type(numbers[key]) is not int or numbers[key] < 1:
+            raise PlaitError(f"{where}: decision.{key} is {numbers[key]!r}; it must be a whole number of at least 1")
+    modes = decision.get("recompute") or {}
+    if not isinstance(modes, Mapping) or any(m not in planning.REMAT for m in modes.values()):
+        raise PlaitError(f"{where}: decision.recompute must map blocks to {', '.join(planning.REMAT)}")
+    if unknown := [p for p in modes if not any(planning.matches(p, b) for b in blocks)]:
+        raise PlaitError(f"{where}: decision.recompute names {unknown[0]!r}, which is no block of the model")
+    chosen = {str(name): dict(options or {}) for name, options in strategies.items()}
+    return Decision(chosen, numbers["local_batch_size"], numbers["global_batch_size"], dict(modes))

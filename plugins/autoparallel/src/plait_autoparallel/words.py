@@ -1,0 +1,122 @@
+"""A plan in words and in a table."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from plait import planning
+
+
+def size(count: float) -> str:
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(count) >= scale:
+            return f"{count / scale:,.2f} {unit}"
+    return f"{count:,.0f} B"
+
+
+def time(seconds: float) -> str:
+    return f"{seconds:,.3f} s" if seconds >= 1 else f"{seconds * 1e3:,.3f} ms"
+
+
+def mesh(candidate: Any) -> str:
+    """The axes with more than one rank, those of views after the dense ones."""
+    layout = candidate.composition.layout
+    dense = [f"{a.name}={a.degree}" for a in layout.dense if a.degree > 1]
+    views = [
+        f"{a.name}={a.degree}"
+        for view, axes in layout.views.items()
+        for a in axes
+        if a.degree > 1 and not a.name.startswith(f"{view}.")
+    ]
+    return f"{' x '.join(dense) or 'one rank'}{f' with {chr(32).join(views)}' if views else ''}"
+
+
+def described(candidate: Any) -> str:
+    """The axes, the batch and the options that are no degrees."""
+    options = [
+        f"{key}={value}"
+        for given in candidate.composition.strategies.values()
+        for key, value in given.items()
+        if not isinstance(value, int) or isinstance(value, bool)
+    ]
+    batch = f"{candidate.rows} sample{'s' * (candidate.rows != 1)} at once"
+    batch += f", {candidate.micro} times" if candidate.micro > 1 else ""
+    return ", ".join([mesh(candidate), batch, *options])
+
+
+def recomputed(modes: Sequence[str]) -> str:
+    """How many blocks recompute in which way."""
+    counts = {mode: modes.count(mode) for mode in ("none", "selective", "full")}
+    said = {"none": "keep all", "selective": "recompute what is cheap", "full": "recompute all"}
+    parts = [f"{count} block{'s' * (count != 1)} {said[mode]}" for mode, count in counts.items() if count]
+    return ", ".join(parts) if len(parts) > 1 else f"all {parts[0]}" if parts else "there are no blocks"
+
+
+def why(one: Any, best: Any) -> str:
+    """Why `one` is not the plan."""
+    more = one.mix.total.seconds / best.mix.total.seconds - 1
+    if more < 5e-4:
+        return "as fast, but with more parts"
+    return f"{100 * more:.1f}% slower" + (": memory makes it recompute" if one.mix.bound and not best.mix.bound else "")
+
+
+def line(found: Any, cluster: Any) -> str:
+    best = found.best
+    return (
+        f"autoparallel: {described(best.candidate)}; {recomputed(best.mix.modes)}; planned for {cluster.name}: "
+        f"{time(best.mix.total.seconds)} a step, {size(best.mix.total.peak)} per rank"
+    )
+
+
+def explanation(found: Any, cluster: Any, capacity: float) -> str:
+    """All of it: the choice, what it costs, what else there was."""
+    best = found.best
+    total, candidate = best.mix.total, best.candidate
+    large = {n: d for n, d in planning.degrees(candidate.composition.layout).items() if d > 1}
+    moment = max(total.moments, key=lambda m: total.moments[m])
+    lines = [
+        f"plan     {mesh(candidate)}",
+        f"with     {', '.join(candidate.composition.strategies) or 'no strategy'}",
+        f"batch    {candidate.rows} samples at once per rank, {candidate.micro} time(s) a step",
+        f"blocks   {recomputed(best.mix.modes)}",
+        f"step     {time(total.seconds)} on {cluster.name}",
+        f"memory   {size(total.peak)} of {size(capacity)} per rank, most in {moment}",
+        f"bound by {binding(best)}",
+        "",
+    ]
+    rows = [("", "layout", "step", "peak", "why not")]
+    rows.append(("1", described(candidate), time(total.seconds), size(total.peak), "chosen"))
+    for place, one in enumerate(found.others[:SHOWN], 2):
+        rows.append((str(place), described(one.candidate), time(one.mix.total.seconds), size(one.mix.total.peak),
+                     why(one, best)))  # fmt: skip
+    for short in found.short[:SHOWN]:
+        rows.append(("-", described(short.candidate), "", size(short.needs),
+                     f"does not fit: {size(short.needs - capacity)} too much"))  # fmt: skip
+    lines += table(rows, left=(0, 1, 4))
+    lines += [
+        "",
+        f"{len(found.others) + 1} layouts fit, {len(found.short)} do not; {found.traced} traced; axes: {large}",
+    ]
+    if found.hand:
+        gain = found.hand[0].mix.total.seconds / total.seconds - 1
+        lines.append(
+            f"the best plan with all blocks alike takes {100 * gain:.1f}% more: {described(found.hand[0].candidate)}"
+        )
+    lines += [f"strategy {name} cannot take part: {reason}" for name, reason in found.reasons.items()]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+SHOWN = 6
+
+
+def binding(best: Any) -> str:
+    return (
+        "memory: with more of it, blocks would recompute less" if best.mix.bound else "time: more memory would not help"
+    )
+
+
+def table(rows: Sequence[Sequence[str]], left: Iterable[int] = (0,)) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]

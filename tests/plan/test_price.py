@@ -1,0 +1,50 @@
+"""A step put together of pieces costs what the same step costs if it is traced whole."""
+
+import pytest
+
+from plait.launch.check import check
+from plait.launch.compose import resolve
+from plait.plan.cluster import cluster_of
+from plait.plan.engine import _plannable, plan
+from plait.plan.pieces import pieces
+from plait.plan.price import price, put_together
+
+SMALL = [
+    "model.n_layers=12", "train.seq_len=512", "train.local_batch_size=1", "validation.interval=0", "cluster=h100",
+    "precision.param=bfloat16",
+]  # fmt: skip
+HSDP = ["strategy=[fsdp2]", "strategy.fsdp2.replicate=2"]
+TENSOR = ["strategy=[tensor_parallel,fsdp2]", "strategy.fsdp2.replicate=2"]
+DEEP = ["model=deepseek_v3_debug", "model.n_dense_layers=5"]
+EXPERTS = ["strategy=[expert_parallel,fsdp2]", *DEEP]
+
+# What is traced, then runs whose step is put together of it.
+CASES = {
+    "hsdp": (HSDP, [[], ["remat.mode=full"], ["remat.mode=selective"], ["train.local_batch_size=4"],
+                    ["strategy.fsdp2.replicate=1"], ["strategy.fsdp2.replicate=4"], ["train.global_batch_size=32"]]),
+    "tensor": (TENSOR, [[], ["remat.mode=full"], ["strategy.fsdp2.replicate=4", "train.local_batch_size=2"]]),
+    "experts": (EXPERTS, [[], ["remat.mode=full"], ["train.local_batch_size=4"]]),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_pieces_put_together_cost_what_the_whole_costs(case: str) -> None:
+    base, others = CASES[case]
+    first = check(_plannable(resolve([*SMALL, *base]), []), 8)
+    cluster = cluster_of(first.config.cluster)
+    assert cluster is not None
+    found = pieces(first.config, first.layout, first.node["strategy"], cluster.granularity)
+    kind_of = {fqn: kind for kind, group in enumerate(found[0].groups) for fqn in group.fqns}
+    kinds = [kind_of[fqn] for fqn in sorted(kind_of, key=lambda fqn: int(fqn.split(".")[1]))]
+    for more in others:
+        node = resolve([*SMALL, *base, *more])
+        whole = plan(node, 8)
+        run = check(_plannable(node, []), 8)
+        rows, samples = run.config.train.local_batch_size, run.config.train.global_batch_size
+        micro = samples // run.layout.count("batch") // rows if samples else 1
+        mode = run.config.remat.mode
+        total = put_together(price(found, run.layout, cluster, rows), kinds, [mode] * len(kinds), micro)
+        assert whole.time is not None
+        assert total.seconds == pytest.approx(sum(whole.time.step) / 2, rel=0.03), more
+        assert total.peak == pytest.approx(whole.memory.peak, rel=0.05), more
