@@ -226,7 +226,8 @@ def misspelt(draw: st.DrawFn) -> Bad:
 def deleted(draw: st.DrawFn) -> Bad:
     whole = [each.key for each in options() if not each.before and each.key.partition(".")[0] in NODES]
     must = [f"model.{name}" for name in (*MODEL_SIZES, "_target_")] + ["optimizer.lr", "optimizer._target_"]
-    key = draw(st.sampled_from([*whole, *must, *NODES, "data._target_", "strategy", "model", "data", "optimizer"]))
+    nodes = [node for node in NODES if node != "cluster"]  # none is chosen by default, so nothing is taken away
+    key = draw(st.sampled_from([*whole, *must, *nodes, "data._target_", "strategy", "model", "data", "optimizer"]))
     return Bad([f"~{key}"], key)
 
 
