@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -166,9 +167,9 @@ def test_control_c_in_a_terminal(undisturbed, tmp_path, terminal, presses):
     for _ in range(presses):
         os.write(master, b"\x03")
         time.sleep(0.6 if presses > 1 else 0)
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=60) in (130, -signal.SIGINT)  # the latter at the very end; to a shell it is 130, too
     time.sleep(0.1)
-    text = shown.decode()
+    text = re.sub(r"\x1b\[\d*[A-Z]|\^C", "", shown.decode())  # without what moves the cursor, and the keys' echo
     assert "Traceback" not in text
     assert all_gone(ranks)
     if presses == 1 or "after step" in text:  # a step may be faster than the second press
