@@ -64,8 +64,9 @@ def main() -> None:
     parser.add_argument("--seq-len", type=int, default=8192)
     asked = parser.parse_args()
 
+    from plait.contract.cluster import shipped
     from plait.parallel.simulated import simulated
-    from plait_simplefsdp.estimate import H100
+    from plait_simplefsdp.estimate import Machine
     from plait_simplefsdp.plan import plan
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
@@ -74,11 +75,12 @@ def main() -> None:
     print("Times in ms; exposed: communication during which nothing is computed; bound: the least that could be.\n")
     print("| passes | collectives | communication | compute | exposed | of no pass's | bound | peak, GiB |")
     print("|---|---|---|---|---|---|---|---|")
+    h100 = Machine.of(shipped()["h100"])
     without, keys = None, ("communication_ms", "compute_ms", "exposed_ms", "bound_ms")
     with simulated(asked.ranks):
         graphs = traced(asked.model, asked.ranks, asked.batch, asked.seq_len)
         for passes in SETS:
-            reports = [plan(copy.deepcopy(graph), kind, passes, H100)["after"] for graph, kind in graphs]
+            reports = [plan(copy.deepcopy(graph), kind, passes, h100)["after"] for graph, kind in graphs]
             sent, computed, exposed, bound = (sum(r[key] for r in reports) for key in keys)
             count = sum(e["count"] for r in reports for e in r["collectives"].values())
             without = without or exposed

@@ -105,7 +105,8 @@ def configuration() -> str:
     ]
     parts = [CONFIGURATION, table("key, default, meaning", rows)]
     defaults = dict(re.findall(r"^  - (\w+): (\w+)$", (CONF / "train.yaml").read_text(), re.MULTILINE))
-    parts += [group(name, defaults.get(name, "")) for name in ("model", "data", "optimizer", "cluster")]
+    parts += [group(name, defaults[name]) for name in ("model", "data", "optimizer")]
+    parts += [group("cluster", "h100", alike=True)]
     parts += ["\n## strategy\n\nEach comes with an installed package. Those of this repository:"]
     for path in sorted(ROOT.glob("plugins/*/src/*/conf/strategy/*.yaml")):
         plugin = path.relative_to(ROOT / "plugins").parts[0]
@@ -120,8 +121,11 @@ def configuration() -> str:
     return "\n".join(parts) + "\n"
 
 
-def group(name: str, default: str) -> str:
-    """The options of a config group, the default first, and one table of the keys that any of them explains."""
+def group(name: str, default: str, alike: bool = False) -> str:
+    """The options of a config group, the default first, and one table of the keys that any of them explains.
+
+    alike: all have the same keys, which are explained as in the default.
+    """
     paths = sorted((CONF / name).glob("*.yaml"), key=lambda path: (path.stem != default, path.stem))
     contents = {path.stem: {key.path: key for key in keys(path)} for path in paths}
     options, rows = [], []
@@ -130,6 +134,10 @@ def group(name: str, default: str) -> str:
         options.append((code(f"{name}={path.stem}"), header(path) or target.comment or code(target.value)))
     explained = dict.fromkeys((k.path, k.comment) for found in contents.values() for k in found.values() if k.comment)
     for key, comment in explained:
+        if alike:
+            if comment == contents[default][key].comment:
+                rows.append((code(f"{name}.{key}"), code(contents[default][key].value), "all", comment))
+            continue
         owners = {o: found[key] for o, found in contents.items() if key in found}
         owners = {o: own for o, own in owners.items() if own.comment in (comment, "")}
         values = list(dict.fromkeys(own.value for own in owners.values()))

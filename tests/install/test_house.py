@@ -88,7 +88,7 @@ def code_lines(path: Path) -> int:
 
 
 BUDGET = {  # lines of code; what takes more must be worth it, or something else must go
-    "contract": 720,
+    "contract": 800,
     "system": 360,
     "strategies": 480,
     "models": 1200,
@@ -99,9 +99,11 @@ BUDGET = {  # lines of code; what takes more must be worth it, or something else
     "convert": 360,
     "train": 420,
     "launch": 1520,
-    "plan": 1840,
+    "plan": 2000,
+    "report": 450,
+    "sweep": 480,
     "testing": 2000,
-    "commands": 960,
+    "commands": 1060,
 }
 
 

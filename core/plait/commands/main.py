@@ -20,6 +20,7 @@ COMMANDS = {
         "plait.commands.plan",
         "what a step costs: memory, collectives, time [overrides] [world=N] [cluster=NAME]",
     ),
+    "calibrate": ("plait.commands.calibrate", "measure this machine, for cluster=NAME [name=NAME] [ranks=N]"),
     "verify": (
         "plait.commands.verify",
         "does a model under strategies compute what one process does? [overrides] [world=N]",

@@ -4,6 +4,7 @@ import json
 import sys
 
 from plait.contract.errors import PlaitError
+from plait.plan.values import FULL
 
 HELP = """usage: plait plan [overrides] [world=N] [rank=N] [cluster=NAME] [--json] [--all-blocks]
        plait plan -m 'key=a,b' [overrides] ...
@@ -16,9 +17,8 @@ weights: memory by kind and at its peak, every collective, operators, and with a
   --json        as JSON
   --all-blocks  trace every block, even if they are alike
   -m            plan every combination and rank them
-Exits with 3 if it does not fit the cluster's memory, 1 after an error."""
+Exits with 3 if it does not fit the cluster's memory, 1 after an error; with -m, only if that is so of all."""
 
-FULL = 3  # the exit code if it does not fit
 FLAGS = ("--json", "--all-blocks", "-m", "--multirun")
 
 
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
 
         ranking = side_by_side(jobs(overrides), world, rank)
         print(json.dumps(ranking.as_json(), indent=2) if "--json" in flags else ranking.text())
-        return 0 if ranking.fits else FULL
+        return ranking.code
     from plait.plan.engine import plan
 
     found = plan(resolve(overrides), world, rank, "--all-blocks" in flags)

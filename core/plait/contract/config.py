@@ -150,7 +150,7 @@ class Sweep:
 class Config:
     """One run. `model`, `data` and `optimizer` are nodes with a `_target_`; `strategy` maps names to options.
 
-    `cluster` is empty, or a `plait.plan.cluster.Cluster`.
+    `cluster` is empty, or a `plait.contract.cluster.Cluster`.
     """
 
     run: Named = attrs.field(factory=Named)

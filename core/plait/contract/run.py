@@ -10,6 +10,7 @@ from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 
 if TYPE_CHECKING:
+    from plait.contract.cluster import Cluster
     from plait.contract.model_spec import ModelSpec
 
 
@@ -44,6 +45,19 @@ class Run:
     files: dict[str, str] = attrs.field(factory=dict)
     said: list[tuple[str, str]] = attrs.field(factory=list)
     _create: Callable[[str, Mapping[str, Any]], Any] | None = None  # the registry's
+
+    @property
+    def cluster(self) -> "Cluster":
+        """The machines that the run is for: those that the config names, else those whose devices are here; a GPU
+        that no file in `conf/cluster/` is for counts as an H100. All ranks find the same."""
+        from plait.contract.cluster import cluster_of, cluster_with, shipped
+
+        name = ""
+        if self.device_type == "cuda":
+            import torch
+
+            name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+        return cluster_of(self.config.cluster) or cluster_with(self.device_type, name) or shipped()["h100"]
 
     def use(self, name: str, **options: Any) -> None:
         """Select the installed strategy `name` with these options. Only inside `configure`.

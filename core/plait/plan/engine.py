@@ -5,9 +5,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from plait.contract.cluster import Cluster, cluster_of
 from plait.contract.errors import PlaitError
 from plait.launch.check import Checked, check
-from plait.plan.cluster import Cluster, cluster_of
+from plait.plan.cannot import in_words
 from plait.plan.recorder import Operator
 from plait.plan.roofline import Spent, spend
 from plait.plan.trace import Trace, trace
@@ -47,7 +48,8 @@ def step_of(checked: Checked, rank: int, cluster: Cluster | None, every: bool = 
     if key not in _steps:
         if len(_steps) >= CACHED:
             _steps.pop(next(iter(_steps)))
-        _steps[key] = _traced(checked, rank, granularity, every)
+        with in_words(checked.node):
+            _steps[key] = _traced(checked, rank, granularity, every)
     return _steps[key]
 
 
@@ -114,6 +116,7 @@ def _plan(checked: Checked, found: Whole, rank: int, cluster: Cluster | None, no
         free=capacity - memory.peak if capacity is not None else None,
         capacity=capacity,
         cluster=cluster.name if cluster else None,
+        node=cluster.node if cluster else None,
         traced=(len(found.base.places), sum(len(g.fqns) for g in found.base.groups)),
         notes=notes,
     )

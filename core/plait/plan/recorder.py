@@ -24,7 +24,7 @@ _LIKE = {
     _aten._scaled_dot_product_flash_attention_for_cpu: _aten._scaled_dot_product_flash_attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _aten._scaled_dot_product_flash_attention_backward,
 }
-_SILENT = ("prim::device",)  # questions about a tensor
+_SILENT = ("prim::device", "profiler::")  # questions about a tensor, and remarks for a profiler
 _FREE = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided")
 
 
@@ -150,7 +150,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._schema.name
-        if self.paused or name in _SILENT:
+        if self.paused or name.startswith(_SILENT):
             return result
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]

@@ -4,7 +4,7 @@ import math
 
 import attrs
 
-from plait.plan.cluster import Cluster
+from plait.contract.cluster import Cluster
 from plait.plan.recorder import Operator
 from plait.plan.trace import Trace
 

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 
 from plait.contract.errors import PlaitError, one_line
-from plait.plan.values import Plan
+from plait.plan.values import FULL, Plan
 
 
 @attrs.frozen
@@ -25,9 +25,10 @@ class Ranking:
     jobs: list[Job]
 
     @property
-    def fits(self) -> bool:
-        """Whether one of them does."""
-        return any(job.plan is not None and job.plan.fits is not False for job in self.jobs)
+    def code(self) -> int:
+        """The exit code: 0 if one of them fits, FULL if none does, 1 if none could be planned."""
+        plans = [job.plan for job in self.jobs if job.plan is not None]
+        return 1 if not plans else 0 if any(plan.fits is not False for plan in plans) else FULL
 
     def as_json(self) -> list[dict[str, Any]]:
         return [{"job": j.label, "plan": j.plan.as_json() if j.plan else None, "why": j.why} for j in self.jobs]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from plait.plan.drawing import drawn
 from plait.plan.values import KINDS, Plan
 
 
@@ -27,7 +28,7 @@ def text(plan: Plan) -> str:
 
 
 def mesh(plan: Plan) -> list[str]:
-    """The axes, outermost first, and where a node ends."""
+    """The axes, outermost first, and a picture of each view."""
     rows = [("mesh", "axis", "ranks", "nodes", "what it does", "strategy")]
     for axis in plan.axes:
         nodes = "" if axis.nodes is None else str(axis.nodes)
@@ -35,7 +36,11 @@ def mesh(plan: Plan) -> list[str]:
     if not plan.axes:
         return ["mesh: one rank, no axes"]
     drawing = " x ".join(f"{a.name} {a.degree}" for a in plan.axes if a.view == "dense")
-    return [f"mesh     {drawing}, outermost first", "", *_table(rows, left=(0, 1, 4, 5))]
+    lines = [f"mesh     {drawing}, outermost first", "", *_table(rows, left=(0, 1, 4, 5))]
+    for view in dict.fromkeys(axis.view for axis in plan.axes):
+        if picture := drawn([axis for axis in plan.axes if axis.view == view], plan.node):
+            lines += ["", f"ranks of the {view} mesh", *picture]
+    return lines
 
 
 def memory(plan: Plan) -> list[str]:

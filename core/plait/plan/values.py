@@ -4,6 +4,8 @@ from typing import Any
 
 import attrs
 
+FULL = 3  # the exit code if a run does not fit
+
 KINDS = (
     "parameters", "gradients", "optimizer", "gathered", "collectives", "activations", "logits", "temporary", "other",
 )  # fmt: skip
@@ -110,7 +112,7 @@ class Plan:
     """What one step of a run will cost one rank.
 
     fits: whether the peak is below what the cluster's device offers; None without a cluster.
-    free: bytes that are left at the peak; negative if it does not fit.
+    free: bytes that are left at the peak; negative if it does not fit. node: how many ranks of the cluster share one.
     traced: how many blocks were traced, of how many.
     """
 
@@ -130,6 +132,7 @@ class Plan:
     free: int | None
     capacity: int | None
     cluster: str | None
+    node: int | None
     traced: tuple[int, int]
     notes: list[str] = attrs.field(factory=list)
 

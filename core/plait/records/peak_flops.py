@@ -2,15 +2,13 @@
 
 import re
 
-# Dense products in bfloat16 or float16 with sums in float32, in TFLOP/s of one torch device. Vendors print figures
-# "with sparsity": these are half of them. A name that nothing here matches has no known peak.
-_TFLOPS = (
+# Dense products in bfloat16 or float16 with sums in float32, in TFLOP/s of one torch device, of devices that no file in
+# conf/cluster/ is for. Vendors print figures "with sparsity": these are half of them.
+_OTHERS = (
     (r"GB[23]00", 2500.0),  # NVIDIA GB200 NVL72 and GB300 NVL72 product pages: 360 PFLOP/s sparse over 72
-    (r"B[23]00", 2250.0),  # NVIDIA HGX B200 and B300 product pages: 36 PFLOP/s sparse over 8
+    (r"B300", 2250.0),  # NVIDIA HGX B300 product page: 36 PFLOP/s sparse over 8
     (r"H[12]00 NVL", 835.5),  # NVIDIA H100 NVL and H200 NVL datasheets: 1671 sparse
     (r"H100 PCIe", 756.5),  # NVIDIA H100 datasheet: 1513 sparse
-    (r"H[12]00|GH200", 989.4),  # NVIDIA H100 SXM and H200 datasheets, GH200 too: 1979 sparse
-    (r"A[18]00", 312.0),  # NVIDIA A100 datasheet, PCIe and SXM alike
     (r"L40S", 362.05),  # NVIDIA L40S datasheet
     (r"L40", 181.05),  # NVIDIA L40 datasheet
     (r"L4", 121.0),  # NVIDIA L4 datasheet: 242 sparse
@@ -18,10 +16,10 @@ _TFLOPS = (
     (r"RTX 5090", 209.5),  # NVIDIA RTX Blackwell architecture whitepaper, float32 sums
     (r"RTX 4090", 165.2),  # NVIDIA Ada architecture whitepaper, float32 sums
     (r"RTX 3090", 71.0),  # NVIDIA GA102 architecture whitepaper, float32 sums
-    (r"MI3(00|25)X", 1307.4),  # AMD Instinct MI300X and MI325X datasheets
+    (r"MI325X", 1307.4),  # AMD Instinct MI325X datasheet
     (r"MI250X", 191.5),  # AMD Instinct MI250X datasheet: 383 a card, of which torch sees two devices
 )
-_PART_OR_KIN = re.compile(r"\bMIG\b|\bLaptop\b|\b4090 D\b|\b3090 Ti\b")  # a slice of the chip, or a lesser one
+_LESSER = re.compile(r"\b4090 D\b|\b3090 Ti\b")
 
 
 def peak_flops(device_type: str, device_name: str, dtype: object) -> float | None:
@@ -32,9 +30,13 @@ def peak_flops(device_type: str, device_name: str, dtype: object) -> float | Non
     """
     if device_type == "cpu" or str(dtype).removeprefix("torch.") not in ("bfloat16", "float16"):
         return None
-    if _PART_OR_KIN.search(device_name):
+    from plait.contract.cluster import PART, cluster_with
+
+    if re.search(PART, device_name) or _LESSER.search(device_name):
         return None
-    for pattern, tflops in _TFLOPS:
+    if cluster := cluster_with(device_type, device_name):
+        return cluster.rate(str(dtype).removeprefix("torch."))
+    for pattern, tflops in _OTHERS:
         if re.search(rf"\b(?:{pattern})\b", device_name):
             return tflops * 1e12
     return None

@@ -9,15 +9,16 @@ from torch.fx import Graph
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from plait import PlaitError
+from plait.contract.cluster import shipped
 from plait_simplefsdp.collectives import collectives, every
-from plait_simplefsdp.estimate import H100, Machine, seconds_of, seconds_to_send, times
+from plait_simplefsdp.estimate import Machine, seconds_of, seconds_to_send, times
 from plait_simplefsdp.memory import hold_back, peak
 from plait_simplefsdp.plan import plan
 from plait_simplefsdp.shard import BUCKET, NUMBER
 
 # 1000 operations and 4 bytes a second, so that a product of 10 x 10 matrices takes 2 s by its operations and longer by
 # its bytes unless memory is fast; 100 bytes a second between ranks; a collective takes 1 s more than its bytes.
-SLOW = Machine("by hand", {torch.float32: 1e3}, 1e9, (100.0, 10.0), 1.0)
+SLOW = Machine("by hand", {torch.float32: 1e3}, 1e9, (100.0, 10.0), (1.0, 1.0))
 ops, c10d = torch.ops.aten, torch.ops._c10d_functional
 
 
@@ -122,7 +123,13 @@ def test_a_node_takes_what_its_operations_or_its_bytes_take(group):
     assert seconds_of(added, thin) == 4.0
     assert seconds_of(viewed, thin) == 0.0
     assert seconds_of(x, thin) == 0.0
-    assert H100.flops[torch.bfloat16] > H100.flops[torch.float32]
+
+
+def test_a_machine_is_what_the_table_of_clusters_says():
+    found = Machine.of(shipped()["h100"])
+    assert found.flops[torch.bfloat16] == 989.4e12
+    assert (found.memory, found.link, found.node) == (3.35e12, (450e9, 50e9), 8)
+    assert found.latency[0] < found.latency[1]
 
 
 def chain(group, blocks=4):

@@ -48,10 +48,10 @@ def _greedy(same: list[Collective], when: dict[Collective, float], machine: Mach
     buckets = [same[:1]]
     hidden = 0.0  # seconds of computation that the bucket under way can hide behind
     for one in same[1:]:
-        bucket = buckets[-1]
-        taken = sum(seconds_to_send(c, machine) for c in bucket) - machine.latency * (len(bucket) - 1)
-        more = seconds_to_send(one, machine) - machine.latency
-        if taken + more <= hidden or taken <= SMALL * machine.latency:
+        bucket, latency = buckets[-1], machine.latency_of(one)
+        taken = sum(seconds_to_send(c, machine) for c in bucket) - latency * (len(bucket) - 1)
+        more = seconds_to_send(one, machine) - latency
+        if taken + more <= hidden or taken <= SMALL * latency:
             bucket.append(one)
         else:
             hidden = abs(when[one] - when[bucket[0]])

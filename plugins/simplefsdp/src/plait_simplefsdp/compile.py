@@ -12,7 +12,7 @@ from torch.fx.traceback import annotate
 
 from plait import PlaitError
 from plait_simplefsdp.collectives import GATHER, REDUCE, SCATTER
-from plait_simplefsdp.estimate import here
+from plait_simplefsdp.estimate import Machine
 from plait_simplefsdp.partition import divide
 from plait_simplefsdp.plan import plan
 from plait_simplefsdp.recompute import BLOCK
@@ -35,7 +35,7 @@ def compile_whole(options: "SimpleFsdp", model: nn.Module, mesh: Any, spec: Any,
     again = set({"default": names[:-1], "always": names, "never": []}[options.reshard_after_forward])
     fused = backend == "inductor"
     partition = functools.partial(divide, blocks=names, again=again, remat=run.config.remat, fused=fused)
-    report, machine, expected = Report(run), here(run.device_type), expected_in(model, mesh)
+    report, machine, expected = Report(run), Machine.of(run.cluster), expected_in(model, mesh)
 
     def planner(graph: Graph, kind: str) -> None:
         report.add(

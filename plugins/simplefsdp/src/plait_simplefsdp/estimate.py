@@ -19,22 +19,26 @@ from plait_simplefsdp.collectives import REDUCE, Collective, every, known, size
 @attrs.frozen
 class Machine:
     """flops: operations a second in products, by dtype. memory: bytes a second. link: bytes a second that a rank
-    sends, inside a node and between nodes of `node` ranks. latency: seconds of a collective that sends nothing."""
+    sends, inside a node and between nodes of `node` ranks. latency: seconds of a collective of nothing, both."""
 
     name: str
     flops: dict[torch.dtype, float]
     memory: float
     link: tuple[float, float]
-    latency: float
+    latency: tuple[float, float]
     node: int = 8
 
+    @classmethod
+    def of(cls, cluster: Any) -> "Machine":
+        """The machine that `run.cluster` describes."""
+        near, far = cluster.inside, cluster.between
+        flops = {getattr(torch, name): rate for name, rate in cluster.products.items()}
+        links = (near.bandwidth, far.bandwidth), (near.latency, far.latency)
+        return cls(cluster.name, flops, cluster.bandwidth, *links, cluster.node)
 
-# H100 SXM, NVIDIA's data sheet: dense products, HBM3, NVLink one way, and a 400 Gb/s network card a GPU.
-H100 = Machine(
-    "NVIDIA H100", {torch.bfloat16: 989e12, torch.float16: 989e12, torch.float32: 495e12}, 3.35e12, (450e9, 50e9), 20e-6
-)
-# One core of a server and ranks that talk through its memory: the order of magnitude, measured with gloo.
-CPU = Machine("a CPU core", {torch.float32: 5e10, torch.float64: 2.5e10, torch.bfloat16: 2.5e10}, 5e9, (5e8, 5e8), 2e-4)
+    def latency_of(self, one: Collective) -> float:
+        return self.latency[one.span > self.node]
+
 
 VIEWS = {"view", "_unsafe_view", "t", "transpose", "permute", "reshape", "unsqueeze", "squeeze", "expand", "slice",
          "detach", "alias", "as_strided", "split", "split_with_sizes", "select", "unbind"}  # fmt: skip
@@ -46,10 +50,6 @@ ALIKE = {
     aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
 }
-
-
-def here(device_type: str) -> Machine:
-    return H100 if device_type == "cuda" else CPU
 
 
 @attrs.frozen
@@ -101,8 +101,8 @@ def seconds_to_send(one: Collective, machine: Machine) -> float:
     """Every rank sends what it has to all others (arXiv 2411.00284 models it alike); a sum to all goes twice."""
     if one.ranks == 1:
         return 0.0
-    link = machine.link[0] if one.span <= machine.node else machine.link[1]
-    once = machine.latency + one.nbytes * (one.ranks - 1) / one.ranks / link
+    link = machine.link[one.span > machine.node]
+    once = machine.latency_of(one) + one.nbytes * (one.ranks - 1) / one.ranks / link
     return 2 * once if one.kind == REDUCE else once
 
 

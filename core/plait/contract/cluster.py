@@ -1,5 +1,9 @@
-"""The machines that a run is planned for: one table, `conf/cluster/`, for all that needs figures of a device."""
+"""Machines: one table, `conf/cluster/`, for all that needs figures of a device."""
 
+import functools
+import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -8,10 +12,12 @@ from attrs.validators import ge, gt, in_
 from plait.contract.errors import PlaitError
 from plait.contract.schema import typed
 
+PART = r"\bMIG\b|\bLaptop\b"  # in the name of a slice of a chip, or of a lesser one
+
 
 @attrs.define
 class Link:
-    """bandwidth: bytes a second that one device sends. latency: seconds of a collective that sends nothing."""
+    """bandwidth: bytes a second that one device sends. latency: seconds of one hop of a collective."""
 
     bandwidth: float = attrs.field(validator=gt(0))
     latency: float = attrs.field(validator=ge(0))
@@ -49,6 +55,11 @@ class Cluster:
     granularity: int = attrs.field(default=1, validator=ge(1))
     launch: float = attrs.field(default=0.0, validator=ge(0))
 
+    def has(self, device_name: str) -> bool:
+        """Whether a device of this name is one of its own, and not a part of one."""
+        whole = not re.search(PART, device_name)
+        return whole and any(re.search(rf"(?<!\w)(?:{pattern})(?!\w)", device_name) for pattern in self.devices)
+
     def rounded(self, size: int) -> int:
         """What the allocator makes of `size` bytes."""
         return -(-size // self.granularity) * self.granularity
@@ -71,30 +82,36 @@ def cluster_of(node: Any) -> Cluster | None:
     return typed(Cluster, node, "cluster") if node else None
 
 
-def cluster_here(device_type: str) -> Cluster:
-    """The shipped cluster whose devices are this machine's, by the name that torch gives them.
-
-    Raises PlaitError if there is none.
-    """
-    from pathlib import Path
-
+@functools.cache
+def shipped() -> Mapping[str, Cluster]:
+    """Name of an option -> the cluster, of all that come with Plait."""
     from omegaconf import OmegaConf
 
     import plait.conf.cluster
 
-    found = {}
-    for folder in plait.conf.cluster.__path__:
-        for path in sorted(Path(folder).glob("*.yaml")):
-            found[path.stem] = typed(Cluster, OmegaConf.to_container(OmegaConf.load(path)), f"cluster={path.stem}")
-    device = ""
+    files = [path for folder in plait.conf.cluster.__path__ for path in sorted(Path(folder).glob("*.yaml"))]
+    return {path.stem: typed(Cluster, OmegaConf.to_container(OmegaConf.load(path)), path.stem) for path in files}
+
+
+def cluster_with(device_type: str, device_name: str) -> Cluster | None:
+    """The shipped cluster of this device. device_name: as `torch.cuda.get_device_name` says it; of no use on a CPU."""
+    for one in shipped().values():
+        if one.device == device_type and (device_type == "cpu" or one.has(device_name)):
+            return one
+    return None
+
+
+def cluster_here(device_type: str) -> Cluster:
+    """The shipped cluster whose devices are this machine's. Raises PlaitError if there is none."""
+    name = ""
     if device_type == "cuda":
         import torch
 
-        device = torch.cuda.get_device_name()
-    for one in found.values():
-        if one.device == device_type and (device_type == "cpu" or any(word in device for word in one.devices)):
-            return one
-    raise PlaitError(
-        f"no cluster is given, and none of {', '.join(found)} is for {device or device_type}: set cluster=NAME, or "
-        "write a file conf/cluster/NAME.yaml for it"
-    )
+        name = torch.cuda.get_device_name()
+    found = cluster_with(device_type, name)
+    if found is None:
+        raise PlaitError(
+            f"no cluster is given, and none of {', '.join(shipped())} is for {name or device_type}: set cluster=NAME, "
+            "or write a file conf/cluster/NAME.yaml for it"
+        )
+    return found

@@ -1,0 +1,131 @@
+"""`plait calibrate`: measures this machine, and writes a file for `cluster=NAME`."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from plait.contract.errors import PlaitError
+
+HELP = """usage: plait calibrate [name=NAME] [ranks=N] [device=cpu|cuda] [--force]
+
+Measures this machine's devices and the links between them: copies, products of matrices in each dtype, and all-reduce,
+all-gather, reduce-scatter and all-to-all over sizes, on all ranks at once. Writes conf/cluster/NAME.yaml, which
+`plait plan cluster=NAME` reads in this folder.
+  name=NAME   (default: here)
+  ranks=N     (default: one for each GPU, or 2 on a CPU)
+  device=KIND (default: cuda if there is a GPU)
+  --force     replace a file that is there"""
+
+TEMPLATE = """\
+# {title}, measured by `plait calibrate` with {ranks} ranks.
+name: {title} # for people
+device: {device} # what torch calls its kind
+devices: {devices} # regular expressions: words in the name that torch gives the device
+memory: {memory:.4e} # bytes, as the system tells{of_ranks}
+reserved: {held:.4e} # bytes that were taken before a model was there, measured
+granularity: {granularity} # bytes; {allocator}
+products: # operations a second in products of matrices, by dtype, measured, at the best size
+{products}
+bandwidth: {bandwidth:.4e} # bytes a second of memory, read and written, measured with copies
+node: {node} # ranks that share the links inside
+inside: # links between this machine's ranks
+  bandwidth: {link:.4e} # bytes a second that one rank sends, measured with the fastest kind of collective
+  latency: {latency:.4e} # seconds of one hop, measured with the smallest collectives
+between: # links to other machines: NOT MEASURED, the same as inside; put your network's figures here
+  bandwidth: {link:.4e} # bytes a second for each rank
+  latency: {latency:.4e} # seconds of one hop
+launch: {launch:.4e} # seconds of an operator on 16 elements, measured
+achieved: # [low, high] share of the figures above that is reached, measured over sizes and kinds
+  products: [{worst_products:.3f}, 1.0] # of `products`
+  memory: [{worst_memory:.3f}, 1.0] # of `bandwidth`
+  links: [{worst_links:.3f}, 1.0] # of both links
+"""
+
+
+def main(argv: list[str]) -> int:
+    if any(a in ("-h", "--help") for a in argv):
+        print(HELP)
+        return 0
+    given = dict(_pair(a) for a in argv if a != "--force")
+    name = given.get("name", "here")
+    if not name.isidentifier():
+        raise PlaitError(f"name={name} must be a name of letters, digits and underscores, such as name=here")
+    path = Path("conf/cluster") / f"{name}.yaml"
+    if path.exists() and "--force" not in argv:
+        raise PlaitError(f"{path} is there already; --force replaces it, and name=NAME writes another")
+    device, ranks = _device(given)
+    from plait.system.disk import replace, writing
+
+    text = written(measured(device, ranks), device, ranks)
+    with writing(path.parent, "the folder of the file"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    replace(path, text)
+    print(f"{text}\nwritten to {path}: plait plan cluster={name}")
+    return 0
+
+
+def measured(device: str, ranks: int, sizes: Any = None) -> Any:
+    """Starts the ranks, and returns what rank 0 measured."""
+    import torch
+    import torch.multiprocessing
+
+    from plait.plan.calibrate import SIZES, Measured, measure
+
+    with tempfile.TemporaryDirectory(prefix="plait-calibrate-") as folder:
+        arguments = (ranks, device, folder, sizes or SIZES[device])
+        torch.multiprocessing.spawn(measure, arguments, nprocs=ranks)
+        return Measured(**torch.load(Path(folder) / "measured", weights_only=True))
+
+
+def written(found: Any, device: str, ranks: int) -> str:
+    """The file."""
+    import re
+
+    from plait.plan.calibrate import links
+
+    link, latency, worst = links(found.sends, ranks) if found.sends else (found.bandwidth[0], 0.0, 1.0)
+    gpu = device == "cuda"
+    return TEMPLATE.format(
+        title=found.name,
+        ranks=ranks,
+        device=device,
+        devices=f"['{re.escape(found.name)}']" if gpu else "[]",
+        memory=found.memory,
+        of_ranks="" if gpu else f", over {ranks} ranks",
+        held=found.held,
+        granularity=512 if gpu else 1,
+        allocator="torch's CUDA allocator rounds sizes up to this" if gpu else "malloc's rounding is not counted",
+        products="\n".join(f"  {dtype}: {rates[0]:.4e}" for dtype, rates in found.products.items()),
+        bandwidth=found.bandwidth[0],
+        node=ranks if gpu else 1024,
+        link=link,
+        latency=latency,
+        launch=found.launch,
+        worst_products=min(low / high for high, low in found.products.values()),
+        worst_memory=found.bandwidth[1] / found.bandwidth[0],
+        worst_links=worst,
+    )
+
+
+def _pair(argument: str) -> tuple[str, str]:
+    key, _, value = argument.partition("=")
+    if key not in ("name", "ranks", "device"):
+        raise PlaitError(f"{argument}: plait calibrate takes name=NAME, ranks=N, device=cpu|cuda and --force")
+    return key, value
+
+
+def _device(given: dict[str, str]) -> tuple[str, int]:
+    import torch
+
+    gpus = torch.cuda.device_count()
+    device = given.get("device", "cuda" if gpus else "cpu")
+    if device not in ("cpu", "cuda"):
+        raise PlaitError(f"device={device} must be cpu or cuda")
+    if device == "cuda" and not gpus:
+        raise PlaitError("device=cuda, but there is no GPU that torch can use; device=cpu measures the CPU")
+    ranks = given.get("ranks", str(gpus if device == "cuda" else 2))
+    if not ranks.isdigit() or int(ranks) < 1:
+        raise PlaitError(f"ranks={ranks} must be a number of ranks, at least 1")
+    if device == "cuda" and int(ranks) > gpus:
+        raise PlaitError(f"ranks={ranks} need a GPU each, and there are {gpus}")
+    return device, int(ranks)

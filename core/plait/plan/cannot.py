@@ -1,0 +1,70 @@
+"""What cannot be planned, in one sentence that names the strategy or the model, and what it does."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from plait.contract.errors import PlaitError, one_line
+from plait.strategies.hooks import TRACE, blamed
+
+DEVICE = ("cuda", "nvidia driver", "hip", "nccl")  # what torch's errors say if a GPU is missing
+
+
+@contextlib.contextmanager
+def in_words(node: Mapping[str, Any]) -> Iterator[None]:
+    """Errors inside, other than PlaitErrors, become one: `node` is the config of the run that is planned."""
+    try:
+        yield
+    except PlaitError:
+        raise
+    except Exception as error:
+        if os.environ.get(TRACE):
+            raise
+        raise PlaitError(f"{_who(error, node)}{_what(error)}; {TRACE}=1 shows where") from error
+
+
+def _who(error: Exception, node: Mapping[str, Any]) -> str:
+    """The strategy or model whose code raised it: "cannot plan strategy 'x' (dist 1.0), which "."""
+    if blamed(error):
+        return "cannot plan this run: a hook "  # a note says whose
+    from plait.strategies.registry import described, installed
+
+    plugins = installed()
+    packages = {plugins[name].package: name for name in node["strategy"] if name in plugins}
+    for package in reversed(_packages(error.__traceback__)):
+        if package in packages:
+            return f"cannot plan {described(packages[package])}, which "
+    return f"cannot plan this run: model {node['model'].get('_target_')}, or what runs in it, "
+
+
+def _what(error: Exception) -> str:
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedOperatorException,
+    )
+
+    said = one_line(error)
+    if isinstance(error, DataDependentOutputException):
+        return (
+            f"reads the value of a tensor, and tensors have no values in a plan; plait.read_numbers gives one ({said})"
+        )
+    if isinstance(error, DynamicOutputShapeException):
+        return f"makes a tensor whose shape depends on values, and tensors have no values in a plan ({said})"
+    if isinstance(error, UnsupportedOperatorException):
+        return f"calls an operator that does not say what it returns for tensors without values ({said})"
+    if ".numpy()" in said:
+        return f"reads the values of a tensor, and tensors have no values in a plan ({said})"
+    if any(word in said.lower() for word in DEVICE):
+        return f"needs a real device, and a plan has none ({said})"
+    return f"fails in a plan, in which tensors have shapes but no values ({said})"
+
+
+def _packages(trace: TracebackType | None) -> list[str]:
+    found = []
+    while trace is not None:
+        found.append(str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0])
+        trace = trace.tb_next
+    return found

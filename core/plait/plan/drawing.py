@@ -1,0 +1,59 @@
+"""The mesh as a picture: which ranks lie beside each other along the axes, and where nodes end."""
+
+import math
+from collections.abc import Sequence
+
+from plait.plan.values import Axis
+
+COLUMNS, ROWS = 8, 6  # that are drawn; of longer ones the first and the last
+
+
+def drawn(axes: Sequence[Axis], node: int | None) -> list[str]:
+    """One view's axes, outermost first: the innermost from left to right, those around it from top to bottom.
+
+    node: how many ranks share one; "|" stands between ranks of two nodes.
+    """
+    wide = [axis for axis in axes if axis.degree > 1]
+    if not wide:
+        return []
+    *outer, inner = wide
+    columns = _some(inner.degree, COLUMNS)
+    rows = _some(math.prod(axis.degree for axis in outer), ROWS)
+    titles = ["..." if c is None else f"{inner.name} {c}" if c == 0 else str(c) for c in columns]
+    table = [[*(axis.name for axis in outer), *titles, ""]]
+    for row in rows:
+        if row is None:
+            table.append(["..."] * (len(outer) + len(columns)) + [""])
+            continue
+        cells, before = [], None
+        for column in columns:
+            rank = None if column is None else row * inner.degree + column
+            apart = node and rank is not None and before is not None and rank // node != before // node
+            cells.append("..." if rank is None else f"| {rank}" if apart else str(rank))
+            before = rank if rank is not None else before
+        first, end = row * inner.degree, (row + 1) * inner.degree - 1
+        table.append([*map(str, _coordinates(row, outer)), *cells, _nodes(first, end, node)])
+    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+    return ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
+
+
+def _some(count: int, most: int) -> list[int | None]:
+    """All of them; None stands for those that are left out."""
+    if count <= most:
+        return list(range(count))
+    return [*range(most - 2), None, count - 1]
+
+
+def _coordinates(row: int, outer: Sequence[Axis]) -> list[int]:
+    found: list[int] = []
+    for axis in reversed(outer):
+        row, place = divmod(row, axis.degree)
+        found.insert(0, place)
+    return found
+
+
+def _nodes(first: int, last: int, node: int | None) -> str:
+    if not node:
+        return ""
+    a, b = first // node, last // node
+    return f"node {a}" if a == b else f"nodes {a} to {b}"

@@ -1,0 +1,72 @@
+"""`plait calibrate`: what it measures, the file that it writes, and what it refuses."""
+
+from pathlib import Path
+
+import pytest
+from inside import plait
+from omegaconf import OmegaConf
+
+from plait.commands.calibrate import measured, written
+from plait.contract.cluster import cluster_of
+from plait.plan.calibrate import DTYPES, SENDS, Measured, Sizes, links
+
+
+def _made(bandwidth: float, latency: float, ranks: int) -> list[tuple[str, int, float]]:
+    """Times of a ring in which each rank sends so many bytes a second; a sum goes around twice."""
+    hops, found = ranks.bit_length() - 1, []
+    for size in (2**10, 2**16, 2**24):
+        once = latency * hops + size * (ranks - 1) / ranks / bandwidth
+        found += [("all_gather", size, once), ("all_reduce", size, 2 * once), ("all_to_all", size, once * 1.25)]
+    return found
+
+
+def test_links_are_found_again_in_times_that_were_made_of_them() -> None:
+    bandwidth, latency, worst = links(_made(1e9, 1e-4, 8), 8)
+    assert bandwidth == pytest.approx(1e9, rel=0.01)
+    assert latency == pytest.approx(1e-4, rel=0.05)
+    assert worst == pytest.approx(0.8, rel=0.02)
+
+
+def test_the_file_is_a_cluster() -> None:
+    found = Measured("GPU (of a sort)", 80e9, 1e9, (3e12, 2e12), {"float32": (4e13, 3e13)}, 5e-6, _made(1e11, 1e-5, 4))
+    cluster = cluster_of(OmegaConf.to_container(OmegaConf.create(written(found, "cuda", 4))))
+    assert cluster is not None
+    assert cluster.has("GPU (of a sort)")
+    assert (cluster.memory, cluster.reserved, cluster.node, cluster.launch) == (80e9, 1e9, 4, 5e-6)
+    assert cluster.achieved.products == [0.75, 1.0]
+    assert cluster.achieved.memory == [0.667, 1.0]
+    assert cluster.inside.bandwidth == pytest.approx(1e11, rel=0.01)
+
+
+@pytest.mark.slow
+def test_ranks_measure_themselves_and_the_file_serves_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = measured("cpu", 2, Sizes(2**16, (32, 64), (2**10, 2**14)))
+    assert set(found.products) == set(DTYPES)
+    assert {kind for kind, _, _ in found.sends} == set(SENDS)
+    assert all(seconds > 0 for _, _, seconds in found.sends)
+    path = tmp_path / "conf" / "cluster" / "here.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(written(found, "cpu", 2))
+    done = plait("plan", "strategy=[fsdp2]", "world=2", "cluster=here", "model.n_layers=2", "validation.interval=0")
+    assert done.code == 0, done.err
+    assert "fits on CPU" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["ranks=0"], "ranks=0"),
+        (["device=tpu"], "device=tpu must be cpu or cuda"),
+        (["name=a/b"], "name=a/b"),
+        (["size=3"], "size=3: plait calibrate takes"),
+        (["name=taken"], "conf/cluster/taken.yaml is there already"),
+    ],
+)
+def test_what_it_refuses(arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "cluster").mkdir(parents=True)
+    (tmp_path / "conf" / "cluster" / "taken.yaml").touch()
+    done = plait("calibrate", *arguments)
+    assert done.code == 1
+    assert said in done.err

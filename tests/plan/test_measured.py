@@ -1,0 +1,65 @@
+"""A plan against ranks that train: collectives one by one, and memory as the profiler of torch sees it."""
+
+from collections import Counter
+from typing import Any
+
+import measured
+import pytest
+
+from plait.launch.check import check
+from plait.launch.compose import resolve
+from plait.plan.engine import plan
+from plait.plan.trace import trace
+
+RUN = [
+    *("checkpoint.enabled=false", "validation.interval=0", "metrics.tensorboard=false"),
+    *("train.local_batch_size=4", "train.seq_len=128"),
+]
+MIXTURE = "model=deepseek_v3_debug"
+LAYOUTS = {
+    "fsdp2": ["strategy=[fsdp2]"],
+    "hsdp": ["strategy=[fsdp2]", "strategy.fsdp2.replicate=2"],
+    "full": ["strategy=[fsdp2]", "remat.mode=full"],
+    "selective": ["strategy=[fsdp2]", "remat.mode=selective"],
+    "bfloat16": ["strategy=[fsdp2]", "precision.param=bfloat16"],
+    "accumulated": ["strategy=[fsdp2]", "train.global_batch_size=48"],
+    "tp": ["strategy=[tensor_parallel,fsdp2]"],
+    "tp-full": ["strategy=[tensor_parallel,fsdp2]", "remat.mode=full"],
+    "tp-vocabulary": ["strategy=[tensor_parallel,fsdp2]", "model.vocab_size=8192"],
+    "simplefsdp": ["strategy=[simplefsdp]"],
+    "ddp": ["strategy=[ddp]"],
+    "mixture": ["strategy=[fsdp2]", MIXTURE],
+    "ep": ["strategy=[expert_parallel,fsdp2]", MIXTURE],
+    "ep-tp": ["strategy=[expert_parallel,tensor_parallel,fsdp2]", MIXTURE],
+}
+
+
+@pytest.fixture(params=[pytest.param(n, marks=[pytest.mark.slow] if i else []) for i, n in enumerate(LAYOUTS)])
+def checked(request: pytest.FixtureRequest) -> Any:
+    return check(resolve([*RUN, *LAYOUTS[request.param]]), 4)
+
+
+def test_ranks_send_and_store_what_the_plan_says(checked: Any, plait_ranks: Any) -> None:
+    real = plait_ranks.run(measured.measure, checked.node, True, world=4)
+    found, first = plan(checked.node, 4), real[0]
+    stored = found.memory.parameters, found.memory.gradients, found.memory.optimizer
+    assert stored == (first.parameters, first.gradients, first.optimizer)
+    assert found.memory.parameters == max(each.parameters for each in real)  # the rank that is planned holds most
+    assert {(c.axis, c.kind): (c.count, c.bytes) for c in found.collectives} == _totals(first.collectives)
+    one = trace(checked, 0, int)
+    if one.micro[0] == one.micro[1]:  # otherwise the micro-batches that follow are like the last one that was traced
+        assert [(o.kind, o.axis, o.sent) for o in one.operators if o.kind] == first.collectives
+
+
+@pytest.mark.slow
+def test_the_peak_is_what_the_allocator_gives_out(checked: Any, plait_ranks: Any) -> None:
+    real = plait_ranks.run(measured.measure, checked.node, False, world=4)[0]
+    assert plan(checked.node, 4).memory.peak == pytest.approx(real.peak, rel=0.03)
+
+
+def _totals(collectives: list[tuple[str, str, int]]) -> dict[tuple[str, str], tuple[int, int]]:
+    counts, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for kind, axis, size in collectives:
+        counts[axis, kind] += 1
+        sizes[axis, kind] += size
+    return {key: (counts[key], sizes[key]) for key in counts}
