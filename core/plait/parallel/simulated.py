@@ -1,6 +1,10 @@
 """A process group of any size with one rank in it: for what can be known of a run without its ranks."""
 
+from typing import Any
+from unittest import mock
+
 import torch.distributed as dist
+from torch.distributed import device_mesh
 
 
 class simulated:
@@ -13,6 +17,16 @@ class simulated:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         dist.init_process_group("fake", store=FakeStore(), rank=self.rank, world_size=self.world_size)
+        self._replaced = mock.patch.object(device_mesh, "new_group", self._own_group)
+        self._replaced.start()
 
     def __exit__(self, *error: object) -> None:
+        self._replaced.stop()
         dist.destroy_process_group()
+
+    def _own_group(self, ranks: Any = None, **options: Any) -> Any:
+        """`new_group` as meshes call it, for all groups of an axis: thousands have other ranks only, and nobody here
+        would use them."""
+        if ranks is not None and self.rank not in ranks:
+            return dist.GroupMember.NON_GROUP_MEMBER
+        return dist.new_group(ranks, **options)

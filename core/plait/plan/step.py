@@ -32,7 +32,7 @@ class Step:
         tokens = torch.zeros(self.micro * self.rows, train.seq_len, dtype=torch.int64)
         labels = torch.zeros(self.micro * self.rows, train.seq_len, dtype=torch.int64)
         recorder.mark([tokens, labels], "other")
-        counts = torch.zeros(3, dtype=torch.int64)
+        counts = torch.zeros(2 + len(ASKING), dtype=torch.int64)
         counting = dist.all_reduce(counts, async_op=True)
         total = torch.zeros((), dtype=torch.float64)
         valid = self.micro * self.rows * train.seq_len * self.applied.mesh.share("batch")[1]
