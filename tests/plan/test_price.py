@@ -2,9 +2,9 @@
 
 import pytest
 
+from plait.contract.cluster import cluster_of
 from plait.launch.check import check
 from plait.launch.compose import resolve
-from plait.plan.cluster import cluster_of
 from plait.plan.engine import _plannable, plan
 from plait.plan.pieces import pieces
 from plait.plan.price import price, put_together

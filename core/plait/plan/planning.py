@@ -1,10 +1,10 @@
 """What `plait.planning` offers to a strategy that searches for a layout."""
 
+from plait.contract.cluster import Cluster, cluster_here, cluster_of
 from plait.contract.config import REMAT
 from plait.contract.errors import near_miss
 from plait.contract.model_spec import matches
 from plait.parallel.build import build_model
-from plait.plan.cluster import Cluster, cluster_here, cluster_of
 from plait.plan.pieces import Pieces, pieces
 from plait.plan.price import Price, Total, Way, price, put_together
 from plait.plan.ranks import degrees, members

@@ -7,8 +7,8 @@ import attrs
 import numpy as np
 
 from plait.contract.axes import Layout
+from plait.contract.cluster import Cluster
 from plait.contract.config import REMAT
-from plait.plan.cluster import Cluster
 from plait.plan.events import BESIDE, Event, play
 from plait.plan.pieces import Pieces
 from plait.plan.ranks import degrees, members

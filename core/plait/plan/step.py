@@ -8,6 +8,7 @@ import torch.distributed as dist
 from plait.contract.config import Config
 from plait.parallel.apply import Applied
 from plait.plan.recorder import Recorder
+from plait.system.signals import ASKING
 from plait.train.loss import cross_entropy_sum, parallel
 from plait.train.step_metrics import _all_gather
 
