@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -121,7 +122,10 @@ def _built(node: Mapping[str, Any], build: Build, groups: Groups) -> Any:
     try:
         made = build(groups)
     except Exception as error:
-        raise PlaitError(f"optimizer: {node['_target_']} refuses these options: {one_line(error)}") from error
+        said = one_line(error)
+        keys = [key for key in node if re.search(rf"\b{re.escape(key)}\b", said)]
+        named = ", ".join(f"optimizer.{key}={node[key]}" for key in keys)
+        raise PlaitError(f"{named or 'optimizer'}: {node['_target_']} refuses these options: {said}") from error
     if not isinstance(made, torch.optim.Optimizer):
         raise PlaitError(f"optimizer._target_={node['_target_']} made a {type(made).__name__}, not an optimizer")
     return made

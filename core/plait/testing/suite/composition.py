@@ -106,7 +106,7 @@ def _beside_echo(trial: Trial, strategies: Mapping[str, Any]) -> Trace:
 
 
 def _failing(name: str, hook: str, trial: Trial, strategies: Mapping[str, Any]) -> None:
-    """A step in which `hook` of the strategy raises."""
+    """A search, set-up and a step in which `hook` of the strategy raises."""
     from unittest import mock
 
     from plait.testing.trial import forward_backward
@@ -121,6 +121,7 @@ def _failing(name: str, hook: str, trial: Trial, strategies: Mapping[str, Any]) 
     marked = hookimpl(**{k: v for k, v in options.items() if k != "specname"})(_like(original, fails))
     with mock.patch.object(cls, hook, marked):
         applied = trial.apply(strategies)
+        applied.braid.answers("choices", run=applied.run, world_size=applied.run.world_size)  # what a search asks
         optimizer = trial.optimizer(applied.parameters())
         forward_backward(applied, trial, 0)
         applied.clip_grads(1.0)
