@@ -91,9 +91,24 @@ def try_step(build: Build, groups: list[list[Kind]]) -> str | None:
 
     Collective if the optimizer's step is.
     """
+    return _problem(groups, lambda: _stepped(build, groups))
+
+
+def try_step_without_values(build: Build, groups: list[list[nn.Parameter]]) -> str | None:
+    """The same for parameters that have no values: one of each kind is stepped, at its own size."""
+    chosen = [list({Kind.of(param): param for param in group}.values()) for group in groups]
+
+    def step() -> None:
+        params = [[stand_in(torch.empty_like(p), torch.empty_like(p)) for p in group] for group in chosen]
+        build([{"params": group} for group in params]).step()
+
+    return _problem([[Kind.of(param) for param in group] for group in chosen], step)
+
+
+def _problem(groups: list[list[Kind]], step: Callable[[], Any]) -> str | None:
     try:
         with undisturbed(groups[0][0].device):
-            _stepped(build, groups)
+            step()
     except Refused as error:
         return f"refuses these options: {error}"
     except Exception as error:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from plait.contract.config import Schedule
 from plait.contract.errors import PlaitError, one_line
 from plait.parallel.build import check_options, options_of, target_of
-from plait.parallel.rehearsal import Build, Groups, Kind, compare_shards, try_step
+from plait.parallel.rehearsal import Build, Groups, Kind, compare_shards, try_step, try_step_without_values
 from plait.parallel.state import canonical_state
 
 FUSED_ON = ("cuda", "cpu", "mps", "xpu")  # where torch has fused kernels
@@ -42,11 +42,12 @@ def make_optimizer(
     plainest = _builder(cls, {**options, **{key: False for key in KERNELS if key in _arguments(cls)}})
     for kernels in _candidates(cls, options, groups[0][0].device):
         build = _builder(cls, {**options, **kernels})
-        problem = try_step(build, kinds)
         if values:
-            problem = _agreed(problem)
-        if problem is None and exact and values:
-            problem = _agreed(compare_shards(build, plainest, kinds))
+            problem = _agreed(try_step(build, kinds))
+            if problem is None and exact:
+                problem = _agreed(compare_shards(build, plainest, kinds))
+        else:
+            problem = try_step_without_values(build, groups)
         if problem is None:
             return _built(node, build, [{"params": group} for group in groups])
     raise PlaitError(_sentence(node, options, str(problem)))
