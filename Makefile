@@ -1,10 +1,10 @@
-# `make train` and `make test` set themselves up; nothing else is needed but Python 3.11 and make.
+# `make train` and `make test` set themselves up; they need only Python 3.11 and make.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml examples/*/pyproject.toml))
 BIN := .venv/bin
-PARALLEL := -n 2 --dist loadgroup # tests that share the pool of ranks, and beside them the others
+PARALLEL := -n 2 --dist loadgroup --durations=10 # one process for tests that share the pool of ranks, one for the others
 
-.PHONY: install train test test-all faults lint clean
+.PHONY: install train test test-all faults mutants lint clean
 
 install: .venv/.installed
 
@@ -30,8 +30,11 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest -m 'not gpu' $(PARALLEL)
 
-faults: install # 1,000 faults befall real runs; docs/reliability.md has what came of them. FAULTS='--count 50 --seed 7'
+faults: install # plants 1,000 faults in real runs; the results are in docs/reliability.md. FAULTS='--count 50 --seed 7'
 	$(BIN)/python -m tests.faults --write docs/reliability.md $(FAULTS)
+
+mutants: install # plants 300 random bugs; the table is in docs/testing.md. MUTANTS='--count 50 --seed 7'
+	$(BIN)/python -m tests.mutation --write docs/testing.md $(MUTANTS)
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

@@ -12,18 +12,43 @@ os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 def pytest_itemcollected(item: pytest.Item) -> None:
     if getattr(getattr(item, "cls", None), "layouts", None) and _leave_to_all(item, item.cls.strategy):
         item.add_marker(pytest.mark.slow)
-    # one pool of ranks, beside tests that start none
-    group = "ranks" if "plait_ranks" in getattr(item, "fixturenames", ()) else item.path.name
-    item.add_marker(pytest.mark.xdist_group(group))
+    # one pool of ranks, beside tests that start none; one undisturbed run for all who look at it
+    shared = {"plait_ranks": "ranks", "watched": "undisturbed"}
+    used = [group for fixture, group in shared.items() if fixture in getattr(item, "fixturenames", ())]
+    item.add_marker(pytest.mark.xdist_group(used[0] if used else item.path.name))
 
 
 def _leave_to_all(item: pytest.Item, strategy: str) -> bool:
     """Of the suite: what takes long, and has a like that `make test` runs."""
-    if item.name.startswith(("test_checkpoint_loads_in", "test_killed_and_resumed")):
-        return strategy != "fsdp2"  # each layout into each, and three starts of `plait train`
+    if item.name.startswith("test_checkpoint_loads_in"):
+        return True  # tests/checkpoint/test_layouts.py loads each layout into each, simplefsdp's test_hops.py beside it
+    if item.name.startswith("test_killed_and_resumed"):
+        return strategy != "fsdp2"  # three starts of `plait train`
     if item.name.startswith("test_composes_with"):
-        return (item.callspec.params["other"] or "") < strategy  # a pair once
+        other = item.callspec.params["other"] or ""
+        return other < strategy or {strategy, other} in LAYOUTS  # a pair once
+    if item.name.startswith(FOLLOWED) and strategy == "autoparallel":
+        return True
+    if item.name.startswith("test_compiled_and"):
+        return strategy != "tensor_parallel"  # the others have quicker tests that compile and recompute
+    if item.name.startswith("test_two_runs"):
+        return strategy not in ("fsdp2", "expert_parallel")
+    if item.name.startswith("test_recomputation_changes_nothing[selective]"):
+        return strategy != "fsdp2"  # beside it all of expert_parallel's test_compile.py
+    if item.name.startswith("test_a_run_equals"):
+        return strategy in ("simplefsdp", "expert_parallel")  # they deal batches as fsdp2 does
     return item.name.startswith("test_compiled_equals")  # beside the same, recomputed
+
+
+# Pairs that the suite of one of them runs for 20 steps.
+LAYOUTS = ({"fsdp2", "tensor_parallel"}, {"fsdp2", "expert_parallel"})
+
+# With a plan, autoparallel only configures fsdp2 before anything is built: fsdp2's own suite runs the same features.
+FOLLOWED = (
+    *("test_models_equal", "test_accumulation", "test_recomputation", "test_float32"),
+    *("test_mixed_precision", "test_tied_parameters", "test_a_run_equals", "test_two_runs", "test_nothing_is_left"),
+    *("test_checkpoint_", "test_clipping", "test_every_sample", "test_no_rank_holds"),
+)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,7 +1,7 @@
 """How long a search takes, what it finds, and what it gains over plans that a person would make.
 
     python benchmarks/autoparallel.py speed        # the time and memory of the search for large models
-    python benchmarks/autoparallel.py gains        # over a grid of models, worlds, memory and batches
+    python benchmarks/autoparallel.py gains        # over a grid of models, worlds, memory and batches; or of one model
     python benchmarks/autoparallel.py published    # beside the layouts of published runs
 
 Times of steps are planned ones, by the cost model of `plait plan`.
@@ -12,7 +12,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 CASES = {
@@ -35,7 +35,7 @@ PUBLISHED = [
 ]
 
 
-def found(overrides: list[str], world: int) -> Any:
+def found(overrides: list[str], world: int, common: Sequence[str] = COMMON) -> Any:
     """What a search finds: `plait_autoparallel.search.Found`."""
     from plait import PlaitError
     from plait.launch.check import check
@@ -52,7 +52,7 @@ def found(overrides: list[str], world: int) -> Any:
 
     decide.file.write = write
     try:
-        check(_plannable(resolve([*COMMON, OURS, *overrides]), []), world)
+        check(_plannable(resolve([*common, *overrides, OURS]), []), world)
     except PlaitError as error:
         return error
     finally:
@@ -61,7 +61,7 @@ def found(overrides: list[str], world: int) -> Any:
 
 
 def speed(only: str = "") -> None:
-    """Each search in a process of its own."""
+    """Measures each search in its own process."""
     for name in CASES:
         if only in name:
             subprocess.run([sys.executable, __file__, "one", name], check=True)
@@ -76,7 +76,8 @@ def one(name: str) -> None:
     from plait_autoparallel.words import described, recomputed
     from plait_autoparallel.words import time as said
 
-    print(f"{name}: {taken:.1f} s (to reach: {limit:.0f}), {peak:.2f} GiB", flush=True)
+    used = time.process_time()  # of a machine that does other work too, the wall clock says little
+    print(f"{name}: {taken:.1f} s (to reach: {limit:.0f}), {used:.1f} s of CPU, {peak:.2f} GiB", flush=True)
     if isinstance(result, Exception):
         print(f"  {result}")
         return
@@ -85,56 +86,118 @@ def one(name: str) -> None:
     print(f"  {result.traced} traced, {len(result.others) + 1} layouts fit, {len(result.short)} do not")
 
 
-def grid() -> Iterator[tuple[str, int, float, int]]:
-    """(model, ranks, bytes of a rank, samples of a rank)."""
-    yield from itertools.product(("llama3_1b", "llama3_8b", "qwen3_30b_a3b"), (8, 64), (24e9, 40e9, 78e9), (1, 4))
-    yield from itertools.product(("llama3_70b",), (64, 256), (40e9, 78e9), (1, 4))
+GRID = {  # model: numbers of ranks, GB of a rank, samples of a rank
+    "llama3_1b": ((8,), (24, 40, 78), (1, 2, 4)),
+    "llama3_8b": ((8, 64), (40, 60, 78), (1, 2, 4)),
+    "llama3_70b": ((64, 256), (40, 60, 78), (1, 2, 4)),
+}
 
 
-def gains() -> None:
-    """The plan against the best with all blocks alike, over the grid."""
-    from plait_autoparallel.words import described, mesh, recomputed
-
-    gained = []
-    print("| model | ranks | memory | samples | step | best by hand | gain | from |\n|" + "---|" * 8)
-    for model, world, memory, samples in grid():
-        overrides = [f"model={model}", "train.seq_len=8192", f"train.local_batch_size={samples}",
-                     f"strategy.autoparallel.memory={memory}"]  # fmt: skip
-        result = found(overrides, world)
-        if isinstance(result, Exception):
-            print(f"| {model} | {world} | {memory / 1e9:.0f} GB | {samples} | does not fit | | | |", flush=True)
-            continue
-        best = result.best
-        hand = result.hand[0] if result.hand else None
-        gain = hand.mix.total.seconds / best.mix.total.seconds - 1 if hand else float("nan")
-        assert not hand or gain >= -1e-9
-        gained += [gain] if hand else []
-        why = [] if hand else ["nothing by hand fits"]
-        if hand and len(set(best.mix.modes)) > 1:
-            why.append(f"mixed recomputation ({recomputed(best.mix.modes)})")
-        if hand and mesh(hand.candidate) != mesh(best.candidate):
-            why.append(f"axes ({mesh(best.candidate)})")
-        if hand and hand.candidate.rows != best.candidate.rows:
-            why.append(f"{best.candidate.rows} samples at once")
-        by_hand = f"{hand.mix.total.seconds:.3f} s, {described(hand.candidate)}" if hand else "-"
-        print(f"| {model} | {world} | {memory / 1e9:.0f} GB | {samples} | {best.mix.total.seconds:.3f} s | {by_hand} | "
-              f"{100 * gain:.1f}% | {'; '.join(why)} |", flush=True)  # fmt: skip
-    print(f"\n{len(gained)} cases; mean gain {100 * sum(gained) / len(gained):.2f}%, most {100 * max(gained):.2f}%")
+def by_hand(one: Any) -> bool:
+    """Whether a person would name these strategies: FSDP2 over all ranks or over each node, tensor parallelism within
+    a node beside it, and options as they are by default."""
+    axes = {a.name: a.degree for a in one.candidate.composition.layout.dense if a.degree > 1}
+    options = one.candidate.composition.strategies
+    world = one.candidate.composition.layout.world_size
+    inside = axes.get("dp_shard", 1) * axes.get("tp", 1)
+    return (
+        options.get("fsdp2", {}).get("reshard_after_forward", "default") == "default"
+        and inside in (8, world)
+        and axes.get("tp", 1) in (1, 8)
+        and "expert_parallel" not in options
+    )
 
 
-def published() -> None:
-    """Llama 3.1 on as many H100 as published runs had: their axes, and those that the search takes."""
-    from plait_autoparallel.words import described
+def once(act: Any, key: Any) -> Any:
+    """`act`, whose results are kept: the cases of a model and a number of ranks differ in memory and samples alone."""
+    kept: dict[Any, Any] = {}
+
+    def call(*given: Any) -> Any:
+        if key(*given) not in kept:
+            kept[key(*given)] = act(*given)
+        return kept[key(*given)]
+
+    return call
+
+
+def fastest(plans: list[Any]) -> Any:
+    return min(plans, key=lambda one: one.mix.total.seconds, default=None)
+
+
+def usual_batch(plans: list[Any]) -> list[Any]:
+    """As many samples at once as fit, of each layout and mode."""
+    most: dict[Any, Any] = {}
+    for one in plans:
+        key = one.candidate.composition.text(), one.mix.modes
+        if key not in most or one.candidate.rows > most[key].candidate.rows:
+            most[key] = one
+    return list(most.values())
+
+
+def gains(only: str = "", ranks: str = "") -> None:
+    """The plan against the best plan by hand, over the grid; what each further freedom gains, one after the other.
+
+    Plans are compared as the search puts them together; the trace that checks the memory of each is left out.
+    """
+    from plait import planning
+
+    planning.needs = lambda *_: 1.0
+    planning.traces = once(
+        planning.traces, lambda run, *_: (run.config.model["_target_"], run.parameters, run.world_size)
+    )
+    planning.price = once(planning.price, lambda pieces, layout, *rest: (id(pieces), str(layout), str(rest)))
+    rows: list[dict[str, float]] = []
+    print("| model | ranks | memory | samples | by hand | batch | axes and options | mixed recomputation | the plan | "
+          "gain |\n|" + "---|" * 10)  # fmt: skip
+    for model, (worlds, sizes, batches) in GRID.items():
+        for world, memory, samples in itertools.product(worlds, sizes, batches):
+            if only not in ("", model) or ranks not in ("", str(world)):
+                continue
+            overrides = [f"model={model}", "train.seq_len=8192", f"train.local_batch_size={samples}",
+                         f"strategy.autoparallel.memory={memory}e9"]  # fmt: skip
+            result = found(overrides, world)
+            case = f"| {model} | {world} | {memory} GB | {samples} |"
+            if isinstance(result, Exception):
+                if "no plan fits" not in str(result):
+                    raise result
+                print(f"{case} nothing fits | | | | | |", flush=True)
+                continue
+            plain = [one for one in result.hand if by_hand(one)]
+            chain = [fastest(usual_batch(plain)), fastest(plain), fastest(result.hand), result.best]
+            seconds = [one.mix.total.seconds if one else float("inf") for one in chain]
+            assert all(after <= before * (1 + 1e-9) for before, after in itertools.pairwise(seconds)), seconds
+            if chain[0] is None:
+                print(f"{case} nothing fits | | | | {seconds[-1]:.3f} s | |", flush=True)
+                continue
+            parts = [before / after - 1 for before, after in itertools.pairwise(seconds)]
+            names = ("batch", "axes and options", "mixed recomputation")
+            rows.append({**dict(zip(names, parts, strict=True)), "gain": seconds[0] / seconds[-1] - 1})
+            cells = " | ".join(f"{100 * part:.1f}%" for part in parts)
+            print(f"{case} {seconds[0]:.3f} s | {cells} | {seconds[-1]:.3f} s | {100 * rows[-1]['gain']:.1f}% |",
+                  flush=True)  # fmt: skip
+    for name in rows[0]:
+        each = [row[name] for row in rows]
+        print(f"{len(rows)} cases, {name}: mean {100 * sum(each) / len(each):.2f}%, most {100 * max(each):.2f}%")
+
+
+def published(only: str = "") -> None:
+    """Llama 3.1 on as many H100 as published runs had: their axes, with the batch and the one mode of recomputation
+    that are best for them, and those that the search takes."""
+    from plait_autoparallel.words import described, recomputed
 
     print("| model | ranks | their axes | step | the plan | step |\n|" + "---|" * 6)
     for model, world, samples, axes in PUBLISHED:
-        overrides = [f"model={model}", "train.seq_len=8192", f"train.local_batch_size={samples}"]
-        fixed = ", ".join(f"{k}: {v}" for k, v in axes.items())
-        theirs = found([*overrides, f"strategy.autoparallel.axes={{{fixed}}}"], world)
-        ours = found(overrides, world)
+        if only not in (f"{model}_{world}", ""):
+            continue
+        result = found([f"model={model}", "train.seq_len=8192", f"train.local_batch_size={samples}"], world)
+        if isinstance(result, Exception):
+            print(f"| {model} | {world} | {result} |", flush=True)
+            continue
+        large = [{a.name: a.degree for a in o.candidate.composition.layout.dense if a.degree > 1} for o in result.hand]
+        theirs = fastest([o for o, own in zip(result.hand, large, strict=True) if own == axes])
         cells = [
-            str(r) if isinstance(r, Exception) else f"{described(r.best.candidate)} | {r.best.mix.total.seconds:.3f} s"
-            for r in (theirs, ours)
+            f"{described(o.candidate)}; {recomputed(o.mix.modes)} | {o.mix.total.seconds:.3f} s" if o else "- | -"
+            for o in (theirs, result.best)
         ]
         print(f"| {model} | {world} | {cells[0]} | {cells[1]} |", flush=True)
 

@@ -1,8 +1,9 @@
 """The training of `plait train 'strategy=[fsdp2]'` as one would write it by hand: torch, and Plait's model and data.
 
-By itself: torchrun --nproc-per-node=2 benchmarks/bare_loop.py
+By itself: torchrun --nproc-per-node=2 benchmarks/bare_loop.py [overrides]
 """
 
+import sys
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class BareLoop:
             seq_len=train["seq_len"],
             seed=train["seed"],
             global_batch_size=train["local_batch_size"] * world,
-            share=(dist.get_rank(), world),
+            dp=(dist.get_rank(), world),
         )
         self.steps = 0
 
@@ -58,7 +59,7 @@ def main() -> None:
     from plait.launch.compose import resolve
 
     dist.init_process_group("gloo")
-    config = resolve([])
+    config = resolve(sys.argv[1:])
     loop = BareLoop(config)
     for step in range(config["train"]["steps"]):
         loss = loop.step()

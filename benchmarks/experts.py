@@ -1,9 +1,9 @@
 """What experts cost: python benchmarks/experts.py [--cycles N] [--model NAME] [--ranks N]
 
-1. torch's grouped product against a loop over the experts: forward and backward of one block's experts, uneven counts,
-   both in one process, a cycle each, in turns.
-2. Tokens a second of a mixture of experts with its experts on 1, 2 and 4 ranks of the same ranks: all three live in the
-   same processes and take a step in turns, so that a slow minute slows all. A step is as long as its slowest rank's.
+1. torch's grouped product compared with a loop over the experts: forward and backward of one block's experts with
+   uneven counts. Both take turns in one process.
+2. Tokens per second of a mixture whose experts are divided over 1, 2 and 4 ranks. All three layouts run in the same
+   processes and take turns, one step each, so that a slow minute slows all. A step takes as long as its slowest rank.
 """
 
 import os
@@ -80,7 +80,7 @@ def main() -> None:
     print(f"{about()}\n{'' if device == 'cuda' else 'NOT MEASURED ON A GPU'}\n")
     print("## Grouped product against a loop, forward and backward\n")
     grouped_against_loop(device, asked.cycles, asked.warm_up)
-    print(f"\n## {asked.model}, {asked.ranks} ranks, {asked.batch} x {asked.seq_len} tokens a rank, fsdp2\n")
+    print(f"\n## {asked.model}, {asked.ranks} ranks, {asked.batch} x {asked.seq_len} tokens per rank, fsdp2\n")
     spent = slowest(__file__, asked)
     tokens = asked.ranks * asked.batch * asked.seq_len
     print("| ep | step, ms | tokens/s | step / ep 1 (95%) |\n|---|---|---|---|")

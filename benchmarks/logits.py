@@ -1,8 +1,8 @@
-"""What logits take in memory, by how many ranks divide the vocabulary: python benchmarks/logits.py [--vocab N]
+"""Memory of logits, by the number of ranks that divide the vocabulary: python benchmarks/logits.py [--vocab N]
 
-One step of a small Llama under tensor_parallel, in float32, on 1, 2 and 4 ranks. Of every tensor that a step makes and
-that has a column a token of the vocabulary, or of a rank's share of it, the bytes of its storage are counted from when
-it is made until it is freed; the figure is the most that lived at once on a rank, in units of one whole set of logits.
+One step of a small Llama under tensor_parallel, in float32, on 1, 2 and 4 ranks. It counts the storage of every tensor
+with a column per token of the vocabulary, or of a rank's share of it, from its creation until it is freed. The figure
+is the maximum at any moment on a rank, also in units of one whole set of logits.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def as_rank(degree: int, vocab: int, tokens: int) -> None:
     from plait_tensor_parallel import TensorParallel
 
     class Watch(TorchDispatchMode):
-        """Bytes of living storages that belong to logits: those of the model's parameters are none."""
+        """Counts the bytes of storages in use that belong to logits; those of the model's parameters do not count."""
 
         def __init__(self, parameters: list[Any]) -> None:
             super().__init__()

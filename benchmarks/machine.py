@@ -1,4 +1,4 @@
-"""What the benchmarks share: a line on the machine, and starting ranks on it."""
+"""Helpers of all benchmarks: a line that describes the machine, and a way to start ranks on it."""
 
 import datetime
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def about() -> str:
-    """Date, versions, cores and load: they stand above each table."""
+    """Date, versions, cores and load, for the line above each table."""
     processor = platform.machine()
     if Path("/proc/cpuinfo").exists():
         names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]

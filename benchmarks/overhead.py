@@ -1,9 +1,9 @@
-"""What a step of Plait costs beside a bare loop: python benchmarks/overhead.py [--cycles N] [overrides]
+"""The time of a step of Plait compared with a bare loop: python benchmarks/overhead.py [--cycles N] [overrides]
 
-Two ranks live a whole `plait train` (metrics, curves, console, watchdog; no checkpoints, no validation). After each of
-its steps two bare loops, A and A', take one in the same processes, so that a slow minute slows all three. All ranks
-begin a step together, and it takes as long as its slowest rank. Processor time, the sum over ranks, is steadier where
-others use the machine too; it leaves out waiting.
+Two ranks run a whole `plait train` (metrics, curves, console, watchdog; no checkpoints, no validation). After each of
+its steps two bare loops, A and A', take one step in the same processes: a slow minute slows all three. All ranks
+begin a step together, and it takes as long as its slowest rank. Processor time, summed over ranks, excludes waiting; it
+is steadier if others use the machine too.
 """
 
 import argparse
@@ -25,7 +25,7 @@ FIXED = ("strategy=[fsdp2]", "checkpoint.enabled=false", "validation.interval=0"
 
 
 def as_rank(overrides: list[str]) -> None:
-    """A rank of `plait train`, with the bare loops hung behind its steps; writes times-<rank>.json."""
+    """One rank: `plait train` with the bare loops after each of its steps. Writes times-<rank>.json."""
     import torch.distributed as dist
     from bare_loop import BareLoop
 
@@ -67,7 +67,7 @@ def as_rank(overrides: list[str]) -> None:
 
 
 def measure(overrides: list[str], cycles: int, warm_up: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Seconds of each step of each loop, and their processor seconds; those of the warm-up left out."""
+    """Seconds and processor seconds of each step of each loop, without the warm-up."""
     overrides = [*FIXED, "run.name=overhead", f"train.steps={cycles + warm_up}", *overrides]
     with tempfile.TemporaryDirectory(prefix="plait-overhead-") as scratch:
         run_ranks(RANKS, __file__, *overrides, cwd=scratch)
@@ -77,7 +77,7 @@ def measure(overrides: list[str], cycles: int, warm_up: int) -> tuple[dict[str, 
 
 
 def ratio(above: list[np.ndarray], below: list[np.ndarray], how: Callable[..., Any], draws: int = 2000) -> str:
-    """The ratio of two medians (or means), and the interval that holds 95% of those of cycles drawn anew."""
+    """The ratio of two medians (or means), and the interval that holds 95% of the ratios of resampled cycles."""
 
     def of(take: Any) -> Any:
         return how(np.hstack([a[take] for a in above]), -1) / how(np.hstack([b[take] for b in below]), -1)
@@ -88,7 +88,7 @@ def ratio(above: list[np.ndarray], below: list[np.ndarray], how: Callable[..., A
 
 
 def lower_quartile(seconds: np.ndarray, axis: int) -> Any:
-    """Of the steps that others disturbed least."""
+    """The time below which a quarter of the steps lie: other work on the machine disturbed these least."""
     return np.quantile(seconds, 0.25, axis)
 
 

@@ -1,8 +1,10 @@
-"""What a plan costs, and how far it is from ranks that train: python benchmarks/plan.py [cost] [ranks]
+"""The cost of a plan, and how far it is from the truth: python benchmarks/plan.py [cost] [ranks] [runs]
 
-cost: time, processor time and memory of the process that plans Llama 3 8B on 512 and 405B on 16,384 H100s.
+cost: time, processor time and memory of the process that plans Llama 3 8B on 512 and 405B on 16,384 H100s, and
+DeepSeek-V3 671B on 2,048.
 ranks: parameters, gradients, optimizer, peak and collectives beside those of 4 ranks over gloo, for each layout that
-the tests compare. `published.py` has step times beside published ones.
+the tests compare.
+runs: step times and memory beside published ones, as `published.py` prints them.
 """
 
 import contextlib
@@ -18,14 +20,17 @@ from pathlib import Path
 
 from machine import about
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
+ROOT = Path(__file__).resolve().parents[1]
+TP8 = ["strategy=[tensor_parallel,fsdp2]", "strategy.tensor_parallel.degree=8"]
+EP64 = ["strategy=[expert_parallel,fsdp2]", "strategy.expert_parallel.degree=64"]
 LARGE = [
-    ("llama3_8b, TP 8 x FSDP 64", ["model=llama3_8b", "world=512"]),
-    ("llama3_405b, TP 8 x FSDP 2,048", ["model=llama3_405b", "world=16384"]),
+    ("llama3_8b, TP 8 x FSDP 64", [*TP8, "model=llama3_8b", "train.seq_len=8192", "world=512"]),
+    ("llama3_405b, TP 8 x FSDP 2,048", [*TP8, "model=llama3_405b", "train.seq_len=8192", "world=16384"]),
+    ("deepseek_v3_671b, EP 64 x FSDP", [*EP64, "model=deepseek_v3_671b", "train.seq_len=4096", "world=2048"]),
 ]
 RUN = [
-    *("cluster=h100", "strategy=[tensor_parallel,fsdp2]", "strategy.tensor_parallel.degree=8", "train.seq_len=8192"),
-    *("train.local_batch_size=1", "precision.param=bfloat16", "remat.mode=selective", "validation.interval=0"),
+    *("cluster=h100", "train.local_batch_size=1", "precision.param=bfloat16", "remat.mode=selective"),
+    "validation.interval=0",
 ]
 
 
@@ -50,15 +55,21 @@ def one(arguments: list[str]) -> None:
     print(json.dumps({**took, "memory": usage.ru_maxrss * 1024}))
 
 
+def runs() -> None:
+    import published
+
+    published.main([], few=True)
+
+
 def ranks() -> None:
-    sys.path[:0] = [str(TESTS), str(TESTS / "plan")]
-    import measured
-    from test_measured import LAYOUTS, RUN
+    sys.path.insert(0, str(ROOT))  # for the helpers of the tests
 
     from plait.launch.check import check
     from plait.launch.compose import resolve
     from plait.plan.engine import plan
     from plait.testing.pool import Pool
+    from tests.helpers import measured
+    from tests.plan.test_measured import LAYOUTS, RUN
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     print("Plan / measured; collectives: those of a step, and the bytes that they move.\n")
@@ -66,8 +77,8 @@ def ranks() -> None:
     pool = Pool(4)
     for name, overrides in LAYOUTS.items():
         checked = check(resolve([*RUN, *overrides]), 4)
-        found = plan(checked.node, 4)
-        real, alone = (pool.run(measured.measure, checked.node, counts, world=4)[0] for counts in (True, False))
+        found = plan(checked.config.node, 4)
+        real, alone = (pool.run(measured.measure, checked.config.node, counts, world=4)[0] for counts in (True, False))
         seen = Counter((axis, kind) for kind, axis, _ in real.collectives)
         same = {(c.axis, c.kind): c.count for c in found.collectives} == seen
         sizes = [getattr(found.memory, kind) / getattr(real, kind) for kind in ("parameters", "gradients", "optimizer")]
@@ -84,7 +95,7 @@ if __name__ == "__main__":
         print(__doc__)
     else:
         print(f"{about()}\n")
-        for part in (cost, ranks):
+        for part in (cost, ranks, runs):
             if part.__name__ in sys.argv[1:] or len(sys.argv) == 1:
                 part()
                 print()

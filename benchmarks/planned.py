@@ -1,4 +1,4 @@
-"""What simplefsdp's passes are worth by their own estimate: python benchmarks/planned.py [--model NAME] [--ranks N]
+"""What simplefsdp's passes gain by their own estimate: python benchmarks/planned.py [--model NAME] [--ranks N]
 
 Traces one step of a model on a fake process group, without weights or a GPU, and plans its graphs for H100s: exposed
 communication (during which nothing is computed) of forward and backward together without passes and with each set, the
@@ -25,7 +25,8 @@ def traced(model: str, ranks: int, batch: int, seq_len: int) -> list[tuple[Graph
     from plait import Compile, Precision
     from plait.contract.config import Config, Train
     from plait.launch.compose import resolve
-    from plait.parallel.apply import new_run, set_up
+    from plait.parallel.apply import set_up
+    from plait.parallel.assembly import assemble_model
     from plait.parallel.build import build_model
     from plait.strategies.registry import create
 
@@ -44,8 +45,8 @@ def traced(model: str, ranks: int, batch: int, seq_len: int) -> list[tuple[Graph
     )
     try:
         built, spec = build_model(resolve([f"model={model}"])["model"])
-        run = new_run(config, spec, built, ranks, "cpu", {"simplefsdp": create("simplefsdp", {"passes": []})})
-        applied = set_up(built, run, fill=False)
+        own = {"simplefsdp": create("simplefsdp", {"passes": []})}
+        applied = set_up(assemble_model(built, spec, own, config, ranks, "cpu"), fill=False)
         with FakeTensorMode(allow_non_fake_inputs=True):
             part = applied.parts[0].to_empty(device="cpu")
             tokens = torch.zeros(batch, seq_len, dtype=torch.int64)
@@ -60,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llama3_8b")
     parser.add_argument("--ranks", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=2, help="samples a rank")
+    parser.add_argument("--batch", type=int, default=2, help="samples per rank")
     parser.add_argument("--seq-len", type=int, default=8192)
     asked = parser.parse_args()
 
@@ -71,9 +72,9 @@ def main() -> None:
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     print(f"{about()}\nESTIMATED, NOT MEASURED\n")
-    print(f"## {asked.model}, {asked.ranks} ranks of H100, {asked.batch} x {asked.seq_len} tokens a rank, bfloat16\n")
+    print(f"## {asked.model}, {asked.ranks} ranks of H100, {asked.batch} x {asked.seq_len} tokens per rank, bfloat16\n")
     print("Times in ms; exposed: communication during which nothing is computed; bound: the least that could be.\n")
-    print("| passes | collectives | communication | compute | exposed | of no pass's | bound | peak, GiB |")
+    print("| passes | collectives | communication | compute | exposed | relative to none | bound | peak, GiB |")
     print("|---|---|---|---|---|---|---|---|")
     h100 = Machine.of(shipped()["h100"])
     without, keys = None, ("communication_ms", "compute_ms", "exposed_ms", "bound_ms")

@@ -1,4 +1,6 @@
-"""Training runs that others published, beside their plans: python benchmarks/published.py
+"""Training runs that others published, beside their plans: python benchmarks/published.py [--few] [PART OF A NAME...]
+
+--few: trace few blocks for the memory too. With parts of names, only rows that have one of them are planned.
 
 One constant is fitted for each kind of machine, on one row: the share of the peak that products of matrices reach. All
 other rows are judged by it. Shares of memory and links are the middle of the shipped clusters'.
@@ -6,6 +8,7 @@ other rows are judged by it. Shares of memory and links are the middle of the sh
 
 import contextlib
 import logging
+import sys
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -14,12 +17,15 @@ import attrs
 from machine import about
 
 TITAN = "https://github.com/pytorch/torchtitan/blob/main/"
+JUN25 = TITAN + "benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md"
 DEC24 = TITAN + "benchmarks/llama3_h100_202412_torchtitan.md"
 AUG24 = TITAN + "docs/performance.md"  # as of 2024; later versions lead to the page above
 
 # Grand Teton's H100 has 96 GB of HBM2e at 2.4 TB/s, and ran at 500 W of 700.
 TETON = ["cluster=h100", "cluster.memory=96e9", "cluster.bandwidth=2.4e12"]
 FSDP = ["strategy=[fsdp2]"]
+TP8 = ["strategy=[tensor_parallel,fsdp2]", "strategy.tensor_parallel.degree=8"]
+COMPILED = ["compile.enabled=true"]
 LLAMA2_13B = [
     *("model=llama3_8b", "model.dim=5120", "model.n_layers=40", "model.n_heads=40", "model.n_kv_heads=40"),
     *("model.ffn_dim=13824", "model.vocab_size=32000", "train.seq_len=4096"),
@@ -29,8 +35,8 @@ LLAMA2_70B = ["model=llama3_70b", "model.vocab_size=32000", "train.seq_len=4096"
 
 @attrs.frozen
 class Published:
-    """One run. tokens: a second and GPU. memory: GiB that torch had reserved, if told. fitted: whether the constant of
-    its machine is fitted on it."""
+    """One run. tokens: per second and GPU. memory: GiB that torch had reserved, if published. fitted: whether the
+    constant of its machine is fitted on it."""
 
     name: str
     source: str
@@ -49,9 +55,18 @@ ROWS = [
     Published("8B, 8 H100, FSDP", DEC24, 8, [*TETON, *_8b(2)], 5762, 82.4, fitted=True),
     Published("8B, 128 H100, FSDP", DEC24, 128, [*TETON, *_8b(2)], 5605, 67.0),
     Published(
-        "405B, 128 H100, TP 8 x FSDP 16", AUG24, 128,
-        [*TETON, "model=llama3_405b", "strategy=[tensor_parallel,fsdp2]", "strategy.tensor_parallel.degree=8",
-         "train.local_batch_size=2", "remat.mode=full"], 109,
+        "405B, 128 H100, TP 8 x FSDP 16, compiled", AUG24, 128,
+        [*TETON, *TP8, "model=llama3_405b", "train.local_batch_size=2", "remat.mode=full", *COMPILED], 109,
+    ),
+    Published("8B, 8 H100, FSDP, compiled", DEC24, 8, [*TETON, *_8b(2), *COMPILED], 6667, 77.0),
+    Published("8B, 128 H100, FSDP, compiled", DEC24, 128, [*TETON, *_8b(2), *COMPILED], 6514, 62.0),
+    Published(
+        "8B, 64 H100, TP 8 x FSDP 8, compiled", JUN25, 64,
+        [*TETON, *TP8, "model=llama3_8b", "train.local_batch_size=12", "remat.mode=selective", *COMPILED], 4378,
+    ),
+    Published(
+        "70B, 256 H100, TP 8 x FSDP 32, compiled", JUN25, 256,
+        [*TETON, *TP8, "model=llama3_70b", "train.local_batch_size=16", "remat.mode=full", *COMPILED], 597.3,
     ),
     Published("8B, 64 A100, FSDP", AUG24, 64, ["cluster=a100", *_8b(1)], 2973, fitted=True),
     Published(
@@ -102,7 +117,7 @@ def every_second_product_recomputed() -> Iterator[None]:
 
 
 def seconds(found: Any, cluster: Any, products: float) -> float:
-    """Of a step in which products reach this share, the other shares are the middle, and collectives overlap."""
+    """Seconds of a step if products reach this share, other shares are the middle ones, and collectives overlap."""
     from plait.contract.cluster import Achieved
     from plait.plan.roofline import spend
 
@@ -114,7 +129,7 @@ def seconds(found: Any, cluster: Any, products: float) -> float:
 
 
 def fitted(found: Any, cluster: Any, wanted: float) -> float:
-    """The share of products' peak with which the step takes `wanted` seconds; between 0.05 and 1."""
+    """The share of the products' peak at which the step takes `wanted` seconds; between 0.05 and 1."""
     low, high = 0.05, 1.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -122,7 +137,7 @@ def fitted(found: Any, cluster: Any, wanted: float) -> float:
     return (low + high) / 2
 
 
-def main() -> None:
+def main(parts: list[str], few: bool) -> None:
     from plait.contract.cluster import cluster_of
     from plait.launch.check import check
     from plait.launch.compose import resolve
@@ -130,30 +145,36 @@ def main() -> None:
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     print(f"{about()}\n")
-    print("| run | published, tokens/s and GPU | plan's band | plan, fitted | error | published, GiB | plan, GiB |")
-    print("|---|---|---|---|---|---|---|")
+    print("| run | published, tokens/s and GPU | plan's band | plan, fitted | error ", end="")
+    print("| published, GiB reserved | plan, allocated | reserved, expandable | error | reserved, segments | error |")
+    print("|---" * 11 + "|")
     shares: dict[str, float] = {}
     with every_second_product_recomputed():
-        for row in ROWS:
+        for row in (r for r in ROWS if r.fitted or not parts or any(part in r.name for part in parts)):
             node = resolve([*COMMON, *row.overrides])
             cluster = cluster_of(node["cluster"])
             assert cluster is not None
-            one = plan(node, row.world)
+            every, compiled = row.memory is not None and not few, bool(node["compile"]["enabled"])
+            one = plan(node, row.world, every=every)
             assert one.time is not None
-            found = step_of(check(_plannable(node, []), row.world), 0, cluster)
+            checked = check(_plannable(node, []), row.world)
+            found = step_of(checked.config, checked.assembly, 0, cluster, every, compiled)
             each = one.tokens / row.world
             if row.fitted:
                 shares[cluster.name] = fitted(found, cluster, each / row.tokens)
             point = each / seconds(found, cluster, shares[cluster.name])
             low, high = (t / row.world for t in one.time.tokens_per_second)
             error = f"fitted ({shares[cluster.name]:.3f})" if row.fitted else f"{point / row.tokens - 1:+.1%}"
-            memory = "" if row.memory is None else f"{row.memory:.1f}"
+            memory = ["", f"{one.memory.peak / 2**30:.1f}"]
+            for size in one.memory.reserved if row.memory is not None else ():
+                memory[0] = f"{row.memory:.1f}"
+                memory += [f"{size / 2**30:.1f}", f"{size / 2**30 / row.memory - 1:+.1%}"]
             print(
                 f"| [{row.name}]({row.source}) | {row.tokens:,.0f} | {low:,.0f} to {high:,.0f} | {point:,.0f} "
-                f"| {error} | {memory} | {one.memory.peak / 2**30:.1f} |",
+                f"| {error} | {' | '.join([*memory, *[''] * (6 - len(memory))])} |",
                 flush=True,
             )
 
 
 if __name__ == "__main__":
-    main()
+    main([a for a in sys.argv[1:] if a != "--few"], "--few" in sys.argv)

@@ -1,8 +1,8 @@
-"""How long it takes until something happens: python benchmarks/startup.py [--repeats N] [--model M] [--world N]
+"""How long start-up takes: python benchmarks/startup.py [--repeats N] [--model M] [--world N]
 
-1. The commands that answer without torch, beside an empty Python.
-2. How many numbers a rank draws to initialise its quarter of llama3_debug.
-3. The way of one rank of a large world to its filled share of a large model.
+1. The commands that answer without torch, compared with an empty Python.
+2. How many elements a rank draws to initialise its quarter of llama3_debug.
+3. The time that one rank of a large world takes until its share of a large model has values.
 """
 
 import argparse
@@ -55,19 +55,14 @@ def set_up(overrides: list[str], world_size: int) -> Any:
     """The model of these overrides under fsdp2, on the meta device. A process group of that size must run."""
     from plait.launch.check import check
     from plait.launch.compose import resolve
-    from plait.parallel.apply import new_run, set_up
-    from plait.parallel.build import build_model
-    from plait.strategies.registry import create
+    from plait.parallel.apply import set_up
 
     overrides = ["strategy=[fsdp2]", "launch.device=cpu", f"launch.nproc_per_node={world_size}", *overrides]
-    checked = check(resolve(overrides))
-    model, spec = build_model(checked.config.model)
-    strategies = {name: create(name, options) for name, options in checked.node["strategy"].items()}
-    return set_up(model, new_run(checked.config, spec, model, world_size, "cpu", strategies), fill=False)
+    return set_up(check(resolve(overrides)).assembly, fill=False)
 
 
 def fill(applied: Any) -> int:
-    """Give this rank's share storage and values; returns how many numbers it drew."""
+    """Give this rank's share storage and values; returns how many elements it drew."""
     from plait.parallel.initialize import initialise, materialise
 
     materialise(applied.parts[0], applied.device)
@@ -75,7 +70,7 @@ def fill(applied: Any) -> int:
 
 
 def share(applied: Any) -> tuple[int, int]:
-    """How many numbers this rank holds, and how many stand in its own rows (1-D parameters whole)."""
+    """How many elements this rank holds, and how many are in its own rows (1-D parameters count whole)."""
     from plait.parallel.initialize import held_indices
 
     rows = [p.numel() // len(p) * len(held_indices(p, 0)) if p.dim() > 1 else p.numel() for p in applied.parameters()]
@@ -90,11 +85,11 @@ def draws() -> None:
 
     start_group("cpu")
     applied = set_up(["model=llama3_debug"], SHARD)
-    numbers: list[Any] = [None] * SHARD
-    dist.all_gather_object(numbers, (fill(applied), *share(applied)))
+    answers: list[Any] = [None] * SHARD
+    dist.all_gather_object(answers, (fill(applied), *share(applied)))
     if dist.get_rank() == 0:
         print(f"\ninitialising llama3_debug, {applied.run.parameters:,} parameters, at shard {SHARD}")
-        for rank, (drawn, held, own) in enumerate(numbers):
+        for rank, (drawn, held, own) in enumerate(answers):
             said = "within" if drawn <= own else "MORE THAN"
             print(f"  rank {rank} drew {drawn:,}, {said} its own rows of {own:,} (1-D ones whole); it holds {held:,}")
     end_group()
@@ -120,7 +115,7 @@ def one_of_many(model: str, world_size: int) -> None:
     print(f"\n{model}, {applied.run.parameters:,} parameters, one rank of {world_size}, one thread")
     print(f"  {imports:7.2f} s to import torch and Plait")
     print(f"  {shaping:7.2f} s to compose, check, build on meta and shard")
-    print(f"  {drawing:7.2f} s to draw {drawn:,} numbers ({drawn / drawing / 1e6:.0f} M/s)")
+    print(f"  {drawing:7.2f} s to draw {drawn:,} elements ({drawn / drawing / 1e6:.0f} M/s)")
     print(f"  {sum((imports, shaping, drawing)):7.2f} s in all, resident peak {peak:.1f} GiB")
 
 

@@ -1,8 +1,8 @@
-"""Tokens a second, MFU and peak memory: python benchmarks/throughput.py [overrides]
+"""Tokens per second, MFU and peak memory: python benchmarks/throughput.py [overrides]
 
 With a GPU: llama3 1b and 8b, eager and compiled, on all GPUs of the machine, within 8 minutes. Without: llama3_debug.
-Overrides are those of plait train and hold for every run: 'strategy=[simplefsdp]' train.local_batch_size=2
-Each run is a `plait train` of its own; one that needs too much memory or time is reported, and the next begins.
+Overrides are those of plait train and apply to every run: 'strategy=[simplefsdp]' train.local_batch_size=2
+Each run is a separate `plait train`. If one needs too much memory or time, that is reported and the next begins.
 """
 
 import json
@@ -31,7 +31,8 @@ OUT_OF_MEMORY = re.compile(r"out of ?memory|can't allocate memory", re.IGNORECAS
 
 @attrs.frozen
 class Case:
-    """One model with what its runs share. warm_up: first steps that do not count. seconds: at most, each run."""
+    """One model, and the options of all its runs. warm_up: first steps that do not count. seconds: the limit
+    of each run."""
 
     model: str
     overrides: tuple[str, ...]

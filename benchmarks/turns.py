@@ -1,4 +1,4 @@
-"""What benchmarks of training steps share: several set-ups live in the same ranks and take a step in turns."""
+"""Compares training steps: several set-ups run in the same ranks and take turns, one step each."""
 
 import argparse
 import json
@@ -14,13 +14,13 @@ from machine import run_ranks
 
 
 def arguments(description: str | None, model: str, ranks: int) -> argparse.Namespace:
-    """Those of the command line; ranks: how many where there is no GPU."""
+    """The command line's arguments. ranks: the default number of ranks without a GPU."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cycles", type=int, default=30, help="cycles that count")
     parser.add_argument("--warm-up", type=int, default=5, help="cycles before that do not")
     parser.add_argument("--model", default=model)
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or ranks)
-    parser.add_argument("--batch", type=int, default=4, help="samples a rank")
+    parser.add_argument("--batch", type=int, default=4, help="samples per rank")
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -33,7 +33,7 @@ def in_turns(
     device: str,
     begin: Callable[[], None] = lambda: None,
 ) -> dict[str, np.ndarray]:
-    """Seconds of each cycle of each; every other cycle goes through them backwards."""
+    """Seconds of each set-up in each cycle. Every other cycle takes them in reverse order."""
     spent: dict[str, list[float]] = {name: [] for name in steps}
     for cycle in range(cycles + warm_up):
         for name in list(steps) if cycle % 2 else list(steps)[::-1]:
@@ -50,7 +50,7 @@ def in_turns(
 def training_step(
     config: dict[str, Any], strategies: Sequence[Any], batch: int, seq_len: int, **options: Any
 ) -> Callable[[], None]:
-    """A step of the model of `config` on `batch` samples a rank, always the same; options are those of plait.apply."""
+    """A step of the model of `config` on the same `batch` samples per rank. Options are those of plait.apply."""
     import torch.distributed as dist
 
     import plait
@@ -76,7 +76,7 @@ def training_step(
 
 
 def as_rank(steps: dict[str, Callable[[], None]], cycles: int, warm_up: int) -> None:
-    """What a rank does: writes times-<rank>.json."""
+    """Run as a rank: writes times-<rank>.json."""
     import torch.distributed as dist
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -87,7 +87,7 @@ def as_rank(steps: dict[str, Callable[[], None]], cycles: int, warm_up: int) -> 
 
 
 def slowest(script: str, asked: argparse.Namespace) -> dict[str, np.ndarray]:
-    """Seconds of each step, as its slowest rank had them: `script` again, as a rank, with what it was asked."""
+    """Seconds of each step on its slowest rank. Runs `script` again as every rank, with the same arguments."""
     ranks, options = asked.ranks, {k: v for k, v in vars(asked).items() if k not in ("as_rank", "ranks")}
     numbers = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     with tempfile.TemporaryDirectory(prefix="plait-turns-") as scratch:

@@ -1,8 +1,8 @@
-"""What one graph costs or gains: python benchmarks/whole_graph.py [--cycles N] [--model NAME] [--ranks N]
+"""The cost or gain of one graph: python benchmarks/whole_graph.py [--cycles N] [--model NAME] [--ranks N]
 
-Tokens a second of simplefsdp (the whole model in one graph, its collectives planned) beside fsdp2 (block by block),
-each without a compiler, with aot_eager and with inductor: all live in the same processes and take a step in turns, so
-that a slow minute slows all. A step is as long as its slowest rank's. The first step, which compiles, is not counted.
+Tokens per second of simplefsdp (the whole model in one graph, its collectives scheduled) and fsdp2 (block by block),
+each without a compiler, with aot_eager and with inductor. All run in the same processes and take turns, one step each,
+so that a slow minute slows all. A step takes as long as its slowest rank. The first step compiles and does not count.
 For peak memory and models of billions on a GPU: throughput.py 'strategy=[simplefsdp]'.
 """
 
@@ -39,7 +39,7 @@ def main() -> None:
     if asked.as_rank:
         return as_rank_of(asked.model, asked.cycles, asked.warm_up, asked.batch, asked.seq_len)
     print(f"{about()}\n{'' if torch.cuda.is_available() else 'NOT MEASURED ON A GPU'}\n")
-    print(f"## {asked.model}, {asked.ranks} ranks, {asked.batch} x {asked.seq_len} tokens a rank, float32\n")
+    print(f"## {asked.model}, {asked.ranks} ranks, {asked.batch} x {asked.seq_len} tokens per rank, float32\n")
     spent = slowest(__file__, asked)
     tokens = asked.ranks * asked.batch * asked.seq_len
     print("| compiled with | fsdp2, tokens/s | simplefsdp, tokens/s | simplefsdp / fsdp2 (95%) |\n|---|---|---|---|")

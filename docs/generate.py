@@ -18,15 +18,17 @@ CONFIGURATION = """\
 
 <!-- written by docs/generate.py from the comments in conf/: change those -->
 
-Every key can be set on the command line: `plait train train.steps=100 model.dim=512`. `plait train --cfg job` prints
-what a command comes to, without running it. A list in brackets needs quotes in most shells: `'strategy=[fsdp2]'`.
-A default of `???` must be given. Options of your own are files `./conf/<group>/<option>.yaml`, or lie under
-`--config-dir`.
+This page lists every configuration key with its default and meaning.
 
-A value must have the type of its key, exactly: `true` is no number, `1` is no `true`, `1.5` and `1e3` are no whole
-numbers, and text that looks like a number needs quotes of its own (`'run.name="1.10"'`). What does not fit, an unknown
-key, and a key that was deleted (`~train.steps`) end the command with one sentence that names the key, before anything
-is written.
+You can set every key on the command line: `plait train train.steps=100 model.dim=512`. `plait train --cfg job` prints
+the resulting configuration without running it. A list in brackets needs quotes in most shells: `'strategy=[fsdp2]'`.
+You must give a value for a key whose default is `???`. Your own options are files `./conf/<group>/<option>.yaml`, or
+files under `--config-dir`.
+
+A value must have exactly the type of its key: `true` is not a number, `1` is not `true`, `1.5` and `1e3` are not
+integers, and text that looks like a number needs its own quotes (`'run.name="1.10"'`). A value that does not fit, an
+unknown key, and a deleted key (`~train.steps`) end the command with one sentence that names the key, before anything is
+written.
 
 ## A run
 """
@@ -34,23 +36,83 @@ is written.
 HOOKS = """\
 # The hooks
 
-<!-- written by docs/generate.py from core/plait/contract/hookspecs.py: change that -->
+<!-- written by docs/generate.py, whose table is from core/plait/contract/hookspecs.py: change those -->
 
-The whole contract between the core and a strategy, API version {api}. [Strategies](strategies.md) shows it in use, and
-[architecture](architecture.md) says why each hook has its shape.
+This page lists every hook that a strategy may implement, and explains the design of each. It is the whole contract
+between the core and a strategy, API version {api}. [Strategies](strategies.md) shows it in use.
 
 {table}
 
-A method takes any subset of the arguments, by name. *All*: everyone who implements it is called, in order. *Fold*: each
-strategy gets what the one before it left. *First result*: at most one selected strategy implements it, and where none
-does the core has an answer of its own.
+*All*: every strategy that implements the hook is called, in order. *Fold*: each strategy gets the result of the one
+before it. *First result*: at most one selected strategy implements the hook; if none does, the core uses its own
+implementation.
 
 {strategy}
 
-```text
-{attributes}
-```
-"""
+## Why the hooks are designed this way
+
+Hooks are [pluggy](https://pluggy.readthedocs.io)'s: a method takes the arguments it wants, by name, so new arguments
+break nobody. No hook runs per layer or per tensor; a hook is called a few times per run, or once per step. Every run
+has its own instances and nothing is process-global, so jobs of a sweep in one process cannot affect each other.
+
+- **`configure`** runs in the parent, before any check and before there are ranks, because a strategy may choose other
+  strategies. Its choices are part of the config that is saved with the run and that all ranks read. Strategies that it
+  selects are then asked to configure the run too, each once.
+- **`build_mesh`** answers are assembled by the core, because no strategy can know the axes of the others. Each states
+  what it wants (name, degree, what the axis splits). The core joins the axes, fills in the one -1, orders them from
+  those that communicate least (pipelines) to those that communicate most (tensor ranks), and rejects a mesh that does
+  not fit with every axis, its degree and its strategy. In a fold the layout would depend on the order of strategies,
+  and an error could not name the cause. Views are part of the answer, because process groups must be created in the
+  same order on all ranks, and because a data strategy must find them: `mesh.data(param)` reads the ranks that sum a
+  gradient from the mesh that the parameter lives on. So fsdp2 works with the experts of a plugin that it does not know.
+- **`choices`** lets a search set a strategy's options without knowing the strategy. The core composes all combinations
+  and keeps those whose mesh fits. The cost of a combination comes from a traced step, so a strategy need not describe
+  its cost, and a third party's strategy joins every search with a few lines.
+- **`parallelize`** is a fold by phase. Strategies act on each other's result, so their order matters, and users should
+  not have to choose it. The order is phase, then `before` and `after`, then name; a cycle is an error that names its
+  members. Real strategies need three phases: one that changes what a module computes, before one that rewrites
+  parameters inside the graph, both before compilation; and one that wraps modules (FSDP2's hooks) after it. Returning
+  None means that the model was changed in place. Wrappers around a fold are rejected, because they could act out of
+  turn. Parameters may be on meta, so a laptop can inspect the set-up of a thousand ranks; values are drawn afterwards
+  in one place, the same in every layout.
+- **`compile`** covers compilation and recomputation, because they are one decision: recomputation must wrap the
+  compiled block (the other order fails under tensor parallelism), and a whole-graph strategy lets the compiler
+  recompute instead.
+- **`checkpoint`** is for a strategy whose state is not in parameters under their names; most need none. It returns
+  tensors that alias the live state, or a pair of these and a function to call after loading. Names are canonical, so
+  any strategy loads what another saved.
+- **`clip_grads`** is for strategies whose ranks hold different parts of the model, such as pipeline stages. The core's
+  own groups parameters by their meshes and combines the norms, without knowing an axis by name.
+- **`after_step`** is for what follows the optimizer, such as a router's bias or local SGD's outer step. It gets the
+  step's number, so that no strategy counts by itself and a resumed run agrees.
+
+**Entry points.** `plait.strategies` names the class. `plait.api` (`fsdp2 = "v1"`) says which hook API a plugin was
+written for. It is metadata and not a class attribute, because importing the class may be exactly what no longer works.
+
+**Claims.** Some things may be done by only one strategy. Instead of knowing all others by name, a strategy claims a
+role, and two claims of one role are an error.
+
+- `parameter_sharding`: this strategy shards storage, so it sees parameters first and last, and it does the casts of
+  mixed precision. If nobody claims it, the core casts, so no layout silently computes in another dtype.
+- `gradient_sum`: this strategy sums gradients over the ranks that see other tokens. It is separate because plain
+  replication sums but shards nothing. It is a claim so that its *absence* is visible: if an axis splits the tokens and
+  nobody claims the sum, the run is refused. Such a run trains with a plausible loss and wrong gradients. In a trial,
+  tensor and expert parallelism without a data strategy moved the gradient by 0.86 of its size while the loss was right.
+
+**After every `backward` call the gradients are complete sums.** There is no "last micro-batch" and no deferred
+synchronisation. This costs a reduction per micro-batch with accumulation. In return clipping, the optimizer and all
+strategies agree on what `.grad` is, and your own loop has nothing to remember. They are sums because averages do not
+compose: with experts, tensor ranks, accumulation and unequal token counts, each strategy would have to divide by
+another number. The loss is divided once, by the global token count, before backward.
+
+**Transforms of parameters.** Strategies need to change what a module computes with, but not what is stored: names,
+optimizer and checkpoints depend on storage. torch's parametrisations rename parameters; getters that are always active
+break FSDP2's first use and lose the writes of initialisation. So `transform_param(module, name, fn)` is active only
+inside the owning module's forward. Transforms nest: a later one is nearer to storage.
+
+**`run.storage_device`.** The core allocates parameters as the last step of set-up. A strategy that keeps them off the
+GPU (fsdp2's `cpu_offload`) sets this field in `parallelize`, before that. Besides what `configure` may do (`run.use`,
+`run.set`, `run.leave`, `run.say`), this is all that a strategy changes of a run. """
 
 
 @attrs.frozen
@@ -154,12 +216,20 @@ def hooks() -> str:
             kind = "fold" if name in hookspecs.FOLDS else "first result" if name in hookspecs.FIRST_RESULT else "all"
             arguments = ", ".join(inspect.signature(hook).parameters)
             rows.append((code(name), kind, code(arguments), inspect.cleandoc(hook.__doc__)))
-    _, strategy, attributes, *_ = inspect.cleandoc(hookspecs.__doc__ or "").split("\n\n")
     return HOOKS.format(
         api=hookspecs.API,
         table=table("hook, kind, arguments, contract", rows),
-        strategy=strategy,
-        attributes=inspect.cleandoc(attributes),
+        strategy=markdown(inspect.cleandoc(hookspecs.__doc__ or "").partition(" A complete")[2]),
+    )
+
+
+def markdown(text: str) -> str:
+    """A docstring whose indented parts are the code of a strategy, then tables of plain text."""
+    parts = re.split(r"\n\n(?=\S)|(?<=:)\n\n(?=    )", f"A complete{text}")
+    kinds = iter(("python",))
+    return "\n\n".join(
+        f"```{next(kinds, 'text')}\n{inspect.cleandoc(part)}\n```" if part.startswith("    ") else part
+        for part in parts
     )
 
 

@@ -1,20 +1,22 @@
-"""Plait: parallel training strategies as plugins, braided into one training run. Importing it imports no torch."""
+"""Plait: parallel training strategies as plugins that combine into one training run. Importing it imports no torch."""
 
 from typing import TYPE_CHECKING, Any
 
-from plait.contract.axes import MeshAxis, MeshView
+from plait.contract.axes import MeshAxis, MeshView, divisors, valid_degree
 from plait.contract.choices import Choice
-from plait.contract.config import Compile, Precision, Remat
+from plait.contract.config import Compile, Config, Precision, Remat, Schedule
 from plait.contract.errors import PlaitError
 from plait.contract.hookspecs import hookimpl
 from plait.contract.model_spec import ModelSpec
-from plait.contract.planned import evenly, read_numbers
+from plait.contract.planned import is_planning, read_values, split_evenly
+from plait.contract.run import Run
 
 if TYPE_CHECKING:
     from plait.parallel.apply import Applied, apply
     from plait.parallel.compile import SELECTIVE_KEEPS, budget_config, outside_of_graph
     from plait.parallel.mesh import Mesh
-    from plait.parallel.transform import view
+    from plait.parallel.sharding import distribute_params, shard_dim
+    from plait.parallel.transform import transform_param
     from plait.plan import planning
     from plait.train.loss import cross_entropy_sum
 
@@ -24,6 +26,7 @@ __all__ = [
     "Applied",
     "Choice",
     "Compile",
+    "Config",
     "Mesh",
     "MeshAxis",
     "MeshView",
@@ -31,22 +34,31 @@ __all__ = [
     "PlaitError",
     "Precision",
     "Remat",
+    "Run",
+    "Schedule",
     "apply",
     "budget_config",
     "cross_entropy_sum",
-    "evenly",
+    "distribute_params",
+    "divisors",
     "hookimpl",
+    "is_planning",
     "outside_of_graph",
     "planning",
-    "read_numbers",
-    "view",
+    "read_values",
+    "shard_dim",
+    "split_evenly",
+    "transform_param",
+    "valid_degree",
 ]
 
 _LAZY = {
     "apply": "plait.parallel.apply",
     "Applied": "plait.parallel.apply",
     "Mesh": "plait.parallel.mesh",
-    "view": "plait.parallel.transform",
+    "distribute_params": "plait.parallel.sharding",
+    "shard_dim": "plait.parallel.sharding",
+    "transform_param": "plait.parallel.transform",
     "planning": "plait.plan.planning",
     "outside_of_graph": "plait.parallel.compile",
     "SELECTIVE_KEEPS": "plait.parallel.compile",

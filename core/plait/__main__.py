@@ -1,9 +1,9 @@
-"""`python -m plait`: the command, by the interpreter that is meant."""
+"""`python -m plait`: the command, with this interpreter."""
 
 import sys
 
 if not sys.flags.safe_path:
-    sys.path.append(sys.path.pop(0))  # the current folder, put there by `-m`; last, so that its files hide nothing
+    sys.path.append(sys.path.pop(0))  # the current folder, which `-m` put first; last, so that its files hide no module
 
 from plait.commands.main import main
 

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import environment
+
+from tests.helpers.commands import environment
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 TINY = [
@@ -33,6 +34,19 @@ def test_overhead_compares_three_loops(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_first_step_comes_beside_a_bare_loop(tmp_path: Path) -> None:
+    text = printed("first_step.py", "--cycles=1", cwd=tmp_path)
+    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    assert [row.split("|")[1].strip() for row in rows] == [
+        "a first word",
+        "the first step is done",
+        "the end after that",
+        "in all",
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
 def test_startup_finds_no_torch_and_no_foreign_rows(tmp_path: Path) -> None:
     text = printed("startup.py", "--repeats=1", "--model=llama3_debug", "--world=8", cwd=tmp_path)
     assert text.count("; no torch") == 2
@@ -40,7 +54,7 @@ def test_startup_finds_no_torch_and_no_foreign_rows(tmp_path: Path) -> None:
     assert text.count("within its own rows") == 4
     assert "one rank of 8" in text
     matrices, norms = 2_894_080 - 9 * 256, 9 * 256  # an eighth of the former, the latter whole
-    assert f"s to draw {matrices // 8 + norms:,} numbers" in text
+    assert f"s to draw {matrices // 8 + norms:,} elements" in text
 
 
 @pytest.mark.slow
@@ -105,4 +119,4 @@ def test_the_bare_loop_is_short_and_needs_torch_the_model_and_the_data_alone() -
     modules = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
     modules |= {node.module for node in top if isinstance(node, ast.ImportFrom) and node.module}
     assert {m for m in modules if m.startswith("plait")} == {"plait.models.llama3", "plait.data.stdlib"}
-    assert {m.split(".")[0] for m in modules} == {"torch", "plait", "typing"}
+    assert {m.split(".")[0] for m in modules} == {"torch", "plait", "sys", "typing"}

@@ -89,14 +89,14 @@ def test_where_to_go_on(tmp_path: Path) -> None:
     assert where_to_go_on(two, two.place(40), 80) == "the last good checkpoint is kept: step-80"
     again = "saved nothing since, so it would end here again: "
     assert where_to_go_on(two, two.place(80)) == (
-        f"it went on from step-80 and {again}remove {two.place(80)} to go on from step-40, or lower optimizer.lr"
+        f"it resumed from step-80 and {again}remove {two.place(80)} to continue from step-40, or lower optimizer.lr"
     )
     assert where_to_go_on(one, one.place(40)) == (
-        f"it went on from step-40 and {again}no earlier one is left, so lower optimizer.lr, or begin anew with another "
-        "run.name"
+        f"it resumed from step-40 and {again}no earlier one is left, so lower optimizer.lr, or start again with "
+        "another run.name"
     )
     assert where_to_go_on(one, two.place(80)) == (
-        f"it went on from step-80 and {again}let checkpoint.load name an earlier one than {two.place(80)}, or lower "
+        f"it resumed from step-80 and {again}let checkpoint.load name an earlier one than {two.place(80)}, or lower "
         "optimizer.lr"
     )
 
@@ -158,6 +158,6 @@ def test_a_resumed_run_that_breaks_before_it_saves_is_told_to_go_back(plait_rank
     arguments = (str(tmp_path), "async", "model.0.bias", -math.inf, True)
     for message, _ in plait_ranks.run(save_what_one_rank_broke, *arguments, world=2):
         assert message.startswith(
-            "the checkpoint of step 2 could not be saved: 'model.0.bias' holds inf (rank 1); it went on from step-1 "
+            "the checkpoint of step 2 could not be saved: 'model.0.bias' holds inf (rank 1); it resumed from step-1 "
             "and saved nothing since, so it would end here again: no earlier one is left, "
         )

@@ -11,21 +11,19 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from disks import limited
 from safetensors.torch import load_file
 
-from plait.checkpoint import save as module
 from plait.checkpoint.export import export
 from plait.checkpoint.files import put_in_place
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
 from plait.contract.config import Config
 from plait.contract.errors import DiskError, PlaitError
-from plait.contract.schema import typed
 from plait.records.metrics import Metrics
 from plait.records.run_folder import RunFolder
 from plait.testing import whole_run
 from plait.testing.pool import Pool
+from tests.helpers.disks import limited
 
 STATE = {"model.a": torch.arange(5000.0), "model.b": torch.ones(3)}  # 20 kB and a little
 
@@ -69,8 +67,8 @@ def test_a_full_disk(tmp_path: Path, mode: str, size: int) -> None:
 CALLS: dict[str, tuple[str, int, str]] = {
     "the folder": ("pathlib.Path.mkdir", errno.EROFS, "the file system is read-only"),
     "bringing it to the disk": ("os.fsync", errno.EIO, "the disk reports an input/output error"),
-    "the metadata": ("pickle.dump", errno.EDQUOT, "the user's quota of the disk is used up"),
-    "the digests": (f"{module.__name__}.digest", errno.EMFILE, "too many open files"),
+    "the metadata": ("pickle.dump", errno.EDQUOT, "the user's disk quota is used up"),
+    "the files": ("plait.checkpoint.hashed._Hashed", errno.EMFILE, "too many open files"),
     "the manifest": ("plait.checkpoint.store.write_synced", errno.ENOSPC, "the disk is full"),
     "the name": ("os.rename", errno.EACCES, "permission denied"),
 }
@@ -137,7 +135,7 @@ def broken_off(node: Any, folder: str, where: str) -> tuple[str, int, list[str]]
     dist.barrier()
     from plait.train.trainer import Trainer
 
-    trainer = Trainer(typed(Config, node, ""), node, run, lambda text: None)
+    trainer = Trainer(Config.of(node), run, lambda text: None)
     metrics = Metrics(Path(folder), trainer.config.metrics) if rank == 0 else None
     commit, full = Store.commit, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -184,9 +182,11 @@ def test_all_ranks_end_together_and_tell_what_is_safe(plait_ranks: Pool, tmp_pat
     assert step < 20  # not only at the next save, or the one after
     if where == "checkpoint":
         assert "the checkpoint of step 6 could not be saved: " in first
-        assert "cannot be written: the disk is full (rank 0); the last good checkpoint is kept: step-3; once" in first
+        assert (
+            "cannot be written: the disk is full (rank 0); the last good checkpoint is kept: step-3; fix this" in first
+        )
         assert found == ["step-3"]
     else:
-        assert "the last good checkpoint is kept: step-6; once this is mended, the same command goes on" in first
+        assert "the last good checkpoint is kept: step-6; fix this and give the same command again" in first
         assert found == ["step-3", "step-6"]  # what was under way was completed
     shutil.rmtree(tmp_path)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hostile import OURS, START, Mine, checkpoint, metadata_of, named, plant, sign, text
 from torch import Size
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
@@ -17,6 +16,7 @@ from plait.checkpoint.reader import LARGEST
 from plait.checkpoint.store import MANIFEST, Store
 from plait.contract.errors import PlaitError
 from plait.convert import convert
+from tests.helpers.hostile import OURS, START, Mine, checkpoint, metadata_of, named, plant, sign, text
 
 
 @pytest.fixture
@@ -60,15 +60,18 @@ CHANGES: dict[str, tuple[Callable[[Metadata], Any], str]] = {
     "a part missing": (lambda m: entry(m, chunks=[]), "have 0 elements together, and it has 12"),
     "a part elsewhere": (lambda m: part(m, offsets=Size([1, 0]), sizes=Size([3, 3])), r"at \(1, 0\) lies"),
     "parts of other dims": (lambda m: part(m, sizes=Size([12])), "are not of 2 dims"),
-    "dims without end": (lambda m: entry(m, size=Size([1] * 65)), "a size in it is no short list"),
-    "a size below nothing": (lambda m: entry(m, size=(-4, -3)), "the field size of a TensorStorageMetadata is no Size"),
+    "dims without end": (lambda m: entry(m, size=Size([1] * 65)), "a size in it is not a short list"),
+    "a size below nothing": (
+        lambda m: entry(m, size=(-4, -3)),
+        "the field size of a TensorStorageMetadata is not a Size",
+    ),
     "bytes past the file": (lambda m: place(m, length=1 << 60), r"looks for bytes \d+ to \d+ in __0_0\.distcp"),
     "bytes before the file": (lambda m: place(m, offset=-1), "looks for bytes -1"),
-    "compression": (lambda m: place(m, transform_descriptors=["stream.zstd/1"]), "in a way that Plait never writes"),
+    "compression": (lambda m: place(m, transform_descriptors=["stream.zstd/1"]), "in a form that Plait never writes"),
     "no places": (lambda m: m.storage_data.clear(), r"does not say where the part of 'model\.a' at \(0, 0\) lies"),
     "a list for a dict": (lambda m: setattr(m, "state_dict_metadata", []), "state_dict_metadata of a Metadata is no"),
-    "a further field": (lambda m: entry(m, more=1), "gives fields to a TensorStorageMetadata that this has not"),
-    "a number for an entry": (lambda m: m.state_dict_metadata.update(x=1), "an entry that is no tensor under a name"),
+    "a further field": (lambda m: entry(m, more=1), "gives a TensorStorageMetadata fields that it does not have"),
+    "a number for an entry": (lambda m: m.state_dict_metadata.update(x=1), "an entry that is not a named tensor"),
 }
 
 
@@ -137,24 +140,25 @@ def test_metadata_larger_than_any_is_not_read(path: Path) -> None:
     [
         ({"step": "7"}, "step and tokens must be whole numbers"),
         ({"tokens": -1}, "step and tokens must be whole numbers"),
+        ({"step": 2**63}, "step and tokens must be whole numbers of 64 bits"),
         ({"config": []}, "config must be an object"),
         ({"config": {"train": []}}, "config.train must be an object"),
-        ({"data": {"samples": "7"}}, "data.samples must be a whole number from 0 on"),
-        ({"data": {"global_batch_size": 0}}, "data.global_batch_size must be a whole number from 1 on"),
+        ({"data": {"samples": "7"}}, "data.samples must be a whole number of 64 bits from 0 on"),
+        ({"data": {"global_batch_size": 0}}, "data.global_batch_size must be a whole number of 64 bits from 1"),
         ({"data": {"metrics": [1, 2]}}, "data.metrics must be a size and a digest"),
         ({"data": {"states": [3]}}, "data.states must be a list of objects"),
         ({"data": {"states": [{}], "shares": 2}}, "data.states has 1 entries for 2 shares"),
         ({"_target_": "os.system"}, "it has the key '_target_'"),
         ({"parameters": {"a": [["x"], "float32"]}}, r"parameters\['a'\] must be a shape and a dtype"),
         ({"parameters": {"a": 3}}, r"parameters\['a'\] must be a shape and a dtype"),
-        ({"files": {"../x": [1, "0"]}}, r"files has '\.\./x', which is no name of a file in the folder"),
+        ({"files": {"../x": [1, "0"]}}, r"files has '\.\./x', which is not the name of a file in the folder"),
         ({"files": {"/etc/passwd": [1, "0"]}}, "files has '/etc/passwd'"),
         ({"files": {"x": ["1", "0"]}}, r"files\['x'\] must be a size and a digest"),
     ],
 )
 def test_a_manifest_that_no_save_writes_is_refused(path: Path, changes: dict[str, Any], message: str) -> None:
     sign(path, **changes)
-    assert "holds what this version of Plait does not write" in (Store.verify(path) or "")
+    assert "holds something that this version of Plait does not write" in (Store.verify(path) or "")
     with pytest.raises(PlaitError, match=message):
         Store.read(path)
 
@@ -166,5 +170,5 @@ def test_a_manifest_nested_without_end(path: Path) -> None:
 
 def test_a_dtype_is_not_looked_up_in_torch_by_its_name(path: Path) -> None:
     sign(path, parameters={"a": [[4, 3], "load"], "b": [[3], "bfloat16"]})
-    with pytest.raises(PlaitError, match=r"'a' in .* is of 'load', which is no dtype of torch's"):
+    with pytest.raises(PlaitError, match=r"'a' in .* is of 'load', which is not a torch dtype"):
         convert(Mine(), path, path.parent / "converted", "hf")

@@ -153,7 +153,7 @@ def test_what_cannot_be_saved_is_refused() -> None:
     with pytest.raises(PlaitError, match=r"SGD keeps 'old_dirs' of '1\.weight' as a list, which cannot be saved"):
         canonical_state(net, lists)
     net[2].register_module("odd", Odd())
-    with pytest.raises(PlaitError, match=r"'2\.odd\._extra_state' of the model is no parameter or buffer"):
+    with pytest.raises(PlaitError, match=r"'2\.odd\._extra_state' of the model is not a parameter or buffer"):
         canonical_state(net)
 
 
@@ -172,10 +172,10 @@ def test_errors_of_loading(tmp_path: Path) -> None:
     other = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     with pytest.raises(
         PlaitError,
-        match=r"another optimizer: of '0\.weight' it keeps exp_avg, .* momentum_buffer",
+        match=r"another optimizer: for '0\.weight' it has exp_avg, .* momentum_buffer",
     ):
         load(path, *canonical_state(net, other))
-    with pytest.raises(PlaitError, match="is no checkpoint: it has no manifest"):
+    with pytest.raises(PlaitError, match="is not a checkpoint: it has no manifest"):
         load(tmp_path, canonical_state(net)[0])
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
@@ -204,3 +204,11 @@ def test_a_run_that_went_back_keeps_what_it_saves(tmp_path: Path) -> None:
         save(tmp_path, state, step)
     Saver(Store(tmp_path), "sync", keep=1).save(state, 60)
     assert [path.name for path in Store(tmp_path).complete()] == ["step-60", "step-80"]
+
+
+def test_saving_after_a_run_went_back_keeps_what_it_went_back_from(tmp_path: Path) -> None:
+    """Later checkpoints are replaced when the run gets there; until then none is removed, and none counts."""
+    saver = Saver(Store(tmp_path), "sync", keep=2)
+    for step in (10, 20, 5, 6, 7):
+        saver.save(canonical_state(model(), None)[0], step)
+    assert [path.name for path in Store(tmp_path).complete()] == ["step-6", "step-7", "step-10", "step-20"]

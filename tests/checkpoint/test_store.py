@@ -77,7 +77,7 @@ DAMAGES = {
     "flipped byte of the metadata": (lambda p: flip(p / ".metadata", 5), r"\.metadata was changed"),
     "truncated": (lambda p: (p / "__0_0.distcp").write_bytes(b"short"), r"__0_0\.distcp has 5 bytes instead of \d+"),
     "missing file": (lambda p: (p / "__0_0.distcp").unlink(), r"__0_0\.distcp is missing"),
-    "missing manifest": (lambda p: (p / MANIFEST).unlink(), "not written to its end"),
+    "missing manifest": (lambda p: (p / MANIFEST).unlink(), "not written completely"),
     "torn manifest": (lambda p: (p / MANIFEST).write_text('{"step": 2, '), "is broken"),
     "not text": (lambda p: (p / MANIFEST).write_bytes(b"\xff\xfe\x00"), "is broken"),
     "other manifest": (shift_step, "was changed"),
@@ -172,7 +172,7 @@ def test_what_is_no_checkpoint_of_its_step_is_neither_pruned_nor_replaced(tmp_pa
     assert store.latest(said.append) == store.place(3)
     assert said == [
         f"skipping the checkpoint {store.place(9)}: it is the checkpoint of step 1, copied or renamed",
-        f"skipping the checkpoint {store.place(8)}: it is no folder",
+        f"skipping the checkpoint {store.place(8)}: it is not a folder",
     ]
     store.prune(1)
     assert {p.name for p in tmp_path.iterdir()} == {"step-3", "step-9", "step-002", "step-8"}
@@ -231,7 +231,7 @@ def test_clean_brings_back_the_one_that_was_being_replaced(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"embed.weight": (8, 4)}, "it has 'head.weight', which this run's model has not"),
+        ({"embed.weight": (8, 4)}, "it has 'head.weight', which this run's model does not have"),
         ({"embed.weight": (8, 4), "head.weigth": (8, 4)}, "lacks 'head.weigth'; did you mean 'head.weight'"),
         ({"embed.weight": (8, 5), "head.weight": (8, 4)}, r"'embed.weight' has shape \(8, 4\) there and \(8, 5\)"),
     ],
@@ -244,7 +244,7 @@ def test_another_model(tmp_path: Path, parameters: dict[str, tuple[int, ...]], m
 
 
 def test_read_says_what_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(PlaitError, match=f"{tmp_path} is no checkpoint"):
+    with pytest.raises(PlaitError, match=f"{tmp_path} is not a checkpoint"):
         Store.read(tmp_path)
     (tmp_path / MANIFEST).write_bytes(b"\xff")
     with pytest.raises(PlaitError, match="cannot be used"):

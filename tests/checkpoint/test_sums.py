@@ -1,12 +1,12 @@
 """SHA256SUMS beside weights: written by what writes weights, compared before they are used, once."""
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from hostile import Mine, checkpoint
 from safetensors.torch import save_file
 
 from plait.checkpoint import files, sums
@@ -15,6 +15,7 @@ from plait.checkpoint.sums import SUMS, check_sums
 from plait.checkpoint.weights import INDEX, check_weights, read_weights
 from plait.contract.errors import PlaitError
 from plait.convert import convert
+from tests.helpers.hostile import Mine, checkpoint
 
 SHAPES = {"a": (4, 3), "b": (3,)}
 
@@ -100,6 +101,17 @@ def test_without_sums_it_is_read_as_it_is(exported: Path) -> None:
     (exported / SUMS).unlink()
     flip(exported / "model-00002-of-00002.safetensors")
     check_weights(exported, SHAPES)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_sums_that_are_no_file_do_not_pass_as_none(exported: Path, reader: str) -> None:
+    """A pipe, or a link to nothing, in the place of the digests must not turn the comparison off."""
+    (exported / SUMS).unlink()
+    for make in (os.mkfifo, lambda path: path.symlink_to(exported / "gone"), Path.mkdir):
+        make(exported / SUMS)
+        with pytest.raises(PlaitError, match=f"{SUMS} cannot be read: it is neither a file nor a link to one"):
+            READERS[reader](exported)
+        (exported / SUMS).rmdir() if (exported / SUMS).is_dir() else (exported / SUMS).unlink()
 
 
 def test_further_files_do_not_matter(exported: Path) -> None:

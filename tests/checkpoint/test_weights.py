@@ -1,6 +1,7 @@
 """Weights from and to files of safetensors: what is refused, and what the files look like. One process."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from plait.checkpoint.export import export
+from plait.checkpoint.export import export, split
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
 from plait.checkpoint.weights import INDEX, check_weights, read_weights
@@ -74,7 +75,7 @@ def without(name: str) -> dict[str, torch.Tensor]:
     [
         (without("scale"), "another model: it lacks 'scale'"),
         (without("norm.weight") | {"norm.wieght": torch.zeros(4)}, "lacks 'norm.weight'; did you mean 'norm.wieght'"),
-        (tensors() | {"norm.bias": torch.zeros(4)}, "it has 'norm.bias', which this run's model has not"),
+        (tensors() | {"norm.bias": torch.zeros(4)}, "it has 'norm.bias', which this run's model does not have"),
         (tensors() | {"norm.weight": torch.zeros(5)}, r"'norm.weight' has shape \(5,\) there and \(4,\) in this run"),
     ],
 )
@@ -102,11 +103,21 @@ def test_broken_files(tmp_path: Path) -> None:
     (tmp_path / "twice").mkdir()
     for name in ("1", "2"):
         (tmp_path / "twice" / f"{name}.safetensors").write_bytes(content)
+    for name in ("pipe", "piped index"):
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "pipe" / "1.safetensors")  # reading it would never end
+    os.mkfifo(tmp_path / "piped index" / INDEX)
+    (tmp_path / "endless.safetensors").symlink_to("/dev/zero")
+    neither = "it is neither a file nor a link to one"
     for path, message in {
         "none": "no such file or folder",
-        "torn.safetensors": "torn.safetensors is no safetensors file that can be read",
+        "pipe": f"1.safetensors is not a readable safetensors file: {neither}",
+        "pipe/1.safetensors": f"1.safetensors is not a readable safetensors file: {neither}",
+        "piped index": f"the index .* cannot be read: {neither}",
+        "endless.safetensors": f"endless.safetensors is not a readable safetensors file: {neither}",
+        "torn.safetensors": "torn.safetensors is not a readable safetensors file",
         "empty": "holds neither a checkpoint of Plait nor .safetensors files",
-        "lost": "gone.safetensors is no safetensors file that can be read",
+        "lost": "gone.safetensors is not a readable safetensors file",
         "torn": "the index .* cannot be read",
         "twice": "is in both .*1.safetensors and .*2.safetensors",
     }.items():
@@ -151,3 +162,8 @@ def test_the_parent_checks_without_torch(tmp_path: Path) -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_a_file_may_be_exactly_full():
+    assert list(split({"a": 5, "b": 5, "c": 1}, 10).values()) == [["a", "b"], ["c"]]
+    assert split({"a": 5, "b": 5}, 10) == {"model.safetensors": ["a", "b"]}

@@ -16,6 +16,7 @@ from plait.contract.errors import PlaitError
 from plait.data import cache as cache_module
 from plait.data import documents, tokenise
 from plait.data.text import Text
+from plait.testing import raises_about
 
 SLOW = """
 import sys, time
@@ -42,7 +43,7 @@ def source(path: Path | str, **options: object) -> Text:
 
 
 def tokens(made: Text) -> tuple[list[int], list[int]]:
-    batches = made.open(seq_len=4, seed=0, global_batch_size=1, share=(0, 1))
+    batches = made.open(seq_len=4, seed=0, global_batch_size=1, dp=(0, 1))
     train, held = (np.fromfile(batches.folder / f"{split}.bin", np.uint16) for split in ("train", "validation"))
     return train.tolist(), held.tolist()
 
@@ -181,23 +182,23 @@ def test_the_cache_lies_where_it_is_told(
 
 
 def test_a_relative_cache_is_refused(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PlaitError, match=r"data\.cache_dir=cache must be an absolute path"):
+    with raises_about("data.cache_dir", "cache", "an absolute path"):
         source(corpus, cache_dir="cache").check(seq_len=8, vocab_size=257)
     monkeypatch.setenv("PLAIT_CACHE", "here")
-    with pytest.raises(PlaitError, match=r"PLAIT_CACHE=here must be an absolute path"):
+    with raises_about("PLAIT_CACHE", "here", "an absolute path"):
         source(corpus).check(seq_len=8, vocab_size=257)
 
 
 def test_a_cache_that_cannot_be_written_is_one_sentence(corpus: Path, write: Callable[..., str]) -> None:
     blocked = write("file", "not a folder")
-    with pytest.raises(PlaitError, match=r"PLAIT_CACHE names another folder"):
+    with pytest.raises(PlaitError, match=r"PLAIT_CACHE to another folder"):
         source(corpus, cache_dir=f"{blocked}/cache").prepare(print)
 
 
 def test_a_text_read_in_pieces_is_the_same_text(write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     text = ("lines of text, äöü€😀\n" * 7 + "€😀" * 100 + "\n\n") * 5
     path = write("long.txt", text)
-    whole = source(path, validation_fraction=0).open(seq_len=4, seed=0, global_batch_size=1, share=(0, 1))
+    whole = source(path, validation_fraction=0).open(seq_len=4, seed=0, global_batch_size=1, dp=(0, 1))
     for size in (7, 64, 1000):
         monkeypatch.setattr(documents, "PIECE", size)
         ((file,), _) = documents.find(path)

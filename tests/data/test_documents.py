@@ -19,7 +19,7 @@ def documents(path: Path | str, **options: object) -> list[str]:
     """What the source holds, read back from its tokens."""
     source = Text(path=str(path), validation_fraction=0, **options)
     source.check(seq_len=1, vocab_size=257)
-    batches = source.open(seq_len=1, seed=0, global_batch_size=1, share=(0, 1))
+    batches = source.open(seq_len=1, seed=0, global_batch_size=1, dp=(0, 1))
     tokens = np.fromfile(batches.folder / "train.bin", np.uint16)
     parts = np.split(tokens, np.flatnonzero(tokens == 256) + 1)
     return [bytes(part[:-1].tolist()).decode() for part in parts[:-1]]

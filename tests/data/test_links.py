@@ -9,6 +9,7 @@ import pytest
 from plait.contract.errors import PlaitError
 from plait.data.text import Text
 from plait.data.walk import matches
+from plait.testing import raises_about
 
 
 @pytest.fixture
@@ -120,8 +121,8 @@ def test_a_folder_that_cannot_be_listed_is_named(corpus: Path, monkeypatch: pyte
 def test_what_would_never_end_is_not_opened(tmp_path: Path, write: Callable[..., str], key: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     for file in ("/dev/zero", str(tmp_path / "pipe")):
-        with pytest.raises(PlaitError, match=rf"data\.{key}={file} is neither a file nor a folder, but a device"):
+        with raises_about(f"data.{key}", file, "a file or a folder"):
             Text(**{"path": write("a.txt", "text"), key: file}).check(seq_len=1, vocab_size=None)
     os.remove(tmp_path / "a.txt")
-    with pytest.raises(PlaitError, match="holds no files"):
+    with raises_about("data.path", str(tmp_path)):
         Text(path=str(tmp_path)).check(seq_len=1, vocab_size=None)

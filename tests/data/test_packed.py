@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from plait.contract.errors import PlaitError
 from plait.data.packed import Packed
 from plait.data.text import Text
+from plait.testing import raises_about
 
 T, G = 16, 12
 
 
 def opened(
-    corpus: Path, share: tuple[int, int] = (0, 1), seq_len: int = T, seed: int = 0, g: int = G, **options
+    corpus: Path, dp: tuple[int, int] = (0, 1), seq_len: int = T, seed: int = 0, g: int = G, **options
 ) -> Packed:
     source = Text(path=str(corpus), **{"validation_fraction": 0.2, **options})
-    return source.open(seq_len=seq_len, seed=seed, global_batch_size=g, share=share)
+    return source.open(seq_len=seq_len, seed=seed, global_batch_size=g, dp=dp)
 
 
 def ids(batches: Packed, split: str) -> np.ndarray:
@@ -136,12 +136,12 @@ def test_attention_within_documents(corpus: Path) -> None:
 
 def test_without_a_split_validation_is_refused(corpus: Path) -> None:
     batches = opened(corpus, validation_fraction=0)
-    with pytest.raises(PlaitError, match=r"data\.validation_fraction"):
+    with raises_about("data.validation_fraction", 0):
         batches.validation(0)
 
 
 def test_a_global_batch_that_does_not_divide_is_refused(corpus: Path) -> None:
-    with pytest.raises(PlaitError, match=r"train\.global_batch_size=12 cannot be divided among 5 data ranks"):
+    with raises_about("train.global_batch_size", 12, "a multiple of 5"):
         opened(corpus, (0, 5))
 
 

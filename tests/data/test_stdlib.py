@@ -31,7 +31,7 @@ def test_it_trains_and_validates_at_once(said: list[str]) -> None:
     source.check(seq_len=256, vocab_size=257)
     source.prepare(said.append)
     source.fits(seq_len=256)
-    batches = source.open(seq_len=256, seed=0, global_batch_size=8, share=(0, 1))
+    batches = source.open(seq_len=256, seed=0, global_batch_size=8, dp=(0, 1))
     assert source.has_validation
     assert source.indexable
     assert bytes(token for token in batches.train(0).tokens[0].tolist() if token < 256).decode("utf-8", "replace")

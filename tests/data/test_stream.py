@@ -15,8 +15,9 @@ from pyarrow import parquet
 from plait.contract.errors import PlaitError
 from plait.data import stream as stream_module
 from plait.data.hf import Hf
-from plait.data.prefetch import Ahead
+from plait.data.prefetch import Prefetched
 from plait.data.stream import Stream
+from plait.testing import raises_about
 
 T, G = 16, 4
 FILES, ROWS = 3, 40
@@ -40,9 +41,9 @@ def files(tmp_path: Path) -> list[str]:
     return paths
 
 
-def opened(files: list[str], share: tuple[int, int] = (0, 1), seed: int = 0, **options: object) -> Stream:
+def opened(files: list[str], dp: tuple[int, int] = (0, 1), seed: int = 0, **options: object) -> Stream:
     options = {"name": "json", "data_files": files, "shuffle_buffer": 7, "validation_documents": 5, **options}
-    return Hf(**options).open(seq_len=T, seed=seed, global_batch_size=G, share=share)
+    return Hf(**options).open(seq_len=T, seed=seed, global_batch_size=G, dp=dp)
 
 
 def tokens(stream: Stream, steps: int, start: int = 0) -> list[int]:
@@ -76,6 +77,12 @@ def test_an_epoch_gives_every_document_once_but_those_held_out(files: list[str])
     assert max(Counter(second).values()) == 1
     assert first[: len(second)] != second
     assert documents(opened(files, seed=1), steps) != given
+
+
+def test_the_order_of_the_files_depends_on_the_seed(files: list[str]) -> None:
+    """Documents are not shuffled here, so the first one shows which file is read first."""
+    first = {documents(opened(files, seed=seed, shuffle_buffer=1), 1)[0].partition(".")[0] for seed in range(8)}
+    assert len(first) > 1
 
 
 def test_samples_follow_on_each_other(files: list[str]) -> None:
@@ -115,24 +122,24 @@ def test_shares_do_not_overlap(files: list[str], count: int) -> None:
     length, _ = size(files, held=0)
     given: list[str] = []
     for index in range(count):
-        stream = source.open(seq_len=T, seed=0, global_batch_size=count, share=(index, count))
+        stream = source.open(seq_len=T, seed=0, global_batch_size=count, dp=(index, count))
         given += documents(stream, length * 7 // 10 // count // T)
     assert max(Counter(given).values()) == 1
     assert len(given) > FILES * ROWS * 0.6
 
 
-@pytest.mark.parametrize("share", [(0, 1), (1, 2), pytest.param((0, 4), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dp", [(0, 1), (1, 2), pytest.param((0, 4), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("attention", ["across", pytest.param("document", marks=pytest.mark.slow)])
-def test_a_resumed_stream_gives_the_same_bits(files: list[str], share: tuple[int, int], attention: str) -> None:
+def test_a_resumed_stream_gives_the_same_bits(files: list[str], dp: tuple[int, int], attention: str) -> None:
     """At every step of more than two epochs, and on from what was resumed itself."""
     steps = 2 * size(files)[0] // (G * T) + 3
-    straight = opened(files, share, attention=attention)
+    straight = opened(files, dp, attention=attention)
     states, batches = [], []
     for step in range(steps):
         states.append(json.dumps(straight.state_dict()))
         batches.append(straight.train(step))
     for step in (0, 1, 2, steps // 3, steps // 2, steps // 2 + 1, steps - 4):
-        resumed = opened(files, share, attention=attention)
+        resumed = opened(files, dp, attention=attention)
         resumed.load_state_dict(json.loads(states[step]))
         assert resumed.state_dict() == json.loads(states[step])
         for at in (step, step + 1):
@@ -141,7 +148,7 @@ def test_a_resumed_stream_gives_the_same_bits(files: list[str], share: tuple[int
             assert torch.equal(batch.labels, batches[at].labels)
             if attention == "document":
                 assert torch.equal(batch.positions, batches[at].positions)
-        again = opened(files, share, attention=attention)
+        again = opened(files, dp, attention=attention)
         again.load_state_dict(resumed.state_dict())
         assert torch.equal(again.train(step + 2).tokens, batches[step + 2].tokens)
 
@@ -174,7 +181,7 @@ def test_another_count_of_data_ranks_is_refused_in_one_sentence(files: list[str]
     state = opened(files, (1, 2)).state_dict()
     with pytest.raises(PlaitError, match=r"^a stream resumes only with as many data ranks .*: 2 then, 4 now$"):
         opened(files, (1, 4)).load_state_dict(state)
-    with pytest.raises(ValueError, match="share 1, not of share 0"):
+    with pytest.raises(ValueError, match="data rank 1, not of data rank 0"):
         opened(files, (0, 2)).load_state_dict(state)
 
 
@@ -229,14 +236,14 @@ def test_validation_out_of_a_split_of_its_own(files: list[str]) -> None:
 
 
 def test_validation_needs_something_held_out(files: list[str]) -> None:
-    with pytest.raises(PlaitError, match=r"data\.validation_split or data\.validation_documents"):
+    with raises_about("data.validation_split"):
         opened(files, validation_documents=0).validation(0)
-    with pytest.raises(PlaitError, match=r"raise data\.validation_documents"):
+    with raises_about("data.validation_documents", 1, "more"):
         opened(files, validation_documents=1).validation(0)
 
 
 def test_a_stream_that_is_held_out_whole_is_refused(files: list[str]) -> None:
-    with pytest.raises(PlaitError, match="no documents to train on for share 0 of 1, beside the 120 held out"):
+    with raises_about("data.name", "json"):
         opened(files, validation_documents=1000).train(0)
 
 
@@ -245,8 +252,8 @@ def test_reading_ahead_forwards_items_errors_and_the_end() -> None:
         yield from range(5)
         raise PlaitError("the sixth is broken")
 
-    assert list(Ahead(iter(range(1000)), 3)) == list(range(1000))
-    ahead = Ahead(failing(), 2)
+    assert list(Prefetched(iter(range(1000)), 3)) == list(range(1000))
+    ahead = Prefetched(failing(), 2)
     assert [next(ahead) for _ in range(5)] == list(range(5))
     for _ in range(2):
         with pytest.raises(PlaitError, match="the sixth is broken"):
@@ -261,7 +268,7 @@ def test_reading_ahead_is_bounded_and_ends_with_its_reader() -> None:
             read.append(len(read))
             yield read[-1]
 
-    ahead = Ahead(endless(), 10)
+    ahead = Prefetched(endless(), 10)
     next(ahead)
     time.sleep(0.3)
     assert len(read) <= 12

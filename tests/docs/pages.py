@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import attrs
-from commands import environment
+
+from tests.helpers.commands import environment
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("plugins/*/README.md"))]

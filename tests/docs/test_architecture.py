@@ -6,7 +6,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from pages import PAGES, ROOT
+
+from tests.docs.pages import PAGES, ROOT
 
 CORE = ROOT / "core" / "plait"
 FILES = {
@@ -27,6 +28,17 @@ def test_the_page_has_the_rooms_in_the_order_that_is_checked() -> None:
     layers = [room.strip() for layer in reversed(config["layers"]) for room in layer.split("|")]
     shown = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
     assert [room for room in shown if room in layers] == layers
+
+
+def test_a_room_says_what_it_may_import() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    layers = [[room.strip() for room in layer.split("|")] for layer in config["layers"]]
+    for layer, below in zip(layers, [*layers[1:], []], strict=True):
+        for room in layer:
+            said = ast.get_docstring(ast.parse((CORE / room / "__init__.py").read_text())) or ""
+            sentence = re.search(r"^(?:May import|Imports no other room).*$", said, re.MULTILINE)
+            assert sentence, room
+            assert re.findall(r"`(\w+)`", sentence[0]) == below, room
 
 
 def test_nothing_but_rooms_lies_at_the_top() -> None:

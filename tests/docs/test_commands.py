@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from pages import PAGES, ROOT, run, steps, write_files
+
+from tests.docs.pages import PAGES, ROOT, run, steps, write_files
 
 TEXT = "\n".join(f"line {i} of a book that is long enough to train on" for i in range(4000))
 FILES = {"book.txt": TEXT, "corpus/a.py": TEXT, "rows.jsonl": '{"body": "' + "a row of text, " * 9000 + '"}\n'}

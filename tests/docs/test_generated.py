@@ -6,9 +6,9 @@ from types import ModuleType
 
 import attrs
 import pytest
-from pages import ROOT
 
 from plait.contract.config import Config
+from tests.docs.pages import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +64,19 @@ def test_every_key_has_a_comment() -> None:
         lines = page.read_text().splitlines()
         bare = [line for line in lines if re.match(r" *\w+: *[^ #|>]", line) and "#" not in line]
         assert not bare, f"{page} says nothing of {bare}"
+
+
+def test_the_picture_of_a_plan_needs_no_network_and_readme_has_its_command() -> None:
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
+    assert spec
+    assert spec.loader
+    pictures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pictures)
+    for svg in (pictures.picture("plait plan", "mesh  tp 8\nfits"), pictures.PLAN.read_text()):
+        assert "url(http" not in svg
+        assert "mesh" in svg
+        assert "fits" in svg
+    overrides = dict(word.split("=", 1) for word in pictures.command().split()[2:])
+    shown = pictures.PLAN.read_text().replace("&#160;", " ")
+    assert f"{overrides['world']} ranks" in shown
+    assert f"tp {overrides['strategy.tensor_parallel.degree']}" in shown

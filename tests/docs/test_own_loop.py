@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from pages import ROOT, run, steps, write_files
+
+from tests.docs.pages import ROOT, run, steps, write_files
 
 
 @pytest.mark.slow

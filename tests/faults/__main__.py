@@ -1,12 +1,14 @@
 """`make faults`: the campaign. Seeded and repeatable: faults befall real runs, and each comes to a verdict.
 
     python -m tests.faults [--count 1000] [--minutes M] [--seed 0] [--jobs 2] [--only KIND] [--scenario N ...]
-                           [--write FILE] [--keep]
+                           [--anew] [--any-commit] [--results FOLDER] [--write FILE] [--keep]
 
-Scenario N of a seed is always the same; `--scenario N ...` runs these alone, with their folders kept.
+Scenario N of a seed is always the same; `--scenario N ...` runs these alone, with their folders kept. Results are kept
+in a file, and the next call continues there if the code is the same.
 """
 
 import argparse
+import contextlib
 import itertools
 import math
 import random
@@ -18,7 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.faults import changes, damage, hostile, kills, plugins, system
-from tests.faults.report import Result, summary, write_page
+from tests.faults.kept import Kept
+from tests.faults.report import faults_of, summary, write_page
 from tests.faults.runner import Runner
 
 # kind -> (how often, what happens). The shares decide how many scenarios are of a kind.
@@ -59,31 +62,44 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="scenarios at once")
     parser.add_argument("--only", choices=list(KINDS), help="scenarios of this kind alone")
     parser.add_argument("--scenario", type=int, nargs="+", help="run these alone and keep their folders")
+    parser.add_argument("--anew", action="store_true", help="forget the results so far")
+    parser.add_argument("--any-commit", action="store_true", help="count results of other commits, except defects")
+    parser.add_argument("--results", type=Path, default=Path(".faults"), help="the folder in which results are kept")
     parser.add_argument("--write", type=Path, help="write the table to this page")
     parser.add_argument("--keep", action="store_true", help="keep the folders of scenarios that found a defect")
     options = parser.parse_args(argv)
 
+    cases = drawn(options.seed, options.only)
+    if options.scenario is not None:
+        first = itertools.islice(cases, max(options.scenario) + 1)
+        cases = iter([case for case in first if case[0] in options.scenario])
     root, since = Path(tempfile.mkdtemp(prefix="plait-faults-")), time.monotonic()
-    results: list[Result] = []
-    with Runner(root, options.seed, options.jobs, {name: do for name, (_, do) in KINDS.items()}) as runner:
-        cases = drawn(options.seed, options.only)
-        if options.scenario is not None:
-            first = itertools.islice(cases, max(options.scenario) + 1)
-            cases = iter([case for case in first if case[0] in options.scenario])
+    name = f"seed-{options.seed}" + (f"-{options.only.replace(' ', '-')}" if options.only else "")
+    folder = root if options.scenario is not None else options.results
+    if options.anew:
+        (folder / f"{name}.jsonl").unlink(missing_ok=True)
+    kept = Kept(folder / f"{name}.jsonl", options.any_commit)
+    if kept.results:
+        print(f"continuing after {len(kept.results)} scenarios, which are in {kept.path}", flush=True)
+    done = kept.numbers
 
-        def more() -> bool:
-            late = time.monotonic() - since > options.minutes * 60
-            return not late and sum(len(r.faults) for r in results) < options.count
+    def more() -> bool:
+        late = time.monotonic() - since > options.minutes * 60
+        return not late and faults_of(kept.results) < options.count
 
-        for result in runner.run(cases, more):
-            results.append(result)
-            print(result.line(sum(len(r.faults) for r in results)), flush=True)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Runner(root, options.seed, options.jobs, {name: do for name, (_, do) in KINDS.items()}) as runner,
+    ):
+        for result in runner.run((case for case in cases if case[0] not in done), more):
+            kept.add(result)
+            print(result.line(faults_of(kept.results)), flush=True)
             if not result.defect and options.scenario is None:
                 shutil.rmtree(result.folder, ignore_errors=True)
-    print(summary(results, time.monotonic() - since))
-    defects = [result for result in results if result.defect]
+    print(summary(kept.results, kept.seconds))
+    defects = [result for result in kept.results if result.defect]
     if options.write:
-        write_page(options.write, results, options.seed, time.monotonic() - since)
+        write_page(options.write, kept.results, options.seed, kept.seconds)
     if not (defects and options.keep) and options.scenario is None:
         shutil.rmtree(root, ignore_errors=True)
     else:

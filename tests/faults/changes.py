@@ -39,7 +39,7 @@ def together(scenario: Scenario) -> None:
     if not won:
         raise Defect(f"none of them trained: {' | '.join(one.sentence for one in ended)}")
     for one in ended:
-        if one.code != 0 and "live" not in one.sentence:
+        if one.code != 0 and "already running" not in one.sentence:
             raise Defect(f"turned away for another reason: {one.sentence or one.text[-600:]}")
     clean(place, *ended)
     scenario.finishes(steps=SHORT, ended=won[0])
@@ -54,7 +54,7 @@ def while_training(scenario: Scenario) -> None:
         scenario.plant("a second start while the first trains")
         if second.code == 0 and not started.ended():
             raise Defect(f"the second start was let in: {second.text[-600:]}")
-        if second.code != 0 and "live" not in second.sentence:
+        if second.code != 0 and "already running" not in second.sentence:
             raise Defect(f"turned away for another reason: {second.sentence or second.text[-600:]}")
     scenario.finishes(steps=SHORT, ended=started.wait())
 

@@ -1,22 +1,21 @@
 """Where a run lives while faults befall it: folders of its own, its command, and what that left behind."""
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
+
 from tests.faults.inject import sitecustomize
+from tests.faults.warm import be_plait, dies_with_parent
 
 MODEL = (
     *("model.dim=32", "model.n_layers=2", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=48"),
@@ -24,13 +23,12 @@ MODEL = (
     *("validation.interval=8", "validation.batches=1", "launch.device=cpu", "run.name=a"),
 )
 SHORT = ("train.steps=24", "checkpoint.interval=4")
-LONG = ("train.steps=240", "checkpoint.interval=10", "launch.max_restarts=1000")
+LONG = ("train.steps=96", "checkpoint.interval=6", "launch.max_restarts=1000")
 LAYOUTS = {
     "one process": ("strategy=[]",),
     "fsdp2": ("strategy=[fsdp2]", "launch.nproc_per_node=2"),
     "tensor_parallel": ("strategy=[tensor_parallel]", "launch.nproc_per_node=2"),
 }
-PR_SET_PDEATHSIG = 1
 SECONDS = 600.0  # after which a command counts as hung
 
 
@@ -92,13 +90,17 @@ class Started:
 
 
 @attrs.define
-class Place:
-    """The folders of one scenario. `work`: where the command runs. Temporary files, HOME and cache are its own."""
+class Sandbox:
+    """The folders of one scenario. `work`: where the command runs. Temporary files, HOME and cache are its own.
+
+    cold: each start is a new interpreter.
+    """
 
     root: Path
     layout: str
     text: Path
     cache: Path | None = None
+    cold: bool = False
     starts: int = 0
     env: dict[str, str] = attrs.field(factory=dict)
 
@@ -123,7 +125,7 @@ class Place:
         return self.work / "runs" / "a"
 
     @classmethod
-    def attach(cls, root: Path) -> "Place":
+    def attach(cls, root: Path) -> "Sandbox":
         """To look for what runs in a place."""
         place = object.__new__(cls)
         place.root = root
@@ -153,7 +155,7 @@ class Place:
         self.starts += 1
         console = self.root / f"console-{self.starts}"
         env, since = self.environment(fault), time.monotonic()
-        if cold:
+        if cold or self.cold:
             with console.open("wb") as out:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "plait", *argv],
@@ -163,12 +165,13 @@ class Place:
                     stdout=out,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    preexec_fn=dies_with_parent,
                 )
             process.returncode = 0  # `Started` waits for it
             return Started(process.pid, console, since)
         pid = os.fork()
         if pid == 0:
-            _be_plait(argv, self.work, env, console)
+            be_plait(argv, self.work, env, console)
         return Started(pid, console, since)
 
     def run(self, *overrides: str, seconds: float = SECONDS, **options: Any) -> Ended:
@@ -181,7 +184,10 @@ class Place:
             if folder.name.isdigit() and int(folder.name) != os.getpid():
                 with contextlib.suppress(OSError):
                     alive = (folder / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-                    if alive and mark in (folder / "environ").read_bytes().split(b"\0"):
+                    if alive and (  # a fork's environment is not seen from outside
+                        os.readlink(folder / "cwd").startswith(str(self.work))
+                        or mark in (folder / "environ").read_bytes().split(b"\0")
+                    ):
                         found.append(int(folder.name))
         return found
 
@@ -190,47 +196,9 @@ class Place:
         found = []
         for pid in self.processes():
             with contextlib.suppress(OSError):
-                if b"plait.launch.rank" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if Path(f"/proc/{pid}/comm").read_text().startswith("plait rank"):
                     found.append(pid)
         return sorted(found)
-
-
-def _be_plait(argv: list[str], work: Path, env: dict[str, str], console: Path) -> None:
-    """The rest of a forked process: what `python -m plait ARGV` does, without importing again. Never returns."""
-    code = 1
-    try:
-        os.setsid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # with a campaign that is broken off
-        os.chdir(work)
-        out = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, out), (2, out)):
-            os.dup2(source, target)
-        os.environ.clear()
-        os.environ.update(env)
-        sys.argv = ["plait", *argv]
-        sys.path[:0] = [os.getcwd(), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]  # as `python -m` does
-        sitecustomize.install(env.get("PLAIT_FAULT"))
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-        import tempfile
-
-        tempfile.tempdir = None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        from plait.commands.main import main
-
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-        except BaseException:
-            traceback.print_exc()
-        for thread in threading.enumerate():  # as an interpreter does at its end
-            if thread is not threading.main_thread() and not thread.daemon:
-                thread.join()
-        sys.stdout.flush()
-    finally:
-        os._exit(code & 0xFF)
 
 
 def digests(folder: Path) -> dict[str, str]:

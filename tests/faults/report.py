@@ -25,6 +25,7 @@ class Result:
     defect: str
     notes: list[str]
     seconds: float
+    commit: str = ""
 
     @property
     def faults(self) -> list[tuple[str, str]]:
@@ -38,6 +39,10 @@ class Result:
         if not self.defect:
             return text
         return f"{text}\n       {'; '.join(self.notes)}\n       DEFECT: {self.defect}"
+
+
+def faults_of(results: list[Result]) -> int:
+    return sum(len(result.faults) for result in results)
 
 
 def counts_by_kind(results: list[Result]) -> dict[str, Counter[str]]:
@@ -59,6 +64,11 @@ def summary(results: list[Result], seconds: float) -> str:
     return "\n".join([*lines, f"{len(results)} scenarios in {seconds / 60:.1f} minutes"])
 
 
+def _commits(results: list[Result]) -> str:
+    names = list(dict.fromkeys(result.commit for result in results if result.commit))
+    return f"commit{'s' * (len(names) > 1)} {', '.join(names)}, " if names else ""
+
+
 def write_page(path: Path, results: list[Result], seed: int, seconds: float) -> None:
     """Replace what follows the mark in the page by today's figures."""
     by_kind = counts_by_kind(results)
@@ -68,8 +78,9 @@ def write_page(path: Path, results: list[Result], seed: int, seconds: float) -> 
     lines = [
         MARK,
         "",
-        f"{date.today()}, seed {seed}, torch {version('torch')}, Python {platform.python_version()}, "
-        f"{platform.system()}; {len(results)} scenarios, {len(names)} different faults, {seconds / 60:.0f} minutes.",
+        f"{date.today()}, seed {seed}, {_commits(results)}torch {version('torch')}, "
+        f"Python {platform.python_version()}, {platform.system()}; {len(results)} scenarios, "
+        f"{len(names)} different faults, {seconds / 60:.0f} minutes.",
         "",
         "| faults | planted | equal | refused | defects |",
         "|---|--:|--:|--:|--:|",

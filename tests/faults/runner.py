@@ -2,7 +2,6 @@
 
 import fcntl
 import functools
-import importlib
 import json
 import os
 import random
@@ -16,12 +15,14 @@ from pathlib import Path
 from types import TracebackType
 
 import attrs
-from tests.faults.place import SHORT, Place
+
+from tests.faults.place import SHORT, Sandbox
 from tests.faults.report import Result
 from tests.faults.scenario import Scenario, wait_for_row
 from tests.faults.verdict import Defect, Reference, equal, result_of
+from tests.faults.warm import dies_with_parent, import_all
 
-ELASTIC = ("torch.distributed.launcher.api", "torch.distributed.elastic.multiprocessing")
+WHOLE = 0.1  # of the scenarios consist of whole commands, as a user gives them
 LIMIT = 2400.0  # seconds after which a scenario counts as hung
 
 
@@ -41,7 +42,7 @@ class Runner:
         return self.root / "text"
 
     def __enter__(self) -> "Runner":
-        _import_all()
+        import_all()
         self.text.mkdir(parents=True)
         for name in ("textwrap", "shlex", "string", "bisect", "heapq", "copy"):
             shutil.copy(Path(shutil.__file__).with_name(f"{name}.py"), self.text / f"{name}.txt")
@@ -78,6 +79,7 @@ class Runner:
         pid = os.fork()
         if pid == 0:
             os.setsid()
+            dies_with_parent()
             try:
                 self._one(number, kind, layout, folder)
             finally:
@@ -86,11 +88,12 @@ class Runner:
 
     def _one(self, number: int, kind: str, layout: str, folder: Path) -> None:
         rng = random.Random(f"{self.seed} {number}")
-        place = Place(folder, layout, self.text, self.root / "cache")
+        place = Sandbox(folder, layout, self.text, self.root / "cache")
         scenario = Scenario(rng, place, self.reference, self.base)
         defect = ""
         try:
             if kind not in ("damaged files", "hostile files"):
+                place.cold = rng.random() < WHOLE
                 place.cache = None if rng.random() < 0.15 or "point" in kind or "fail" in kind else place.cache
             self.kinds[kind](scenario)
         except Defect as error:
@@ -122,7 +125,7 @@ class Runner:
         return _once(folder, functools.partial(self._undisturbed, folder, layout, steps))
 
     def _undisturbed(self, folder: Path, layout: str, steps: tuple[str, ...]) -> None:
-        place = Place(folder, layout, self.text, self.root / "cache")
+        place = Sandbox(folder, layout, self.text, self.root / "cache")
         ended = place.run(*steps, cold=True)
         if ended.code != 0:
             raise RuntimeError(f"the undisturbed run failed: {ended.text[-3000:]}")
@@ -138,7 +141,7 @@ class Runner:
         return folder / "work"
 
     def _stopped(self, folder: Path, layout: str) -> None:
-        place = Place(folder, layout, self.text, self.root / "cache")
+        place = Sandbox(folder, layout, self.text, self.root / "cache")
         started = place.start(*SHORT)
         if not wait_for_row(place, started, 13):
             raise RuntimeError(f"the run to be stopped ended: {started.text()[-3000:]}")
@@ -164,28 +167,8 @@ def _once(folder: Path, make: Callable[[], None]) -> Reference:
 
 
 def _end_all(folder: Path) -> None:
-    for pid in Place.attach(folder).processes():
+    for pid in Sandbox.attach(folder).processes():
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-
-
-def _import_all() -> None:
-    """What a start of `plait train` imports before its ranks, so that forks need not."""
-    import torch
-
-    from plait.strategies.registry import installed
-
-    packages = [plugin.package for plugin in installed().values() if plugin.state == "ok"]
-    for name in (
-        "hydra.main",
-        "plait.commands.train",
-        "plait.launch.check",
-        "plait.launch.prepare",
-        "plait.launch.launcher",
-        *ELASTIC,
-        *packages,
-    ):
-        importlib.import_module(name)
-    torch.set_num_threads(1)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import attrs
-from tests.faults.place import Ended, Place, Started
+
+from tests.faults.place import Ended, Sandbox, Started
 from tests.faults.verdict import Defect, Reference, clean, equal
 
 
@@ -17,7 +18,7 @@ class Scenario:
     base(layout): a folder with a run that was stopped in the middle. planted: (fault, verdict) so far."""
 
     rng: random.Random
-    place: Place
+    place: Sandbox
     reference: Callable[[str, tuple[str, ...]], Reference]
     base: Callable[[str, bool], Path]
     planted: list[tuple[str, str]] = attrs.field(factory=list)
@@ -40,7 +41,7 @@ class Scenario:
         self.came_to(equal(self.place, ended, self.reference(self.place.layout, steps)))
 
 
-def wait_for_row(place: Place, started: Started, step: int, seconds: float = 120) -> bool:
+def wait_for_row(place: Sandbox, started: Started, step: int, seconds: float = 120) -> bool:
     """Whether metrics.jsonl got to `step` before the command ended. Raises Defect after `seconds` without a new row."""
     path, mark, before, since = place.run_folder / "metrics.jsonl", f'{{"step": {step},', "", time.monotonic()
     while time.monotonic() < since + seconds:
@@ -56,7 +57,7 @@ def wait_for_row(place: Place, started: Started, step: int, seconds: float = 120
     raise Defect(f"no new row for {seconds:.0f} s, before step {step}: {started.text()[-1500:]}")
 
 
-def last_row(place: Place) -> int:
+def last_row(place: Sandbox) -> int:
     try:
         lines = (place.run_folder / "metrics.jsonl").read_text().splitlines()
         return int(lines[-1].split(",")[0].rpartition(" ")[2]) if lines else 0
@@ -64,7 +65,7 @@ def last_row(place: Place) -> int:
         return 0
 
 
-def newest(place: Place) -> int:
+def newest(place: Sandbox) -> int:
     """The step of the newest complete checkpoint; 0 if there is none."""
     steps = [int(m.parent.name.removeprefix("step-")) for m in place.run_folder.glob("checkpoints/step-*/manifest.json")
              if m.parent.name.removeprefix("step-").isdigit()]  # fmt: skip

@@ -52,7 +52,7 @@ def failing_call(scenario: Scenario) -> None:
 
 def full_disk(scenario: Scenario) -> None:
     """A small disk for the run's folder or its checkpoints fills up while it trains; then there is room again."""
-    from tests.disks import small_disk
+    from tests.helpers.disks import small_disk
 
     rng, place = scenario.rng, scenario.place
     what = rng.choice(["the run's folder", "the checkpoints' folder"])

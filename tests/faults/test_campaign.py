@@ -4,18 +4,18 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.faults import __main__ as campaign
-from tests.faults.kills import POINTS
-from tests.faults.place import Ended, Place
-from tests.faults.verdict import Defect, Reference, equal, quiet, refused
 
 import plait
-from plait.launch.launcher import RANK
+from plait.launch.forks import SERVER
+from tests.faults import __main__ as campaign
+from tests.faults.kills import POINTS
+from tests.faults.place import Ended, Sandbox
+from tests.faults.verdict import Defect, Reference, equal, quiet, refused
 
 
 @pytest.fixture
 def place(tmp_path):
-    return Place(tmp_path, "one process", tmp_path / "text")
+    return Sandbox(tmp_path, "one process", tmp_path / "text")
 
 
 def left(place, losses, weights=b"weights"):
@@ -65,7 +65,7 @@ def test_points_name_modules_that_there_are():
         if event == "import":
             found = [module for module in modules if re.search(pattern, module)]
             assert len(found) >= most or (found and most == 1), name
-    assert re.search(POINTS["starting ranks"][2], " ".join(RANK))
+    assert re.search(POINTS["starting ranks"][2], " ".join(SERVER))
 
 
 def test_a_refusal_is_one_sentence_that_names_the_cause(place):
@@ -112,6 +112,6 @@ def test_noise_of_every_kind_is_a_defect():
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_a_tenth_of_the_campaign(capfd):
-    code = campaign.main(["--count", "100", "--seed", "1"])
+def test_a_tenth_of_the_campaign(capfd, tmp_path):
+    code = campaign.main(["--count", "100", "--seed", "1", "--results", str(tmp_path)])
     assert code == 0, capfd.readouterr().out

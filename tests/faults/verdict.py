@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from tests.faults.place import Ended, Place, digests
+
+from tests.faults.place import Ended, Sandbox, digests
 
 EQUAL, REFUSED, DEFECT = "equal", "refused", "defect"
 EXPECTED = {  # what may lie in a run's folder when no command runs
@@ -46,7 +47,7 @@ def result_of(run: Path, rows_may_lack: bool = False) -> Reference:
     return Reference([[row.get(key) for key in NUMBERS] for row in rows], digests(run / "export"))
 
 
-def equal(place: Place, ended: Ended, reference: Reference) -> str:
+def equal(place: Sandbox, ended: Ended, reference: Reference) -> str:
     """The run is done and is bitwise the undisturbed one. Raises Defect."""
     if ended.code != 0:
         raise Defect(f"exit code {ended.code}: {ended.sentence or ended.text[-600:]}")
@@ -63,7 +64,7 @@ def equal(place: Place, ended: Ended, reference: Reference) -> str:
     return EQUAL
 
 
-def refused(place: Place, ended: Ended, *named: str) -> str:
+def refused(place: Sandbox, ended: Ended, *named: str) -> str:
     """It ended with one sentence and an exit code that is not 0. named: regular expressions, one of them matches."""
     if ended.code == 0:
         raise Defect(f"exit code 0, but the run should have been refused: {ended.text[-600:]}")
@@ -76,7 +77,7 @@ def refused(place: Place, ended: Ended, *named: str) -> str:
     return REFUSED
 
 
-def clean(place: Place, *commands: Ended) -> None:
+def clean(place: Sandbox, *commands: Ended) -> None:
     """No traceback on the console, no process, no file left over. Raises Defect."""
     for ended in commands:
         quiet(ended)
@@ -99,7 +100,7 @@ def quiet(ended: Ended) -> None:
         raise Defect(f"on the console: {ended.text[max(found.start() - 300, 0) :][:2500]}")
 
 
-def left_running(place: Place, seconds: float = 5.0) -> list[int]:
+def left_running(place: Sandbox, seconds: float = 5.0) -> list[int]:
     """The processes that are still there after `seconds`."""
     deadline = time.monotonic() + seconds
     while (left := place.processes()) and time.monotonic() < deadline:

@@ -1,13 +1,10 @@
-"""Wheels of all that this repository has, built once; `environments` is imported by its plain name."""
+"""Wheels of all that this repository has, built once."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from environments import build
+from tests.install.environments import build
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import attrs
 import torch
-from commands import environment
+
+from tests.helpers.commands import environment
 
 ROOT = Path(__file__).parents[2]
 CORE = ("pyproject.toml", "README.md", "LICENSE", "core", "conf")

@@ -7,15 +7,16 @@ import attrs
 import pytest
 import torch
 from torch import nn
-from toys import Mixture, ToyTensor
+
+from plait.testing import raises_about
+from tests.helpers.toys import Mixture, ToyTensor
 
 sys.path.insert(0, str(Path(__file__).parent / "stranger" / "src"))  # the pool's ranks inherit it
 
 from plait_twin import Twin
 
-from plait import PlaitError
 from plait.models.init import Normal
-from plait.strategies.hooks import Braid
+from plait.strategies.hooks import Hooks
 from plait.strategies.registry import create
 from plait.testing.parity import apart, unequal, worst_gradient
 from plait.testing.trial import Trial, train
@@ -84,8 +85,8 @@ def test_parity(plait_ranks, references, layout):
 
 def test_it_and_fsdp2_exclude_each_other():
     """Though neither knows the other: both claim the sum of gradients."""
-    with pytest.raises(PlaitError, match="strategies 'twin' and 'fsdp2' both claim the role 'gradient_sum'"):
-        Braid({"twin": Twin(), "fsdp2": create("fsdp2", {})})
+    with raises_about("strategy", ("twin", "fsdp2")):
+        Hooks({"twin": Twin(), "fsdp2": create("fsdp2", {})})
 
 
 def test_one_replica_is_one_process(plait_ranks, references):

@@ -5,7 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from environments import EXAMPLES, PLUGINS, clean_environment
+
+from tests.install.environments import EXAMPLES, PLUGINS, clean_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

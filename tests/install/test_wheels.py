@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import SMALL, rows
-from environments import EXAMPLES, PLUGINS, ROOT, clean_environment
 from safetensors.torch import load_file
 
 from plait.testing.parity import apart, unequal, worst_gradient
+from tests.helpers.commands import SMALL, rows
+from tests.install.environments import EXAMPLES, PLUGINS, ROOT, clean_environment
 
 DOUBLE = ("precision.storage=float64", "precision.param=float64", "precision.reduce=float64")
 

@@ -1,6 +1,6 @@
 """The bugs that the suite must catch, each a way in which a real system went wrong."""
 
-from planted import Mutant
+from tests.mutants.planted import Mutant
 
 WRAP, STATE = "plait_fsdp2/wrap.py", "plait/parallel/state.py"
 TENSOR, LOOKUP = "plait_tensor_parallel/shard.py", "plait_tensor_parallel/lookup.py"
@@ -98,12 +98,12 @@ MUTANTS = [
         on={"layout": "2 shards"},
     ),
     Mutant(
-        "parameters are silently replicated where they should be sharded",
+        "parameters that should be sharded are silently replicated",
         "plait_fsdp2/__init__.py",
         'self.replicate, splits="batch"),\n            MeshAxis("dp_shard", self.shard,',
         'self.shard, splits="batch"),\n            MeshAxis("dp_shard", self.replicate,',
         "test_no_rank_holds_more_than_declared",
-        "holds 3072 numbers of 'tok_embeddings.weight', declared are 1536",
+        "holds 3072 elements of 'tok_embeddings.weight', declared 1536",
         on={"layout": "2 shards"},
     ),
     Mutant(
@@ -153,7 +153,7 @@ MUTANTS = [
         END_OF_WRAP,
         "    torch.distributed.new_group()\n" + END_OF_WRAP,
         "test_nothing_is_left_behind",
-        "is none of the mesh's",
+        "does not belong to the mesh",
     ),
     Mutant(
         "one rank calls a collective that the others do not",
@@ -166,12 +166,12 @@ MUTANTS = [
         timeout=6.0,
     ),
     Mutant(
-        "a block is gathered once more than need be",
+        "a block is gathered once more than necessary",
         WRAP,
         '"default": not last',
         '"default": True',
         "test_collectives_are_those_declared",
-        "declared are",
+        "declared: ",
         on={"layout": "2 shards", "size": "llama3"},
     ),
     Mutant(
@@ -222,11 +222,11 @@ MUTANTS = [
     ),
     Mutant(
         "a matrix that should be sharded over tensor ranks is replicated",
-        "plait_tensor_parallel/fits.py",
+        "plait_tensor_parallel/degrees.py",
         '"kv_heads", "ffn", "vocab")',
         '"kv_heads", "vocab")',
         "test_no_rank_holds_more_than_declared",
-        "holds 3072 numbers of 'layers.0.feed_forward.w1.weight', declared are 1536",
+        "holds 3072 elements of 'layers.0.feed_forward.w1.weight', declared 1536",
         strategy="tensor_parallel",
         on={"layout": "tp 2"},
     ),
@@ -267,8 +267,8 @@ MUTANTS = [
     Mutant(
         "results come back in the order in which experts computed them",
         EXCHANGE,
-        "_Permute.apply(y_ND, way.back, way.order)",
-        "_Permute.apply(y_ND, way.order, way.back)",
+        "_Permute.apply(y_ND, dispatched.back, dispatched.order)",
+        "_Permute.apply(y_ND, dispatched.order, dispatched.back)",
         "test_gradients_equal_one_process",
         "gradients are wrong",
         strategy="expert_parallel",
@@ -299,8 +299,9 @@ MUTANTS = [
     Mutant(
         "the gradient of a router is not summed over the ranks that share its tokens",
         TENSOR,
-        "            view(module, name, _view(place",
-        "            summed = summed and not fqn.endswith('router')\n            view(module, name, _view(place",
+        "            transform_param(module, name, _transform(place",
+        "            summed = summed and not fqn.endswith('router')\n"
+        "            transform_param(module, name, _transform(place",
         "test_gradients_equal_one_process",
         "2 of 47 gradients are wrong; the first is 'layers.1.feed_forward.router.weight'",
         strategy="expert_parallel",
@@ -327,7 +328,7 @@ MUTANTS = [
         on={"mode": "full"},
     ),
     Mutant(
-        "what copies of a shard got is not summed",
+        "the gradients of copies of a shard are not summed",
         WHOLE,
         "            whole = whole.to_local(grad_placements=[Partial()])\n        if stored.shards",
         "            whole = whole.to_local(grad_placements=[Replicate()])\n        if stored.shards",

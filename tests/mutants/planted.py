@@ -67,6 +67,8 @@ class Planted:
         answers = self.pool.run(_on_copy, self.places, payload, world=world, timeout=self.timeout)
         return [cloudpickle.loads(answer) for answer in answers]
 
+    once = Pool.once
+
     @contextlib.contextmanager
     def fresh(self, world: int) -> Iterator["Planted"]:
         with self.pool.fresh(world) as pool:

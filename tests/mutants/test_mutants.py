@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from mutants import MUTANTS
-from planted import ROOT, Planted, copied
 
 from plait.testing.pool import RankError
+from tests.mutants.mutants import MUTANTS
+from tests.mutants.planted import ROOT, Planted, copied
 
 FILES = {
     "fsdp2": "plugins/fsdp2",
@@ -62,7 +62,8 @@ LONG = {  # their tests take models with experts through every way of running th
     "the validation loss is averaged per rank",
     "a bucket of gradients is scattered as if it were one parameter",
 }
-MARKED = [pytest.param(m, marks=pytest.mark.slow) if m.bug in LONG else m for m in MUTANTS]
+FIRST = {mutant.strategy: mutant for mutant in reversed(MUTANTS) if mutant.bug not in LONG}  # one of each is quick
+MARKED = [m if m is FIRST.get(m.strategy) else pytest.param(m, marks=pytest.mark.slow) for m in MUTANTS]
 
 
 @pytest.mark.parametrize("mutant", MARKED, ids=lambda mutant: mutant.bug)

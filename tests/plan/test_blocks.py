@@ -35,6 +35,7 @@ def test_few_blocks_give_what_all_blocks_give(layout: str) -> None:
     node = resolve([*SMALL, *LAYOUTS[layout]])
     few, all_ = plan(node, 4), plan(node, 4, every=True)
     assert few.traced[0] < few.traced[1] == all_.traced[0]
+    assert few.memory.reserved == pytest.approx(all_.memory.reserved, rel=0.1)  # blocks of memory leave other gaps
     assert _without_time(few) == _without_time(all_)
     assert few.time.step == pytest.approx(all_.time.step, rel=1e-9)
 
@@ -47,5 +48,5 @@ def test_what_joins_gradients_of_several_blocks_is_traced_with_all() -> None:
 
 def _without_time(found: object) -> dict[str, object]:
     values = attrs.asdict(found)
-    del values["time"], values["traced"]
+    del values["time"], values["traced"], values["memory"]["reserved"]
     return values

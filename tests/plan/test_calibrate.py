@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from inside import plait
 from omegaconf import OmegaConf
 
 from plait.commands.calibrate import measured, written
 from plait.contract.cluster import cluster_of
 from plait.plan.calibrate import DTYPES, SENDS, Measured, Sizes, links
+from tests.helpers.inside import plait
 
 
 def _made(bandwidth: float, latency: float, ranks: int) -> list[tuple[str, int, float]]:
@@ -56,11 +56,11 @@ def test_ranks_measure_themselves_and_the_file_serves_a_plan(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["ranks=0"], "ranks=0"),
-        (["device=tpu"], "device=tpu must be cpu or cuda"),
-        (["name=a/b"], "name=a/b"),
+        (["ranks=0"], "ranks is '0'"),
+        (["device=tpu"], "device is 'tpu'; it must be cpu or cuda"),
+        (["name=a/b"], "name is 'a/b'"),
         (["size=3"], "size=3: plait calibrate takes"),
-        (["name=taken"], "conf/cluster/taken.yaml is there already"),
+        (["name=taken"], "conf/cluster/taken.yaml exists already"),
     ],
 )
 def test_what_it_refuses(arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

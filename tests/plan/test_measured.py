@@ -3,13 +3,13 @@
 from collections import Counter
 from typing import Any
 
-import measured
 import pytest
 
 from plait.launch.check import check
 from plait.launch.compose import resolve
 from plait.plan.engine import plan
 from plait.plan.trace import trace
+from tests.helpers import measured
 
 RUN = [
     *("checkpoint.enabled=false", "validation.interval=0", "metrics.tensorboard=false"),
@@ -40,21 +40,21 @@ def checked(request: pytest.FixtureRequest) -> Any:
 
 
 def test_ranks_send_and_store_what_the_plan_says(checked: Any, plait_ranks: Any) -> None:
-    real = plait_ranks.run(measured.measure, checked.node, True, world=4)
-    found, first = plan(checked.node, 4), real[0]
+    real = plait_ranks.run(measured.measure, checked.config.node, True, world=4)
+    found, first = plan(checked.config.node, 4), real[0]
     stored = found.memory.parameters, found.memory.gradients, found.memory.optimizer
     assert stored == (first.parameters, first.gradients, first.optimizer)
     assert found.memory.parameters == max(each.parameters for each in real)  # the rank that is planned holds most
     assert {(c.axis, c.kind): (c.count, c.bytes) for c in found.collectives} == _totals(first.collectives)
-    one = trace(checked, 0, int)
+    one = trace(checked.config, 4, 0, 1)
     if one.micro[0] == one.micro[1]:  # otherwise the micro-batches that follow are like the last one that was traced
         assert [(o.kind, o.axis, o.sent) for o in one.operators if o.kind] == first.collectives
 
 
 @pytest.mark.slow
 def test_the_peak_is_what_the_allocator_gives_out(checked: Any, plait_ranks: Any) -> None:
-    real = plait_ranks.run(measured.measure, checked.node, False, world=4)[0]
-    assert plan(checked.node, 4).memory.peak == pytest.approx(real.peak, rel=0.03)
+    real = plait_ranks.run(measured.measure, checked.config.node, False, world=4)[0]
+    assert plan(checked.config.node, 4).memory.peak == pytest.approx(real.peak, rel=0.03)
 
 
 def _totals(collectives: list[tuple[str, str, int]]) -> dict[tuple[str, str], tuple[int, int]]:

@@ -8,11 +8,11 @@ import time
 
 import attrs
 import pytest
-from inside import plait
 
 from plait.records.metrics import MetricsFile
 from plait.records.run_folder import Outcome, RunFolder
 from plait.sweep.ledger import Job, Ledger
+from tests.helpers.inside import plait
 
 pytest.importorskip("plotly")
 
@@ -178,9 +178,9 @@ def test_watch_ends_with_the_runs(tmp_path):
     ("arguments", "sentence"),
     [
         ([], "plait report needs the folders of runs or sweeps, such as `plait report runs`"),
-        (["nowhere"], "nowhere is no folder: give those of runs or sweeps, such as runs/a or runs"),
+        (["nowhere"], "nowhere is not a folder: give folders of runs or sweeps, such as runs/a or runs"),
         (["."], ". holds no run and no sweep: neither config.yaml nor sweep.json is in it or below"),
-        ([".", "--watch=0"], "--watch=0 must be a whole number of seconds, such as --watch=10"),
+        ([".", "--watch=0"], "--watch is '0'; it must be a whole number of seconds, such as --watch=10"),
         ([".", "--pdf"], "plait report has no option --pdf; `plait report --help` explains its arguments"),
         ([".", "--out"], "--out needs a path, such as --out=report"),
     ],

@@ -1,10 +1,12 @@
-"""Checkpoints: what a run needs to go on, in a form that carries no strategy.
+"""Checkpoints: everything that a run needs to continue, in a form that is independent of strategies.
 
-state.py    the live state under canonical names            store.py   folders, manifests, digests (no torch)
-save.py     state to folder, while training goes on or not  load.py    folder to state, in any layout
-weights.py  weights alone, Plait's or safetensors, in       export.py  weights out, as safetensors
-resume.py   what a start of a run finds                     run.py     the checkpoints of a run on its ranks
-data.py     where in the data a run goes on             reader.py  torch's reader, which runs nothing of a folder
-pickled.py  data out of a pickle, with nothing called   wellformed.py  is a manifest one that a save writes?
-sums.py     SHA256SUMS beside weights
+May import `records` and the rooms below it.
+
+store.py    folders, manifests, digests (no torch)          choose.py      which checkpoint a run continues from
+save.py     state to folder, synchronous or not             load.py        folder to state, in any layout
+weights.py  weights alone, Plait's or safetensors, in       export.py      weights out, as safetensors
+manager.py  the checkpoints of a run on its ranks           finite.py      refuses NaN and infinity
+reader.py   torch's reader, which runs no code of a folder  pickled.py     data out of a pickle, calling nothing
+files.py    digests, and atomic changes of folders          wellformed.py  checks the form of a manifest
+sums.py     SHA256SUMS beside weights                       hashed.py      digests of files while they are written
 """

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from."""
+"""Which checkpoint a run continues from."""
 
 import logging
 import os
@@ -21,8 +21,8 @@ Say = Callable[[str], None]
 def choose(conf: Checkpoint, store: Store, say: Say) -> Path | None:
     """The run's own newest sound checkpoint, else the one that `checkpoint.load` names, else None.
 
-    Its own come first, so that the same command, given again, goes on. Raises PlaitError if its own are all damaged
-    and `checkpoint.load` names none, or one that is not sound.
+    Its own come first, so that repeating the same command continues the run. Raises PlaitError if all its own are
+    damaged and `checkpoint.load` names none, or if it names one that is not sound.
     """
     named = conf.load not in ("latest", "never")
     try:
@@ -31,7 +31,7 @@ def choose(conf: Checkpoint, store: Store, say: Say) -> Path | None:
     except NoneSound as error:
         if not named:
             raise PlaitError(
-                f"{error}; move or remove what is there to start over, set another run.name, or name a sound one by "
+                f"{error}; move or remove what is there to start over, set another run.name, or name a sound one with "
                 "checkpoint.load=PATH"
             ) from None
         say(str(error))
@@ -40,19 +40,21 @@ def choose(conf: Checkpoint, store: Store, say: Say) -> Path | None:
     with reading(conf.load, "checkpoint.load"):
         problem = Store.verify(conf.load)
     if problem:
-        raise PlaitError(f"checkpoint.load={conf.load} cannot be loaded: {problem}")
+        raise PlaitError(f"checkpoint.load={conf.load} cannot be loaded: {problem}").at("checkpoint.load", conf.load)
     return Path(conf.load)
 
 
 def choose_on_ranks(conf: Checkpoint, store: Store, folder: "RunFolder", say: Say) -> Path | None:
     """The same for rank 0, when all ranks have started: it first removes what killed ranks left half done.
 
-    What `say` would hear of a first start, the launcher has said already.
+    On a first start `say` gets nothing, because the launcher has already said it.
     """
     with writing(folder.path, "the run's folder"):
         folder.remove_torn()
-    if not conf.enabled:
-        return None
-    store.clean()
     first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-    return choose(conf, store, log.info if first else say)
+    if conf.enabled:
+        store.clean()
+    path = choose(conf, store, log.info if first else say) if conf.enabled else None
+    if path is None and not first:
+        say("checkpoint: there is none to resume; all ranks start over at step 0")
+    return path

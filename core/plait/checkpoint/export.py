@@ -1,4 +1,4 @@
-"""Weights out of a run, as safetensors files that other tools read."""
+"""Writes a run's weights as safetensors files that other tools read."""
 
 import json
 import os
@@ -26,10 +26,10 @@ def export(
 ) -> None:
     """Write `state` (FQN -> tensor or DTensor) to `folder`: all ranks gather, the one with `is_writer` writes.
 
-    One file `model.safetensors`, or where that would pass `max_shard_bytes`, several and an index, named as Hugging
-    Face does. Beside them a SHA256SUMS. Parameters are gathered one by one: the writer holds one file's in memory, the
-    others one. The folder appears whole or not at all, and takes the place of one of that name.
-    Raises DiskError, on the writer, if it cannot be written.
+    Writes one file `model.safetensors`, or several with an index if that would exceed `max_shard_bytes`, named as
+    Hugging Face does, and a SHA256SUMS. Parameters are gathered one by one: the writer holds one file's in memory, the
+    others one. The folder appears complete or not at all, and replaces one of the same name. Raises DiskError, on the
+    writer, if it cannot be written.
     """
     folder = Path(folder)
     partial = folder.with_name(folder.name + ".tmp")
@@ -47,7 +47,7 @@ def export(
             if held:
                 write_file(held, partial / name)
         except (OSError, SafetensorError) as error:
-            failure = error  # the other ranks gather on, so this one must too
+            failure = error  # the other ranks continue to gather, so this one must too
     if not is_writer:
         return
     with writing(folder, "the exported weights in"):
@@ -63,7 +63,7 @@ def export(
 
 
 def split(sizes: Mapping[str, int], max_shard_bytes: float) -> dict[str, list[str]]:
-    """File name -> names, in order, each file up to `max_shard_bytes` (a larger tensor has one of its own)."""
+    """File name -> names, in order, each file up to `max_shard_bytes` (a larger tensor has its own file)."""
     shards: list[list[str]] = []
     room = 0.0
     for name, size in sizes.items():
@@ -80,14 +80,14 @@ def split(sizes: Mapping[str, int], max_shard_bytes: float) -> dict[str, list[st
 def write_file(tensors: Mapping[str, Tensor], file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch()
-    mode = file.stat().st_mode  # as the user's other files; safetensors writes one that only the owner may read
+    mode = file.stat().st_mode  # as the user's other files; safetensors writes files that only the owner may read
     save_file(dict(tensors), file, metadata={"format": "pt"})
     file.chmod(mode)
     sync(file)
 
 
 def write_index(files: Mapping[str, list[str]], total_bytes: int, folder: Path) -> None:
-    """What the files of `split` need beside them where they are several."""
+    """The index beside the files of `split`, if there are several."""
     if len(files) > 1:
         where = {name: file for file, names in files.items() for name in names}
         index = {"metadata": {"total_size": total_bytes}, "weight_map": where}
@@ -98,7 +98,7 @@ def _whole(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     if not isinstance(tensor, DTensor):
         return tensor
-    on_mesh = tensor.to(tensor.device_mesh.device_type)  # parameters may rest on the CPU of a mesh of GPUs
+    on_mesh = tensor.to(tensor.device_mesh.device_type)  # parameters may be on the CPU while their mesh is of GPUs
     return cast(DTensor, on_mesh).full_tensor()
 
 

@@ -1,4 +1,4 @@
-"""What writing safely takes: digests, and changes of a folder that are there or not, never half."""
+"""Safe writing: digests, and changes of a folder that happen completely or not at all."""
 
 import contextlib
 import hashlib
@@ -15,7 +15,7 @@ def digest(path: Path) -> str:
 
 
 def digests(paths: Sequence[Path]) -> list[str]:
-    """The digest of each, several at a time: hashing lets go of the interpreter."""
+    """The digest of each file, several at a time: hashing releases Python's lock."""
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
         return list(threads.map(digest, paths))
 
@@ -28,7 +28,7 @@ def write_synced(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk: what a power cut takes is lost otherwise."""
+    """Flush a file, or the names in a folder, to the disk; otherwise a power cut loses it."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -37,7 +37,7 @@ def sync(path: Path) -> None:
 
 
 def put_in_place(whole: Path, final: Path) -> None:
-    """Give the complete folder `whole` the name `final`. One of that name is moved aside first, then removed.
+    """Rename the complete folder `whole` to `final`. An existing `final` is moved aside first, then removed.
 
     A kill between the two renames leaves `whole` complete under its own name.
     """
@@ -57,7 +57,7 @@ def put_in_place(whole: Path, final: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove `folder` under another name, so that a kill on the way leaves nothing that looks complete."""
+    """Rename `folder` and remove it, so that a kill meanwhile leaves nothing that looks complete."""
     aside = move_aside(folder)
     sync(folder.parent)
     clear(aside)
@@ -71,7 +71,7 @@ def move_aside(folder: Path) -> Path:
 
 
 def clear(path: Path) -> None:
-    """Remove what has this name, a folder, a file or a link; what cannot be removed stays."""
+    """Remove the folder, file or link with this name; what cannot be removed stays."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

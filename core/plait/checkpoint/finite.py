@@ -1,4 +1,4 @@
-"""What a checkpoint holds is finite, and where a run that is no longer finite can go on."""
+"""Refuses to save what is not finite, and says from where a run that is no longer finite can continue."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,16 +12,17 @@ from plait.parallel.state import may_be_infinite
 
 
 class Extremes:
-    """The smallest and the largest value of every parameter and of the optimizer's state, of this rank's shards.
+    """The smallest and the largest value of every parameter and of the optimizer's state, in this rank's shards.
 
-    A kernel for each tensor reads it once and leaves two values on its device; nothing is copied. `first_bad` waits.
+    One kernel per tensor reads it once and leaves two values on its device; nothing is copied. `first_bad` waits for
+    them.
     """
 
     def __init__(self, state: Mapping[str, Tensor]) -> None:
         self._found: dict[tuple[torch.device, torch.dtype], list[tuple[str, Tensor]]] = {}
         for key, tensor in state.items():
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            floats = local.is_floating_point() and local.dtype.itemsize > 1  # there are no such kernels for 8 bits
+            floats = local.is_floating_point() and local.dtype.itemsize > 1  # torch has no such kernels for 8 bits
             if floats and local.numel() and not may_be_infinite(tensor):
                 both = torch.stack(torch.aminmax(local))  # NaN is both
                 self._found.setdefault((local.device, local.dtype), []).append((key, both))
@@ -37,19 +38,19 @@ class Extremes:
 
 
 def where_to_go_on(store: Store, resumed: Path | None = None, saved: int | None = None) -> str:
-    """What is left of a run that is no longer finite, in words.
+    """What a run that is no longer finite can continue from, in words.
 
-    resumed: the checkpoint that it went on from. saved: the last step that it saved since. If it has saved none, to go
-    on from there once more would only repeat what happened.
+    resumed: the checkpoint that it continued from. saved: the last step that it saved since. If it has saved none, the
+    same command would only diverge again.
     """
     complete = store.complete()
     if resumed is None or saved is not None:
         last = complete[-1:] if saved is None else [store.place(saved)]
         return f"the last good checkpoint is kept: {last[0].name}" if last else "no checkpoint was saved yet"
-    again = f"it went on from {resumed.name} and saved nothing since, so it would end here again: "
+    again = f"it resumed from {resumed.name} and saved nothing since, so it would end here again: "
     if resumed.parent != store.folder:
         return f"{again}let checkpoint.load name an earlier one than {resumed}, or lower optimizer.lr"
     earlier = complete[: complete.index(resumed)] if resumed in complete else complete
     if not earlier:
-        return f"{again}no earlier one is left, so lower optimizer.lr, or begin anew with another run.name"
-    return f"{again}remove {resumed} to go on from {earlier[-1].name}, or lower optimizer.lr"
+        return f"{again}no earlier one is left, so lower optimizer.lr, or start again with another run.name"
+    return f"{again}remove {resumed} to continue from {earlier[-1].name}, or lower optimizer.lr"

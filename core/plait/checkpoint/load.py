@@ -1,4 +1,4 @@
-"""Reading checkpoints: into tensors as they lie, whatever layout wrote them."""
+"""Reads checkpoints into tensors with any placement, whatever layout wrote them."""
 
 import os
 import warnings
@@ -17,12 +17,12 @@ from plait.parallel.state import is_absent, mark
 
 
 def load(path: str | os.PathLike[str], state: Mapping[str, Tensor], after: Callable[[], Any] | None = None) -> None:
-    """Fill the tensors of `state` in place from the checkpoint at `path`, then call `after`. All ranks together.
+    """Fill the tensors of `state` in place from the checkpoint at `path`, then call `after`. Called by all ranks.
 
-    Each rank reads what its own shards need, of what `state` asks for; dtypes are cast. Nothing in the folder is run,
-    whoever wrote it. `Store.verify` tells beforehand whether the files are sound.
-    Raises PlaitError, with `state` untouched, where the checkpoint lacks an entry or has it in another shape, or
-    keeps other things of a parameter than this run's optimizer does.
+    Each rank reads what its own shards need; dtypes are cast. No code in the folder is run, whoever wrote it.
+    `Store.verify` checks beforehand whether the files are sound. Raises PlaitError, with `state` untouched, if the
+    checkpoint lacks an entry or has it in another shape, or if it keeps other optimizer state for a parameter than this
+    run's optimizer.
     """
     reader = Reader(path)
     check_optimizer_state(path, reader.shapes, state)
@@ -32,7 +32,7 @@ def load(path: str | os.PathLike[str], state: Mapping[str, Tensor], after: Calla
 
 
 def fill(reader: Reader, state: Mapping[str, Tensor]) -> None:
-    """Fill the tensors of `state` in place from what `reader` reads. All ranks together. Raises as `load` does."""
+    """Fill the tensors of `state` in place from what `reader` reads. Called by all ranks. Raises as `load` does."""
     path, saved, wanted = reader.path, reader.shapes, {}
     for key, tensor in state.items():
         if key in saved:
@@ -55,16 +55,16 @@ def fill(reader: Reader, state: Mapping[str, Tensor]) -> None:
 
 
 def check_optimizer_state(path: str | os.PathLike[str], saved: Iterable[str], state: Iterable[str]) -> None:
-    """Raises PlaitError if the entries `saved` keep other things of a parameter than `state`, the entries of this run.
+    """Raises PlaitError if `saved` has other optimizer state for a parameter than `state`, the entries of this run.
 
-    What another optimizer keeps would be lost, or be missing, without a word.
+    Another optimizer's state would be lost, or be missing, silently.
     """
     theirs, ours = _by_parameter(saved), _by_parameter(state)
     for name, keys in ours.items():
         if theirs.get(name, keys) != keys:
             raise PlaitError(
-                f"the checkpoint {path} is of another optimizer: of {name!r} it keeps "
-                f"{', '.join(sorted(theirs[name]))}, and this run's keeps {', '.join(sorted(keys))}"
+                f"the checkpoint {path} is of another optimizer: for {name!r} it has "
+                f"{', '.join(sorted(theirs[name]))}, but this run's optimizer has {', '.join(sorted(keys))}"
             )
 
 

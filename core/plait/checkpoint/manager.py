@@ -1,8 +1,9 @@
-"""The checkpoints of a run on its ranks: what a save holds, and what a restore brings back."""
+"""The checkpoints of a run on its ranks: what a save holds, and what a restore loads."""
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from plait.checkpoint.choose import Say, choose_on_ranks
@@ -17,12 +18,11 @@ if TYPE_CHECKING:
 
 
 class Checkpoints:
-    """Saving and restoring one run, on its ranks. Every method is for all ranks together."""
+    """Saves and restores one run on its ranks. All ranks call every method together."""
 
     def __init__(
         self,
         config: "Config",
-        node: Mapping[str, Any],
         folder: "RunFolder",
         applied: "Applied",
         optimizer: Any,
@@ -34,16 +34,12 @@ class Checkpoints:
 
         from plait.checkpoint.save import Saver
 
-        self.conf, self.node, self.folder, self.applied, self.optimizer = (
-            config.checkpoint,
-            node,
-            folder,
-            applied,
-            optimizer,
-        )
+        self.config, self.conf = config, config.checkpoint
+        self.folder, self.applied, self.optimizer = folder, applied, optimizer
         self.data, self.batches, self.say = data, batches, say
         self.store = Store(folder.checkpoints(self.conf.dir))
         self._saver = Saver(self.store, self.conf.mode, self.conf.keep) if self.conf.enabled else None
+        self._saved_at = time.monotonic()
         self._metrics = Seal(folder.path / FILE)
         self._grace = config.launch.grace_seconds
         self._versions = folder.read_versions()
@@ -53,8 +49,9 @@ class Checkpoints:
     def restore(self) -> tuple[int, int, int]:
         """Load what `checkpoint.load` or `checkpoint.init_from` names; returns the steps, tokens and samples so far."""
         from plait.checkpoint.load import load
+        from plait.parallel.agreement import on_rank_0
 
-        path = self._agree(lambda: choose_on_ranks(self.conf, self.store, self.folder, self.say))
+        path = on_rank_0(lambda: choose_on_ranks(self.conf, self.store, self.folder, self.say))
         state, after = self.applied.checkpoint(self.optimizer)
         if path is None:
             if self.conf.init_from:
@@ -72,31 +69,37 @@ class Checkpoints:
             self.say("data: the text or its tokenizer changed since the checkpoint; batches will differ from before")
         samples = samples_of(manifest, self.data["global_batch_size"])
         if states := manifest.data.get("states"):
-            state = states[self.applied.mesh.share("batch")[0]]
-            self.batches.load_state_dict({"samples": samples, **state})  # older ones do not say how many
+            state = states[self.applied.mesh.rank_and_size("batch")[0]]
+            self.batches.load_state_dict({"samples": samples, **state})  # older manifests lack it
         self.say(f"checkpoint: resumed after step {manifest.step}")
         return manifest.step, manifest.tokens, samples
 
+    def due(self) -> bool:
+        """Whether `checkpoint.every_seconds` have passed since the last save, or since the start, by this clock."""
+        every = self.conf.every_seconds
+        return self._saver is not None and every is not None and time.monotonic() - self._saved_at >= every
+
     def save(self, step: int, tokens: int, samples: int) -> None:
-        """Save the state after `step`; with `checkpoint.mode=async` it is written while training goes on."""
+        """Save the state after `step`; with `checkpoint.mode=async` it is written while training continues."""
         assert self._saver is not None
+        self._saved_at = time.monotonic()
         state, _ = self.applied.checkpoint(self.optimizer)
         data = {**self.data, "samples": samples, "states": self._states(), "metrics": self._metrics.now()}
-        self._saver.save(state, step, tokens=tokens, config=self.node, data=data, versions=self._versions)
+        self._saver.save(state, step, tokens=tokens, config=self.config.node, data=data, versions=self._versions)
 
     def wait(self) -> None:
-        """Return when the last save is on disk; raises PlaitError where it failed."""
+        """Return when the last save is on disk; raises PlaitError if it failed."""
         if self._saver is not None:
             self._saver.wait()
 
     def failed(self) -> bool:
-        """Whether this rank knows that the save under way failed; once one does, all are to call `wait`."""
+        """Whether this rank knows that the current save failed; if one rank knows, all must call `wait`."""
         return self._saver is not None and self._saver.failed()
 
     @contextlib.contextmanager
     def breaking_off(self) -> Iterator[None]:
-        """If what happens inside ends the run, the save under way is completed first, and a full disk is told with
-        what is safe."""
+        """If an error inside ends the run, completes the current save first; the message for a full disk says what is
+        safe."""
         try:
             yield
         except Exception as error:
@@ -104,11 +107,11 @@ class Checkpoints:
                 self._saver.settle(self._grace)
             if not refused(error):
                 raise
-            told = f"{one_line(error)}; {self.kept()}; once this is mended, the same command goes on"
+            told = f"{one_line(error)}; {self.kept()}; fix this and give the same command again"
             raise DiskError(told) from error
 
     def kept(self) -> str:
-        """What a run that breaks off leaves to go on from, in words."""
+        """What a run that ends early can continue from, in words."""
         saved, resumed = (self._saver.saved, self._saver.resumed) if self._saver else (None, None)
         good = resumed if saved is None else self.store.place(saved)
         if good is None:
@@ -117,7 +120,7 @@ class Checkpoints:
         return f"the last good checkpoint is kept: {name}" if os.path.isdir(good) else f"the checkpoint {name} is gone"
 
     def where_to_go_on(self) -> str:
-        """What a run that is no longer finite leaves to go on from, in words; once the save under way has ended.
+        """What a run that is no longer finite can continue from, in words, after the current save has ended.
 
         Raises PlaitError if that save fails: its reason is the earlier one.
         """
@@ -138,26 +141,11 @@ class Checkpoints:
         export(weights(state), self.folder.path / "export", dist.get_rank() == 0)
 
     def _states(self) -> list[Any]:
-        """The data state of every share, by share; empty where the count of samples says it all."""
+        """The data state of every data rank, in order; empty if the number of samples is enough."""
         import torch.distributed as dist
 
         mine = self.batches.state_dict()
         gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, (self.applied.mesh.share("batch")[0], mine))
+        dist.all_gather_object(gathered, (self.applied.mesh.rank_and_size("batch")[0], mine))
         by_share = dict(gathered)
         return [by_share[share] for share in sorted(by_share)] if any(by_share.values()) else []
-
-    def _agree(self, decide: Callable[[], Any]) -> Any:
-        """What rank 0 decides, or the error that it meets, on all ranks."""
-        import torch.distributed as dist
-
-        answer: list[Any] = [None, None]
-        if dist.get_rank() == 0:
-            try:
-                answer[0] = decide()
-            except PlaitError as error:
-                answer[1] = str(error)
-        dist.broadcast_object_list(answer, src=0)
-        if answer[1] is not None:
-            raise PlaitError(answer[1])
-        return answer[0]

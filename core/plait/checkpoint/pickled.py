@@ -1,8 +1,8 @@
-"""Plain data out of a pickle, read without calling anything that the pickle names.
+"""Reads plain data from a pickle without calling anything that the pickle names.
 
-A pickle is a program: Python's own reader imports and calls what it names. This one knows the instructions that torch's
-metadata takes and no others, looks every name up in the caller's table, and fills objects by the caller's functions.
-The memory that it takes is in proportion to the size of the pickle, whatever the pickle says.
+A pickle is a program: Python's own reader imports and calls what it names. This reader knows only the instructions that
+torch's metadata needs, looks every name up in the caller's table, and fills objects with the caller's functions. Its
+memory is proportional to the size of the pickle, whatever the pickle says.
 """
 
 import pickle
@@ -24,7 +24,7 @@ GLOBAL, STACK_GLOBAL = pickle.GLOBAL[0], pickle.STACK_GLOBAL[0]
 REDUCE, NEWOBJ, BUILD = pickle.REDUCE[0], pickle.NEWOBJ[0], pickle.BUILD[0]
 
 
-MOST_ARGUMENTS = 1000  # of a call: a long tuple that is used again and again would take time without bound
+MOST_ARGUMENTS = 1000  # of a call: a long tuple used again and again would take unbounded time
 
 
 class Refused(Exception):
@@ -39,12 +39,12 @@ def read(
 ) -> Any:
     """The value that `data` holds.
 
-    names: (module, name) -> what stands for it: a function of the caller, which is called with what the pickle has for
-           it; a class of `fill`; or a value.
+    names: (module, name) -> its replacement: a function of the caller, called with the pickle's arguments; a class in
+           `fill`; or a value.
     fill:  class -> function (new object, state) that gives the object its state, or raises.
-    keys:  the classes of which keys of dicts may be.
+    keys:  the classes that dict keys may have.
 
-    Raises Refused, whatever is wrong.
+    Raises Refused for anything wrong.
     """
     try:
         return _run(data, names, fill, keys)
@@ -95,19 +95,19 @@ def _run(data: bytes, names: Mapping[tuple[str, str], Any], fill: Mapping[type, 
         elif op == BUILD:
             state = pop()
             if type(stack[-1]) not in fill:
-                raise Refused("it gives a state to what is no object of torch's metadata")
+                raise Refused("it gives state to something other than an object of torch's metadata")
             fill[type(stack[-1])](stack[-1], state)
         elif op in (SETITEMS, SETITEM):
             items = since_mark() if op == SETITEMS else [stack.pop(-2), stack.pop()]
             if not {type(key) for key in items[::2]} <= keys or type(stack[-1]) is not dict:
-                raise Refused("it has a dict whose keys are neither names nor places")
+                raise Refused("it has a dict with keys other than names and indices")
             stack[-1].update(zip(items[::2], items[1::2], strict=True))
         elif op == EMPTY_DICT:
             push({})
         elif op == REDUCE:
             arguments, function = pop(), pop()
             if not isinstance(function, FunctionType) or type(arguments) is not tuple:
-                raise Refused("it calls what is no function of torch's metadata")
+                raise Refused("it calls something other than a function of torch's metadata")
             if len(arguments) > MOST_ARGUMENTS:
                 raise Refused(f"it has a call with {len(arguments)} arguments")
             push(function(*arguments))
@@ -144,7 +144,7 @@ def _run(data: bytes, names: Mapping[tuple[str, str], Any], fill: Mapping[type, 
         elif op in (APPENDS, APPEND):
             items = since_mark() if op == APPENDS else [pop()]
             if type(stack[-1]) is not list:
-                raise Refused("it appends to what is no list")
+                raise Refused("it appends to something other than a list")
             stack[-1].extend(items)
         elif op == STACK_GLOBAL:
             name, module = pop(), pop()
@@ -173,7 +173,7 @@ def _run(data: bytes, names: Mapping[tuple[str, str], Any], fill: Mapping[type, 
 
 def _named(names: Mapping[tuple[str, str], Any], module: Any, name: Any) -> Any:
     if type(module) is not str or type(name) is not str:
-        raise Refused("it names something by what is no text")
+        raise Refused("it names something with a value other than text")
     if (module, name) not in names:
-        raise Refused(f"it names {f'{module}.{name}'[:80]!r}, which is no part of torch's metadata")
+        raise Refused(f"it names {f'{module}.{name}'[:80]!r}, which is not part of torch's metadata")
     return names[module, name]

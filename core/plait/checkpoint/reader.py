@@ -1,7 +1,7 @@
-"""Torch's DCP reading a checkpoint's folder, in a way that never runs what is in the folder.
+"""Makes torch's DCP read a checkpoint's folder without running any code in it.
 
-By itself torch unpickles `.metadata`, and every entry that this says is bytes. This reader takes the metadata through
-`pickled.read` with a closed table of names, refuses bytes, and opens no file that the manifest does not list.
+By default torch unpickles `.metadata`, and every entry that it declares as bytes. This reader parses the metadata with
+`pickled.read` and a closed table of names, refuses bytes, and opens only files that the manifest lists.
 """
 
 import dataclasses
@@ -37,9 +37,9 @@ DTYPES: dict[str, torch.dtype] = {name: kind for name, kind in vars(torch).items
 
 
 class Reader(dcp.FileSystemReader):
-    """The checkpoint at `path`, whose metadata is read once.
+    """The checkpoint at `path`; its metadata is read once.
 
-    Raises PlaitError if there is no manifest, or the metadata is not what torch writes of tensors.
+    Raises PlaitError if there is no manifest, or if the metadata is not what torch writes for tensors.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -48,7 +48,7 @@ class Reader(dcp.FileSystemReader):
         try:
             self.metadata = _checked(_metadata(Path(path), files), files)
             entries: Mapping[str, Any] = self.metadata.state_dict_metadata
-        except (Refused, AttributeError) as error:  # the latter where an object never got its fields
+        except (Refused, AttributeError) as error:  # AttributeError if an object never got its fields
             why = error if isinstance(error, Refused) else "an object in it has no fields"
             raise PlaitError(f"the checkpoint {path} cannot be read: its {METADATA} is refused, since {why}") from None
         self.shapes = {key: tuple(entry.size) for key, entry in entries.items()}
@@ -60,14 +60,14 @@ class Reader(dcp.FileSystemReader):
         """As torch does: tensors by `torch.load(weights_only=True)`."""
         try:
             return super().read_data(plan, planner)
-        except pickle.UnpicklingError:  # torch's own message says how to run it all the same
-            raise PlaitError("a file of it holds something else than tensors, and nothing of that was run") from None
+        except pickle.UnpicklingError:  # torch's own message says how to run it anyway
+            raise PlaitError("one of its files holds something other than tensors; none of that was run") from None
 
 
 def _metadata(folder: Path, files: Mapping[str, Any]) -> Any:
     if METADATA not in files:
         raise Refused("the manifest does not list it")
-    if not (folder / METADATA).is_file():  # a pipe would never end
+    if not (folder / METADATA).is_file():  # reading a pipe would never end
         raise Refused("it is no file")
     try:
         with (folder / METADATA).open("rb") as file:
@@ -85,7 +85,7 @@ def _checked(metadata: Any, files: Mapping[str, tuple[int, str]]) -> Metadata:
         raise Refused("it holds something else")
     for place in metadata.storage_data.values():
         if type(place) is not _StorageInfo or place.transform_descriptors:
-            raise Refused("it says in a way that Plait never writes where tensors lie")
+            raise Refused("it says where tensors are in a form that Plait never writes")
         if place.relative_path not in files:
             raise Refused(f"it names the file {place.relative_path!r}, which the manifest does not list")
         size, _ = files[place.relative_path]
@@ -96,16 +96,16 @@ def _checked(metadata: Any, files: Mapping[str, tuple[int, str]]) -> Metadata:
             )
     for key, entry in metadata.state_dict_metadata.items():
         if type(entry) is BytesStorageMetadata:
-            raise Refused(f"{key!r} is bytes to unpickle, and no tensor")
+            raise Refused(f"{key!r} is bytes to unpickle, not a tensor")
         if type(key) is not str or type(entry) is not TensorStorageMetadata:
-            raise Refused("it has an entry that is no tensor under a name")
+            raise Refused("it has an entry that is not a named tensor")
         _check_parts(key, entry, metadata.storage_data)
     metadata.planner_data, metadata.storage_meta = None, StorageMeta()  # loading uses neither
     return metadata
 
 
 def _check_parts(key: str, entry: TensorStorageMetadata, places: Mapping[Any, _StorageInfo]) -> None:
-    """The parts of a tensor lie inside it, have as many elements as it has, and room in their files."""
+    """Checks that the parts of a tensor lie inside it, have as many elements as it has, and fit in their files."""
     elements = 0
     for part in entry.chunks:
         if type(part) is not ChunkStorageMetadata or not len(part.offsets) == len(part.sizes) == len(entry.size):
@@ -125,7 +125,7 @@ def _check_parts(key: str, entry: TensorStorageMetadata, places: Mapping[Any, _S
 
 def _size(dims: Any = ()) -> torch.Size:
     if type(dims) not in (tuple, list) or len(dims) > MOST_DIMS:
-        raise Refused("a size in it is no short list")
+        raise Refused("a size in it is not a short list")
     for dim in dims:
         if type(dim) is not int or not 0 <= dim < 1 << 63:
             raise Refused(f"it has a size of {dim!r:.40}")
@@ -133,16 +133,16 @@ def _size(dims: Any = ()) -> torch.Size:
 
 
 def _unused(*arguments: Any) -> None:
-    """What loading does not need: layouts, memory formats, the folder where the checkpoint was written."""
+    """For fields that loading does not need: layouts, memory formats, the folder where the checkpoint was written."""
 
 
 def _member(of: Any, name: Any) -> None:
-    """How Python 3.11 pickled a member of an enum until 3.11.5: as an attribute of its class."""
+    """How Python before 3.11.5 pickled a member of an enum: as an attribute of its class."""
     if of is not _unused or not isinstance(name, str):
-        raise Refused("it names an attribute of what is no enum of torch's")
+        raise Refused("it names an attribute of something other than a torch enum")
 
 
-# What of each class's fields is looked at, and its type; further fields that torch may give it are taken as they are.
+# The fields of each class that are checked, and their types; fields that torch may add are accepted unchecked.
 FIELDS: dict[type, dict[str, Any]] = {
     Metadata: {"state_dict_metadata": dict, "storage_data": dict},
     TensorStorageMetadata: {"properties": TensorProperties, "size": torch.Size, "chunks": list},
@@ -167,12 +167,12 @@ NAMES: dict[tuple[str, str], Any] = {
 def _fill(record: Any, state: Any) -> None:
     cls = type(record)
     if type(state) is not dict or not state.keys() <= KNOWN[cls]:
-        raise Refused(f"it gives fields to a {cls.__name__} that this has not")
+        raise Refused(f"it gives a {cls.__name__} fields that it does not have")
     for name, kind in FIELDS[cls].items():
         if type(state.get(name)) is not kind:
-            raise Refused(f"the field {name} of a {cls.__name__} is no {kind.__name__}")
+            raise Refused(f"the field {name} of a {cls.__name__} is not a {kind.__name__}")
     if cls is MetadataIndex and type(state.get("offset")) not in (torch.Size, type(None)):
-        raise Refused("the place of a part is no list of numbers")
+        raise Refused("the position of a part is not a list of numbers")
     record.__dict__.update(state)
 
 

@@ -1,8 +1,7 @@
-"""Writing checkpoints: all ranks together, while training waits or goes on."""
+"""Writes checkpoints: all ranks together, while training waits or continues."""
 
 import datetime
 import logging
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,10 +14,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from plait.checkpoint.files import clear, digest
+from plait.checkpoint.files import clear
 from plait.checkpoint.finite import Extremes, where_to_go_on
+from plait.checkpoint.hashed import HashedFiles
 from plait.checkpoint.store import Manifest, Store
 from plait.contract.errors import DiskError, PlaitError, refused, sentence
+from plait.parallel.agreement import on_all_ranks
 from plait.parallel.state import is_absent, weights
 from plait.system.disk import writing
 
@@ -27,13 +28,13 @@ log = logging.getLogger("plait")
 
 
 class Saver:
-    """Saves into `store` and keeps the last `keep`. Every method is for all ranks, in the same order.
+    """Saves into `store` and keeps the last `keep`. All ranks call every method, in the same order.
 
-    mode "sync": `save` returns when the checkpoint is complete. "async": it returns with a copy of the state in this
-    machine's memory, which a thread writes meanwhile. The thread talks over a gloo group of its own, so that its
-    collectives never meet those of training; to make that group the constructor is collective too.
+    mode "sync": `save` returns when the checkpoint is complete. "async": it returns with a copy of the state in main
+    memory, which a thread then writes. The thread uses its own gloo group, so that its collectives never mix with those
+    of training; the constructor creates that group, so it is collective too.
     timeout_seconds: how long a rank waits there for the others.
-    resumed: the checkpoint that the run went on from, if its owner says so.
+    resumed: the checkpoint that the run continued from, if its owner sets it.
     saved: the last step whose checkpoint is complete.
     """
 
@@ -57,10 +58,10 @@ class Saver:
         data: Mapping[str, Any] | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> None:
-        """Save `state` as the checkpoint of `step`, once the one before is complete. The rest is for the manifest.
+        """Save `state` as the checkpoint of `step`, after the previous one is complete. The rest is for the manifest.
 
-        Raises PlaitError, on all ranks, where this save (sync) or the one before (async) failed on any of them, and
-        so if a parameter or the optimizer's state is not finite on any of them: then nothing is written.
+        Raises PlaitError, on all ranks, if this save (sync) or the previous one (async) failed on any of them, or if a
+        parameter or the optimizer's state is not finite on any of them; then nothing is written.
         """
         self.wait()
         present = {key: tensor for key, tensor in state.items() if not is_absent(tensor)}
@@ -69,23 +70,23 @@ class Saver:
         extremes = Extremes(present)
         if self.mode == "async":
             staged = {key: tensor.detach().to("cpu", copy=True) for key, tensor in present.items()}
-            bad = extremes.first_bad()  # the copy has waited for the device already
+            bad = extremes.first_bad()  # the copy has already waited for the device
             self._writing = step, self._thread.submit(self._write, staged, manifest, 0, bad)
         else:
             _tell(step, lambda: self._write(present, manifest, 10_000_000, extremes.first_bad()))
 
     def wait(self) -> None:
-        """Return when the last save is complete. To be called before the process group ends; raises as `save` does."""
+        """Return when the last save is complete. Call it before the process group ends; raises as `save` does."""
         under_way, self._writing = self._writing, None
         if under_way is not None:
             _tell(under_way[0], under_way[1].result)
 
     def failed(self) -> bool:
-        """Whether this rank knows already that the save under way failed. The others will: let all call `wait`."""
+        """Whether this rank already knows that the current save failed. The others will: then all must call `wait`."""
         return self._writing is not None and self._writing[1].done() and self._writing[1].exception() is not None
 
     def settle(self, seconds: float) -> None:
-        """Give the save under way so long to end, however it does: for a run that breaks off."""
+        """Wait up to this time for the current save to end, successfully or not: for a run that ends early."""
         if self._writing is not None:
             with suppress(TimeoutError):
                 self._writing[1].exception(seconds)
@@ -102,11 +103,11 @@ class Saver:
             quiet = warnings.catch_warnings(action="ignore") if self._group is None else nullcontext()
             with quiet:  # "no process group"
                 dcp.save(state, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
-            digests = self._all(lambda: _digests(path, self._rank))
+            digests = self._all(lambda: writer.hashed.digests)
             files = {name: entry for own in digests for name, entry in sorted(own.items())}
             self._all(lambda: self._complete(path, manifest, files))
         except (Exception, dcp.CheckpointException):
-            if self._rank == 0:  # what it waits for above fails on all ranks at once: none writes any more
+            if self._rank == 0:  # an error in the wait above is raised on all ranks, so none is writing now
                 clear(path)
             raise
         self.saved = manifest.step
@@ -121,29 +122,18 @@ class Saver:
                 log.warning(f"an older checkpoint could not be removed: {sentence(error)}")
 
     def _all(self, work: Callable[[], T]) -> list[T]:
-        """What `work` returns on every rank, by rank; raises on all where it raised on one."""
-        try:
-            mine: tuple[T | None, PlaitError | None] = (work(), None)
-        except Exception as error:
-            mine = (None, _named(error, self._rank))
-        all_ranks: list[Any] = [mine]
-        if self._group is not None:
-            all_ranks = [None] * dist.get_world_size(self._group)
-            dist.all_gather_object(all_ranks, mine, group=self._group)
-        for _, failure in all_ranks:
-            if failure is not None:
-                raise failure
-        return [value for value, _ in all_ranks]
-
-
-def _digests(path: Path, rank: int) -> dict[str, tuple[int, str]]:
-    """name -> (bytes, sha256) of the files that this rank wrote."""
-    own = [*path.glob(f"__{rank}_*"), *([path / ".metadata"] if rank == 0 else [])]
-    return {file.name: (os.path.getsize(file), digest(file)) for file in own}
+        return on_all_ranks(work, self._group, lambda error: _named(error, self._rank))
 
 
 class _Writer(dcp.FileSystemWriter):
-    """torch's, whose errors say what the system said: some hide it, and lose it on their way to other ranks."""
+    """torch's writer, with errors that contain the system's: torch may hide it, and lose it between ranks.
+
+    hashed: the files of this rank, with their digests.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fs = self.hashed = HashedFiles()
 
     def write_data(self, *args: Any, **kwargs: Any) -> Any:
         with writing(self.path):
@@ -157,7 +147,7 @@ class _Writer(dcp.FileSystemWriter):
 def _tell(step: int, work: Callable[[], None]) -> None:
     try:
         work()
-    except (Exception, dcp.CheckpointException) as error:  # the latter is no Exception
+    except (Exception, dcp.CheckpointException) as error:  # the latter is not an Exception
         named = _named(error)
         raise type(named)(f"the checkpoint of step {step} could not be saved: {named}") from error
 

@@ -1,4 +1,4 @@
-"""A folder of checkpoints: which are complete, which are sound, what each holds. Arithmetic on files, no torch."""
+"""A folder of checkpoints: which are complete, which are sound, and what each holds. Works on files, without torch."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from plait.checkpoint.files import clear, digests, put_in_place, remove, write_synced
-from plait.checkpoint.wellformed import misfit
+from plait.checkpoint.wellformed import flaw
 from plait.contract.errors import PlaitError, near_miss
 
 log = logging.getLogger("plait")
@@ -21,17 +21,17 @@ MANIFEST = "manifest.json"
 
 
 class NoneSound(PlaitError):
-    """There are checkpoints, and all are damaged: to start over beside them would lose what may be mended."""
+    """There are checkpoints, and all are damaged; starting over beside them could lose what may be repaired."""
 
 
 @attrs.frozen
 class Manifest:
-    """What is in a checkpoint beside its tensors; `manifest.json` in its folder, written last.
+    """The description of a checkpoint besides its tensors; `manifest.json` in its folder, written last.
 
     step:       optimizer steps made.
     tokens:     tokens consumed, over all ranks.
     config:     the run's configuration, resolved.
-    data:       what the data source needs to go on; JSON values.
+    data:       what the data source needs to continue; JSON values.
     versions:   of Plait, torch and the plugins that wrote it.
     parameters: name -> (shape, dtype) of every parameter and persistent buffer.
     files:      name -> (bytes, sha256) of every other file in the folder.
@@ -47,13 +47,13 @@ class Manifest:
     format: int = FORMAT
 
     def dumps(self) -> str:
-        """JSON with a digest of itself, since a flipped bit may well leave valid JSON."""
-        body = json.loads(json.dumps(attrs.asdict(self)))  # as a reader will see it: keys are strings by then
+        """JSON with a digest of itself, because a flipped bit may leave valid JSON."""
+        body = json.loads(json.dumps(attrs.asdict(self)))  # as a reader will see it: keys are strings then
         return json.dumps({**body, "digest": _digest_of(body)}, indent=1) + "\n"
 
     @classmethod
     def loads(cls, text: bytes) -> "Manifest":
-        """Raises ValueError, in words, where `text` is not what `dumps` wrote."""
+        """Raises ValueError, in words, if `text` is not what `dumps` wrote."""
         try:
             body = json.loads(text)
             claimed, version = body.pop("digest"), body["format"]
@@ -63,8 +63,8 @@ class Manifest:
             raise ValueError(f"its format is {version!r}, and this version of Plait reads {FORMAT}")
         if claimed != _digest_of(body):
             raise ValueError(f"its {MANIFEST} was changed after it was written")
-        if wrong := misfit(body, attrs.fields_dict(cls).keys()):
-            raise ValueError(f"its {MANIFEST} holds what this version of Plait does not write: {wrong}")
+        if wrong := flaw(body, attrs.fields_dict(cls).keys()):
+            raise ValueError(f"its {MANIFEST} holds something that this version of Plait does not write: {wrong}")
         return cls(**body)
 
 
@@ -73,21 +73,21 @@ def _digest_of(body: Mapping[str, Any]) -> str:
 
 
 def samples_of(manifest: Manifest, global_batch_size: int) -> int:
-    """The samples consumed up to `manifest`; one that does not say it took a global batch per step."""
+    """The samples consumed up to `manifest`; without that entry, one global batch per step."""
     taken = manifest.step * manifest.data.get("global_batch_size", global_batch_size)
     return manifest.data.get("samples", taken)
 
 
 class Store:
-    """`folder/step-<n>/`, one a checkpoint. `step-<n>.tmp` is being written, `step-<n>.old` being removed.
+    """`folder/step-<n>/`, one per checkpoint. `step-<n>.tmp` is being written, `step-<n>.old` being removed.
 
-    A checkpoint knows its step: one whose manifest says another than its folder's name is left alone.
-    Only who holds the run's lock may call `commit`, `prune` and `clean`.
+    A checkpoint knows its step: if the manifest and the folder's name disagree, it is left alone.
+    Only the holder of the run's lock may call `commit`, `prune` and `clean`.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self._unsound: set[Path] = set()  # that `latest` met
+        self._unsound: set[Path] = set()  # found by `latest`
 
     def place(self, step: int) -> Path:
         return self.folder / f"step-{step}"
@@ -96,27 +96,27 @@ class Store:
         return self.folder / f"step-{step}.tmp"
 
     def found(self) -> list[Path]:
-        """All that is named as a checkpoint, by step: complete or not, a folder or not."""
+        """Everything that is named as a checkpoint, by step: complete or not, a folder or not."""
         if not os.path.lexists(self.folder):
             return []
         try:
             found = [path for path in self.folder.iterdir() if re.fullmatch("step-[0-9]+", path.name)]
         except OSError as error:
             raise PlaitError(
-                f"the checkpoints in {self.folder} cannot be read: {error.strerror}; checkpoint.dir names "
-                "another folder"
+                f"the checkpoints in {self.folder} cannot be read: {error.strerror}; set checkpoint.dir "
+                "to use another folder"
             ) from None
         return sorted(found, key=_step)
 
     def complete(self) -> list[Path]:
-        """The checkpoints that were written to their end, by step; not those that `latest` found damaged.
+        """The checkpoints that were written completely, by step; without those that `latest` found damaged.
 
-        Whether the others are still sound, `verify` tells.
+        `verify` checks whether they are still sound.
         """
         return [path for path in self.found() if path not in self._unsound and path.name == f"step-{_says(path)}"]
 
     def latest(self, say: Callable[[str], None] = print) -> Path | None:
-        """The newest sound checkpoint, or None if there are none. Each that is not sound is named through `say`.
+        """The newest sound checkpoint, or None if there are none. Names each unsound one through `say`.
 
         Raises NoneSound, naming each, if there are some and none is sound.
         """
@@ -146,9 +146,9 @@ class Store:
         """None if the checkpoint at `path` is sound, else what is wrong with it; reads every byte."""
         path = Path(path)
         if not path.is_dir():
-            return "it is no folder" if os.path.lexists(path) else "there is no such folder"
+            return "it is not a folder" if os.path.lexists(path) else "there is no such folder"
         if not (path / MANIFEST).is_file():  # nor a pipe, which would never end
-            return f"it has no {MANIFEST}, so it was not written to its end"
+            return f"it has no {MANIFEST}, so it was not written completely"
         try:
             manifest = Manifest.loads((path / MANIFEST).read_bytes())
         except OSError as error:
@@ -172,43 +172,44 @@ class Store:
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Manifest:
-        """The manifest of the checkpoint at `path`. Raises PlaitError where there is none that can be read."""
+        """The manifest of the checkpoint at `path`. Raises PlaitError if none can be read."""
         try:
             if not (Path(path) / MANIFEST).is_file():
                 raise FileNotFoundError
             return Manifest.loads((Path(path) / MANIFEST).read_bytes())
         except OSError:
-            raise PlaitError(f"{path} is no checkpoint: it has no {MANIFEST} that can be read") from None
+            raise PlaitError(f"{path} is not a checkpoint: it has no {MANIFEST} that can be read") from None
         except ValueError as error:
             raise PlaitError(f"the checkpoint {path} cannot be used: {error}") from None
 
     @staticmethod
     def check_model(manifest: Manifest, parameters: Mapping[str, Sequence[int]]) -> None:
-        """Raises PlaitError, naming the first that differs, unless the checkpoint has `parameters` (name -> shape)."""
+        """Raises PlaitError, naming the first difference, unless the checkpoint has `parameters` (name -> shape)."""
         saved = {name: tuple(shape) for name, (shape, _) in manifest.parameters.items()}
         compare(saved, parameters, f"the checkpoint of step {manifest.step} is of another model")
 
     def commit(self, whole: Path, manifest: Manifest) -> Path:
-        """Complete the checkpoint whose files are in `whole`: manifest last, then the final name; returns that path.
+        """Complete the checkpoint whose files are in `whole`: write the manifest, then rename it; returns the final
+        path.
 
-        A damaged one of that step is replaced. What else has its name is kept under another, `step-<n>.kept-1`.
+        A damaged checkpoint of that step is replaced. Anything else with its name is kept as `step-<n>.kept-1`.
         """
         write_synced(whole / MANIFEST, manifest.dumps())
         self._give_name(whole, manifest.step)
         return self.place(manifest.step)
 
     def prune(self, keep: int, newest: int | None = None) -> None:
-        """Remove all but the last `keep` complete checkpoints up to step `newest` (default: all there are).
+        """Remove all but the last `keep` complete checkpoints up to step `newest` (default: all).
 
-        With `newest`, the step just saved, later ones of a run that went back count neither way: the run will replace
-        them. Nor do those that `latest` found damaged: they must not push out a sound one.
+        `newest` is the step just saved. Later checkpoints of a run that went back are ignored: the run will replace
+        them. Checkpoints that `latest` found damaged are ignored too: they must not push out a sound one.
         """
         complete = [p for p in self.complete() if newest is None or _step(p) <= newest]
         for path in complete[: -max(keep, 1)]:
             remove(path)
 
     def clean(self) -> None:
-        """Remove what a killed run left half done, and finish what only lacked its final name."""
+        """Remove what a killed run left half done, and rename what only lacked its final name."""
         for path in self._left_over("tmp"):
             step, final = _step(path), self.place(_step(path))
             if self._sound(path, step) and (not os.path.lexists(final) or self.problem(final)):
@@ -217,7 +218,7 @@ class Store:
                 clear(path)
         for path in self._left_over("old"):
             if not self.complete() and self._sound(path, _step(path)):
-                self._give_name(path, _step(path))  # its successor was lost
+                self._give_name(path, _step(path))  # the newer one was lost
             else:
                 clear(path)
 
@@ -236,7 +237,7 @@ class Store:
             while os.path.lexists(kept := final.with_name(f"{final.name}.kept-{number}")):
                 number += 1
             os.rename(final, kept)
-            log.warning("%s was no checkpoint of step %d; it is now %s", final, step, kept)
+            log.warning("%s was not a checkpoint of step %d; it is now %s", final, step, kept)
         put_in_place(whole, final)
         self._unsound.discard(final)
 
@@ -246,7 +247,7 @@ def _step(path: Path) -> int:
 
 
 def _says(path: Path) -> int | None:
-    """The step in its manifest; None if there is no manifest that can be read."""
+    """The step in its manifest; None if no manifest can be read."""
     try:
         return Store.read(path).step
     except PlaitError:
@@ -262,4 +263,6 @@ def compare(saved: Mapping[str, Sequence[int]], wanted: Mapping[str, Sequence[in
             raise PlaitError(f"{what}: {name!r} has shape {tuple(saved[name])} there and {tuple(shape)} in this run")
     for name in saved:
         if name not in wanted:
-            raise PlaitError(f"{what}: it has {name!r}, which this run's model has not{near_miss(name, list(wanted))}")
+            raise PlaitError(
+                f"{what}: it has {name!r}, which this run's model does not have{near_miss(name, list(wanted))}"
+            )

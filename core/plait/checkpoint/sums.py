@@ -1,31 +1,34 @@
-"""`SHA256SUMS` in a folder of weights: a digest of every file, in the form that `sha256sum` writes and checks."""
+"""`SHA256SUMS` in a folder of weights: a digest of every file, in the format of `sha256sum`."""
 
+import os
 import re
 from pathlib import Path, PurePosixPath
 
 from plait.checkpoint.files import digests, write_synced
 from plait.contract.errors import PlaitError
+from plait.system.disk import check_regular
 
 SUMS = "SHA256SUMS"
 LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 
 
 def write_sums(folder: Path) -> None:
-    """Write the digests of all files in `folder`. To be called when the files are complete."""
+    """Write the digests of all files in `folder`. Call it when the files are complete."""
     files = sorted(file for file in folder.iterdir() if file.name != SUMS)
     found = zip(digests(files), files, strict=True)
     write_synced(folder / SUMS, "".join(f"{sha256}  {file.name}\n" for sha256, file in found))
 
 
 def check_sums(path: Path) -> None:
-    """Raise PlaitError, naming the first, if a file of the folder `path` differs from what its SHA256SUMS lists.
+    """Raise PlaitError, naming the first file of the folder `path` that does not match its SHA256SUMS.
 
-    Of a `path` that is a file, only this one is compared. A folder without a SHA256SUMS passes.
+    If `path` is a file, only that file is compared. A folder without a SHA256SUMS passes.
     """
     folder = path if path.is_dir() else path.parent
-    if not (folder / SUMS).is_file():
+    if not os.path.lexists(folder / SUMS):
         return
     try:
+        check_regular(folder / SUMS)
         expected = _parsed(folder / SUMS)
     except (OSError, ValueError) as error:
         raise PlaitError(f"{folder / SUMS} cannot be read: {error}") from None
@@ -42,12 +45,13 @@ def check_sums(path: Path) -> None:
         if sha256 != actual:
             raise PlaitError(
                 f"{folder / name} was changed after {SUMS} was written (sha256 differs): copy the folder again, or "
-                f"remove {SUMS} if the change is meant"
+                f"remove {SUMS} if you changed it on purpose"
             )
 
 
 def _parsed(file: Path) -> dict[str, str]:
-    """Name -> digest. Raises ValueError, in words, for what `sha256sum` does not write of files in this folder."""
+    """Name -> digest. Raises ValueError, in words, for lines that `sha256sum` does not write for files in this
+    folder."""
     expected = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         match = LINE.fullmatch(line)

@@ -1,4 +1,4 @@
-"""Weights alone, to start a run from: out of a checkpoint of Plait, a .safetensors file, or a folder of such files."""
+"""Reads weights alone, to start a run: from a Plait checkpoint, a .safetensors file, or a folder of such files."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from plait.checkpoint.store import MANIFEST, Store, compare
 from plait.checkpoint.sums import check_sums
 from plait.contract.errors import PlaitError
+from plait.system.disk import check_regular
 
 if TYPE_CHECKING:  # the parent checks weights without torch
     from torch import Tensor
@@ -21,7 +22,7 @@ INDEX = "model.safetensors.index.json"
 
 @attrs.frozen
 class Files:
-    """Safetensors files as one: name -> file, name -> shape."""
+    """Several safetensors files as one: name -> file, name -> shape."""
 
     path: Path
     where: dict[str, Path]
@@ -33,10 +34,10 @@ def check_weights(
 ) -> None:
     """Raises PlaitError unless `path` holds exactly `parameters` (FQN -> shape), undamaged. Imports no torch.
 
-    Reads every byte where there are digests: of a checkpoint of Plait, and of a folder with a SHA256SUMS. So one
-    process does it before the ranks start.
-    ties: further FQN of a tied parameter -> its first, as `state.tied_names` gives them; a file may have either
-    or both.
+    Reads every byte if there are digests, in a Plait checkpoint or in a folder with a SHA256SUMS. So one process calls
+    it before the ranks start.
+    ties: further FQN of a tied parameter -> its first, as `state.tied_names` gives them; a file may have either or
+        both.
     """
     path = Path(path)
     _check_names(path, parameters, ties or {})
@@ -56,7 +57,7 @@ def _check_names(path: Path, parameters: Mapping[str, Sequence[int]], ties: Mapp
 def read_weights(
     path: str | os.PathLike[str], state: Mapping[str, "Tensor"], ties: Mapping[str, str] | None = None
 ) -> None:
-    """Fill `state` (FQN -> tensor or DTensor) in place, cast to its dtypes. All ranks together.
+    """Fill `state` (FQN -> tensor or DTensor) in place, cast to its dtypes. Called by all ranks.
 
     One parameter at a time; of a DTensor a rank reads its own part. `ties` and errors as for `check_weights`, except
     that digests are not compared again.
@@ -80,7 +81,7 @@ def read_weights(
 
 
 def _named(files: Files, parameters: Mapping[str, Sequence[int]], ties: Mapping[str, str]) -> dict[str, str]:
-    """FQN -> the name under which the files have it."""
+    """FQN -> its name in the files."""
     names = {fqn: fqn for fqn in parameters}
     found = dict(files.shapes)
     for alias, first in ties.items():
@@ -98,25 +99,27 @@ def open_files(path: Path) -> Files:
         files = _indexed(path) or sorted(path.glob("*.safetensors"))
         if not files:
             raise PlaitError(f"the folder {path} holds neither a checkpoint of Plait nor .safetensors files")
-    elif not path.is_file():
+    elif not os.path.lexists(path):
         raise PlaitError(f"there are no weights at {path}: no such file or folder")
     where: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         try:
+            check_regular(file)
             with safe_open(file, framework="np") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 - it is no mapping
                     if name in where:
                         raise PlaitError(f"{name!r} is in both {where[name]} and {file}")
                     where[name], shapes[name] = file, tuple(tensors.get_slice(name).get_shape())
         except (SafetensorError, OSError) as error:
-            raise PlaitError(f"{file} is no safetensors file that can be read: {error}") from None
+            raise PlaitError(f"{file} is not a readable safetensors file: {error}") from None
     return Files(path, where, shapes)
 
 
 def _indexed(folder: Path) -> list[Path]:
     """The files that the folder's index names, if it has one."""
     try:
+        check_regular(folder / INDEX)
         index = json.loads((folder / INDEX).read_bytes())
         names = set(index["weight_map"].values())
         if outside := [name for name in names if Path(name).name != name]:

@@ -1,19 +1,21 @@
-"""Whether a manifest is one that a save writes. Its digest does not tell: anybody can write both."""
+"""Checks that a manifest has the form of one that a save writes; its digest cannot prove that."""
 
 import os
 from collections.abc import Mapping, Set
 from typing import Any
 
+MOST = 2**63 - 1  # of a count
 
-def misfit(body: Mapping[str, Any], keys: Set[str]) -> str | None:
+
+def flaw(body: Mapping[str, Any], keys: Set[str]) -> str | None:
     """What is wrong with the JSON object of a manifest, in words; None if a save could have written it.
 
-    keys: those that a manifest has.
+    keys: the keys of a manifest.
     """
     if strange := body.keys() ^ keys:
         return f"it {'has the key' if min(strange) in body else 'lacks'} {min(strange)!r}"
     if not _is_count(body["step"]) or not _is_count(body["tokens"]):
-        return "step and tokens must be whole numbers from 0 on"
+        return "step and tokens must be whole numbers of 64 bits from 0 on"
     for key in ("config", "data", "versions", "parameters", "files"):
         if not isinstance(body[key], dict):
             return f"{key} must be an object"
@@ -22,7 +24,7 @@ def misfit(body: Mapping[str, Any], keys: Set[str]) -> str | None:
     data = body["data"]
     for key, least in (("global_batch_size", 1), ("shares", 1), ("samples", 0)):
         if not _is_count(data.get(key, least), least):
-            return f"data.{key} must be a whole number from {least} on"
+            return f"data.{key} must be a whole number of 64 bits from {least} on"
     if data.get("metrics") is not None and not _is_seal(data["metrics"]):
         return "data.metrics must be a size and a digest"
     states = data.get("states", [])
@@ -35,14 +37,14 @@ def misfit(body: Mapping[str, Any], keys: Set[str]) -> str | None:
             return f"parameters[{name!r}] must be a shape and a dtype"
     for name, entry in body["files"].items():
         if os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
-            return f"files has {name!r}, which is no name of a file in the folder"
+            return f"files has {name!r}, which is not the name of a file in the folder"
         if not _is_seal(entry):
             return f"files[{name!r}] must be a size and a digest"
     return None
 
 
 def _is_count(value: Any, least: int = 0) -> bool:
-    return type(value) is int and value >= least
+    return type(value) is int and least <= value <= MOST
 
 
 def _is_seal(value: Any) -> bool:

@@ -1,1 +1,4 @@
-"""The command `plait`: one file for each subcommand. May import every room; no room imports it."""
+"""The command `plait`: one file per subcommand.
+
+May import `report` and the rooms below it; no room imports it.
+"""

@@ -1,39 +1,39 @@
-"""`plait calibrate`: measures this machine, and writes a file for `cluster=NAME`."""
+"""`plait calibrate`: measures this machine and writes a file for `cluster=NAME`."""
 
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from plait.contract.errors import PlaitError
+from plait.contract.errors import PlaitError, misfit
 
 HELP = """usage: plait calibrate [name=NAME] [ranks=N] [device=cpu|cuda] [--force]
 
-Measures this machine's devices and the links between them: copies, products of matrices in each dtype, and all-reduce,
+Measures this machine's devices and the links between them: copies, matrix products in each dtype, and all-reduce,
 all-gather, reduce-scatter and all-to-all over sizes, on all ranks at once. Writes conf/cluster/NAME.yaml, which
 `plait plan cluster=NAME` reads in this folder.
   name=NAME   (default: here)
   ranks=N     (default: one for each GPU, or 2 on a CPU)
   device=KIND (default: cuda if there is a GPU)
-  --force     replace a file that is there"""
+  --force     replace an existing file"""
 
 TEMPLATE = """\
 # {title}, measured by `plait calibrate` with {ranks} ranks.
-name: {title} # for people
-device: {device} # what torch calls its kind
-devices: {devices} # regular expressions: words in the name that torch gives the device
-memory: {memory:.4e} # bytes, as the system tells{of_ranks}
-reserved: {held:.4e} # bytes that were taken before a model was there, measured
+name: {title} # shown to people
+device: {device} # torch's device type
+devices: {devices} # regular expressions that match torch's name of the device
+memory: {memory:.4e} # bytes, as the system reports{of_ranks}
+reserved: {held:.4e} # bytes in use before there is a model, measured
 granularity: {granularity} # bytes; {allocator}
-products: # operations a second in products of matrices, by dtype, measured, at the best size
+products: # operations per second in matrix products, by dtype, measured, at the best size
 {products}
-bandwidth: {bandwidth:.4e} # bytes a second of memory, read and written, measured with copies
-node: {node} # ranks that share the links inside
+bandwidth: {bandwidth:.4e} # bytes per second of memory, read and written, measured with copies
+node: {node} # ranks that share the inside links
 inside: # links between this machine's ranks
-  bandwidth: {link:.4e} # bytes a second that one rank sends, measured with the fastest kind of collective
-  latency: {latency:.4e} # seconds of one hop, measured with the smallest collectives
+  bandwidth: {link:.4e} # bytes per second that one rank sends, measured with the fastest kind of collective
+  latency: {latency:.4e} # seconds per hop, measured with the smallest collectives
 between: # links to other machines: NOT MEASURED, the same as inside; put your network's figures here
-  bandwidth: {link:.4e} # bytes a second for each rank
-  latency: {latency:.4e} # seconds of one hop
+  bandwidth: {link:.4e} # bytes per second per rank
+  latency: {latency:.4e} # seconds per hop
 launch: {launch:.4e} # seconds of an operator on 16 elements, measured
 achieved: # [low, high] share of the figures above that is reached, measured over sizes and kinds
   products: [{worst_products:.3f}, 1.0] # of `products`
@@ -49,10 +49,10 @@ def main(argv: list[str]) -> int:
     given = dict(_pair(a) for a in argv if a != "--force")
     name = given.get("name", "here")
     if not name.isidentifier():
-        raise PlaitError(f"name={name} must be a name of letters, digits and underscores, such as name=here")
+        raise misfit("name", name, "a name of letters, digits and underscores, such as name=here")
     path = Path("conf/cluster") / f"{name}.yaml"
     if path.exists() and "--force" not in argv:
-        raise PlaitError(f"{path} is there already; --force replaces it, and name=NAME writes another")
+        raise PlaitError(f"{path} exists already; replace it with --force, or choose another name=NAME")
     device, ranks = _device(given)
     from plait.system.disk import replace, writing
 
@@ -78,7 +78,7 @@ def measured(device: str, ranks: int, sizes: Any = None) -> Any:
 
 
 def written(found: Any, device: str, ranks: int) -> str:
-    """The file."""
+    """The content of the file."""
     import re
 
     from plait.plan.calibrate import links
@@ -110,7 +110,9 @@ def written(found: Any, device: str, ranks: int) -> str:
 def _pair(argument: str) -> tuple[str, str]:
     key, _, value = argument.partition("=")
     if key not in ("name", "ranks", "device"):
-        raise PlaitError(f"{argument}: plait calibrate takes name=NAME, ranks=N, device=cpu|cuda and --force")
+        raise PlaitError(f"{argument}: plait calibrate takes name=NAME, ranks=N, device=cpu|cuda and --force").at(
+            key, fits=("name", "ranks", "device", "--force")
+        )
     return key, value
 
 
@@ -120,12 +122,16 @@ def _device(given: dict[str, str]) -> tuple[str, int]:
     gpus = torch.cuda.device_count()
     device = given.get("device", "cuda" if gpus else "cpu")
     if device not in ("cpu", "cuda"):
-        raise PlaitError(f"device={device} must be cpu or cuda")
+        raise misfit("device", device, "cpu or cuda")
     if device == "cuda" and not gpus:
-        raise PlaitError("device=cuda, but there is no GPU that torch can use; device=cpu measures the CPU")
+        raise PlaitError("device=cuda, but there is no GPU that torch can use; device=cpu measures the CPU").at(
+            "device", device, fits=("cpu",)
+        )
     ranks = given.get("ranks", str(gpus if device == "cuda" else 2))
     if not ranks.isdigit() or int(ranks) < 1:
-        raise PlaitError(f"ranks={ranks} must be a number of ranks, at least 1")
+        raise misfit("ranks", ranks, "a number of ranks, at least 1")
     if device == "cuda" and int(ranks) > gpus:
-        raise PlaitError(f"ranks={ranks} need a GPU each, and there are {gpus}")
+        raise PlaitError(f"ranks={ranks} need a GPU each, and there are {gpus}").at(
+            "ranks", ranks, fits=f"at most {gpus}"
+        )
     return device, int(ranks)

@@ -1,4 +1,4 @@
-"""`plait compare A B`: where two runs part, read off their metrics."""
+"""`plait compare A B`: the first step at which two runs differ, from their metrics."""
 
 import argparse
 import math
@@ -16,7 +16,7 @@ from plait.records.metrics import FILE, read
 COMPARED = ("loss", "grad_norm", "val_loss")
 DECIDES = ("loss", "grad_norm")
 EXIT_CODES = (
-    "Exit code: 0 where loss and grad_norm are bitwise equal at every common step (or within --tolerance), "
+    "Exit code: 0 if loss and grad_norm are bitwise equal at every common step (or within --tolerance), "
     "1 where they differ, 2 where the files cannot be compared."
 )
 
@@ -25,9 +25,9 @@ EXIT_CODES = (
 class Difference:
     """How one key differs over the steps at which both files have it.
 
-    steps: how many those are. first: the first at which it is not bitwise the same; None: it never differs.
-    absolute, relative: the largest |a - b| and |a - b| / max(|a|, |b|), each with its step; infinite where only one
-    of the two is null. last: (step, a, b) at the last of the steps.
+    steps: the number of these steps. first: the first that is not bitwise equal; None: all are equal.
+    absolute, relative: the largest |a - b| and |a - b| / max(|a|, |b|), each with its step; infinite if only one of the
+    two is null. last: (step, a, b) at the last of these steps.
     """
 
     key: str
@@ -42,7 +42,7 @@ class Difference:
 class Comparison:
     """Two metrics files side by side.
 
-    steps: of each, (first, last, how many). common: the number of steps that both have. differences: by key.
+    steps: of each, (first, last, number). common: the number of steps that both have. differences: by key.
     only: of each, the keys that no row of the other has.
     """
 
@@ -53,15 +53,15 @@ class Comparison:
     only: tuple[tuple[str, ...], tuple[str, ...]]
 
     def agree(self, tolerance: float | None = None) -> bool:
-        """Whether loss and gradient norm are bitwise equal, or with `tolerance` within that relative difference."""
+        """Whether loss and gradient norm are bitwise equal, or within the relative difference `tolerance`."""
         decisive = [self.differences[key] for key in DECIDES if key in self.differences]
         return all(d.first is None or (tolerance is not None and d.relative[0] <= tolerance) for d in decisive)
 
 
 def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
-    """Compare two runs step by step; `a` and `b` are metrics.jsonl files or folders that hold one.
+    """Compare two runs step by step; `a` and `b` are metrics.jsonl files or folders that contain one.
 
-    Raises PlaitError where one of them cannot be read, or they have no step in common.
+    Raises PlaitError if one of them cannot be read, or if they have no step in common.
     """
     paths = (_file_of(Path(a)), _file_of(Path(b)))
     rows = [{row["step"]: row for row in read(path)} for path in paths]
@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     """The command: prints the comparison and returns its exit code."""
     parser = argparse.ArgumentParser(
         prog="plait compare",
-        description="Show where two runs part: the first step at which they differ, and by how much at most.",
+        description="Show the first step at which two runs differ, and the largest difference.",
         epilog=EXIT_CODES,
     )
     parser.add_argument("a", metavar="A", help="a metrics.jsonl, or a run's folder")
@@ -131,7 +131,7 @@ def _difference(key: str, both: list[tuple[int, float | None, float | None]]) ->
 
 
 def _bits(value: float | None) -> str | None:
-    return None if value is None else float(value).hex()  # tells 0.0 from -0.0
+    return None if value is None else float(value).hex()  # distinguishes 0.0 from -0.0
 
 
 def _show(found: Comparison, tolerance: float | None) -> None:
@@ -147,7 +147,7 @@ def _show(found: Comparison, tolerance: float | None) -> None:
         table.add_column(title, no_wrap=True)
     for row in map(_row, found.differences.values()):
         table.add_row(*row)
-    Console(highlight=False, markup=False, width=160).print(table)  # a narrow terminal folds it, and cuts nothing
+    Console(highlight=False, markup=False, width=160).print(table)  # a narrow terminal wraps it, and cuts nothing
     for letter, keys in zip("AB", found.only, strict=True):
         if keys:
             console.print(f"only in {letter}: {', '.join(keys)}")
@@ -169,6 +169,6 @@ def _verdict(found: Comparison, tolerance: float | None) -> str:
         return "loss and grad_norm are bitwise equal"
     parted: Any = min(d.first for d in found.differences.values() if d.key in DECIDES and d.first is not None)
     if tolerance is None:
-        return f"they part at step {parted}"
+        return f"they first differ at step {parted}"
     how = "within" if found.agree(tolerance) else "by more than"
-    return f"they part at step {parted}, {how} the tolerance {tolerance:g}"
+    return f"they first differ at step {parted}, {how} the tolerance {tolerance:g}"

@@ -1,4 +1,4 @@
-"""Completion in the shell: Hydra knows the overrides, but not that a subcommand stands before them."""
+"""Shell completion: Hydra completes the overrides, but does not know that a subcommand comes before them."""
 
 import os
 
@@ -6,7 +6,7 @@ from plait.contract.errors import PlaitError
 
 
 def main(arguments: list[str]) -> int:
-    """Answer `plait -sc install=SHELL`, `uninstall=SHELL` or `query=SHELL`; a query finds its line in COMP_LINE."""
+    """Answer `plait -sc install=SHELL`, `uninstall=SHELL` or `query=SHELL`; a query reads its line from COMP_LINE."""
     from plait.commands.main import COMMANDS
     from plait.launch.compose import composed
 
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
         os.environ["COMP_LINE"] = " ".join([app, *words[1:]])
     try:
         composed(lambda cfg: None, asked)
-    except PlaitError:  # half a line may well not compose
+    except PlaitError:  # an unfinished line may not compose
         if not querying:
             raise
     return 0

@@ -1,4 +1,4 @@
-"""`plait convert`: weights in files from Hugging Face's form to Plait's and back."""
+"""`plait convert`: converts files of weights from Hugging Face's form to Plait's and back."""
 
 import sys
 from pathlib import Path
@@ -10,10 +10,10 @@ from plait.records.console import quantity
 HELP = """usage: plait convert SOURCE TARGET --to hf|plait [model=NAME] [model.KEY=VALUE ...]
 
 Writes the weights in SOURCE, in the other form, to the new folder TARGET. The model is composed as for `plait train`:
-it must be the one whose weights they are, and a config.json in SOURCE is compared with it.
+it must be the model of these weights, and a config.json in SOURCE is compared with it.
   SOURCE      a folder of .safetensors files, with or without an index, or one such file; with --to hf also a
               checkpoint of Plait (runs/NAME/checkpoints/step-N)
-  TARGET      a folder that does not exist yet; it appears when it is whole
+  TARGET      a folder that does not exist yet; it appears when it is complete
   --to hf     safetensors and config.json, as Hugging Face's from_pretrained loads them
   --to plait  safetensors that `plait train checkpoint.init_from=TARGET` starts from
 
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
 
 
 def parsed(argv: list[str]) -> tuple[Path, Path, str, list[str]]:
-    """Source, target, form and overrides. Raises PlaitError where one of the first three is missing."""
+    """Source, target, form and overrides. Raises PlaitError if one of the first three is missing."""
     rest, to = [], None
     arguments = iter(argv)
     for argument in arguments:
@@ -49,9 +49,11 @@ def parsed(argv: list[str]) -> tuple[Path, Path, str, list[str]]:
         else:
             rest.append(argument)
     if to is None:
-        raise PlaitError("plait convert needs --to hf or --to plait: the form that the weights shall have")
+        raise PlaitError("plait convert needs --to hf or --to plait: the form to convert to").at(
+            "--to", fits=("hf", "plait")
+        )
     if to not in ("hf", "plait"):
-        raise PlaitError(f"--to={to} is no form of weights; there are hf and plait")
+        raise PlaitError(f"--to={to} is an unknown form; available: hf, plait").at("--to", to, fits=("hf", "plait"))
     if len(rest) < 2 or any(a.startswith(("-", "+", "model=", "model.")) for a in rest[:2]):
         raise PlaitError("plait convert takes SOURCE and TARGET first, then overrides such as model=llama3_1b")
     flags = [a for a in rest[2:] if a.startswith("-") and a not in ("--config-dir", "-cd")]
@@ -61,7 +63,7 @@ def parsed(argv: list[str]) -> tuple[Path, Path, str, list[str]]:
 
 
 class Shown:
-    """Progress: a bar on a terminal, elsewhere a line for each tenth."""
+    """Progress: a bar on a terminal, else a line for each tenth."""
 
     def __init__(self) -> None:
         self.total = 0

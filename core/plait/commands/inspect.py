@@ -1,4 +1,4 @@
-"""`plait inspect`: what a run's composition will do, worked out on a fake process group: no rank is started."""
+"""`plait inspect`: shows what a run would set up, on a fake process group and without starting a rank."""
 
 import itertools
 import re
@@ -11,9 +11,9 @@ BLOCK = re.compile(r"(.*?\.)(\d+)\.(.*)")  # an FQN with the number of a block
 HELP = """usage: plait inspect [overrides] [world=N]
 
 Shows, for the overrides of `plait train`, what the run will do: the order of the strategies and why, the mesh, and
-every parameter with its logical axes, shape, placements and bytes per rank; blocks that are equal are shown once.
+every parameter with its logical axes, shape, placements and bytes per rank; equal blocks are shown once.
 Nothing is started and no memory is used.
-  world=N  for N ranks (default: what the degrees and launch.* ask for)"""
+  world=N  the number of ranks (default: what the degrees and launch.* ask for)"""
 
 
 def main(argv: list[str]) -> int:
@@ -41,16 +41,11 @@ def _lines(checked: Any) -> list[str]:
     from torch.distributed.tensor import DTensor
 
     from plait.contract.config import accumulation
-    from plait.parallel.apply import new_run, set_up
-    from plait.parallel.build import build_model
-    from plait.parallel.process_group import device_of
-    from plait.strategies.registry import create_all, described
+    from plait.parallel.apply import set_up
+    from plait.strategies.registry import described
 
-    config, layout = checked.config, checked.layout
-    strategies = create_all(checked.node["strategy"])
-    model, spec = build_model(config.model)
-    run = new_run(config, spec, model, layout.world_size, device_of(config.launch.device), strategies)
-    applied = set_up(model, run, fill=False)
+    config, layout, run = checked.config, checked.layout, checked.assembly.run
+    applied = set_up(checked.assembly, fill=False)
     shares = layout.count("batch")
     micro = accumulation(config, shares)
     samples = micro * shares * config.train.local_batch_size
@@ -61,8 +56,8 @@ def _lines(checked: Any) -> list[str]:
         f"{shares} shares x {micro} x {config.train.local_batch_size}"
     ]
     lines += ["", "strategies, in the order in which they act"]
-    lines += [f"  {i}. {described(p.name)}: {p.reason}" for i, p in enumerate(applied.braid.places, 1)] or ["  none"]
-    lines += [f"  {role}: {name}" for role, name in applied.braid.roles.items()]
+    lines += [f"  {i}. {described(p.name)}: {p.reason}" for i, p in enumerate(applied.hooks.turns, 1)] or ["  none"]
+    lines += [f"  {role}: {name}" for role, name in applied.hooks.roles.items()]
     lines += ["", "mesh, outermost axis first"]
     for title, axes in [("dense", layout.dense), *layout.views.items()]:
         for axis in axes:
@@ -80,7 +75,7 @@ def _lines(checked: Any) -> list[str]:
             sharded = isinstance(param, DTensor)
             local = (param.to_local() if isinstance(param, DTensor) else param).numel() * param.element_size()
             whole, held = whole + param.numel() * param.element_size(), held + local
-            axes = ", ".join(str(a) for a in spec.axes_of(fqn))
+            axes = ", ".join(str(a) for a in run.spec.axes_of(fqn))
             place = _placements(param) if sharded else "-"
             rows.append((fqn, f"({axes})", "x".join(map(str, param.shape)) or "()", place, f"{local:,}"))
     rows = [("parameter", "axes", "shape", "placements", "bytes per rank"), *_equal_once(rows)]
@@ -91,8 +86,8 @@ def _lines(checked: Any) -> list[str]:
 
 
 def _equal_once(rows: list[Row]) -> list[Row]:
-    """`rows`, but neighbouring blocks that differ in their number alone once: `layers.0 to layers.31, each`."""
-    blocks: list[tuple[str, int, list[Row]]] = []  # what is before the number, the number, a block's rows without both
+    """`rows`, with neighbouring blocks that differ only in their number shown once: `layers.0 to layers.31, each`."""
+    blocks: list[tuple[str, int, list[Row]]] = []  # prefix, number, a block's rows without these
     for fqn, *rest in rows:
         found = BLOCK.fullmatch(fqn)
         prefix, number, name = found.groups() if found else ("", "-1", fqn)

@@ -1,4 +1,4 @@
-"""`plait new NAME`: a plugin with a strategy that works, written from the template beside this file."""
+"""`plait new NAME`: writes a plugin with a working strategy from the template beside this file."""
 
 import importlib.util
 import keyword
@@ -14,8 +14,8 @@ from plait.system.disk import writing
 
 HELP = """usage: plait new NAME
 
-Writes a plugin into the folder plait-NAME: an installable package with the strategy NAME, which works and has its
-options, tests, README and CI workflow. NAME is in lower case, such as ring or my-strategy; in Python "-" becomes "_".
+Writes a plugin into the folder plait-NAME: an installable package with a working strategy NAME, its options, tests,
+README and CI workflow. NAME is in lower case, such as ring or my-strategy; in Python "-" becomes "_".
 Needs copier: pip install 'plait[author]'."""
 TEMPLATE = Path(__file__).parent / "template"
 NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
@@ -35,22 +35,23 @@ def main(argv: list[str]) -> int:
 
 
 def checked(name: str) -> str:
-    """`name` as an identifier. Raises PlaitError where it is none, or taken."""
+    """`name` as an identifier. Raises PlaitError if it cannot be one, or is taken."""
     strategy = name.replace("-", "_")
     if not NAME.fullmatch(name) or keyword.iskeyword(strategy) or keyword.iskeyword(strategy.capitalize()):
         raise PlaitError(
-            f"{name!r} cannot name a strategy; it takes lower-case letters, digits and single - or _ between them, "
-            "begins with a letter and is no word of Python's, such as ring or my-strategy"
+            f"{name!r} cannot name a strategy; use lower-case letters, digits and single - or _ between them, "
+            "starting with a letter, and no Python keyword, such as ring or my-strategy"
         )
     if strategy in (plugins := installed()):
-        raise PlaitError(f"{plugins[strategy]} is installed already; take another name")
+        raise PlaitError(f"{plugins[strategy]} is installed already; choose another name")
     if importlib.util.find_spec(f"plait_{strategy}"):
-        raise PlaitError(f"a package plait_{strategy} is installed already; take another name")
+        raise PlaitError(f"a package plait_{strategy} is installed already; choose another name")
     return strategy
 
 
 def write(strategy: str, parent: Path) -> Path:
-    """Write the plugin of `strategy` into a new folder of `parent`, and return it. Raises PlaitError where it exists.
+    """Write the plugin of `strategy` into a new folder in `parent`, and return the folder. Raises PlaitError if it
+    exists.
 
     Needs neither a network nor git.
     """

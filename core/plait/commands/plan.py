@@ -1,9 +1,9 @@
-"""`plait plan`: what a step of a run costs a rank, worked out on this machine: memory, collectives, operators, time."""
+"""`plait plan`: predicts what a step costs a rank: memory, collectives, operators, time."""
 
 import json
 import sys
 
-from plait.contract.errors import PlaitError
+from plait.contract.errors import misfit
 from plait.plan.values import FULL
 
 HELP = """usage: plait plan [overrides] [world=N] [rank=N] [cluster=NAME] [--json] [--all-blocks]
@@ -11,13 +11,13 @@ HELP = """usage: plait plan [overrides] [world=N] [rank=N] [cluster=NAME] [--jso
 
 Simulates one rank of the run that `plait train` would start with these overrides, with the real strategies and without
 weights: memory by kind and at its peak, every collective, operators, and with a cluster the time of a step.
-  world=N       for N ranks (default: what the degrees and launch.* ask for)
-  rank=N        of rank N (default: one that holds most)
-  cluster=NAME  on these machines: h100, h200, b200, a100, mi300x, cpu, or a file conf/cluster/NAME.yaml of your own
-  --json        as JSON
+  world=N       the number of ranks (default: what the degrees and launch.* ask for)
+  rank=N        the rank to simulate (default: one that holds most)
+  cluster=NAME  the machines: h100, h200, b200, a100, mi300x, cpu, or your own file conf/cluster/NAME.yaml
+  --json        print JSON
   --all-blocks  trace every block, even if they are alike
   -m            plan every combination and rank them
-Exits with 3 if it does not fit the cluster's memory, 1 after an error; with -m, only if that is so of all."""
+Exits with 3 if the run does not fit the cluster's memory, 1 after an error; with -m, only if all runs do."""
 
 FLAGS = ("--json", "--all-blocks", "-m", "--multirun")
 
@@ -52,5 +52,5 @@ def main(argv: list[str]) -> int:
 def _rank(argv: list[str]) -> tuple[list[str], int | None]:
     given = [a.partition("=")[2] for a in argv if a.startswith("rank=")]
     if given and not given[-1].isdigit():
-        raise PlaitError(f"rank={given[-1]} must be the number of a rank, such as rank=0")
+        raise misfit("rank", given[-1], "the number of a rank, such as rank=0")
     return [a for a in argv if not a.startswith("rank=")], int(given[-1]) if given else None

@@ -1,4 +1,4 @@
-"""`plait plugins`: what is installed, from metadata alone; with --check each is imported in a process of its own."""
+"""`plait plugins`: lists installed strategies from metadata alone; --check imports each in its own process."""
 
 import json
 import sys
@@ -11,9 +11,9 @@ from plait.strategies.registry import DISABLE, Plugin, disabled, installed
 HELP = f"""usage: plait plugins [--json] [--check]
 
 Lists the installed strategies: name, distribution, version, hook API and state, from metadata alone.
-  --json   the same as JSON
-  --check  import each in a process of its own: its stage, claims and hooks, or what is broken and why;
-           exits with 1 where one is
+  --json   print JSON
+  --check  import each in its own process, and show its phase, claims and hooks, or what is broken and why;
+           exits with 1 if one is broken
 {DISABLE}=a,b blocks the strategies a and b."""
 
 
@@ -53,7 +53,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return "no strategies are installed: pip install a package that brings one"
     keys = list(dict.fromkeys(key for row in rows for key in row))
-    keys.append(keys.pop(keys.index("state")))  # the long one last
+    keys.append(keys.pop(keys.index("state")))  # the longest column last
     cells = [keys, *([_cell(row.get(key)) for key in keys] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(keys))]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells)

@@ -1,18 +1,18 @@
-"""`plait report`: what runs and sweeps did, as one page and as pictures."""
+"""`plait report`: one page, and pictures, of runs and sweeps."""
 
 import time
 from pathlib import Path
 
-from plait.contract.errors import PlaitError
+from plait.contract.errors import PlaitError, misfit
 from plait.system.disk import replace, writing
 
 HELP = """usage: plait report DIR... [--out PAGE.html] [--png FOLDER] [--watch[=SECONDS]]
 
-Shows the runs in these folders, each of which is a run's, a sweep's, or holds such: their curves, how each ended, where
-their configs differ, their meshes and environments.
+Shows runs on one page: their curves, how each ended, where their configs differ, their meshes and environments. Each
+DIR is a run's folder, a sweep's, or contains some.
   --out PAGE.html    the page (default: report.html); one file that opens without a server or a network
   --png FOLDER       also the curves as pictures
-  --watch[=SECONDS]  write it again every 10 (or SECONDS) seconds until all runs have ended; the open page follows"""
+  --watch[=SECONDS]  rewrite it every 10 (or SECONDS) seconds until all runs have ended; the open page reloads"""
 
 SECONDS = 10
 
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
 
 
 def _write(folders: list[Path], out: Path, png: Path | None, watch: int | None) -> bool:
-    """Returns whether a run is live."""
+    """Returns whether a run is still running."""
     from plait.report.charts import charts
     from plait.report.page import page
     from plait.report.pictures import draw
@@ -60,12 +60,12 @@ def _arguments(argv: list[str]) -> tuple[list[Path], Path, Path | None, int | No
         name, given, value = rest.pop(0).partition("=")
         if name in ("--out", "--png"):
             if not given and not rest:
-                raise PlaitError(f"{name} needs a path, such as {name}=report")
+                raise PlaitError(f"{name} needs a path, such as {name}=report").at(name)
             path = Path(value if given else rest.pop(0))
             out, png = (path, png) if name == "--out" else (out, path)
         elif name == "--watch":
             if given and not (value.isdigit() and int(value)):
-                raise PlaitError(f"--watch={value} must be a whole number of seconds, such as --watch={SECONDS}")
+                raise misfit(name, value, f"a whole number of seconds, such as --watch={SECONDS}")
             watch = int(value) if given else SECONDS
         elif name.startswith("-"):
             raise PlaitError(f"plait report has no option {name}; `plait report --help` explains its arguments")

@@ -1,9 +1,11 @@
-"""`plait train`: compose once, check, and start the ranks or be one."""
+"""`plait train`: composes once, checks, and starts the ranks or runs as one."""
 
 import contextlib
+import errno
 import os
 import signal
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,15 @@ from plait.contract.names import check_name
 from plait.contract.schema import typed
 from plait.launch.compose import composed
 from plait.system.disk import writing
+from plait.system.imports import importing
 from plait.system.streams import console_may_fail, unheard
 
 
 def main(argv: list[str]) -> int:
     """Run Hydra with these overrides. Returns the exit code: 3 if a job of a sweep failed, else 0."""
     from plait.sweep.command import Command
-    from plait.sweep.end import end
-    from plait.sweep.loader import loading
+    from plait.sweep.loader import job_loader
+    from plait.sweep.summary import summarise
 
     command = Command(argv)
 
@@ -30,33 +33,43 @@ def main(argv: list[str]) -> int:
         return job(cfg, command)
 
     try:
-        with loading(command):
-            composed(task, argv)
+        composed(task, argv, job_loader(command))
     except BaseException as error:
-        return end(command, error)
-    return end(command)
+        return summarise(command, error)
+    return summarise(command)
 
 
-@console_may_fail(unheard)
 def job(cfg: DictConfig, command: Any) -> float | None:
-    """One run: Hydra's task function. Raises PlaitError with one sentence, or SystemExit for a signal's exit code."""
+    """One run: Hydra's task function.
+
+    Raises PlaitError with one sentence, or SystemExit with the exit code of a signal, or 1 if a run trained to its end
+    but could not print.
+    """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    hydra = HydraConfig.get()
-    if hydra.mode == RunMode.MULTIRUN:
-        from plait.sweep.job import job as one_of_many
+    hydra, lost = HydraConfig.get(), list[OSError]()
 
-        return one_of_many(command, cfg, hydra, _node, _run)
-    node = _node(cfg, hydra)
-    _run(node, Path("runs") / node["run"]["name"])
+    def tell(error: OSError) -> None:
+        unheard(error)
+        lost.append(error)
+
+    with console_may_fail(tell):
+        if hydra.mode == RunMode.MULTIRUN:
+            from plait.sweep.job import job as one_of_many
+
+            return one_of_many(command, cfg, hydra, _node, _run)
+        node = _node(cfg, hydra)
+        _run(node, Path("runs") / node["run"]["name"])
+    if any(error.errno != errno.EPIPE for error in lost):  # a reader may leave
+        raise SystemExit(1)
     return None
 
 
 def _node(cfg: DictConfig, hydra: Any) -> dict[str, Any]:
     """The resolved config as plain values, with the run's name. Raises PlaitError for what the schema refuses."""
     node: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    config = typed(Config, node, "", whole=True)
+    config = Config.of(node, whole=True)
     name = config.run.name
     if name is None:
         name = "-".join([str(hydra.runtime.choices.get("model", "model")), *config.strategy])
@@ -72,14 +85,15 @@ def _run(node: dict[str, Any], path: Path) -> None:
     from plait.contract.config import Launch
     from plait.launch.capacity import check_open_files
     from plait.launch.launcher import launch_mode
+    from plait.launch.no_restart import RunFailed
     from plait.records.run_folder import RunFolder
-    from plait.system.signals import STOPS
+    from plait.system.signals import STOP_SIGNALS
 
-    STOPS.wake()
+    STOP_SIGNALS.wake()
     folder = RunFolder(path)
     try:
         with writing(path, "the run's folder"), contextlib.suppress(FileNotFoundError):
-            os.stat(path)  # a name that is too long, or a folder that may not be entered
+            os.stat(path)  # the name is too long, or the folder may not be entered
         check_open_files()
         if launch_mode(typed(Launch, node["launch"], "launch")) == "external":
             outcome = _be_a_rank(node, folder)
@@ -89,7 +103,7 @@ def _run(node: dict[str, Any], path: Path) -> None:
         folder.unlock()
     if outcome.kind == "failed":
         where = f" (rank {outcome.rank}; its log: {folder.log_of(outcome.rank)})" if outcome.rank is not None else ""
-        raise PlaitError(outcome.reason + where)
+        raise RunFailed(outcome.reason + where, outcome.fault)
     _say(outcome.reason)
     if outcome.kind == "stopped":
         raise SystemExit(128 + (outcome.signal or signal.SIGTERM))
@@ -99,20 +113,30 @@ def _start_ranks(node: dict[str, Any], folder: Any) -> Any:
     from plait.contract.config import Launch
     from plait.contract.schema import typed
     from plait.launch.external import meeting_point
+    from plait.launch.forks import forks
+    from plait.system.scratch import remove_stale
 
+    remove_stale()  # also if this run is finished, and no rank starts
     meeting_point(typed(Launch, node["launch"], "launch"))
-    several = node["launch"]["nnodes"] > 1  # then rank 0 prepares, as only one of the machines may
-    if several:
-        _import_torch_quietly()
-    from plait.launch.capacity import check_ranks
-    from plait.launch.check import check
-    from plait.launch.launcher import start_ranks
-    from plait.launch.memory import check_room
-    from plait.launch.prepare import prepare
-    from plait.parallel.process_group import device_of
-
-    if folder.path.exists() and not several:  # a live run is refused at once; a new folder waits until all is checked
+    several = node["launch"]["nnodes"] > 1  # then rank 0 prepares, because only one of the machines may
+    if folder.path.exists() and not several:  # a live run is refused at once; a new folder waits for the checks
         folder.lock()
+    with forks(folder.path) as ranks:  # they import torch while this process checks the run
+        _say(f"check: {node['run']['name']}, with torch {version('torch')}")
+        return _check_and_start(node, folder, several, ranks)
+
+
+def _check_and_start(node: dict[str, Any], folder: Any, several: bool, forks: Any) -> Any:
+    with importing():
+        if several:
+            _import_torch_quietly()
+        from plait.launch.capacity import check_ranks
+        from plait.launch.check import check
+        from plait.launch.launcher import start_ranks
+        from plait.launch.memory import check_room
+        from plait.launch.prepare import prepare
+        from plait.parallel.process_group import device_of
+
     checked = check(node, folder=folder.path)
     config = checked.config
     check_ranks(checked.ranks_per_node, device_of(config.launch.device))
@@ -133,11 +157,11 @@ def _start_ranks(node: dict[str, Any], folder: Any) -> Any:
         data()
     elif (ended := prepare(checked, folder, _say, data)) is not None:
         return ended
-    return start_ranks(config, folder, checked.ranks_per_node, _say, node if several else None)
+    return start_ranks(config, folder, checked.ranks_per_node, _say, node if several else None, forks)
 
 
 def _import_torch_quietly() -> None:
-    """Else this process shows a stack of C++ whenever another machine does not answer; its ranks' logs have all."""
+    """Without this, the process prints a C++ stack when another machine does not answer; the ranks' logs have it."""
     level = "TORCH_CPP_LOG_LEVEL"
     if level not in os.environ:
         os.environ[level] = "FATAL"
@@ -149,41 +173,42 @@ def _import_torch_quietly() -> None:
 def _be_a_rank(node: dict[str, Any], folder: Any) -> Any:
     """One of the ranks that torchrun or Slurm started; rank 0 tells the user."""
     from plait.contract.config import Config
-    from plait.contract.schema import typed
-    from plait.launch.ends import End, first_cause, read
-    from plait.launch.prepare import prepare_together
-    from plait.launch.rank import live
-    from plait.launch.stopped import stopped
+    from plait.launch.no_restart import EXIT_CODES
+    from plait.launch.rank import run_rank
+    from plait.launch.rank_end import RankEnd, first_cause, read
+    from plait.launch.stopped import stopped_outcome
     from plait.launch.watchdog import die_with_parent
     from plait.system.signals import handle
 
-    leads = os.environ["RANK"] == "0"
-    if leads:
+    is_rank_0 = os.environ["RANK"] == "0"
+    if is_rank_0:
         _say(f"launch: external, {os.environ['WORLD_SIZE']} rank(s)")
-    handle(signal.SIG_DFL)  # until training begins there is nothing to save, and waiting for others may last
+    handle(signal.SIG_DFL)  # until training begins there is nothing to save, and waiting for others may take long
+    with importing():
+        from plait.launch.prepare import prepare_together
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()
     try:
-        folder, outcome = prepare_together(node, folder, _say)
+        folder, outcome, assembly = prepare_together(node, folder, _say)
     except PlaitError:
-        if leads:
+        if is_rank_0:
             raise
         raise SystemExit(1) from None
     console = os.dup(2)
 
-    def tell(end: End) -> None:
-        """The rank whose end explains those of the others tells the user."""
-        time.sleep(1)  # the others write theirs meanwhile
+    def tell(end: RankEnd) -> None:
+        """The rank whose end explains the others' ends tells the user."""
+        time.sleep(1)  # meanwhile the others write theirs
         cause = first_cause({end.rank: end, **read(folder.ranks)}.values())
         if cause.rank == end.rank:
             os.write(console, f"plait: {cause.sentence(folder.log_of(cause.rank))}\n".encode())
 
-    outcome = outcome or live(folder, tell)
+    outcome = outcome or run_rank(folder, tell, assembly)
     if outcome.kind == "failed":
-        raise SystemExit(1)
-    if not leads:
+        raise SystemExit(EXIT_CODES.get(outcome.fault or "", 1))
+    if not is_rank_0:
         raise SystemExit(0 if outcome.kind == "finished" else 128 + (outcome.signal or signal.SIGTERM))
-    return stopped(typed(Config, node, ""), folder, outcome.signal) if outcome.kind == "stopped" else outcome
+    return stopped_outcome(Config.of(node), folder, outcome.signal) if outcome.kind == "stopped" else outcome
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,5 @@
-"""`plait verify`: does a model under these strategies compute what one process does? It tells a wrong spec."""
+"""`plait verify`: checks that a model under strategies computes what one process does, and so that its spec is
+right."""
 
 import math
 import signal
@@ -18,15 +19,15 @@ if TYPE_CHECKING:
 
 HELP = """usage: plait verify [overrides] [world=N]
 
-Tells whether a model is declared right. For the overrides of `plait train` it takes three steps on random tokens, in
+Checks that a model's spec is correct. For the overrides of `plait train` it takes three steps on random tokens, in
 one process and then on N processes under the strategies, and compares initial parameters, the gradient of every
-parameter, losses and norms. All of it runs in float64 on this machine's processor: take a small size of the model.
-Shows what is wrong and what that usually means. Exit code: 0 where all agree, 1 where something does not.
-  world=N  on N ranks (default: the fewest with which the strategies' axes have more than one each)
+parameter, losses and norms. All of it runs in float64 on this machine's processor: use a small size of the model.
+Shows what is wrong and the usual causes. Exit code: 0 if everything agrees, 1 if not.
+  world=N  the number of ranks (default: the fewest with which each of the strategies' axes has more than one)
 Needs cloudpickle: pip install 'plait[testing]'.
 
 Example: plait verify model=mine model.n_layers=2 train.seq_len=64 'strategy=[NAME]'"""
-LARGEST = 100_000_000  # parameters: above that, minutes become hours
+LARGEST = 100_000_000  # parameters; above that, minutes become hours
 SHOWN = 10
 PLAIN = {"storage": "float64", "param": "float64", "reduce": "float64"}
 HERE = {"device": "cpu", "nnodes": 1, "nproc_per_node": "auto"}
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
 
 
 def verify(node: Mapping[str, Any], world: int | None = None) -> int:
-    """Check the run of the resolved config `node`, run it, print what was found. Returns the exit code."""
+    """Check the run of the resolved config `node`, run it, print the findings. Returns the exit code."""
     checked = plan(node, world)
     from plait.contract.axes import describe
     from plait.parallel.build import build_model
@@ -61,7 +62,7 @@ def verify(node: Mapping[str, Any], world: int | None = None) -> int:
     for title, axes in [("layout", layout.dense), *layout.views.items()]:
         print(f"{title:<7} {layout.world_size} ranks: {describe(axes, layout.owner)}")
     samples = 2 * layout.count("batch")
-    print(f"batch   {samples} samples of {config.train.seq_len} random tokens, another one for each step", flush=True)
+    print(f"batch   {samples} samples of {config.train.seq_len} random tokens, a new batch for each step", flush=True)
     findings, placements = _run(checked, spec, _say)
     print()
     for finding in findings:
@@ -75,7 +76,7 @@ def verify(node: Mapping[str, Any], world: int | None = None) -> int:
 
 
 def plan(node: Mapping[str, Any], world: int | None = None) -> "Checked":
-    """Everything that can be known before a rank starts. Raises PlaitError for what cannot be compared."""
+    """Everything that can be checked before a rank starts. Raises PlaitError for what cannot be compared."""
     from plait.launch.capacity import check_ranks
     from plait.launch.check import check
     from plait.strategies.order import traits
@@ -86,16 +87,16 @@ def plan(node: Mapping[str, Any], world: int | None = None) -> "Checked":
     if not node["strategy"]:
         known = ", ".join(name for name, plugin in installed().items() if plugin.state == "ok") or "none"
         raise PlaitError(
-            f"plait verify compares strategies with one process, but strategy names none; installed: {known}"
-        )
+            f"plait verify compares strategies with one process, but no strategy is selected; installed: {known}"
+        ).at("strategy", fits=known)
     _small_enough(node)
     checked = check(node, world or _fewest(node))
     check_ranks(checked.layout.world_size, "cpu")
-    for name in checked.node["strategy"]:
+    for name in checked.config.strategy:
         if traits(name, load(name)).numerics == "own":
             raise PlaitError(
-                f"{described(name)} computes something else than one process does, on purpose: there is nothing to "
-                "compare it with, so leave it out of strategy"
+                f"{described(name)} differs from one process on purpose, so there is nothing to compare it with: leave "
+                "it out of strategy"
             )
     return checked
 
@@ -120,28 +121,18 @@ def _small_enough(node: Mapping[str, Any]) -> None:
 
 
 def _fewest(node: Mapping[str, Any]) -> int:
-    """The fewest ranks that the axes need, where one that takes what is left, and any run, has at least two."""
-    from plait.contract.axes import MeshAxis
+    """The fewest ranks that the axes need; an axis of degree -1 gets at least two, and so does the world."""
     from plait.contract.config import Config
-    from plait.contract.schema import typed
-    from plait.parallel.answers import ANSWERS
-    from plait.parallel.apply import axes_asked, configure, layout_of, new_run
-    from plait.parallel.build import build_model
-    from plait.strategies.hooks import Braid
-    from plait.strategies.registry import create_all
+    from plait.parallel.assembly import assemble
 
-    config = typed(Config, node, "")
-    model, spec = build_model(config.model)
-    run = new_run(config, spec, model, 2, "cpu", create_all(config.strategy))
-    configure(run)
-    braid = Braid(run.strategies, ANSWERS)
-    degrees = [a.degree for _, answer in axes_asked(run, braid) for a in answer if isinstance(a, MeshAxis)]
+    assembly = assemble(Config.of(node), 2, device_type="cpu")
+    assembly.configure()
+    degrees = assembly.degrees_for(2)
     free = -1 in degrees
     least = max(math.prod(degree for degree in degrees if degree > 0) * (2 if free else 1), 2)
     for ranks in range(least, 8 * least + 1, least) if free else ():  # a view may need more than the dense axes
-        run.world_size = ranks
         try:
-            layout_of(run, braid)
+            assembly.layout_for(ranks)
         except PlaitError:
             continue
         return ranks
@@ -149,7 +140,7 @@ def _fewest(node: Mapping[str, Any]) -> int:
 
 
 def _acts(name: str) -> bool:
-    """Whether a strategy does more than configure others, which the check has had it do."""
+    """Whether a strategy does more than configure others, which the check has already made it do."""
     from plait.contract import hookspecs
     from plait.strategies.registry import load
 
@@ -160,7 +151,7 @@ def _acts(name: str) -> bool:
 
 
 def _run(checked: "Checked", spec: "ModelSpec", say: Any) -> tuple[list["Finding"], dict[str, str]]:
-    """Both trainings, on ranks that end with it. Raises PlaitError where a rank fails; its traceback is printed."""
+    """Both trainings, on ranks that end afterwards. Raises PlaitError if a rank fails, and prints its traceback."""
     from plait.contract.config import Compile, Remat
     from plait.testing.declared import OfRun, compare, failed, reference
     from plait.testing.pool import Pool, RankError
@@ -176,8 +167,8 @@ def _run(checked: "Checked", spec: "ModelSpec", say: Any) -> tuple[list["Finding
             seconds = pool.run(reference, plain, folder, world=1, timeout=math.inf)[0]
             say(f"one process took {seconds:.1f} s")
             where = f"on {world} ranks"
-            patience = 300 + 20 * world * seconds  # ranks share the processor; compilation takes its time
-            acting = {name: options for name, options in checked.node["strategy"].items() if _acts(name)}
+            patience = 300 + 20 * world * seconds  # ranks share the processor, and compilation takes long
+            acting = {name: options for name, options in checked.config.strategy.items() if _acts(name)}
             answers = pool.run(compare, trial, acting, folder, world=world, timeout=patience)
             say(f"{world} ranks are done")
         except RankError as error:
@@ -198,7 +189,7 @@ def _run(checked: "Checked", spec: "ModelSpec", say: Any) -> tuple[list["Finding
 
 
 def _vocab(checked: "Checked", spec: "ModelSpec") -> int:
-    """How many tokens exist for the model."""
+    """The number of tokens of the model."""
     config = checked.config
     sizes = [n for fqn, shape in checked.shapes.items() for n in _rows(spec, fqn, shape)]
     given = config.model.get("vocab_size")
@@ -247,7 +238,7 @@ def _axes(spec: "ModelSpec", name: str) -> str:
 
 
 def _end(number: int, frame: object) -> None:
-    signal.signal(number, signal.SIG_IGN)  # once is enough: the ranks are ended now
+    signal.signal(number, signal.SIG_IGN)  # once is enough: the ranks have just been ended
     raise SystemExit(128 + number)
 
 

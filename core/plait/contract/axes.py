@@ -1,4 +1,4 @@
-"""Mesh axes as values, and their assembly into one layout of the world: arithmetic only, no torch."""
+"""Mesh axes as values, and how they are joined into one layout of the world: arithmetic only, no torch."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ import attrs
 
 from plait.contract.errors import PlaitError
 
-# What an axis divides, from outermost to innermost: stages of layers talk least, tensor ranks most.
+# What an axis divides, from outermost to innermost: pipeline stages communicate least, tensor ranks most.
 SPLITS = ("layers", "batch", "sequence", None)
 
 
@@ -33,12 +33,12 @@ class MeshAxis:
     """A named dimension of the world.
 
     name:   unique in a run, for example `dp_shard`.
-    degree: its size; -1 takes what the other axes leave.
+    degree: its size; -1 takes the ranks that the other axes leave.
     splits: what is divided along it: "layers", "batch", "sequence" or None (every rank sees the same tokens).
     shards: the logical axes of parameters that are divided along it, for example ("heads", "ffn", "vocab").
-    sums:   whether gradients are summed along it; False only where it splits the batch or the sequence, and parameters
-            may differ (local SGD). Such an axis lies outside of others that split the same, and no view is carved
-            out of it.
+    sums:   whether gradients are summed along it. May be False only if the axis splits the batch or the sequence;
+            parameters may then differ between its ranks (local SGD). Such an axis lies outside others with the same
+            `splits`, and no view is carved out of it.
     """
 
     name: str = attrs.field(validator=_name)
@@ -54,7 +54,7 @@ class MeshAxis:
 
     @property
     def divides_values(self) -> bool:
-        """Whether ranks along it may hold other values of one parameter: no view mixes them."""
+        """Whether ranks along it may hold different values of one parameter; then no view mixes them."""
         return self.splits == "layers" or not self.sums
 
 
@@ -62,7 +62,7 @@ class MeshAxis:
 class MeshView:
     """A second factoring of the same ranks.
 
-    `axes` are carved out of the dense axes, innermost first, never from layers nor from an axis with sums=False.
+    `axes` are carved out of the dense axes, innermost first, never from layers or from an axis with sums=False.
     """
 
     name: str = attrs.field(validator=_name)
@@ -70,12 +70,12 @@ class MeshView:
 
 
 @attrs.frozen
-class Layout:
+class MeshLayout:
     """All axes of a run with their final degrees, outermost first.
 
     dense: the product of the degrees is the world size.
-    views: for every view its own axes, innermost, and before them what they left of the dense axes; a remainder
-        of axis `a` in view `v` is called `v.a`.
+    views: for every view its own axes, innermost, preceded by what they left of the dense axes; the remainder of axis
+        `a` in view `v` is called `v.a`.
     owner: which strategy asked for an axis or a view.
     """
 
@@ -85,17 +85,17 @@ class Layout:
     owner: Mapping[str, str]
 
     def data_axes(self, view: str | None = None) -> tuple[MeshAxis, ...]:
-        """The axes whose ranks hold the same parameters and see other tokens, and so sum gradients.
+        """The axes whose ranks hold the same parameters and see other tokens, so gradients are summed over them.
 
-        In a view that is all that its own axes left over, the tensor ranks too: a view's parameters see another
-        share of the tokens on every rank.
+        In a view these are all axes that its own axes left over, tensor ranks included: every rank works on different
+        tokens for a view's parameters.
         """
         if view is None:
             return tuple(a for a in self.dense if a.splits in ("batch", "sequence") and a.sums)
         return tuple(a for a in self.views[view] if a.name.startswith(f"{view}.") and not a.divides_values)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for who reads a run's record."""
+        """Plain values for the run's record."""
 
         def plain(axis: MeshAxis) -> dict[str, Any]:
             own = {key: getattr(axis, key) for key in ("name", "degree", "splits")}
@@ -105,14 +105,26 @@ class Layout:
         return {"world_size": self.world_size, "dense": [plain(axis) for axis in self.dense], "views": views}
 
     def count(self, splits: str | None) -> int:
-        """Into how many shares the world divides "batch", "sequence" or "layers"; None: how many see the same."""
+        """Into how many parts the world divides "batch", "sequence" or "layers"; None: how many ranks see the same
+        tokens."""
         return math.prod(a.degree for a in self.dense if a.splits == splits)
 
 
-def assemble(answers: Iterable[tuple[str, Iterable[MeshAxis | MeshView]]], world_size: int) -> Layout:
-    """Join the answers of all strategies, in their order, to one layout of `world_size` ranks.
+def valid_degree(_: object, attribute: attrs.Attribute, value: int) -> None:
+    """A validator for options that are degrees: `shard: int = attrs.field(default=-1, validator=valid_degree)`."""
+    if value != -1 and value < 1:
+        raise ValueError(f"'{attribute.name}' must be at least 1, or -1 for what is left: {value}")
 
-    Raises PlaitError, naming every axis with its degree and who asked for it, where they do not fit.
+
+def divisors(number: int) -> list[int]:
+    """The degrees that divide `number` ranks, in order."""
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def join_axes(answers: Iterable[tuple[str, Iterable[MeshAxis | MeshView]]], world_size: int) -> MeshLayout:
+    """Join the answers of all strategies, in their order, into one layout of `world_size` ranks.
+
+    Raises PlaitError if they do not fit, naming every axis with its degree and strategy.
     """
     owner: dict[str, str] = {}
     axes: list[MeshAxis] = []
@@ -121,15 +133,16 @@ def assemble(answers: Iterable[tuple[str, Iterable[MeshAxis | MeshView]]], world
         for item in answer:
             for name in [item.name, *(a.name for a in getattr(item, "axes", ()))]:
                 if name in owner:
-                    raise PlaitError(f"mesh axis {name!r} is defined twice: by {owner[name]} and by {strategy}")
+                    said = f"mesh axis {name!r} is defined twice: by {owner[name]} and by {strategy}"
+                    raise PlaitError(said).at(name, (owner[name], strategy))
                 owner[name] = strategy
             if isinstance(item, MeshView):
                 views.append(item)
             else:
                 axes.append(item)
-    axes.sort(key=lambda a: (SPLITS.index(a.splits), a.sums))  # stable: a strategy's own order stays
+    axes.sort(key=lambda a: (SPLITS.index(a.splits), a.sums))  # stable: a strategy's own order is kept
     dense = _fill(axes, owner, world_size)
-    return Layout(world_size, dense, {v.name: _carve(v, dense, owner) for v in views}, owner)
+    return MeshLayout(world_size, dense, {v.name: _carve(v, dense, owner) for v in views}, owner)
 
 
 def describe(axes: Iterable[MeshAxis], owner: Mapping[str, str]) -> str:
@@ -143,12 +156,12 @@ def _fill(axes: list[MeshAxis], owner: Mapping[str, str], world_size: int) -> tu
             raise PlaitError(
                 f"the degree of axis {a.name!r} ({owner[a.name]}) is {a.degree}; it must be at least 1, "
                 "or -1 for what is left"
-            )
+            ).at(a.name, a.degree, fits="at least 1, or -1 for what is left")
     free = [a for a in axes if a.degree == -1]
     if len(free) > 1:
         raise PlaitError(
             f"only one axis may take what is left (-1), but {' and '.join(a.name for a in free)} both do; axes: {said}"
-        )
+        ).at(free[1].name, -1, "a degree of its own")
     known = math.prod(a.degree for a in axes if a.degree != -1)
     if free and world_size % known == 0:
         axes = [attrs.evolve(a, degree=world_size // known) if a.degree == -1 else a for a in axes]
@@ -157,11 +170,17 @@ def _fill(axes: list[MeshAxis], owner: Mapping[str, str], world_size: int) -> tu
         raise PlaitError(
             f"the mesh does not fit {world_size} rank{'s' * (world_size != 1)}: it needs {want}; "
             + (f"axes: {said}" if axes else "no selected strategy has an axis: name one that has, as strategy=[NAME]")
-        )
+        ).at("world", world_size, fits=want)
     return tuple(axes)
 
 
 def _carve(view: MeshView, dense: tuple[MeshAxis, ...], owner: Mapping[str, str]) -> tuple[MeshAxis, ...]:
+    """The view's own axes, innermost, and before them what they leave of every dense axis.
+
+    From the innermost dense axis outward, the view takes all of an axis, or the part that it still wants. Of
+    dp_replicate 2 x dp_shard 2, a view `experts` of ep 2 makes experts.dp_replicate 2 x experts.dp_shard 1 x ep 2: ep's
+    ranks are {0, 1} and {2, 3}, and an expert's gradient is summed over {0, 2} and {1, 3}.
+    """
     open_axes = list(itertools.takewhile(lambda a: not a.divides_values or a.degree == 1, reversed(dense)))[::-1]
     ranks = math.prod(a.degree for a in open_axes)
     fixed = math.prod(a.degree for a in view.axes if a.degree != -1)
@@ -178,9 +197,9 @@ def _carve(view: MeshView, dense: tuple[MeshAxis, ...], owner: Mapping[str, str]
         fits = sorted(_fitting([a.degree for a in open_axes]))
         raise PlaitError(
             f"{describe(own, owner)} asks for {math.prod(a.degree for a in own)} of the ranks of the axes "
-            f"{describe(dense, owner)}, which cannot be divided so; degrees that fit these: "
+            f"{describe(dense, owner)}, which cannot be divided that way; degrees that fit: "
             f"{', '.join(map(str, fits))}"
-        )
+        ).at(own[0].name, own[0].degree, fits=fits)
     return (*rest, *own)
 
 

@@ -1,4 +1,4 @@
-"""What a search may decide about a strategy."""
+"""What a search may decide for a strategy."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ import attrs
 
 def _several(_: object, attribute: attrs.Attribute, value: tuple[Any, ...]) -> None:
     if not value:
-        raise ValueError(f"the {attribute.name} of a choice must hold one at least")
+        raise ValueError(f"the {attribute.name} of a choice must not be empty")
 
 
 @attrs.frozen
 class Choice:
     """An option of a strategy and the values that fit this run. The search tries all of them.
 
-    option: the name of a field of the strategy. values: what it may be; the first is tried first.
+    option: the name of a field of the strategy. values: its possible values; the first is tried first.
     """
 
     option: str

@@ -1,4 +1,4 @@
-"""Machines: one table, `conf/cluster/`, for all that needs figures of a device."""
+"""Descriptions of machines: one table, `conf/cluster/`, for everything that needs figures of a device."""
 
 import functools
 import re
@@ -12,12 +12,12 @@ from attrs.validators import ge, gt, in_
 from plait.contract.errors import PlaitError
 from plait.contract.schema import typed
 
-PART = r"\bMIG\b|\bLaptop\b"  # in the name of a slice of a chip, or of a lesser one
+PART = r"\bMIG\b|\bLaptop\b"  # in the name of a part of a chip, or of a smaller chip
 
 
 @attrs.define
 class Link:
-    """bandwidth: bytes a second that one device sends. latency: seconds of one hop of a collective."""
+    """bandwidth: bytes per second that one device sends. latency: seconds per hop of a collective."""
 
     bandwidth: float = attrs.field(validator=gt(0))
     latency: float = attrs.field(validator=ge(0))
@@ -25,7 +25,7 @@ class Link:
 
 def _band(_: Any, attribute: attrs.Attribute, value: list[float]) -> None:
     if len(value) != 2 or not 0 < value[0] <= value[1] <= 1:
-        raise ValueError(f"'{attribute.name}' must be two shares of 1, the lower one first: {value}")
+        raise ValueError(f"'{attribute.name}' must be two numbers from 0 to 1, the lower one first: {value}")
 
 
 @attrs.define
@@ -39,7 +39,7 @@ class Achieved:
 
 @attrs.define
 class Cluster:
-    """One device, how many share a node, and what links them; each key is explained in `conf/cluster/h100.yaml`."""
+    """One device, how many share a node, and their links; `conf/cluster/h100.yaml` explains each key."""
 
     name: str
     memory: float = attrs.field(validator=gt(0))
@@ -56,35 +56,36 @@ class Cluster:
     launch: float = attrs.field(default=0.0, validator=ge(0))
 
     def has(self, device_name: str) -> bool:
-        """Whether a device of this name is one of its own, and not a part of one."""
+        """Whether `device_name` is one of its devices, and not a part of one."""
         whole = not re.search(PART, device_name)
         return whole and any(re.search(rf"(?<!\w)(?:{pattern})(?!\w)", device_name) for pattern in self.devices)
 
     def rounded(self, size: int) -> int:
-        """What the allocator makes of `size` bytes."""
+        """The bytes that the allocator uses for `size` bytes."""
         return -(-size // self.granularity) * self.granularity
 
     def rate(self, dtype: str) -> float:
-        """Operations a second in products of this dtype. Raises PlaitError if the table does not say."""
+        """Operations per second in matrix products of this dtype. Raises PlaitError if the table lacks it."""
         if dtype not in self.products:
             raise PlaitError(
                 f"cluster.products has no figure for {dtype}; it has {', '.join(self.products)}: add one to the file"
-            )
+            ).at("cluster.products", dtype, fits=self.products)
         return self.products[dtype]
 
     def nodes(self, span: int) -> int:
-        """Over how many nodes ranks are spread of which the first and the last are `span` ranks apart."""
+        """How many nodes a group of ranks spans if its first and last rank are `span` ranks apart."""
         return -(-span // self.node)
 
 
 def cluster_of(node: Any) -> Cluster | None:
-    """From the resolved config's `cluster`; None if it names none. Raises PlaitError for a key that does not fit."""
+    """The cluster in the resolved config's `cluster`; None if there is none. Raises PlaitError for a key that does not
+    fit."""
     return typed(Cluster, node, "cluster") if node else None
 
 
 @functools.cache
 def shipped() -> Mapping[str, Cluster]:
-    """Name of an option -> the cluster, of all that come with Plait."""
+    """Name of an option -> cluster, for all that Plait ships."""
     from omegaconf import OmegaConf
 
     import plait.conf.cluster
@@ -94,7 +95,7 @@ def shipped() -> Mapping[str, Cluster]:
 
 
 def cluster_with(device_type: str, device_name: str) -> Cluster | None:
-    """The shipped cluster of this device. device_name: as `torch.cuda.get_device_name` says it; of no use on a CPU."""
+    """The shipped cluster of this device. device_name: from `torch.cuda.get_device_name`; ignored on a CPU."""
     for one in shipped().values():
         if one.device == device_type and (device_type == "cpu" or one.has(device_name)):
             return one
@@ -102,7 +103,7 @@ def cluster_with(device_type: str, device_name: str) -> Cluster | None:
 
 
 def cluster_here(device_type: str) -> Cluster:
-    """The shipped cluster whose devices are this machine's. Raises PlaitError if there is none."""
+    """The shipped cluster for this machine's devices. Raises PlaitError if there is none."""
     name = ""
     if device_type == "cuda":
         import torch
@@ -113,5 +114,5 @@ def cluster_here(device_type: str) -> Cluster:
         raise PlaitError(
             f"no cluster is given, and none of {', '.join(shipped())} is for {name or device_type}: set cluster=NAME, "
             "or write a file conf/cluster/NAME.yaml for it"
-        )
+        ).at("cluster", fits=shipped())
     return found

@@ -1,5 +1,6 @@
-"""The typed nodes of a run's configuration; `conf/train.yaml` holds the defaults' reasons, this file their types."""
+"""The types of a run's configuration; `conf/train.yaml` has the defaults and their reasons."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import attrs
@@ -8,8 +9,9 @@ from attrs.validators import deep_iterable, ge, gt, in_, le, optional
 from plait.contract.errors import PlaitError
 from plait.contract.model_spec import matches
 from plait.contract.names import check_inside, check_name
+from plait.contract.schema import typed
 
-YEAR = 366 * 24 * 60 * 60  # seconds; clocks of the system overflow at much more
+YEAR = 366 * 24 * 60 * 60  # seconds; the system's clocks overflow far above this
 
 
 def _one_of(*values: Any) -> Any:
@@ -32,7 +34,7 @@ def _a_place(_: Any, attribute: attrs.Attribute, value: str) -> None:
 
 def _different(_: Any, attribute: attrs.Attribute, value: list[int]) -> None:
     if len(set(value)) < len(value):
-        raise ValueError(f"'{attribute.name}' names one twice: {value}")
+        raise ValueError(f"'{attribute.name}' has a duplicate: {value}")
 
 
 @attrs.define
@@ -59,13 +61,13 @@ class Precision:
     reduce: str = _one_of("float32", "float64", "bfloat16")
 
 
-REMAT = ("none", "full", "selective")  # what a block by itself may do
+REMAT = ("none", "full", "selective")  # the modes of a single block
 
 
 def _modes(_: Any, attribute: attrs.Attribute, value: dict[str, str]) -> None:
     for pattern, mode in value.items():
         if mode not in REMAT:
-            raise ValueError(f"'{attribute.name}' gives {pattern} the mode {mode!r}; there are {', '.join(REMAT)}")
+            raise ValueError(f"'{attribute.name}' gives {pattern} the mode {mode!r}; available: {', '.join(REMAT)}")
 
 
 @attrs.define
@@ -75,7 +77,7 @@ class Remat:
     blocks: dict[str, str] | None = attrs.field(default=None, validator=optional(_modes))
 
     def mode_of(self, block: str) -> str:
-        """What the block with the FQN `block` does: what the first pattern in `blocks` says, else `mode`."""
+        """The mode of the block with the FQN `block`: that of the first matching pattern in `blocks`, else `mode`."""
         return next((mode for pattern, mode in (self.blocks or {}).items() if matches(pattern, block)), self.mode)
 
 
@@ -104,6 +106,7 @@ class Validation:
 class Checkpoint:
     enabled: bool = True
     interval: int = attrs.field(default=50, validator=ge(0))
+    every_seconds: float | None = attrs.field(default=None, validator=optional([gt(0), le(YEAR)]))
     dir: str = attrs.field(default="checkpoints", validator=_a_place)
     load: str = attrs.field(default="latest", validator=_filled)
     init_from: str | None = attrs.field(default=None, validator=_filled)
@@ -150,7 +153,8 @@ class Sweep:
 class Config:
     """One run. `model`, `data` and `optimizer` are nodes with a `_target_`; `strategy` maps names to options.
 
-    `cluster` is empty, or a `plait.contract.cluster.Cluster`.
+    `cluster` is empty, or the fields of a `plait.contract.cluster.Cluster`.
+    node: the same as the plain values that it was read from, which ranks read and checkpoints keep.
     """
 
     run: Named = attrs.field(factory=Named)
@@ -170,10 +174,31 @@ class Config:
     profile: Profile = attrs.field(factory=Profile)
     sweep: Sweep = attrs.field(factory=Sweep)
     cluster: dict[str, Any] = attrs.field(factory=dict)
+    node: dict[str, Any] = attrs.field(init=False, factory=dict, repr=False, eq=False)
+
+    @classmethod
+    def of(cls, node: Mapping[str, Any], whole: bool = False) -> "Config":
+        """The typed config of the resolved `node`; whole: all keys must be there. Raises PlaitError, naming the key."""
+        config = typed(cls, node, "", whole)
+        config.node = dict(node)
+        return config
+
+    def set(self, key: str, value: Any) -> None:
+        """Change one value, typed and plain: `config.set("train.local_batch_size", 4)`.
+
+        Raises PlaitError for a key that a run does not have, or a value that does not fit it.
+        """
+        name, _, field = key.rpartition(".")
+        part: Any = getattr(self, name, None)
+        if not attrs.has(type(part)) or not hasattr(part, field):
+            raise PlaitError(f"there is no key {key} in a run's configuration").at(key)
+        now = typed(type(part), {**attrs.asdict(part, recurse=False), field: value}, name)
+        setattr(part, field, getattr(now, field))
+        self.node[name] = {**self.node.get(name, {}), field: value}
 
 
 def accumulation(config: Config, shares: int) -> int:
-    """How many local batches make a rank's part of a global one. Raises PlaitError where they do not fit."""
+    """How many local batches make a rank's part of a global batch. Raises PlaitError if they do not fit."""
     local, total = config.train.local_batch_size, config.train.global_batch_size
     if total is None:
         return 1
@@ -182,5 +207,5 @@ def accumulation(config: Config, shares: int) -> int:
         raise PlaitError(
             f"train.global_batch_size={total} does not divide into batches of train.local_batch_size={local} "
             f"on {shares} data ranks; {' or '.join(map(str, fits))} would"
-        )
+        ).at("train.global_batch_size", total, fits=fits)
     return total // (local * shares)

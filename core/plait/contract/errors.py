@@ -1,17 +1,19 @@
-"""What the user is told: the exception whose message is for who typed the command, and the system's refusals."""
+"""Errors for the user: the exception whose message is shown, and system errors in words."""
 
 import contextlib
 import errno
+import json
 import os
 import re
 import resource
 import socket
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 WORDS = {
     errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the user's quota of the disk is used up",
+    errno.EDQUOT: "the user's disk quota is used up",
     errno.EROFS: "the file system is read-only",
     errno.EACCES: "permission denied",
     errno.EPERM: "permission denied",
@@ -21,29 +23,42 @@ WORDS = {
     errno.EISDIR: "a folder is where a file should be",
     errno.EEXIST: "something else has that name",
     errno.ENAMETOOLONG: "the name is too long for the file system",
-    errno.ELOOP: "its links lead in a circle",
+    errno.ELOOP: "its links form a cycle",
     errno.ENFILE: "this machine has too many open files",
-    errno.ESTALE: "the file system of the network lost it",
+    errno.ESTALE: "the network file system lost it",
     errno.EPIPE: "nobody reads it any more",
 }
-NETWORK = (ConnectionError, TimeoutError, socket.gaierror, socket.herror)  # the OSErrors that may pass
-SPELT = {  # in errors of torch, which are no OSErrors
+NETWORK = (ConnectionError, TimeoutError, socket.gaierror, socket.herror)  # OSErrors that may be temporary
+SPELT = {  # found in torch's errors, which are not OSErrors
     os.strerror(n): n
     for n in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EFBIG, errno.ENAMETOOLONG)
 }
-LONGEST = 120  # characters of a path that are shown
+LONGEST = 120  # characters shown of a path
+SHOWN = 80  # characters shown of a value
 
 
 class PlaitError(Exception):
-    """A mistake that the user can mend: one sentence that names the key, the value and what would fit.
+    """A mistake that the user can fix: one sentence that names the key, the value and what would fit.
 
-    The command line prints it without a traceback and exits with 1.
+    The command line prints the sentence without a traceback and exits with `exit_code`. Code reads the parts: if a key
+    or an argument is at fault, `PlaitError(sentence).at(key, value, fits)` keeps them as attributes. They are plain
+    values, since errors travel between processes.
     """
+
+    exit_code = 1
+    key: str | None = None  # as the user writes it, such as "train.seq_len"
+    value: Any = None  # what the key was given; None if it was given nothing
+    fits: str | tuple[Any, ...] | None = None  # the values that would fit, or in words what would
+
+    def at(self, key: str, value: Any = None, fits: str | Iterable[Any] | None = None) -> Self:
+        """This error, about `key`."""
+        self.key, self.value = key, value
+        self.fits = fits if fits is None or isinstance(fits, str) else tuple(fits)
+        return self
 
 
 def one_line(error: BaseException) -> str:
-    """What the user is told of `error`: its message, after its type if it is neither ours nor the system's,
-    and its notes."""
+    """The message for the user: that of `error` and its notes, after the type's name for an unexpected type."""
     text = visible(str(error))
     if not isinstance(error, PlaitError):
         kind = type(error).__name__
@@ -53,17 +68,55 @@ def one_line(error: BaseException) -> str:
 
 
 def visible(text: str) -> str:
-    """`text` in one line, without characters that would do something to a terminal."""
+    """`text` in one line, without characters that could control a terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
 
 
 def left(error: BaseException) -> str:
-    """What code did that raised what is no Exception, in words."""
+    """In words: what code did that raised something other than an Exception."""
     return f"calls sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"raises {type(error).__name__}"
 
 
+def packed(error: PlaitError) -> str:
+    """`error` as text for another process, where `unpacked` makes it again: its sentence with notes, and its parts."""
+    return json.dumps([one_line(error), error.key, error.value, error.fits], default=repr, skipkeys=True)
+
+
+def unpacked(text: str) -> PlaitError:
+    said, key, value, fits = json.loads(text)
+    return PlaitError(said) if key is None else PlaitError(said).at(key, value, fits)
+
+
+def unknown_key(key: str, known: Iterable[str]) -> PlaitError:
+    """The error for a key that does not exist; `known`: the keys that do."""
+    known = list(known)
+    said = f"unknown key {key}; available: {', '.join(known)}{near_miss(key.rpartition('.')[2], known)}"
+    return PlaitError(said).at(key, fits=known)
+
+
+def no_default(key: str) -> PlaitError:
+    """The error for a key that a user has to give."""
+    return PlaitError(f"{key} must be given; it has no default").at(key)
+
+
+def misfit(key: str, value: Any, fits: str) -> PlaitError:
+    """The error for a value that does not fit; `fits` continues the sentence "it must be"."""
+    return PlaitError(f"{key} is {in_yaml(value)}; it must be {fits}").at(key, value, fits=fits)
+
+
+def in_yaml(value: Any) -> str:
+    """`value` as written in YAML, shortened."""
+    text = str(value).lower() if isinstance(value, bool) else "null" if value is None else repr(value)
+    return short(text)
+
+
+def short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
 def near_miss(name: str, known: "list[str] | tuple[str, ...]") -> str:
-    """`"; did you mean 'dim'?"` where something known is close to `name`, else an empty string."""
+    """`"; did you mean 'dim'?"` if a known name is close to `name`, else an empty string."""
     import difflib
 
     close = difflib.get_close_matches(name, known, n=1)
@@ -71,13 +124,13 @@ def near_miss(name: str, known: "list[str] | tuple[str, ...]") -> str:
 
 
 class DiskError(PlaitError):
-    """A file or a folder that the system refuses. Another try would meet it again."""
+    """The system refused a file or a folder. A retry would fail in the same way."""
 
 
 def in_words(error: BaseException, path: str | os.PathLike[str] | None = None) -> str:
-    """What the system said, such as "the disk is full". path: what was being read or written.
+    """The system's error in words, such as "the disk is full". path: what was being read or written.
 
-    An error of a library that hides the system's is looked into. What is none of the system's is its own message.
+    Finds a system error inside a library's error. An error that is not the system's keeps its own message.
     """
     number = number_of(error)
     if number == errno.EMFILE:
@@ -93,17 +146,17 @@ def in_words(error: BaseException, path: str | os.PathLike[str] | None = None) -
 
 
 def refused(error: BaseException) -> bool:
-    """Whether the system refused a file or a folder: not a mistake of a program, and not a peer that is lost."""
+    """Whether the system refused a file or a folder, as opposed to a programming error or a lost peer."""
     return isinstance(error, DiskError) or (number_of(error) is not None and not isinstance(error, NETWORK))
 
 
 def number_of(error: BaseException) -> int | None:
-    """The errno behind `error`, if there is one: its own, the one in its message, or that of what torch hides."""
+    """The errno behind `error`, if there is one: its own, one in its message, or that of an error hidden by torch."""
     if isinstance(error, OSError):
         return error.errno
     if isinstance(error, PlaitError):
         return None
-    if found := re.search(r"\(os error (\d+)\)", str(error)):  # as libraries in Rust say it
+    if found := re.search(r"\(os error (\d+)\)", str(error)):  # how libraries written in Rust report it
         return int(found[1])
     if not isinstance(error, RuntimeError):
         return None
@@ -114,20 +167,20 @@ def number_of(error: BaseException) -> int | None:
 
 
 def sentence(error: BaseException, path: str | os.PathLike[str] | None = None) -> str:
-    """`PATH: in words`, with the path of the error itself if it knows one."""
+    """`PATH: in words`; the error's own path is preferred."""
     at = getattr(error, "filename", None) or path
     text = in_words(error, path)
     return text if at is None else f"{shown(at)}: {text}"
 
 
 def shown(path: object) -> str:
-    """A path for a sentence; the middle of a very long one is left out."""
+    """A path for a message; the middle of a very long one is left out."""
     text = os.fsdecode(path) if isinstance(path, bytes) else str(path)
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}...{text[-LONGEST // 2 :]}"
 
 
 def _no_inodes(path: Any) -> bool:
-    """Whether the disk of `path` is full of files, not of bytes."""
+    """Whether the disk of `path` has run out of inodes rather than bytes."""
     at = Path(os.fsdecode(path)).absolute() if isinstance(path, str | bytes | os.PathLike) else Path.cwd()
     for folder in (at, *at.parents):
         with contextlib.suppress(OSError):

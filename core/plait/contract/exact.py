@@ -1,4 +1,4 @@
-"""Whether a value from a configuration is of the type that a hint names, exactly: true is no number, "3" neither."""
+"""Exact type checks of configuration values: true is not a number, and neither is "3"."""
 
 import inspect
 import math
@@ -9,18 +9,19 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-SHOWN = 80  # characters of a value in a message
-LARGEST = 2**63 - 1  # what torch, numpy and file formats can hold
+from plait.contract.errors import in_yaml
+
+LARGEST = 2**63 - 1  # the largest integer that torch, numpy and file formats can hold
 
 
 class Misfit(ValueError):
-    """The value is of another type; the message says what would fit: "a whole number"."""
+    """The value has another type; the message says what would fit: "a whole number"."""
 
 
 def fitted(value: Any, hint: Any) -> Any:
-    """`value` in the type of `hint`: a whole number as a float, a list as a tuple, a name as a member of an Enum.
+    """`value` converted to the type of `hint`: an int to a float, a list to a tuple, a name to a member of an Enum.
 
-    Raises Misfit. Hints that say nothing about values of YAML (Any, a class of somebody's) take every value.
+    Raises Misfit. Hints that say nothing about YAML values (Any, a user's class) accept every value.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
@@ -31,7 +32,7 @@ def fitted(value: Any, hint: Any) -> Any:
         return _one_of(value, arguments)
     if origin is typing.Literal:
         if not any(value == each and type(value) is type(each) for each in arguments):
-            raise Misfit(" or ".join(map(shown, arguments)))
+            raise Misfit(" or ".join(map(in_yaml, arguments)))
         return value
     kind = origin or hint
     if kind is None or kind is types.NoneType:
@@ -59,27 +60,17 @@ def fitted(value: Any, hint: Any) -> Any:
     return value
 
 
-def shown(value: Any) -> str:
-    """`value` as it is written in YAML, shortened."""
-    return short(str(value).lower() if isinstance(value, bool) else "null" if value is None else repr(value))
-
-
-def short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
-
-
 def hints_of(cls: type) -> dict[str, Any]:
-    """Field -> hint. One that only a type checker can resolve is Any."""
+    """Field -> hint. A hint that only a type checker can resolve becomes Any."""
     try:
         return typing.get_type_hints(cls)
-    except Exception:  # a name that is imported under TYPE_CHECKING
+    except Exception:  # a name imported under TYPE_CHECKING
         hints = {name: hint for base in reversed(cls.__mro__) for name, hint in inspect.get_annotations(base).items()}
         return {name: Any if isinstance(hint, str) else hint for name, hint in hints.items()}
 
 
 def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
-    """The parameters of a class or function, hints resolved if they can be; None: it does not tell."""
+    """The parameters of a class or function, with hints resolved if possible; None if it has no signature."""
     try:
         return inspect.signature(target, eval_str=True).parameters
     except ValueError:
@@ -120,7 +111,7 @@ def _member(value: Any, kind: type[Enum]) -> Enum:
 
 def _one_of(value: Any, hints: Iterable[Any]) -> Any:
     wanted: list[str] = []
-    for hint in sorted(hints, key=lambda hint: hint is not type(value)):  # 3 is the int of `float | int`
+    for hint in sorted(hints, key=lambda hint: hint is not type(value)):  # so that 3 is the int of `float | int`
         try:
             made = fitted(value, hint)
         except Misfit as misfit:
@@ -132,7 +123,7 @@ def _one_of(value: Any, hints: Iterable[Any]) -> Any:
 
 
 def _is_of(value: Any, kind: Any) -> bool:
-    """Among several hints somebody's class takes its own instances only, so that a Tensor does not let text pass."""
+    """In a union, a user's class accepts only its own instances, so that a Tensor hint does not let text pass."""
     try:
         return kind in (Any, None) or not isinstance(kind, type) or isinstance(value, kind)
     except TypeError:  # a protocol
@@ -155,5 +146,5 @@ def _items(value: Any, kind: type, arguments: tuple[Any, ...]) -> Any:
         try:
             made.append(fitted(item, hint))
         except Misfit as misfit:
-            raise Misfit(f"a list, each of it {misfit}") from None
+            raise Misfit(f"a list in which each item is {misfit}") from None
     return kind(made) if kind in (tuple, set, frozenset) else made

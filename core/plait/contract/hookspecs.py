@@ -1,22 +1,47 @@
-"""The whole contract between the core and a strategy.
+"""The whole contract between the core and a strategy. A complete strategy:
 
-A strategy is an attrs class named by an entry point in the group `plait.strategies`. Its fields are its options, its
-methods marked `@plait.hookimpl` are hooks, and a few plain class attributes say where it belongs:
+    from fnmatch import fnmatch
+    import attrs, plait
 
-    stage     "model" (rewrites what modules compute), "graph" (rewrites parameters inside the graph) or "runtime"
-              (wraps what was compiled); default "runtime"
-    before    names of strategies that must act after this one, where they are selected; likewise `after`
-    claims    roles that one strategy of a run may fill: "parameter_sharding", "gradient_sum"
-    numerics  "exact" (equals one process), or "own" (differs on purpose and brings its own reference)
 
-A hook takes any subset of the arguments below, by name.
+    @attrs.define
+    class Freeze:
+        phase = "model"
+        names: str = "*norm.weight"
+
+        @plait.hookimpl
+        def parallelize(self, model):
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(not fnmatch(name, self.names))
+
+A strategy is an attrs class that an entry point in the group `plait.strategies` names. Its fields are its options, its
+methods marked `@plait.hookimpl` are hooks, and a few plain class attributes say how it combines with others:
+
+    phase     when it acts: "model" (changes what modules compute), "graph" (changes parameters inside the graph) or
+              "runtime" (wraps what was compiled); default "runtime"
+    before    names of strategies that must act after this one, if they are selected; `after` is the reverse
+    claims    roles that only one strategy of a run may have: "parameter_sharding", "gradient_sum"
+    numerics  "exact" (equals one process), or "own" (differs on purpose and has its own reference)
+
+A hook takes any subset of its arguments, by name:
+
+    run         plait.Run: config, world size, device type, the model's spec, the other strategies
+    world_size  how many ranks the run has
+    model       the module; its parameters may be on the meta device until set-up ends
+    mesh        plait.Mesh: process groups by axis, and which ranks sum a parameter's gradient
+    spec        plait.ModelSpec: what the model says about its tensors, blocks and branches
+    optimizer   torch's, over all parameters of this rank; None if only weights are wanted
+    parameters  every parameter of this rank; a tied one once
+    max_norm    the norm that gradients are clipped to; inf: they are only measured
+    norm_type   which norm: 2.0, or inf
+    step        number of the finished step, from 1
 """
 
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-if TYPE_CHECKING:  # torch stays out of `import plait`
+if TYPE_CHECKING:  # `import plait` must not import torch
     from collections.abc import Callable, Iterable
 
     import torch
@@ -28,8 +53,8 @@ if TYPE_CHECKING:  # torch stays out of `import plait`
     from plait.contract.run import Run
     from plait.parallel.mesh import Mesh
 
-API = 1  # raised by removals and changes; new hooks and new arguments do not raise it
-APIS = range(1, API + 1)  # the versions this core runs
+API = 1  # removals and changes raise it; new hooks and new arguments do not
+APIS = range(1, API + 1)  # the versions that this core supports
 
 hookspec = pluggy.HookspecMarker("plait")
 hookimpl = pluggy.HookimplMarker("plait")
@@ -37,46 +62,46 @@ hookimpl = pluggy.HookimplMarker("plait")
 
 @hookspec
 def configure(run: "Run") -> None:
-    """All, in order; once, in the parent, before anything is checked: may select and configure further strategies."""
+    """May select and configure further strategies. Called once, in the parent, before anything is checked."""
 
 
 @hookspec
 def build_mesh(run: "Run", world_size: int) -> "Iterable[MeshAxis | MeshView]":  # type: ignore[empty-body]
-    """All answer: the strategy's axes and views. The core joins them, fills in -1 and refuses what does not fit."""
+    """Returns the strategy's axes and views. The core assembles them, fills in -1 and rejects what does not fit."""
 
 
 @hookspec
 def choices(run: "Run", world_size: int) -> "Iterable[Choice]":  # type: ignore[empty-body]
-    """All may answer: options that a search for a layout may set, each with all the values that fit this run."""
+    """Returns the options that a search for a layout may set, each with all values that fit this run."""
 
 
 @hookspec
 def parallelize(model: "nn.Module", mesh: "Mesh", spec: "ModelSpec", run: "Run") -> "nn.Module | None":
-    """A fold: change the model in place, or return a new one. Parameters may be on the meta device."""
+    """Changes the model in place, or returns a new one. Parameters may be on the meta device."""
 
 
 @hookspec(firstresult=True)
 def compile(model: "nn.Module", mesh: "Mesh", spec: "ModelSpec", run: "Run") -> "nn.Module | None":
-    """One strategy at most: owns compilation and recomputation of activations. Default: block by block."""
+    """Compiles the model and recomputes activations. The core's own compiles block by block."""
 
 
 @hookspec(firstresult=True)
 def checkpoint(
     model: "nn.Module", optimizer: "torch.optim.Optimizer | None", mesh: "Mesh", spec: "ModelSpec"
 ) -> "dict[str, Any] | tuple[dict[str, Any], Callable[[], None]] | None":
-    """One strategy at most: the state by canonical FQN, aliasing what is live; or (it, what to do after loading)."""
+    """Returns the state by canonical FQN, aliasing the live tensors; or (state, function to call after loading)."""
 
 
 @hookspec(firstresult=True)
 def clip_grads(
     parameters: "list[nn.Parameter]", max_norm: float, mesh: "Mesh", norm_type: float
 ) -> "torch.Tensor | None":
-    """One strategy at most: clip in place and return the total norm. Default: by the parameters' own meshes."""
+    """Clips in place and returns the total norm. The core's own handles parameters on several meshes."""
 
 
 @hookspec
 def after_step(model: "nn.Module", optimizer: "torch.optim.Optimizer", mesh: "Mesh", step: int) -> None:
-    """All, in order: one call a step, after the optimizer. `step` counts from 1."""
+    """Called once per step, after the optimizer. `step` counts from 1."""
 
 
 FOLDS = ("parallelize",)

@@ -1,4 +1,4 @@
-"""What a model says of itself, so that strategies need not know it by name."""
+"""What a model says about itself, so that strategies need not know it by name."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -16,21 +16,20 @@ def _names(patterns: Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen
 class ModelSpec:
-    """All that a strategy may know of a model.
+    """Everything that a strategy may know about a model.
 
-    Patterns are FQNs in which `*` stands for one name (`layers.*.attention.wq.weight`); of several that match, the
-    first counts.
+    Patterns are FQNs in which `*` stands for one name (`layers.*.attention.wq.weight`); the first that matches counts.
 
-    axes:      FQN pattern of a parameter -> the logical axis (or None) of each of its dims, as torch lays it out: a
-               `Linear(dim, ffn)` weight is `("ffn", "embed")`, its bias `("ffn",)`; `experts` stands first.
-    blocks:    patterns of the repeated unit: what is sharded, compiled and recomputed as one, and cut into stages.
-    sizes:     logical axis -> how many units it has where that is not the number of rows (`{"heads": 32}`).
-    branches:  patterns of the modules that read the residual stream and return their summand.
+    axes:      FQN pattern of a parameter -> the logical axis (or None) of each of its dims, in torch's order: a
+               `Linear(dim, ffn)` weight is `("ffn", "embed")`, its bias `("ffn",)`; `experts` comes first.
+    blocks:    patterns of the repeated unit: sharded, compiled and recomputed as one, and divided into pipeline stages.
+    sizes:     logical axis -> number of its units, if that is not the number of rows (`{"heads": 32}`).
+    branches:  patterns of the modules that read the residual stream and return what is added to it.
     attention: pattern of attention's inner function, a module `forward(q, k, v, positions)`.
-    init:      FQN pattern of a parameter or buffer -> `fn(tensor, generator)` that fills it in place. Parameters
-               are filled in fp32, row of dim 0 by row of dim 0 (1-D ones whole); the function sees one row.
-               Buffers are filled whole, in their own dtype.
-    flops:     `fn(seq_len)` -> floating point operations a token, forward and backward; None leaves `mfu` empty.
+    init:      FQN pattern of a parameter or buffer -> `fn(tensor, generator)` that fills it in place. Parameters are
+               filled in fp32, one row of dim 0 at a time (1-D ones whole); the function sees one row. Buffers are
+               filled whole, in their own dtype.
+    flops:     `fn(seq_len)` -> floating point operations per token, forward and backward; None leaves `mfu` empty.
     routers:   patterns of the modules that send tokens to experts and hold the state of their balance.
     """
 
@@ -44,11 +43,11 @@ class ModelSpec:
     routers: tuple[str, ...] = attrs.field(default=(), converter=_names)
 
     def axes_of(self, fqn: str) -> tuple[str | None, ...]:
-        """The logical axes of parameter `fqn`. Raises PlaitError where no pattern names it."""
+        """The logical axes of parameter `fqn`. Raises PlaitError if no pattern names it."""
         return lookup(self.axes, fqn, "axes")
 
     def init_of(self, fqn: str) -> Callable[[Any, Any], Any]:
-        """The function that fills parameter or buffer `fqn`. Raises PlaitError where no pattern names it."""
+        """The function that fills parameter or buffer `fqn`. Raises PlaitError if no pattern names it."""
         return lookup(self.init, fqn, "init")
 
     def blocks_of(self, model: Any) -> dict[str, Any]:
@@ -60,7 +59,7 @@ class ModelSpec:
         return named(model, self.branches)
 
     def branch_of(self, fqn: str) -> str | None:
-        """The branch that module `fqn` is, or lies in."""
+        """The branch that contains, or is, the module `fqn`."""
         names = fqn.split(".")
         outer = (".".join(names[: i + 1]) for i in range(len(names)))
         return next((f for f in outer if any(matches(b, f) for b in self.branches)), None)
@@ -88,5 +87,5 @@ def lookup(table: Mapping[str, Any], fqn: str, field: str) -> Any:
         if matches(pattern, fqn):
             return value
     raise PlaitError(
-        f"the model's spec says nothing of {fqn!r}: no pattern in `{field}` matches it (there are {list(table)})"
+        f"the model's spec says nothing about {fqn!r}: no pattern in `{field}` matches it (there are {list(table)})"
     )

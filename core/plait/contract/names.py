@@ -1,9 +1,9 @@
-"""Names that become files and folders: which ones may, so that nothing is written where nobody looks for it."""
+"""Which names may become files and folders, so that nothing is written to an unexpected place."""
 
 import os
 from pathlib import PurePath
 
-LONGEST = 200  # bytes; file systems take 255, and names of temporary files are longer than what they stand for
+LONGEST = 200  # bytes; file systems allow 255, and names of temporary files are longer than the final ones
 OWN = (
     *("config.yaml", "export", "mesh.json", "metrics.jsonl", "outcome.json", "profile", "ranks", "tensorboard"),
     *("versions.json", "wandb", "wandb.id", ".lock"),
@@ -11,14 +11,14 @@ OWN = (
 
 
 def check_name(name: str, key: str) -> None:
-    """Raises ValueError, which begins with `key`, unless `name` can be the name of one folder."""
+    """Raises ValueError, whose message begins with `key`, unless `name` can be the name of one folder."""
     why = _no_name(name)
     if why:
         raise ValueError(f"{key} must be a plain name, and {name!r} {why}")
 
 
 def check_inside(path: str, key: str) -> None:
-    """Raises ValueError, which begins with `key`, unless `path` is absolute or names a folder inside a run's own."""
+    """Raises ValueError, whose message begins with `key`, unless `path` is absolute or a folder inside the run's."""
     place = PurePath(path)
     whole, parts = place.is_absolute(), place.parts[place.is_absolute() :]
     for part in parts or ([] if whole else [""]):

@@ -1,4 +1,4 @@
-"""Numbers that only a real run knows, such as how many rows go to which rank, and what a plan takes instead."""
+"""Values that exist only in a real run, such as row counts per rank, and what a plan uses instead."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -7,8 +7,8 @@ from typing import Any
 _planning = False
 
 
-def planning() -> bool:
-    """Whether a run is being planned: tensors have shapes, but no values."""
+def is_planning() -> bool:
+    """Whether a run is being planned; then tensors have shapes but no values."""
     return _planning
 
 
@@ -22,16 +22,15 @@ def as_planned() -> Iterator[None]:
         _planning = before
 
 
-def read_numbers(tensor: Any, planned: Callable[[], Any]) -> Any:
-    """`tensor.tolist()`; in a plan `planned()`, which returns the same with the numbers that are to be expected.
+def read_values(tensor: Any, planned: Callable[[], Any]) -> Any:
+    """`tensor.tolist()`; in a plan the result of `planned()`, which has the same form with expected values.
 
-    For code that needs numbers of a tensor on the host while a step runs. Expect balance: each expert gets as many
-    rows as any other.
+    For code that needs a tensor's values on the host during a step. Expect balance: all experts get equally many rows.
     """
     return planned() if _planning else tensor.tolist()
 
 
-def evenly(total: int, parts: int) -> list[int]:
-    """`total` divided into `parts` whole numbers that differ by one at most, the larger ones first."""
+def split_evenly(total: int, parts: int) -> list[int]:
+    """`total` divided into `parts` integers that differ by at most one, the larger ones first."""
     each, rest = divmod(total, parts)
     return [each + (i < rest) for i in range(parts)]

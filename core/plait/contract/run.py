@@ -1,4 +1,4 @@
-"""The run as strategies see it."""
+"""A run as strategies see it."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 @attrs.define
 class Run:
-    """What a strategy may ask of the run it is in; made afresh for every run.
+    """What a strategy can find out about its run; every run has its own instance.
 
     config:         all typed nodes: `run.config.precision.param`, `run.config.train.seq_len`, ...
-    world_size:     how many ranks there are.
+    world_size:     the number of ranks.
     device_type:    "cpu" or "cuda".
-    spec:           what the model says of itself.
-    parameters:     how many parameters the model has.
-    strategies:     name -> instance, of all that are selected.
-    shapes:         FQN -> shape of every parameter, a tied one under its first name.
+    spec:           what the model says about itself.
+    parameters:     the number of the model's parameters.
+    strategies:     name -> instance of every selected strategy.
+    shapes:         FQN -> shape of every parameter; a tied one under its first name.
     blocks:         FQN of every block of the model, in order.
-    folder:         where the run keeps its files, and a strategy may leave one; None outside `plait train`.
-    changes:        dotted key -> value, of what strategies changed by `set`. files, said: by `leave` and `say`.
-    storage_device: where parameters rest between steps; a strategy that offloads sets it to "cpu" in `parallelize`.
+    folder:         the run's folder, where a strategy may write a file; None outside `plait train`.
+    files, said, reports: from `leave`, `say` and `report`.
+    storage_device: where parameters stay between steps; a strategy that offloads sets it to "cpu" in `parallelize`.
     """
 
     config: Config
@@ -41,15 +41,15 @@ class Run:
     blocks: tuple[str, ...] = ()
     folder: Path | None = None
     storage_device: str | None = None
-    changes: dict[str, Any] = attrs.field(factory=dict)
     files: dict[str, str] = attrs.field(factory=dict)
     said: list[tuple[str, str]] = attrs.field(factory=list)
-    _create: Callable[[str, Mapping[str, Any]], Any] | None = None  # the registry's
+    reports: dict[str, Any] = attrs.field(factory=dict)
+    _create: Callable[[str, Mapping[str, Any]], Any] | None = None  # from the registry
 
     @property
     def cluster(self) -> "Cluster":
-        """The machines that the run is for: those that the config names, else those whose devices are here; a GPU
-        that no file in `conf/cluster/` is for counts as an H100. All ranks find the same."""
+        """The machines of the run: the config's cluster, else the shipped one for the devices here; a GPU without one
+        counts as an H100. The same on all ranks."""
         from plait.contract.cluster import cluster_of, cluster_with, shipped
 
         name = ""
@@ -62,7 +62,7 @@ class Run:
     def use(self, name: str, **options: Any) -> None:
         """Select the installed strategy `name` with these options. Only inside `configure`.
 
-        Raises PlaitError where no such strategy is installed, or it is selected already.
+        Raises PlaitError if no such strategy is installed, or if it is already selected.
         """
         if name in self.strategies:
             raise PlaitError(f"strategy {name!r} is selected already; it cannot be configured a second time")
@@ -77,21 +77,17 @@ class Run:
 
         Raises PlaitError for a key that a run does not have, or a value that does not fit it.
         """
-        from plait.contract.schema import typed
-
-        node, _, name = key.rpartition(".")
-        part: Any = getattr(self.config, node, None)
-        if not attrs.has(type(part)) or not hasattr(part, name):
-            raise PlaitError(f"there is no key {key} in a run's configuration")
-        now = typed(type(part), {**attrs.asdict(part, recurse=False), name: value}, node)
-        setattr(part, name, getattr(now, name))
-        self.changes[key] = value
+        self.config.set(key, value)
 
     def leave(self, name: str, text: str) -> None:
-        """Have a file of this name and content in the run's folder when it starts. Only inside `configure`."""
+        """Write a file with this name and content into the run's folder at its start. Only inside `configure`."""
         self.files[name] = text
 
     def say(self, line: str, details: str = "") -> None:
         """Tell the user: `plait train` prints the line, `plait plan` the details, if there are any. Only inside
         `configure`."""
         self.said.append((line, details))
+
+    def report(self, name: str, values: Any) -> None:
+        """Add plain values to what `plait plan --json` prints, under this name. Only inside `configure`."""
+        self.reports[name] = values

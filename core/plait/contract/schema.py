@@ -1,4 +1,4 @@
-"""From plain nodes of YAML to typed, validated attrs objects, with errors that name the key."""
+"""Converts plain YAML nodes to typed, validated attrs objects, with errors that name the key."""
 
 import re
 import types
@@ -8,34 +8,35 @@ from typing import Any, TypeVar
 
 import attrs
 
-from plait.contract.errors import PlaitError, near_miss
-from plait.contract.exact import Misfit, fitted, hints_of, shown
+from plait.contract.errors import PlaitError, misfit, no_default, unknown_key
+from plait.contract.exact import Misfit, fitted, hints_of
 
 T = TypeVar("T")
-MISSING = "???"  # how a YAML file says that a key has no default
+MISSING = "???"  # how a YAML file marks a key without a default
 
 
 def typed(cls: type[T], values: Any, where: str, whole: bool = False) -> T:
-    """An instance of the attrs class `cls` from plain `values`; `where` is the node's key in error messages.
+    """An instance of the attrs class `cls` from plain `values`; `where` is the node's key, for messages.
 
-    whole: every key must be there, as it is in a run's config; else one that is not takes the class's default.
-    Raises PlaitError for an unknown key (naming the near miss), a value of another type, one that a validator
-    refuses, and a key that is missing.
+    whole: every key must be present, as in a run's config; otherwise a missing key takes the class's default.
+    Raises PlaitError for an unknown key (with a near miss), a value of another type, a value that a validator
+    refuses, and a missing key.
     """
     fields = {field.name: field for field in attrs.fields(cls) if field.init}  # type: ignore[arg-type]
     if not isinstance(values, Mapping):
-        raise PlaitError(f"{where} is {shown(values)}; it must be a node with the keys {', '.join(fields)}")
+        raise misfit(where, values, f"a node with the keys {', '.join(fields)}")
     for key in values:
         if key not in fields:
-            raise unknown(_join(where, str(key)), list(fields))
+            raise unknown_key(_join(where, str(key)), fields)
     hints, given = hints_of(cls), {}
     for name, field in fields.items():
         key, value = _join(where, name), values.get(name, MISSING)
         if isinstance(value, str) and value == MISSING:
             if name not in values and whole:
-                raise PlaitError(f"{key} is missing: a run's configuration has all keys of its defaults, in train.yaml")
+                said = f"{key} is missing: a run's configuration has all keys of its defaults, in train.yaml"
+                raise PlaitError(said).at(key)
             if name in values or field.default is attrs.NOTHING:
-                raise PlaitError(f"{key} must be given; it has no default")
+                raise no_default(key)
             continue
         hint = hints.get(name, Any)
         node = _node(hint)
@@ -45,28 +46,32 @@ def typed(cls: type[T], values: Any, where: str, whole: bool = False) -> T:
             given[field.alias] = fit(value, hint, key)
     try:
         return cls(**given)
-    except (TypeError, ValueError) as error:  # attrs validators
-        said = _first_line(error)
-        refused = re.match(r"'(\w+)' (.*)", said)  # how validators of attrs begin
-        name = _join(where, refused[1] if refused else "") or "configuration"
-        raise PlaitError(f"{name} {refused[2]}" if refused else f"{name}: {said}") from error
+    except (TypeError, ValueError) as error:  # from attrs validators
+        raise _not_valid(where, given, error) from error
+
+
+def _not_valid(where: str, given: Mapping[str, Any], error: Exception) -> PlaitError:
+    """The error for that of an attrs validator, such as "'steps' must be >= 1: 0"."""
+    said = _first_line(error)
+    refused = re.match(r"'(\w+)' (.*)", said)
+    if not refused:
+        return PlaitError(f"{where or 'configuration'}: {said}").at(where)
+    key, name = _join(where, refused[1]), refused[1]
+    asked = re.search(r"(?:must be|available:) (.*?)(?:: [^:]*)?$", refused[2])
+    fits = error.args[2] if len(error.args) > 2 else asked and asked[1]  # attrs gives the options of `in_`
+    return PlaitError(f"{key} {refused[2]}").at(key, given.get(name), fits)
 
 
 def fit(value: Any, hint: Any, key: str) -> Any:
-    """`value` in the type of `hint`. Raises PlaitError, naming `key`, if it is of another."""
+    """`value` in the type of `hint`. Raises PlaitError that names `key` if it has another type."""
     try:
         return fitted(value, hint)
-    except Misfit as misfit:
-        raise PlaitError(f"{key} is {shown(value)}; it must be {misfit}") from None
-
-
-def unknown(key: str, known: list[str]) -> PlaitError:
-    """What to raise for a key that does not exist; `known`: those that do."""
-    return PlaitError(f"unknown key {key}; there are {', '.join(known)}{near_miss(key.rpartition('.')[2], known)}")
+    except Misfit as error:
+        raise misfit(key, value, str(error)) from None
 
 
 def _node(hint: Any) -> Any:
-    """The attrs class that `hint` is, or has beside None; None: it has none."""
+    """The attrs class in `hint`, alone or in a union with None; None if there is none."""
     several = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     return next((each for each in several if isinstance(each, type) and attrs.has(each)), None)
 
@@ -76,6 +81,6 @@ def _join(where: str, key: str) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """Validators of attrs raise with several arguments; only the first is a sentence."""
+    """Only the first line: attrs validators raise with several arguments, of which the first is a sentence."""
     lines = str(error.args[0] if error.args else error).splitlines()
     return lines[0] if lines else type(error).__name__

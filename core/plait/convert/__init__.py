@@ -1,4 +1,7 @@
-"""Weights between Plait's names and layouts and those of Hugging Face's libraries, both ways: see docs/convert.md."""
+"""Converts weights between Plait's names and layouts and those of Hugging Face's libraries: see docs/convert.md.
+
+May import `checkpoint` and the rooms below it.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +15,7 @@ _WHERE = {"convert": "folder", "from_hf": "plan", "to_hf": "plan"}
 
 
 def __getattr__(name: str) -> Any:
-    """All of it needs torch, which `plait convert --help` does without."""
+    """Everything here needs torch, which `plait convert --help` must not import."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

@@ -1,4 +1,4 @@
-"""config.json: written for Hugging Face's libraries, and compared with the model where there is one."""
+"""config.json: written for Hugging Face's libraries, and compared with the model if there is one."""
 
 import json
 import math
@@ -10,24 +10,26 @@ import torch
 
 from plait.contract.errors import PlaitError
 from plait.models.hugging_face.table import HuggingFace
+from plait.system.disk import check_regular
 
 CONFIG = "config.json"
-# What may be otherwise with the same weights: the class's name, how long input may be, a module that Plait leaves out.
+# Keys that may differ for the same weights: the class's name, the length of input, a module that Plait leaves out.
 FREE = ("architectures", "max_position_embeddings", "num_nextn_predict_layers")
 
 
 def config_of(table: HuggingFace, dtype: torch.dtype) -> dict[str, Any]:
-    """What config.json holds of a model with weights of `dtype`."""
+    """The content of config.json for a model with weights of `dtype`."""
     return {**table.config, "torch_dtype": str(dtype).removeprefix("torch.")}
 
 
 def check_config(table: HuggingFace, source: Path) -> None:
-    """Raises PlaitError where the config.json in `source`, if there is one, is of another model than `table` is.
+    """Raises PlaitError if the config.json in `source`, if there is one, is of another model than `table`.
 
-    What it does not say is taken as right: the shapes of tensors tell most.
+    Missing keys are accepted: the shapes of tensors reveal most differences.
     """
     path = source / CONFIG
     try:
+        check_regular(path)
         theirs = json.loads(path.read_bytes())
         if not isinstance(theirs, dict):
             raise ValueError("it holds no object")
@@ -39,18 +41,18 @@ def check_config(table: HuggingFace, source: Path) -> None:
     except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
         raise PlaitError(f"{path} does not describe RoPE in a way that Plait knows: {error!r}") from None
     if quantised:
-        raise PlaitError(f"{path} is of a quantised model, and Plait converts plain numbers only")
+        raise PlaitError(f"{path} is of a quantised model, and Plait converts only unquantised weights")
     ours = _plain(table.config)
     for key, value in ours.items():
         if key not in FREE and key in theirs and theirs[key] != value:
             raise PlaitError(
-                f"{path} says {key}={json.dumps(theirs[key])}, where the model has {json.dumps(value)}: "
-                "take another model=, or change its options"
+                f"{path} says {key}={json.dumps(theirs[key])}, but the model has {json.dumps(value)}: "
+                "choose another model=, or change its options"
             )
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """RoPE in one way: versions of the libraries write `rope_parameters`, or `rope_theta` and `rope_scaling`."""
+    """RoPE in one form: versions of the libraries write `rope_parameters`, or `rope_theta` and `rope_scaling`."""
     plain = dict(config)
     rope = {**(plain.pop("rope_scaling", None) or {}), **(plain.pop("rope_parameters", None) or {})}
     rope = {key: value for key, value in rope.items() if value is not None}
@@ -67,7 +69,7 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _attention_factor(rope: Mapping[str, Any]) -> float:
-    """What the libraries multiply RoPE's sine and cosine by where YaRN's options do not say it."""
+    """The libraries' factor of RoPE's sine and cosine, if YaRN's options do not set it."""
 
     def sharper(mscale: float) -> float:
         return 0.1 * mscale * math.log(rope["factor"]) + 1 if rope["factor"] > 1 else 1.0

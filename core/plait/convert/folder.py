@@ -1,4 +1,4 @@
-"""Weights in files, from one form to the other: a tensor at a time, beside one file of the result."""
+"""Converts files of weights one tensor at a time."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from plait.checkpoint.files import sync, write_synced
 from plait.checkpoint.store import MANIFEST, Store
 from plait.checkpoint.sums import check_sums, write_sums
 from plait.checkpoint.weights import open_files
-from plait.contract.errors import PlaitError, in_words
+from plait.contract.errors import PlaitError, in_words, misfit
 from plait.convert.config import CONFIG, check_config, config_of
 from plait.convert.plan import Piece, make_ours, make_theirs, ours_from, table_of, theirs_from
 from plait.system.disk import writing
@@ -41,17 +41,17 @@ def convert(
 ) -> Path:
     """Write the weights in `source` to the new folder `target` in the other form, and return it.
 
-    model:    whose weights they are; it may be on meta, and has a method `hugging_face()`.
-    source:   a .safetensors file or a folder of such, or (to "hf") a checkpoint of Plait.
+    model:    the model of the weights; it may be on meta, and has a method `hugging_face()`.
+    source:   a .safetensors file or a folder of them, or (to "hf") a Plait checkpoint.
     to:       "hf": files and config.json for Hugging Face's libraries. "plait": files for `checkpoint.init_from`.
-    progress: called after each tensor with the file that it is for, and bytes made of bytes in all.
+    progress: called after each tensor with its file, the bytes done and the bytes in total.
 
-    Beside the result's file that is under way, one tensor is held, or one stack of experts. The folder appears whole
-    or not at all. Raises PlaitError for what does not fit, is there already or cannot be read or written.
+    Holds one tensor, or one stack of experts, besides the file that is being written. The folder appears complete
+    or not at all. Raises PlaitError for what does not fit, already exists, or cannot be read or written.
     """
     source, target = Path(source), Path(target)
     if to not in ("hf", "plait"):
-        raise PlaitError(f"to={to!r} is neither 'hf' nor 'plait'")
+        raise misfit("to", to, "'hf' or 'plait'")
     partial = target.with_name(target.name + ".tmp")
     if target.exists() or target.is_symlink():
         raise PlaitError(f"{target} exists already; name a new folder")
@@ -68,7 +68,7 @@ def convert(
         total, done = sum(piece.bytes for piece in pieces), 0
         files = split({piece.name: piece.bytes for piece in pieces}, max_shard_bytes)
         with writing(target):
-            partial.mkdir(parents=True)  # another conversion may have made it just now: it is not this one's to remove
+            partial.mkdir(parents=True)  # another conversion may have just created it: it is not this one's to remove
         try:
             for file, names in files.items():
                 held: dict[str, Tensor] = {}
@@ -91,16 +91,16 @@ def convert(
 
 
 def _name(whole: Path, final: Path) -> None:
-    """Give the folder `whole` the name `final`. Raises PlaitError where something has taken that meanwhile."""
+    """Rename the folder `whole` to `final`. Raises PlaitError if that name has been taken meanwhile."""
     sync(whole)
     if final.exists() or final.is_symlink():
         raise PlaitError(f"{final} appeared while it was being converted; it is left as it is, so name a new folder")
-    os.rename(whole, final)  # fails, rather than replace, where a file or a folder with files came just now
+    os.rename(whole, final)  # fails, and does not replace, if a file or a non-empty folder has just appeared
     sync(final.parent)
 
 
 def _most(pieces: list[Piece]) -> torch.dtype:
-    """The dtype that most bytes are of."""
+    """The dtype of most bytes."""
     sizes: Counter[torch.dtype] = Counter()
     for piece in pieces:
         sizes[piece.dtype] += piece.bytes
@@ -109,7 +109,7 @@ def _most(pieces: list[Piece]) -> torch.dtype:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Any:
-    """The tensors at `path` as a `Source`. Compares digests, where there are some."""
+    """The tensors at `path` as a `Source`. Compares digests if there are any."""
     if (path / MANIFEST).is_file():
         if problem := Store.verify(path):
             raise PlaitError(f"the checkpoint {path} cannot be converted: {problem}")
@@ -130,17 +130,17 @@ class _Safetensors:
         for name, handle in self._of.items():
             kind = handle.get_slice(name).get_dtype()
             if kind not in DTYPES:
-                raise PlaitError(f"{name!r} in {path} is of {kind}, quantised: Plait converts plain numbers only")
+                raise PlaitError(f"{name!r} in {path} is of {kind}, quantised: Plait converts only unquantised weights")
             self.dtypes[name] = DTYPES[kind]
 
     def read(self, name: str, index: int | None = None) -> Tensor:
         if index is None:
             return self._of[name].get_tensor(name)
-        return self._of[name].get_slice(name)[index].clone()  # a view would keep the whole
+        return self._of[name].get_slice(name)[index].clone()  # a view would keep the whole tensor
 
 
 class _Checkpoint:
-    """One of Plait's. Its tensors are read whole; the last is kept, since a stack is asked for slice by slice."""
+    """A Plait checkpoint. Its tensors are read whole; the last is kept, because a stack is requested slice by slice."""
 
     def __init__(self, path: Path) -> None:
         from plait.checkpoint import reader
@@ -149,7 +149,7 @@ class _Checkpoint:
         self.what, self._reader = f"the checkpoint {path}", reader.Reader(path)
         for name, (_, dtype) in manifest.parameters.items():
             if dtype not in reader.DTYPES:
-                raise PlaitError(f"{name!r} in {path} is of {dtype[:40]!r}, which is no dtype of torch's")
+                raise PlaitError(f"{name!r} in {path} is of {dtype[:40]!r}, which is not a torch dtype")
         self.shapes: Mapping[str, tuple[int, ...]] = {n: tuple(s) for n, (s, _) in manifest.parameters.items()}
         self.dtypes = {name: reader.DTYPES[dtype] for name, (_, dtype) in manifest.parameters.items()}
         self._last: tuple[str, Tensor] | None = None

@@ -1,4 +1,4 @@
-"""From tensors under one set of names to those under the other: what each is made of is known before one is read."""
+"""Maps tensors under one set of names to those under the other; the whole mapping is known before any is read."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -13,18 +13,18 @@ from plait.parallel.state import canonical, tied_names
 
 
 class Source(Protocol):
-    """Tensors that are read when they are asked for; `what` says in errors where they lie."""
+    """Tensors that are read on request; `what` names their place in errors."""
 
     what: str
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, torch.dtype]
 
     def read(self, name: str, index: int | None = None) -> Tensor:
-        """The tensor, or only what is at `index` of its dim 0."""
+        """The tensor, or only index `index` of its dim 0."""
 
 
 class Held:
-    """A source of tensors that are in memory."""
+    """A source of tensors in memory."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.what, self._tensors = "the state dict", tensors
@@ -39,8 +39,8 @@ class Held:
 class Piece:
     """One tensor of the result.
 
-    parts: the names in the source that it is made of, none for zeros; more than one for a stack.
-    index: which slice of the one part.
+    parts: the names in the source that it is made of; none for zeros, more than one for a stack.
+    index: the slice of a single part.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Piece:
 
 
 def table_of(model: nn.Module) -> HuggingFace:
-    """What `model` says of its form there. Raises PlaitError where it says nothing."""
+    """The model's table. Raises PlaitError if it has none."""
     describe = getattr(model, "hugging_face", None)
     if not callable(describe):
         raise PlaitError(
@@ -67,7 +67,7 @@ def table_of(model: nn.Module) -> HuggingFace:
 
 
 def ours_from(model: nn.Module, source: Source) -> list[Piece]:
-    """The tensors of `model`, which may be on meta, out of those that Hugging Face's libraries have of it.
+    """The tensors of `model`, which may be on meta, from those of Hugging Face's libraries.
 
     Raises PlaitError, naming the first, for tensors that are missing, have another shape or belong to nothing.
     """
@@ -95,8 +95,8 @@ def ours_from(model: nn.Module, source: Source) -> list[Piece]:
 
 
 def theirs_from(model: nn.Module, source: Source) -> list[Piece]:
-    """The tensors that Hugging Face's libraries have of `model`, out of its own, canonical FQN by FQN. Raises like
-    `ours_from`, and where the model has learned something that they have no place for."""
+    """The tensors of Hugging Face's libraries for `model`, from its own, by canonical FQN. Raises like `ours_from`,
+    and also if the model has learned something that they have no place for."""
     table, own, aliases = table_of(model), _own(model), _aliases(model)
     used: set[str] = set()
     pieces = []
@@ -117,7 +117,7 @@ def theirs_from(model: nn.Module, source: Source) -> list[Piece]:
 
 
 def make_ours(piece: Piece, source: Source) -> Tensor:
-    """The tensor itself, of contiguous memory."""
+    """The tensor itself, contiguous."""
     if not piece.parts:
         return torch.zeros(piece.shape, dtype=piece.dtype)
     if not piece.rule.stacks:
@@ -129,34 +129,34 @@ def make_ours(piece: Piece, source: Source) -> Tensor:
 
 
 def make_theirs(piece: Piece, source: Source) -> Tensor:
-    """The tensor itself, of contiguous memory."""
+    """The tensor itself, contiguous."""
     return piece.rule.layout.to_theirs(source.read(piece.parts[0], piece.index)).contiguous()
 
 
 def from_hf(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`tensors` as Hugging Face names them, as a state dict of `model`; what is tied stands once.
+    """`tensors` with Hugging Face's names as a state dict of `model`; tied tensors are included once.
 
-    Raises PlaitError where they are not this model's. What needs no change shares its memory.
+    Raises PlaitError if they are not this model's. Tensors that need no change share memory.
     """
     source = Held(tensors)
     return {piece.name: make_ours(piece, source) for piece in ours_from(model, source)}
 
 
 def to_hf(model: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The tensors of `model`, or `tensors` under its names, as Hugging Face names them. Raises like `from_hf`."""
+    """The tensors of `model`, or `tensors` under its names, with Hugging Face's names. Raises like `from_hf`."""
     source = Held(dict(_own(model)) if tensors is None else tensors)
     return {piece.name: make_theirs(piece, source) for piece in theirs_from(model, source)}
 
 
 def _own(model: nn.Module) -> dict[str, Tensor]:
-    """Canonical FQN -> tensor, a tied one under its first."""
+    """Canonical FQN -> tensor; a tied one under its first name."""
     ties = tied_names(model)
     state = {canonical(key): tensor.detach() for key, tensor in model.state_dict().items()}
     return {fqn: tensor for fqn, tensor in state.items() if fqn not in ties}
 
 
 def _aliases(model: nn.Module) -> dict[str, list[str]]:
-    """Canonical FQN of a tied tensor -> its further ones."""
+    """Canonical FQN of a tied tensor -> its other names."""
     aliases: dict[str, list[str]] = {}
     for alias, first in tied_names(model).items():
         aliases.setdefault(first, []).append(alias)
@@ -168,13 +168,13 @@ def _rule(table: HuggingFace, fqn: str, shape: tuple[int, ...]) -> tuple[Rule, t
         names = rule.names(fqn, shape)
         if names is not None:
             return rule, names
-    raise PlaitError(f"the model's table for Hugging Face says nothing of {fqn!r}: no rule matches it")
+    raise PlaitError(f"the model's table for Hugging Face says nothing about {fqn!r}: no rule matches it")
 
 
 def _expect(source: Source, name: str, shape: tuple[int, ...], done: str) -> None:
-    """`done`: what it is called in the other form."""
+    """`done`: its name in the other form."""
     if name not in source.shapes and done in source.shapes:
-        raise PlaitError(f"{source.what} has the form already that it shall get: it has {done!r} and no {name!r}")
+        raise PlaitError(f"{source.what} is already in that form: it has {done!r} and no {name!r}")
     if name not in source.shapes:
         raise PlaitError(f"{source.what} lacks {name!r}{near_miss(name, list(source.shapes))}")
     if source.shapes[name] != shape:

@@ -1,4 +1,7 @@
-"""Where tokens come from: sources that a config names, and the batches that they open."""
+"""Where tokens come from: sources that a config names, and the batches that they provide.
+
+May import `strategies` and the rooms below it.
+"""
 
 from plait.data.source import Source
 

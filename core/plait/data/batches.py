@@ -10,14 +10,14 @@ import torch
 
 from plait.contract.errors import PlaitError
 
-NO_TARGET = -100  # the label that counts for nothing
+NO_TARGET = -100  # the label that the loss ignores
 
 
 @attrs.frozen
 class Batch:
-    """tokens, labels: (B, T) int64; labels are the tokens that follow, -100 where there is nothing to learn.
+    """tokens, labels: (B, T) int64; labels are the next tokens, -100 if there is nothing to learn.
 
-    positions: (B, T) int64, from 0 at the start of each sample and of each document in it; None where tokens attend
+    positions: (B, T) int64, from 0 at the start of each sample and of each document in it; None if tokens attend
     across documents.
     """
 
@@ -27,48 +27,50 @@ class Batch:
 
 
 class Batches(ABC):
-    """One share of every global batch. `share` is (index, count); G, the global batch size, is a multiple of count.
+    """One data rank's part of every global batch. `dp` is (index, count); the global batch size G is a multiple of
+    count.
 
-    Samples are numbered from 0 in one endless sequence. A global batch is G of them in a row, so a run may go on at
-    any sample with another G, and no sample is lost or repeated.
+    Samples are numbered from 0 in one endless sequence. A global batch is G consecutive samples, so a run may continue
+    at any sample with another G, and no sample is lost or repeated.
     """
 
-    def __init__(self, seq_len: int, global_batch_size: int, share: tuple[int, int]) -> None:
-        index, count = share
+    def __init__(self, seq_len: int, global_batch_size: int, dp: tuple[int, int]) -> None:
+        index, count = dp
         if global_batch_size % count:
             raise PlaitError(
                 f"train.global_batch_size={global_batch_size} cannot be divided among {count} data ranks: "
                 f"take a multiple of {count}"
-            )
-        self.seq_len, self.global_batch_size, self.share = seq_len, global_batch_size, share
+            ).at("train.global_batch_size", global_batch_size, fits=f"a multiple of {count}")
+        self.seq_len, self.global_batch_size, self.dp = seq_len, global_batch_size, dp
         rows = global_batch_size // count
-        self.rows = np.arange(index * rows, (index + 1) * rows)  # of a global batch, those of this share
+        self.rows = np.arange(index * rows, (index + 1) * rows)  # this data-parallel rank's samples of a global batch
 
     @abstractmethod
     def take(self, first: int) -> Batch:
-        """This share of the global batch that begins with sample number `first`."""
+        """This rank's part of the global batch that begins with sample number `first`."""
 
     def train(self, step: int) -> Batch:
-        """This share of global batch number `step`, from 0, if all global batches have the same size."""
+        """This rank's part of global batch number `step`, from 0, if all global batches have the same size."""
         return self.take(step * self.global_batch_size)
 
     @abstractmethod
     def validation(self, index: int) -> Batch:
-        """The same of the validation split: always the same samples in the same order, wrapping round at the end.
+        """The same for the validation split: always the same samples in the same order, wrapping round at the end.
 
-        Raises PlaitError where nothing is held out.
+        Raises PlaitError if nothing is held out.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able: what a resumed run needs beside the count of samples."""
+        """JSON-able: what a resumed run needs besides the number of samples."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (nothing is to be done by default)
-        """Go on where `state` was taken."""
+        """Continue where `state` was taken."""
 
 
 def windows(tokens: np.ndarray, seq_len: int) -> np.ndarray:
-    """All samples in `tokens` (n,): a view (samples, seq_len + 1), each from the last token of the one before on."""
+    """All samples in `tokens` (n,): a view (samples, seq_len + 1), each starting at the last token of the one
+    before."""
     samples = max(len(tokens) - 1, 0) // seq_len
     width = tokens.itemsize
     return np.lib.stride_tricks.as_strided(tokens, (samples, seq_len + 1), (seq_len * width, width), writeable=False)

@@ -1,4 +1,4 @@
-"""A folder for what is computed once a machine: locks, atomic appearance, digests of files."""
+"""A folder for what is computed once per machine: locks, atomic creation, digests of files."""
 
 import codecs
 import hashlib
@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from plait.contract.errors import PlaitError
+from plait.contract.errors import misfit
 from plait.data.documents import File
 from plait.system.locks import try_lock, unlock, wait_lock
 
-SECONDS = 2.0  # between two lines of progress
+SECONDS = 2.0  # seconds between two lines of progress
 
 
 def root(cache_dir: str | None) -> Path:
@@ -22,12 +22,12 @@ def root(cache_dir: str | None) -> Path:
     key = "data.cache_dir" if cache_dir else "PLAIT_CACHE"
     given = Path(cache_dir or os.environ.get("PLAIT_CACHE") or "~/.cache/plait").expanduser()
     if not given.is_absolute():
-        raise PlaitError(f"{key}={given} must be an absolute path, so that every run finds the same cache")
+        raise misfit(key, str(given), "an absolute path, so that every run finds the same cache")
     return given
 
 
 class Progress:
-    """Says what share of `total` is done, at most every two seconds, and nothing at all if it takes less."""
+    """Reports which share of `total` is done, at most every two seconds; reports nothing for shorter work."""
 
     def __init__(self, say: Callable[[str], None], what: str, total: int) -> None:
         self._say, self._what, self._total = say, what, max(total, 1)
@@ -43,15 +43,15 @@ class Progress:
 def ensure(
     target: Path, complete: Callable[[Path], bool], build: Callable[[Path], None], say: Callable[[str], None]
 ) -> None:
-    """Make the folder `target` by `build(folder)` unless it is `complete` already.
+    """Create the folder `target` with `build(folder)` unless it is already `complete`.
 
-    It appears whole or not at all, one process builds while the others wait, and what a killed one left is removed.
+    It appears complete or not at all. One process builds while the others wait; leftovers of a killed one are removed.
     """
     if complete(target):
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     with locked(target.with_suffix(".lock"), say):
-        for stale in target.parent.glob(f"{target.name}.*.part"):  # we hold the lock: whoever wrote it is dead
+        for stale in target.parent.glob(f"{target.name}.*.part"):  # we hold the lock: its writer is dead
             shutil.rmtree(stale)
         if complete(target):
             return
@@ -68,7 +68,7 @@ def ensure(
 
 @contextmanager
 def locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold an exclusive lock, which the system frees should this process die."""
+    """Hold an exclusive lock, which the system releases if this process dies."""
     handle = try_lock(path)
     if handle is None:
         say("waiting for another process that prepares the same data")
@@ -82,15 +82,15 @@ def locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
 def digests(files: list[File], folder: Path, say: Callable[[str], None]) -> list[str | None]:
     """A digest of each file's content; None for a text file that is not UTF-8.
 
-    An index in `folder` saves reading them again while path, size and time of change stay as they are. A file that
-    changed in the last seconds may change again within the clock's tick, and is not entered.
+    An index in `folder` avoids reading them again while path, size and modification time stay the same. A file that
+    changed in the last seconds may change again within the clock's resolution, and is not entered.
     """
     names = [str(file.path.absolute()) for file in files]
     index_file = folder / f"files-{hashlib.sha256(repr(names).encode()).hexdigest()[:16]}.json"
     try:
         read = json.loads(index_file.read_text())
         index = {name: [size, mtime_ns, digest] for name, (size, mtime_ns, digest) in read.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # damaged, or another's: made anew
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # damaged, or of another program
         index = {}
     fresh = [name not in index or index[name][:2] != [f.size, f.mtime_ns] for name, f in zip(names, files, strict=True)]
     if not any(fresh):

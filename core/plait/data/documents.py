@@ -15,12 +15,12 @@ from plait.system.disk import reading
 
 LINES = (".jsonl", ".json", ".ndjson")
 PARQUET = (".parquet", ".pq")
-PIECE = 1 << 18  # bytes; a longer text file is read in pieces, so that a corpus in one file needs no memory
+PIECE = 1 << 18  # bytes; a longer text file is read in pieces, so that a corpus in one file needs little memory
 
 
 @attrs.frozen
 class File:
-    """kind: "text", "lines" or "parquet". named: the user named this very file, so it must be readable as its kind."""
+    """kind: "text", "lines" or "parquet". named: the user named this file, so it must be readable as its kind."""
 
     path: Path
     kind: str
@@ -53,7 +53,7 @@ def find(path: str, follow_links: bool = False) -> tuple[list[File], str]:
     """The non-empty files of a file, a folder (recursive, without hidden names) or a glob, sorted by name.
 
     Links that lead out of the folder, or of the one in which a glob begins, are left out unless `follow_links`; a
-    line about them is returned too. Raises PlaitError where there is no file.
+    line about them is returned too. Raises PlaitError if there is no file.
     """
     with reading(path, "data.path"):
         return _find(path, follow_links)
@@ -73,29 +73,33 @@ def _find(path: str, follow_links: bool) -> tuple[list[File], str]:
             what = "no file matches"
         else:
             there = [one.name for one in given.parent.iterdir()] if given.parent.is_dir() else []
-            raise PlaitError(f"data.path={path} does not exist{near_miss(given.name, there)}")
+            raise PlaitError(f"data.path={path} does not exist{near_miss(given.name, there)}").at(
+                "data.path", path, fits=there
+            )
     except ValueError as error:  # a name with a zero byte
-        raise PlaitError(f"data.path={path!r} cannot be read: {error}") from error
+        raise PlaitError(f"data.path={path!r} cannot be read: {error}").at("data.path", path) from error
     some = ", ".join(link.name for link in left[:3]) + ", ..." * (len(left) > 3)
     links = f"left out {len(left)} link(s) that lead out of the folder: {some}; data.follow_links=true reads them"
     if not found:
-        raise PlaitError(f"data.path={path}: {what}{f', and Plait {links}' if left else ''}")
+        raise PlaitError(f"data.path={path}: {what}{f', and Plait {links}' if left else ''}").at("data.path", path)
     files = [file for file in found if file.size]
     if not files:
         raise PlaitError(
             f"data.path={path}: {'the file is' if len(found) == 1 else f'all {len(found)} files are'} empty"
-        )
+        ).at("data.path", path)
     return files, links if left else ""
 
 
 def _named(given: Path, path: str) -> File:
     if not given.is_file():
-        raise PlaitError(f"data.path={path} is neither a file nor a folder, but a device, a pipe or a socket")
+        raise PlaitError(f"data.path={path} is neither a file nor a folder, but a device, a pipe or a socket").at(
+            "data.path", path, fits="a file or a folder"
+        )
     return entry(given, named=True)
 
 
 def probe(file: File, text_key: str) -> None:
-    """Raise PlaitError where the beginning of `file` shows that it cannot be read; cheap."""
+    """Raise PlaitError if the beginning of `file` shows that it cannot be read; cheap."""
     if not os.access(file.path, os.R_OK):
         raise PlaitError(f"{file.path} cannot be read: permission denied")
     if file.kind != "text":
@@ -103,7 +107,7 @@ def probe(file: File, text_key: str) -> None:
 
 
 def pieces(file: File, text_key: str) -> Iterator[Piece]:
-    """The documents of `file`, in pieces. Raises PlaitError, naming file and line, where one is not what it must be."""
+    """The documents of `file`, in pieces. Raises PlaitError, naming file and line, for an invalid one."""
     if file.kind == "text":
         return _text(file)
     return _lines(file, text_key) if file.kind == "lines" else _parquet(file, text_key)
@@ -139,7 +143,7 @@ def _lines(file: File, text_key: str) -> Iterator[Piece]:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise PlaitError(f"{where}: each line must be a JSON object, but this is none: {error}") from error
+                raise PlaitError(f"{where}: each line must be a JSON object, but this one is not: {error}") from error
             if not isinstance(row, dict):
                 raise PlaitError(f"{where}: each line must be a JSON object, but this is of type {type(row).__name__}")
             text = encode(row.get(text_key), row, text_key, where)
@@ -148,16 +152,20 @@ def _lines(file: File, text_key: str) -> Iterator[Piece]:
 
 
 def encode(value: Any, row: dict[str, Any], text_key: str, where: str) -> bytes:
-    """The document `row[text_key]` in UTF-8. Raises PlaitError, naming the keys that there are, where it is no text."""
+    """The document `row[text_key]` in UTF-8. Raises PlaitError, naming the row's keys, if it is not text."""
     if isinstance(value, str):
-        return value.encode("utf-8", "replace")  # JSON can spell half a surrogate pair
+        return value.encode("utf-8", "replace")  # JSON can contain half a surrogate pair
     if text_key in row:
-        raise PlaitError(f"{where}: data.text_key={text_key} holds {type(value).__name__}, not text")
-    raise PlaitError(f"{where}: {no_key(text_key, list(row))}")
+        raise PlaitError(f"{where}: data.text_key={text_key} holds {type(value).__name__}, not text").at(
+            "data.text_key", text_key
+        )
+    raise no_key(where, text_key, list(row))
 
 
-def no_key(text_key: str, keys: list[str]) -> str:
-    return f"there is no data.text_key={text_key}; there are {', '.join(keys) or 'none'}{near_miss(text_key, keys)}"
+def no_key(where: str, text_key: str, keys: list[str]) -> PlaitError:
+    known = f"{', '.join(keys) or 'none'}{near_miss(text_key, keys)}"
+    said = f"{where}: there is no data.text_key={text_key}; available: {known}"
+    return PlaitError(said).at("data.text_key", text_key, fits=keys)
 
 
 def _parquet(file: File, text_key: str) -> Iterator[Piece]:
@@ -168,7 +176,7 @@ def _parquet(file: File, text_key: str) -> Iterator[Piece]:
         with parquet.ParquetFile(file.path) as table:
             names = table.schema_arrow.names
             if text_key not in names:
-                raise PlaitError(f"{file.path}: {no_key(text_key, names)}")
+                raise no_key(str(file.path), text_key, names)
             share = file.size / max(table.metadata.num_rows, 1)
             for batch in table.iter_batches(batch_size=256, columns=[text_key]):
                 for value in batch.column(0).to_pylist():

@@ -15,13 +15,13 @@ from plait.data.source import Say, Source, at_least, given
 if TYPE_CHECKING:
     from plait.data.stream import Stream
 
-# The builders of `datasets` that read plain data. Another may unpickle files, as `pandas` did, or connect somewhere.
+# The builders of `datasets` that read plain data. Others may unpickle files, as `pandas` did, or open connections.
 BUILDERS = ("arrow", "cache", "conll", "csv", "json", "parquet", "text", "webdataset", "xml")
 OF_FILES = ("csv", "json", "parquet", "text")
 
 
 def plain(value: Any) -> Any:
-    """Lists and mappings of a config as Python's own."""
+    """A config's lists and mappings as Python's own types."""
     if isinstance(value, Mapping):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -34,10 +34,10 @@ class Hf(Source):
     """A stream of documents, tokenised on the way.
 
     name:       a data set of the hub, a local folder, or a builder such as "json" with `data_files`.
-    config:     which of the data set's configurations; None: its only one.
-    data_files: a path, a list of them, or a mapping from splits to them.
-    split, text_key: which split to train on, and the column that holds the text.
-    shuffle_buffer: so many documents are read at a time and shuffled; 1: the order of the stream.
+    config:     the data set's configuration; None: its only one.
+    data_files: a path, a list of paths, or a mapping from splits to paths.
+    split, text_key: the split to train on, and the column with the text.
+    shuffle_buffer: how many documents are read at a time and shuffled; 1: the order of the stream.
     validation_split: the split to validate on; None: the first `validation_documents` of `split`, which training
         then leaves out.
     """
@@ -60,29 +60,33 @@ class Hf(Source):
     def check(self, *, seq_len: int, vocab_size: int | None) -> None:
         super().check(seq_len=seq_len, vocab_size=vocab_size)
         if find_spec("datasets") is None:
-            raise PlaitError("data=hf needs the library datasets: pip install 'plait[hf]'")
+            raise PlaitError("data=hf needs the library datasets: pip install 'plait[hf]'").at("data", "hf")
         if self.name in OF_FILES and self.data_files is None:  # datasets would take all files of the current folder
-            raise PlaitError(f"data.name={self.name} reads files: data.data_files must name them")
+            raise PlaitError(f"data.name={self.name} reads files: data.data_files must name them").at(
+                "data.data_files", fits="names of files"
+            )
 
     def prepare(self, say: Say) -> None:
         for split in filter(None, (self.split, self.validation_split)):
             say(f"opening {self.name}, split {split}")
             if next(self.texts(split), None) is None:
-                raise PlaitError(f"data.name={self.name} has no documents in its split {split!r}")
+                raise PlaitError(f"data.name={self.name} has no documents in its split {split!r}").at(
+                    "data.name", self.name
+                )
 
     def fingerprint(self) -> str:
-        """Of the stream's names and options: what lies behind them is not read before it is trained on."""
+        """Of the stream's names and options; the data behind them is not read before training."""
         names = (self.name, self.config, self.data_files, self.split, self.text_key)
         options = (self.shuffle_buffer, self.validation_split, self.validation_documents)
         return hashlib.sha256(repr((names, options, self.encoder.digest)).encode()).hexdigest()
 
-    def open(self, *, seq_len: int, seed: int, global_batch_size: int, share: tuple[int, int]) -> "Stream":
+    def open(self, *, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> "Stream":
         from plait.data.stream import Stream
 
-        return Stream(self, seq_len, seed, global_batch_size, share)
+        return Stream(self, seq_len, seed, global_batch_size, dp)
 
     def rows(self, split: str) -> Any:
-        """The `datasets.IterableDataset` of `split`. Raises PlaitError where it cannot be opened, or may run code."""
+        """The `datasets.IterableDataset` of `split`. Raises PlaitError if it cannot be opened, or may run code."""
         from datasets import load_dataset_builder
 
         try:
@@ -90,15 +94,15 @@ class Hf(Source):
             package, _, kind = type(builder).__module__.rpartition(".")
             if package.rpartition(".")[0] == "datasets.packaged_modules" and kind in BUILDERS:
                 return builder.as_streaming_dataset(split=split)
-        except Exception as error:  # the library and those below it raise whatever they like
+        except Exception as error:  # datasets and the libraries below it may raise anything
             raise self._cannot("open", split, error) from error
         raise PlaitError(
-            f"data.name={self.name} is read by the builder {kind!r} of datasets, which may run what its files hold; "
-            f"Plait reads text by {', '.join(BUILDERS)}: convert the data to one of these"
-        )
+            f"data.name={self.name} is read by the builder {kind!r} of datasets, which may run code in its files; "
+            f"allowed builders: {', '.join(BUILDERS)}; convert the data for one of these"
+        ).at("data.name", self.name, fits=BUILDERS)
 
     def texts(self, split: str, rows: Any = None) -> Iterator[bytes]:
-        """The documents of `split`, or of `rows` out of it, in their order; empty where a row holds None."""
+        """The documents of `split`, or of `rows` from it, in order; empty for a row that holds None."""
         iterator = iter(self.rows(split) if rows is None else rows)
         where = f"data.name={self.name}, split {split}"
         while True:
@@ -119,4 +123,6 @@ class Hf(Source):
 
     def _cannot(self, do: str, split: str, error: Exception) -> PlaitError:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        return PlaitError(f"data.name={self.name}, split {split!r}: datasets cannot {do} it: {reason}")
+        return PlaitError(f"data.name={self.name}, split {split!r}: datasets cannot {do} it: {reason}").at(
+            "data.name", self.name
+        )

@@ -1,4 +1,4 @@
-"""Sources whose text lies in files: tokenised once a machine, then any sample can be had at any time."""
+"""Sources whose text is in files: tokenised once per machine, after which any sample is available at any time."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
-from plait.contract.errors import DiskError, PlaitError, in_words, shown
+from plait.contract.errors import DiskError, PlaitError, in_words, misfit, shown
 from plait.data import cache
 from plait.data.documents import File
 from plait.data.source import Say, Source
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def check_fraction(_: Any, __: Any, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise PlaitError(f"data.validation_fraction={value!r} must be a number from 0 to below 1")
+        raise misfit("data.validation_fraction", value, "a number from 0 to below 1")
 
 
 def silent(line: str) -> None:
@@ -46,18 +46,18 @@ class Indexed(Source):
 
     @abstractmethod
     def files(self) -> list[File]:
-        """The files, in an order that rests on names alone. Raises PlaitError where there is none."""
+        """The files, in an order that depends only on names. Raises PlaitError if there are none."""
 
     def left_out(self) -> str:
-        """What `files` did not take, in words for the user; "" if it took all."""
+        """What `files` skipped, in words for the user; "" if nothing."""
         return ""
 
     def row_key(self) -> str:
-        """The key of a row that holds the text; "" where every file is a document."""
+        """The key of a row that holds the text; "" if every file is a document."""
         return ""
 
     def salt(self) -> str:
-        """What tells two fingerprints apart beside content, tokenizer and split."""
+        """What distinguishes two fingerprints besides content, tokenizer and split."""
         return ""
 
     @property
@@ -79,7 +79,7 @@ class Indexed(Source):
             at = f" ({shown(error.filename)})" if error.filename else ""
             raise DiskError(
                 f"data cannot be tokenised into {shown(root)}: {in_words(error, root)}{at}; "
-                "data.cache_dir or PLAIT_CACHE names another folder"
+                "set data.cache_dir or PLAIT_CACHE to another folder"
             ) from error
 
     def _prepare(self, say: Say) -> None:
@@ -91,7 +91,7 @@ class Indexed(Source):
         cache.ensure(self._folder, lambda folder: read_meta(folder) is not None, build, say)
 
     def _content(self, say: Say) -> list[tuple[File, str]]:
-        """The files that are read, with the digest of each; looked up once."""
+        """The files that are read, with the digest of each; computed once."""
         if self._known is None:
             files = self.files()
             if line := self.left_out():
@@ -109,7 +109,7 @@ class Indexed(Source):
     def fits(self, *, seq_len: int) -> None:
         meta = read_meta(self._folder)
         if meta is None:
-            raise PlaitError(f"the token cache {self._folder} is damaged or gone; run again, and it is made anew")
+            raise PlaitError(f"the token cache {self._folder} is damaged or gone; run again to rebuild it")
         need = seq_len + 1
         train, validation = meta["train"]["tokens"], meta["validation"]["tokens"]
         sample = f"one sample of train.seq_len={seq_len} takes {need:,}"
@@ -117,24 +117,24 @@ class Indexed(Source):
             raise PlaitError(
                 f"data has {train:,} tokens to train on, and {sample}: "
                 f"take more text, or train.seq_len={max(train - 1, 1)}"
-            )
+            ).at("train.seq_len", seq_len, fits=f"at most {max(train - 1, 1)}")
         if self.has_validation and validation < need:
             share = need / (train + validation)
             more = f"raise data.validation_fraction to {share * 1.05:.2g}, " if share < 0.5 else ""
             raise PlaitError(
                 f"data has {validation:,} tokens held out for validation, and {sample}: {more}"
                 f"take train.seq_len={max(validation - 1, 1)} or less, or set data.validation_fraction=0"
-            )
+            ).at("train.seq_len", seq_len, fits=f"at most {max(validation - 1, 1)}")
 
     def fingerprint(self) -> str:
         return self._digest
 
-    def open(self, *, seq_len: int, seed: int, global_batch_size: int, share: tuple[int, int]) -> "Packed":
+    def open(self, *, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> "Packed":
         from plait.data.packed import Packed
 
-        self.prepare(silent)  # nothing to do after the parent's, unless the cache was removed since
+        self.prepare(silent)  # the parent has done it, unless the cache was removed since
         self.fits(seq_len=seq_len)
-        return Packed(self._folder, self.encoder.eod, self.attention, seq_len, seed, global_batch_size, share)
+        return Packed(self._folder, self.encoder.eod, self.attention, seq_len, seed, global_batch_size, dp)
 
     @property
     def _folder(self) -> Path:

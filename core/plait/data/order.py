@@ -1,8 +1,8 @@
 """The order of samples in an epoch: a permutation keyed by numbers, computed for single positions.
 
-A Feistel network over a grid of about sqrt(size) x sqrt(size) cells; what falls outside the range is sent through
-again (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). It takes no memory and no
-time to set up, and rests on no library's generator, so an order never changes with a library's version.
+A Feistel network over a grid of about sqrt(size) x sqrt(size) cells; results outside the range are sent through
+again (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). It needs no memory and no
+set-up time, and does not depend on a library's generator, so an order never changes with a library's version.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ def shuffled(positions: np.ndarray, size: int, *key: int) -> np.ndarray:
 
 def _permute(cells: np.ndarray, height: int, width: int, key: tuple[int, ...]) -> np.ndarray:
     row, column = np.divmod(cells, np.uint64(width))
-    for number in range(0, ROUNDS, 2):  # each half moves by an amount that only the other half decides: invertible
+    for number in range(0, ROUNDS, 2):  # each half moves by an amount that depends only on the other half: invertible
         row = (row + _mix(column + _round_key(key, number))) % np.uint64(height)
         column = (column + _mix(row + _round_key(key, number + 1))) % np.uint64(width)
     return row * np.uint64(width) + column
@@ -38,12 +38,12 @@ def _round_key(key: tuple[int, ...], number: int) -> np.uint64:
 
 
 def digest64(content: bytes) -> int:
-    """A number below 2**64 that stands for `content`."""
+    """A number below 2**64 computed from `content`."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014), modulo 2**64: every bit of x moves every bit."""
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014), modulo 2**64: every bit of x affects every bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

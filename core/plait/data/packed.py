@@ -1,4 +1,4 @@
-"""Batches out of the token cache: any one at any time, as a function of the seed and its first sample."""
+"""Batches from the token cache: any one at any time, as a function of the seed and its first sample."""
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ from plait.data.tokenise import read_meta
 
 
 class Packed(Batches):
-    """Samples are drawn in the order of one endless sequence: epoch after epoch, each a permutation of all samples.
+    """Samples come in the order of one endless sequence: epoch after epoch, each a permutation of all samples.
 
-    A global batch takes G samples of it in a row, so it may span two epochs, and its shares are slices of it.
+    A global batch is G consecutive samples, so it may span two epochs, and each rank takes a slice of it.
     """
 
     def __init__(
@@ -24,9 +24,9 @@ class Packed(Batches):
         seq_len: int,
         seed: int,
         global_batch_size: int,
-        share: tuple[int, int],
+        dp: tuple[int, int],
     ) -> None:
-        super().__init__(seq_len, global_batch_size, share)
+        super().__init__(seq_len, global_batch_size, dp)
         self.folder = folder
         self._eod, self._attention, self._seed = eod, attention, seed
         self._train = windows(_read(folder, "train"), seq_len)
@@ -47,7 +47,7 @@ class Packed(Batches):
         if not len(self._validation):
             raise PlaitError(
                 "nothing is held out for validation: raise data.validation_fraction, or set validation.interval=0"
-            )
+            ).at("data.validation_fraction", 0, fits="more")
         samples = (index * self.global_batch_size + self.rows) % len(self._validation)
         return to_batch(self._validation[samples], self._eod, self._attention)
 
@@ -55,7 +55,7 @@ class Packed(Batches):
 def _read(folder: Path, split: str) -> np.ndarray:
     meta = read_meta(folder)
     if meta is None:
-        raise PlaitError(f"the token cache {folder} is damaged or gone; run again, and it is made anew")
+        raise PlaitError(f"the token cache {folder} is damaged or gone; run again to rebuild it")
     if not meta[split]["tokens"]:
         return np.empty(0, meta["dtype"])
     return np.memmap(folder / f"{split}.bin", meta["dtype"], mode="r").view(np.ndarray)

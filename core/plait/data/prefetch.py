@@ -1,4 +1,4 @@
-"""Reading ahead in a thread, so that a slow source is read while the step computes."""
+"""Reads ahead in a thread, so that a slow source is read during the step's computation."""
 
 import queue
 import threading
@@ -12,31 +12,31 @@ T = TypeVar("T")
 
 
 @attrs.frozen
-class _End:
+class _Raised:
     error: BaseException
 
 
-class Ahead(Generic[T]):
-    """The items of an iterator, which a thread of its own runs up to `depth` items ahead.
+class Prefetched(Generic[T]):
+    """The items of an iterator, which its own thread runs up to `depth` items ahead.
 
-    What the iterator raises, its end too, is raised by `next`. The thread ends with this object, or with Python.
+    What the iterator raises, its end included, is raised by `next`. The thread ends with this object, or with Python.
     """
 
     def __init__(self, items: Iterator[T], depth: int) -> None:
-        self._ready: queue.Queue[T | _End] = queue.Queue(depth)
+        self._ready: queue.Queue[T | _Raised] = queue.Queue(depth)
         stop = threading.Event()
-        # a daemon, or a source that hangs would keep a finished run alive
+        # a daemon, because a source that hangs would keep a finished run alive
         thread = threading.Thread(target=_run, args=(items, self._ready, stop), name="plait-data", daemon=True)
         self._close = weakref.finalize(self, _stop, stop, thread)
         thread.start()
 
-    def __iter__(self) -> "Ahead[T]":
+    def __iter__(self) -> "Prefetched[T]":
         return self
 
     def __next__(self) -> T:
         item = self._ready.get()
-        if isinstance(item, _End):
-            self._ready.put(item)  # whoever asks again hears the same
+        if isinstance(item, _Raised):
+            self._ready.put(item)  # every later call raises it again
             raise item.error
         return item
 
@@ -44,7 +44,7 @@ class Ahead(Generic[T]):
         self._close()
 
 
-def _run(items: "Iterator[T]", ready: "queue.Queue[T | _End]", stop: threading.Event) -> None:
+def _run(items: "Iterator[T]", ready: "queue.Queue[T | _Raised]", stop: threading.Event) -> None:
     try:
         for item in items:
             if not _put(ready, item, stop):
@@ -52,10 +52,10 @@ def _run(items: "Iterator[T]", ready: "queue.Queue[T | _End]", stop: threading.E
         end: BaseException = StopIteration()
     except BaseException as error:
         end = error
-    _put(ready, _End(end), stop)
+    _put(ready, _Raised(end), stop)
 
 
-def _put(ready: "queue.Queue[T | _End]", item: "T | _End", stop: threading.Event) -> bool:
+def _put(ready: "queue.Queue[T | _Raised]", item: "T | _Raised", stop: threading.Event) -> bool:
     while not stop.is_set():
         try:
             ready.put(item, timeout=0.1)

@@ -1,4 +1,4 @@
-"""The text that every machine has: the source files of Python's standard library."""
+"""Text that every machine has: the source files of Python's standard library."""
 
 import platform
 import sysconfig
@@ -11,17 +11,17 @@ from plait.data.documents import File, entry
 from plait.data.indexed import Indexed
 from plait.data.walk import walk
 
-# Not part of the library, tests, programs written in it, or tables rather than text.
+# Left out: what is not part of the library, tests, programs written in it, and tables rather than text.
 LEFT_OUT = (
     *("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"),
     *("idlelib", "turtledemo", "lib2to3", "encodings", "pydoc_data"),
 )
-LIMIT = 1 << 26  # bytes; what stands later in the order of names is not read, so that tokenising takes seconds
+LIMIT = 1 << 26  # bytes; files after that, by name, are not read, so that tokenising takes seconds
 
 
 @attrs.define(kw_only=True, slots=False)
 class Stdlib(Indexed):
-    """The standard library of the Python that runs, each file a document; another patch version is another text."""
+    """The standard library of the running Python, each file a document; another patch version has other text."""
 
     def files(self) -> list[File]:
         return modules(Path(sysconfig.get_path("stdlib")))
@@ -31,12 +31,14 @@ class Stdlib(Indexed):
 
 
 def modules(library: Path) -> list[File]:
-    """The `.py` files under `library` that make good reading, sorted by name, up to LIMIT bytes."""
+    """The `.py` files under `library` that are useful text, sorted by name, up to LIMIT bytes."""
     found = [entry(path, named=False) for path in walk(library, _left_out, follow_links=True) if path.suffix == ".py"]
     size = 0
     kept = [file for file in found if file.size and (size := size + file.size) <= LIMIT]
     if not kept:
-        raise PlaitError(f"data=stdlib: this Python keeps no source files in {library}; use data=text data.path=...")
+        raise PlaitError(
+            f"data=stdlib: this Python keeps no source files in {library}; use data=text data.path=..."
+        ).at("data", "stdlib", fits=("text",))
     return kept
 
 

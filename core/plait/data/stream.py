@@ -1,7 +1,7 @@
-"""Batches out of a stream of documents, with a state that restores it exactly.
+"""Batches from a stream of documents, with a state that restores it exactly.
 
-The state is a place, not a buffer: which document holds the first token of the next sample, and where in it. To go on
-from there, at most `shuffle_buffer` documents are read again.
+The state is a cursor, not a buffer: which document holds the first token of the next sample, and where in it. To
+continue from there, at most `shuffle_buffer` documents are read again.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ import numpy as np
 from plait.contract.errors import PlaitError
 from plait.data.batches import Batch, Batches, to_batch, windows
 from plait.data.order import digest64, shuffled
-from plait.data.prefetch import Ahead
+from plait.data.prefetch import Prefetched
 
 if TYPE_CHECKING:
     from plait.data.hf import Hf
@@ -25,8 +25,8 @@ GROUP = 16  # documents that the tokenizer gets at once, to spread over its thre
 
 
 @attrs.frozen
-class Place:
-    """A document: the one with number `index`, after shuffling, in block number `block` of an epoch.
+class Cursor:
+    """A document: number `index`, after shuffling, in block number `block` of an epoch.
 
     state: the state of the data set before that block; None at the start of an epoch.
     """
@@ -39,22 +39,22 @@ class Place:
 
 @attrs.frozen
 class Document:
-    place: Place
+    cursor: Cursor
     tokens: np.ndarray  # (n,), the end token last
 
 
 class Stream(Batches):
-    """This share's part of a stream, packed on the way; `take` must be called in order.
+    """This data rank's part of a stream, packed on the way; `take` must be called in order.
 
-    Every share reads its own part of the stream: sample numbers count what all shares have taken together.
+    Every rank reads its own part of the stream: sample numbers count what all ranks have taken together.
     """
 
-    def __init__(self, source: "Hf", seq_len: int, seed: int, global_batch_size: int, share: tuple[int, int]) -> None:
-        super().__init__(seq_len, global_batch_size, share)
+    def __init__(self, source: "Hf", seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> None:
+        super().__init__(seq_len, global_batch_size, dp)
         self._source, self._seed, self._samples = source, seed, 0
-        self._start, self._offset = Place(), 0  # of the next sample's first token: its document, and where in it
+        self._start, self._offset = Cursor(), 0  # of the next sample's first token: its document, and where in it
         self._pending: deque[Document] = deque()  # from that document on
-        self._documents: Ahead[Document] | None = None
+        self._documents: Prefetched[Document] | None = None
         self._validation = _Held(source, seq_len) if source.has_validation else None
 
     def take(self, first: int) -> Batch:
@@ -69,7 +69,7 @@ class Stream(Batches):
             raise PlaitError(
                 "nothing is held out for validation: set data.validation_split or data.validation_documents, "
                 "or validation.interval=0"
-            )
+            ).at("data.validation_split", fits="a split to validate on")
         samples = self._validation.samples((index + 1) * self.global_batch_size)
         wanted = (index * self.global_batch_size + self.rows) % len(samples)
         return to_batch(samples[wanted], self._source.encoder.eod, self._source.attention)
@@ -77,7 +77,7 @@ class Stream(Batches):
     def state_dict(self) -> dict[str, Any]:
         return {
             "samples": self._samples,
-            "share": list(self.share),
+            "share": list(self.dp),
             "seed": self._seed,
             "source": self._source.fingerprint(),
             "start": attrs.asdict(self._start),
@@ -92,12 +92,12 @@ class Stream(Batches):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         count, seed = state["share"][1], state["seed"]
-        if count != self.share[1]:
+        if count != self.dp[1]:
             raise PlaitError(
-                f"a stream resumes only with as many data ranks as it was saved with: {count} then, {self.share[1]} now"
+                f"a stream resumes only with as many data ranks as it was saved with: {count} then, {self.dp[1]} now"
             )
-        if state["share"][0] != self.share[0]:
-            raise ValueError(f"this is the state of share {state['share'][0]}, not of share {self.share[0]}")
+        if state["share"][0] != self.dp[0]:
+            raise ValueError(f"this is the state of data rank {state['share'][0]}, not of data rank {self.dp[0]}")
         if seed != self._seed or state["source"] != self._source.fingerprint():
             what = f"train.seed={seed}" if seed != self._seed else "the same data options"
             raise PlaitError(
@@ -108,12 +108,12 @@ class Stream(Batches):
             self._documents.close()
         self._documents = None
         self._pending.clear()
-        self._samples, self._start, self._offset = state["samples"], Place(**state["start"]), state["offset"]
+        self._samples, self._start, self._offset = state["samples"], Cursor(**state["start"]), state["offset"]
 
     def _next(self, rows: int) -> np.ndarray:
-        """The next samples (rows, T + 1), and the place moves on to what follows them."""
+        """The next samples (rows, T + 1); moves the cursor behind them."""
         if self._documents is None:
-            self._documents = Ahead(_documents(self._source, self._seed, self.share, self._start), DEPTH)
+            self._documents = Prefetched(_documents(self._source, self._seed, self.dp, self._start), DEPTH)
         length = rows * self.seq_len
         ready = sum(len(document.tokens) for document in self._pending) - self._offset
         while ready < length + 1:
@@ -121,14 +121,14 @@ class Stream(Batches):
             ready += len(self._pending[-1].tokens)
         tokens = np.concatenate([document.tokens for document in self._pending])[self._offset :]
         self._offset += length
-        while self._offset >= len(self._pending[0].tokens):  # one token at least is left, the last of these samples
+        while self._offset >= len(self._pending[0].tokens):  # at least one token is left, the last of these samples
             self._offset -= len(self._pending.popleft().tokens)
-        self._start = self._pending[0].place
+        self._start = self._pending[0].cursor
         return windows(tokens[: length + 1], self.seq_len)
 
 
 class _Held:
-    """The samples that are held out: the same on every rank, read as far as they are asked for."""
+    """The held-out samples: the same on every rank, read as far as they are requested."""
 
     def __init__(self, source: "Hf", seq_len: int) -> None:
         self._source, self._seq_len = source, seq_len
@@ -150,7 +150,7 @@ class _Held:
             raise PlaitError(
                 f"the stream's validation documents have {len(self._tokens)} tokens, and one sample of "
                 f"train.seq_len={self._seq_len} takes {self._seq_len + 1}: raise data.validation_documents"
-            )
+            ).at("data.validation_documents", self._source.validation_documents, fits="more")
         return samples
 
 
@@ -158,18 +158,18 @@ def _tokens(source: "Hf", texts: list[bytes]) -> list[np.ndarray]:
     return [np.append(ids, source.encoder.eod).astype(np.uint32) for ids in source.encoder.encode(texts)]
 
 
-def _documents(source: "Hf", seed: int, share: tuple[int, int], start: Place) -> Iterator[Document]:
-    """The documents of this share from `start` on, without end."""
+def _documents(source: "Hf", seed: int, dp: tuple[int, int], start: Cursor) -> Iterator[Document]:
+    """This rank's documents from `start` on, without end."""
     held = set()
     if source.has_validation and source.validation_split is None:
         held = {digest64(text) for text in source.validation_texts()}
     epoch, first = start.epoch, start
     while True:
         count = 0
-        for place, texts in _blocks(source, seed, share, attrs.evolve(first, epoch=epoch)):
-            order = shuffled(np.arange(len(texts)), len(texts), seed, place.epoch, place.block)[place.index :]
+        for cursor, texts in _blocks(source, seed, dp, attrs.evolve(first, epoch=epoch)):
+            order = shuffled(np.arange(len(texts)), len(texts), seed, cursor.epoch, cursor.block)[cursor.index :]
             wanted = [
-                (attrs.evolve(place, index=place.index + number), texts[at])
+                (attrs.evolve(cursor, index=cursor.index + number), texts[at])
                 for number, at in enumerate(order.tolist())
                 if texts[at] and digest64(texts[at]) not in held
             ]
@@ -178,24 +178,24 @@ def _documents(source: "Hf", seed: int, share: tuple[int, int], start: Place) ->
                 group = wanted[at : at + GROUP]
                 for (document, _), tokens in zip(group, _tokens(source, [text for _, text in group]), strict=True):
                     yield Document(document, tokens)
-        if not count and first == Place():
+        if not count and first == Cursor():
             raise PlaitError(
-                f"data.name={source.name} has no documents to train on for share {share[0]} of {share[1]}, "
-                f"beside the {len(held)} held out for validation"
-            )
-        epoch, first = epoch + 1, Place()
+                f"data.name={source.name} has no documents to train on for data rank {dp[0]} of {dp[1]}, "
+                f"besides the {len(held)} held out for validation"
+            ).at("data.name", source.name)
+        epoch, first = epoch + 1, Cursor()
 
 
-def _blocks(source: "Hf", seed: int, share: tuple[int, int], start: Place) -> Iterator[tuple[Place, list[bytes]]]:
-    """The rest of an epoch, `shuffle_buffer` documents at a time, each block with the place to begin at in it."""
+def _blocks(source: "Hf", seed: int, dp: tuple[int, int], start: Cursor) -> Iterator[tuple[Cursor, list[bytes]]]:
+    """The rest of an epoch, `shuffle_buffer` documents at a time, each block with the index to begin at."""
     from datasets.distributed import split_dataset_by_node
 
-    rows = split_dataset_by_node(source.rows(source.split), rank=share[0], world_size=share[1])
-    rows.set_epoch(digest64(repr((seed, start.epoch)).encode()) >> 33)  # shuffles the files that it consists of
+    rows = split_dataset_by_node(source.rows(source.split), rank=dp[0], world_size=dp[1])
+    rows.set_epoch(digest64(repr((seed, start.epoch)).encode()) >> 33)  # shuffles the order of its files
     if start.state is not None:
         rows.load_state_dict(start.state)
     iterator = source.texts(source.split, rows)
-    place = start
+    cursor = start
     while texts := list(islice(iterator, source.shuffle_buffer)):
-        yield place, texts
-        place = Place(start.epoch, place.block + 1, 0, rows.state_dict())
+        yield cursor, texts
+        cursor = Cursor(start.epoch, cursor.block + 1, 0, rows.state_dict())

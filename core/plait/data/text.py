@@ -11,9 +11,9 @@ from plait.data.source import given
 class Text(Indexed):
     """Text files (each a document), JSON lines and parquet (each row a document), by suffix.
 
-    path: a file, a folder (recursive; hidden names and what is not UTF-8 are left out) or a glob.
+    path: a file, a folder (recursive; hidden names and files that are not UTF-8 are left out) or a glob.
     text_key: the key or column that holds the text in JSON lines and parquet.
-    follow_links: also read what symbolic links in a folder or a glob lead to outside of it.
+    follow_links: also read files outside a folder or a glob that symbolic links in it lead to.
     """
 
     path: str = attrs.field(validator=given)

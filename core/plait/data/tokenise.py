@@ -1,4 +1,4 @@
-"""From documents to two files of token ids, training and validation, in bounded memory."""
+"""Turns documents into two files of token ids, training and validation, in bounded memory."""
 
 import json
 import math
@@ -14,14 +14,14 @@ from plait.data.documents import File, Piece, pieces
 from plait.data.order import digest64
 from plait.data.tokenizer import Tokenizer
 
-FORMAT = 1  # of the files below; another number is another cache
+FORMAT = 1  # of the files below; another version uses another cache
 GROUP = 1 << 21  # bytes of text that the tokenizer gets at once, to spread over its threads
 SPLITS = ("train", "validation")
-WIDTHS = {"uint16": 2, "uint32": 4}  # the dtypes that ids are kept in; numpy knows some that hold addresses
+WIDTHS = {"uint16": 2, "uint32": 4}  # the dtypes of stored ids; numpy knows some that hold addresses
 
 
 def read_meta(folder: Path) -> dict[str, Any] | None:
-    """What `tokenise` wrote in `folder`; None if it is not there, or a file has not the size that it had."""
+    """What `tokenise` wrote in `folder`; None if it is missing, or if a file's size has changed."""
     try:
         meta: dict[str, Any] = json.loads((folder / "meta.json").read_text())
         width = WIDTHS[meta["dtype"]]
@@ -32,7 +32,7 @@ def read_meta(folder: Path) -> dict[str, Any] | None:
 
 
 def held_out(text: bytes, fraction: float) -> bool:
-    """Whether a document that begins so is for validation: by content, so equal documents are on one side."""
+    """Whether a document that begins like this is for validation: by content, so equal documents are on one side."""
     return digest64(text) < fraction * 2.0**64
 
 
@@ -85,7 +85,7 @@ def _groups(files: list[File], text_key: str) -> Iterator[list[Piece]]:
 
 
 def _balance(train: "Tokens", validation: "Tokens", fraction: float) -> None:
-    """Where documents are few or one is huge, their hashes may pick nothing or nearly all: then cut by tokens."""
+    """If there are few documents or one is huge, their hashes may pick nothing or nearly all: then cut by tokens."""
     wanted = math.ceil(fraction * (train.tokens + validation.tokens))
     if 2 * validation.tokens < wanted:
         train.move_tail(train.tokens - (wanted - validation.tokens), validation)
@@ -94,7 +94,7 @@ def _balance(train: "Tokens", validation: "Tokens", fraction: float) -> None:
 
 
 class Tokens:
-    """A file of token ids that grows, and whose tail can be moved to another."""
+    """A growing file of token ids, whose tail can be moved to another file."""
 
     def __init__(self, path: Path, dtype: np.dtype, eod: int) -> None:
         self._file = path.open("w+b", buffering=1 << 20)

@@ -13,7 +13,7 @@ EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", 
 
 
 class Tokenizer(Protocol):
-    """size: ids are below it. eod: the id that ends a document. digest: names tokenizer and eod in a cache key."""
+    """size: ids are below it. eod: the id that ends a document. digest: identifies tokenizer and eod in a cache key."""
 
     size: int
     eod: int
@@ -35,7 +35,7 @@ class Bytes:
 
 
 class FromFile:
-    """A `tokenizer.json`. Special tokens spelt out in a text are encoded as the plain characters that they are."""
+    """A `tokenizer.json`. Special tokens spelt out in a text are encoded as plain characters."""
 
     def __init__(self, name: str, file: Path, eod_token: str | None) -> None:
         from tokenizers import Tokenizer as Inner
@@ -43,18 +43,18 @@ class FromFile:
         try:
             content = file.read_bytes()
             self._inner = Inner.from_str(content.decode())
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises nothing more specific
             reason = str(error).splitlines()[0]
-            raise PlaitError(
-                f"data.tokenizer={name}: {file} is not a file of the library tokenizers: {reason}"
+            raise PlaitError(f"data.tokenizer={name}: {file} is not a file of the library tokenizers: {reason}").at(
+                "data.tokenizer", name, fits="a file of the library tokenizers"
             ) from error
-        # A file may carry the truncation and padding of whoever saved it: either would garble documents.
+        # A file may contain truncation and padding settings of whoever saved it: either would garble documents.
         self._inner.no_truncation()
         self._inner.no_padding()
         self._inner.encode_special_tokens = True
         self._encode = getattr(self._inner, "encode_batch_fast", self._inner.encode_batch)
         vocab: dict[str, Any] = self._inner.get_vocab(with_added_tokens=True)
-        self.size = max(vocab.values(), default=-1) + 1  # ids may have holes
+        self.size = max(vocab.values(), default=-1) + 1  # ids may have gaps
         self.eod = _find_eod(name, vocab, eod_token)
         self.digest = f"{hashlib.sha256(content).hexdigest()}:{self.eod}"
 
@@ -64,23 +64,27 @@ class FromFile:
 
 
 def load(name: str, eod_token: str | None = None) -> Tokenizer:
-    """The tokenizer `name`: "bytes", a file or a folder. Raises PlaitError where there is none, or no eod token."""
+    """The tokenizer `name`: "bytes", a file or a folder. Raises PlaitError if there is none, or no eod token."""
     if name == "bytes":
         if eod_token is not None:
             raise PlaitError(
                 f"data.eod_token={eod_token!r} is for tokenizers read from a file; bytes end documents by id 256"
-            )
+            ).at("data.eod_token", eod_token, fits="null")
         return Bytes()
     path = Path(name).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
     if path.exists() and not (path.is_dir() or path.is_file()):  # reading a device or a pipe might never end
-        raise PlaitError(f"data.tokenizer={name} is neither a file nor a folder, but a device, a pipe or a socket")
+        raise PlaitError(f"data.tokenizer={name} is neither a file nor a folder, but a device, a pipe or a socket").at(
+            "data.tokenizer", name, fits="'bytes', a file or a folder"
+        )
     if not path.exists():
         raise PlaitError(
             f"data.tokenizer={name!r} is neither 'bytes' nor a file or folder{near_miss(str(name), ['bytes'])}"
-        )
+        ).at("data.tokenizer", name, fits="'bytes', a file or a folder")
     if not file.is_file():
-        raise PlaitError(f"data.tokenizer={name}: the folder holds no tokenizer.json")
+        raise PlaitError(f"data.tokenizer={name}: the folder holds no tokenizer.json").at(
+            "data.tokenizer", name, fits="a folder with tokenizer.json"
+        )
     return FromFile(name, file, eod_token)
 
 
@@ -90,12 +94,12 @@ def _find_eod(name: str, vocab: dict[str, int], eod_token: str | None) -> int:
             raise PlaitError(
                 f"data.eod_token={eod_token!r} is not among the {len(vocab)} tokens of data.tokenizer={name}"
                 f"{near_miss(eod_token, [token for token in vocab if token[:1] in '<['])}"
-            )
+            ).at("data.eod_token", eod_token, fits="a token of the tokenizer")
         return vocab[eod_token]
     for token in EOD_NAMES:
         if token in vocab:
             return vocab[token]
     raise PlaitError(
         f"data.tokenizer={name} has none of the usual tokens that end a document ({', '.join(EOD_NAMES)}): "
-        "name its own by data.eod_token"
-    )
+        "set data.eod_token"
+    ).at("data.eod_token", fits="a token of the tokenizer")

@@ -1,4 +1,4 @@
-"""The files below a folder: each once, and none that lies elsewhere unless the user asked for it."""
+"""The files below a folder: each once, and none outside it unless the user asked for that."""
 
 import fnmatch
 import glob
@@ -16,10 +16,10 @@ def hidden(name: str) -> bool:
 def walk(
     folder: Path, left_out: Callable[[str], bool], follow_links: bool = False, outside: list[Path] | None = None
 ) -> list[Path]:
-    """The files below `folder`, sorted, without files and folders whose name is to be left out.
+    """The files below `folder`, sorted, without files and folders whose names are left out.
 
-    Symbolic links are taken last, so that a file is read once, under its own name if it has one here, and a circle
-    ends. Those that lead out of `folder` are added to `outside`, and not read unless `follow_links`.
+    Symbolic links are followed last, so that a file is read once, under its own name if it has one here, and cycles
+    end. Those that lead out of `folder` are added to `outside`, and not read unless `follow_links`.
     Raises PlaitError for a folder that cannot be listed.
     """
     tree = _Tree(folder, left_out, follow_links, outside)
@@ -30,13 +30,13 @@ def walk(
 def matches(pattern: Path, follow_links: bool = False, outside: list[Path] | None = None) -> list[Path]:
     """The files that a glob matches, sorted; `**` stands for any number of folders.
 
-    Links as for `walk`, of the folder in which the pattern begins.
+    Links as for `walk`, for the folder in which the pattern begins.
     """
     parts = pattern.parts
     plain = next(i for i, part in enumerate(parts) if glob.has_magic(part))
     deep = next((i for i, part in enumerate(parts) if part == "**"), len(parts))
     head, tail = Path(*parts[:deep]), parts[deep:]
-    found = sorted(map(Path, glob.glob(str(head)))) if deep > plain else [head]  # without `**` it follows no circle
+    found = sorted(map(Path, glob.glob(str(head)))) if deep > plain else [head]  # without `**` it follows no cycle
     tree = _Tree(Path(*parts[:plain]), lambda name: _hidden_from(name, tail), follow_links, outside)
     if not tail:
         for match in sorted(found, key=lambda path: path.is_symlink()):
@@ -48,7 +48,7 @@ def matches(pattern: Path, follow_links: bool = False, outside: list[Path] | Non
 
 
 def _fits(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    """Whether the names of a path match the parts of a glob."""
+    """Whether the names in a path match the parts of a glob."""
     if not pattern:
         return not parts
     if pattern[0] == "**":
@@ -57,12 +57,12 @@ def _fits(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 
 
 def _hidden_from(name: str, pattern: tuple[str, ...]) -> bool:
-    """As in a shell: a glob finds hidden names only where it begins with a dot itself."""
+    """As in a shell: a glob matches hidden names only if it begins with a dot itself."""
     return hidden(name) and not any(hidden(part) and fnmatch.fnmatchcase(name, part) for part in pattern)
 
 
 class _Tree:
-    """The files that were found in folders below `root`, links last."""
+    """The files found in folders below `root`, links last."""
 
     def __init__(
         self, root: Path, left_out: Callable[[str], bool], follow_links: bool, outside: list[Path] | None
@@ -90,7 +90,7 @@ class _Tree:
             self.files.append(file)
 
     def _below(self, start: Path, real: str) -> list[Path]:
-        """Take the files below `start` that are reached without a link; returns the links."""
+        """Add the files below `start` that are reached without a link; returns the links."""
         links: list[Path] = []
         folders = [(start, real)]
         while folders:

@@ -1,1 +1,4 @@
-"""From a command's overrides to ranks that live: composing, checking, resuming, starting, watching."""
+"""From a command's overrides to running ranks: composing, checking, resuming, starting, watching.
+
+May import `train` and the rooms below it.
+"""

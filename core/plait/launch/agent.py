@@ -1,23 +1,27 @@
-"""torch elastic's agent of this machine: it starts ranks, and starts them all again if one dies."""
+"""torch elastic's agent of this machine: starts ranks, and restarts all of them if one dies."""
 
 import contextlib
+import functools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
 from torch.distributed.elastic.agent.server import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs
+from torch.distributed.elastic.multiprocessing import api as processes
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from plait.system.signals import STOPS, untouched
+from plait.launch.forks import RANK, Forks
+from plait.system.signals import STOP_SIGNALS, untouched
 
 
 @attrs.frozen
 class Exit:
-    """A rank of this machine that is gone. code: negative for a signal. stderr: the file that has what it said."""
+    """A rank of this machine that has ended. code: negative for a signal. stderr: the file with its output."""
 
     pid: int
     code: int
@@ -26,10 +30,11 @@ class Exit:
 
 
 class Agent(LocalElasticAgent):
-    """The agent, but for signals, which are the command's own, and for who decides whether to start again.
+    """torch elastic's agent, except for signals, which the command handles, and for the decision to restart.
 
-    starting(ranks): called before ranks of this machine start. failed(exits): called once all have ended after one
-    failed, with those of them that did, by rank; says whether another start may help.
+    starting(ranks): called before ranks of this machine start. failed(exits): called after one failed and all have
+    ended, with the failed ones, by rank; returns whether a restart may help. forks: starts ranks, if it can; otherwise
+    they are new interpreters.
     """
 
     def __init__(
@@ -39,18 +44,20 @@ class Agent(LocalElasticAgent):
         grace_seconds: float,
         starting: Callable[[Iterable[int]], None],
         failed: Callable[[Mapping[int, Exit]], bool],
+        forks: Forks | None = None,
     ) -> None:
         super().__init__(spec, logs_specs)
+        self.forks = forks
         self.grace_seconds, self.starting, self.failed = grace_seconds, starting, failed
-        self.overdue = False  # whether ranks had to be killed after a signal, since they did not end in time
+        self.overdue = False  # whether ranks had to be killed after a signal, because they did not end in time
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.starting([worker.global_rank for worker in worker_group.workers])
-        with untouched():  # elastic would take SIGHUP even from `nohup`
+        with untouched(), _started_by(self.forks):  # elastic would handle SIGHUP even under `nohup`
             return super()._start_workers(worker_group)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        STOPS.check()
+        STOP_SIGNALS.check()
         looked = time.time()
         result = super()._monitor_workers(worker_group)
         if result.is_failed() and not self.failed(self._exits(result, looked)):
@@ -58,7 +65,7 @@ class Agent(LocalElasticAgent):
         return result
 
     def _exits(self, result: RunResult, looked: float) -> dict[int, Exit]:
-        """Whole seconds are all that elastic notes; those that it found dead died just before it looked."""
+        """elastic records only whole seconds; ranks that it found dead died just before it looked."""
         stderrs = self._pcontext.stderrs if self._pcontext is not None else {}
         return {
             rank: Exit(
@@ -74,18 +81,42 @@ class Agent(LocalElasticAgent):
         """Called at the end, and after a signal: ranks get that signal, and time to save."""
         if self._pcontext is None:
             return
-        if STOPS.number is None:
+        if STOP_SIGNALS.number is None:
             return self._pcontext.close(death_sig)
-        number = signal.Signals(STOPS.number)
-        if hasattr(signal, "SIGQUIT") and number == signal.SIGQUIT:  # it makes ranks write their stacks, not end
+        number = signal.Signals(STOP_SIGNALS.number)
+        if hasattr(signal, "SIGQUIT") and number == signal.SIGQUIT:  # it makes ranks write their stacks, but not end
             self._send(number)
             number = signal.SIGTERM
-        began, STOPS.again = time.monotonic(), lambda: self._send(signal.SIGKILL)
+        began, STOP_SIGNALS.again = time.monotonic(), lambda: self._send(signal.SIGKILL)
         self._pcontext.close(number, self.grace_seconds)  # type: ignore[arg-type] # a float will do
-        self.overdue |= not STOPS.impatient and time.monotonic() - began >= self.grace_seconds
-        STOPS.again = None
+        self.overdue |= not STOP_SIGNALS.impatient and time.monotonic() - began >= self.grace_seconds
+        STOP_SIGNALS.again = None
 
     def _send(self, number: signal.Signals) -> None:
         for pid in self._pcontext.pids().values() if self._pcontext is not None else ():
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, number)  # elastic gives each rank a session of its own
+                os.killpg(pid, number)  # elastic gives each rank its own session
+
+
+class _Rank(SubprocessHandler):
+    """One of elastic's processes, forked if possible."""
+
+    def __init__(self, forks: Forks, **how: Any) -> None:
+        self._forks = forks
+        super().__init__(**how)
+
+    def _popen(self, args: tuple, env: dict[str, str]) -> Any:
+        files = [(number, file.name) for number, file in ((1, self._stdout), (2, self._stderr)) if file]
+        return self._forks.fork(args[1 + len(RANK) :], env, files) or super()._popen(args, env)
+
+
+@contextlib.contextmanager
+def _started_by(forks: Forks | None) -> Iterator[None]:
+    """Inside, elastic starts its processes through `forks`. torch has a replaceable function for it."""
+    before = processes.get_subprocess_handler
+    if forks is not None:
+        processes.get_subprocess_handler = functools.partial(_Rank, forks)
+    try:
+        yield
+    finally:
+        processes.get_subprocess_handler = before

@@ -1,4 +1,4 @@
-"""What this machine can hold: how many ranks, and how many open files of each."""
+"""What this machine can hold: how many ranks, and how many open files."""
 
 import contextlib
 import os
@@ -7,21 +7,21 @@ from pathlib import Path
 
 from plait.contract.errors import PlaitError
 
-RANKS_PER_CORE = 16  # more only wait for each other
+RANKS_PER_CORE = 16  # more would only wait for each other
 RANK_BYTES = 200 * 2**20  # of an interpreter that has imported torch, before it has a model
-OPEN_FILES = 64  # of a rank: sockets to the others, and what torch opens to save a checkpoint
+OPEN_FILES = 64  # of a rank: sockets to the others, and files that torch opens to save a checkpoint
 MEMORY = "/proc/meminfo"
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 
 
 def check_ranks(ranks: int, device_type: str) -> None:
-    """Raises PlaitError if this machine cannot hold `ranks` ranks, with the number that it can."""
+    """Raises PlaitError, with the number that fits, if this machine cannot hold `ranks` ranks."""
     if device_type == "cpu":
         cores, memory = len(_cores()), _free_bytes()
         by_cores = cores * RANKS_PER_CORE
         by_memory = by_cores if memory is None else memory // RANK_BYTES
         fits = max(min(by_cores, by_memory), 1)
-        why = f"its {cores} core(s) serve {by_cores} at most"
+        why = f"its {cores} core(s) support at most {by_cores}"
         if by_memory < by_cores:
             why = f"each takes {RANK_BYTES >> 20} MiB before it has a model, and {(memory or 0) >> 20} MiB are free"
     else:
@@ -32,17 +32,17 @@ def check_ranks(ranks: int, device_type: str) -> None:
     if ranks > fits:
         raise PlaitError(
             f"the run asks for {ranks} ranks on this machine, which can hold {fits}: {why}; "
-            f"ask for {fits} or fewer, by launch.nproc_per_node or the strategies' degrees"
-        )
+            f"ask for {fits} or fewer, with launch.nproc_per_node or the strategies' degrees"
+        ).at("launch.nproc_per_node", ranks, fits=f"at most {fits}")
 
 
 def check_open_files() -> None:
-    """Raises PlaitError if this process and its ranks may have fewer open files than torch needs to start a group."""
+    """Raises PlaitError if this process and its ranks may open fewer files than torch needs to start a group."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 <= most < OPEN_FILES:
         raise PlaitError(
             f"this process may have {most} open files (ulimit -n {most}), and a run needs {OPEN_FILES} or more"
-        )
+        ).at("ulimit -n", most, fits=f"at least {OPEN_FILES}")
 
 
 def _cores() -> "set[int] | range":
@@ -50,7 +50,7 @@ def _cores() -> "set[int] | range":
 
 
 def _free_bytes() -> int | None:
-    """What this machine, or the container, could still give; None if it does not say."""
+    """Bytes that this machine, or the container, still has free; None if it does not report that."""
     found = []
     with contextlib.suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":") for line in Path(MEMORY).read_text().splitlines())

@@ -1,4 +1,4 @@
-"""Everything that can be known before a rank starts: typed config, strategies, model, mesh, batch, data."""
+"""Everything that can be checked before a rank starts: typed config, strategies, model, mesh, batch, data."""
 
 import math
 from collections.abc import Mapping
@@ -8,34 +8,32 @@ from typing import Any
 import attrs
 import torch
 
-from plait.contract.axes import Layout
+from plait.contract.axes import MeshLayout
 from plait.contract.config import Config, accumulation
-from plait.contract.errors import PlaitError, near_miss
-from plait.contract.run import Run
-from plait.contract.schema import fit, typed
-from plait.parallel.answers import ANSWERS
-from plait.parallel.apply import axes_asked, configure, layout_of, new_run
-from plait.parallel.build import build_model, build_source
+from plait.contract.errors import PlaitError, misfit, near_miss
+from plait.contract.schema import fit
+from plait.parallel.assembly import Assembly, assemble
+from plait.parallel.build import build_source
+from plait.parallel.flight_recorder import check_size
 from plait.parallel.process_group import device_of
 from plait.parallel.state import shapes, tied_names
 from plait.records.metrics import check as check_metrics
-from plait.strategies.hooks import Braid
-from plait.strategies.registry import create_all, installed
+from plait.strategies.registry import installed
 from plait.train.optimizer import check_optimizer
 
 
 @attrs.frozen
 class Checked:
-    """A run that fits: what its ranks are started with.
+    """A run that passed all checks: what its ranks are started with.
 
-    node: the resolved config with the strategies' final options, as plain values; it is what ranks read.
-    files: name -> text of what strategies leave in the run's folder. said: (line, details) that they tell the user.
-    shapes, ties: what a checkpoint holds of the model, and further names of tied parameters.
+    config: with the strategies' final options. assembly: the check's assembly of the run, for commands that show it.
+    files: name -> text that strategies write into the run's folder. said: (line, details) from strategies for the user.
+    shapes, ties: the model's part of a checkpoint, and further names of tied parameters.
     """
 
-    node: dict[str, Any]
     config: Config
-    layout: Layout
+    assembly: Assembly
+    layout: MeshLayout
     source: Any
     ranks_per_node: int
     distributions: list[str]
@@ -51,41 +49,43 @@ def check(node: Mapping[str, Any], world_size: int | None = None, folder: Path |
     folder: the run's, if it has one; it may not exist yet.
     Raises PlaitError for the first thing that does not fit.
     """
-    config = typed(Config, node, "")
+    config = Config.of(node)
     device_type = device_of(config.launch.device)
-    strategies = create_all(config.strategy)
-    model, spec = build_model(config.model)
-    guess = world_size or _guess(config, device_type)
-    run = new_run(config, spec, model, guess, device_type, strategies)
-    run.folder = folder
-    configure(run)
-    braid = Braid(run.strategies, ANSWERS)
-    if world_size is None:
-        run.world_size = world_size = _wanted(run, braid, guess)
-    layout = layout_of(run, braid)
+    assembly = assemble(config, world_size or _guess(config, device_type), device_type=device_type, folder=folder)
+    model, run = assembly.model, assembly.run
+    assembly.configure()
+    if world_size is None and config.launch.nproc_per_node == "auto":
+        run.world_size = assembly.fit_world(run.world_size)
+    layout = assembly.layout
+    world_size = layout.world_size
     _check_model(config, model)
     accumulation(config, layout.count("batch"))
     source = build_source(config.data)
     source.check(seq_len=config.train.seq_len, vocab_size=config.model.get("vocab_size"))
     if config.validation.interval and not source.has_validation:
         raise PlaitError(
-            f"validation.interval={config.validation.interval}, but the data holds nothing out; set "
-            "validation.interval=0, or hold something out (data.validation_fraction, data.validation_split)"
-        )
+            f"validation.interval={config.validation.interval}, but no data is held out; set "
+            "validation.interval=0, or hold data out (data.validation_fraction, data.validation_split)"
+        ).at("validation.interval", config.validation.interval, fits=(0,))
     check_metrics(config.metrics)
+    check_size()
     _check_backend(config)
     _check_profile(config, world_size)
     if config.profile.enabled and config.profile.memory and device_type != "cuda":
-        raise PlaitError("profile.memory=true takes snapshots of a GPU's memory, but the run is on a CPU")
-    final = {**_changed(node, run.changes), "strategy": {name: attrs.asdict(s) for name, s in run.strategies.items()}}
+        raise PlaitError("profile.memory=true takes snapshots of a GPU's memory, but the run is on a CPU").at(
+            "profile.memory", True, fits=(False,)
+        )
+    config.strategy = config.node["strategy"] = {name: attrs.asdict(s) for name, s in run.strategies.items()}
     plugins = installed()
     distributions = sorted({plugins[name].distribution for name in run.strategies if name in plugins})
     per_node, rest = divmod(world_size, config.launch.nnodes)
     if rest:
-        raise PlaitError(f"{world_size} ranks do not divide over launch.nnodes={config.launch.nnodes} machines")
+        raise PlaitError(
+            f"{world_size} ranks do not divide evenly over launch.nnodes={config.launch.nnodes} machines"
+        ).at("launch.nnodes", config.launch.nnodes, fits=f"a divisor of {world_size}")
     return Checked(
-        final,
         config,
+        assembly,
         layout,
         source,
         per_node,
@@ -97,24 +97,15 @@ def check(node: Mapping[str, Any], world_size: int | None = None, folder: Path |
     )
 
 
-def _changed(node: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`node` with other values under the dotted keys of `changes`."""
-    found: dict[str, Any] = dict(node)
-    for key, value in changes.items():
-        part, _, name = key.rpartition(".")
-        found[part] = {**found[part], name: value}
-    return found
-
-
 def _check_model(config: Config, model: Any) -> None:
     longest = config.model.get("max_seq_len")
     if longest is not None and config.train.seq_len > longest:
         raise PlaitError(
             f"train.seq_len={config.train.seq_len} is longer than the model's: model.max_seq_len={longest}"
-        )
+        ).at("train.seq_len", config.train.seq_len, fits=f"at most {longest}")
     lr = fit(config.optimizer.get("lr"), float, "optimizer.lr")  # the schedule scales it
     if not 0 <= lr < math.inf:
-        raise PlaitError(f"optimizer.lr is {lr}; it must be finite and not negative")
+        raise misfit("optimizer.lr", lr, "finite and not negative")
     check_optimizer(config.optimizer, model.parameters())
 
 
@@ -125,7 +116,9 @@ def _check_backend(config: Config) -> None:
         known = list_backends(exclude_tags=())
         if config.compile.backend not in known:
             close = near_miss(config.compile.backend, known)
-            raise PlaitError(f"compile.backend={config.compile.backend} is none of torch's: {', '.join(known)}{close}")
+            raise PlaitError(
+                f"unknown compile.backend={config.compile.backend}; available: {', '.join(known)}{close}"
+            ).at("compile.backend", config.compile.backend, fits=known)
 
 
 def _check_profile(config: Config, world_size: int) -> None:
@@ -133,32 +126,24 @@ def _check_profile(config: Config, world_size: int) -> None:
     if not profile.enabled:
         return
     if not profile.ranks:
-        raise PlaitError("profile.ranks=[] names no rank to trace, but profile.enabled=true")
+        raise PlaitError("profile.ranks=[] names no rank to trace, but profile.enabled=true").at(
+            "profile.ranks", (), fits=f"ranks from 0 to {world_size - 1}"
+        )
     if outside := [rank for rank in profile.ranks if rank not in range(world_size)]:
-        raise PlaitError(f"profile.ranks={profile.ranks} names rank {outside[0]}; there are 0 to {world_size - 1}")
+        raise PlaitError(f"profile.ranks={profile.ranks} names rank {outside[0]}; ranks are 0 to {world_size - 1}").at(
+            "profile.ranks", profile.ranks, fits=f"ranks from 0 to {world_size - 1}"
+        )
     if profile.start > config.train.steps:
-        raise PlaitError(f"profile.start={profile.start} is past the last step, train.steps={config.train.steps}")
+        raise PlaitError(f"profile.start={profile.start} is past the last step, train.steps={config.train.steps}").at(
+            "profile.start", profile.start, fits=f"at most {config.train.steps}"
+        )
 
 
 def _guess(config: Config, device_type: str) -> int:
-    """The world that strategies are first shown: what is asked for, else all that this machine offers."""
+    """The world size that strategies are shown first: what is asked for, else everything that this machine offers."""
     asked = config.launch.nproc_per_node
     if asked == "auto":
         return (torch.cuda.device_count() if device_type == "cuda" else 2) * config.launch.nnodes
     if type(asked) is not int or asked < 1:
-        raise PlaitError(f"launch.nproc_per_node={asked!r} must be 'auto' or a number of at least 1")
+        raise misfit("launch.nproc_per_node", asked, "'auto' or a number of at least 1")
     return asked * config.launch.nnodes
-
-
-def _wanted(run: Run, braid: Braid, guess: int) -> int:
-    """The guess where an axis takes what is left or the number was given; else exactly what the degrees ask for."""
-    if run.config.launch.nproc_per_node != "auto":
-        return guess
-    product = 1
-    for _, answer in axes_asked(run, braid):
-        for axis in answer:
-            degree = getattr(axis, "degree", 1)  # a view adds no ranks
-            if degree == -1:
-                return guess
-            product *= max(degree, 1)
-    return product

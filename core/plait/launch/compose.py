@@ -7,26 +7,28 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from plait.contract.errors import PlaitError, near_miss, one_line
+from plait.contract.errors import PlaitError, misfit, near_miss, one_line, unknown_key
+from plait.system.signals import stop_behind
 
 CONFIG = "pkg://plait.conf"
 
 
-class _Ends(BaseException):
-    """Ends a sweep: Hydra lets it pass, and prints a line of its own for an Exception."""
+class _SweepFailed(BaseException):
+    """Ends a sweep: Hydra lets it pass, but prints a line of its own for an Exception."""
 
 
-def composed(task: Callable[[Any], Any], argv: list[str]) -> None:
+def composed(task: Callable[[Any], Any], argv: list[str], make: Callable[[Any], Any] | None = None) -> None:
     """Run `task` as Hydra's application under these arguments: overrides, -m, --cfg job, --info, --config-dir, ...
-    In a sweep Hydra's sweeper gets what it returns.
+    In a sweep Hydra's sweeper gets what it returns. make: makes the loader of configs, of a search path.
 
-    Raises PlaitError where the configuration cannot be composed, or the task raised it.
+    Raises PlaitError if the configuration cannot be composed, or if the task raised it.
     """
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
     from omegaconf.errors import OmegaConfBaseException
 
+    from plait.launch.loader import Loader, loading
     from plait.launch.overrides import check_arguments
 
     raised: list[Exception] = []
@@ -37,43 +39,51 @@ def composed(task: Callable[[Any], Any], argv: list[str]) -> None:
             try:
                 return task(cfg)
             except Exception as error:
-                raise _Ends(one_line(error)) from None
+                if not isinstance(error, PlaitError) and (stop := stop_behind(error)):
+                    raise stop from None
+                raise _SweepFailed(one_line(error)) from None
         try:
             task(cfg)
-        except Exception as error:  # kept from Hydra, which would print a line of its own first
+        except Exception as error:  # kept from Hydra, which would print its own line first
             raised.append(error)
 
     before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = ["plait" if "-sc" in argv or "--shell-completion" in argv else "plait train", *argv]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra raises instead of printing and exiting
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of print and exit
     try:
         check_arguments(argv)
-        hydra.main(config_path=CONFIG, config_name="train", version_base="1.3")(quiet)()
+        with loading(make or Loader):
+            hydra.main(config_path=CONFIG, config_name="train", version_base="1.3")(quiet)()
     except PlaitError:
         raise
-    except _Ends as end:
+    except _SweepFailed as end:
         raise PlaitError(str(end)) from None
     except Exception as error:
-        raise PlaitError(_naming(sentence(error), argv)) from error
+        if stop := stop_behind(error):
+            raise stop from None
+        raise _naming(explained(error), argv) from error
     finally:
         sys.argv = before[0]
         if before[1] is None:
             del os.environ["HYDRA_FULL_ERROR"]
     for problem in raised:
+        if not isinstance(problem, PlaitError) and (stop := stop_behind(problem)):
+            raise stop
         if isinstance(problem, OmegaConfBaseException):
-            raise PlaitError(sentence(problem)) from problem
+            raise explained(problem) from problem
         raise problem
 
 
-def sentence(error: Exception) -> str:
-    """One sentence for what Hydra says in several lines, with the options that there are."""
+def explained(error: Exception) -> PlaitError:
+    """Hydra's message of several lines as one sentence, with the available options."""
     from hydra.errors import HydraException, MissingConfigException, OverrideParseException
     from omegaconf import DictConfig
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and "See http" not in line]
     if isinstance(error, OverrideParseException):
-        return f"{error.override!r} is no override ({lines[-1]}): write key=value"
+        said = f"{error.override!r} is not an override ({lines[-1]}): write key=value"
+        return PlaitError(said).at(str(error.override), fits="key=value")
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
         group, _, option = str(error.missing_cfg_file).rpartition("/")
         if group == "strategy":
@@ -81,15 +91,17 @@ def sentence(error: Exception) -> str:
 
             plugins = installed()
             if not option:
-                return "strategy= names none; write strategy=[] for no strategy"
+                return PlaitError("strategy= is empty; write strategy=[] for no strategy").at(group, fits="[]")
             if option in plugins:
-                return f"{plugins[option]} has no conf/strategy/{option}.yaml in its package {plugins[option].package}"
+                said = f"{plugins[option]} has no conf/strategy/{option}.yaml in its package {plugins[option].package}"
+                return PlaitError(said).at(group, option)
             options = [name for name, plugin in plugins.items() if plugin.state == "ok"]
             what = "is not installed; installed"
         else:
             options = list(error.options or []) or _options(group)
-            what = "does not exist; there are"
-        return f"{group}={option} {what}: {', '.join(options) or 'none'}{near_miss(option, options)}"
+            what = "does not exist; available"
+        said = f"{group}={option} {what}: {', '.join(options) or 'none'}{near_miss(option, options)}"
+        return PlaitError(said).at(group, option, options)
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -97,19 +109,22 @@ def sentence(error: Exception) -> str:
         known = [str(name) for name in cause.parent_node]
         if str(cause.full_key).rpartition(".")[0] == "strategy":
             selected = ", ".join(known) or "none"
-            return f"{cause.full_key}: strategy {cause.key!r} is not among the selected ones; there are: {selected}"
-        return f"unknown key {cause.full_key}; there are: {', '.join(known)}{near_miss(str(cause.key), known)}"
+            said = f"{cause.full_key}: strategy {cause.key!r} is not selected; selected: {selected}"
+            return PlaitError(said).at(str(cause.full_key), fits=known)
+        return unknown_key(str(cause.full_key), known)
     if isinstance(error, OmegaConfBaseException):
-        return f"{error.full_key or 'configuration'}: {lines[0]}"
+        return PlaitError(f"{error.full_key or 'configuration'}: {lines[0]}").at(str(error.full_key))
     if isinstance(error, MissingConfigException):
-        return lines[0]  # the rest is a search path
-    return " ".join(lines) if isinstance(error, HydraException) else one_line(error)
+        return PlaitError(lines[0])  # the rest is a search path
+    return PlaitError(" ".join(lines) if isinstance(error, HydraException) else one_line(error))
 
 
-def _naming(text: str, argv: list[str]) -> str:
-    """`text`, with the arguments that it came from if it names none of them."""
+def _naming(error: PlaitError, argv: list[str]) -> PlaitError:
+    """`error`, which also names the arguments that caused it if its sentence has none of them."""
     keys = [re.split(r"[=.@]", argument.lstrip("+~"))[0] for argument in argv]
-    return text if any(key and key in text for key in keys) else f"{text} (from {' '.join(argv)})"
+    if not any(key and key in str(error) for key in keys):
+        error.args = (f"{error} (from {' '.join(argv)})",)
+    return error
 
 
 def _options(group: str) -> list[str]:
@@ -120,19 +135,21 @@ def _options(group: str) -> list[str]:
 
 
 def asked(argv: list[str], command: str, least: int = 1) -> tuple[list[str], int | None]:
-    """(overrides, N of world=N where it was given), for a subcommand that takes these and no flag of `plait train`."""
+    """(overrides, N of world=N if given), for a subcommand that takes these and no flag of `plait train`."""
     if flags := [a for a in argv if a.startswith("-") and a not in ("--config-dir", "-cd")]:
-        raise PlaitError(f"plait {command} takes overrides, --config-dir and world=N; {flags[0]} is for plait train")
+        raise PlaitError(
+            f"plait {command} takes overrides, --config-dir and world=N; {flags[0]} is for plait train"
+        ).at(flags[0])
     worlds = [a.partition("=")[2] for a in argv if a.startswith("world=")]
     if worlds and not (worlds[-1].isdigit() and int(worlds[-1]) >= least):
-        raise PlaitError(f"world={worlds[-1]} must be a number of ranks, at least {least}, such as world=4")
+        raise misfit("world", worlds[-1], f"a number of ranks, at least {least}, such as world=4")
     return [a for a in argv if not a.startswith("world=")], int(worlds[-1]) if worlds else None
 
 
 def resolve(overrides: list[str]) -> dict[str, Any]:
-    """The resolved config of one run under these overrides, as plain values; `--config-dir DIR` is understood.
+    """The resolved config of one run under these overrides, as plain values; accepts `--config-dir DIR`.
 
-    Raises PlaitError where it cannot be composed.
+    Raises PlaitError if it cannot be composed.
     """
     caught: list[dict[str, Any]] = []
 

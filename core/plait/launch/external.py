@@ -1,4 +1,4 @@
-"""What torchrun, Slurm or `launch.rdzv_endpoint` say of where ranks are, and whether it can be true."""
+"""What torchrun, Slurm or `launch.rdzv_endpoint` say about where ranks are, and whether it is possible."""
 
 import os
 import re
@@ -6,7 +6,7 @@ import socket
 import time
 
 from plait.contract.config import Launch
-from plait.contract.errors import PlaitError
+from plait.contract.errors import PlaitError, misfit
 
 LAST_PORT = 65535
 MOST = 2**31 - 1
@@ -21,9 +21,9 @@ def by_slurm() -> bool:
 
 
 def adopt() -> None:
-    """Take the place among the ranks that the launcher gave this process; Slurm's variables become torchrun's.
+    """Become the rank that the launcher made this process; Slurm's variables are translated to torchrun's.
 
-    Raises PlaitError that names the variable that is missing or cannot be.
+    Raises PlaitError that names the variable that is missing or impossible.
     """
     if not by_torchrun():
         _slurm_to_torchrun()
@@ -34,10 +34,12 @@ def adopt() -> None:
         _number("LOCAL_RANK", 0, here - 1)
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not os.environ.get(name):
-            raise PlaitError(f"RANK and WORLD_SIZE are set, but {name} is not: the ranks cannot find rank 0")
+            raise PlaitError(f"RANK and WORLD_SIZE are set, but {name} is not: the ranks cannot find rank 0").at(name)
     _number("MASTER_PORT", 1, LAST_PORT)
     if not resolves(os.environ["MASTER_ADDR"]):
-        raise PlaitError(f"MASTER_ADDR={os.environ['MASTER_ADDR']!r} is the name of no machine that can be found")
+        raise PlaitError(
+            f"MASTER_ADDR={os.environ['MASTER_ADDR']!r} is not the name of a machine that can be found"
+        ).at("MASTER_ADDR", os.environ["MASTER_ADDR"], fits="a machine that can be found")
 
 
 def _slurm_to_torchrun() -> None:
@@ -59,37 +61,43 @@ def _number(name: str, least: int, most: int = MOST) -> int:
     if re.fullmatch("[0-9]{1,18}", text) and least <= int(text) <= most:
         return int(text)
     fits = f"from {least} to {most}" if most < MOST else f"of at least {least}"
-    raise PlaitError(f"the environment's {name}={text!r} must be a whole number {fits}; the launcher sets it")
+    raise misfit(name, text, f"a whole number {fits}; the launcher sets it in the environment")
 
 
 def meeting_point(launch: Launch) -> str:
-    """`launch.rdzv_endpoint`, checked; on one machine, which meets nobody, it may be missing.
+    """`launch.rdzv_endpoint`, checked; one machine, which meets no others, needs none.
 
-    Raises PlaitError if it is no host:port, or nobody knows the host.
+    Raises PlaitError if it is not host:port, or if the host is unknown.
     """
     several, given = launch.nnodes > 1, launch.rdzv_endpoint
     if given is None and not several:
         return ""
     form = "HOST:PORT, the same for all machines: one of them, and a port that is free there, such as node0:29500"
     if given is None:
-        raise PlaitError(f"launch.nnodes={launch.nnodes} needs launch.rdzv_endpoint={form}")
+        raise PlaitError(f"launch.nnodes={launch.nnodes} needs launch.rdzv_endpoint={form}").at(
+            "launch.rdzv_endpoint", fits=form
+        )
     parts = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):([0-9]{1,9})", given)
     if parts is None:
-        raise PlaitError(f"launch.rdzv_endpoint={given!r} must be {form}")
+        raise misfit("launch.rdzv_endpoint", given, form)
     least = 1 if several else 0
     if not least <= int(parts[2]) <= LAST_PORT:
-        raise PlaitError(f"launch.rdzv_endpoint={given!r}: the port must be from {least} to {LAST_PORT}")
+        raise PlaitError(f"launch.rdzv_endpoint={given!r}: the port must be from {least} to {LAST_PORT}").at(
+            "launch.rdzv_endpoint", given, fits=f"a port from {least} to {LAST_PORT}"
+        )
     if several and not resolves(parts[1].strip("[]")):
-        raise PlaitError(f"launch.rdzv_endpoint={given!r}: no machine of the name {parts[1]} can be found")
+        raise PlaitError(f"launch.rdzv_endpoint={given!r}: no machine named {parts[1]} can be found").at(
+            "launch.rdzv_endpoint", given, fits="a machine that can be found"
+        )
     return given
 
 
 def resolves(host: str) -> bool:
-    """Whether `host` has an address. Asks again for some seconds if the name server does not answer."""
+    """Whether `host` has an address. Retries for some seconds if the name server does not answer."""
     for pause in (1, 2, 0):
         try:
             return bool(socket.getaddrinfo(host, None))
-        except UnicodeError:  # no name of a machine at all
+        except UnicodeError:  # not a valid machine name
             return False
         except socket.gaierror as error:
             if error.errno != socket.EAI_AGAIN:

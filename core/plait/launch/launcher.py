@@ -1,4 +1,4 @@
-"""Who starts the ranks: this process by torch elastic, or a launcher that has started it as one of them."""
+"""Starts the ranks with torch elastic, or finds that another launcher has started this process as one."""
 
 import contextlib
 import json
@@ -11,29 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from plait.contract.config import Config, Launch
-from plait.contract.errors import PlaitError
+from plait.contract.errors import PlaitError, unpacked
 from plait.launch import external
-from plait.launch.fallen import Fallen
+from plait.launch.failures import Failures
+from plait.launch.forks import RANK, Forks
+from plait.launch.no_restart import RunFailed
 from plait.launch.spare import spare
-from plait.launch.stopped import stopped
+from plait.launch.stopped import remove_half_done, stopped_outcome
 from plait.records.run_folder import Outcome, RunFolder
 from plait.system.disk import writing
 from plait.system.scratch import Scratch
-from plait.system.signals import STOPS, Stopped
+from plait.system.signals import STOP_SIGNALS, Stopped
 from plait.system.sockets import STORE
-
-RANK = (
-    "-u",
-    "-P",
-    "-m",
-    "plait.launch.rank",
-)  # -P: files of the current folder must not hide modules of Python and torch
 
 
 def launch_mode(launch: Launch) -> str:
     """ "external" if a launcher started this process as a rank, else "local".
 
-    Raises PlaitError if `launch.mode=external` and no launcher has, or if what one says of this rank cannot be.
+    Raises PlaitError if `launch.mode=external` and no launcher has, or if its variables for this rank are impossible.
     """
     if launch.mode == "local":
         return "local"
@@ -44,18 +39,23 @@ def launch_mode(launch: Launch) -> str:
         raise PlaitError(
             "launch.mode=external, but neither RANK and WORLD_SIZE nor SLURM_PROCID and SLURM_NTASKS>1 are set: "
             "start this command with torchrun or srun, or use launch.mode=local"
-        )
+        ).at("launch.mode", "external", fits=("local",))
     return "local"
 
 
 def start_ranks(
-    config: Config, folder: RunFolder, nproc: int, say: Callable[[str], None], node: Mapping[str, Any] | None = None
+    config: Config,
+    folder: RunFolder,
+    nproc: int,
+    say: Callable[[str], None],
+    node: Mapping[str, Any] | None = None,
+    forks: Forks | None = None,
 ) -> Outcome:
-    """Start `nproc` ranks of `plait.launch.rank` here, restart them when one dies, and say how it ended.
+    """Start `nproc` ranks of `plait.launch.rank` here, restart them when one dies, and return how it ended.
 
-    Ranks are fresh interpreters; those of other machines (`launch.nnodes`) join them. `node`: the config, where the
-    ranks are to prepare the run themselves.
-    Raises PlaitError, naming the rank, the reason and its log, where they fail for good.
+    `forks` starts them if it can; otherwise they are new interpreters. Ranks of other machines (`launch.nnodes`) join
+    them. `node`: the config, if the ranks must prepare the run themselves.
+    Raises PlaitError, naming the rank, the reason and its log, if they fail for good.
     """
     from torch.distributed.elastic.agent.server import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
@@ -68,8 +68,8 @@ def start_ranks(
     launch = config.launch
     agent = None
     try:
-        with STOPS, _quiet(), Scratch() as scratch, spare(), _environment(nproc, scratch, launch.nnodes):
-            fallen = Fallen(folder, launch, scratch, say)
+        with STOP_SIGNALS, _quiet(), Scratch() as scratch, spare(), _environment(nproc, scratch, launch.nnodes):
+            failures = Failures(folder, launch, scratch, say)
             arguments = [*RANK, str(folder.path)]
             problem = scratch / "problem"
             if node is not None:
@@ -93,37 +93,40 @@ def start_ranks(
                 monitor_interval=0.1,
             )
             logs = DefaultLogsSpecs(log_dir=str(scratch), redirects=Std.ERR)
-            agent = Agent(spec, logs, launch.grace_seconds, fallen.starting, fallen.failed)
+            agent = Agent(spec, logs, launch.grace_seconds, failures.starting, failures.failed, forks)
             result = agent.run()
-            STOPS.rest()  # how it ended is decided
+            STOP_SIGNALS.rest()  # how it ended is decided
             outcome = folder.outcome()
-            cause = fallen.cause if result.is_failed() else fallen.silent() if outcome is None else None
+            cause = failures.cause if result.is_failed() else failures.silent() if outcome is None else None
             spec.rdzv_handler.shutdown()
             if problem.exists():
-                raise PlaitError(problem.read_text())
+                raise unpacked(problem.read_text())
     except (Stopped, SignalException) as stop:
         number = stop.number if isinstance(stop, Stopped) else int(stop.sigval)
-        return stopped(config, folder, number, agent is not None and agent.overdue, STOPS.impatient)
+        return stopped_outcome(config, folder, number, agent is not None and agent.overdue, STOP_SIGNALS.impatient)
     except RendezvousError as error:
         why = next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)  # the rest is a stack
         where = f"launch.rdzv_endpoint={launch.rdzv_endpoint}"
-        raise PlaitError(f"the machines did not meet at {where}: {why}") from None
+        raise PlaitError(f"the machines did not meet at {where}: {why}").at(
+            "launch.rdzv_endpoint", launch.rdzv_endpoint
+        ) from None
     if cause is not None:
-        raise PlaitError(cause.sentence(folder.log_of(cause.rank)))
-    folder.clear_ends()  # of ranks that were started again
+        remove_half_done(config, folder)
+        raise RunFailed(cause.sentence(folder.log_of(cause.rank)), cause.fault)
+    folder.clear_ends()  # of restarted ranks
     if outcome is None:
-        raise PlaitError(f"the ranks ended without saying how; their logs are in {folder.ranks}")
-    return stopped(config, folder, outcome.signal) if outcome.kind == "stopped" else outcome
+        raise PlaitError(f"the ranks ended without reporting why; their logs are in {folder.ranks}")
+    return stopped_outcome(config, folder, outcome.signal) if outcome.kind == "stopped" else outcome
 
 
 @contextlib.contextmanager
 def _environment(nproc: int, scratch: Path, nnodes: int) -> Iterator[None]:
-    """What ranks are told, for as long as they run: this process may then be the launcher of another run, or none."""
+    """The ranks' environment, while they run: afterwards this process may launch another run, or none."""
     told = {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // nproc, 1))),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a restart over the shared store is racy
-        "PLAIT_LAUNCHER": str(os.getpid()),  # whom a rank must not outlive
-        "PLAIT_SCRATCH": str(scratch),  # where ranks leave word if the run's folder takes nothing
+        "PLAIT_LAUNCHER": str(os.getpid()),  # the process that a rank must not outlive
+        "PLAIT_SCRATCH": str(scratch),  # where ranks report if the run's folder cannot be written
         **({STORE: str(scratch / "store")} if nnodes == 1 else {}),
     }
     before = {name: os.environ.get(name) for name in told}
@@ -140,7 +143,7 @@ def _environment(nproc: int, scratch: Path, nnodes: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What elastic reports in many lines, `Fallen` says in one."""
+    """elastic reports in many lines what `Failures` says in one."""
     logger, nobody = logging.getLogger("torch.distributed.elastic"), logging.NullHandler()
     before, logger.propagate = logger.propagate, False
     logger.addHandler(nobody)

@@ -1,4 +1,4 @@
-"""Whether a run can fit into the memory of its machines at all: bounds that hold whatever the strategies do."""
+"""Whether a run can fit into its machines' memory at all: bounds that hold whatever the strategies do."""
 
 import math
 import os
@@ -13,9 +13,9 @@ UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
 def check_room(checked: Checked) -> None:
-    """Raises PlaitError where one copy of the parameters, or the token ids of one step, need more than there is.
+    """Raises PlaitError if one copy of the parameters, or the token ids of one step, need more memory than there is.
 
-    All machines are taken to be like this one. What a run needs beyond is for the user to try.
+    Assumes that all machines are like this one. Whether the rest of the run fits is not checked.
     """
     config = checked.config
     have = config.launch.nnodes * _memory()
@@ -24,8 +24,8 @@ def check_room(checked: Checked) -> None:
     if (need := parameters * dtype(storage).itemsize) > have:
         raise PlaitError(
             f"the model has {parameters:,} parameters: one copy in precision.storage={storage} takes {_size(need)}, "
-            f"and {_here(config.launch.nnodes)} {_size(have)}; is a key of model mistaken?"
-        )
+            f"and {_here(config.launch.nnodes)} {_size(have)}; check the sizes in model"
+        ).at("precision.storage", storage)
     train, shares = config.train, checked.layout.count("batch")
     samples = train.global_batch_size or train.local_batch_size * shares
     if (need := samples * train.seq_len * 16) > have:  # tokens and labels, 8 bytes each
@@ -33,11 +33,11 @@ def check_room(checked: Checked) -> None:
         raise PlaitError(
             f"train.{batch}={getattr(train, batch)} with train.seq_len={train.seq_len}: the token ids of one step take "
             f"{_size(need)}, and {_here(config.launch.nnodes)} {_size(have)}"
-        )
+        ).at(f"train.{batch}", getattr(train, batch))
 
 
 def _memory() -> int:
-    """Bytes of this machine, of its GPUs too."""
+    """Bytes of this machine, its GPUs included."""
     gpus = sum(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
     return gpus + os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

@@ -1,11 +1,11 @@
-"""Arguments of `plait train` that no composition can mend, refused before Hydra reads or writes anything."""
+"""Refuses invalid arguments of `plait train` before Hydra reads or writes anything."""
 
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Any, NoReturn
 
-from plait.contract.errors import PlaitError
+from plait.contract.errors import PlaitError, in_yaml, misfit
 
 LISTS = "strategy"  # the group of which a run takes several options
 SINGLE = ("model", "data", "optimizer", "cluster")
@@ -14,7 +14,7 @@ FOLDERS = {"hydra.run.dir": (".",), "hydra.output_subdir": (None,), "hydra.job.c
 
 
 def check_arguments(argv: list[str]) -> None:
-    """Raises PlaitError for an unknown flag, and for overrides that Hydra takes although a run cannot mean them."""
+    """Raises PlaitError for an unknown flag, and for overrides that Hydra accepts but that make no sense for a run."""
     from hydra._internal.utils import get_args_parser
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -24,10 +24,14 @@ def check_arguments(argv: list[str]) -> None:
     for override in OverridesParser.create().parse_overrides(given.overrides):
         key, group = override.key_or_group, override.key_or_group.partition("@")[0]
         if not key:
-            raise PlaitError(f"{override.input_line!r} is no override: write key=value")
+            raise PlaitError(f"{override.input_line!r} is not an override: write key=value").at(
+                str(override.input_line), fits="key=value"
+            )
         if override.is_delete() and key.count(".") == 1 and group.startswith(f"{LISTS}."):
             name = key.partition(".")[2]
-            raise PlaitError(f"{override.input_line}: leave {name} out of {LISTS}=[...] to do without it")
+            raise PlaitError(f"{override.input_line}: to drop {name}, leave it out of {LISTS}=[...]").at(
+                key, fits=f"{LISTS}=[...] without {name}"
+            )
         if override.is_delete():
             continue
         for value in _values(override):
@@ -37,17 +41,19 @@ def check_arguments(argv: list[str]) -> None:
                 raise PlaitError(
                     f"{key}={value}: Plait makes the run's folder itself, runs/<run.name>; set run.name, or start the "
                     "command in another folder"
-                )
+                ).at(key, value, fits=FOLDERS[key])
             elif key in ("hydra.sweep.dir", "hydra.sweep.subdir"):
                 check_sweep(str(value), key)
 
 
 def check_sweep(path: str, key: str) -> None:
-    """Raises PlaitError if a sweep's folder, or a job's in it, would lead to where nobody expects it."""
+    """Raises PlaitError if a sweep's folder, or a job's in it, would lead to an unexpected place."""
     if ".." in PurePath(path).parts or not path.isprintable():
-        raise PlaitError(f"{key}={path!r} must not lead out of its folder by '..', nor hold what cannot be printed")
+        raise PlaitError(f"{key}={path!r} must not lead out of its folder by '..', nor hold unprintable characters").at(
+            key, path, fits="a path without '..'"
+        )
     if key.endswith("subdir") and PurePath(path).is_absolute():
-        raise PlaitError(f"{key}={path} must be a folder inside hydra.sweep.dir")
+        raise misfit(key, path, "a folder inside hydra.sweep.dir")
 
 
 def _check_group(group: str, value: Any) -> None:
@@ -56,30 +62,34 @@ def _check_group(group: str, value: Any) -> None:
     several = isinstance(value, list | tuple)
     names = list(value) if several else [value]
     if several and group in SINGLE:
-        raise PlaitError(f"{group}={_written(value)} names {len(names)}; a run has one")
+        raise PlaitError(f"{group}={_written(value)} selects {len(names)} options; a run has one").at(
+            group, value, fits="one option"
+        )
     if wrong := [name for name in names if not isinstance(name, str)]:
         example = f"{group}=[NAME], or {group}=[] for none" if group == LISTS else f"{group}=NAME"
-        raise PlaitError(f"{group}={_written(value)} must name options, and {_written(wrong[0])} is no name: {example}")
+        raise PlaitError(
+            f"{group}={_written(value)} must name options; {_written(wrong[0])} is not a name: {example}"
+        ).at(group, value, fits=example)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise PlaitError(f"{group}={_written(value)} names {twice[0]!r} twice")
+        raise PlaitError(f"{group}={_written(value)} names {twice[0]!r} twice").at(
+            group, value, fits=f"{twice[0]!r} once"
+        )
 
 
 def _written(value: Any) -> str:
-    from plait.contract.exact import shown
-
-    return f"[{','.join(map(_written, value))}]" if isinstance(value, list) else str(value) if value else shown(value)
+    return f"[{','.join(map(_written, value))}]" if isinstance(value, list) else str(value) if value else in_yaml(value)
 
 
 def _values(override: Any) -> Iterable[Any]:
-    """The value, or in a sweep each that is tried."""
+    """The value, or in a sweep each value that is tried."""
     value = override.value()
     if not override.is_sweep_override():
         return [value]
-    return [_plain(each) for each in getattr(value, "list", ())]  # ranges and patterns are no names
+    return [_plain(each) for each in getattr(value, "list", ())]  # ranges and patterns are not names
 
 
 def _plain(value: Any) -> Any:
-    """Without the parser's own kind of text, for what is in quotes."""
+    """Converts the parser's quoted text to plain text."""
     return [_plain(each) for each in value] if isinstance(value, list) else getattr(value, "text", value)
 
 

@@ -1,14 +1,18 @@
-"""What one process does for all before training: take the run's folder, find what to resume, write what ranks read."""
+"""What one process does for all before training: lock the run's folder, find what to resume, write the ranks'
+config."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.contract.config import Launch
+from plait.checkpoint.owner import claim
+from plait.contract.config import Launch, Precision
 from plait.contract.errors import DiskError, PlaitError, one_line, shown
 from plait.contract.schema import typed
 from plait.launch.check import Checked, check
-from plait.launch.resume import look
+from plait.launch.resume import find_checkpoint
+from plait.parallel.assembly import Assembly
+from plait.parallel.process_group import device_of
 from plait.records.run_folder import Outcome, RunFolder, versions_of
 from plait.system.disk import can_be_written, reading, replace
 
@@ -16,17 +20,17 @@ Say = Callable[[str], None]
 
 
 def prepare(checked: Checked, folder: RunFolder, say: Say, first: Callable[[], None] | None = None) -> Outcome | None:
-    """Lock the folder and make it ready for the ranks; an outcome means that there is nothing left to train.
+    """Lock the folder and prepare it for the ranks; an outcome means that there is nothing left to train.
 
-    first: what else may find that the run cannot be, called before a new folder is made.
-    Raises PlaitError where a live run holds the folder, or what it would resume does not fit.
+    first: further checks, called before a new folder is created.
+    Raises PlaitError if a live run holds the folder, or what it would resume does not fit.
     """
     new = not folder.path.exists()
     if not new:
         folder.lock()
         folder.check()
     with reading(checked.config.checkpoint.dir, "checkpoint.dir"):
-        found = look(checked, folder, say)  # what it refuses leaves no new folder behind
+        found = find_checkpoint(checked, folder, say)  # if it refuses, no new folder is left behind
     if found.finished:
         reason = f"{folder.path.name} is finished at step {found.step}: raise train.steps, or set another run.name"
         return Outcome("finished", reason, step=found.step)
@@ -35,7 +39,7 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, first: Callable[[], N
     try:
         folder.lock()
         folder.clear_outcome()
-        folder.write_config(checked.node)
+        folder.write_config(checked.config.node)
         for name, text in checked.files.items():
             replace(folder.path / name, text)
         folder.write_versions(versions_of(checked.distributions))
@@ -43,38 +47,65 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, first: Callable[[], N
         if checked.config.checkpoint.enabled:
             directory = checked.config.checkpoint.dir
             can_be_written(folder.checkpoints(directory), f"checkpoint.dir={shown(directory)}:")
+            claim(folder.checkpoints(directory), folder.path)
     except DiskError:
         if new:
             folder.discard()
         raise
+    if advice := slow_float32(checked.config.precision, device_of(checked.config.launch.device)):
+        say(advice)
     for line, _ in checked.said:
         say(line)
     say(f"run: {folder.path}")
     return None
 
 
-def prepare_together(node: Mapping[str, Any], folder: RunFolder, say: Say) -> tuple[RunFolder, Outcome | None]:
-    """The same in ranks that a launcher started: rank 0 checks and prepares for all, who might see other files.
+def slow_float32(precision: Precision, device_type: str) -> str | None:
+    """What to say if this run would use a fraction of a GPU's speed."""
+    import torch
 
-    Starts the process group. Returns the folder on all ranks. Raises PlaitError on all where rank 0 meets one.
+    if device_type != "cuda" or precision.param != "float32" or torch.get_float32_matmul_precision() != "highest":
+        return None
+    return (
+        "precision: float32 without TF32 uses a fraction of this GPU's speed; precision.param=bfloat16 computes in "
+        "bfloat16 and keeps float32 weights (hardware=h100 compiles, too)"
+    )
+
+
+def prepare_together(
+    node: Mapping[str, Any], folder: RunFolder, say: Say
+) -> tuple[RunFolder, Outcome | None, Assembly | None]:
+    """The same in ranks that a launcher started: rank 0 checks and prepares for all, because others may see other
+    files.
+
+    Starts the process group. Returns the folder on all ranks, and on rank 0 the assembly of its check, which it trains
+    with. Raises rank 0's PlaitError on all ranks.
     """
     import torch.distributed as dist
 
-    from plait.parallel.process_group import device_of, end_group, start_group
+    from plait.parallel.agreement import on_rank_0
+    from plait.parallel.process_group import end_group, start_group
 
     launch = typed(Launch, node["launch"], "launch")
     start_group(device_of(launch.device), launch.timeout_seconds + 60)  # after the watchdog has written its stacks
-    shared: list[Any] = [None, None, None]
-    if dist.get_rank() == 0:
+
+    assembly = None
+
+    def prepared() -> tuple[str, Outcome | None]:
+        nonlocal assembly
         try:
             checked = check(node, dist.get_world_size(), folder.path)
-            shared = [str(folder.path), prepare(checked, folder, say), None]
-        except (PlaitError, OSError) as error:
-            shared = [None, None, one_line(error)]
-    dist.broadcast_object_list(shared, src=0)
-    path, ended, problem = shared
-    if problem is not None or ended is not None:
+            assembly = checked.assembly
+            return str(folder.path), prepare(checked, folder, say)
+        except OSError as error:
+            raise PlaitError(one_line(error)) from error
+
+    try:
+        path, ended = on_rank_0(prepared)
+    except PlaitError:
         end_group()
-    if problem is not None:
-        raise PlaitError(problem)
-    return folder if dist.is_initialized() and dist.get_rank() == 0 else RunFolder(Path(path)), ended
+        raise
+    is_rank_0 = dist.get_rank() == 0
+    if ended is not None:
+        end_group()
+    return folder if is_rank_0 else RunFolder(Path(path)), ended, assembly

@@ -1,4 +1,4 @@
-"""The life of one rank: `python -m plait.launch.rank RUN_FOLDER`, or `live` in a process that is one already."""
+"""The life of one rank: `python -m plait.launch.rank RUN_FOLDER`, or `run_rank` in a process that is already one."""
 
 import contextlib
 import faulthandler
@@ -12,24 +12,33 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from types import FrameType
+from typing import IO, TYPE_CHECKING, Any
 
-from plait.contract.errors import PlaitError, in_words, one_line, shown
-from plait.launch import ends
-from plait.launch.ends import End
+from plait.contract.errors import PlaitError, in_words, packed, shown
+from plait.launch import rank_end
+from plait.launch.rank_end import RankEnd
 from plait.records.run_folder import Outcome, RunFolder, introduction
-from plait.system.signals import Stops, handle
+from plait.system.exits import exits_noted
+from plait.system.imports import importing
+from plait.system.signals import StopSignals, handle
 from plait.system.streams import console_may_fail, forgiving
+
+if TYPE_CHECKING:
+    from plait.parallel.assembly import Assembly
 
 log = logging.getLogger("plait")
 
 
 def main() -> None:
-    """Entry under elastic: RUN_FOLDER [CONFIG]. A failure that would only repeat is the run's outcome: no retry."""
+    """Entry under elastic: RUN_FOLDER [CONFIG]. A failure that would only repeat becomes the run's outcome: no
+    retry."""
     handle(signal.SIG_DFL)  # until training begins there is nothing to save: a signal ends this process at once
+    with contextlib.suppress(OSError):  # the name in `ps` and `top`, on Linux
+        Path("/proc/self/comm").write_text(f"plait rank {os.environ['RANK']}")
     here = os.getcwd()
     if here not in sys.path:
-        sys.path.append(here)  # models of the user's own folder; last, so that they hide nothing
+        sys.path.append(here)  # for models in the user's own folder; last, so that they hide no module
     folder = RunFolder(Path(sys.argv[1]))
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     if restarted and (outcome := folder.outcome()) and outcome.kind == "failed":
@@ -39,51 +48,58 @@ def main() -> None:
     die_with_parent(int(os.environ["PLAIT_LAUNCHER"]))
     outcome = _under_elastic(folder, *map(Path, sys.argv[2:]))
     if outcome is not None and outcome.kind == "failed":
-        os._exit(1)  # at once, so that the agent ends the others, who may wait for this rank
+        os._exit(1)  # at once, so that the agent ends the others, which may wait for this rank
 
 
 def _under_elastic(folder: RunFolder, node: Path | None = None) -> Outcome | None:
-    """`node`: a file with the config, where ranks of several machines must prepare the run themselves."""
+    """`node`: a file with the config, if ranks of several machines must prepare the run themselves."""
     if node is None:
-        return live(folder)
+        return run_rank(folder)
     from plait.launch.prepare import prepare_together
 
     try:
-        folder, ended = prepare_together(json.loads(node.read_text()), folder, print)
+        folder, ended, assembly = prepare_together(json.loads(node.read_text()), folder, print)
     except PlaitError as error:
-        node.with_name("problem").write_text(one_line(error))  # for the launcher of this machine
+        node.with_name("problem").write_text(packed(error))  # for the launcher of this machine
         return None
     if ended is None:
-        return live(folder)
+        return run_rank(folder, assembly=assembly)
     if os.environ["RANK"] == "0":
         folder.set_outcome(ended)
     return None
 
 
-def live(folder: RunFolder, tell: Callable[[End], None] = lambda end: None) -> Outcome:
-    """Train as one rank of the run in `folder`, whose config.yaml says all. Returns how it ended.
+def run_rank(
+    folder: RunFolder, tell: Callable[[RankEnd], None] = lambda end: None, assembly: "Assembly | None" = None
+) -> Outcome:
+    """Train as one rank of the run in `folder`, whose config.yaml has everything. Returns how it ended.
 
-    An error becomes the outcome "failed", and the run's outcome if a restart cannot mend it. It never raises one. tell:
-    gets what this rank's end was, if it failed; also on another thread, before the watchdog ends the process.
+    Never raises: an error becomes the outcome "failed", and also the run's outcome if a restart cannot help. tell: gets
+    this rank's end if it failed; also on another thread, before the watchdog ends the process. assembly: of the run, if
+    this process has checked it.
     """
     rank = int(os.environ["RANK"])
 
-    def ended(end: End) -> None:
-        ends.write(end, folder.ranks, *(Path(each) for each in [os.environ.get("PLAIT_SCRATCH")] if each))
+    def ended(end: RankEnd) -> None:
+        rank_end.write(end, folder.ranks, *(Path(each) for each in [os.environ.get("PLAIT_SCRATCH")] if each))
         tell(end)
+
+    def exited(status: int, caller: FrameType) -> None:
+        how = f"ended itself by os._exit({status}){rank_end.place_of(caller)}"
+        ended(RankEnd(rank, "exited", how, time.time(), repeats=True))
 
     with (
         _rank_log(folder, rank) as file,
-        console_may_fail(lambda error: None),  # the launcher tells
-        _exits_noted(lambda how: ended(End(rank, "exited", how, time.time(), repeats=True))),
+        console_may_fail(lambda error: None),  # the launcher reports it
+        exits_noted(exited),
     ):
-        threading.excepthook = _to_log  # whoever waits for the thread tells the user
+        threading.excepthook = _to_log  # the code that waits for the thread reports it
         try:
-            return _train(folder, rank, file, ended)
+            return _train(folder, rank, file, ended, assembly)
         except BaseException as error:
             log.error("".join(traceback.format_exception(error)))
-            end = ends.of_error(error, rank, time.time())
-            outcome = Outcome("failed", end.reason, rank=rank)
+            end = rank_end.of_error(error, rank, time.time())
+            outcome = Outcome("failed", end.reason, rank=rank, fault=end.fault)
             if end.repeats:
                 with contextlib.suppress(PlaitError):  # a full disk
                     folder.set_outcome(outcome)
@@ -91,22 +107,23 @@ def live(folder: RunFolder, tell: Callable[[End], None] = lambda end: None) -> O
             return outcome
 
 
-def _train(folder: RunFolder, rank: int, file: IO[str], ended: Callable[[End], None]) -> Outcome:
-    from plait.contract.config import Config
-    from plait.contract.schema import typed
-    from plait.launch.watchdog import Watchdog
-    from plait.parallel.flight_recorder import progress_of_groups
-    from plait.parallel.process_group import device_of, end_group, start_group
-    from plait.records.console import Console
-    from plait.records.metrics import Metrics
-    from plait.records.profiler import Profiler, axes_by_group
-    from plait.train.trainer import Trainer
+def _train(
+    folder: RunFolder, rank: int, file: IO[str], ended: Callable[[RankEnd], None], assembly: "Assembly | None"
+) -> Outcome:
+    with importing():
+        from plait.contract.config import Config
+        from plait.launch.watchdog import Watchdog
+        from plait.parallel.flight_recorder import progress_of_groups
+        from plait.parallel.process_group import device_of, end_group, start_group
+        from plait.records.console import Console
+        from plait.records.metrics import Metrics
+        from plait.records.profiler import Profiler, axes_by_group
+        from plait.train.trainer import Trainer
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of what is slow, not wrong
-    node = folder.read_config()
-    config = typed(Config, node, "")
+    config = assembly.run.config if assembly else Config.of(folder.read_config())
     seconds = config.launch.timeout_seconds
-    show: list[Callable[[str], None]] = [print] if rank == 0 else []  # the display takes its place
+    show: list[Callable[[str], None]] = [print] if rank == 0 else []  # the display replaces it
 
     def say(text: str) -> None:
         log.info(text)
@@ -115,20 +132,20 @@ def _train(folder: RunFolder, rank: int, file: IO[str], ended: Callable[[End], N
 
     def hung(sentence: str) -> None:
         reason = sentence.removeprefix(f"rank {rank} ")
-        ended(End(rank, "hung", reason, time.time(), groups=progress_of_groups()))
+        ended(RankEnd(rank, "hung", reason, time.time(), groups=progress_of_groups()))
 
     with contextlib.ExitStack() as stack:
         watchdog = stack.enter_context(Watchdog(seconds, file, hung))
         watchdog.kick("the ranks to meet")
         start_group(device_of(config.launch.device), seconds + 60)  # after the watchdog has written its stacks
-        trainer = Trainer(config, node, folder, say, watchdog.kick)
+        trainer = Trainer(config, folder, say, watchdog.kick, assembly)
         start = trainer.restore()
         stack.enter_context(trainer.checkpoints.breaking_off())
         report: Callable[[dict[str, Any]], None] = lambda row: None  # noqa: E731
         last: dict[str, Any] = {}
         if rank == 0:
             metrics = stack.enter_context(
-                Metrics(folder.path, config.metrics, start, str(config.run.name or folder.path.name), node)
+                Metrics(folder.path, config.metrics, start, str(config.run.name or folder.path.name), config.node)
             )
             console = stack.enter_context(Console(config.train.steps, start, config.metrics.log_every))
             show[:] = [console.line]
@@ -143,7 +160,7 @@ def _train(folder: RunFolder, rank: int, file: IO[str], ended: Callable[[End], N
             Profiler(config.profile, folder.path, rank, blocks, trainer.device.type, axes, start, say)
         )
 
-        _stop_by(Stops(trainer.ask_to_stop), file)
+        _stop_by(StopSignals(trainer.ask_to_stop), file)
         if rank == 0 and config.compile.enabled and start < config.train.steps:
             console.waiting("compile: the first step compiles the model")
         kind = trainer.fit(report, profiler.step)
@@ -167,7 +184,7 @@ def _train(folder: RunFolder, rank: int, file: IO[str], ended: Callable[[End], N
     return outcome
 
 
-def _stop_by(stops: Stops, file: IO[str]) -> None:
+def _stop_by(stops: StopSignals, file: IO[str]) -> None:
     """From now on signals ask the trainer to stop; SIGQUIT also writes the stacks of all threads, whatever they do."""
     quits = getattr(signal, "SIGQUIT", None)
     if quits is not None:
@@ -177,36 +194,16 @@ def _stop_by(stops: Stops, file: IO[str]) -> None:
 
 
 @contextlib.contextmanager
-def _exits_noted(note: Callable[[str], None]) -> Iterator[None]:
-    """Inside, `note` hears whose call of `os._exit` ends this process: afterwards nobody can tell, and code 0 looks
-    like success."""
-    here, leave = os.getpid(), os._exit
-
-    def noted(status: int) -> NoReturn:
-        caller = sys._getframe(1)
-        own = str(caller.f_globals.get("__name__")).startswith("plait.")
-        if os.getpid() == here and not own:  # forks of libraries end so, too
-            note(f"ended itself by os._exit({status}){ends.place_of(caller)}")
-        leave(status)
-
-    os._exit = noted
-    try:
-        yield
-    finally:
-        os._exit = leave
-
-
-@contextlib.contextmanager
 def _rank_log(folder: RunFolder, rank: int) -> Iterator[IO[str]]:
-    """All that this rank writes goes to its log; rank 0 keeps stdout for its display, and logs beside it.
+    """All output of this rank goes to its log; rank 0 keeps stdout for its display, and also logs.
 
-    A log that cannot be written keeps no rank from training; rank 0 tells of its own.
+    A rank trains even if its log cannot be written; rank 0 reports its own.
     """
     path = folder.log_of(rank)
 
     def told(error: OSError) -> None:
         if rank == 0:
-            print(f"{shown(path)} cannot be written: {in_words(error, path)}; training goes on", flush=True)
+            print(f"{shown(path)} cannot be written: {in_words(error, path)}; training continues", flush=True)
 
     try:
         folder.ranks.mkdir(parents=True, exist_ok=True)

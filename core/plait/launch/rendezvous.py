@@ -1,4 +1,4 @@
-"""How torch elastic's agent meets others where there are none: without the store that others could reach."""
+"""The rendezvous of torch elastic's agent on a single machine: without a store that others could reach."""
 
 import socket
 
@@ -11,9 +11,9 @@ ALONE = "plait-alone"  # the name of the backend
 
 
 class Alone(RendezvousHandler):
-    """The rendezvous of the only machine of a run. What the agent stores stays in the memory of its process."""
+    """The rendezvous of a run's only machine. What the agent stores stays in the memory of its process."""
 
-    use_agent_store = False  # ranks have a store of their own: `plait.system.sockets.local_store`
+    use_agent_store = False  # ranks have their own store: `plait.system.sockets.local_store`
 
     def __init__(self, run_id: str) -> None:
         self._run_id, self._closed = run_id, False
@@ -25,7 +25,7 @@ class Alone(RendezvousHandler):
         return self._run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """A new store for each start of the ranks, as the keys of one would confuse the next."""
+        """A new store for each start of the ranks, because the keys of one would confuse the next."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]  # for MASTER_PORT; nothing of Plait's listens on it
         return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", port))

@@ -1,4 +1,7 @@
-"""What a start of a run finds: the checkpoint to go on from, and whether it fits."""
+"""Finds the checkpoint to continue from, and checks whether it fits.
+
+Ranks that restart choose again, in `plait.checkpoint.choose`.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from plait.checkpoint.choose import Say, choose
+from plait.checkpoint.owner import check_owner
 from plait.checkpoint.store import Manifest, Store
 from plait.checkpoint.sums import check_sums
 from plait.contract.errors import PlaitError
@@ -24,22 +28,24 @@ BATCH = "train.global_batch_size"
 
 @attrs.frozen
 class Found:
-    """What a start of the run found: the step to go on from (0: from the beginning), and whether that is the end."""
+    """What a start of the run found: the step to continue from (0: from the beginning), and whether that is the end."""
 
     step: int
     finished: bool
 
 
-def look(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
-    """Before a rank starts: which checkpoint this run goes on from, if any; says so in one line.
+def find_checkpoint(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
+    """Before a rank starts: which checkpoint this run continues from, if any; reports it in one line.
 
-    Only for who holds the run's lock. If `train.global_batch_size` is null the checkpoint's is kept, so that a run
-    resumed on other ranks takes the same steps. Raises PlaitError if the run would start over beside what it has, or
-    the checkpoint asked for is damaged, is of another model, or its data cannot go on in this run.
+    Only for the holder of the run's lock. If `train.global_batch_size` is null the checkpoint's is kept, so that a run
+    resumed on other ranks takes the same steps. Raises PlaitError if the run would start over beside its checkpoints,
+    or if the requested checkpoint is damaged, is of another model, or its data cannot continue in this run.
     """
     conf = checked.config.checkpoint
     store = Store(folder.checkpoints(conf.dir))
+    check_owner(store.folder, folder.path)
     _keep_what_there_is(checked, store, folder)
+    _keep_what_is_elsewhere(conf.dir, store, folder)
     if conf.enabled:
         store.clean()
     path = choose(conf, store, say) if conf.enabled else None
@@ -66,21 +72,21 @@ def look(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
     if not done:
         say(f"checkpoint: resuming after step {manifest.step} from {path}")
         if conf.load not in ("latest", "never") and own:
-            say(f"checkpoint.load={conf.load} is not used, since the run has checkpoints of its own")
+            say(f"checkpoint.load={conf.load} is not used, because the run has its own checkpoints")
         check_data(manifest, checked)
         keep_batch(manifest, checked, say)
-        if changed := differences(manifest, checked.node):
+        if changed := differences(manifest, checked.config.node):
             say(f"checkpoint: these differ from the checkpoint's config: {'; '.join(changed)}")
         if changed := _changed(manifest.versions, versions_of(checked.distributions)):
             say(f"checkpoint: these versions differ from the checkpoint's: {'; '.join(changed)}")
-    elif own and metrics.cut_torn_end(folder.path / metrics.FILE):  # a run that goes on cuts it when it writes
-        say(f"metrics: the end of {metrics.FILE} was no row of this run, and is cut")
+    elif own and metrics.cut_torn_end(folder.path / metrics.FILE):  # a run that continues cuts it when it writes
+        say(f"metrics: the end of {metrics.FILE} was not a row of this run, and is cut")
     return Found(manifest.step, done)
 
 
 def _check_optimizer(path: Path, manifest: Manifest, checked: "Checked") -> None:
-    """Raises PlaitError if this run's optimizer keeps other things than the checkpoint's; ranks would find it late."""
-    optimizer = checked.node["optimizer"]
+    """Raises PlaitError if this run's optimizer has other state than the checkpoint's; ranks would find that late."""
+    optimizer = checked.config.node["optimizer"]
     if manifest.config.get("optimizer") == optimizer:
         return
     from plait.checkpoint.load import check_optimizer_state
@@ -93,7 +99,7 @@ def _check_optimizer(path: Path, manifest: Manifest, checked: "Checked") -> None
 
 
 def _exported(export: Path, say: Say) -> bool:
-    """Whether the final weights are there and as they were written; those that are not will be written again."""
+    """Whether the final weights exist undamaged; otherwise they will be written again."""
     if not any(export.glob("model*.safetensors*")):
         return False
     try:
@@ -122,13 +128,26 @@ def _keep_what_there_is(checked: "Checked", store: Store, folder: "RunFolder") -
         )
 
 
+def _keep_what_is_elsewhere(directory: str, store: Store, folder: "RunFolder") -> None:
+    """Raises PlaitError if only the folder of checkpoints of the last start has any: this one would start over."""
+    if store.found() or not (folder.path / "config.yaml").is_file():
+        return
+    with reading(folder.path / "config.yaml", "the run's folder"):
+        before = (folder.read_config().get("checkpoint") or {}).get("dir", directory)
+    if folder.checkpoints(before) != store.folder and (old := Store(folder.checkpoints(before)).found()):
+        raise PlaitError(
+            f"checkpoint.dir={directory} holds no checkpoint of this run, which has {len(old)}, the last {old[-1]}: "
+            f"move them there, set checkpoint.dir={before}, or set another run.name"
+        ).at("checkpoint.dir", directory, before)
+
+
 def differences(manifest: Manifest, now: Mapping[str, Any]) -> list[str]:
     """`key: saved -> now` of every value that differs, by dotted key; none if the checkpoint has no config."""
     before, after = _flat(manifest.config), _flat(now)
     if not manifest.config:
         return []
     if before.get(BATCH) is None:
-        before[BATCH] = manifest.data.get("global_batch_size")  # what null came to
+        before[BATCH] = manifest.data.get("global_batch_size")  # the value that null became
     return _changed({**dict.fromkeys(after), **before}, {**dict.fromkeys(before), **after})
 
 

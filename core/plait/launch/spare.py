@@ -1,4 +1,4 @@
-"""A place in the launcher's memory where ranks leave word of their end if no disk takes it."""
+"""Space in the launcher's memory where ranks report their end if no disk can be written."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ PLACE = "PLAIT_SPARE"  # in the environment of the ranks
 
 @contextlib.contextmanager
 def spare() -> Iterator[None]:
-    """Offer the place to all processes that are started inside. Systems other than Linux have none."""
+    """Offer the space to all processes that are started inside. Systems other than Linux have none."""
     if not hasattr(os, "memfd_create"):
         yield
         return
@@ -24,13 +24,13 @@ def spare() -> Iterator[None]:
 
 
 def put(line: str) -> None:
-    """Leave a line, if there is a place for it."""
+    """Write a line, if there is a space for it."""
     with contextlib.suppress(KeyError, OSError), Path(os.environ[PLACE]).open("a") as file:
         file.write(line + "\n")
 
 
 def lines() -> list[str]:
-    """What was left since the last `clear`."""
+    """What was written since the last `clear`."""
     with contextlib.suppress(KeyError, OSError):
         return Path(os.environ[PLACE]).read_text().splitlines()
     return []

@@ -1,6 +1,7 @@
-"""What is true of a run that a signal has ended: which step it reached, and which one is saved."""
+"""The state of a run that a signal ended: which step it reached, and which one is saved."""
 
 import contextlib
+from signal import SIGINT, SIGTERM
 
 from plait.checkpoint.store import Store
 from plait.contract.config import Config
@@ -9,25 +10,27 @@ from plait.records.run_folder import Outcome, RunFolder
 from plait.system.signals import name
 
 
-def stopped(
+def stopped_outcome(
     config: Config, folder: RunFolder, number: int | None, overdue: bool = False, impatient: bool = False
 ) -> Outcome:
-    """The outcome of a run that signal `number` has ended, by what its ranks and checkpoints say; it is written down.
+    """Writes and returns the outcome of a run that signal `number` ended, from its ranks and checkpoints.
 
-    overdue: ranks were killed, as they did not end in the grace time. impatient: they were killed as the user asked.
+    overdue: ranks were killed because they did not end in the grace time. impatient: the user had them killed.
     """
     own = folder.outcome()
     if own is not None and own.kind != "stopped":
         return own  # it ended before the signal could change anything
     reason, step = f"stopped by {name(number) if number else 'a signal'}", own.step if own is not None else None
     complete = []
+    if step is None:
+        remove_half_done(config, folder)
     with contextlib.suppress(PlaitError):  # a folder that cannot be read
         complete = Store(folder.checkpoints(config.checkpoint.dir)).complete()
     last = f"the last complete checkpoint is {complete[-1].name}" if complete else "no checkpoint was saved yet"
     if step is not None:
         reason += f" after step {step}"
     elif impatient:
-        reason += " twice: its ranks were killed at once"
+        reason += f"{' twice' if number == SIGINT else ' and then by SIGINT'}: its ranks were killed at once"
     elif overdue:
         reason += (
             f": its ranks did not finish a step and save it within launch.grace_seconds="
@@ -39,7 +42,15 @@ def stopped(
         reason += f"; saved step {step}"
     else:
         reason += f"; {last}"
-    outcome = Outcome("stopped", reason, step=step, **({"signal": number} if number else {}))
+    outcome = Outcome("stopped", reason, step=step, signal=number or SIGTERM)
     with contextlib.suppress(PlaitError):  # a full disk
         folder.set_outcome(outcome)
     return outcome
+
+
+def remove_half_done(config: Config, folder: RunFolder) -> None:
+    """What ranks that failed or were killed were writing. All ranks must be gone; other machines' may not be."""
+    if config.launch.nnodes == 1:
+        with contextlib.suppress(PlaitError, OSError):
+            folder.remove_torn()
+            Store(folder.checkpoints(config.checkpoint.dir)).clean()

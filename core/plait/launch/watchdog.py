@@ -11,20 +11,20 @@ import time
 from collections.abc import Callable
 from typing import IO
 
-from plait.launch.ends import HUNG, place_of
+from plait.launch.rank_end import HUNG, place_of
 from plait.parallel.flight_recorder import last_collectives
 
-LINGER_SECONDS = 2.0  # the first rank that ends makes its launcher end the others: let them write first
-REPORT_SECONDS = 10.0  # how long writing all this may take before the process is ended without it
+LINGER_SECONDS = 2.0  # when the first rank ends, its launcher ends the others: let them write first
+REPORT_SECONDS = 10.0  # seconds for writing all this, before the process is ended without it
 
 
 class Watchdog:
     """Ends this process with exit code `HUNG` when nobody calls `kick` for `timeout_seconds`.
 
-    Before that it writes to `log`, which must be a file of the system (the rank's log, `sys.stderr`), one sentence
-    that says what took how long, the last collectives that torch's flight recorder knows, and every thread's stack.
-    Then it calls `on_hang` with the sentence. All ranks of a hung group have a watchdog, so each writes its own.
-    Where someone holds the interpreter's lock for ever, only the stacks are written, and the exit code is 1.
+    Before that it writes to `log`, which must be a system file (the rank's log, `sys.stderr`), one sentence that says
+    what took how long, the last collectives in torch's flight recorder, and every thread's stack. Then it calls
+    `on_hang` with the sentence. All ranks of a hung group have a watchdog, so each writes its own. If code holds the
+    interpreter's lock for ever, only the stacks are written, and the exit code is 1.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Watchdog:
                 left = since + self.timeout_seconds - time.monotonic()
                 if left <= 0:
                     return self._end(what, self.timeout_seconds - left)
-                # A thread of C that needs no interpreter: the way out where someone holds its lock for ever.
+                # A C thread that needs no interpreter: the way out if code holds its lock for ever.
                 faulthandler.dump_traceback_later(left + 4 * pause, exit=True, file=self.log)
                 if self._done.wait(min(left, pause)):
                     return None
@@ -96,19 +96,24 @@ class Watchdog:
         return place_of(sys._current_frames().get(main) if main is not None else None)
 
 
-def die_with_parent(parent: int | None = None) -> None:
-    """Kill this process as soon as its parent is gone, however that ended. Call it early in a rank.
-
-    parent: the launcher's process id, where it is known: if it is gone already, this process ends at once.
-    On Linux the kernel sees to it, when the *thread* that started this process ends: start ranks from one that lasts.
-    """
-    expected = os.getppid() if parent is None else parent
+def killed_with_parent() -> None:
+    """From now on the kernel kills this process when its parent ends, on Linux."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
-    def watch() -> None:  # where the kernel has no such signal, or the parent was gone before it was asked
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Kill this process as soon as its parent is gone, however that ended. Call it early in a rank.
+
+    parent: the launcher's process id, if it is known: if it is already gone, this process ends at once.
+    On Linux the kernel does it, when the *thread* that started this process ends: start ranks from a thread that lasts.
+    """
+    expected = os.getppid() if parent is None else parent
+    killed_with_parent()
+
+    def watch() -> None:  # if the kernel has no such signal, or the parent was gone before this was set
         while os.getppid() == expected:
             time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)

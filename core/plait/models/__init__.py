@@ -1,1 +1,4 @@
-"""The models that Plait ships. A model of one's own needs nothing from here: see docs/models.md."""
+"""The models that Plait ships. Your own model needs nothing from here: see docs/models.md.
+
+May import `strategies` and the rooms below it.
+"""

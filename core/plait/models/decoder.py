@@ -1,4 +1,4 @@
-"""What the decoders here share: blocks of two branches between an embedding and a head, and the spec of that.
+"""What these decoders share: blocks of two branches between an embedding and a head, and their spec.
 
 Shapes: B batch, T tokens, V vocabulary, D model width.
 """
@@ -18,7 +18,7 @@ STD = 0.02
 
 
 class Block(nn.Module):
-    """Two branches, each behind its norm, whose results are added to the stream."""
+    """Two branches, each after its norm, whose results are added to the stream."""
 
     def __init__(self, dim: int, norm_eps: float, attention: nn.Module, feed_forward: nn.Module) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.max_seq_len = max_seq_len
         self.tok_embeddings = nn.Embedding(vocab_size, dim)
-        # not a list: a pipeline's stage takes blocks out, and names stay
+        # not a list: a pipeline stage removes blocks, and names stay
         self.layers = nn.ModuleDict({str(layer): block for layer, block in enumerate(blocks)})
         self.n_layers = len(self.layers)
         self.norm = nn.RMSNorm(dim, norm_eps)
@@ -58,19 +58,22 @@ class Decoder(nn.Module):
             self.output.weight = self.tok_embeddings.weight
 
     def forward(self, tokens_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V). `positions_BT` restart at 0 where a packed document starts; None: one document a row."""
+        """Logits (B, T, V). `positions_BT` restart at 0 at the start of a packed document; None: one document per
+        row."""
         if tokens_BT.shape[1] > self.max_seq_len:
-            raise PlaitError(f"a sequence has {tokens_BT.shape[1]} tokens, but model.max_seq_len is {self.max_seq_len}")
+            raise PlaitError(
+                f"a sequence has {tokens_BT.shape[1]} tokens, but model.max_seq_len is {self.max_seq_len}"
+            ).at("model.max_seq_len", self.max_seq_len, fits=f"at least {tokens_BT.shape[1]}")
         x_BTD = self.tok_embeddings(tokens_BT)
         for block in self.layers.values():
             x_BTD = block(x_BTD, positions_BT)
         return self.output(self.norm(x_BTD))
 
     def normals(self) -> tuple[Normal, Normal]:
-        """How matrices start: those within a branch, and those that end one.
+        """How matrices are initialised: those within a branch, and those that end one.
 
-        GPT-2's scheme (Radford et al. 2019, section 2.3, and its code): one std, smaller where 2 summands a block join
-        the stream.
+        GPT-2's scheme (Radford et al. 2019, section 2.3, and its code): one std, smaller for the projections that join
+        the stream, of which a block has 2.
         """
         return Normal(STD), Normal(STD / (2 * self.n_layers) ** 0.5)
 
@@ -84,9 +87,9 @@ class Decoder(nn.Module):
         unvisited: int = 0,
         routers: tuple[str, ...] = (),
     ) -> ModelSpec:
-        """The model's, of what its branches say.
+        """The model's spec, from that of its branches.
 
-        axes, init: of the branches' tensors. scored: numbers of a query and a value, all heads of all blocks together.
+        axes, init: of the branches' tensors. scored: elements of a query and a value, over all heads of all blocks.
         unvisited: parameters of experts that a token does not visit.
         """
         embedding = 0 if self.tie_embeddings else self.tok_embeddings.weight.numel()

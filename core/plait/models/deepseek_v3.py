@@ -6,7 +6,7 @@ Shapes: B batch, T tokens, V vocabulary.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from plait.contract.errors import PlaitError
+from plait.contract.errors import misfit
 from plait.contract.model_spec import ModelSpec
 from plait.models import mla, moe, swiglu
 from plait.models.decoder import ATTENTION, FEED_FORWARD, Block, Decoder
@@ -19,39 +19,39 @@ if TYPE_CHECKING:
 
 
 class DeepSeekV3(Decoder):
-    """Tokens (B, T) to logits (B, T, V). The published module that predicts a second token (MTP) is not part of it.
+    """Tokens (B, T) to logits (B, T, V). The published module that predicts a second token (MTP) is not included.
 
     dim:              width of the residual stream.
     n_layers:         number of blocks.
-    n_dense_layers:   how many of them, the first ones, have a dense feed-forward instead of experts.
+    n_dense_layers:   how many blocks, from the first, have a dense feed-forward instead of experts.
     n_heads:          attention heads.
     q_lora_rank:      width of the queries' latent; None: queries come straight from the stream.
     kv_lora_rank:     width of the latent of keys and values.
-    qk_nope_head_dim: numbers of a query or key head that RoPE leaves alone.
-    qk_rope_head_dim: numbers that it turns; even.
+    qk_nope_head_dim: elements of a query or key head that RoPE does not rotate.
+    qk_rope_head_dim: elements that it rotates; even.
     v_head_dim:       width of a value head.
     ffn_dim:          inner width of a dense feed-forward.
     expert_ffn_dim:   inner width of an expert.
     n_experts:        routed experts of a block.
-    n_shared_experts: experts that every token visits, as one feed-forward of so many times the width.
+    n_shared_experts: experts that every token visits, as one feed-forward with this many times the width.
     top_k:            routed experts that a token visits.
-    n_groups, top_groups: the experts lie in so many groups, of which a token visits only its best.
-    group_top:        how many of its best experts make a group's score: 2 in V3, 1 in V2.
+    n_groups, top_groups: number of groups of experts, and how many of them, the best, a token may visit.
+    group_top:        how many of its best experts' scores add up to a group's score: 2 in V3, 1 in V2.
     score:            "sigmoid" (V3) or "softmax" (V2) of the router's logits.
     norm_weights:     whether the weights of a token's experts are divided by their sum.
-    route_scale:      what they are multiplied by.
-    bias_update:      how far a step moves the routers' biases towards balance; 0: they stay.
-    balance_loss:     factor of the sequence-wise balance loss; 0: there is none.
+    route_scale:      factor of these weights.
+    bias_update:      how much a step changes the routers' biases towards balance; 0: not at all.
+    balance_loss:     factor of the sequence-wise balance loss; 0: none.
     vocab_size:       number of tokens that exist.
-    max_seq_len:      tokens of context that the model is meant for; longer input is refused.
+    max_seq_len:      the model's context in tokens; longer input is refused.
     rope_theta:       base of RoPE's wavelengths.
     norm_eps:         added to the mean square in RMSNorm.
     rope_scaling:     options of `Yarn`, or None.
 
-    RoPE pairs a number of a head's first half with its like in the second; in the published weights neighbours are
-    pairs. So a converter permutes the rows that RoPE turns, the last `qk_rope_head_dim` ones of every head of `wq` (or
-    `wq_b`) and of `wkv_a`: first those with even numbers, then those with odd ones.
-    Raises PlaitError, naming `model.<key>`, for options that do not fit.
+    RoPE pairs an element of a head's first half with the one at the same place in the second; in the published weights
+    neighbours are pairs. So a converter permutes the rows that RoPE rotates, the last `qk_rope_head_dim` of every head
+    of `wq` (or `wq_b`) and of `wkv_a`: first those with even numbers, then those with odd ones. Raises PlaitError,
+    naming `model.<key>`, for options that do not fit.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class DeepSeekV3(Decoder):
         if q_lora_rank is not None:
             positive_int(q_lora_rank=q_lora_rank)
         if qk_rope_head_dim % 2:
-            raise PlaitError(f"model.qk_rope_head_dim is {qk_rope_head_dim}; it must be even: RoPE turns pairs")
+            raise misfit("model.qk_rope_head_dim", qk_rope_head_dim, "even: RoPE rotates pairs")
         boolean(norm_weights=norm_weights)
         positive(rope_theta=rope_theta, norm_eps=norm_eps)
         none_below(0, n_dense_layers=n_dense_layers, n_shared_experts=n_shared_experts)
@@ -129,7 +129,7 @@ class DeepSeekV3(Decoder):
         self.unvisited = (n_layers - self.n_dense_layers) * (n_experts - top_k) * 3 * dim * expert_ffn_dim
 
     def spec(self) -> ModelSpec:
-        """What strategies may know of the model. Asked of the whole model, before anything takes it apart."""
+        """What strategies may know about the model. Called on the whole model, before anything divides it."""
         normals = self.normals()
         axes, init = mla.axes(ATTENTION, self.low_rank_queries), mla.init(ATTENTION, *normals)
         mixed = self.n_dense_layers < self.n_layers
@@ -150,7 +150,7 @@ class DeepSeekV3(Decoder):
         )
 
     def hugging_face(self) -> "HuggingFace":
-        """The model as Hugging Face's libraries have it: deepseek_v3, or with softmax deepseek_v2."""
+        """The model's table for Hugging Face's libraries: deepseek_v3, or with softmax deepseek_v2."""
         from plait.models.hugging_face.deepseek import table
 
         return table(self)

@@ -1,4 +1,4 @@
-"""Floating point operations a token, for `ModelSpec.flops`."""
+"""Floating point operations per token, for `ModelSpec.flops`."""
 
 import attrs
 
@@ -7,8 +7,8 @@ import attrs
 class Flops:
     """6 x parameters + 6 x attention x seq_len: a forward and a backward pass, as torchtitan counts them.
 
-    A product with a parameter costs 2 operations a token forward and 4 backward; the scores and their product with
-    the values cost as much for every position. Causality and recomputation earn no discount.
+    A product with a parameter costs 2 operations per token in forward and 4 in backward; the scores and their product
+    with the values cost as much for every position. There is no discount for causality or recomputation.
 
     parameters: how many are multiplied with a token: all but an input embedding that is only looked up, and of
         experts only those that a token visits.

@@ -1,4 +1,4 @@
-"""Grouped-query attention (arXiv:2305.13245) with RoPE, its queries and keys normed or not.
+"""Grouped-query attention (arXiv:2305.13245) with RoPE, with or without normed queries and keys.
 
 Shapes: B batch, T tokens, D model width, H query heads, K key and value heads, E width of a head.
 """
@@ -15,7 +15,7 @@ from plait.models.layers import CausalAttention, Rope
 class GroupedQueryAttention(nn.Module):
     """norm_eps: queries and keys are normed, head by head, before RoPE; None: they are not.
 
-    sharpness: what scores are multiplied by.
+    sharpness: factor of the scores.
     """
 
     def __init__(
@@ -66,6 +66,6 @@ def axes(fqn: str, normed: bool = False) -> dict[str, tuple[str | None, ...]]:
 def init(
     fqn: str, inner: Callable[..., Any], onto_stream: Callable[..., Any], normed: bool = False
 ) -> dict[str, Callable[..., Any]]:
-    """For a spec: how its parameters start, the last projection by `onto_stream`."""
+    """For a spec: how its parameters are initialised, the last projection by `onto_stream`."""
     norms: dict[str, Callable[..., Any]] = {f"{fqn}.*_norm.weight": ones}
     return {f"{fqn}.wo.weight": onto_stream, f"{fqn}.w*.weight": inner} | (norms if normed else {})

@@ -1,10 +1,10 @@
-"""A linear layer for every group of rows: row n is multiplied with the weight of the expert that it belongs to.
+"""A linear layer for groups of rows: each row is multiplied by the weight of its expert.
 
-Two operations that a compiler sees as one step each, whatever the dtype: no number of rows is read on the host while
-it traces, so no graph breaks and none is compiled again when the counts change. In them torch's grouped product runs
-where it can, and otherwise a loop over the experts.
+It consists of operations that a compiler sees as one step each, in any dtype: no row count is read on the host while it
+traces, so no graph breaks and no graph is recompiled when the counts change. They use torch's grouped product if
+possible, otherwise a loop over the experts.
 
-Shapes: N rows sorted by expert, X experts, D numbers in, F numbers out.
+Shapes: N rows sorted by expert, X experts, D input width, F output width.
 """
 
 from typing import Any
@@ -19,14 +19,14 @@ _CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def grouped_linear(x_ND: Tensor, w_XFD: Tensor, counts_X: Tensor) -> Tensor:
-    """(N, F). The rows of `x_ND` are sorted by expert; `counts_X` (int64) says how many each has, N in all."""
+    """(N, F). The rows of `x_ND` are sorted by expert; `counts_X` (int64) has the rows of each expert, N in total."""
     if x_ND.device.type == "cuda" and runs_grouped(x_ND, w_XFD):  # the compiler knows this one and tunes it
         return _grouped_mm(x_ND, w_XFD.mT, offs=_ends(counts_X))  # type: ignore[misc]
     return _linear(x_ND, w_XFD, counts_X)
 
 
 def runs_grouped(x_ND: Tensor, w_XFD: Tensor) -> bool:
-    """Whether torch's grouped product takes these: their device, their dtype, rows of whole 16 bytes."""
+    """Whether torch's grouped product supports these: device, dtype, rows of multiples of 16 bytes."""
     if _grouped_mm is None or x_ND.dtype != w_XFD.dtype or not x_ND.shape[0]:
         return False
     if any(size * x_ND.element_size() % 16 for size in w_XFD.shape[1:]):
@@ -45,7 +45,7 @@ def _linear(x_ND: Tensor, w_XFD: Tensor, counts_X: Tensor) -> Tensor:
 
 @torch.library.custom_op("plait::grouped_outer", mutates_args=())
 def _outer(y_NF: Tensor, x_ND: Tensor, counts_X: Tensor) -> Tensor:
-    """(X, F, D): the sum over an expert's rows of their outer products: the gradient of its weight."""
+    """(X, F, D): the sum of the outer products of an expert's rows, which is the gradient of its weight."""
     w_XFD = y_NF.new_empty(len(counts_X), y_NF.shape[1], x_ND.shape[1])
     if runs_grouped(x_ND, w_XFD):
         return _grouped_mm(y_NF.contiguous().mT, x_ND.contiguous(), offs=_ends(counts_X))  # type: ignore[misc]
@@ -84,7 +84,7 @@ def _(y_NF: Tensor, x_ND: Tensor, counts_X: Tensor) -> Tensor:
 
 @register_flop_formula((torch.ops.plait.grouped_linear, torch.ops.plait.grouped_outer))
 def _flops(rows: Any, other: Any, counts: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    """2 N D F of both: every row meets one matrix, whatever the counts."""
+    """2 N D F for both: every row meets one matrix, whatever the counts."""
     return 2 * rows[0] * rows[1] * other[1]
 
 

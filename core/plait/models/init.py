@@ -1,4 +1,4 @@
-"""How parameters start: functions `fn(tensor, generator)` that fill a tensor in place, for `ModelSpec.init`.
+"""Initialisation: functions `fn(tensor, generator)` that fill a tensor in place, for `ModelSpec.init`.
 
 They compare by value and can be pickled, so that two specs can be compared.
 """
@@ -19,7 +19,7 @@ class Normal:
 
 @attrs.frozen
 class TruncNormal:
-    """Like `Normal`, with what lies beyond `cut` standard deviations drawn again; on a CPU ten times as slow."""
+    """Like `Normal`, but draws values beyond `cut` standard deviations again; on a CPU ten times as slow."""
 
     std: float
     cut: float = 3.0
@@ -31,7 +31,7 @@ class TruncNormal:
 
 @attrs.frozen
 class Constant:
-    """The same number everywhere."""
+    """The same value everywhere."""
 
     value: float
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plait.contract.errors import PlaitError
+from plait.contract.errors import misfit
 from plait.models.options import checked
 
 
@@ -19,10 +19,10 @@ from plait.models.options import checked
 class RopeScaling:
     """Llama 3.1's stretching of RoPE's wavelengths to a longer context (arXiv:2407.21783, section 3.4.2, and its code).
 
-    factor:               how much longer the longest wavelengths become.
+    factor:               factor by which the longest wavelengths grow.
     low_freq_factor:      wavelengths above `original_max_seq_len / low_freq_factor` are stretched in full.
-    high_freq_factor:     those below `original_max_seq_len / high_freq_factor` stay; between the two it is blended.
-    original_max_seq_len: tokens of context before the stretching.
+    high_freq_factor:     those below `original_max_seq_len / high_freq_factor` stay; between the two it interpolates.
+    original_max_seq_len: context in tokens before stretching.
     """
 
     factor: float
@@ -35,10 +35,8 @@ class RopeScaling:
         """Raises PlaitError for keys that are missing, unknown or not positive."""
         scaling = cls(**checked(cls, "rope_scaling", options))
         if scaling.high_freq_factor <= scaling.low_freq_factor:
-            raise PlaitError(
-                f"model.rope_scaling.high_freq_factor is {scaling.high_freq_factor}; it must be above "
-                f"low_freq_factor, which is {scaling.low_freq_factor}"
-            )
+            fits = f"above low_freq_factor, which is {scaling.low_freq_factor}"
+            raise misfit("model.rope_scaling.high_freq_factor", scaling.high_freq_factor, fits)
         return scaling
 
     def __call__(self, frequencies: Tensor) -> Tensor:
@@ -50,9 +48,10 @@ class RopeScaling:
 class Rope(nn.Module):
     """Rotary position embedding (arXiv:2104.09864).
 
-    A pair is a number of a head's first half and its like in the second, as in Hugging Face's weights; Meta's have
-    neighbours, which are slower to take apart. The angles are computed in every forward: a table would be lost on
-    the meta device and rounded by mixed precision. `scaling` gets the frequencies and returns others.
+    An element of a head's first half is paired with the one at the same place in the second, as in Hugging Face's
+    weights; Meta's pairs are neighbours, which are slower to separate. The angles are computed in every forward: a
+    table would be lost on the meta device and rounded by mixed precision. `scaling` gets the frequencies and returns
+    new ones.
     """
 
     def __init__(self, head_dim: int, theta: float, scaling: Callable[[Tensor], Tensor] | None = None) -> None:
@@ -62,7 +61,7 @@ class Rope(nn.Module):
         self.scaling = scaling
 
     def forward(self, q_BTHE: Tensor, k_BTKE: Tensor, positions_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Queries and keys, turned by their positions; None counts from 0."""
+        """Queries and keys, rotated by their positions; None counts from 0."""
         dtype = torch.promote_types(q_BTHE.dtype, torch.float32)
         if positions_BT is None:
             positions_BT = torch.arange(q_BTHE.shape[1], device=q_BTHE.device)
@@ -85,10 +84,10 @@ class CausalAttention(nn.Module):
     """Attention's inner function, a module so that a strategy can wrap it."""
 
     def forward(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, positions_BT: Tensor | None = None) -> Tensor:
-        """The mean of values by softmax of scores, (B, H, T, width of a value head); K divides H.
+        """The mean of values weighted by the softmax of scores, (B, H, T, width of a value head); K divides H.
 
-        Without positions a token sees itself and what stands before it; with them, only what of that lies in its
-        own document: positions restart at 0 where a document starts.
+        Without positions a token attends to itself and all tokens before it; with positions only to those in its own
+        document: positions restart at 0 at the start of a document.
         """
         if positions_BT is None:
             return F.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, is_causal=True, enable_gqa=True)
@@ -99,6 +98,6 @@ class CausalAttention(nn.Module):
 
 
 def document_mask(positions_BT: Tensor) -> Tensor:
-    """(B, 1, T, T), true where the row's token may see the column's: same document, not later."""
+    """(B, 1, T, T), true if the row's token may attend to the column's: same document, not later."""
     document = (positions_BT == 0).cumsum(-1)
     return (document[:, :, None] == document[:, None, :]).tril()[:, None]

@@ -1,4 +1,4 @@
-"""Llama 3 (arXiv:2407.21783) and its updates 3.1 and 3.2, with Meta's names of parameters.
+"""Llama 3 (arXiv:2407.21783) and its updates 3.1 and 3.2, with Meta's parameter names.
 
 Shapes: B batch, T tokens, V vocabulary.
 """
@@ -28,10 +28,10 @@ class Llama3(Decoder):
     n_kv_heads:     key and value heads; they divide `n_heads`.
     ffn_dim:        inner width of the feed-forward.
     vocab_size:     number of tokens that exist.
-    max_seq_len:    tokens of context that the model is meant for; longer input is refused.
+    max_seq_len:    the model's context in tokens; longer input is refused.
     rope_theta:     base of RoPE's wavelengths.
     norm_eps:       added to the mean square in RMSNorm.
-    tie_embeddings: whether the head's weight is the embedding's.
+    tie_embeddings: whether the head shares the embedding's weight.
     rope_scaling:   options of `RopeScaling`, or None.
 
     Raises PlaitError, naming `model.<key>`, for options that do not fit.
@@ -62,7 +62,7 @@ class Llama3(Decoder):
         if head_dim % 2:
             raise PlaitError(
                 f"model.dim = {dim} over model.n_heads = {n_heads} makes heads of width {head_dim}; it must be even"
-            )
+            ).at("model.n_heads", n_heads, fits="heads of an even width")
         scaling = RopeScaling.of(rope_scaling) if rope_scaling else None
 
         def block() -> Block:
@@ -80,7 +80,7 @@ class Llama3(Decoder):
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
 
     def spec(self) -> ModelSpec:
-        """What strategies may know of the model. Asked of the whole model, before anything takes it apart."""
+        """What strategies may know about the model. Called on the whole model, before anything divides it."""
         normals = self.normals()
         return self.spec_of(
             axes={**gqa.axes(ATTENTION), **swiglu.axes(FEED_FORWARD)},
@@ -90,7 +90,7 @@ class Llama3(Decoder):
         )
 
     def hugging_face(self) -> "HuggingFace":
-        """The model as Hugging Face's libraries have it."""
+        """The model's table for Hugging Face's libraries."""
         from plait.models.hugging_face import HuggingFace, common
 
         first: Any = self.layers["0"]

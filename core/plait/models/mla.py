@@ -1,6 +1,6 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1), and YaRN, which stretches its context.
 
-Shapes: B batch, T tokens, D model width, H heads, R turned and N unturned numbers of a query or key head, E width of a
+Shapes: B batch, T tokens, D model width, H heads, R rotated and N other elements of a query or key head, E width of a
 value head, L the latent's width.
 """
 
@@ -19,14 +19,14 @@ from plait.models.options import checked
 
 @attrs.frozen
 class Yarn:
-    """YaRN (arXiv:2309.00071): RoPE's wavelengths for a longer context, and sharper attention to go with it.
+    """YaRN (arXiv:2309.00071): RoPE's wavelengths for a longer context, and sharper attention to match.
 
-    factor:               how much longer the context becomes, and the wavelengths that do not fit into the old one.
-    original_max_seq_len: tokens of context before the stretching.
-    beta_fast, beta_slow: pairs that turn more than `beta_fast` times in the old context stay as they are, those that
-                          turn less than `beta_slow` times are stretched in full; between the two it is blended.
-    mscale:               strength of the sharpening of the scores' turned part (0.1 mscale ln factor + 1, squared).
-    mscale_all_dim:       the same of their unturned part; with both equal all scores are sharpened alike.
+    factor:               factor by which the context grows, and the wavelengths that do not fit into the original one.
+    original_max_seq_len: context in tokens before stretching.
+    beta_fast, beta_slow: pairs with more than `beta_fast` rotations in the original context stay, those with fewer than
+                          `beta_slow` are stretched in full; between the two it interpolates.
+    mscale:               strength of the sharpening of the scores' rotated part (0.1 mscale ln factor + 1, squared).
+    mscale_all_dim:       the same for the other part; if both are equal all scores are sharpened alike.
     theta:                RoPE's base.
     """
 
@@ -52,21 +52,22 @@ class Yarn:
         return frequencies * (1 - stretched) + frequencies / self.factor * stretched
 
     def _pair(self, turns: float, size: int) -> float:
-        """Which of `size` pairs turns so often in the original context, as a fraction."""
+        """Which of `size` pairs has this many rotations in the original context, as a fraction."""
         return size * math.log(self.original_max_seq_len / (turns * 2 * math.pi)) / math.log(self.theta)
 
     def sharpness(self) -> tuple[float, float]:
-        """What the turned and the unturned part of the scores are multiplied by."""
+        """The factors of the rotated and the other part of the scores."""
         longer = 0.1 * math.log(self.factor) if self.factor > 1 else 0.0
         return (longer * self.mscale + 1) ** 2, (longer * self.mscale_all_dim + 1) ** 2
 
 
 class LatentAttention(nn.Module):
-    """Keys and values of all heads come out of one normed latent; a part of each key, turned by RoPE, all heads share.
+    """Keys and values of all heads are computed from one normed latent; all heads share the part of each key that RoPE
+    rotates.
 
-    q_rank: queries come out of a normed latent of this width too; None: straight from the stream. kv_rank: width of
-    the latent of keys and values. nope, rope: unturned and turned numbers of a query or key head. value: width of a
-    value head. Parameters have DeepSeek's names.
+    q_rank: queries come from a normed latent of this width too; None: straight from the stream. kv_rank: width of
+    the latent of keys and values. nope, rope: elements of a query or key head that RoPE does not rotate, and rotates.
+    value: width of a value head. Parameters have DeepSeek's names.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class LatentAttention(nn.Module):
 
 
 def axes(fqn: str, low_rank_queries: bool) -> dict[str, tuple[str | None, ...]]:
-    """For a spec: logical axes of `LatentAttention` at `fqn`. What all heads share has none to be divided along."""
+    """For a spec: logical axes of `LatentAttention` at `fqn`. What all heads share cannot be divided."""
     queries: dict[str, tuple[str | None, ...]] = {f"{fqn}.wq.weight": ("heads", "embed")}
     if low_rank_queries:
         queries = {
@@ -133,5 +134,5 @@ def axes(fqn: str, low_rank_queries: bool) -> dict[str, tuple[str | None, ...]]:
 
 
 def init(fqn: str, inner: Callable[..., Any], onto_stream: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    """For a spec: how its parameters start, the last projection by `onto_stream`."""
+    """For a spec: how its parameters are initialised, the last projection by `onto_stream`."""
     return {f"{fqn}.*_norm.weight": ones, f"{fqn}.wo.weight": onto_stream, f"{fqn}.w*.weight": inner}

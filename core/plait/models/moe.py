@@ -17,14 +17,14 @@ from plait.models.init import zeros
 from plait.models.options import at_most, divides, positive_int
 from plait.models.read_late import read_late
 
-TINY = 1e-20  # of a sum of scores: sigmoids of logits below -100 are zero, and nothing is shared then
+TINY = 1e-20  # of a sum of scores: sigmoids of logits below -100 are zero, and then there is nothing to divide by
 
 
 class Experts(nn.Module):
     """SwiGLU experts, stacked along dim 0.
 
-    It knows nothing of ranks: a strategy that spreads experts shows it fewer of them, and by hooks gives it the rows
-    that belong to these.
+    It knows nothing of ranks: a strategy that divides experts gives it fewer of them, and through hooks the rows that
+    belong to these.
     """
 
     def __init__(self, n_experts: int, dim: int, ffn_dim: int) -> None:
@@ -36,26 +36,26 @@ class Experts(nn.Module):
             nn.init.normal_(weight, std=0.02)
 
     def forward(self, x_ND: Tensor, counts_X: Tensor) -> Tensor:
-        """(N, D) of rows sorted by expert; `counts_X` (int64): how many rows each expert has."""
+        """(N, D) of rows sorted by expert; `counts_X` (int64): the rows of each expert."""
         gate_NF, up_NF = grouped_linear(x_ND, self.w1, counts_X), grouped_linear(x_ND, self.w3, counts_X)
         return grouped_linear(F.silu(gate_NF) * up_NF, self.w2, counts_X)
 
 
 class Router(nn.Module):
-    """Which experts a token visits, and with what weight. Scores are computed in float32 at least.
+    """Chooses the experts of a token and their weights. Scores are computed at least in float32.
 
-    score:        "sigmoid" or "softmax" of the logits.
-    n_groups, top_groups: the experts lie in so many groups, of which a token visits only its best; a group's score is
-                  the sum of its `group_top` best ones (2: DeepSeek-V3; 1: DeepSeek-V2).
-    norm_weights: divide the weights by their sum. scale: multiply them by it.
-    bias_update:  how far a step moves an expert's bias towards balance (arXiv:2408.15664); 0: it stays. The bias takes
-                  part in the choice only.
-    balance_loss: factor of the sequence-wise balance loss; 0: there is none.
+    score:        "sigmoid" or "softmax" of the logits. n_groups, top_groups: number of groups of experts, and how many
+    of them, the best, a token may visit; a group's score is the sum of its `group_top` best scores (2: DeepSeek-V3; 1:
+    DeepSeek-V2).
+    norm_weights: divide the weights by their sum. scale: factor of the weights.
+    bias_update:  how much a step changes an expert's bias towards balance (arXiv:2408.15664); 0: not at all. The bias
+                  affects only the choice.
+    balance_loss: factor of the sequence-wise balance loss; 0: none.
 
     Buffers, for the core (`plait.parallel.expert_balance`): `now`, copies of tokens sent to each expert by the last
     training forward, overwritten, so that recomputation counts nothing twice; `seen`, their sum over this rank's
-    micro-batches of the step; `counts`, the last step's over all ranks; `bias`; `loss_scale`, what backward multiplies
-    the balance loss by.
+    micro-batches of the step; `counts`, the last step's over all ranks; `bias`; `loss_scale`, the factor of the balance
+    loss in backward.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Router(nn.Module):
         self.register_buffer("loss_scale", torch.full((1,), torch.nan, dtype=torch.float64), persistent=False)
 
     def forward(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights (N, K), the experts that they belong to (N, K), and how many copies each expert gets (X,)."""
+        """Weights (N, K), their experts (N, K), and the number of copies for each expert (X,)."""
         dtype = torch.promote_types(x_BTD.dtype, torch.float32)
         logits_BTX = F.linear(x_BTD.to(dtype), self.weight.to(dtype))
         scores_BTX = logits_BTX.sigmoid() if self.score == "sigmoid" else logits_BTX.softmax(-1)
@@ -118,13 +118,13 @@ class Router(nn.Module):
 
     @torch.no_grad()
     def update(self) -> None:
-        """Experts that had more than their share of `counts` lose `bias_update`, those that had less gain it."""
-        excess_X = self.counts * len(self.counts) - self.counts.sum()  # in whole numbers: no rounding decides
+        """The bias of experts with more than the mean of `counts` falls by `bias_update`; that of the others rises."""
+        excess_X = self.counts * len(self.counts) - self.counts.sum()  # in integers, so that no rounding decides
         self.bias.sub_(self.bias_update * excess_X.sign())
 
 
 class MoE(nn.Module):
-    """A branch: every token goes to the experts that the router names, and to the shared one if there is one."""
+    """A branch: every token goes to the experts that the router chooses, and to the shared one if there is one."""
 
     def __init__(self, router: Router, experts: Experts, shared: nn.Module | None = None) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class MoE(nn.Module):
         back_N = torch.empty_like(order_N).scatter_(0, order_N, places)
         top_k = chosen_NK.shape[-1]
         out_ND = self.experts(_Rows.apply(x_BTD.flatten(0, -2), order_N // top_k, back_N, top_k), counts_X)
-        # Between the experts' call and the use of what it returned: what crosses ranks meanwhile costs no time.
+        # Between the experts' call and the use of its result, so that it overlaps with what crosses ranks meanwhile.
         shared_BTD = self.shared(x_BTD) if self.shared is not None else None
         out_NKD = _Rows.apply(out_ND, back_N, order_N, 1).unflatten(0, (-1, top_k))
         summed_ND = torch.bmm(weights_NK.to(out_NKD.dtype)[:, None], out_NKD)[:, 0]
@@ -160,7 +160,7 @@ def check(n_experts: int, top_k: int, n_groups: int = 1, top_groups: int = 1, gr
             raise PlaitError(
                 f"model.{key} is {value}, but model.n_experts = {n_experts} in model.n_groups = {n_groups} makes "
                 f"groups of {size}, of which model.top_groups = {top_groups} are open to a token"
-            )
+            ).at(f"model.{key}", value, fits=f"at most {size if key == 'group_top' else top_groups * size}")
 
 
 def axes(fqn: str) -> dict[str, tuple[str | None, ...]]:
@@ -174,7 +174,7 @@ def axes(fqn: str) -> dict[str, tuple[str | None, ...]]:
 
 
 def init(fqn: str, inner: Callable[..., Any], onto_stream: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    """For a spec: how they start, the experts' last projection by `onto_stream`; the state of balance is zero."""
+    """For a spec: their initialisation, the experts' last projection by `onto_stream`; the state of balance is zero."""
     return {
         f"{fqn}.router.weight": inner,
         f"{fqn}.router.*": zeros,
@@ -184,15 +184,16 @@ def init(fqn: str, inner: Callable[..., Any], onto_stream: Callable[..., Any]) -
 
 
 def chosen(chosen_NK: Tensor, size: int) -> Tensor:
-    """(N, size), true where a row of `chosen_NK` names the column."""
+    """(N, size), true where a row of `chosen_NK` contains the column's number."""
     none = torch.zeros(*chosen_NK.shape[:-1], size, dtype=torch.bool, device=chosen_NK.device)
     return none.scatter(-1, chosen_NK, True)
 
 
 def sequence_imbalance(scores_BTX: Tensor, top_k: int) -> Tensor:
-    """Sum over sequences of T x (17) of arXiv:2412.19437 (equations 17 to 20) without its factor; 1 a token is even.
+    """Sum over sequences of T x equation (17) of arXiv:2412.19437 (equations 17 to 20) without its factor; 1 per token
+    if experts are used evenly.
 
-    As written there, the counts are of each token's best unbiased scores. Their gradient is taken as zero.
+    As in the paper, the counts are of each token's best unbiased scores. Their gradient is taken as zero.
     """
     n_experts = scores_BTX.shape[-1]
     best_BTK = scores_BTX.detach().topk(top_k, dim=-1).indices
@@ -202,7 +203,7 @@ def sequence_imbalance(scores_BTX: Tensor, top_k: int) -> Tensor:
 
 
 class _Rows(torch.autograd.Function):
-    """`x[rows]`, in which every row of x occurs `times` times; `back` finds row n's copies at n * times.
+    """`x[rows]`, where every row of x occurs `times` times; `back` finds row n's copies at n * times.
 
     Backward gathers too, instead of adding to rows in an order that differs from run to run.
     """
@@ -221,9 +222,9 @@ class _Rows(torch.autograd.Function):
 
 
 class _AddLoss(torch.autograd.Function):
-    """`scores` as they are; in backward `loss` is added to what is minimised, multiplied by `scale`.
+    """Returns `scores`; in backward adds the gradient of `loss` multiplied by `scale`.
 
-    The scale is known after forward. It is written past autograd (`.data`), so that a compiled block sees it too.
+    The scale is known only after forward. It is written past autograd (`.data`), so that a compiled block sees it too.
     """
 
     @staticmethod

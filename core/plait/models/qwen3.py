@@ -1,4 +1,4 @@
-"""Qwen3 (arXiv:2505.09388), dense or with a mixture of experts in every block, named as Llama 3's parameters are.
+"""Qwen3 (arXiv:2505.09388), dense or with a mixture of experts in every block, with Llama 3's parameter names.
 
 Shapes: B batch, T tokens, V vocabulary.
 """
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from plait.contract.errors import PlaitError
+from plait.contract.errors import misfit
 from plait.contract.model_spec import ModelSpec
 from plait.models import gqa, moe, swiglu
 from plait.models.decoder import ATTENTION, FEED_FORWARD, Block, Decoder
@@ -33,16 +33,16 @@ class Qwen3(Decoder):
     head_dim:       width of a head, which need not be dim / n_heads; even.
     ffn_dim:        inner width of the feed-forward, or of each expert.
     vocab_size:     number of tokens that exist.
-    max_seq_len:    tokens of context that the model is meant for; longer input is refused.
+    max_seq_len:    the model's context in tokens; longer input is refused.
     rope_theta:     base of RoPE's wavelengths.
     norm_eps:       added to the mean square in RMSNorm.
-    tie_embeddings: whether the head's weight is the embedding's.
+    tie_embeddings: whether the head shares the embedding's weight.
     rope_scaling:   options of `Yarn`, or None.
-    n_experts:      experts of a block; 0: the feed-forward is dense, and what follows has no effect.
+    n_experts:      experts of a block; 0: the feed-forward is dense, and the options below have no effect.
     top_k:          experts that a token visits.
     norm_weights:   whether the weights of a token's experts are divided by their sum.
-    bias_update:    how far a step moves the routers' biases towards balance; 0: they stay at 0, as Qwen3's do.
-    balance_loss:   factor of the sequence-wise balance loss; 0: there is none.
+    bias_update:    how much a step changes the routers' biases towards balance; 0: not at all, as in Qwen3.
+    balance_loss:   factor of the sequence-wise balance loss; 0: none.
 
     Raises PlaitError, naming `model.<key>`, for options that do not fit.
     """
@@ -74,13 +74,13 @@ class Qwen3(Decoder):
         positive(rope_theta=rope_theta, norm_eps=norm_eps)
         divides("n_kv_heads", n_kv_heads, "n_heads", n_heads)
         if head_dim % 2:
-            raise PlaitError(f"model.head_dim is {head_dim}; it must be even: RoPE turns pairs")
+            raise misfit("model.head_dim", head_dim, "even: RoPE rotates pairs")
         none_below(0, n_experts=n_experts)
         if n_experts:
             moe.check(n_experts, top_k)
             none_below(0.0, bias_update=bias_update, balance_loss=balance_loss)
         yarn = Yarn.of(rope_scaling, rope_theta) if rope_scaling else None
-        sharpness = yarn.sharpness()[0] if yarn else 1.0  # RoPE turns all of a head
+        sharpness = yarn.sharpness()[0] if yarn else 1.0  # RoPE rotates the whole head
 
         def feed_forward() -> nn.Module:
             if not n_experts:
@@ -107,7 +107,7 @@ class Qwen3(Decoder):
         self.ffn_dim, self.n_experts, self.top_k, self.norm_weights = ffn_dim, n_experts, top_k, norm_weights
 
     def spec(self) -> ModelSpec:
-        """What strategies may know of the model. Asked of the whole model, before anything takes it apart."""
+        """What strategies may know about the model. Called on the whole model, before anything divides it."""
         normals = self.normals()
         branch = moe if self.n_experts else swiglu
         unvisited = (self.n_experts - self.top_k) * 3 * self.ffn_dim * self.norm.weight.numel()
@@ -121,7 +121,7 @@ class Qwen3(Decoder):
         )
 
     def hugging_face(self) -> "HuggingFace":
-        """The model as Hugging Face's libraries have it."""
+        """The model's table for Hugging Face's libraries."""
         from plait.models.hugging_face import HuggingFace, Rule, common
 
         kind, architecture = ("qwen3_moe", "Qwen3MoeForCausalLM") if self.n_experts else ("qwen3", "Qwen3ForCausalLM")

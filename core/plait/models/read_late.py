@@ -1,7 +1,7 @@
-"""A tensor whose value backward reads when it runs, not forward.
+"""A tensor whose value backward reads when it runs, instead of forward.
 
 A compiler that divides a graph in two (inductor's partitioner) computes in forward whatever needs no gradient of the
-results, and would read too early. An operation that it cannot look into, and that takes such a gradient, stays behind.
+results, and would read too early. An opaque operation that takes such a gradient stays in backward.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @torch.library.custom_op("plait::read_late", mutates_args=())
 def read_late(value: Tensor, gradient: Tensor) -> Tensor:
-    """`value`, read once `gradient` is there."""
+    """`value`, read when `gradient` is available."""
     return value.clone()
 
 

@@ -1,4 +1,4 @@
-"""The gated feed-forward that most decoders have.
+"""The gated feed-forward of most decoders.
 
 Shapes: B batch, T tokens, D model width.
 """
@@ -29,5 +29,5 @@ def axes(fqn: str) -> dict[str, tuple[str | None, ...]]:
 
 
 def init(fqn: str, inner: Callable[..., Any], onto_stream: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    """For a spec: how its parameters start, the last projection by `onto_stream`."""
+    """For a spec: how its parameters are initialised, the last projection by `onto_stream`."""
     return {f"{fqn}.w2.weight": onto_stream, f"{fqn}.w*.weight": inner}

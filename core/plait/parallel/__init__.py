@@ -1,1 +1,4 @@
-"""From a model on meta to one that runs in parallel. Imports `strategies` and what is below."""
+"""Turns a model on meta into one that runs in parallel.
+
+May import `models`, `data` and the rooms below them.
+"""

@@ -1,4 +1,4 @@
-"""What the hooks owe. An answer of another kind is refused where it is given, by the name of who gave it."""
+"""The required answers of hooks. A wrong answer is refused where it is given, with its strategy's name."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from plait.contract.axes import MeshAxis, MeshView
 from plait.contract.choices import Choice
 from plait.contract.exact import Misfit
 from plait.parallel.clip import plain
-from plait.strategies.hooks import Owed
+from plait.strategies.hooks import Required
 
 
 def _axes(answer: Any) -> list[MeshAxis | MeshView]:
@@ -53,10 +53,10 @@ def _state(answer: Any) -> Any:
 
 
 ANSWERS = {
-    "build_mesh": Owed("a list of MeshAxis and MeshView", _axes),
-    "choices": Owed("a list of Choice", _choices),
-    "parallelize": Owed("a torch module, or None after a change in place", _module),
-    "compile": Owed("a torch module, or None for the core's default", _module),
-    "clip_grads": Owed("the total norm as a tensor of one number, or None for the core's default", _norm),
-    "checkpoint": Owed("a dict of tensors by name, or that and a function, or None for the core's default", _state),
+    "build_mesh": Required("a list of MeshAxis and MeshView", _axes),
+    "choices": Required("a list of Choice", _choices),
+    "parallelize": Required("a torch module, or None after a change in place", _module),
+    "compile": Required("a torch module, or None for the core's default", _module),
+    "clip_grads": Required("the total norm as a tensor of one element, or None for the core's default", _norm),
+    "checkpoint": Required("a dict of tensors by name, or that and a function, or None for the core's default", _state),
 }

@@ -7,37 +7,56 @@ from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from plait.contract.errors import PlaitError, near_miss, one_line
-from plait.contract.exact import parameters_of, shown
+from plait.contract.errors import PlaitError, in_yaml, misfit, near_miss, no_default, one_line
+from plait.contract.exact import parameters_of
 from plait.contract.model_spec import ModelSpec
 from plait.contract.schema import MISSING, fit
 
+DRAWN = {
+    *(getattr(Tensor, name) for name in ("normal_", "uniform_", "bernoulli_", "exponential_", "random_")),
+    *(getattr(nn.init, name) for name in ("normal_", "uniform_", "kaiming_uniform_")),
+}
 HYDRAS = {"_recursive_": (True, False), "_convert_": ("none", "partial", "object", "all")}
 
 
 def build_model(node: Mapping[str, Any]) -> tuple[nn.Module, ModelSpec]:
-    """The model that `node` names, on the meta device, and what it says of itself.
+    """The model that `node` names, on the meta device, and its spec.
 
-    Raises PlaitError where the target cannot be imported or refuses its options, or the model has no spec.
+    Raises PlaitError if the target cannot be imported or refuses its options, or if the model has no spec.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), _Undrawn():
         model = make(node, "model")
     if not isinstance(model, nn.Module):
-        raise PlaitError(f"model._target_={node.get('_target_')} made a {type(model).__name__}, not a torch module")
+        raise PlaitError(f"model._target_={node.get('_target_')} made a {type(model).__name__}, not a torch module").at(
+            "model._target_", node.get("_target_"), fits="a torch module"
+        )
     describe = getattr(model, "spec", None)
     spec = describe() if callable(describe) else None
     if not isinstance(spec, ModelSpec):
         raise PlaitError(
             f"model._target_={node.get('_target_')} has no spec: give it a method `spec()` that returns a "
             "plait.ModelSpec"
-        )
+        ).at("model._target_", node.get("_target_"), fits="a model with a method `spec()`")
     return model, spec
 
 
+class _Undrawn(TorchFunctionMode):
+    """Inside, nothing is drawn into tensors on meta: they hold no values, and torch imports its compiler to draw."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in DRAWN:
+            tensor = args[0] if args else kwargs.get("tensor")
+            if isinstance(tensor, Tensor) and tensor.is_meta:
+                return tensor
+        return func(*args, **kwargs)
+
+
 def build_source(node: Mapping[str, Any]) -> Any:
-    """The source of data that `node` names. Raises PlaitError where it cannot be made, or is none."""
+    """The data source that `node` names. Raises PlaitError if it cannot be created, or is not a source."""
     from plait.data.source import Source
 
     source = make(node, "data")
@@ -46,17 +65,17 @@ def build_source(node: Mapping[str, Any]) -> Any:
     if lacks:
         made = type(source).__name__
         raise PlaitError(
-            f"data._target_={node.get('_target_')} made a {made}, which is no source of data: it has no {lacks[0]!r}"
-        )
+            f"data._target_={node.get('_target_')} made a {made}, which is not a source of data: it has no {lacks[0]!r}"
+        ).at("data._target_", node.get("_target_"), fits="a source of data")
     return source
 
 
 def make(node: Mapping[str, Any], key: str) -> Any:
-    """What the `_target_` of `node` makes of the rest. Raises PlaitError, naming `key`, where it does not."""
+    """What the `_target_` of `node` creates from the other keys. Raises PlaitError, naming `key`, if it cannot."""
     target = target_of(node, key)
     for name, values in HYDRAS.items():
         if node.get(name, values[0]) not in values:
-            raise PlaitError(f"{key}.{name} is {shown(node[name])}; it must be {' or '.join(map(shown, values))}")
+            raise misfit(f"{key}.{name}", node[name], " or ".join(map(in_yaml, values)))
     check_options(target, node, key)
     try:
         return instantiate(dict(node))
@@ -65,26 +84,28 @@ def make(node: Mapping[str, Any], key: str) -> Any:
 
 
 def target_of(node: Mapping[str, Any], key: str) -> Callable[..., Any]:
-    """The class or function that `node` names. Raises PlaitError, naming `key`, where there is none."""
+    """The class or function that `node` names. Raises PlaitError, naming `key`, if there is none."""
     name = node.get("_target_")
     if not name or not isinstance(name, str):
-        raise PlaitError(f"{key}._target_={shown(name)} must name a class or function, such as my_package.MyModel")
+        raise misfit(f"{key}._target_", name, "the name of a class or function, such as my_package.MyModel")
     try:
         target = pkgutil.resolve_name(name)
-    except (Exception, SystemExit) as error:  # what importing it raises may be anything
+    except (Exception, SystemExit) as error:  # importing it may raise anything
         raise _cannot(node, key, error) from error
     if not callable(target):
-        raise PlaitError(f"{key}._target_={name} is no class or function, but a {type(target).__name__}")
+        raise PlaitError(f"{key}._target_={name} is not a class or function but a {type(target).__name__}").at(
+            f"{key}._target_", name, fits="the name of a class or function"
+        )
     return target
 
 
 def options_of(node: Mapping[str, Any]) -> dict[str, Any]:
-    """What the target of `node` is given."""
+    """The arguments for the target of `node`."""
     return {name: value for name, value in node.items() if name != "_target_" and name not in HYDRAS}
 
 
 def check_options(target: Callable[..., Any], node: Mapping[str, Any], key: str, but: tuple[str, ...] = ()) -> None:
-    """Compare the options in `node` with the parameters of its `target`, which takes those in `but` from elsewhere.
+    """Compare the options in `node` with the parameters of its `target`, which gets those in `but` from elsewhere.
 
     Raises PlaitError, naming `key`, for one that is unknown, missing, or of another type than its hint.
     """
@@ -97,7 +118,7 @@ def check_options(target: Callable[..., Any], node: Mapping[str, Any], key: str,
     for name, value in options.items():
         if name in known and name not in but:
             hint = known[name].annotation
-            nested = isinstance(value, Mapping) and "_target_" in value  # Hydra makes it first
+            nested = isinstance(value, Mapping) and "_target_" in value  # Hydra creates it first
             if value != MISSING and not nested and not isinstance(hint, str) and hint is not inspect.Parameter.empty:
                 fit(value, hint, f"{key}.{name}")
         elif inspect.Parameter.VAR_KEYWORD not in kinds:
@@ -105,10 +126,10 @@ def check_options(target: Callable[..., Any], node: Mapping[str, Any], key: str,
             raise PlaitError(
                 f"unknown key {key}.{name}; {key}._target_={node['_target_']} takes {', '.join(takes) or 'none'}"
                 f"{near_miss(name, takes)}"
-            )
+            ).at(f"{key}.{name}", fits=takes)
     for name, each in known.items():
         if each.default is each.empty and name not in but and options.get(name, MISSING) == MISSING:
-            raise PlaitError(f"{key}.{name} must be given; it has no default")
+            raise no_default(f"{key}.{name}")
 
 
 def _cannot(node: Mapping[str, Any], key: str, error: BaseException) -> PlaitError:
@@ -118,4 +139,6 @@ def _cannot(node: Mapping[str, Any], key: str, error: BaseException) -> PlaitErr
             return cause
         error, cause = cause, cause.__cause__
     reason = f"it calls sys.exit({error.code!r})" if isinstance(error, SystemExit) else one_line(error)
-    return PlaitError(f"{key}._target_={shown(node['_target_'])[1:-1]} cannot be made: {reason}")
+    return PlaitError(f"{key}._target_={in_yaml(node['_target_'])[1:-1]} cannot be made: {reason}").at(
+        f"{key}._target_", node["_target_"]
+    )

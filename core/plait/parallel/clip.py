@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +34,13 @@ def clip_grads(
     ]
     total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), norm_type)
     if not math.isinf(max_norm):
-        for group in groups.values():
-            clip_grads_with_norm_(group, max_norm, total)
+        for kind, group in groups.items():  # local parts of DTensors: a DTensor scaled whole gives the same, slower
+            grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in group]
+            local: Any = [SimpleNamespace(grad=grad) for grad in grads]
+            clip_grads_with_norm_(local, max_norm, total, foreach=True if kind else None)
     return total
 
 
 def plain(norm: Tensor) -> Tensor:
-    """`norm` as every rank has it."""
+    """`norm` as a plain tensor, the same on all ranks."""
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

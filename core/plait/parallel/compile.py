@@ -13,8 +13,8 @@ from plait.contract.config import Compile
 from plait.contract.model_spec import ModelSpec
 from plait.contract.run import Run
 
-# What selective recomputation keeps: products of matrices and attention, dear to compute, and what crossed ranks; the
-# rest is cheap. By name, since some exist only once their module is imported.
+# What selective recomputation keeps: matrix products and attention, which are expensive, and what crossed ranks; the
+# rest is cheap. By name, because some operations exist only after their module is imported.
 SELECTIVE_KEEPS = frozenset((
     "aten::mm", "aten::bmm", "aten::addmm", "aten::_grouped_mm", "plait::grouped_linear",
     "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention",
@@ -26,8 +26,8 @@ SELECTIVE_KEEPS = frozenset((
 def compile_blocks(model: nn.Module, mesh: object, spec: ModelSpec, run: Run) -> nn.Module:
     """Every block's forward is compiled, then recomputed, as `compile.*` and `remat.*` say.
 
-    Only forward is replaced, on the instance: names of parameters stay, and hooks that strategies hang on a block
-    run outside. A module inside that is marked by `outside_of_graph` runs between two graphs of its block.
+    Only forward is replaced, on the instance: names of parameters stay, and strategies' hooks on a block run outside. A
+    module inside that is marked by `outside_of_graph` runs between two graphs of its block.
     """
     options, remat = run.config.compile, run.config.remat
     for fqn, block in spec.blocks_of(model).items():
@@ -45,15 +45,15 @@ def compile_blocks(model: nn.Module, mesh: object, spec: ModelSpec, run: Run) ->
 
 
 def outside_of_graph(module: nn.Module, why: str) -> None:
-    """Mark `module`, of which a compiled block cannot hold the call: what its hooks do depends on data, say.
+    """Mark `module`, whose call cannot be part of a compiled block, for example because its hooks depend on data.
 
-    Its own forward is compiled by itself then, for inputs of any size; hooks stay outside. why: a clause for logs.
+    Its own forward is then compiled separately, for inputs of any size; hooks stay outside. why: a clause for logs.
     """
     module.__dict__["_outside_of_graph"] = why
 
 
 def _leave_outside(block: nn.Module, options: Compile) -> bool:
-    """Let the graph of `block` end before modules that are marked, and go on after them; whether there are any."""
+    """End the graph of `block` before marked modules, and continue after them; returns whether there are any."""
     marked = [(m, m.__dict__["_outside_of_graph"]) for m in block.modules() if "_outside_of_graph" in m.__dict__]
     for module, why in marked:
         module._compiled_call_impl = torch.compiler.disable(module._call_impl, reason=why)  # torch's own place for it
@@ -68,7 +68,7 @@ def compiled(
 
 
 def recomputed(forward: Callable[..., Any], mode: str) -> Callable[..., Any]:
-    """`forward`, of whose activations the backward pass recomputes all ("full") or the cheap ones ("selective")."""
+    """`forward`, whose backward recomputes all activations ("full") or the cheap ones ("selective")."""
     contexts: dict[str, Any] = {}
     if mode == "selective":
         contexts = {"context_fn": _contexts}
@@ -81,10 +81,10 @@ def recomputed(forward: Callable[..., Any], mode: str) -> Callable[..., Any]:
 
 
 def recomputed_by_compiler(forward: Callable[..., Any], **how: Any) -> Callable[..., Any]:
-    """A forward that is compiled, whose activations the compiler's partitioner keeps or recomputes.
+    """A compiled forward, whose activations the compiler's partitioner keeps or recomputes.
 
     how: `torch._functorch.config` for the calls, of which the first compiles. `aggressive_recomputation` is "selective"
-    where inductor compiles, whose kernels are closed to `checkpoint`; `activation_memory_budget` is "budget".
+    under inductor, whose kernels are opaque to `checkpoint`; `activation_memory_budget` is "budget".
     """
 
     @functools.wraps(forward)
@@ -96,17 +96,17 @@ def recomputed_by_compiler(forward: Callable[..., Any], **how: Any) -> Callable[
 
 
 def budget_config(budget: float) -> dict[str, Any]:
-    """`torch._functorch.config` for `remat.mode=budget`; the objects in our graphs are meshes, of no size."""
+    """`torch._functorch.config` for `remat.mode=budget`; the objects in our graphs are meshes, without a size."""
     config = {"activation_memory_budget": budget}
     objects = "unsafe_treat_script_objects_as_zero_size"  # not in torch 2.11
     return config | ({objects: True} if hasattr(torch._functorch.config, objects) else {})
 
 
 def _contexts() -> list[Any]:
-    """What `checkpoint` enters in forward and in recomputation.
+    """The contexts that `checkpoint` enters in forward and in recomputation.
 
-    torch's own also count operations that nobody keeps, and fail where recomputation makes others than forward did,
-    as it does where a module inside gathers its parameters once more, or not.
+    torch's own also count operations whose results are not kept. They fail if recomputation runs other operations than
+    forward, as it does if a module inside gathers its parameters again, or does not.
     """
     modes: Any = create_selective_checkpoint_contexts(_policy)
     for mode in modes:

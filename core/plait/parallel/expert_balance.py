@@ -1,9 +1,9 @@
-"""The balance of experts: what routers count is added up over the step and all ranks, once, and given back to them.
+"""The balance of experts: adds the routers' counts over the step and all ranks, once, and returns them to the routers.
 
-A router (`ModelSpec.routers`) is any module with int64 buffers (X,), one number an expert: `now`, what the last
+A router (`ModelSpec.routers`) is any module with int64 buffers (X,), one element per expert: `now`, what the last
 training forward sent to each, and `seen`, both not persistent; `counts`, what the last step sent, persistent; and a
-method `update()`, called after each step, that may read `counts` and move what it likes. One whose `balance_loss` is
-not 0 also has a buffer `loss_scale`, a number that its backward multiplies this loss by.
+method `update()`, called after each step, that may read `counts` and change the router's state. A router whose
+`balance_loss` is not 0 also has a buffer `loss_scale`, the factor of this loss in its backward.
 """
 
 import functools
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Counted:
-    """What one step sent to the experts: `counts`, those of router after router; `names` and `sizes` of the routers."""
+    """What one step sent to the experts: `counts`, of router after router; `names` and `sizes` of the routers."""
 
     counts: Tensor
     names: Sequence[str]
     sizes: Sequence[int]
 
     def row(self) -> dict[str, float]:
-        """For metrics.jsonl: of every router the largest load over the mean, and the loads' entropy (1: even)."""
+        """For metrics.jsonl: for every router the largest load over the mean, and the loads' entropy (1: even)."""
         row = {}
         for name, counts in zip(self.names, self.counts.cpu().split(list(self.sizes)), strict=True):
             share = counts.double() / counts.sum()
@@ -46,7 +46,8 @@ class Balance:
 
     def __init__(self, parts: Sequence[nn.Module], mesh: "Mesh", spec: ModelSpec) -> None:
         self.counted: Counted | None = None
-        # Ranks that see the same tokens and are summed: along an axis that divides parameters, not along others.
+        # Ranks that see the same tokens and whose gradients are summed: along axes that divide parameters, not along
+        # others.
         self._same = math.prod(a.degree for a in mesh.layout.dense if a.splits is None and a.shards)
         self._data = mesh.data()
         self._scaled = False
@@ -62,9 +63,10 @@ class Balance:
         self._with_loss = [r for r in self._routers.values() if getattr(r, "balance_loss", 0)]
 
     def scale(self, tokens: int | Tensor) -> None:
-        """What the balance losses are multiplied by: divided as the loss is, and by the ranks that each find all of it.
+        """The factor of the balance losses: divided as the loss is, and by the number of ranks that each compute all of
+        it.
 
-        Past autograd: the graph of a compiled block holds the buffer already, and reads it in backward.
+        Past autograd: the graph of a compiled block already holds the buffer, and reads it in backward.
         """
         if self._with_loss:
             scales = [r.loss_scale.data for r in self._with_loss]
@@ -74,7 +76,7 @@ class Balance:
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Add up what all ranks have seen since the last step, each token once, and let the routers act on it."""
+        """Add what all ranks have seen since the last step, each token once, and update the routers."""
         if not self._routers:
             return
         routers = list(self._routers.values())
@@ -90,7 +92,7 @@ class Balance:
 
     @torch.no_grad()
     def _add(self, routers: list[Any], part: nn.Module, args: Any, result: Any) -> None:
-        """Right after forward, so that what recomputation writes in backward is not added."""
+        """Directly after forward, so that what recomputation writes in backward is not added."""
         if not part.training:
             return
         torch._foreach_add_([r.seen for r in routers], [r.now for r in routers])

@@ -1,22 +1,34 @@
-"""The last collectives of this rank, as torch's flight recorder has them."""
+"""The last collectives of this rank, from torch's flight recorder."""
 
 import json
+import os
+import re
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
-LAST = 20  # collectives that are listed
+from plait.contract.errors import misfit
+
+LAST = 20  # number of listed collectives
+SIZE = "TORCH_FR_BUFFER_SIZE"
+
+
+def check_size() -> None:
+    """Raises PlaitError if torch cannot read the recorder's size: a rank would wait for its first collective."""
+    size = os.environ.get(SIZE, "0")
+    if not re.fullmatch("[0-9]{1,10}", size) or int(size) >= 2**31:
+        raise misfit(SIZE, size, "a whole number from 0 to 2147483647, in the environment")
 
 
 def flight_record() -> list[dict[str, Any]]:
-    """The collectives of this process that torch's flight recorders hold, oldest first; none where torch has none.
+    """The collectives of this process in torch's flight recorders, oldest first; none if torch has none.
 
     By default they are the last 2000 of nccl and of gloo (TORCH_FR_BUFFER_SIZE; 0 turns them off).
     """
     c10d = sys.modules.get("torch._C._distributed_c10d")
     entries: list[dict[str, Any]] = []
-    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):  # each backend has a recorder of its own
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):  # each backend has its own recorder
         if (dump := getattr(c10d, name, None)) is not None:
             entries += json.loads(dump() or b"{}").get("entries", [])
     return sorted(entries, key=lambda entry: entry.get("time_created_ns", 0))
@@ -39,7 +51,7 @@ def _done(entry: dict[str, Any]) -> bool:
 
 
 def last_collectives(count: int = LAST) -> Iterator[str]:
-    """Lines for people on the last `count` collectives of this rank, oldest first."""
+    """Readable lines about the last `count` collectives of this rank, oldest first."""
     entries = flight_record()[-count:]
     if not entries:
         yield "The flight recorder knows no collectives of this rank."

@@ -1,4 +1,4 @@
-"""Materialise a model that was built on meta and fill it: a function of (seed, FQN, global index) alone."""
+"""Materialises a model that was built on meta and fills it: a function of (seed, FQN, global index) alone."""
 
 import hashlib
 from collections.abc import Callable
@@ -12,31 +12,43 @@ from torch.distributed.tensor.placement_types import Placement
 from plait.contract.model_spec import ModelSpec
 
 
-def materialise(model: nn.Module, device: str | torch.device) -> None:
-    """Give parameters and buffers storage on `device`. Tied ones stay tied, and hooks stay where they are.
+def materialise(model: nn.Module, device: str | torch.device, storage: str | torch.device | None = None) -> None:
+    """Allocate parameters on `storage`, by default `device`, and buffers on `device`, where the model computes.
 
-    torch's own `to_empty` makes a new parameter for every mention of a plain tied one; swapping keeps the object.
+    Tied parameters stay tied, and hooks stay where they are.
+    torch's own `to_empty` creates a new parameter for every use of a plain tied one; swapping keeps the object.
     """
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
-        model.to_empty(device=device)
+        model.to_empty(device=storage or device)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(before)
+    if storage is not None and torch.device(storage) != torch.device(device):
+        _move_buffers(model, device)
+
+
+def _move_buffers(model: nn.Module, device: str | torch.device) -> None:
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
 
 
 @torch.no_grad()
 def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> int:
-    """Fill every parameter and buffer of `model` by the spec; returns how many numbers this rank drew.
+    """Fill every parameter and buffer of `model` by the spec; returns how many values this rank drew.
 
     Bitwise the same in every layout and world size: a parameter of two or more dims is drawn row by row of dim 0,
-    each row by a generator of its own, in float32, then cast; a rank draws only rows that it holds a part of.
+    each row by its own generator, in float32, then cast; a rank draws only rows of which it holds a part.
     """
     drawn = 0
     for fqn, param in model.named_parameters():
         drawn += _fill(param, fqn, spec.init_of(fqn), seed)
     for fqn, buffer in model.named_buffers():
-        spec.init_of(fqn)(buffer, _generator(*_keys(seed, fqn), 0))
+        value = torch.empty(buffer.shape, dtype=buffer.dtype)  # on the CPU, as its generator is
+        spec.init_of(fqn)(value, _generator(*_keys(seed, fqn), 0))
+        buffer.copy_(value)
     return drawn
 
 
@@ -68,21 +80,28 @@ def _take(row: Tensor, inner: tuple[slice | Tensor, ...]) -> Tensor:
 
 
 def held_indices(param: Tensor, dim: int) -> Tensor:
-    """The global indices along `dim` that this rank holds: found by sharding an arange as the parameter is.
+    """The global indices along `dim` that this rank holds.
 
-    Deriving them from offsets would get the order of strided shards (FSDP over tensor parallelism) wrong.
+    A rank computes its own part only: torch would make those of all ranks. But the order of strided shards (FSDP over
+    tensor parallelism) is torch's to know, and is found by sharding the indices as the parameter is.
     """
-    every = torch.arange(param.shape[dim])
-    if not isinstance(param, DTensor) or not any(_splits(p, dim) for p in param.placements):
-        return every
+    held = torch.arange(param.shape[dim])
+    if not isinstance(param, DTensor):
+        return held
     mesh = param.device_mesh
-    placements = [_onto_dim_0(p) if _splits(p, dim) else Replicate() for p in param.placements]
-    sharded = distribute_tensor(every.to(mesh.device_type), mesh, placements, src_data_rank=None)
-    return sharded.to_local().cpu()
+    if any(hasattr(p, "split_factor") for p in param.placements if _splits(p, dim)):
+        placements = [_onto_dim_0(p) if _splits(p, dim) else Replicate() for p in param.placements]
+        return distribute_tensor(held.to(mesh.device_type), mesh, placements, src_data_rank=None).to_local().cpu()
+    for axis, placement in enumerate(param.placements):
+        if _splits(placement, dim):
+            length = -(-len(held) // mesh.size(axis))
+            start = length * mesh.get_local_rank(axis)
+            held = held[start : start + length]
+    return held
 
 
 def _splits(placement: Any, dim: int) -> bool:
-    return getattr(placement, "dim", None) == dim  # `is_shard` says no of a strided shard
+    return getattr(placement, "dim", None) == dim  # `is_shard` is False for a strided shard
 
 
 def _onto_dim_0(placement: Any) -> Placement:

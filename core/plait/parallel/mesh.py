@@ -8,18 +8,18 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from plait.contract.axes import Layout
+from plait.contract.axes import MeshLayout
 from plait.contract.errors import PlaitError
 
 
 class Mesh:
-    """All meshes of a run, made at once at assembly: every rank must construct it together.
+    """All meshes of a run, created together: every rank must construct it at the same time.
 
-    world: 1-D over all ranks. dense: one dim an axis, None where no strategy asked for any. views: by name.
+    world: 1-D over all ranks. dense: one dim per axis, None if no strategy asked for any. views: by name.
     All share one root, so that torch joins data and model axes of one parameter into one DTensor mesh.
     """
 
-    def __init__(self, layout: Layout, device_type: str) -> None:
+    def __init__(self, layout: MeshLayout, device_type: str) -> None:
         self.layout = layout
         self.device_type = device_type
         self.rank = dist.get_rank()
@@ -27,7 +27,7 @@ class Mesh:
         self.dense = self._factor(layout.dense) if layout.dense else None
         self.views = {name: self._factor(axes) for name, axes in layout.views.items()}
         self._joined: dict[tuple[str, ...], DeviceMesh] = {}
-        for view in (None, *layout.views):  # groups must be made in the same order everywhere, so now
+        for view in (None, *layout.views):  # groups must be created in the same order on all ranks, so now
             for outer in (None, *(a.name.rpartition(".")[2] for a in layout.data_axes(view))):
                 self._data(view, outer)
 
@@ -37,15 +37,15 @@ class Mesh:
             if name in [a.name for a in axes]:
                 return mesh[name]
         known = ", ".join(a.name for axes, _ in self._all() for a in axes) or "none"
-        raise PlaitError(f"there is no mesh axis {name!r}; there are: {known}")
+        raise PlaitError(f"there is no mesh axis {name!r}; available: {known}").at(name, fits=known)
 
     def __contains__(self, name: str) -> bool:
         return any(name == a.name for axes, _ in self._all() for a in axes)
 
-    def share(self, splits: str | None) -> tuple[int, int]:
-        """(index, count): which share of the "batch", the "sequence" or the "layers" this rank has, and of how many.
+    def rank_and_size(self, splits: str | None) -> tuple[int, int]:
+        """(index, count) of this rank along "batch", "sequence" or "layers": its part, and the number of parts.
 
-        None: which it is of the ranks that see the same tokens.
+        None: its index among the ranks that see the same tokens, and their number.
         """
         index = 0
         for axis, coordinate in zip(self.layout.dense, self._coordinates(), strict=True):
@@ -53,13 +53,14 @@ class Mesh:
                 index = index * axis.degree + coordinate
         return index, self.layout.count(splits)
 
-    def leads(self) -> bool:
-        """Whether this rank counts for its share of the tokens: the first of the ranks that see the same ones."""
+    def is_dp_leader(self) -> bool:
+        """Whether this rank counts for its tokens: it is the first of the ranks that see the same ones."""
         pairs = zip(self.layout.dense, self._coordinates(), strict=True)
         return all(coordinate == 0 for axis, coordinate in pairs if axis.splits not in ("batch", "sequence"))
 
-    def splitter(self, logical_axes: Iterable[str | None]) -> str | None:
-        """The mesh axis that shards a parameter with these logical axes; a view's axis wins over a dense one."""
+    def sharding_axis(self, logical_axes: Iterable[str | None]) -> str | None:
+        """The mesh axis that shards a parameter with these logical axes; a view's axis takes precedence over a dense
+        one."""
         wanted = set(logical_axes) - {None}
         for axes in [*self.layout.views.values(), self.layout.dense]:
             for axis in axes:
@@ -68,7 +69,7 @@ class Mesh:
         return None
 
     def view_of(self, param: Tensor | None) -> str | None:
-        """The view that `param` lives on, read off its own mesh; None: the dense one."""
+        """The view that `param` lives on, from its own mesh; None: the dense one."""
         if isinstance(param, DTensor):
             names = set(param.device_mesh.mesh_dim_names or ())
             for view, axes in self.layout.views.items():
@@ -77,11 +78,12 @@ class Mesh:
         return None
 
     def data(self, param: Tensor | None = None, outer: str | None = None) -> DeviceMesh | None:
-        """The ranks that sum the gradient of `param`: they hold the same values and see other tokens.
+        """The ranks that sum the gradient of `param`: before data parallelism shards it, they hold the same values.
 
-        One flat dim; with `outer` (an axis, by its dense name) two, that axis and all others, if it is larger than
-        one. Axes of one rank are left out where there are others. None where no axis sums gradients. Read off the
-        mesh that the parameter already lives on, so who sums gradients need not know who sharded the parameter.
+        The mesh has one flat dim. If the axis `outer` (by its dense name) has more than one rank, the mesh has two
+        dims: `outer`, then all other axes. Axes of one rank are left out, unless nothing else is left. None: no axis
+        sums gradients. All of this is read off the mesh that the parameter lives on, so a strategy that sums gradients
+        need not know which strategy sharded the parameter. tests/numerics/test_contract.py has an example in ranks.
         """
         return self._data(self.view_of(param), outer)
 
@@ -98,7 +100,7 @@ class Mesh:
         return DeviceMesh._concatenate([self[apart.name], self._join(names, f"{prefix}data_beside_{outer}")])
 
     def _join(self, names: list[str], joined: str) -> DeviceMesh:
-        """One flat dim over several axes; names are global to the root mesh, so they carry the view's."""
+        """One flat dim over several axes; names are global to the root mesh, so they include the view's."""
         key = tuple(names)
         if len(names) == 1:
             return self[names[0]]

@@ -1,4 +1,4 @@
-"""Mixed precision where no strategy shards parameters: blocks compute in `param`, storage keeps its own dtype."""
+"""Mixed precision if no strategy shards parameters: blocks compute in `param`, storage keeps its own dtype."""
 
 import functools
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.contract.config import Precision
-from plait.parallel.transform import view
+from plait.parallel.transform import transform_param
 
 
 def dtype(name: str) -> torch.dtype:
@@ -21,7 +21,7 @@ def apply_precision(model: nn.Module, precision: Precision) -> None:
     for module in model.modules():
         for name, param in list(module._parameters.items()):
             if param is not None and param.is_floating_point():
-                view(module, name, functools.partial(_cast, dtype=dtype(precision.param)))
+                transform_param(module, name, functools.partial(_cast, dtype=dtype(precision.param)))
 
 
 def _cast(param: Tensor, dtype: torch.dtype) -> Tensor:

@@ -11,28 +11,45 @@ from plait.system.sockets import listen_on_loopback, local_store, one_machine
 
 
 def device_type_here() -> str:
-    """ "cuda" where torch sees a GPU, else "cpu"."""
+    """ "cuda" if torch sees a GPU, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def device_of(wanted: str) -> str:
-    """ "cpu" or "cuda" for `launch.device` auto, cpu or cuda. Raises PlaitError for cuda where there is none."""
+    """ "cpu" or "cuda" for `launch.device` auto, cpu or cuda. Raises PlaitError for cuda if there is none."""
     if wanted == "cuda" and device_type_here() != "cuda":
-        raise PlaitError("launch.device=cuda, but torch sees no GPU here; use launch.device=cpu or auto")
+        raise PlaitError("launch.device=cuda, but torch sees no GPU here; use launch.device=cpu or auto").at(
+            "launch.device", "cuda", fits=("cpu", "auto")
+        )
     return device_type_here() if wanted == "auto" else wanted
 
 
 def local_device(device_type: str) -> torch.device:
     if device_type == "cpu":
         return torch.device("cpu")
-    return torch.device(device_type, int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device(device_type, 0 if _sees_its_own_alone() else int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def _sees_its_own_alone() -> bool:
+    """Whether Slurm shows each task only the GPU that it gave it, which then has the number 0 in every task."""
+    return "SLURM_LOCALID" in os.environ and torch.accelerator.device_count() == 1
+
+
+def _check_gpus(index: int) -> None:
+    """Raises PlaitError, on every rank of a machine, if it has fewer GPUs than ranks."""
+    ranks, count = int(os.environ.get("LOCAL_WORLD_SIZE", index + 1)), torch.accelerator.device_count()
+    if not _sees_its_own_alone() and max(ranks, index + 1) > count:
+        raise PlaitError(
+            f"LOCAL_WORLD_SIZE={ranks} ranks run here, this one with LOCAL_RANK={index}, but torch sees {count} "
+            f"GPU(s): each rank needs one of its own; start {count} or fewer"
+        ).at("LOCAL_WORLD_SIZE", ranks, fits=f"at most {count}")
 
 
 def start_group(device_type: str | None = None, timeout_seconds: float = 600.0) -> None:
     """Start the default process group from the environment (torchrun), or of this process alone.
 
-    gloo serves tensors on the CPU, nccl those on a GPU. A group that runs already stays. If all ranks run on one
-    machine, this group and those made later listen on loopback alone.
+    gloo serves tensors on the CPU, nccl those on a GPU. An existing group is kept. If all ranks run on one machine,
+    this group and later ones listen on loopback alone.
     """
     if one_machine():
         listen_on_loopback()
@@ -40,9 +57,8 @@ def start_group(device_type: str | None = None, timeout_seconds: float = 600.0) 
         return
     kind = device_type or device_type_here()
     if kind != "cpu":
-        index, count = local_device(kind).index, torch.accelerator.device_count()
-        if index >= count:
-            raise PlaitError(f"LOCAL_RANK={index}, but this machine has {count} GPU(s): each rank needs one of its own")
+        index = local_device(kind).index
+        _check_gpus(index)
         torch.accelerator.set_device_index(index)
     backend = (
         "gloo"
@@ -61,7 +77,7 @@ def start_group(device_type: str | None = None, timeout_seconds: float = 600.0) 
 
 
 def end_group() -> None:
-    """Leave together: a rank that destroys its group while others still talk can make them abort at exit."""
+    """Leave together: a rank that destroys its group while others still communicate can make them abort at exit."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

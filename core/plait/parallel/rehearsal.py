@@ -1,4 +1,4 @@
-"""Steps of an optimizer on stand-ins: whether its kernels take a run's parameters, and know a shard from a whole."""
+"""Tries an optimizer on stand-ins: whether its kernels accept a run's parameters, and treat a shard as a shard."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,16 +13,16 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from plait.contract.errors import one_line
 
-ROWS = 8  # of a stand-in for each shard of a dim, at most
-STEPS = 2  # the first makes the optimizer's state, the second uses it
-OFF = 0.1  # of the step itself: far above what rounding does, even inside an optimizer that computes in bfloat16
+ROWS = 8  # largest size of a stand-in per shard of a dim
+STEPS = 2  # the first creates the optimizer's state, the second uses it
+OFF = 0.1  # of the step itself: far above rounding, even inside an optimizer that computes in bfloat16
 
 Groups = list[dict[str, list[nn.Parameter]]]
 Build = Callable[[Groups], Any]
 
 
 class Refused(Exception):
-    """The optimizer's class does not take its arguments."""
+    """The optimizer's class does not accept its arguments."""
 
 
 @attrs.frozen
@@ -52,11 +52,11 @@ class Kind:
         return any(hasattr(placement, "dim") for placement in self.placements)
 
     def place(self, whole: Tensor) -> Tensor:
-        """`whole`, which all ranks have, as a parameter of this kind lies."""
+        """`whole`, which all ranks have, with the placement of a parameter of this kind."""
         if self.mesh is None:
             return whole.to(self.device)
         lying = distribute_tensor(whole.to(self.mesh.device_type), self.mesh, self.placements, src_data_rank=None)
-        return lying.to(self.device)  # which is not the mesh's where parameters are kept on the CPU
+        return lying.to(self.device)  # not the mesh's device if parameters are kept on the CPU
 
     def __str__(self) -> str:
         how = f"{len(self.shape)} dim(s), {str(self.dtype).removeprefix('torch.')}, on {self.device.type}"
@@ -79,7 +79,7 @@ def stand_in(value: Tensor, grad: Tensor) -> nn.Parameter:
 
 @contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Random numbers that are drawn inside are not missing outside."""
+    """Restores the random state: values drawn inside do not change those drawn outside."""
     accelerated = device.type not in ("cpu", "meta")
     more = {"devices": [device.index or 0], "device_type": device.type} if accelerated else {"devices": []}
     with torch.random.fork_rng(**more):
@@ -87,7 +87,7 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 
 
 def try_step(build: Build, groups: list[list[Kind]]) -> str | None:
-    """What goes wrong if the optimizer that `build` makes steps stand-ins in their own dtype, in words; None: nothing.
+    """What goes wrong, in words, when the optimizer from `build` steps stand-ins in their own dtype; None: nothing.
 
     Collective if the optimizer's step is.
     """
@@ -119,11 +119,11 @@ def _problem(groups: list[list[Kind]], step: Callable[[], Any]) -> str | None:
 
 
 def compare_shards(build: Build, plainest: Build, groups: list[list[Kind]]) -> str | None:
-    """What is wrong if a shard is stepped otherwise, in float64, than `plainest` steps the same tensor whole, in words.
+    """What is wrong, in words, if a shard's step differs, in float64, from the step of `plainest` on the whole tensor.
 
-    An optimizer that takes the norm of a shard for the norm of the parameter trains wrong with a plausible loss, and
-    the number that torch's DTensor gives for a norm (`.norm().item()`) is that of the shard. Nothing is said of one
-    that draws random numbers or does not take float64. Collective if the optimizer's step is.
+    An optimizer that takes the norm of a shard for that of the parameter trains wrong with a plausible loss, and the
+    number that torch's DTensor returns for a norm (`.norm().item()`) is the shard's. Optimizers that draw random
+    numbers or do not accept float64 are not compared. Collective if the optimizer's step is.
     """
     groups = [kinds for group in groups if (kinds := [kind for kind in group if kind.sharded])]
     kinds = [kind for group in groups for kind in group]
@@ -143,7 +143,7 @@ def compare_shards(build: Build, plainest: Build, groups: list[list[Kind]]) -> s
         step, off = float((want - start).norm()), float((got - want).norm())
         if isfinite(step) and not off <= OFF * step:
             return (
-                f"makes another step of a shard than of the whole parameter, off by {off / max(step, 1e-300):.0%} for "
+                f"makes a different step on a shard than on the whole, off by {off / max(step, 1e-300):.0%} for "
                 f"{kind}, so it would train wrong (unless its class declares numerics = 'own')"
             )
     return None
@@ -156,7 +156,7 @@ def _random_state(device: torch.device) -> Tensor:
 def _stepped(
     build: Build, groups: list[list[Kind]], dtype: torch.dtype | None = None, whole: bool = False
 ) -> list[Tensor]:
-    """The stand-ins of all kinds after some steps. whole: as plain tensors that are not divided."""
+    """The stand-ins of all kinds after some steps. whole: as plain, undivided tensors."""
     kinds = [kind for group in groups for kind in group]
 
     def drawn(seed: int, step: int) -> Tensor:

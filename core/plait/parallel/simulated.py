@@ -1,4 +1,4 @@
-"""A process group of any size with one rank in it: for what can be known of a run without its ranks."""
+"""A process group of any size with one rank in it: for what can be found out about a run without its ranks."""
 
 from typing import Any
 from unittest import mock
@@ -25,8 +25,8 @@ class simulated:
         dist.destroy_process_group()
 
     def _own_group(self, ranks: Any = None, **options: Any) -> Any:
-        """`new_group` as meshes call it, for all groups of an axis: thousands have other ranks only, and nobody here
-        would use them."""
+        """`new_group` for meshes, which create all groups of an axis: thousands contain only other ranks and are not
+        needed here."""
         if ranks is not None and self.rank not in ranks:
             return dist.GroupMember.NON_GROUP_MEMBER
         return dist.new_group(ranks, **options)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from plait.contract.errors import PlaitError
 from plait.parallel.rehearsal import stand_in, undisturbed
 
-WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # what torch's own wrappers put into a name
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # what torch's own wrappers add to a name
 _ABSENT, _FREE = "_plait_absent", "_plait_may_be_infinite"
 
 
@@ -24,17 +24,17 @@ def canonical(name: str) -> str:
 def canonical_state(
     model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> tuple[dict[str, Tensor], Callable[[], None]]:
-    """(state, after): a flat dict of tensors that alias what is live, and what to call after loading into it.
+    """(state, after): a flat dict of tensors that alias the live ones, and a function to call after loading into it.
 
     `model.<fqn>`:           parameters and persistent buffers; a tied one once, under its first name.
-    `optimizer.<fqn>.<key>`: the optimizer's state of that parameter. A number stands as a 0-d tensor. State that the
-                             optimizer has not made yet is there as an absent tensor (`is_absent`): `load` fills it if
-                             the checkpoint has it, `after` then gives it to the optimizer, and it is never saved. So
+    `optimizer.<fqn>.<key>`: the optimizer's state of that parameter. A number becomes a 0-d tensor. State that the
+                             optimizer has not created yet is an absent tensor (`is_absent`): `load` fills it if the
+                             checkpoint has it, `after` then gives it to the optimizer, and it is never saved. So
                              neither saving nor loading before the first step changes what that step does.
 
-    Learning rates and other hyper-parameters are not state: they follow from the config and the step. Make it afresh
-    for every save and load: strategies may give a parameter other storage meanwhile.
-    Raises PlaitError for state that is no tensor or number.
+    Learning rates and other hyper-parameters are not state: they follow from the config and the step. Call it again for
+    every save and load: strategies may give a parameter other storage meanwhile.
+    Raises PlaitError for state that is not a tensor or number.
     """
     names, state = _names(model), {}
     for tensor, fqn in names.values():
@@ -59,7 +59,7 @@ def canonical_state(
 
 
 def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """FQN -> shape of what a checkpoint holds of `model`, which may be on the meta device."""
+    """FQN -> shape of the model's part of a checkpoint; `model` may be on the meta device."""
     return {fqn: tuple(tensor.shape) for tensor, fqn in _names(model).values()}
 
 
@@ -81,7 +81,7 @@ def is_absent(tensor: Tensor) -> bool:
 
 
 def may_be_infinite(tensor: Tensor) -> bool:
-    """Whether infinity is no error here: in buffers (masks) and in an optimizer's plain numbers (the best so far)."""
+    """Whether infinity is allowed here: in buffers (masks) and in an optimizer's plain numbers (the best so far)."""
     return getattr(tensor, _FREE, False)
 
 
@@ -90,11 +90,11 @@ def mark(tensor: Tensor, absent: bool) -> None:
 
 
 def _names(model: nn.Module) -> dict[int, tuple[Tensor, str]]:
-    """id -> (tensor, its first FQN). By `state_dict`, whose hooks let sharding bring parameters to rest first."""
+    """id -> (tensor, its first FQN). Calls `state_dict`, whose hooks let sharding free gathered parameters first."""
     names: dict[int, tuple[Tensor, str]] = {}
     for key, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor) or key.endswith("_extra_state"):
-            raise PlaitError(f"{key!r} of the model is no parameter or buffer, and a checkpoint holds nothing else")
+            raise PlaitError(f"{key!r} of the model is not a parameter or buffer, and a checkpoint holds only these")
         names.setdefault(id(tensor), (tensor, canonical(key)))
     return names
 
@@ -132,10 +132,10 @@ def _state_of(
 
 
 def _first_state(optimizer: Any, group: Mapping[str, Any], param: nn.Parameter) -> dict[str, Any]:
-    """What `optimizer` would keep of `param` after a step: made by a step of its spare on a stand-in.
+    """The state that `optimizer` would keep of `param` after a step: from a step of a copy of it on a stand-in.
 
     torch has no public way to create it. A step with learning rate 0 on the real ones would count as a step, decay
-    momenta, run hooks, and with eps=0 make parameters NaN. Values are of no use, only keys, dtypes and layout are.
+    momenta, run hooks, and with eps=0 make parameters NaN. Only keys, dtypes and layout are used, not values.
     """
     like = stand_in(torch.zeros_like(param), torch.zeros_like(param))
     spare = object.__new__(type(optimizer))

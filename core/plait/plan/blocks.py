@@ -1,4 +1,4 @@
-"""Blocks are alike: which of a model's blocks are equal, and a model with fewer of them."""
+"""Finds equal blocks of a model, and makes a model with fewer of them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,8 +18,8 @@ class Group:
 
 
 def groups(model: nn.Module, spec: ModelSpec, remat: Remat | None = None) -> list[Group]:
-    """The blocks of `model`, equal ones together, in order of the first of each; with `remat` those that recompute
-    otherwise apart."""
+    """The blocks of `model` in groups of equal ones, in order of the first of each; with `remat`, blocks that recompute
+    differently are separate."""
     found: dict[Any, list[str]] = {}
     for fqn, block in spec.blocks_of(model).items():
         found.setdefault((_signature(block), remat.mode_of(fqn) if remat else None), []).append(fqn)
@@ -29,7 +29,7 @@ def groups(model: nn.Module, spec: ModelSpec, remat: Remat | None = None) -> lis
 def keep(model: nn.Module, found: list[Group], counts: list[int]) -> dict[str, tuple[int, int]]:
     """Take blocks out of `model` until `counts[i]` of group i are left; returns FQN -> (group, place) of those left.
 
-    Half of what stays are a group's first blocks, half its last ones: what a strategy does at the ends stays too.
+    Half of the remaining blocks are a group's first ones, half its last: a strategy may treat those differently.
     """
     left: dict[str, tuple[int, int]] = {}
     for number, (group, count) in enumerate(zip(found, counts, strict=True)):
@@ -44,7 +44,7 @@ def keep(model: nn.Module, found: list[Group], counts: list[int]) -> dict[str, t
 
 
 def block_of(fqn: str, blocks: Mapping[str, Any]) -> str | None:
-    """The block that the module `fqn` is or lies in."""
+    """The block that contains, or is, the module `fqn`."""
     while fqn:
         if fqn in blocks:
             return fqn
@@ -63,6 +63,6 @@ def _signature(block: nn.Module) -> Any:
 
 
 def _plain(module: nn.Module) -> tuple[tuple[str, str], ...]:
-    """Numbers, words and the like that a module has as attributes."""
+    """A module's attributes that are numbers, text and the like."""
     simple = (bool, int, float, str, tuple, type(None))
     return tuple(sorted((k, repr(v)) for k, v in vars(module).items() if isinstance(v, simple) and k != "training"))

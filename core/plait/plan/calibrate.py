@@ -1,4 +1,4 @@
-"""What this machine's devices and links do, measured: copies, products of matrices, and collectives over its ranks."""
+"""Measures this machine's devices and links: copies, matrix products, and collectives over its ranks."""
 
 import functools
 import math
@@ -35,9 +35,9 @@ SIZES = {
 
 @attrs.frozen
 class Measured:
-    """Of one rank, while all do the same. Rates are per second, of the fastest and the slowest size.
+    """What one rank measured while all did the same. Rates are per second, of the fastest and the slowest size.
 
-    name: of the device. memory: bytes of it; held: bytes that are taken before a model is there.
+    name: of the device. memory: its bytes; held: bytes in use before there is a model.
     bandwidth: bytes of copies. products: dtype -> operations. launch: seconds of a tiny operator.
     sends: (kind, bytes, seconds) of every collective.
     """
@@ -52,7 +52,7 @@ class Measured:
 
 
 def measure(rank: int, ranks: int, device_type: str, folder: str, sizes: Sizes) -> None:
-    """One rank: measures together with the others; rank 0 saves a `Measured` as `folder`/measured."""
+    """Measure, on every rank together. Rank 0 saves its `Measured` as `folder`/measured."""
     if device_type == "cuda":
         torch.cuda.set_device(rank)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks) if device_type == "cpu" else 1)
@@ -162,7 +162,7 @@ def _send(device_type: str, kind: str, size: int) -> float:
 
 
 def _seconds(device_type: str, work: Callable[[], Any]) -> float:
-    """The median of some times, of which each begins when all ranks are ready."""
+    """The median time of several calls, each of which begins when all ranks are ready."""
     found = []
     for n in range(TIMES + 1):
         dist.barrier()

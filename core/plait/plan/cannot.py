@@ -1,4 +1,4 @@
-"""What cannot be planned, in one sentence that names the strategy or the model, and what it does."""
+"""Why a run cannot be planned, in one sentence that names the strategy or the model, and what it does."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ DEVICE = ("cuda", "nvidia driver", "hip", "nccl")  # what torch's errors say if 
 
 @contextlib.contextmanager
 def in_words(node: Mapping[str, Any]) -> Iterator[None]:
-    """Errors inside, other than PlaitErrors, become one: `node` is the config of the run that is planned."""
+    """Turns an error inside into a PlaitError. `node`: the config of the planned run."""
     try:
         yield
     except PlaitError:
@@ -26,9 +26,9 @@ def in_words(node: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _who(error: Exception, node: Mapping[str, Any]) -> str:
-    """The strategy or model whose code raised it: "cannot plan strategy 'x' (dist 1.0), which "."""
+    """Names the strategy or model whose code raised the error: "cannot plan strategy 'x' (dist 1.0), which "."""
     if blamed(error):
-        return "cannot plan this run: a hook "  # a note says whose
+        return "cannot plan this run: a hook "  # a note names it
     from plait.strategies.registry import described, installed
 
     plugins = installed()
@@ -49,7 +49,7 @@ def _what(error: Exception) -> str:
     said = one_line(error)
     if isinstance(error, DataDependentOutputException):
         return (
-            f"reads the value of a tensor, and tensors have no values in a plan; plait.read_numbers gives one ({said})"
+            f"reads the value of a tensor, and tensors have no values in a plan; plait.read_values gives one ({said})"
         )
     if isinstance(error, DynamicOutputShapeException):
         return f"makes a tensor whose shape depends on values, and tensors have no values in a plan ({said})"

@@ -1,17 +1,17 @@
-"""The mesh as a picture: which ranks lie beside each other along the axes, and where nodes end."""
+"""The mesh as a picture: which ranks are neighbours along each axis, and which share a node."""
 
 import math
 from collections.abc import Sequence
 
 from plait.plan.values import Axis
 
-COLUMNS, ROWS = 8, 6  # that are drawn; of longer ones the first and the last
+COLUMNS, ROWS = 8, 6  # ranks drawn; of longer axes the first ones and the last
 
 
 def drawn(axes: Sequence[Axis], node: int | None) -> list[str]:
     """One view's axes, outermost first: the innermost from left to right, those around it from top to bottom.
 
-    node: how many ranks share one; "|" stands between ranks of two nodes.
+    node: number of ranks per node; "|" stands between ranks of two nodes.
     """
     wide = [axis for axis in axes if axis.degree > 1]
     if not wide:
@@ -38,7 +38,7 @@ def drawn(axes: Sequence[Axis], node: int | None) -> list[str]:
 
 
 def _some(count: int, most: int) -> list[int | None]:
-    """All of them; None stands for those that are left out."""
+    """Some of the items, with None in place of those that are left out."""
     if count <= most:
         return list(range(count))
     return [*range(most - 2), None, count - 1]

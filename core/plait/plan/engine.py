@@ -1,4 +1,4 @@
-"""`plan`: from a run's config, a number of ranks and a cluster to what one step costs a rank."""
+"""`plan`: what one step costs per rank, from a run's config, a number of ranks and a cluster."""
 
 import json
 import logging
@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from plait.contract.cluster import Cluster, cluster_of
+from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.launch.check import Checked, check
+from plait.parallel.assembly import Assembly
+from plait.plan.blocks import groups
 from plait.plan.cannot import in_words
 from plait.plan.recorder import Operator
 from plait.plan.roofline import Spent, spend
@@ -17,39 +20,52 @@ from plait.plan.whole import Whole, whole
 
 
 def plan(node: Mapping[str, Any], world: int | None = None, rank: int | None = None, every: bool = False) -> Plan:
-    """What a step of the run with the resolved config `node` costs one rank; `node["cluster"]` says on what.
+    """The cost of one step per rank, for the run with the resolved config `node` on the cluster `node["cluster"]`.
 
-    world: number of ranks; None: as many as the config asks for. rank: which; None: the one that holds most.
-    every: trace all blocks, even if they are alike. Raises PlaitError for what does not fit, and for what cannot be
-    planned.
+    world: number of ranks; None: as many as the config asks for. rank: the rank to simulate; None: the one that holds
+    most. every: trace all blocks, even equal ones. Raises PlaitError for what does not fit or cannot be planned.
     """
-    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # its remarks about collectives are no news
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns about collectives that are known
     cluster = cluster_of(node.get("cluster"))
     notes: list[str] = []
     checked = check(_plannable(node, notes), world)
     notes += [details or line for line, details in checked.said]
     size = checked.layout.world_size
     if rank is not None and not 0 <= rank < size:
-        raise PlaitError(f"rank={rank} is not among the {size} ranks of world={size}; there are 0 to {size - 1}")
+        raise PlaitError(f"rank={rank} is not among the {size} ranks of world={size}; ranks are 0 to {size - 1}").at(
+            "rank", rank, fits=f"0 to {size - 1}"
+        )
     # Parameters are cut so that the first rank along an axis has the largest piece.
-    found = step_of(checked, rank or 0, cluster, every)
+    found = step_of(checked.config, checked.assembly, rank or 0, cluster, every, bool(node["compile"]["enabled"]))
     return _plan(checked, found, rank or 0, cluster, notes)
 
 
-def step_of(checked: Checked, rank: int, cluster: Cluster | None, every: bool = False) -> Whole:
-    """The traced step of a checked run; the same run is traced once."""
+def step_of(
+    config: Config,
+    assembly: Assembly,
+    rank: int,
+    cluster: Cluster | None,
+    every: bool = False,
+    compiled: bool = False,
+) -> Whole:
+    """The traced step of a run whose config has the strategies' final options; the same run is traced once.
+
+    compiled: count the operators of a block that a compiler fuses as one.
+    """
     granularity = cluster.granularity if cluster else 1
     relevant = {
         k: v
-        for k, v in checked.node.items()
+        for k, v in config.node.items()
         if k in ("model", "strategy", "optimizer", "train", "precision", "remat", "compile")
     }
-    key = json.dumps([relevant, checked.layout.world_size, rank, granularity, every], sort_keys=True, default=str)
+    key = json.dumps(
+        [relevant, assembly.run.world_size, rank, granularity, every, compiled], sort_keys=True, default=str
+    )
     if key not in _steps:
         if len(_steps) >= CACHED:
             _steps.pop(next(iter(_steps)))
-        with in_words(checked.node):
-            _steps[key] = _traced(checked, rank, granularity, every)
+        with in_words(config.node):
+            _steps[key] = _traced(config, assembly, rank, granularity, every, compiled)
     return _steps[key]
 
 
@@ -57,30 +73,28 @@ CACHED = 64
 _steps: dict[str, Whole] = {}
 
 
-def _traced(checked: Checked, rank: int, granularity: int, every: bool) -> Whole:
-    from plait.parallel.build import build_model
-    from plait.plan.blocks import groups
-
-    model, spec = build_model(checked.config.model)
-    sizes = [len(g.fqns) for g in groups(model, spec, checked.config.remat)]
-    del model
+def _traced(config: Config, assembly: Assembly, rank: int, granularity: int, every: bool, compiled: bool) -> Whole:
+    found = groups(assembly.model, assembly.run.spec, config.remat)
+    sizes = [len(g.fqns) for g in found]
 
     def make(counts: list[int] | None) -> Trace:
-        return trace(checked, rank, lambda size: -(-size // granularity) * granularity, counts)
+        return trace(config, assembly.run.world_size, rank, granularity, counts, compiled)
 
     return whole(make, sizes, every)
 
 
 def _plannable(node: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """The config as a machine without its devices and without a compiler can run it."""
+    """The config, changed so that a machine without the run's devices and without a compiler can run it."""
     changed = {**node, "launch": {**node["launch"], "device": "cpu", "nnodes": 1}}
     if node["compile"]["enabled"]:
         if node["remat"]["mode"] == "budget":
             raise PlaitError(
-                "remat.mode=budget leaves to a compiler what is kept, which a plan does not run; plan full or selective"
-            )
+                "remat.mode=budget lets a compiler choose what is kept, but a plan runs none; plan full or selective"
+            ).at("remat.mode", "budget", fits=("full", "selective"))
         changed["compile"] = {**node["compile"], "enabled": False}
-        notes.append("planned without compile.enabled: a compiler fuses operators, so memory and time will be lower")
+        notes.append(
+            "memory is planned without compile.enabled and will be lower; for the time, fused operators count as one"
+        )
     return changed
 
 
@@ -119,6 +133,7 @@ def _plan(checked: Checked, found: Whole, rank: int, cluster: Cluster | None, no
         node=cluster.node if cluster else None,
         traced=(len(found.base.places), sum(len(g.fqns) for g in found.base.groups)),
         notes=notes,
+        reports=checked.assembly.run.reports,
     )
 
 
@@ -128,7 +143,7 @@ def _memory(found: Whole) -> Memory:
     most = {kind: max(level[i] for _, level in levels) for i, kind in enumerate(KINDS)}
     at: Operator = found.base.operators[place]
     peak = Peak(at.phase, at.module, at.name, dict(zip(KINDS, held, strict=True)))
-    return Memory(**most, peak=sum(held), at=peak)
+    return Memory(**most, peak=sum(held), reserved=found.reserved(), at=peak)
 
 
 def _work(one: Trace) -> dict[Any, tuple[int, ...]]:
@@ -167,9 +182,7 @@ def _time(checked: Checked, found: Whole, cluster: Cluster, tokens: int) -> Time
     for axis in {a for s in worst.values() for a in s.exposed}:
         parts[f"collectives over {axis}"] = total(worst, lambda s, axis=axis: s.exposed.get(axis, 0.0))
     mfu = None
-    from plait.parallel.build import build_model
-
-    _, spec = build_model(checked.config.model)
+    spec = checked.assembly.run.spec
     if spec.flops is not None:
         ideal = spec.flops(checked.config.train.seq_len) * tokens / checked.layout.world_size
         rate = cluster.rate(checked.config.precision.param)

@@ -1,4 +1,4 @@
-"""Computation and collectives beside each other: how long events take in order."""
+"""The time of computation and collectives that overlap."""
 
 import attrs
 
@@ -7,7 +7,8 @@ BESIDE = ("forward", "backward", "recompute")
 
 @attrs.frozen
 class Event:
-    """seconds: of computation, or if there is an axis of a collective. direct: not by functional collectives."""
+    """seconds: of computation, or, with an axis, of a collective. direct: called through `torch.distributed`, not as a
+    functional collective. opens: what follows reads what the oldest direct all-gather received."""
 
     seconds: float = 0.0
     axis: str = ""
@@ -15,29 +16,76 @@ class Event:
     direct: bool = False
     beside: bool = False
     waits: bool = False
+    opens: bool = False
+
+
+class Clock:
+    """Adds events in order, and keeps the time. Computation and collectives may overlap.
+
+    best: collectives overlap computation wherever the code allows it; otherwise every all-gather is waited for.
+    functional: the axes of functional collectives. now: seconds so far. exposed: by axis, while nothing was computed.
+    """
+
+    def __init__(self, best: bool, functional: set[str]) -> None:
+        self.best, self.functional = best, functional
+        self.now = 0.0
+        self.exposed: dict[str, float] = {}
+        self._free: dict[str, float] = {}  # by axis: when its links are free again
+        self._done_at: dict[str, float] = {}  # by axis: when the collectives that are not yet waited for are done
+        self._unread: list[tuple[str, float]] = []  # all-gathers that nobody has read yet: axis, when it is done
+        self._read = 0.0  # when the previous one was read: the host has started the next by then
+
+    def compute(self, seconds: float) -> None:
+        self.now += seconds
+
+    def send(self, axis: str, seconds: float, gathers: bool, direct: bool, beside: bool) -> None:
+        """Start a collective; the arguments are those of `Event`."""
+        ahead = direct and beside and gathers
+        start = max(self._free.get(axis, 0.0), self._read if ahead and self.best else self.now)
+        self._free[axis] = start + seconds
+        if ahead:
+            self._unread.append((axis, self._free[axis]))
+            if not self.best:
+                self._until(axis, self._free[axis])
+            return
+        self._done_at[axis] = max(self._done_at.get(axis, 0.0), self._free[axis])
+        if direct and not beside:
+            self._until(axis, self._done_at.pop(axis))
+
+    def open(self) -> None:
+        """Wait for the oldest all-gather that nobody has read, because it is read now."""
+        if self._unread:
+            self._until(*self._unread.pop(0))
+            self._read = self.now
+
+    def wait(self) -> None:
+        """Wait for the functional collectives that were started."""
+        for axis in [a for a in self._done_at if a in self.functional]:
+            self._until(axis, self._done_at.pop(axis))
+
+    def finish(self) -> None:
+        """Wait for all collectives."""
+        for axis, until in self._done_at.items():
+            self._until(axis, until)
+        self._done_at = {}
+
+    def _until(self, axis: str, until: float) -> None:
+        if until > self.now:
+            self.exposed[axis] = self.exposed.get(axis, 0.0) + until - self.now
+            self.now = until
 
 
 def play(events: list[Event], best: bool) -> float:
-    """Seconds of these events in order: the same rules as for a whole step (`plait.plan.roofline.spend`)."""
-    clock = issued = 0.0
-    free: dict[str, float] = {}
-    late: dict[str, float] = {}
-    functional = {e.axis for e in events if e.axis and not e.direct}
+    """The seconds that these events take in order."""
+    clock = Clock(best, {e.axis for e in events if e.axis and not e.direct})
     for event in events:
         if event.axis:
-            beside = event.direct and event.beside
-            start = max(free.get(event.axis, 0.0), issued if beside and event.gathers and best else clock)
-            done = free[event.axis] = start + event.seconds
-            if beside and event.gathers:
-                issued = clock
-                clock = max(clock, done)
-            elif event.direct and not beside:
-                clock = max(clock, done, late.pop(event.axis, 0.0))
-            else:
-                late[event.axis] = max(late.get(event.axis, 0.0), done)
+            clock.send(event.axis, event.seconds, event.gathers, event.direct, event.beside)
         elif event.waits:
-            for axis in [a for a in late if a in functional]:
-                clock = max(clock, late.pop(axis))
+            clock.wait()
+        elif event.opens:
+            clock.open()
         else:
-            clock += event.seconds
-    return max([clock, *late.values()])
+            clock.compute(event.seconds)
+    clock.finish()
+    return clock.now

@@ -1,4 +1,4 @@
-"""Tensors without values: a model on meta becomes one whose storage has a size and no memory."""
+"""Tensors without values: turns a model on meta into one whose storage has a size and no memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +14,13 @@ from plait.parallel.initialize import materialise
 
 @contextmanager
 def fake() -> Iterator[FakeTensorMode]:
-    """Tensors made inside have no values."""
+    """Tensors created inside have no values."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         yield mode
 
 
 def forget() -> None:
-    """Forget what torch keeps of meshes: plans of DTensors, by meshes that look alike, with names of ended groups."""
+    """Clear what torch caches about meshes: plans of DTensors, by equal-looking meshes, with names of ended groups."""
     from torch.distributed.tensor import _collective_utils, _redistribute
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 

@@ -1,101 +1,116 @@
-"""What a step consists of: one trace of a few blocks, taken apart, so that steps of many layouts can be put together.
+"""One traced step of a model with few blocks, taken apart, so that `price` can compute the steps of many layouts.
 
-A trace is made at two batch sizes, with blocks that recompute in each way. All that a rank does is then known for any
-batch, any mix of recomputation, and any degrees of the axes that split the batch.
+The trace has blocks with every mode of recomputation. The number of its samples is a multiple of a large prime, so a
+size that is also a multiple of the prime grows with the batch, and every other size is fixed. One trace therefore tells
+what a rank does for any batch size, any mix of recomputation, and any degrees of the axes that split the batch.
 """
 
-import gc
 import json
-import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
+from torch import nn
 from torch.distributed.tensor import DTensor
 
-from plait.contract.axes import Layout
+from plait.contract.axes import MeshLayout
 from plait.contract.config import REMAT, Config, Remat
-from plait.contract.planned import as_planned
-from plait.parallel.apply import new_run, set_up
+from plait.contract.model_spec import ModelSpec
 from plait.parallel.build import build_model
-from plait.parallel.simulated import simulated
 from plait.plan.blocks import Group, block_of, groups, keep
-from plait.plan.fake import fake, forget, materialise_fake
-from plait.plan.recorder import Operator, Recorder
-from plait.plan.step import Step
-from plait.plan.trace import DEVICE, _levels
-from plait.plan.traffic import axes_of
-from plait.plan.where import Where
-from plait.strategies.registry import create_all
-from plait.train.optimizer import make_optimizer
+from plait.plan.cannot import in_words
+from plait.plan.recorder import Operator
+from plait.plan.recording import recording
+from plait.plan.trace import levels_of
 
-ROWS = (2, 1)  # the batch sizes that are traced
-ENOUGH = 5  # blocks of a group with which one trace shows every way of recomputation between equal neighbours
+PRIME = 100_003  # no size of a model is a multiple of it
+SHARES = 60  # the number of samples is also a multiple of this, so that many numbers of data ranks can divide it
+ENOUGH = 5  # blocks of a group; with so many, one trace has every mode of recomputation between equal neighbours
 
 Part = tuple[str, str]  # ("forward" or "backward", block), or ("start", ""), ("embed", ""), ("head", ""), ...
 
 
 @attrs.frozen
-class Tensor:
-    """How one parameter lies: its shape, and for each dim the mesh axes that divide it. block: where it is."""
+class ParamPlacement:
+    """Where the parts of one parameter are. block: the FQN of its block, None outside blocks. shape: of the whole
+    parameter. divided: for each dim the mesh axes that divide it."""
 
     block: str | None
     shape: tuple[int, ...]
     divided: tuple[tuple[str, ...], ...]
 
     def local(self, degrees: Mapping[str, int]) -> int:
-        """Elements on the rank that holds most, with axes of these degrees."""
+        """Elements on the rank that holds the most, if the axes have these degrees."""
         pairs = zip(self.shape, self.divided, strict=True)
         return math.prod(-(-size // math.prod(degrees.get(a, 1) for a in axes)) for size, axes in pairs)
 
 
 @attrs.frozen(eq=False)
 class Pieces:
-    """One trace, taken apart.
+    """One trace, taken apart. Arrays have one row per operator.
 
-    layout: of the trace. groups: the FQNs of the model's equal blocks. modes: block that was traced -> its way of
-    recomputation. parts: where each operator belongs. operators: at one sample; more: bytes, operations and bytes sent
-    that one more sample adds to each. levels: of each operator the bytes in use by kind, at one sample; grows: what one
-    more adds.
-    tensors: FQN -> how each parameter of the whole model lies. held: FQNs of parameters that were traced.
+    layout:    the mesh of the trace.
+    groups:    the model's groups of equal blocks.
+    modes:     traced block -> its mode of recomputation.
+    parts:     the part of the step that each operator belongs to.
+    operators: in the order of the trace.
+    fixed:     bytes, operations and bytes sent that do not depend on the batch.
+    more:      bytes, operations and bytes sent that each sample adds.
+    levels:    bytes in use by kind, with one sample.
+    grows:     bytes in use by kind that each further sample adds.
+    tensors:   FQN -> placement of each parameter of the whole model.
+    held:      FQNs of the parameters that were traced.
     """
 
-    layout: Layout
+    layout: MeshLayout
     groups: list[Group]
     modes: dict[str, str]
     parts: list[Part]
     operators: list[Operator]
+    fixed: np.ndarray
     more: np.ndarray
     levels: np.ndarray
     grows: np.ndarray
-    tensors: dict[str, Tensor]
+    tensors: dict[str, ParamPlacement]
     held: tuple[str, ...]
 
 
 def pieces(
-    config: Config, layout: Layout, strategies: Mapping[str, Mapping[str, Any]], granularity: int = 1
+    config: Config, layout: MeshLayout, strategies: Mapping[str, Mapping[str, Any]], granularity: int = 1
 ) -> list[Pieces]:
     """The pieces of a step of `config`'s model under `strategies` (name -> options), whose mesh is `layout`.
 
-    granularity: what an allocator rounds sizes up to. Several, if a group has too few blocks to show all ways of
-    recomputation at once.
+    granularity: an allocator rounds each size up to a multiple of it. Returns several pieces if a group has too few
+    blocks for all modes of recomputation in one trace. Raises PlaitError for what cannot be planned.
     """
-    key = _key(config, layout, strategies, granularity)
-    if key not in _made:
-        if len(_made) >= CACHED:
-            _made.pop(next(iter(_made)))
-        _made[key] = _pieces(config, layout, strategies, granularity)
-    return _made[key]
+    if (found := known(config, layout, strategies, granularity)) is None:
+        with in_words({**config.node, "strategy": strategies}):
+            found = _pieces(config, layout, strategies, granularity)
+        remember(config, layout, strategies, granularity, found)
+    return found
 
 
 CACHED = 256
 _made: dict[str, list[Pieces]] = {}
 
 
-def _key(config: Config, layout: Layout, strategies: Mapping[str, Any], granularity: int) -> str:
-    """All that pieces depend on."""
+def known(config: Config, layout: MeshLayout, strategies: Mapping[str, Any], granularity: int) -> list[Pieces] | None:
+    """The pieces, if this process has traced them before."""
+    return _made.get(_key(config, layout, strategies, granularity))
+
+
+def remember(
+    config: Config, layout: MeshLayout, strategies: Mapping[str, Any], granularity: int, found: list[Pieces]
+) -> None:
+    if len(_made) >= CACHED:
+        _made.pop(next(iter(_made)))
+    _made[_key(config, layout, strategies, granularity)] = found
+
+
+def _key(config: Config, layout: MeshLayout, strategies: Mapping[str, Any], granularity: int) -> str:
+    """Everything that pieces depend on, as text."""
     train = attrs.asdict(config.train)
     for number in ("local_batch_size", "global_batch_size", "steps"):
         del train[number]
@@ -104,7 +119,7 @@ def _key(config: Config, layout: Layout, strategies: Mapping[str, Any], granular
 
 
 def _pieces(
-    config: Config, layout: Layout, strategies: Mapping[str, Mapping[str, Any]], granularity: int
+    config: Config, layout: MeshLayout, strategies: Mapping[str, Mapping[str, Any]], granularity: int
 ) -> list[Pieces]:
     model, spec = build_model(config.model)
     found = groups(model, spec)
@@ -119,106 +134,91 @@ def _pieces(
 
 def _trace(
     config: Config,
-    layout: Layout,
+    layout: MeshLayout,
     strategies: Mapping[str, Mapping[str, Any]],
     pattern: Sequence[str],
     granularity: int,
 ) -> Pieces:
-    forget()
-    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of what is slow, not wrong
-    with simulated(layout.world_size), as_planned():
-        model, spec = build_model(config.model)
-        alike = groups(model, spec)
-        places = keep(model, alike, [min(len(g.fqns), len(pattern)) for g in alike])
-        modes = {fqn: pattern[places[fqn][1]] for fqn in spec.blocks_of(model)}
-        config = attrs.evolve(
+    """Trace the first step. What only a first step does, such as making views of parameters, must cost nothing: a
+    strategy that computes in its first step alone is planned as if it did so in every step."""
+    alike: list[Group] = []
+    places: dict[str, tuple[int, int]] = {}
+    modes: dict[str, str] = {}
+    samples = PRIME * math.lcm(SHARES, layout.world_size // math.gcd(layout.world_size, config.train.seq_len))
+
+    def prepare(model: nn.Module, spec: ModelSpec) -> Config:
+        alike.extend(groups(model, spec))
+        places.update(keep(model, alike, [min(len(g.fqns), len(pattern)) for g in alike]))
+        modes.update({fqn: pattern[places[fqn][1]] for fqn in spec.blocks_of(model)})
+        return attrs.evolve(
             config,
             remat=Remat("none", blocks=modes),
-            train=attrs.evolve(config.train, local_batch_size=ROWS[0], global_batch_size=None),
+            train=attrs.evolve(config.train, local_batch_size=samples, global_batch_size=None),
             compile=attrs.evolve(config.compile, enabled=False),
         )
-        run = new_run(config, spec, model, layout.world_size, DEVICE, create_all(strategies))
-        applied = set_up(model, run, fill=False)
-        model, names = applied.parts[0], _names(applied.mesh)
-        axes = {**axes_of(applied.mesh), **_joined(applied.mesh)}
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            with (
-                fake() as mode,
-                Where(model) as where,
-                Recorder(where, axes, lambda size: -(-size // granularity) * granularity) as recorder,
-            ):
-                materialise_fake(model, mode, DEVICE)
-                recorder.mark([*model.parameters(), *model.buffers()], "parameters")
-                optimizer = make_optimizer(config.optimizer, applied.parameters(), values=False)
-                step = Step(applied, optimizer, config, recorder, 1, 1)
-                steps: list[tuple[list[Operator], list[list[int]]]] = []
-                for rows in ROWS:
-                    steps.append(_stepped(step, rows, where, recorder))
-                if _labels(steps[0][0]) != _labels(steps[1][0]):  # a first step may do what later ones do not
-                    steps[0] = _stepped(step, ROWS[0], where, recorder)
-                held = {fqn: _tensor(p, block_of(fqn, places), names) for fqn, p in model.named_parameters()}
-        finally:
-            if collects:
-                gc.enable()
-    return _apart(layout, alike, modes, steps, _all(config, held, alike, places), tuple(held))
 
-
-def _stepped(step: Step, rows: int, where: Where, recorder: Recorder) -> tuple[list[Operator], list[list[int]]]:
-    where.forget()
-    recorder.clear()
-    step.rows = rows
-    step()
-    return recorder.operators, _levels(recorder)
-
-
-def _apart(layout: Any, alike: Any, modes: Any, steps: Any, tensors: Any, held: Any) -> Pieces:
-    (two, levels_two), (one, levels_one) = steps
-    if _labels(two) != _labels(one):
-        pairs = _matched(two, one)
-    else:
-        pairs = [(i, i) for i in range(len(one))]
-    more = np.zeros((len(one), 3))
-    grows = np.zeros((len(one), len(levels_one[0])))
-    for i, j in pairs:
-        a, b = two[i], one[j]
-        more[j] = (a.bytes - b.bytes, a.flops - b.flops, a.sent - b.sent)
-        grows[j] = np.subtract(levels_two[i], levels_one[j])
+    with recording(config, strategies, layout.world_size, 0, 1, prepare, _joined, PRIME) as recorded:
+        mesh, model = recorded.applied.mesh, recorded.applied.parts[0]
+        recorded.step.make_states()
+        recorded.forget()
+        recorded.step()
+        names = {(joint.mesh_dim_names or ("",))[0]: axes for axes, joint in mesh._joined.items()}
+        held = {fqn: _tensor(p, block_of(fqn, places), names) for fqn, p in model.named_parameters()}
+        operators = recorded.recorder.operators
+        levels, two = (levels_of(recorded.recorder, _sized(n, samples, granularity)) for n in (1, 2))
     return Pieces(
-        layout, alike, modes, _parts(one, modes), one, more, np.array(levels_one, float), grows, tensors, held
+        layout,
+        alike,
+        modes,
+        _parts(operators, modes),
+        operators,
+        *_of_batch(operators, samples),
+        np.array(levels, float),
+        np.subtract(two, levels, dtype=float),
+        _all(held, alike, places),
+        tuple(held),
     )
 
 
-def _labels(operators: list[Operator]) -> list[tuple[str, str, str, str]]:
-    return [(o.phase, o.module, o.name, o.axis) for o in operators]
+def _sized(rows: int, samples: int, granularity: int) -> Callable[[int], int]:
+    """Returns a function from the traced size of memory, with `samples` samples, to its size with `rows` samples."""
+
+    def sized(size: int) -> int:
+        if size < 0:  # freed: the size with which it was allocated
+            return -sized(-size)
+        size = -(-size * rows // samples) if size % PRIME == 0 else size
+        return -(-size // granularity) * granularity
+
+    return sized
 
 
-def _matched(two: list[Operator], one: list[Operator]) -> list[tuple[int, int]]:
-    import difflib
-
-    matcher = difflib.SequenceMatcher(None, _labels(two), _labels(one), autojunk=False)
-    return [(m.a + k, m.b + k) for m in matcher.get_matching_blocks() for k in range(m.size)]
+def _of_batch(operators: list[Operator], samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """(fixed, more) of `Pieces`."""
+    traced = np.array([(o.bytes, o.flops, o.sent) for o in operators], dtype=object)
+    grows = [(o.batch, *(n if n % PRIME == 0 else 0 for n in (o.flops, o.sent))) for o in operators]
+    batch = np.array(grows, dtype=object)
+    return (traced - batch).astype(float), (batch / samples).astype(float)
 
 
 def _parts(operators: list[Operator], blocks: Mapping[str, str]) -> list[Part]:
-    """Which part of the step each operator belongs to: what lies between two blocks belongs to the one before it."""
+    """The part of the step that each operator belongs to. Operators between two blocks belong to the block before."""
     found: list[Part] = []
     owners = [block_of(o.module, blocks) for o in operators]
-    last = {way: max((i for i, o in enumerate(operators) if owners[i] and _way(o) == way), default=-1) for way in WAYS}
+    in_blocks = [(_direction(o), i) for i, o in enumerate(operators) if owners[i]]
+    last = {name: max((i for direction, i in in_blocks if direction == name), default=-1) for name in DIRECTIONS}
     now: Part = ("start", "")
     for i, operator in enumerate(operators):
-        way = _way(operator)
+        direction = _direction(operator)
         owner = owners[i]
-        if way is None:
+        if direction is None:
             now = ("end" if operator.phase != "start" else "start", "")
         elif owner is not None:
-            now = (way, owner)
-        elif way == "forward" and (now[0] == "start" or i > last[way]):
-            now = ("embed" if now[0] in ("start", "embed") and i < last[way] else "head", "")
-        elif way == "backward" and i > last[way]:
+            now = (direction, owner)
+        elif direction == "forward" and (now[0] == "start" or i > last[direction]):
+            now = ("embed" if now[0] in ("start", "embed") and i < last[direction] else "head", "")
+        elif direction == "backward" and i > last[direction]:
             now = ("tail", "")
-        elif way == "backward" and now[0] not in WAYS:
+        elif direction == "backward" and now[0] not in DIRECTIONS:
             now = ("head", "")
         if operator.phase == "loss":
             now = ("head", "")
@@ -226,38 +226,33 @@ def _parts(operators: list[Operator], blocks: Mapping[str, str]) -> list[Part]:
     return found
 
 
-WAYS = ("forward", "backward")
+DIRECTIONS = ("forward", "backward")
 
 
-def _way(operator: Operator) -> str | None:
+def _direction(operator: Operator) -> str | None:
     return {"forward": "forward", "loss": "forward", "backward": "backward", "recompute": "backward"}.get(
         operator.phase
     )
 
 
-def _names(mesh: Any) -> dict[str, tuple[str, ...]]:
-    """Name of a mesh dim -> the axes that it joins."""
-    return {joint.mesh_dim_names[0]: names for names, joint in mesh._joined.items()}
-
-
 def _joined(mesh: Any) -> dict[str, str]:
-    """Name of a process group -> the axes that it joins, with `*` between them."""
+    """Name of a process group -> the names of the axes that it joins, with `*` between them."""
     return {str(joint.get_group().group_name): "*".join(names) for names, joint in mesh._joined.items()}
 
 
-def _tensor(param: Any, block: str | None, names: Mapping[str, tuple[str, ...]]) -> Tensor:
+def _tensor(param: Any, block: str | None, names: Mapping[str, tuple[str, ...]]) -> ParamPlacement:
     divided: list[tuple[str, ...]] = [()] * param.dim()
     if isinstance(param, DTensor):
         for dim_name, placement in zip(param.device_mesh.mesh_dim_names or (), param.placements, strict=True):
             if not placement.is_replicate() and hasattr(placement, "dim"):
                 divided[placement.dim] += names.get(dim_name, (dim_name,))
-    return Tensor(block, tuple(param.shape), tuple(divided))
+    return ParamPlacement(block, tuple(param.shape), tuple(divided))
 
 
 def _all(
-    config: Config, held: Mapping[str, Tensor], alike: list[Group], places: Mapping[str, tuple[int, int]]
-) -> dict[str, Tensor]:
-    """Those of blocks that were taken out lie as those of the blocks that are like them."""
+    held: Mapping[str, ParamPlacement], alike: list[Group], places: Mapping[str, tuple[int, int]]
+) -> dict[str, ParamPlacement]:
+    """Placements of all parameters: a block that was not traced has those of an equal block that was."""
     found = {fqn: t for fqn, t in held.items() if t.block is None}
     for number, group in enumerate(alike):
         example = next(fqn for fqn, (g, _) in places.items() if g == number)

@@ -5,19 +5,27 @@ from plait.contract.config import REMAT
 from plait.contract.errors import near_miss
 from plait.contract.model_spec import matches
 from plait.parallel.build import build_model
-from plait.plan.pieces import Pieces, pieces
-from plait.plan.price import Price, Total, Way, price, put_together
+from plait.parallel.simulated import simulated
+from plait.plan.checked import needs
+from plait.plan.cores import on_all_cores
+from plait.plan.graph import block_graphs
+from plait.plan.pieces import Pieces
+from plait.plan.price import BlockCost, Price, Total, price, put_together
 from plait.plan.ranks import degrees, members
-from plait.plan.space import Composition, compositions, offering, representatives
+from plait.plan.roofline import seconds_of, seconds_to_send
+from plait.plan.space import Composition, compositions, offering
+from plait.plan.tables import size_of, table
+from plait.plan.traces import traces
 
 __all__ = [
     "REMAT",
+    "BlockCost",
     "Cluster",
     "Composition",
     "Pieces",
     "Price",
     "Total",
-    "Way",
+    "block_graphs",
     "build_model",
     "cluster_here",
     "cluster_of",
@@ -26,9 +34,15 @@ __all__ = [
     "matches",
     "members",
     "near_miss",
+    "needs",
     "offering",
-    "pieces",
+    "on_all_cores",
     "price",
     "put_together",
-    "representatives",
+    "seconds_of",
+    "seconds_to_send",
+    "simulated",
+    "size_of",
+    "table",
+    "traces",
 ]

@@ -1,4 +1,4 @@
-"""What the pieces of a step cost on a cluster: seconds and bytes, for a batch size and a layout of the mesh."""
+"""Computes seconds and bytes of a step on a cluster from its pieces, for any batch size and layout of the mesh."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from plait.contract.axes import Layout
+from plait.contract.axes import MeshLayout
 from plait.contract.cluster import Cluster
 from plait.contract.config import REMAT
 from plait.plan.events import BESIDE, Event, play
@@ -15,17 +15,19 @@ from plait.plan.ranks import degrees, members
 from plait.plan.roofline import seconds_to_send
 from plait.plan.values import KINDS
 
-OWN = ("parameters", "gradients", "optimizer")  # kinds whose size follows what a rank holds of the parameters
 STATIC = tuple(KINDS.index(kind) for kind in ("parameters", "optimizer"))
 GRADIENTS = KINDS.index("gradients")
 
 
 @attrs.frozen
-class Way:
-    """A block of one kind under one way of recomputation. Seconds and bytes.
+class BlockCost:
+    """What a block of one kind costs with one mode of recomputation, in seconds and bytes.
 
-    seconds: of its forward and backward. kept: what it leaves for backward. forward, backward: the most that it needs
-    while it runs, above what it and the blocks before it keep, and backward of the blocks behind it has left.
+    seconds:  of its forward and backward.
+    kept:     bytes that it keeps for backward.
+    forward:  peak during its forward, above everything that was in use when it started.
+    backward: peak during its backward, above static and base (see `Price`), what it and the blocks before it keep, and
+              the gradients of the blocks after it.
     """
 
     seconds: float
@@ -36,17 +38,20 @@ class Way:
 
 @attrs.frozen
 class Price:
-    """What a step is put together of, on one rank, for one batch size and one layout.
+    """The cost of each part of a step on one rank, for one batch size and one layout, in seconds and bytes.
 
-    blocks: kind -> way of recomputation -> what it costs. gradients: bytes that backward of a block of the kind leaves.
-    micro: seconds of one micro-batch outside of blocks. step: seconds of a step outside of micro-batches.
-    static: bytes of parameters, optimizer and buffers. base: of the rest that is there before the first block.
-    head: the most between the last block's forward and its backward, above base and what blocks keep.
-    tail: the most behind the first block's backward, above base and gradients.
-    end: the most in clipping and the optimizer, above static.
+    blocks:    kind of block -> mode of recomputation -> its cost.
+    gradients: kind of block -> bytes of gradients that its backward leaves.
+    micro:     seconds of a micro-batch outside blocks.
+    step:      seconds of a step outside micro-batches.
+    static:    bytes of parameters, optimizer and buffers.
+    base:      bytes of everything else before the first block.
+    head:      peak between the last block's forward and its backward, above static, base and what blocks keep.
+    tail:      peak after the first block's backward, above static, base and gradients.
+    end:       peak in clipping and the optimizer, above static.
     """
 
-    blocks: tuple[Mapping[str, Way], ...]
+    blocks: tuple[Mapping[str, BlockCost], ...]
     gradients: tuple[float, ...]
     micro: float
     step: float
@@ -57,67 +62,74 @@ class Price:
     end: float
 
 
-def price(found: list[Pieces], layout: Layout, cluster: Cluster, rows: int) -> Price:
-    """What a step in `layout` costs with `rows` samples a micro-batch, by the pieces `found` of a layout like it."""
-    priced = [_One(pieces, layout, cluster, rows) for pieces in found]
+def price(
+    found: list[Pieces], layout: MeshLayout, cluster: Cluster, rows: int, blocks: Iterable[str] | None = None
+) -> Price:
+    """The cost of a step in `layout` with `rows` samples per micro-batch. `found`: the pieces of a layout that differs
+    only in the degrees of axes that split the batch. `blocks`: those that the model has; None: all."""
+    priced = [_PricedTrace(pieces, layout, cluster, rows, blocks) for pieces in found]
     first = priced[-1]
-    blocks = []
+    kinds = []
     for kind in range(len(first.pieces.groups)):
-        ways = {mode: way for one in priced for mode in REMAT if (way := one.way(kind, mode)) is not None}
-        blocks.append(ways)
+        costs = {mode: cost for one in priced for mode in REMAT if (cost := one.block_cost(kind, mode)) is not None}
+        kinds.append(costs)
     outside = first.outside()
-    return Price(tuple(blocks), tuple(first.left(kind) for kind in range(len(blocks))), **outside)
+    return Price(tuple(kinds), tuple(first.left(kind) for kind in range(len(kinds))), **outside)
 
 
-class _One:
-    """One trace at one batch size in one layout."""
+class _PricedTrace:
+    """One trace, priced for one batch size and one layout."""
 
-    def __init__(self, pieces: Pieces, layout: Layout, cluster: Cluster, rows: int) -> None:
+    def __init__(
+        self, pieces: Pieces, layout: MeshLayout, cluster: Cluster, rows: int, blocks: Iterable[str] | None
+    ) -> None:
         self.pieces, self.layout, self.cluster, self.rows = pieces, layout, cluster, rows
-        self.then, self.now = degrees(pieces.layout), degrees(layout)
+        self.all = None if blocks is None else [None, *blocks]
+        self.ranks: dict[str, tuple[int, ...]] = {}
+        self.traced_degrees, self.degrees = degrees(pieces.layout), degrees(layout)
         self.bytes, self.flops, self.sent = _scaled(pieces, rows)
-        self.places = _places(pieces)
+        self.indices = _indices(pieces)
         self.kind_of = {fqn: i for i, g in enumerate(pieces.groups) for fqn in g.fqns}
-        self.share = self._shares()
+        self.held_ratio = self._held_ratios()
         self.levels = self._levels()
 
-    def way(self, kind: int, mode: str) -> Way | None:
-        """A block of this kind that recomputes so; None: none was traced."""
+    def block_cost(self, kind: int, mode: str) -> BlockCost | None:
+        """The cost of a block of this kind with this mode of recomputation; None if no such block was traced."""
         block = self._example(kind, mode)
         if block is None:
             return None
-        forward, backward = self.places["forward", block], self.places["backward", block]
+        forward, backward = self.indices["forward", block], self.indices["backward", block]
         seconds = self._steady(forward) + self._steady(backward)
         traced = list(self.pieces.modes)
         place = traced.index(block)
         kept = sum(self._usual(b) for b in traced[: place + 1])
         left = sum(self.left(self.kind_of[b]) for b in traced[place + 1 :])
-        ahead = float(self.levels[forward].max() - self.levels[forward[0]])
-        behind = float(self.levels[backward].max()) - self._base() - kept - left
-        return Way(seconds, self._kept(block), ahead, behind)
+        peak_forward = float(self.levels[forward].max() - self.levels[forward[0]])
+        peak_backward = float(self.levels[backward].max()) - self._base() - kept - left
+        return BlockCost(seconds, self._kept(block), peak_forward, peak_backward)
 
     def left(self, kind: int) -> float:
-        """Bytes of gradients that backward of a block leaves behind."""
+        """Bytes of gradients that the backward of a block of this kind leaves."""
         blocks = [fqn for fqn in self.pieces.modes if self.kind_of[fqn] == kind]
         return self._local(blocks[-1:]) * self._gradient_size()
 
     def _base(self) -> float:
         traced = list(self.pieces.modes)
-        first = self.places["forward", traced[0]][0] if traced else self.places["head", ""][0]
+        first = self.indices["forward", traced[0]][0] if traced else self.indices["head", ""][0]
         return float(self.levels[first])
 
     def outside(self) -> dict[str, float]:
-        """All of `Price` that is not of blocks."""
+        """The fields of `Price` other than `blocks` and `gradients`."""
         traced = list(self.pieces.modes)
         kept = sum(self._usual(block) for block in traced)
         gradients = sum(self.left(self.kind_of[block]) for block in traced)
-        head, tail = self.places["head", ""], self.places.get(("tail", ""), [])
+        head, tail = self.indices["head", ""], self.indices.get(("tail", ""), [])
         base = self._base()
-        end = self.places["end", ""]
-        whole, held = self._local(None), self._local([None, *traced])
+        end = self.indices["end", ""]
+        whole, held = self._local(self.all), self._local([None, *traced])
         return {
-            "micro": sum(self._once(self.places.get((name, ""), [])) for name in ("embed", "head", "tail")),
-            "step": self._once(self.places["start", ""]) + self._once(end, whole / held),
+            "micro": sum(self._once(self.indices.get((name, ""), [])) for name in ("embed", "head", "tail")),
+            "step": self._once(self.indices["start", ""]) + self._once(end, whole / held),
             "static": self._static(whole),
             "base": base,
             "head": float(self.levels[head].max()) - base - kept,
@@ -126,7 +138,7 @@ class _One:
         }
 
     def _example(self, kind: int, mode: str) -> str | None:
-        """The traced block of this kind and way that is most like one in the middle."""
+        """The traced block of this kind and mode to measure: if possible one between equal neighbours."""
         traced = list(self.pieces.modes)
         fits = [i for i, b in enumerate(traced) if self.kind_of[b] == kind and self.pieces.modes[b] == mode]
         if not fits:
@@ -139,21 +151,21 @@ class _One:
         return traced[min(fits, key=alone)]
 
     def _kept(self, block: str) -> float:
-        """What is more in use as the next block starts, or the head, than as this one starts."""
+        """Bytes in use when the next block, or the head, starts, above those when this block started."""
         traced = list(self.pieces.modes)
         place = traced.index(block)
         following = traced[place + 1] if place + 1 < len(traced) else None
-        if following is None:  # what comes after the last block is no block: take one like it
+        if following is None:  # what follows the last block is not a block: use a similar one
             like = self._like(block)
             if like is not None:
                 return self._kept(like)
-            after = self.places["head", ""][0]
+            after = self.indices["head", ""][0]
         else:
-            after = self.places["forward", following][0]
-        return float(self.levels[after] - self.levels[self.places["forward", block][0]])
+            after = self.indices["forward", following][0]
+        return float(self.levels[after] - self.levels[self.indices["forward", block][0]])
 
     def _usual(self, block: str) -> float:
-        """What blocks of this kind and way keep; the first and the last ones do other things too."""
+        """Bytes that a usual block of this kind and mode keeps: the first and the last one also do other things."""
         example = self._example(self.kind_of[block], self.pieces.modes[block])
         return self._kept(example or block)
 
@@ -163,39 +175,40 @@ class _One:
         return same[-1] if same else None
 
     def _levels(self) -> np.ndarray:
-        """Bytes in use at each operator, without parameters and optimizer."""
+        """Bytes in use at each operator, except those of parameters and optimizer."""
         levels = self.pieces.levels + (self.rows - 1) * self.pieces.grows
         weights = np.ones(levels.shape[1])
         weights[list(STATIC)] = 0.0
-        weights[GRADIENTS] = self.share[None]
+        weights[GRADIENTS] = self.held_ratio[None]
         return levels @ weights
 
-    def _shares(self) -> dict[Any, float]:
-        """Block, or None for all -> what a rank holds of its parameters now, by what it held in the trace."""
+    def _held_ratios(self) -> dict[Any, float]:
+        """Block, or None for all -> elements of its parameters that a rank holds in this layout / in the trace."""
         shares: dict[Any, float] = {}
         for block in (*self.pieces.modes, None):
             members = [self.pieces.tensors[f] for f in self.pieces.held if block is None or self._block(f) == block]
-            then = sum(t.local(self.then) for t in members)
-            shares[block] = sum(t.local(self.now) for t in members) / then if then else 1.0
+            then = sum(t.local(self.traced_degrees) for t in members)
+            shares[block] = sum(t.local(self.degrees) for t in members) / then if then else 1.0
         return shares
 
     def _block(self, fqn: str) -> str | None:
         return self.pieces.tensors[fqn].block
 
     def _local(self, blocks: Iterable[str | None] | None) -> int:
-        """Elements that a rank holds of the parameters of these blocks (None: of those outside); None: of all."""
+        """Elements that a rank holds of the parameters of `blocks`; None among them stands for those outside blocks.
+        blocks=None: of all parameters."""
         wanted = None if blocks is None else set(blocks)
-        return sum(t.local(self.now) for t in self.pieces.tensors.values() if wanted is None or t.block in wanted)
+        return sum(t.local(self.degrees) for t in self.pieces.tensors.values() if wanted is None or t.block in wanted)
 
     def _static(self, whole: int) -> float:
-        held = sum(self.pieces.tensors[f].local(self.then) for f in self.pieces.held)
+        held = sum(self.pieces.tensors[f].local(self.traced_degrees) for f in self.pieces.held)
         parameters, optimizer = (float(self.pieces.levels[0][i]) for i in STATIC)
         size = round(parameters / held) if held else 0  # bytes of an element; the rest are buffers
         return whole * (size + optimizer / held) + max(parameters - size * held, 0.0)
 
     def _gradient_size(self) -> float:
-        """Bytes of an element of a gradient."""
-        held = sum(self.pieces.tensors[f].local(self.then) for f in self.pieces.held)
+        """Bytes per element of a gradient."""
+        held = sum(self.pieces.tensors[f].local(self.traced_degrees) for f in self.pieces.held)
         return float(self.pieces.levels[:, GRADIENTS].max()) / held if held else 0.0
 
     def _steady(self, places: list[int]) -> float:
@@ -223,6 +236,9 @@ class _One:
                     computing = 0.0
                 found.append(Event(waits=True))
             elif operator.bytes:
+                if operator.opens:
+                    found += [Event(computing), Event(opens=True)]
+                    computing = 0.0
                 size, flops = self.bytes[i] * times, self.flops[i] * times
                 rate = self.cluster.rate(operator.dtype) * products if flops else 1.0
                 computing += max(size / (self.cluster.bandwidth * memory), flops / rate, self.cluster.launch)
@@ -231,10 +247,12 @@ class _One:
     def _sending(self, i: int, links: float) -> Event:
         operator = self.pieces.operators[i]
         names = operator.axis.split("*")
-        ranks = members(self.layout, names)
+        if operator.axis not in self.ranks:
+            self.ranks[operator.axis] = members(self.layout, names)
+        ranks = self.ranks[operator.axis]
         sent = self.sent[i]
         if operator.kind == "all_reduce" and operator.phase == "backward" and self._splits_batch(names):
-            sent *= self.share[self._owner(i)]  # of shards
+            sent *= self.held_ratio[self._owner(i)]  # the ranks sum gradients of shards
         scaled = attrs.evolve(operator, sent=sent)
         seconds = seconds_to_send(scaled, ranks, self.cluster, links)
         direct = operator.name.startswith("c10d::")
@@ -248,11 +266,10 @@ class _One:
 
 
 def _scaled(pieces: Pieces, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    one = np.array([(o.bytes, o.flops, o.sent) for o in pieces.operators], float)
-    return tuple((one + (rows - 1) * pieces.more).T)  # type: ignore[return-value]
+    return tuple((pieces.fixed + rows * pieces.more).T)  # type: ignore[return-value]
 
 
-def _places(pieces: Pieces) -> dict[Any, list[int]]:
+def _indices(pieces: Pieces) -> dict[Any, list[int]]:
     found: dict[Any, list[int]] = {}
     for i, part in enumerate(pieces.parts):
         found.setdefault(part, []).append(i)
@@ -261,7 +278,7 @@ def _places(pieces: Pieces) -> dict[Any, list[int]]:
 
 @attrs.frozen
 class Total:
-    """A whole step. seconds: of it. moments: name -> bytes in use at it; the largest is the peak."""
+    """The cost of a whole step. seconds: its time. moments: name of a moment -> bytes in use then."""
 
     seconds: float
     moments: dict[str, float]
@@ -272,21 +289,22 @@ class Total:
 
 
 def put_together(price: Price, kinds: list[int], modes: list[str], micro: int) -> Total:
-    """A step of `micro` micro-batches of a model whose blocks, in order, are of these kinds and recompute so."""
-    ways = [price.blocks[kind][mode] for kind, mode in zip(kinds, modes, strict=True)]
-    seconds = micro * (price.micro + sum(way.seconds for way in ways)) + price.step
+    """The cost of a step of `micro` micro-batches, for a model whose blocks, in order, have these kinds and modes of
+    recomputation."""
+    costs = [price.blocks[kind][mode] for kind, mode in zip(kinds, modes, strict=True)]
+    seconds = micro * (price.micro + sum(cost.seconds for cost in costs)) + price.step
     always = price.static + price.base
     left = sum(price.gradients[kind] for kind in kinds)
-    over = left if micro > 1 else 0.0  # of the micro-batches before
+    over = left if micro > 1 else 0.0  # of the previous micro-batches
     moments = {}
     kept = 0.0
     forward = backward = 0.0
     behind = left
-    for kind, way in zip(kinds, ways, strict=True):
-        forward = max(forward, always + over + kept + way.forward)
-        kept += way.kept
+    for kind, cost in zip(kinds, costs, strict=True):
+        forward = max(forward, always + over + kept + cost.forward)
+        kept += cost.kept
         behind -= price.gradients[kind]
-        backward = max(backward, always + max(over, behind) + kept + way.backward)
+        backward = max(backward, always + max(over, behind) + kept + cost.backward)
     moments["forward"] = forward
     moments["head and loss"] = always + over + kept + price.head
     moments["backward"] = backward

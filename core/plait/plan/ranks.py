@@ -1,17 +1,17 @@
-"""Which ranks an axis of a layout has: arithmetic only."""
+"""The ranks along an axis of a layout: arithmetic only."""
 
 import itertools
 import math
 
-from plait.contract.axes import Layout
+from plait.contract.axes import MeshLayout
 
 
-def degrees(layout: Layout) -> dict[str, int]:
+def degrees(layout: MeshLayout) -> dict[str, int]:
     """Axis -> ranks along it, of all views."""
     return {a.name: a.degree for axes in (layout.dense, *layout.views.values()) for a in axes}
 
 
-def members(layout: Layout, names: list[str]) -> tuple[int, ...]:
+def members(layout: MeshLayout, names: list[str]) -> tuple[int, ...]:
     """The ranks of rank 0's group along these axes of one view together."""
     if names == ["world"]:
         return tuple(range(layout.world_size))

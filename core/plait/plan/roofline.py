@@ -1,18 +1,20 @@
 """How long a traced step takes on a cluster: operators by their operations or bytes, collectives by their links."""
 
+import functools
 import math
 
 import attrs
 
 from plait.contract.cluster import Cluster
+from plait.plan.events import BESIDE, Clock
 from plait.plan.recorder import Operator
 from plait.plan.trace import Trace
 
 
 @attrs.frozen
 class Spent:
-    """Seconds. step: of all. products, memory: of operators that wait for arithmetic, or for memory. sending: by axis,
-    of collectives, whether hidden or not. exposed: by axis, while nothing is computed."""
+    """Seconds. step: in all. products, memory: of operators limited by arithmetic, or by memory. sending: by axis,
+    of collectives, hidden or not. exposed: by axis, while nothing is computed."""
 
     step: float
     products: float
@@ -22,61 +24,39 @@ class Spent:
 
 
 def spend(trace: Trace, cluster: Cluster, best: bool) -> Spent:
-    """Go through the operators in order. best: with the upper ends of what is achieved, and collectives beside
-    computation wherever the code allows it; otherwise with the lower ends, and every gathering waited for."""
+    """Go through the operators in order. best: with the upper ends of `achieved`, and collectives overlapping
+    computation wherever the code allows it; otherwise with the lower ends, and every all-gather waited for."""
     end = 1 if best else 0
     products, memory, links = (getattr(cluster.achieved, k)[end] for k in ("products", "memory", "links"))
-    clock = arithmetic = moving = 0.0
-    free: dict[str, float] = {}  # by axis: when its links are free again
-    late: dict[str, float] = {}  # by axis: when what was started and not yet waited for is done
-    issued = 0.0  # when the host started the gathering before: it runs ahead by one
+    clock = Clock(best, {o.axis for o in trace.operators if o.kind and not o.name.startswith("c10d::")})
+    arithmetic = moving = 0.0
     sending: dict[str, float] = {}
-    exposed: dict[str, float] = {}
-
-    def wait(axis: str, until: float) -> None:
-        nonlocal clock
-        if until > clock:
-            exposed[axis] = exposed.get(axis, 0.0) + until - clock
-            clock = until
-
-    phase, functional = "", _functional(trace)
+    phase = ""
     for operator in trace.operators:
         weight = trace.weight(operator)
         if operator.phase != phase and operator.phase == "clip":
-            for axis, until in late.items():
-                wait(axis, until)
-            late = {}
+            clock.finish()
         phase = operator.phase
         if operator.kind:
-            taken = seconds_to_send(operator, trace.members.get(operator.axis, (0,)), cluster, links) * weight
             axis = operator.axis
+            taken = seconds_to_send(operator, trace.members.get(axis, (0,)), cluster, links) * weight
             sending[axis] = sending.get(axis, 0.0) + taken
-            gathers = operator.kind == "all_gather"
-            beside = operator.name.startswith("c10d::") and phase in ("forward", "backward", "recompute")
-            start = max(free.get(axis, 0.0), issued if beside and gathers and best else clock)
-            free[axis] = start + taken
-            if beside and gathers:
-                issued = clock
-                wait(axis, free[axis])
-            else:
-                late[axis] = max(late.get(axis, 0.0), free[axis])
-                if not beside and operator.name.startswith("c10d::"):
-                    wait(axis, late.pop(axis))
+            clock.send(axis, taken, operator.kind == "all_gather", operator.name.startswith("c10d::"), phase in BESIDE)
         elif operator.name.endswith("::wait_tensor"):
-            for axis in [a for a in late if a in functional]:
-                wait(axis, late.pop(axis))
+            clock.wait()
         else:
+            if operator.opens:
+                clock.open()
             seconds, bound = seconds_of(operator, cluster, products, memory)
-            clock += seconds * weight
+            clock.compute(seconds * weight)
             arithmetic += seconds * weight * bound
             moving += seconds * weight * (not bound)
-    for axis, until in late.items():
-        wait(axis, until)
-    return Spent(clock, arithmetic, moving, sending, exposed)
+    clock.finish()
+    return Spent(clock.now, arithmetic, moving, sending, clock.exposed)
 
 
 def seconds_of(operator: Operator, cluster: Cluster, products: float, memory: float) -> tuple[float, bool]:
-    """(seconds, whether arithmetic takes them rather than memory) of an operator that is no collective."""
+    """(seconds, whether arithmetic limits it rather than memory) of an operator that is not a collective."""
     if not operator.bytes:
         return 0.0, False
     moving = operator.bytes / (cluster.bandwidth * memory)
@@ -85,11 +65,12 @@ def seconds_of(operator: Operator, cluster: Cluster, products: float, memory: fl
 
 
 def seconds_to_send(operator: Operator, members: tuple[int, ...], cluster: Cluster, links: float) -> float:
-    """Of a collective: a ring, in which each rank sends all that is not its own; a sum to all goes around twice.
+    """Of a collective: a ring, in which each rank sends everything that is not its own; an all-reduce goes around
+    twice.
 
-    Ranks of one node that take part in it share the node's network cards.
+    Ranks of one node that take part share the node's network cards.
     """
-    ranks, nodes = len(members), len({m // cluster.node for m in members})
+    ranks, nodes = len(members), _nodes(members, cluster.node)
     if ranks == 1:
         return 0.0
     hops = math.ceil(math.log2(ranks))
@@ -106,5 +87,6 @@ def seconds_to_send(operator: Operator, members: tuple[int, ...], cluster: Clust
     return 2 * once if operator.kind == "all_reduce" else once
 
 
-def _functional(trace: Trace) -> set[str]:
-    return {o.axis for o in trace.operators if o.kind and not o.name.startswith("c10d::")}
+@functools.lru_cache(maxsize=256)
+def _nodes(members: tuple[int, ...], node: int) -> int:
+    return len({m // node for m in members})

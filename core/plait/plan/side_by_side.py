@@ -1,4 +1,4 @@
-"""`plait plan -m`: several runs planned one after another, and ranked."""
+"""`plait plan -m`: plans several runs one after another, and ranks them."""
 
 import itertools
 from typing import Any
@@ -11,7 +11,7 @@ from plait.plan.values import FULL, Plan
 
 @attrs.frozen
 class Job:
-    """One combination. label: the overrides that set it apart. why: what was wrong, if it could not be planned."""
+    """One combination. label: the overrides in which it differs. why: the reason, if it could not be planned."""
 
     label: str
     plan: Plan | None = None
@@ -20,13 +20,13 @@ class Job:
 
 @attrs.frozen
 class Ranking:
-    """The fastest first, by the middle of the band; then those that do not fit; then those that cannot be."""
+    """The fastest first, by the middle of the band; then those that do not fit; then those that cannot run."""
 
     jobs: list[Job]
 
     @property
     def code(self) -> int:
-        """The exit code: 0 if one of them fits, FULL if none does, 1 if none could be planned."""
+        """The exit code: 0 if a run fits, FULL if runs were planned but none fits, 1 if none could be planned."""
         plans = [job.plan for job in self.jobs if job.plan is not None]
         return 1 if not plans else 0 if any(plan.fits is not False for plan in plans) else FULL
 
@@ -34,7 +34,7 @@ class Ranking:
         return [{"job": j.label, "plan": j.plan.as_json() if j.plan else None, "why": j.why} for j in self.jobs]
 
     def text(self) -> str:
-        from plait.plan.tables import _bytes, _table
+        from plait.plan.tables import size_of, table
 
         rows = [("", "job", "peak", "step", "tokens/s", "")]
         for place, job in enumerate(self.jobs, 1):
@@ -46,18 +46,18 @@ class Ranking:
             speed = f"{time.tokens_per_second[0]:,.0f} to {time.tokens_per_second[1]:,.0f}" if time else ""
             over = -(job.plan.free or 0)
             remark = (
-                f"does not fit: {_bytes(over)} too much"
+                f"does not fit: {size_of(over)} too much"
                 if job.plan.fits is False
                 else f"bound by {time.bound}"
                 if time
                 else ""
             )
-            rows.append((str(place), job.label, _bytes(job.plan.memory.peak), step, speed, remark))
-        return "\n".join(line.rstrip() for line in _table(rows, left=(0, 1, 5)))
+            rows.append((str(place), job.label, size_of(job.plan.memory.peak), step, speed, remark))
+        return "\n".join(line.rstrip() for line in table(rows, left=(0, 1, 5)))
 
 
 def jobs(overrides: list[str]) -> list[tuple[str, list[str]]]:
-    """(what sets it apart, its overrides) of every combination that these overrides of Hydra sweep over."""
+    """(label, overrides) of every combination that these overrides of Hydra sweep over."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 

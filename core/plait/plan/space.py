@@ -1,4 +1,4 @@
-"""Every way to compose the strategies that offer choices: those whose meshes fit the world."""
+"""Every composition of the strategies that offer choices whose mesh fits the world."""
 
 import itertools
 import json
@@ -7,12 +7,13 @@ from typing import Any
 
 import attrs
 
-from plait.contract.axes import Layout, MeshAxis, MeshView, assemble
+from plait.contract.axes import MeshAxis, MeshLayout, MeshView, join_axes
 from plait.contract.choices import Choice
 from plait.contract.errors import PlaitError, one_line
 from plait.contract.run import Run
 from plait.parallel.answers import ANSWERS
-from plait.strategies.hooks import Braid
+from plait.plan.ranks import degrees
+from plait.strategies.hooks import Hooks
 from plait.strategies.order import claimed, order
 from plait.strategies.registry import create, installed, load
 
@@ -21,14 +22,13 @@ Axes = list[MeshAxis | MeshView]
 
 @attrs.frozen
 class Alternative:
-    """One way to set a strategy's choices. scales: those of them that only say how many ranks an axis has that splits
-    the batch."""
+    """One setting of a strategy's choices. sets: those that only set the number of ranks of an axis -> that axis."""
 
     name: str
     options: dict[str, Any]
     instance: Any
     axes: Axes
-    scales: tuple[str, ...]
+    sets: dict[str, MeshAxis]
 
     @property
     def ranks(self) -> int:
@@ -42,12 +42,15 @@ class Alternative:
 class Composition:
     """Strategies with their options, in order of their names, and their mesh.
 
-    family: equal for compositions that differ in nothing but the degrees of axes that split the batch.
+    family: equal for compositions that differ only in the degrees of axes that split the batch. kin: equal for those
+    that differ only in degrees. inner: the axes that split no batch and whose degrees may differ among kin.
     """
 
     strategies: dict[str, dict[str, Any]]
-    layout: Layout
+    layout: MeshLayout
     family: str
+    kin: str
+    inner: dict[str, int]
 
     def text(self) -> str:
         return json.dumps(self.strategies, sort_keys=True)
@@ -65,7 +68,7 @@ def offering(run: Run) -> dict[str, Any]:
 def compositions(run: Run, offered: Mapping[str, Any]) -> tuple[list[Composition], dict[str, str]]:
     """(all that fit the run's world, strategy -> why it cannot take part), for strategies `offered` by name.
 
-    Strategies that the run has selected already take part in each, as they are.
+    Strategies that the run has already selected take part in each, as they are.
     """
     fixed = [_fixed(run, name, strategy) for name, strategy in run.strategies.items()]
     reasons: dict[str, str] = {}
@@ -84,7 +87,7 @@ def compositions(run: Run, offered: Mapping[str, Any]) -> tuple[list[Composition
 
 
 def _products(choices: list[list[Any]], world: int) -> Iterator[list[Alternative]]:
-    """One alternative or none of each strategy, with as many ranks together as divide the world."""
+    """At most one alternative of each strategy, with a total number of ranks that divides the world."""
     if not choices:
         yield []
         return
@@ -96,18 +99,18 @@ def _products(choices: list[list[Any]], world: int) -> Iterator[list[Alternative
 
 
 def _fixed(run: Run, name: str, strategy: Any) -> Alternative:
-    return Alternative(name, {}, strategy, _axes(run, name, strategy), ())
+    return Alternative(name, {}, strategy, _axes(run, name, strategy), {})
 
 
 def _axes(run: Run, name: str, strategy: Any) -> Axes:
-    answers = Braid({name: strategy}, ANSWERS).answers("build_mesh", run=run, world_size=run.world_size)
+    answers = Hooks({name: strategy}, ANSWERS).answers("build_mesh", run=run, world_size=run.world_size)
     return [axis for _, axes in answers for axis in axes]
 
 
 def _alternatives(run: Run, name: str, strategy: Any) -> tuple[list[Alternative], str]:
-    """All settings of a strategy's choices whose axes do something; and the last reason why one could not be."""
-    braid = Braid({name: strategy}, ANSWERS)
-    answers = braid.answers("choices", run=run, world_size=run.world_size)
+    """All settings of a strategy's choices whose axes have an effect; and the last reason why one is impossible."""
+    hooks = Hooks({name: strategy}, ANSWERS)
+    answers = hooks.answers("choices", run=run, world_size=run.world_size)
     choices: list[Choice] = [choice for _, answer in answers for choice in answer]
     made: list[tuple[dict[str, Any], Any, Axes]] = []
     why = ""
@@ -121,8 +124,8 @@ def _alternatives(run: Run, name: str, strategy: Any) -> tuple[list[Alternative]
             continue
         if any(_degree(axis) != 1 for axis in axes):
             made.append((options, instance, axes))
-    scales = tuple(c.option for c in choices if _scales(c.option, made))
-    return [Alternative(name, options, instance, axes, scales) for options, instance, axes in made], why
+    sets = {c.option: axis for c in choices if (axis := _set(c.option, made)) is not None}
+    return [Alternative(name, options, instance, axes, sets) for options, instance, axes in made], why
 
 
 def _degree(axis: MeshAxis | MeshView) -> int:
@@ -134,35 +137,35 @@ def _degree(axis: MeshAxis | MeshView) -> int:
     return product
 
 
-def _scales(option: str, made: list[tuple[dict[str, Any], Any, Axes]]) -> bool:
-    """Whether `option` is the degree of an axis that splits the batch, and nothing else."""
-
-    def others(options: Mapping[str, Any]) -> str:
-        return json.dumps({k: v for k, v in options.items() if k != option}, sort_keys=True, default=str)
-
-    seen: dict[str, tuple[Any, Axes]] = {}
-    for options, _, axes in made:
-        value, before = seen.setdefault(others(options), (options[option], axes))
+def _set(option: str, made: list[tuple[dict[str, Any], Any, Axes]]) -> MeshAxis | None:
+    """The axis of which `option` is the degree, if it is nothing else."""
+    seen: dict[str, tuple[Any, list[MeshAxis]]] = {}
+    found: MeshAxis | None = None
+    for options, _, given in made:
+        others = json.dumps({k: v for k, v in options.items() if k != option}, sort_keys=True, default=str)
+        axes = [a for axis in given for a in ([axis] if isinstance(axis, MeshAxis) else axis.axes)]
+        value, before = seen.setdefault(others, (options[option], axes))
         if len(axes) != len(before):
-            return False
+            return None
         for a, b in zip(axes, before, strict=True):
             if a == b:
                 continue
-            if not isinstance(a, MeshAxis) or not isinstance(b, MeshAxis) or a.splits != "batch":
-                return False
             if attrs.evolve(a, degree=b.degree) != b or (a.degree, b.degree) != (options[option], value):
-                return False
-    return any(type(options[option]) is int for options, _, _ in made)
+                return None
+            if found is not None and found.name != a.name:
+                return None
+            found = a
+    return found
 
 
 def _composed(run: Run, picked: list[Alternative], fixed: set[str]) -> Composition | None:
-    """None if these do not go together."""
+    """None if these cannot be combined."""
     instances = {a.name: a.instance for a in picked}
     try:
         roles = claimed(instances)
         places = [p.name for p in order(instances)]
         by_name = {a.name: a for a in picked}
-        layout = assemble([(name, by_name[name].axes) for name in places], run.world_size)
+        layout = join_axes([(name, by_name[name].axes) for name in places], run.world_size)
     except PlaitError:
         return None
     if any(a.degree < 1 for axes in (layout.dense, *layout.views.values()) for a in axes):
@@ -173,20 +176,24 @@ def _composed(run: Run, picked: list[Alternative], fixed: set[str]) -> Compositi
     if any(a.splits == "layers" and a.degree > 1 for a in layout.dense):
         return None
     strategies = {a.name: a.options for a in picked if a.name not in fixed}
-    apart = {a.name: {k: v for k, v in a.options.items() if k not in a.scales} for a in picked if a.name not in fixed}
-    still = [(a.name, a.degree) for a in layout.dense if a.splits != "batch"]
-    still += [(a.name, a.degree) for v, axes in layout.views.items() for a in axes if not a.name.startswith(f"{v}.")]
+    sets = {(a.name, option): axis for a in picked for option, axis in a.sets.items()}
+    inner = [axis.name for axis in sets.values() if axis.splits != "batch"]
+    still = {a.name: a.degree for a in layout.dense if a.splits != "batch"}
+    still |= {a.name: a.degree for v, axes in layout.views.items() for a in axes if not a.name.startswith(f"{v}.")}
+    apart = {n: {k: v for k, v in options.items() if (n, k) not in sets} for n, options in strategies.items()}
+    kin = json.dumps([apart, {n: 0 if n in inner else d for n, d in still.items()}], sort_keys=True, default=str)
     family = json.dumps([apart, still], sort_keys=True, default=str)
-    return Composition(dict(sorted(strategies.items())), layout, family)
+    ordered = dict(sorted(strategies.items()))
+    return Composition(ordered, layout, family, kin, {n: d for n, d in still.items() if n in inner})
 
 
 def representatives(found: list[Composition]) -> dict[int, int]:
-    """Place of each composition -> place of one of its family whose trace serves it: no axis is larger than one that
-    is not so in the other."""
-    large = [_large(c) for c in found]
+    """Index of each composition -> index of one of its family whose trace serves it: no axis has more than one rank
+    unless it does in the other too."""
+    large = [large_axes(c) for c in found]
     kept: list[int] = []
     serves: dict[int, int] = {}
-    for i in sorted(range(len(found)), key=lambda i: (-len(large[i]), _unevenness(found[i]), found[i].text())):
+    for i in sorted(range(len(found)), key=lambda i: (-len(large[i]), _few_copies(found[i]), found[i].text())):
         fits = [j for j in kept if found[j].family == found[i].family and large[i] <= large[j]]
         if not fits:
             kept.append(i)
@@ -195,11 +202,11 @@ def representatives(found: list[Composition]) -> dict[int, int]:
     return serves
 
 
-def _large(composition: Composition) -> frozenset[str]:
-    layout = composition.layout
-    return frozenset(a.name for axes in (layout.dense, *layout.views.values()) for a in axes if a.degree > 1)
+def large_axes(composition: Composition) -> frozenset[str]:
+    """Those with more than one rank."""
+    return frozenset(name for name, degree in degrees(composition.layout).items() if degree > 1)
 
 
-def _unevenness(composition: Composition) -> int:
-    """Few copies and many shards: what is most like what is chosen in the end."""
-    return sum(a.degree * 2**i for i, a in enumerate(reversed(composition.layout.dense)) if a.splits == "batch")
+def _few_copies(composition: Composition) -> tuple[int, ...]:
+    """A sort key that prefers few copies and many shards, because searches mostly choose such layouts."""
+    return tuple(a.degree for a in composition.layout.dense if a.splits == "batch")

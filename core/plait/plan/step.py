@@ -1,4 +1,4 @@
-"""One step of training as `plait.train.trainer` makes it, on tensors without values: same calls, same order."""
+"""One training step on tensors without values: the same calls as `plait.train.trainer`, in the same order."""
 
 from typing import Any
 
@@ -8,15 +8,16 @@ import torch.distributed as dist
 from plait.contract.config import Config
 from plait.parallel.apply import Applied
 from plait.plan.recorder import Recorder
-from plait.system.signals import ASKING
 from plait.train.loss import cross_entropy_sum, parallel
 from plait.train.step_metrics import _all_gather
+from plait.train.trainer import EXCHANGED
 
 
 class Step:
-    """Drives a model that is set up, step by step, and tells `recorder` what runs.
+    """Runs steps of a model that is set up, and tells `recorder` what runs.
 
-    micro: how many micro-batches a step has. Only the first `driven` of them run: those that follow are like the last.
+    micro: how many micro-batches a step has. Only the first `driven` of them run; the others cost the same as the last
+    of these.
     """
 
     def __init__(
@@ -33,10 +34,10 @@ class Step:
         tokens = torch.zeros(self.micro * self.rows, train.seq_len, dtype=torch.int64)
         labels = torch.zeros(self.micro * self.rows, train.seq_len, dtype=torch.int64)
         recorder.mark([tokens, labels], "other")
-        counts = torch.zeros(2 + len(ASKING), dtype=torch.int64)
+        counts = torch.zeros(EXCHANGED, dtype=torch.int64)
         counting = dist.all_reduce(counts, async_op=True)
         total = torch.zeros((), dtype=torch.float64)
-        valid = self.micro * self.rows * train.seq_len * self.applied.mesh.share("batch")[1]
+        valid = self.micro * self.rows * train.seq_len * self.applied.mesh.rank_and_size("batch")[1]
         self.model.train()
         parts = list(zip(tokens.split(self.rows), labels.split(self.rows), strict=True))
         for micro, (rows, wanted) in enumerate(parts[: self.driven]):
@@ -50,16 +51,16 @@ class Step:
                     counting.wait()
                 recorder.keep()
                 recorder.phase = "backward"
+                del logits
                 self.applied.backward(loss, valid)
             total += loss.detach()
-            del logits, loss
+            del loss
         recorder.micro, recorder.phase = 0, "clip"
         recorder.mark([p.grad for p in self.applied.parameters()], "gradients")
         norm = self.applied.clip_grads(train.max_norm)
         recorder.phase = "optimizer"
         self.optimizer.step()
-        for state in self.optimizer.state.values():
-            recorder.mark(state.values(), "optimizer")
+        self._mark_states()
         self.optimizer.zero_grad()
         self.steps += 1
         recorder.phase = "balance"  # what `Applied.after_step` does, of which the core's own part is told apart
@@ -67,8 +68,20 @@ class Step:
         recorder.phase = "after"
         for part in self.applied.parts:
             arguments = {"model": part, "optimizer": self.optimizer, "mesh": self.applied.mesh, "step": self.steps}
-            self.applied.braid.all("after_step", **arguments)
+            self.applied.hooks.all("after_step", **arguments)
         self._report(total / valid, norm)
+
+    def make_states(self) -> None:
+        """Give the optimizer the states that its first step creates, without a step of the model."""
+        for param in self.applied.parameters():
+            param.grad = torch.zeros_like(param)
+        self.optimizer.step()
+        self._mark_states()
+        self.optimizer.zero_grad()
+
+    def _mark_states(self) -> None:
+        for state in self.optimizer.state.values():
+            self.recorder.mark(state.values(), "optimizer")
 
     def _report(self, loss: torch.Tensor, norm: torch.Tensor) -> None:
         """What `plait.train.step_metrics` sends for the line of metrics."""

@@ -1,4 +1,4 @@
-"""A plan as text: what a person reads in a terminal."""
+"""A plan as text for a terminal."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,10 +7,10 @@ from plait.plan.values import KINDS, Plan
 
 
 def text(plan: Plan) -> str:
-    """All of it, in tables."""
+    """The whole plan, in tables."""
     lines = [
         f"model    {plan.model}, {plan.parameters:,} parameters",
-        f"run      {plan.world} ranks, {', '.join(plan.strategies) or 'no strategy'}; {plan.tokens:,} tokens a step",
+        f"run      {plan.world} ranks, {', '.join(plan.strategies) or 'no strategy'}; {plan.tokens:,} tokens per step",
         f"traced   rank {plan.rank}, {plan.traced[0]} of {plan.traced[1]} blocks",
         "",
         *mesh(plan),
@@ -36,7 +36,7 @@ def mesh(plan: Plan) -> list[str]:
     if not plan.axes:
         return ["mesh: one rank, no axes"]
     drawing = " x ".join(f"{a.name} {a.degree}" for a in plan.axes if a.view == "dense")
-    lines = [f"mesh     {drawing}, outermost first", "", *_table(rows, left=(0, 1, 4, 5))]
+    lines = [f"mesh     {drawing}, outermost first", "", *table(rows, left=(0, 1, 4, 5))]
     for view in dict.fromkeys(axis.view for axis in plan.axes):
         if picture := drawn([axis for axis in plan.axes if axis.view == view], plan.node):
             lines += ["", f"ranks of the {view} mesh", *picture]
@@ -44,41 +44,46 @@ def mesh(plan: Plan) -> list[str]:
 
 
 def memory(plan: Plan) -> list[str]:
-    """By kind: the most at any moment, and what is held at the peak."""
+    """Memory by kind: its maximum at any moment, and its size at the peak."""
     rows = [("memory of a rank", "at most", "at the peak")]
     for kind in KINDS:
         most, held = getattr(plan.memory, kind), plan.memory.at.held[kind]
         if most:
-            rows.append((kind, _bytes(most), _bytes(held)))
-    rows.append(("peak", "", _bytes(plan.memory.peak)))
+            rows.append((kind, size_of(most), size_of(held)))
+    rows.append(("peak", "", size_of(plan.memory.peak)))
     at = plan.memory.at
     where = at.module or "the model itself"
-    lines = [*_table(rows), "", f"the peak is in {at.phase}, in {where}, at {at.operator}"]
+    lines = [*table(rows), "", f"the peak is in {at.phase}, in {where}, at {at.operator}"]
+    expandable, segments = plan.memory.reserved
+    lines.append(f"on a GPU torch reserves {size_of(expandable)} with expandable segments, {size_of(segments)} without")
     if plan.fits is None:
         return [*lines, "no cluster is given, so whether this fits is not known: cluster=h100"]
     said = "fits" if plan.fits else "DOES NOT FIT"
-    more = f"{_bytes(abs(plan.free or 0))} {'are left' if plan.fits else 'too much'}"
-    return [*lines, f"{said} on {plan.cluster}: {_bytes(plan.capacity or 0)} for torch, {more}"]
+    more = f"{size_of(abs(plan.free or 0))} {'are left' if plan.fits else 'too much'}"
+    lines.append(f"{said} on {plan.cluster}: {size_of(plan.capacity or 0)} for torch, {more}")
+    if plan.fits and expandable > (plan.capacity or 0):
+        lines.append("it fits only because torch gives back what it has cached, which makes steps slower")
+    return lines
 
 
 def collectives(plan: Plan) -> list[str]:
     rows = [("collectives of a step", "kind", "ranks", "nodes", "count", "bytes")]
     for one in plan.collectives:
         nodes = "" if one.nodes is None else str(one.nodes)
-        rows.append((one.axis, one.kind, str(one.ranks), nodes, f"{one.count:,}", _bytes(one.bytes)))
-    return _table(rows, left=(0, 1)) if plan.collectives else ["no collectives"]
+        rows.append((one.axis, one.kind, str(one.ranks), nodes, f"{one.count:,}", size_of(one.bytes)))
+    return table(rows, left=(0, 1)) if plan.collectives else ["no collectives"]
 
 
 def work(plan: Plan, most: int = 8) -> list[str]:
-    """The operators that compute most."""
+    """The operators with the most arithmetic."""
     rows = [("operators of a step", "count", "TFLOP", "bytes")]
     for one in plan.work[:most]:
-        rows.append((one.operator, f"{one.count:,}", f"{one.flops / 1e12:,.3f}", _bytes(one.bytes)))
+        rows.append((one.operator, f"{one.count:,}", f"{one.flops / 1e12:,.3f}", size_of(one.bytes)))
     rest = plan.work[most:]
     if rest:
         flops, size = sum(w.flops for w in rest), sum(w.bytes for w in rest)
-        rows.append((f"{len(rest)} others", f"{sum(w.count for w in rest):,}", f"{flops / 1e12:,.3f}", _bytes(size)))
-    return _table(rows)
+        rows.append((f"{len(rest)} others", f"{sum(w.count for w in rest):,}", f"{flops / 1e12:,.3f}", size_of(size)))
+    return table(rows)
 
 
 def time(plan: Plan) -> list[str]:
@@ -101,14 +106,16 @@ def _band(values: Sequence[float], unit: str, digits: int = 4) -> str:
     return f"{values[0]:,.{digits}f} to {values[1]:,.{digits}f}{' ' if unit and unit != '%' else ''}{unit}"
 
 
-def _bytes(size: int) -> str:
+def size_of(count: float) -> str:
+    """A number of bytes with a unit."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= scale:
-            return f"{size / scale:,.2f} {unit}"
-    return f"{size} B"
+        if abs(count) >= scale:
+            return f"{count / scale:,.2f} {unit}"
+    return f"{count:,.0f} B"
 
 
-def _table(rows: Sequence[Sequence[str]], left: Iterable[int] = (0,)) -> list[str]:
+def table(rows: Sequence[Sequence[str]], left: Iterable[int] = (0,)) -> list[str]:
+    """Lines of aligned columns. left: the columns that are aligned to the left."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))

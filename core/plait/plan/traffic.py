@@ -1,4 +1,4 @@
-"""Which operator is a collective, over which mesh axis it goes, and how many bytes it moves."""
+"""Which operators are collectives, over which mesh axis, and how many bytes they move."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ SPACES = ("c10d", "_c10d_functional", "c10d_functional")
 
 
 def kind_of(operator: Any) -> str | None:
-    """The kind of collective that `operator` (an OpOverload) is; None: it is none."""
+    """The kind of collective that `operator` (an OpOverload) is; None if it is not one."""
     if operator.namespace not in SPACES:
         return None
     name = operator._schema.name.partition("::")[2]

@@ -1,4 +1,4 @@
-"""What a plan says, as values: nothing here computes, and everything becomes JSON. Sizes are bytes, times seconds."""
+"""A plan as values: nothing here computes, and everything becomes JSON. Sizes are bytes, times seconds."""
 
 from typing import Any
 
@@ -17,8 +17,8 @@ class Traffic:
 
     axis:  name of the mesh axis; "data" for several axes that sum gradients together, "world" for all ranks.
     kind:  all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, send, recv.
-    count: how many there are. bytes: what they move in all: of each its input or its result, whichever is larger.
-    ranks: how many take part. nodes: over how many nodes they are spread; None without a cluster.
+    count: number of calls. bytes: what they move in total: of each its input or its result, whichever is larger.
+    ranks: how many take part. nodes: how many nodes they span; None without a cluster.
     """
 
     axis: str
@@ -47,13 +47,14 @@ class Peak:
 class Memory:
     """Memory of one rank in a step after the first, as torch's allocator counts it.
 
-    Each kind is the most that it takes at any moment, so kinds do not add up to the peak; `at.held` does.
+    Each kind is its maximum at any moment, so kinds do not add up to the peak; `at.held` does.
     parameters:  what the rank stores, with the model's buffers. gradients: as the optimizer gets them.
     gathered:    copies of parameters: gathered from other ranks, or cast.
     collectives: other tensors that collectives read or write.
-    activations: what forward keeps for backward, and what recomputation makes again.
-    logits:      the model's output and what the loss makes of it.
-    temporary:   the rest of forward, backward and optimizer. other: what was there before and is none of these.
+    activations: what forward keeps for backward, and what recomputation creates again.
+    logits:      the model's output and what the loss creates from it.
+    temporary:   the rest of forward, backward and optimizer. other: what existed before and is none of these.
+    reserved:    what torch's CUDA allocator takes from a GPU for the peak: (with expandable segments, without).
     """
 
     parameters: int
@@ -66,6 +67,7 @@ class Memory:
     temporary: int
     other: int
     peak: int
+    reserved: tuple[int, int]
     at: Peak
 
 
@@ -83,7 +85,7 @@ class Work:
 class Time:
     """A step's time as [low, high]; None without a cluster.
 
-    compute, exchange: seconds of operators and of collectives, each by themselves. bound: what takes most of a step:
+    compute, exchange: seconds of operators and of collectives, each alone. bound: what takes most of a step:
     "matrix products", "memory bandwidth" or "collectives over <axis>".
     """
 
@@ -97,7 +99,7 @@ class Time:
 
 @attrs.frozen
 class Axis:
-    """One axis of the mesh. nodes: over how many nodes its ranks are spread; None without a cluster."""
+    """One axis of the mesh. nodes: how many nodes its ranks span; None without a cluster."""
 
     view: str
     name: str
@@ -111,9 +113,9 @@ class Axis:
 class Plan:
     """What one step of a run will cost one rank.
 
-    fits: whether the peak is below what the cluster's device offers; None without a cluster.
-    free: bytes that are left at the peak; negative if it does not fit. node: how many ranks of the cluster share one.
-    traced: how many blocks were traced, of how many.
+    fits: whether the peak is below the free memory of the cluster's device; None without a cluster.
+    free: bytes left at the peak; negative if it does not fit. node: ranks per node of the cluster.
+    traced: (traced blocks, blocks). reports: by name, of strategies.
     """
 
     model: str
@@ -135,7 +137,9 @@ class Plan:
     node: int | None
     traced: tuple[int, int]
     notes: list[str] = attrs.field(factory=list)
+    reports: dict[str, Any] = attrs.field(factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, the same for equal plans."""
-        return attrs.asdict(self)
+        """Plain values, equal for equal plans; strategies' reports under their own names."""
+        found = attrs.asdict(self)
+        return {**found.pop("reports"), **found}

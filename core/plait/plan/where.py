@@ -1,4 +1,4 @@
-"""Which module runs, in forward and in backward: read off hooks on modules and the numbers of autograd's nodes."""
+"""Which module runs, in forward and in backward: from hooks on modules and the numbers of autograd's nodes."""
 
 import bisect
 from typing import Any
@@ -13,13 +13,13 @@ class Where:
     """`with Where(model, blocks) as where:`; then `where.now()` while the model runs.
 
     An operator of forward belongs to the innermost module whose forward runs. One of backward belongs to the module
-    whose forward made the autograd node that runs now: nodes are numbered in the order in which they are made.
+    whose forward created the autograd node that runs now: nodes are numbered in the order of their creation.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._stack: list[str] = []
-        self._starts: list[int] = []  # numbers of nodes, ascending, from which on a module made them
+        self._starts: list[int] = []  # numbers of nodes, ascending; from each number on a module created them
         self._makers: list[str] = []
         self._last = ""
         self._hooks: list[Any] = []
@@ -45,7 +45,7 @@ class Where:
             hook.remove()
 
     def now(self, backward: bool) -> tuple[str, bool]:
-        """(FQN of the module, whether it computes forward again), of the operator that runs."""
+        """(FQN of the module, whether it recomputes forward) for the current operator."""
         if self._stack:
             return self._stack[-1], backward
         if not backward:
@@ -53,13 +53,13 @@ class Where:
         node = torch._C._current_autograd_node()
         if node is not None:
             number = node._sequence_nr()
-            if number < 2**63:  # a gradient that is being added to its parameter has no number: it follows its maker
+            if number < 2**63:  # a gradient being added to its parameter has no number: it belongs to its creator
                 at = bisect.bisect_right(self._starts, number) - 1
                 self._last = self._makers[at] if at >= 0 else ""
         return self._last, False
 
     def forget(self) -> None:
-        """Between steps: nodes of the last one are gone."""
+        """Forget the autograd nodes of the last step, which no longer exist."""
         self._starts, self._makers, self._last = [], [], ""
 
     def _mark(self, fqn: str) -> None:

@@ -1,4 +1,4 @@
-"""From a step with a few blocks of each kind to the step with all of them."""
+"""Computes the step of a whole model from traces with few blocks of each kind."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import attrs
 from plait.plan.blocks import block_of
 from plait.plan.trace import Trace
 
-LEAST = 4  # blocks of a group that are traced: two at each end, so that the others lie between equal ones
+LEAST = 4  # blocks of a group that are traced: two at each end, so that the others are between equal ones
 
 Label = tuple[Any, ...]
 
@@ -17,8 +17,8 @@ Label = tuple[Any, ...]
 class Whole:
     """A step of the whole model, as a combination of traces.
 
-    base: with a few blocks of each group. more: (a trace with one block more of a group, how many blocks are missing).
-    kept: the operators that all traces have, by their places in each of them: [of base, of more[0], ...].
+    base: with a few blocks of each group. more: (a trace with one more block of a group, number of missing blocks).
+    kept: the operators that all traces have, by their indices in each: [of base, of more[0], ...].
     """
 
     base: Trace
@@ -26,12 +26,12 @@ class Whole:
     kept: list[list[int]]
 
     def sum(self, of: Callable[[Trace], float]) -> float:
-        """What adds up over blocks, for the whole model."""
+        """Quantities that add up over blocks, for the whole model."""
         start = of(self.base)
         return start + sum(missing * (of(trace) - start) for trace, missing in self.more)
 
     def table(self, of: Callable[[Trace], dict[Any, tuple[int, ...]]]) -> dict[Any, tuple[int, ...]]:
-        """The same for several numbers at once, by key."""
+        """The same as `sum`, for several quantities at once, by key."""
         start, more = of(self.base), [(of(trace), missing) for trace, missing in self.more]
         found = {}
         for key in dict.fromkeys([*start, *(key for table, _ in more for key in table)]):
@@ -45,15 +45,27 @@ class Whole:
         return found
 
     def levels(self) -> list[tuple[int, list[int]]]:
-        """(place in base.operators, bytes by kind) of every operator that all traces have, for the whole model."""
+        """(index in base.operators, bytes by kind) of every operator that all traces have, for the whole model."""
+        return self._levels(lambda trace: trace.levels)
+
+    def reserved(self) -> tuple[int, int]:
+        """Bytes that torch's allocator takes from a GPU: (with expandable segments, without). Peaks of the streams are
+        those of the whole model; gaps between blocks of memory are the largest that were seen."""
+        levels = [level for _, level in self._levels(lambda trace: trace.pools.levels)]
+        peaks = sum(max(each) for each in zip(*levels, strict=True))
+        gaps = [trace.pools.gaps for trace in (self.base, *(trace for trace, _ in self.more))]
+        return peaks + max(g for g, _ in gaps), peaks + max(g for _, g in gaps)
+
+    def _levels(self, of: Callable[[Trace], list[list[int]]]) -> list[tuple[int, list[int]]]:
+        base = of(self.base)
         if not self.more:
-            return list(enumerate(self.base.levels))
-        found = []
+            return list(enumerate(base))
+        found, more = [], [(of(trace), missing) for trace, missing in self.more]
         for places in zip(*self.kept, strict=True):
-            start = self.base.levels[places[0]]
+            start = base[places[0]]
             level = list(start)
-            for (trace, missing), place in zip(self.more, places[1:], strict=True):
-                level = [now + missing * (b - a) for now, a, b in zip(level, start, trace.levels[place], strict=True)]
+            for (levels, missing), place in zip(more, places[1:], strict=True):
+                level = [now + missing * (b - a) for now, a, b in zip(level, start, levels[place], strict=True)]
             found.append((places[0], level))
         return found
 
@@ -61,8 +73,8 @@ class Whole:
 def whole(make: Callable[[list[int] | None], Trace], sizes: list[int], every: bool = False) -> Whole:
     """The step of a model with `sizes[i]` blocks of group i, of which `make(counts)` traces fewer.
 
-    Few blocks stand for all if it can be seen that blocks add up: all other operators stay as they are when a block
-    is added, and the new block does what its neighbour does. Otherwise, or with `every`, all blocks are traced.
+    A few blocks stand for all if blocks add up: all other operators are unchanged when a block is added, and the new
+    block does what its neighbour does. Otherwise, or with `every`, all blocks are traced.
     """
     least = LEAST
     while not every and any(size > least + 1 for size in sizes):
@@ -82,26 +94,31 @@ def whole(make: Callable[[list[int] | None], Trace], sizes: list[int], every: bo
 
 
 def _aligned(base: Trace, more: list[tuple[Trace, int, int]]) -> list[list[int]] | None:
-    """The operators of each trace that are not the added block's; None if they are not the same ones in all."""
+    """The operators of each trace that are not the added block's; None if they differ between traces."""
     found = [list(range(len(base.operators)))]
     labels = _labels(base)
     for trace, _, group in more:
-        added = _labels(trace, group)
-        places = [i for i, label in enumerate(added) if label != "added"]
-        if [added[i] for i in places] != labels:
-            return None
-        for i, j in zip(places, found[0], strict=True):
-            a, b = trace.operators[i], base.operators[j]
-            if a.name != b.name or a.kind != b.kind or a.axis != b.axis:
-                return None
+        places: list[int] = []
+        for i, label in enumerate(_labels(trace, group)):
+            if label == "added":
+                continue
+            a = trace.operators[i]
+            b = base.operators[len(places)] if len(places) < len(labels) else None
+            if b is None or (label, a.name, a.kind, a.axis) != (labels[len(places)], b.name, b.kind, b.axis):
+                if label[-1] is not None or a.kind:
+                    return None
+                continue  # once more for the block, outside of it, such as one more counter that is read
             if a.sent != b.sent and a.phase not in base.grows:
-                return None  # it moves something of all blocks: in buckets, perhaps, whose number does not just grow
+                return None  # it moves something of all blocks, perhaps in buckets whose number does not simply grow
+            places.append(i)
+        if len(places) < len(labels):
+            return None
         found.append(places)
     return found
 
 
 def _labels(trace: Trace, added: int | None = None) -> list[Any]:
-    """Of each operator its phase and the place of its block, counted from the nearer end of the group."""
+    """For each operator its phase and the index of its block, counted from the nearer end of the group."""
     counts: dict[int, int] = {}
     for group, _ in trace.places.values():
         counts[group] = counts.get(group, 0) + 1
@@ -123,7 +140,7 @@ def _labels(trace: Trace, added: int | None = None) -> list[Any]:
 
 
 def _steady(trace: Trace, group: int) -> bool:
-    """Whether the two blocks in the middle of a group do the same, and memory grows evenly from one to the other."""
+    """Whether the two middle blocks of a group do the same, and memory grows evenly from one to the other."""
     count = sum(g == group for g, _ in trace.places.values())
     names = {place: fqn for fqn, (g, place) in trace.places.items() if g == group}
     one, other = names[(count - 1) // 2], names[count // 2]

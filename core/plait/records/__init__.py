@@ -1,1 +1,4 @@
-"""What a run writes for people: its folder, metrics, console, profiles."""
+"""What a run writes for people: its folder, metrics, console, profiles.
+
+May import `parallel` and the rooms below it.
+"""

@@ -12,22 +12,22 @@ import rich.console
 from rich.live import Live
 from rich.text import Text
 
-REFRESH_SECONDS = 0.25  # drawing takes rank 0 about 1 ms, so this costs training less than half a percent
+REFRESH_SECONDS = 0.25  # drawing takes rank 0 about 1 ms, so this costs less than half a percent of training
 BAR = 20  # characters
-WAITING_SECONDS = 15.0  # between the lines of `waiting` where no live line can show the time
-WINDOW = 50  # steps that the time left is reckoned from
+WAITING_SECONDS = 15.0  # seconds between the lines of `waiting` without a live line
+WINDOW = 50  # steps from which the remaining time is estimated
 
 
 class _Rich(rich.console.Console):
     def show_cursor(self, show: bool = True) -> bool:
-        return False  # it stays: a rank that is killed could not bring it back
+        return False  # it stays hidden: a killed rank could not show it again
 
 
 class Console:
     """The display of one run; `with Console(...) as console: console.step(row)`.
 
-    A line appears for the first and the last step, for every `log_every`-th and for every validation; on a terminal
-    a live line below shows every step. It writes to standard output, which may fail (`streams.console_may_fail`).
+    Prints a line for the first and the last step, for every `log_every`-th and for every validation; on a terminal
+    a live line below shows every step. Writes to standard output, which may fail (`streams.console_may_fail`).
     """
 
     def __init__(self, total_steps: int, start_step: int = 0, log_every: int = 10, file: IO[str] | None = None) -> None:
@@ -43,7 +43,7 @@ class Console:
         if self._rich.is_terminal and not self._rich.is_dumb_terminal:
             self._live = Live(
                 console=self._rich,
-                auto_refresh=False,  # a thread of its own would take time from training
+                auto_refresh=False,  # its own thread would take time from training
                 transient=True,
                 redirect_stdout=False,
                 redirect_stderr=False,
@@ -58,14 +58,15 @@ class Console:
             live.stop()
 
     def line(self, text: str) -> None:
-        """Print `text` as it is, above the live line where there is one."""
+        """Print `text` as it is, above the live line if there is one."""
         if self._live is not None:
             self._rich.print(text)
         else:
             print(text, file=self._file, flush=True)
 
     def waiting(self, what: str) -> None:
-        """Say `what` goes on, and until the next step for how long: every second on a terminal, else now and then."""
+        """Say that `what` is in progress, and for how long, until the next step: every second on a terminal, else
+        rarely."""
         self._end_waiting()
         self.line(what)
         done, since = threading.Event(), time.monotonic()
@@ -109,7 +110,7 @@ class Console:
         return (now - then) / (last - first) * (self.total - step) if last > first else None
 
     def _draw(self, text: str, step: int) -> None:
-        """The live line and a bar; a plain Text, since rich takes twice as long for its own bar."""
+        """The live line and a bar; plain Text, because rich's own bar takes twice as long."""
         filled = BAR * step // self.total
         line = Text(f"{text}  ", no_wrap=True, overflow="ellipsis")
         line.append("━" * filled, style="green").append("━" * (BAR - filled), style="bright_black")
@@ -118,7 +119,7 @@ class Console:
 
 
 def describe(row: Mapping[str, Any], total: int, seconds_left: float | None = None) -> str:
-    """One line of a step, in units for people; columns align from line to line."""
+    """One line for a step, with readable units; columns align from line to line."""
     pieces = [f"step {row['step']:>{len(str(total))}}/{total}"]
     if "loss" in row:
         pieces.append(f"loss {_number(row['loss'], '.4f'):>6}")
@@ -150,7 +151,7 @@ def quantity(value: float | None) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """`0:01:10`, with days where there are any; `-:--:--` where it is not known."""
+    """`0:01:10`, with days if there are any; `-:--:--` if unknown."""
     if seconds is None or not math.isfinite(seconds):
         return "-:--:--"
     minutes, second = divmod(round(seconds), 60)

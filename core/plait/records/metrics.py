@@ -1,4 +1,4 @@
-"""Where a run's numbers go: metrics.jsonl, TensorBoard curves, Weights & Biases. Rank 0 only."""
+"""Where a run's metrics go: metrics.jsonl, TensorBoard curves, Weights & Biases. Rank 0 only."""
 
 import contextlib
 import hashlib
@@ -16,7 +16,7 @@ from plait.contract.errors import DiskError, PlaitError, shown
 from plait.system.disk import replace, writing
 
 FILE = "metrics.jsonl"
-OLD = "metrics.old.jsonl"  # what was there when the run began again at step 0
+OLD = "metrics.old.jsonl"  # the old rows of a run that started again at step 0
 FIRST = 10
 KEYS = (
     "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "mfu", "peak_memory_bytes", "data_seconds",
@@ -30,10 +30,10 @@ class Sink(Protocol):
 
 
 class MetricsFile:
-    """The writer of a metrics.jsonl: a line a step, `KEYS` first and in their order, then what else the row has.
+    """Writes a metrics.jsonl: one line per step, `KEYS` first and in their order, then the row's other keys.
 
     Floats keep full precision (their repr reads back bitwise), NaN and infinities become null. Each line is one
-    write to the system, so a killed run tears at most its last line, and a full disk none.
+    write, so a killed run tears at most its last line, and a full disk none.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -41,9 +41,9 @@ class MetricsFile:
         self._file: int | None = None
 
     def resume(self, step: int) -> int:
-        """Cut the rows past `step` and a torn last line, all or nothing; returns the last step that is left, or 0.
+        """Cut the rows past `step` and a torn last line, all or nothing; returns the last remaining step, or 0.
 
-        With step 0 the run starts over: all that was there moves to the end of `OLD`.
+        With step 0 the run starts over: all rows move to the end of `OLD`.
         Raises PlaitError if the file is damaged.
         """
         self.close()
@@ -57,7 +57,7 @@ class MetricsFile:
         return kept[-1]["step"] if kept else 0
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Raises DiskError where the row cannot be written, and leaves the file as it was before."""
+        """Raises DiskError if the row cannot be written, and leaves the file as it was."""
         rest = memoryview(_line({key: row[key] for key in (*KEYS, *row) if key in row}))
         with writing(self.path):
             if self._file is None:
@@ -70,7 +70,7 @@ class MetricsFile:
             if not there:
                 raise DiskError(f"{shown(self.path)} was removed or replaced while the run wrote it")
             try:
-                while rest:  # a full disk may take part of it, and then says why
+                while rest:  # a full disk may take part of it, and report the reason with the rest
                     rest = rest[os.write(self._file, rest) :]
             except OSError:
                 os.ftruncate(self._file, ours.st_size)
@@ -83,9 +83,9 @@ class MetricsFile:
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; a torn last line, one without its end, is left out.
+    """The rows of a metrics.jsonl, without a torn last line.
 
-    Raises PlaitError if there is no such file, or any other line is no row.
+    Raises PlaitError if there is no such file, or if any other line is not a row.
     """
     try:
         *lines, torn = Path(path).read_bytes().split(b"\n")
@@ -98,7 +98,7 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def speed(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Median of tokens per second, if there are many steps without the first, which also pay for compilation."""
+    """Median of tokens per second; with many steps, without the first, which include compilation."""
     speeds = [row["tokens_per_second"] for row in rows if row.get("tokens_per_second")]
     return median(speeds[FIRST:] if len(speeds) > 2 * FIRST else speeds) if speeds else None
 
@@ -117,9 +117,9 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def upto(path: Path, step: int) -> list[dict[str, Any]]:
-    """The rows of the steps up to `step` in their order, each once; none if there is no file.
+    """The rows of the steps up to `step` in order, each once; none if there is no file.
 
-    Raises PlaitError if the file is damaged, or has two rows of one step that differ.
+    Raises PlaitError if the file is damaged, or has two different rows for one step.
     """
     rows: dict[int, dict[str, Any]] = {}
     try:
@@ -127,12 +127,12 @@ def upto(path: Path, step: int) -> list[dict[str, Any]]:
             if row["step"] <= step and rows.setdefault(row["step"], row) != row:
                 raise PlaitError(f"{path} has two rows of step {row['step']} that differ")
     except PlaitError as error:
-        raise PlaitError(f"{error}; mend it, or move it away if the run may go on without its rows") from None
+        raise PlaitError(f"{error}; repair it, or move it away if the run may continue without its rows") from None
     return [rows[number] for number in sorted(rows)]
 
 
 def cut_torn_end(path: Path) -> bool:
-    """Cut what follows the last whole row, if something does that is no row; returns whether it did."""
+    """Cut what follows the last complete row, if it is not a row; returns whether it did."""
     content = path.read_bytes() if path.is_file() else b""
     torn = content.rpartition(b"\n")[2]
     if not torn or _row(torn):
@@ -142,9 +142,9 @@ def cut_torn_end(path: Path) -> bool:
 
 
 class Seal:
-    """What the file holds so far, as a checkpoint keeps it: [bytes, sha256]. Each byte is read once.
+    """The content of the file so far, as a checkpoint stores it: [bytes, sha256]. Each byte is read once.
 
-    It follows a file that grows, made by one `MetricsFile` after its `resume`.
+    It follows a growing file, written by one `MetricsFile` after its `resume`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -158,16 +158,16 @@ class Seal:
                 while block := file.read(1 << 20):
                     self._hash.update(block)
                     self._bytes += len(block)
-                os.fsync(file.fileno())  # a power cut must not take rows that a checkpoint vouches for
+                os.fsync(file.fileno())  # a power cut must not lose rows that a checkpoint refers to
         except FileNotFoundError:
             return None
         return [self._bytes, self._hash.hexdigest()]
 
 
 def check_seal(path: Path, seal: Any, step: int) -> None:
-    """Raises PlaitError if the rows of the steps up to `step` are not those that the checkpoint `seal` comes from saw.
+    """Raises PlaitError if the rows of the steps up to `step` are not those that the checkpoint of `seal` saw.
 
-    A row of numbers may be valid and wrong: a bit that flips in a digit leaves a number. A missing file passes.
+    A row may be valid but wrong: a flipped bit in a digit leaves a number. A missing file passes.
     """
     if seal is None or not path.exists():
         return
@@ -175,23 +175,23 @@ def check_seal(path: Path, seal: Any, step: int) -> None:
     content = path.read_bytes()[:size]
     if hashlib.sha256(content).hexdigest() != expected:
         raise PlaitError(
-            f"the rows of {path} up to step {step} were changed after they were written (sha256 differs): bring them "
-            "back, or move the file away if the run may go on without its rows"
+            f"the rows of {path} up to step {step} were changed after they were written (sha256 differs): restore "
+            "them, or move the file away if the run may continue without its rows"
         )
 
 
 def last_step(path: Path) -> int:
-    """The last step that the file has, or 0; of a damaged one, of the lines that can be read."""
+    """The last step in the file, or 0; for a damaged one, in the lines that can be read."""
     lines = path.read_bytes().splitlines() if path.is_file() else []
     return max((row["step"] for row in map(_row, lines) if row), default=0)
 
 
 class Metrics:
-    """All places that `conf` asks for, fed with one row a step.
+    """All outputs that `conf` asks for; they get one row per step.
 
-    folder: the run's. resume_step: the step that the run goes on from, 0 for a new one; whatever an earlier try of
-    the run has logged past it disappears. config: the run's resolved config, for places that show it.
-    Raises PlaitError where metrics.wandb=true and wandb is not installed.
+    folder: the run's. resume_step: the step that the run continues from, 0 for a new one; rows past it from an earlier
+    attempt are dropped. config: the run's resolved config, for outputs that show it.
+    Raises PlaitError if metrics.wandb=true and wandb is not installed.
     """
 
     def __init__(
@@ -226,14 +226,16 @@ class Metrics:
         try:
             self.close()
         except Exception:
-            if kind is None:  # else the run ends for another reason, which is the one to tell
+            if kind is None:  # otherwise the run is ending for another reason, which is the one to report
                 raise
 
 
 def check(conf: Conf) -> None:
-    """Raises PlaitError where `conf` asks for a library that is not installed; imports none, so the parent may ask."""
+    """Raises PlaitError if `conf` asks for a library that is not installed; imports none, so the parent may call it."""
     if conf.wandb and importlib.util.find_spec("wandb") is None:
-        raise PlaitError("metrics.wandb=true, but wandb is not installed; `pip install wandb`, or set it to false")
+        raise PlaitError("metrics.wandb=true, but wandb is not installed; `pip install wandb`, or set it to false").at(
+            "metrics.wandb", True, fits=(False,)
+        )
 
 
 class _TensorBoard:
@@ -245,7 +247,7 @@ class _TensorBoard:
             self._writer = SummaryWriter(str(folder), purge_step=resume_step + 1, flush_secs=10)
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Raises DiskError, a few steps late, where the thread of the writer met one."""
+        """Raises DiskError, a few steps late, if the writer's thread met one."""
         with writing(self.folder, "the curves for TensorBoard"):
             for key, value in _numbers(row).items():
                 self._writer.add_scalar(key, value, row["step"])
@@ -259,7 +261,7 @@ class _Wandb:
     def __init__(self, folder: Path, name: str, config: dict[str, Any]) -> None:
         import wandb
 
-        remembered = folder / "wandb.id"  # the same command goes on in the same curves
+        remembered = folder / "wandb.id"  # the same command continues the same curves
         if not remembered.exists():
             replace(remembered, wandb.util.generate_id())
         self._run = wandb.init(

@@ -1,9 +1,9 @@
-"""How fast a GPU could multiply matrices: what `mfu` is a share of."""
+"""The speed of a GPU's matrix products: what `mfu` is a share of."""
 
 import re
 
-# Dense products in bfloat16 or float16 with sums in float32, in TFLOP/s of one torch device, of devices that no file in
-# conf/cluster/ is for. Vendors print figures "with sparsity": these are half of them.
+# Dense products in bfloat16 or float16 with sums in float32, in TFLOP/s per torch device, for devices that no file in
+# conf/cluster/ describes. Vendors print figures "with sparsity": these are half of them.
 _OTHERS = (
     (r"GB[23]00", 2500.0),  # NVIDIA GB200 NVL72 and GB300 NVL72 product pages: 360 PFLOP/s sparse over 72
     (r"B300", 2250.0),  # NVIDIA HGX B300 product page: 36 PFLOP/s sparse over 8
@@ -17,15 +17,15 @@ _OTHERS = (
     (r"RTX 4090", 165.2),  # NVIDIA Ada architecture whitepaper, float32 sums
     (r"RTX 3090", 71.0),  # NVIDIA GA102 architecture whitepaper, float32 sums
     (r"MI325X", 1307.4),  # AMD Instinct MI325X datasheet
-    (r"MI250X", 191.5),  # AMD Instinct MI250X datasheet: 383 a card, of which torch sees two devices
+    (r"MI250X", 191.5),  # AMD Instinct MI250X datasheet: 383 per card, which torch sees as two devices
 )
 _LESSER = re.compile(r"\b4090 D\b|\b3090 Ti\b")
 
 
 def peak_flops(device_type: str, device_name: str, dtype: object) -> float | None:
-    """Dense peak of one device in FLOP/s; None where it is not known, as on a CPU or in another dtype.
+    """Dense peak of one device in FLOP/s; None if unknown, as on a CPU or in another dtype.
 
-    device_name: as `torch.cuda.get_device_name` says it. dtype: what products compute in, a name or a torch.dtype;
+    device_name: from `torch.cuda.get_device_name`. dtype: what products compute in, a name or a torch.dtype;
     only bfloat16 and float16 have a peak here.
     """
     if device_type == "cpu" or str(dtype).removeprefix("torch.") not in ("bfloat16", "float16"):

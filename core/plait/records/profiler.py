@@ -27,12 +27,12 @@ class Profiler:
     """`with Profiler(...) as profiler:` around the loop, `profiler.step(n)` after each step.
 
     On the ranks in `conf.ranks` it traces steps `conf.start` to `conf.start + conf.steps - 1` and writes them to
-    `<folder>/profile/step-<first>-<last>-rank<rank>.json` (for Perfetto or chrome://tracing), and with `conf.memory`
-    what the GPU's allocator did meanwhile to a `.pickle` of the same name. Elsewhere it installs nothing.
+    `<folder>/profile/step-<first>-<last>-rank<rank>.json` (for Perfetto or chrome://tracing); with `conf.memory` it
+    also writes the history of the GPU's allocator to a `.pickle` of the same name. On other ranks it installs nothing.
 
-    parts: FQN -> module of what gets its name in the trace, blocks. axes: name of a process group -> axis, from
-    `axes_by_group`. done: the step that the run goes on from. say: gets a line when a trace is written.
-    Raises PlaitError where `conf.memory` is asked for without a GPU.
+    parts: FQN -> module of what gets its name in the trace, such as blocks. axes: name of a process group -> axis, from
+    `axes_by_group`. done: the step that the run continues from. say: gets a line when a trace is written.
+    Raises PlaitError if `conf.memory` is set without a GPU.
     """
 
     def __init__(
@@ -52,7 +52,9 @@ class Profiler:
         self.enabled = conf.enabled and rank in conf.ranks and self.last > done
         self.activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device_type == "cuda")
         if conf.enabled and conf.memory and device_type != "cuda":
-            raise PlaitError("profile.memory=true asks for snapshots of a GPU's memory, but the run is on a CPU")
+            raise PlaitError("profile.memory=true asks for snapshots of a GPU's memory, but the run is on a CPU").at(
+                "profile.memory", True, fits=(False,)
+            )
         self._profile: profile | None = None
         self._hooks: list[Any] = []
         self._began = 0
@@ -93,7 +95,7 @@ class Profiler:
         return ProfilerAction.WARMUP if step == self.first - 1 else ProfilerAction.NONE
 
     def _follow(self, done: int) -> None:
-        """Hooks, and the flight recorder's notes before it forgets them, for exactly the steps that are traced."""
+        """Hooks, and the flight recorder's entries before they are overwritten, for exactly the traced steps."""
         self.done = done
         if done + 1 == self.first:
             self._began = time.time_ns()
@@ -128,7 +130,7 @@ class Profiler:
         self._hooks = []
 
     def _write(self, running: profile) -> None:
-        """A trace that cannot be written is told, and training goes on."""
+        """If a trace cannot be written, says so and lets training continue."""
         path = self.folder / f"step-{self.first}-{max(self.done, self.first)}-rank{self.rank}.json"
         raw = path.with_suffix(".raw")
         try:
@@ -138,12 +140,12 @@ class Profiler:
         except DiskError as error:
             for part in [*self.folder.glob(f"{raw.name}*"), path.with_suffix(".pickle")]:
                 part.unlink(missing_ok=True)
-            self.say(f"profile: {error}; training goes on")
+            self.say(f"profile: {error}; training continues")
 
     def _write_to(self, path: Path, raw: Path, running: profile) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         running.export_chrome_trace(str(raw))
-        if not raw.exists():  # torch's profiler keeps its reason to itself
+        if not raw.exists():  # torch's profiler does not report its reason
             can_be_written(self.folder, "")
         trace = json.loads(raw.read_text(errors="replace"), strict=False)
         name_all(trace, self.parts, self.axes, self._collectives.values(), self._offset)
@@ -158,7 +160,7 @@ def axes_by_group(mesh: "Mesh") -> dict[str, str]:
     """Name of a process group -> the axis that it spans, for all axes of all views."""
     layout = mesh.layout
     names = [axis.name for axes in (layout.dense, *layout.views.values()) for axis in axes]
-    return {mesh[name].get_group().group_name: name for name in reversed(names)}  # of two that coincide the first
+    return {mesh[name].get_group().group_name: name for name in reversed(names)}  # the first of two that coincide
 
 
 def name_all(
@@ -168,10 +170,10 @@ def name_all(
     collectives: Iterable[Mapping[str, Any]] = (),
     offset: int = 0,
 ) -> None:
-    """Give names to a chrome trace, in place: steps, backward passes of `blocks`, axes and places of collectives.
+    """Adds names to a chrome trace, in place: steps, backward passes of `blocks`, axes and modules of collectives.
 
-    collectives: entries of the flight recorder; they say which group an operation of gloo served, which the trace
-    does not. nccl's events carry their group themselves. offset: the number of the step that torch counts as 0.
+    collectives: entries of the flight recorder; they show which group a gloo operation belongs to, which the trace does
+    not. nccl's events contain their group. offset: the number of the step that torch counts as 0.
     """
     events: list[Event] = [e for e in trace["traceEvents"] if e.get("ph") == "X" and "dur" in e]
     host = [e for e in events if e.get("cat") in ("cpu_op", "user_annotation")]
@@ -191,7 +193,7 @@ def name_all(
 
 
 def axis_of(group: str, description: str, axes: Mapping[str, str]) -> str:
-    """The axis of a process group; one that joins several axes has its mesh's name, such as `data`."""
+    """The axis of a process group; a group that joins several axes has its mesh's name, such as `data`."""
     if group in axes:
         return axes[group]
     if description.startswith("mesh_"):
@@ -212,7 +214,7 @@ def _name_by_time(
     collectives: Iterable[Mapping[str, Any]],
     base: int,
 ) -> None:
-    """The recorder notes a collective while the operation that starts it runs; a thread of its group then does it."""
+    """The recorder notes a collective during the operation that starts it; a thread of its group then runs it."""
     starts = [e["ts"] for e in operations]
     done = [e for e in sorted(host, key=lambda e: e["ts"]) if e["name"].startswith("gloo:")]
     waiting: dict[str, deque[Event]] = defaultdict(deque)
@@ -237,7 +239,7 @@ def _name_by_time(
 
 
 def _backward(host: list[Event], blocks: set[str]) -> list[Event]:
-    """Spans of the blocks' backward passes: autograd gives a node the number of the operation that made it."""
+    """Spans of the blocks' backward passes: autograd gives a node the number of the operation that created it."""
     makers: dict[int, Event] = {}
     for event in sorted(host, key=lambda e: e["ts"]):
         number = event.get("args", {}).get("Sequence number")
@@ -263,7 +265,7 @@ def _backward(host: list[Event], blocks: set[str]) -> list[Event]:
 
 
 def _innermost(outer: Iterable[Event], inner: Iterable[Event]) -> list[tuple[Event, Event]]:
-    """Pairs of an event of `inner` and the innermost of `outer` that runs on its thread when it starts."""
+    """Pairs of an event of `inner` and the innermost event of `outer` that runs on its thread when it starts."""
     running: dict[Any, list[Event]] = defaultdict(list)
     pairs = []
     marked = [*((e["ts"], 0, -e["dur"], i, e) for i, e in enumerate(outer))]

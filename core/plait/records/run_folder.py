@@ -1,4 +1,4 @@
-"""A run's folder: who may use it, what it was started with, and how it ended."""
+"""A run's folder: who may use it, how the run was started, and how it ended."""
 
 import contextlib
 import json
@@ -27,7 +27,8 @@ FILES = ("config.yaml", "versions.json", "mesh.json", "outcome.json", "metrics.j
 class Outcome:
     """How a run ended. kind: "finished", "stopped" (by a signal, after saving), or "failed".
 
-    signal: the one that asked for the stop, if the kind is "stopped".
+    signal: the signal that asked for the stop, if the kind is "stopped". fault: what another start would meet again,
+    if it has an exit code of its own.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Outcome:
     signal: int | None = attrs.field(
         default=attrs.Factory(lambda self: int(SIGTERM) if self.kind == "stopped" else None, takes_self=True)
     )
+    fault: str | None = None
 
 
 def _absolute(path: str | Path) -> Path:
@@ -45,7 +47,7 @@ def _absolute(path: str | Path) -> Path:
 
 @attrs.define
 class RunFolder:
-    """`runs/<name>`, or a job's place in a sweep's folder."""
+    """`runs/<name>`, or a job's folder in a sweep's."""
 
     path: Path = attrs.field(converter=_absolute)
     _lock: int | None = attrs.field(default=None, init=False)
@@ -58,12 +60,12 @@ class RunFolder:
         return self.ranks / f"rank-{rank}.log"
 
     def checkpoints(self, directory: str) -> Path:
-        return self.path / directory  # an absolute `directory` stands for itself
+        return self.path / directory  # an absolute `directory` is used as it is
 
     def lock(self) -> None:
-        """Hold the folder until this process ends; it is made if there is none.
+        """Lock the folder until this process ends; creates it if necessary.
 
-        Raises PlaitError where a live run holds it, or the system refuses it.
+        Raises PlaitError if a live run holds it, or the system refuses it.
         """
         if self._lock is not None:
             return
@@ -75,23 +77,25 @@ class RunFolder:
             self._lock = try_lock(file)
             if self._lock is None:
                 holder = file.read_text().strip() or "another process"
-                raise PlaitError(f"the run in {self.path} is live already ({holder}); wait for it or set run.name")
+                raise PlaitError(
+                    f"the run in {self.path} is already running ({holder}); wait for it or set run.name"
+                ).at("run.name", self.path.name, fits="another name")
             self.remove_torn()
-        with contextlib.suppress(OSError):  # it is only for whom the lock turns away
-            os.ftruncate(self._lock, 0)  # by its own handle: on NFS, closing another one lets go of the lock
+        with contextlib.suppress(OSError):  # only for processes that the lock turns away
+            os.ftruncate(self._lock, 0)  # with its own handle: on NFS, closing another handle releases the lock
             os.write(self._lock, f"process {os.getpid()}".encode())
 
     def remove_torn(self) -> None:
-        """Remove files that a killed process did not put in their place; nobody else may be writing now."""
+        """Remove temporary files of killed processes; nobody else may be writing now."""
         for torn in self.path.glob(".*.[0-9]*"):
             if re.fullmatch(rf"\.({'|'.join(map(re.escape, FILES))})\.\d+", torn.name):
                 torn.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raises PlaitError if something else than a file has the name of one that a run writes."""
-        for name in FILES:
-            if (path := self.path / name).exists() and not path.is_file():
-                raise PlaitError(f"{path} is no file: move or remove it, or set another run.name")
+        """Raises PlaitError if something other than a file has the name of a file that a run writes."""
+        for path in (*(self.path / name for name in FILES), *self.ranks.glob("rank-*")):
+            if path.exists() and not path.is_file():
+                raise PlaitError(f"{path} is not a file: move or remove it, or set another run.name")
 
     def unlock(self) -> None:
         if self._lock is not None:
@@ -99,7 +103,7 @@ class RunFolder:
             self._lock = None
 
     def discard(self) -> None:
-        """Remove a folder that was made just now, with what is in it if this process holds it."""
+        """Remove a folder that was just created, with its content if this process holds it."""
         if self._lock is not None:
             shutil.rmtree(self.path, ignore_errors=True)
         for empty in (self.ranks, self.path):
@@ -122,11 +126,13 @@ class RunFolder:
         return json.loads((self.path / "versions.json").read_text())
 
     def set_outcome(self, outcome: Outcome) -> None:
-        node = attrs.asdict(outcome, filter=lambda field, value: value is not None or field.name != "signal")
+        node = attrs.asdict(
+            outcome, filter=lambda field, value: value is not None or field.name not in ("signal", "fault")
+        )
         replace(self.path / "outcome.json", json.dumps(node) + "\n")
 
     def outcome(self) -> Outcome | None:
-        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):  # damaged says nothing
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):  # None for a damaged file
             return Outcome(**json.loads((self.path / "outcome.json").read_text()))
         return None
 

@@ -1,1 +1,4 @@
-"""`plait report`: what runs and sweeps did, as one page that opens without a server or a network."""
+"""`plait report`: one page about runs and sweeps, which opens without a server or a network.
+
+May import `sweep` and the rooms below it.
+"""

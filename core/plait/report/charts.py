@@ -1,4 +1,4 @@
-"""The curves of a report as values, which a page and pictures draw alike."""
+"""The curves of a report as values, drawn the same in the page and in pictures."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ AXES = {"steps": "step", "tokens": "tokens", "time": "seconds of training"}
 
 @attrs.frozen
 class Curve:
-    """One line. x: along each of AXES. y: None is a gap. run: its number, which gives the color."""
+    """One line. x: along each of AXES. y: None is a gap. run: its number, which determines the color."""
 
     name: str
     run: int
@@ -25,7 +25,7 @@ class Curve:
 
 @attrs.frozen
 class Chart:
-    """Curves with one meaning. unit: of y, as an axis says it."""
+    """Curves with one meaning. unit: of y, for the axis label."""
 
     key: str
     title: str
@@ -34,7 +34,7 @@ class Chart:
 
 
 def charts(runs: list[Recorded]) -> list[Chart]:
-    """Those for which some run has numbers."""
+    """The charts for which some run has values."""
     validation = _each(runs, "val_loss", "validation", marked=True)
     measured = _each(runs, "peak_memory_bytes", scale=2**-30)
     made = [
@@ -99,7 +99,7 @@ def _curves(
 
 
 def _fewer(points: list[Any]) -> list[Any]:
-    """At most about MOST points: of each stretch its lowest and its highest, so that no spike is lost."""
+    """At most about MOST points: the lowest and the highest of each stretch, so that no spike is lost."""
     if len(points) <= MOST:
         return points
     size = -(-2 * len(points) // MOST)

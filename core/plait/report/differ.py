@@ -1,4 +1,4 @@
-"""Where the configs of several runs differ."""
+"""The keys in which the configs of several runs differ."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ NOT_COUNTED = ("run.name", "sweep.")
 
 
 def differing(configs: list[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """(dotted key, its value in each) for every key that is not the same in all; empty configs have no say."""
+    """(dotted key, its value in each) for every key that is not the same in all; empty configs are ignored."""
     flat = [dict(_flat(config)) for config in configs]
     keys = sorted({key for each in flat for key in each if not key.startswith(NOT_COUNTED)})
     rows = [(key, [_shown(each[key]) if key in each else ABSENT for each in flat]) for key in keys]

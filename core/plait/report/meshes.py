@@ -1,13 +1,13 @@
-"""A run's mesh, drawn as boxes in boxes: an axis is a row of boxes, and inside the innermost are ranks."""
+"""A run's mesh as nested boxes: an axis is a row of boxes, and the innermost contain ranks."""
 
 from html import escape
 from typing import Any
 
-SHOWN = 8  # boxes of an axis; of more the first and the last
+SHOWN = 8  # boxes per axis; of more, the first ones and the last
 
 
 def drawn(mesh: dict[str, Any]) -> str:
-    """HTML for what `mesh.json` holds: the dense axes, then each view."""
+    """HTML for the content of `mesh.json`: the dense axes, then each view."""
     parts = []
     for title, axes in [("all ranks", mesh["dense"]), *mesh["views"].items()]:
         lines = "".join(

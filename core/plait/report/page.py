@@ -1,4 +1,4 @@
-"""The page of a report: one file of HTML with its styles, its numbers and the library that draws them."""
+"""The page of a report: one HTML file with its styles, its values and the library that draws them."""
 
 import json
 from html import escape
@@ -27,7 +27,7 @@ def check_library() -> None:
 
 
 def page(runs: list[Recorded], refresh: int | None = None) -> str:
-    """HTML. refresh: seconds after which a browser loads the page again."""
+    """HTML. refresh: seconds after which a browser reloads the page."""
     from plotly.offline import get_plotlyjs
 
     own = files("plait.report")
@@ -124,7 +124,7 @@ def _meshes(runs: list[Recorded]) -> str:
 
 
 def _environment(runs: list[Recorded]) -> str:
-    """Versions and machines; a column for each set of runs that have the same."""
+    """Versions and machines; one column for each set of runs with the same."""
     alike: dict[str, list[Recorded]] = {}
     for run in runs:
         if run.versions:

@@ -15,7 +15,7 @@ def check_library() -> None:
 
 
 def draw(charts: list[Chart], folder: Path) -> list[Path]:
-    """Write one file for each chart, and one of the loss for each x axis."""
+    """Write one file per chart, and one of the loss for each x axis."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for chart in charts:

@@ -1,4 +1,4 @@
-"""Runs and sweeps as their folders tell of them; nothing is changed there."""
+"""Reads runs and sweeps from their folders, and changes nothing there."""
 
 import contextlib
 import json
@@ -19,9 +19,9 @@ Row = dict[str, Any]
 
 @attrs.frozen
 class Recorded:
-    """One run, or a job of a sweep that may never have begun.
+    """One run, or a job of a sweep that may never have started.
 
-    name: short, and different from all others. seconds: of training up to each row. starts: how often it was started.
+    name: short and unique. seconds: of training up to each row. starts: how often it was started.
     """
 
     name: str
@@ -42,14 +42,14 @@ class Recorded:
 
 
 def recorded(folders: list[Path]) -> list[Recorded]:
-    """All runs in `folders`, each of which is a run's, a sweep's, or holds such.
+    """All runs in `folders`, each of which is a run's, a sweep's, or contains some.
 
     Raises PlaitError for a folder without any, and for damaged files.
     """
     found: dict[Path, Job | None] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise PlaitError(f"{folder} is no folder: give those of runs or sweeps, such as runs/a or runs")
+            raise PlaitError(f"{folder} is not a folder: give folders of runs or sweeps, such as runs/a or runs")
         here = dict(_runs(folder))
         if not here:
             raise PlaitError(
@@ -73,7 +73,7 @@ def _runs(folder: Path) -> Iterator[tuple[Path, Job | None]]:
 
 
 def _names(paths: list[Path]) -> dict[Path, str]:
-    """The last parts of each path, as many as tell them apart."""
+    """The last parts of each path, as many as needed to distinguish them."""
     for depth in range(1, max((len(path.parts) for path in paths), default=1) + 1):
         names = {path: "/".join(path.parts[-depth:]) for path in paths}
         if len(set(names.values())) == len(paths):
@@ -85,7 +85,7 @@ def _read(path: Path, name: str, job: Job | None) -> Recorded:
     rows, damage = [], ""
     try:
         rows = metrics.read(path / metrics.FILE) if (path / metrics.FILE).exists() else []
-    except PlaitError as error:  # no reason to show nothing of the others
+    except PlaitError as error:  # the others are still shown
         damage = str(error)
     folder = RunFolder(path)
     outcome = folder.outcome()
@@ -94,7 +94,7 @@ def _read(path: Path, name: str, job: Job | None) -> Recorded:
     elif outcome is not None:
         state, reason = outcome.kind, outcome.reason
     else:
-        state, reason = ("interrupted", "it ended without saying how") if rows else ("not begun", "")
+        state, reason = ("interrupted", "it ended without reporting why") if rows else ("not begun", "")
     if job is not None and state != "running" and job.state in ("failed", "pruned"):
         state, reason = job.state, job.reason
     if damage:
@@ -119,7 +119,7 @@ def _read(path: Path, name: str, job: Job | None) -> Recorded:
 
 
 def _seconds(rows: list[Row]) -> list[float]:
-    """Time of training up to each row, from what each step says of its speed; saving and validation are not in it."""
+    """Training time up to each row, from the steps' speeds; without saving and validation."""
     found, before, total = [], 0, 0.0
     for row in rows:
         tokens, speed = row.get("tokens", 0), row.get("tokens_per_second")
@@ -140,7 +140,7 @@ def _text(path: Path) -> str:
 
 
 def _mapping(load: Any, path: Path) -> dict[str, Any]:
-    """What the file holds; empty if it is missing or damaged, which is no reason to show nothing of the run."""
+    """The content of the file; empty if it is missing or damaged, so that the rest of the run is shown."""
     with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):
         value = load(path.read_text())
         return value if isinstance(value, dict) else {}

@@ -1,1 +1,4 @@
-"""Which strategies are installed, in which order they act, and their hooks joined. Imports `contract`; no torch."""
+"""The installed strategies, the order in which they act, and their hooks combined.
+
+May import `system` and the rooms below it; no torch.
+"""

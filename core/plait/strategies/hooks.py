@@ -1,7 +1,8 @@
-"""The selected strategies joined by pluggy: who is called, in which order, and whose fault an error is."""
+"""The selected strategies registered with pluggy: calls their hooks in order, and names the culprit of an error."""
 
 import contextlib
 import functools
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,164 +11,173 @@ import attrs
 import pluggy
 
 from plait.contract import hookspecs
-from plait.contract.errors import PlaitError, left
-from plait.contract.exact import Misfit, short
-from plait.strategies.order import Place, claimed, order
+from plait.contract.errors import PlaitError, left, short
+from plait.contract.exact import Misfit
+from plait.strategies.order import Turn, claimed, order
 from plait.strategies.registry import described
 from plait.system.signals import asked_to_stop
 
+CORE = "plait"  # the name of the plugin with the core's answers
 TRACE = "PLAIT_TRACE_PLUGINS"
 BLAME = "raised by"
 
 
 @attrs.frozen
-class Owed:
-    """what: in words. take: the answer as the core uses it; raises Misfit for one of another kind."""
+class Required:
+    """what: the required answer in words. take: converts an answer; raises Misfit for a wrong one."""
 
     what: str
     take: Callable[[Any], Any]
 
 
-class Unowed(PlaitError):
-    """A hook answered what it does not owe; the message says whose."""
+class WrongAnswer(PlaitError):
+    """A hook returned a wrong answer; the message names its strategy."""
 
 
-class Braid:
-    """The hooks of the selected strategies. Made afresh for every run; nothing is process-global.
+class Hooks:
+    """The hooks of the selected strategies. Every run has its own instance; nothing is process-global.
 
+    answers: the required answers of hooks; a hook that answers something else raises. defaults: the core's own answers,
+    a plugin below all strategies. Both need torch, so they come from `plait.parallel`.
     Raises PlaitError for a hook that does not exist or asks for unknown arguments, two strategies with the same
-    first-result hook, a wrapper around a fold, two claims of one role, and a cycle in the order; and where a hook
-    answers what it does not owe: `answers` is `plait.parallel.answers.ANSWERS`, apart from here since it needs torch.
+    first-result hook, a wrapper around a fold, two claims of one role, and a cycle in the order.
     """
 
-    def __init__(self, strategies: Mapping[str, Any], answers: Mapping[str, Owed] | None = None) -> None:
+    def __init__(
+        self, strategies: Mapping[str, Any], answers: Mapping[str, Required] | None = None, defaults: Any = None
+    ) -> None:
         self.strategies, self._answers = dict(strategies), answers or {}
-        self.places: list[Place] = order(self.strategies)
+        self.turns: list[Turn] = order(self.strategies)
         self.roles: dict[str, str] = claimed(self.strategies)
         self._manager = pluggy.PluginManager("plait")
         self._manager.add_hookspecs(hookspecs)
-        for place in reversed(self.places):  # pluggy calls the last registered first
-            self._register(place.name, self.strategies[place.name])
+        if defaults is not None:
+            self._manager.register(defaults, name=CORE)
+        for turn in reversed(self.turns):  # pluggy calls the last registered first
+            self._register(turn.name, self.strategies[turn.name])
         for hook in hookspecs.FIRST_RESULT:
             owners = self.owners(hook)
             if len(owners) > 1:
                 raise PlaitError(
-                    f"strategies {owners[0]!r} and {owners[1]!r} both implement {hook!r}, which only one may"
-                )
+                    f"strategies {owners[0]!r} and {owners[1]!r} both implement {hook!r}; only one may"
+                ).at("strategy", tuple(owners[:2]))
 
     def owners(self, hook: str) -> list[str]:
-        """Who implements `hook`, in order."""
-        implementations = getattr(self._manager.hook, hook).get_hookimpls()
-        return [i.plugin_name for i in reversed(implementations) if not (i.hookwrapper or i.wrapper)]
+        """The strategies that implement `hook`, in order."""
+        return [i.plugin_name for i in reversed(self._of_strategies(hook)) if not (i.hookwrapper or i.wrapper)]
 
     def implemented(self, hook: str) -> bool:
         """Whether a strategy implements or wraps `hook`."""
-        return bool(getattr(self._manager.hook, hook).get_hookimpls())
+        return bool(self._of_strategies(hook))
 
     def all(self, hook: str, **arguments: Any) -> None:
         getattr(self._manager.hook, hook)(**arguments)
 
     def answers(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
-        """(strategy, answer) of everyone who implements `hook`, in order."""
-        return [(i.plugin_name, _call(i, arguments)) for i in self._plain(hook)]
+        """(strategy, answer) of every strategy that implements `hook`, in order."""
+        return [(i.plugin_name, _call(i, arguments)) for i in reversed(self._of_strategies(hook))]
 
-    def first(self, hook: str, default: Callable[..., Any], **arguments: Any) -> Any:
-        """The one answer there is, or the core's default where nobody gives one."""
-        answer = getattr(self._manager.hook, hook)(**arguments)
-        return default(**arguments) if answer is None else answer
+    def first(self, hook: str, **arguments: Any) -> Any:
+        """The answer of the strategy that has one, else the core's."""
+        return getattr(self._manager.hook, hook)(**arguments)
 
     def fold(self, hook: str, name: str, value: str, **arguments: Any) -> Any:
-        """`arguments[value]` after strategy `name` has acted on it; None from the hook means: changed in place."""
-        for implementation in self._plain(hook):
+        """`arguments[value]` after strategy `name` has acted on it; None from the hook means that it changed it in
+        place."""
+        for implementation in self._of_strategies(hook):
             if implementation.plugin_name == name:
                 answer = _call(implementation, arguments)
                 return arguments[value] if answer is None else answer
         return arguments[value]
 
-    def _plain(self, hook: str) -> list[Any]:
-        return list(reversed(getattr(self._manager.hook, hook).get_hookimpls()))
+    def _of_strategies(self, hook: str) -> list[pluggy.HookImpl]:
+        return [i for i in getattr(self._manager.hook, hook).get_hookimpls() if i.plugin_name != CORE]
 
     def _register(self, name: str, strategy: Any) -> None:
         try:
-            self._manager.register(strategy, name=name)
+            self._manager.register(_attributed(strategy, name, self._answers), name=name)
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
             reason = str(error).split("\n")
             raise PlaitError(
                 f"{described(name)} does not fit the hooks of API {hookspecs.API}: {' '.join(reason)}"
             ) from error
-        for caller in self._manager.get_hookcallers(strategy) or ():
-            for implementation in caller.get_hookimpls():
-                if implementation.plugin is not strategy:
-                    continue
-                if implementation.hookwrapper or implementation.wrapper:
-                    if caller.name in hookspecs.FOLDS:
-                        raise PlaitError(f"{described(name)} wraps the hook {caller.name!r}; a fold takes no wrappers")
-                    implementation.function = _attributed_wrapper(  # type: ignore[misc]
-                        implementation.function, name, caller.name, self._answers.get(caller.name)
-                    )
-                    continue
-                implementation.function = _attributed(  # type: ignore[misc]
-                    implementation.function, name, caller.name, implementation.argnames, self._answers.get(caller.name)
-                )
 
 
 def blamed(error: BaseException) -> bool:
-    """Whether `error` came out of a strategy's hook; a note of it says whose."""
+    """Whether `error` came out of a strategy's hook; one of its notes names the strategy."""
     return any(note.startswith(BLAME) for note in getattr(error, "__notes__", ()))
 
 
-def _call(implementation: Any, arguments: Mapping[str, Any]) -> Any:
+def _call(implementation: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
     return implementation.function(*(arguments[a] for a in implementation.argnames))
 
 
-def _attributed(
-    function: Callable[..., Any], name: str, hook: str, argnames: tuple[str, ...], owed: Owed | None
-) -> Callable[..., Any]:
-    """`function`, whose errors name the plugin and the hook, and whose calls are shown where the user asked for it."""
+def _attributed(strategy: Any, name: str, answers: Mapping[str, Required]) -> Any:
+    """A plugin with the hooks of `strategy`: errors in them name the plugin and the hook, and answers are checked.
 
-    @functools.wraps(function)
+    Raises PlaitError for a wrapper around a fold.
+    """
+    body: dict[str, Any] = {"__repr__": lambda self: repr(strategy)}
+    for attribute in dir(strategy):
+        static = inspect.getattr_static(strategy, attribute, None)  # properties are left alone
+        options = getattr(getattr(static, "__func__", static), "plait_impl", None)
+        if options is None:
+            continue
+        hook = options["specname"] or attribute
+        wraps = options["wrapper"] or options["hookwrapper"]
+        if wraps and hook in hookspecs.FOLDS:
+            raise PlaitError(f"{described(name)} wraps the hook {hook!r}; a fold takes no wrappers")
+        around = _around_wrapper if wraps else _around
+        body[attribute] = staticmethod(around(getattr(strategy, attribute), name, hook, answers.get(hook)))
+    return type("Attributed", (), body)()
+
+
+def _around(method: Callable[..., Any], name: str, hook: str, required: Required | None) -> Callable[..., Any]:
+    """`method`, with errors that name the plugin and the hook, and a trace of its calls if the user asks for one."""
+
+    @functools.wraps(method)
     def call(*arguments: Any) -> Any:
         with _blame(name, hook):
             if os.environ.get(TRACE):
-                from plait.strategies.trace import traced
+                from plait.strategies.hook_trace import traced
 
-                given = dict(zip(argnames, arguments, strict=True))
-                answer = traced(name, hook, functools.partial(function, *arguments), given)
+                given = dict(zip(inspect.signature(method).parameters, arguments, strict=False))
+                answer = traced(name, hook, functools.partial(method, *arguments), given)
             else:
-                answer = function(*arguments)
-            return _taken(answer, name, hook, owed)
+                answer = method(*arguments)
+            return _taken(answer, name, hook, required)
 
     return call
 
 
-def _attributed_wrapper(function: Callable[..., Any], name: str, hook: str, owed: Owed | None) -> Callable[..., Any]:
-    """The same for a wrapper, through which the errors of those that it wraps come too: they have their note."""
+def _around_wrapper(method: Callable[..., Any], name: str, hook: str, required: Required | None) -> Callable[..., Any]:
+    """The same for a wrapper. Errors of the hooks that it wraps pass through it, and already have their note."""
 
-    @functools.wraps(function)
+    @functools.wraps(method)
     def call(*arguments: Any) -> Any:
         with _blame(name, hook, GeneratorExit):  # how Python ends a generator
-            return _taken((yield from function(*arguments)), name, hook, owed)
+            return _taken((yield from method(*arguments)), name, hook, required)
 
     return call
 
 
-def _taken(answer: Any, name: str, hook: str, owed: Owed | None) -> Any:
-    if owed is None:
+def _taken(answer: Any, name: str, hook: str, required: Required | None) -> Any:
+    if required is None:
         return answer
     try:
-        return owed.take(answer)
+        return required.take(answer)
     except Misfit:
         answered = f"{described(name)} returned {short(repr(answer))} from its hook {hook!r}"
-        raise Unowed(f"{answered}, which owes {owed.what}") from None
+        raise WrongAnswer(f"{answered}, which must return {required.what}") from None
 
 
 @contextlib.contextmanager
 def _blame(name: str, hook: str, *passing: type[BaseException]) -> Iterator[None]:
-    """Errors inside name the plugin and the hook, unless they name one already."""
+    """Errors raised inside get a note with the plugin and the hook, unless they have one."""
     try:
         yield
-    except Unowed:
+    except WrongAnswer:
         raise
     except Exception as error:
         if not blamed(error):

@@ -1,4 +1,4 @@
-"""What the core reads off a strategy, the order in which strategies act, and which of them go together."""
+"""The class attributes that the core reads from a strategy, the order in which strategies act, and their claims."""
 
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -9,15 +9,14 @@ import attrs
 from plait.contract.errors import PlaitError
 from plait.strategies.registry import described
 
-STAGES = ("model", "graph", "runtime")
-ROLES = ("parameter_sharding", "gradient_sum")
+PHASES = ("model", "graph", "runtime")
 
 
 @attrs.frozen
 class Traits:
-    """The plain class attributes of a strategy, with the defaults of those that it leaves out."""
+    """The class attributes of a strategy, with defaults for those that it leaves out."""
 
-    stage: str
+    phase: str
     before: tuple[str, ...]
     after: tuple[str, ...]
     claims: frozenset[str]
@@ -25,36 +24,46 @@ class Traits:
 
 
 def traits(name: str, strategy: Any) -> Traits:
-    """Raises PlaitError where an attribute says something that the core does not know."""
+    """Raises PlaitError for an unknown value of an attribute."""
     for several in ("before", "after", "claims"):
         said = getattr(strategy, several, ())
         if not isinstance(said, tuple | list | set | frozenset) or not all(isinstance(each, str) for each in said):
-            raise PlaitError(f"{described(name)} has {several} = {said!r}, which must be a tuple of names")
+            raise PlaitError(f"{described(name)} has {several} = {said!r}, which must be a tuple of names").at(
+                several, said, fits="a tuple of names"
+            )
+    if isinstance(getattr(strategy, "stage", None), str):
+        raise PlaitError(
+            f"{described(name)} sets `stage`, which is called `phase`: write phase = {strategy.stage!r}"
+        ).at("stage", strategy.stage, fits=("phase",))
     found = Traits(
-        stage=getattr(strategy, "stage", "runtime"),
+        phase=getattr(strategy, "phase", "runtime"),
         before=tuple(getattr(strategy, "before", ())),
         after=tuple(getattr(strategy, "after", ())),
         claims=frozenset(getattr(strategy, "claims", ())),
         numerics=getattr(strategy, "numerics", "exact"),
     )
-    if found.stage not in STAGES:
-        raise PlaitError(f"{described(name)} acts at stage {found.stage!r}; the stages are {', '.join(STAGES)}")
+    if found.phase not in PHASES:
+        raise PlaitError(f"{described(name)} has the unknown phase {found.phase!r}; available: {', '.join(PHASES)}").at(
+            "phase", found.phase, fits=PHASES
+        )
     if found.numerics not in ("exact", "own"):
-        raise PlaitError(f"{described(name)} declares numerics {found.numerics!r}; it is 'exact' or 'own'")
+        raise PlaitError(f"{described(name)} declares numerics {found.numerics!r}; it is 'exact' or 'own'").at(
+            "numerics", found.numerics, fits=("exact", "own")
+        )
     return found
 
 
 @attrs.frozen
-class Place:
-    """One strategy's place in the order, and why it stands there."""
+class Turn:
+    """A strategy's position in the order, and the reason for it."""
 
     name: str
-    stage: str
+    phase: str
     reason: str
 
 
-def order(strategies: Mapping[str, Any]) -> list[Place]:
-    """Stage first, then `before` and `after`, then name. Raises PlaitError for a cycle, naming its members."""
+def order(strategies: Mapping[str, Any]) -> list[Turn]:
+    """Phase first, then `before` and `after`, then name. Raises PlaitError for a cycle, naming its members."""
     known = {name: traits(name, strategy) for name, strategy in strategies.items()}
     wishes: dict[str, list[tuple[str, str]]] = {name: [] for name in known}  # name -> (goes after, because)
     for name, own in known.items():
@@ -62,25 +71,25 @@ def order(strategies: Mapping[str, Any]) -> list[Place]:
         for other in own.before:
             if other in known:
                 wishes[other].append((name, f"after {name}, as {name} asks"))
-        wishes[name] += [(o, "") for o in known if STAGES.index(known[o].stage) < STAGES.index(own.stage)]
+        wishes[name] += [(o, "") for o in known if PHASES.index(known[o].phase) < PHASES.index(own.phase)]
     sorter = TopologicalSorter({name: {other for other, _ in wish} for name, wish in wishes.items()})
     try:
         sorter.prepare()
     except CycleError as error:
         cycle = " -> ".join(dict.fromkeys(error.args[1]))
         raise PlaitError(f"these strategies each want to act before the other: {cycle}") from None
-    places = []
+    turns = []
     while sorter.is_active():
         ready = sorted(sorter.get_ready())
         for name in ready:
-            reason = "; ".join([f"stage {known[name].stage}", *(because for _, because in wishes[name] if because)])
-            places.append(Place(name, known[name].stage, reason + ("; by name" if len(ready) > 1 else "")))
+            reason = "; ".join([f"phase {known[name].phase}", *(because for _, because in wishes[name] if because)])
+            turns.append(Turn(name, known[name].phase, reason + ("; by name" if len(ready) > 1 else "")))
         sorter.done(*ready)
-    return places
+    return turns
 
 
 def claimed(strategies: Mapping[str, Any]) -> dict[str, str]:
-    """Role -> the one strategy that fills it. Raises PlaitError where two claim one role."""
+    """Role -> the strategy that has it. Raises PlaitError if two strategies claim one role."""
     roles: dict[str, str] = {}
     for name, strategy in strategies.items():
         for role in sorted(traits(name, strategy).claims):
@@ -88,6 +97,6 @@ def claimed(strategies: Mapping[str, Any]) -> dict[str, str]:
                 raise PlaitError(
                     f"strategies {roles[role]!r} and {name!r} both claim the role {role!r}, which only one may fill; "
                     "leave one of them out of `strategy`"
-                )
+                ).at("strategy", (roles[role], name))
             roles[role] = name
     return roles

@@ -1,15 +1,15 @@
-"""Is a strategy sound? It is imported in an interpreter of its own, so that a broken one harms no other."""
+"""Imports a strategy in its own interpreter to test it, so that a broken one harms no other."""
 
 import json
 import subprocess
 import sys
 from typing import Any
 
-MARK = "plait-probe "  # before the answer: what is imported may print too, before it and after
+MARK = "plait-probe "  # before the answer: the imported code may print too, before and after it
 PROBE = """
 import json, sys
 import attrs
-from plait.strategies.hooks import Braid
+from plait.strategies.hooks import Hooks
 from plait.strategies.registry import load
 from plait.strategies.order import traits
 from plait.contract import hookspecs
@@ -20,10 +20,10 @@ try:
     strategy = object.__new__(cls)  # options that must be given are not known here
     for field in attrs.fields(cls):
         object.__setattr__(strategy, field.name, None)
-    braid = Braid({name: strategy})
-    hooks = [h for h in dir(hookspecs) if hasattr(getattr(hookspecs, h), "plait_spec") and braid.implemented(h)]
+    hooks = Hooks({name: strategy})
+    hooks = [h for h in dir(hookspecs) if hasattr(getattr(hookspecs, h), "plait_spec") and hooks.implemented(h)]
     own = traits(name, strategy)
-    answer = {"state": "ok", "stage": own.stage, "claims": sorted(own.claims), "numerics": own.numerics, "hooks": hooks}
+    answer = {"state": "ok", "phase": own.phase, "claims": sorted(own.claims), "numerics": own.numerics, "hooks": hooks}
     if "torch" in sys.modules:
         answer["state"] = "imports torch when it is imported: move that into the methods"
 except PlaitError as error:
@@ -36,7 +36,7 @@ SECONDS = 120
 
 
 def probe(name: str) -> dict[str, Any]:
-    """What importing the strategy `name` in a fresh interpreter tells: stage, claims, hooks, or the reason it fails."""
+    """What importing the strategy `name` in a new interpreter shows: phase, claims, hooks, or why it fails."""
     try:
         command = [sys.executable, "-c", PROBE, name, MARK]
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, errors="replace")

@@ -1,8 +1,10 @@
-"""Which strategies are installed, read from metadata alone, and how one of them is imported and made."""
+"""Finds the installed strategies from metadata alone, and imports and creates those that a run selects."""
 
+import functools
 import importlib
 import operator
 import os
+import sys
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -14,13 +16,13 @@ from plait.contract.hookspecs import APIS
 from plait.system.signals import asked_to_stop
 
 GROUP = "plait.strategies"
-API_GROUP = "plait.api"  # <strategy> = "v1": the hook API it was written for, readable without an import
+API_GROUP = "plait.api"  # <strategy> = "v1": the hook API that it was written for, readable without an import
 DISABLE = "PLAIT_DISABLE_PLUGINS"
 
 
 @attrs.frozen
 class Plugin:
-    """An installed strategy, as its distribution's metadata describes it."""
+    """An installed strategy, from its distribution's metadata."""
 
     name: str
     target: str  # module:Class
@@ -38,7 +40,14 @@ class Plugin:
 
 
 def installed() -> dict[str, Plugin]:
-    """Name -> plugin, by name. Nothing is imported; unusable ones are there too, with the reason as their state."""
+    """Name -> plugin, sorted by name. Imports nothing; unusable ones are included, with the reason as their state."""
+    changed = tuple((path, os.stat(path).st_mtime_ns if os.path.exists(path) else 0) for path in sys.path)
+    return dict(_installed(changed, os.environ.get(DISABLE, "")))
+
+
+@functools.lru_cache(maxsize=1)
+def _installed(changed: Any, blocking: str) -> dict[str, Plugin]:
+    """Reading the metadata of all distributions takes a while: once, until a folder that holds some changes."""
     apis = {(_distribution(e), e.name): e.value for e in entry_points(group=API_GROUP)}
     blocked = disabled()
     found: dict[str, Plugin] = {}
@@ -60,29 +69,33 @@ def installed() -> dict[str, Plugin]:
 
 
 def disabled() -> set[str]:
-    """The names that PLAIT_DISABLE_PLUGINS blocks, installed or not."""
+    """The names in PLAIT_DISABLE_PLUGINS, installed or not."""
     return {name.strip() for name in os.environ.get(DISABLE, "").split(",")} - {""}
 
 
 def load(name: str) -> type:
-    """The class of the installed strategy `name`. Raises PlaitError where it is not there or is broken, and why."""
+    """The class of the installed strategy `name`. Raises PlaitError if it is missing or broken."""
     plugins = installed()
     if name not in plugins:
         known = ", ".join(plugins) or "none"
-        raise PlaitError(f"strategy {name!r} is not installed; installed: {known}{near_miss(name, list(plugins))}")
+        raise PlaitError(f"strategy {name!r} is not installed; installed: {known}{near_miss(name, list(plugins))}").at(
+            "strategy", name, fits=plugins
+        )
     plugin = plugins[name]
     if plugin.state != "ok":
-        raise PlaitError(f"{plugin} cannot be used: {plugin.state}")
+        raise PlaitError(f"{plugin} cannot be used: {plugin.state}").at("strategy", name)
     module, _, attribute = plugin.target.partition(":")
     try:
         cls = operator.attrgetter(attribute)(importlib.import_module(module))
     except BaseException as error:  # sys.exit too
         if asked_to_stop(error):
             raise
-        why = one_line(error) if isinstance(error, Exception) else f"it {left(error)}"
-        raise PlaitError(f"{plugin} cannot be imported from {plugin.target}: {why}") from error
+        why = _reason(error)
+        raise PlaitError(f"{plugin} cannot be imported from {plugin.target}: {why}").at("strategy", name) from error
     if not (isinstance(cls, type) and attrs.has(cls)):
-        raise PlaitError(f"{plugin} is not an attrs class: {plugin.target} is {cls!r}")
+        raise PlaitError(f"{plugin} is not an attrs class: {plugin.target} is {cls!r}").at(
+            "strategy", name, fits="an attrs class"
+        )
     return cls
 
 
@@ -95,23 +108,28 @@ def create(name: str, options: Mapping[str, Any]) -> Any:
         return typed(cls, options, f"strategy.{name}")
     except PlaitError:
         raise
-    except Exception as error:
-        raise PlaitError(f"{described(name)} cannot be made of its options: {one_line(error)}") from error
+    except BaseException as error:  # sys.exit too
+        if asked_to_stop(error):
+            raise
+        why = _reason(error)
+        raise PlaitError(f"{described(name)} cannot be created from its options: {why}").at(
+            f"strategy.{name}"
+        ) from error
 
 
 def create_all(selected: Mapping[str, Any]) -> dict[str, Any]:
-    """Name -> instance, for the config's node `strategy`. Raises PlaitError where one cannot be made."""
+    """Name -> instance, for the config's node `strategy`. Raises PlaitError if one cannot be created."""
     for name, options in selected.items():
         if not isinstance(options, Mapping | type(None)):
             raise PlaitError(
                 f"strategy.{name}={options!r} is not a node of options: a strategy's YAML begins with the line "
                 "`# @package strategy.<its name>`"
-            )
+            ).at(f"strategy.{name}", options, fits="a node of options")
     return {name: create(name, options or {}) for name, options in selected.items()}
 
 
 def name_of(strategy: Any) -> str:
-    """The name of an instance: its class's `name` where it has one, else that of its entry point."""
+    """The name of an instance: its class's `name` if it has one, else that of its entry point."""
     cls = type(strategy)
     if isinstance(getattr(cls, "name", None), str):
         return cls.name
@@ -126,9 +144,13 @@ def name_of(strategy: Any) -> str:
 
 
 def described(name: str) -> str:
-    """How errors name a strategy: with its distribution where it came from one."""
+    """How errors name a strategy: with its distribution if it came from one."""
     plugin = installed().get(name)
     return str(plugin) if plugin else f"strategy {name!r}"
+
+
+def _reason(error: BaseException) -> str:
+    return one_line(error) if isinstance(error, Exception) else f"it {left(error)}"
 
 
 def _distribution(entry: EntryPoint) -> str:

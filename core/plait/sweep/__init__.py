@@ -1,1 +1,4 @@
-"""`plait train -m`: many jobs from one command, what came of each, and how the same command goes on."""
+"""`plait train -m`: many jobs from one command, their results, and how the same command continues.
+
+May import `testing` and the rooms below it.
+"""

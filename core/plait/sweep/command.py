@@ -1,4 +1,4 @@
-"""The command that a sweep was started with: what its jobs, in whatever process, know of the whole."""
+"""The command that started a sweep: what its jobs, in any process, know about the whole."""
 
 import contextlib
 import hashlib
@@ -14,13 +14,13 @@ from plait.system.locks import try_lock, unlock
 
 LIVE = ".live"
 
-NOT_COUNTED = ("hydra.", "hydra/", "sweep.")  # how jobs are run is not which jobs they are
+NOT_COUNTED = ("hydra.", "hydra/", "sweep.")  # how jobs are run does not change which jobs they are
 
 
 @attrs.define
 class Command:
     """argv: the arguments. session: this start of it. folder: the sweep's, empty for a single run.
-    varied: the keys that set jobs apart."""
+    varied: the keys in which jobs differ."""
 
     argv: list[str]
     session: str = attrs.field(factory=lambda: uuid.uuid4().hex)
@@ -31,14 +31,16 @@ class Command:
     def hold(self) -> None:
         """Keep other commands out of the sweep's folder, until `let_go` or this process ends.
 
-        Raises PlaitError if one runs this sweep already, or the folder cannot be made.
+        Raises PlaitError if a command runs this sweep already, or if the folder cannot be created.
         """
         place = Path(self.folder)
         with writing(place, "the sweep's folder"):
             place.mkdir(parents=True, exist_ok=True)
             self._held = try_lock(place / LIVE)
         if self._held is None:
-            raise PlaitError(f"the sweep in {place} is live already; wait for it, or set another hydra.sweep.dir")
+            raise PlaitError(
+                f"the sweep in {place} is already running; wait for it, or set another hydra.sweep.dir"
+            ).at("hydra.sweep.dir", str(place), fits="another folder")
 
     def let_go(self) -> None:
         """A folder in which no job began is removed."""
@@ -54,12 +56,12 @@ class Command:
         self._held = None
 
     def digest(self) -> str:
-        """Eight hexadecimal digits of the overrides, in whatever order they stand."""
+        """Eight hexadecimal digits computed from the overrides, independent of their order."""
         given = [argument for argument in self.argv if argument not in ("-m", "--multirun")]
         counted = sorted(argument for argument in given if not argument.lstrip("+~").startswith(NOT_COUNTED))
         return hashlib.sha256("\0".join(counted).encode()).hexdigest()[:8]
 
 
 def follows() -> bool:
-    """Whether a launcher started this process as another rank than 0, which leaves the sweep's files alone."""
+    """Whether a launcher started this process as a rank other than 0, which does not write the sweep's files."""
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0"

@@ -1,4 +1,4 @@
-"""One job of a sweep: it is run, found finished, or pruned; what came of it is written down, and nothing is raised."""
+"""One job of a sweep: runs it, finds it finished, or prunes it; records the result, and raises nothing."""
 
 import contextlib
 import itertools
@@ -44,7 +44,7 @@ def job(
     folder = ledger.folder / mine.folder
     if mine.folder != subdir:
         with contextlib.suppress(OSError):
-            (ledger.folder / subdir).rmdir()  # Hydra made it
+            (ledger.folder / subdir).rmdir()  # Hydra created it
     if mine.job != hydra.job.num and not together:
         print(f"plait: {label} is job {mine.job} again", flush=True)
         return mine.returned
@@ -78,9 +78,9 @@ def job(
 
 
 def claim(ledger: Ledger, command: Command, number: int, subdir: str, overrides: list[str]) -> Job:
-    """The job, in the folder that it has, else in one that no other has.
+    """The job, in the folder that it has, or else in an unused one.
 
-    It may be another job of this start of the sweep, if the overrides come to the same.
+    It may be another job of this start of the sweep, if the overrides give the same job.
     """
     with ledger.changing(command.argv) as jobs:
         mine = next((job for job in jobs if sorted(job.overrides) == sorted(overrides)), None)
@@ -118,7 +118,7 @@ def _ended_by(error: BaseException) -> tuple[str, str]:
 
 
 def measure(job: Job, folder: Path) -> None:
-    """Fill in the numbers of the run in `folder`, as far as it came."""
+    """Fill in the metrics of the run in `folder`, as far as it got."""
     try:
         rows = metrics.read(folder / metrics.FILE)
     except PlaitError:

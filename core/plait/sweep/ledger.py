@@ -1,4 +1,4 @@
-"""What came of each job of a sweep: `sweep.json` in its folder, and the same as `sweep.csv`."""
+"""The result of each job of a sweep: `sweep.json` in its folder, and the same as `sweep.csv`."""
 
 import contextlib
 import csv
@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from plait.contract.errors import PlaitError
-from plait.system.disk import replace, writing
+from plait.system.disk import check_regular, replace, writing
 from plait.system.locks import unlock, wait_lock
 
 STATES = ("running", "finished", "failed", "pruned", "stopped")
@@ -19,7 +19,7 @@ STATES = ("running", "finished", "failed", "pruned", "stopped")
 
 @attrs.define
 class Job:
-    """One job. folder: its own, within the sweep's. overrides: those that set it apart from the others.
+    """One job. folder: its own, within the sweep's. overrides: those in which jobs differ.
 
     session: the start of the sweep that it last belonged to.
     """
@@ -59,8 +59,9 @@ class Ledger:
         return self.folder / "sweep.json"
 
     def read(self) -> list[Job]:
-        """Raises PlaitError if the file is damaged. No file means no job."""
+        """Raises PlaitError if the file is damaged. Without a file there are no jobs."""
         try:
+            check_regular(self.path)
             return [Job(**job) for job in json.loads(self.path.read_text())["jobs"]]
         except FileNotFoundError:
             return []
@@ -72,7 +73,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def changing(self, command: list[str]) -> Iterator[list[Job]]:
-        """The jobs, to be changed in place by one process at a time; written at the end."""
+        """The jobs, which one process at a time may change in place; written at the end."""
         with writing(self.folder, "the sweep's folder"):
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = wait_lock(self.folder / ".lock")
@@ -87,7 +88,7 @@ class Ledger:
             unlock(lock)
 
     def put(self, job: Job, command: list[str]) -> None:
-        """Write what is now known of `job` in place of what was."""
+        """Replace the entry of `job` by its current state."""
         with self.changing(command) as jobs:
             jobs[:] = [job, *(other for other in jobs if other.folder != job.folder)]
 

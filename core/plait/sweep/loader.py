@@ -1,44 +1,36 @@
-"""Hydra's composition of a sweep's jobs, in which a strategy's options apply to the jobs that select it."""
+"""Makes Hydra compose a sweep's jobs so that a strategy's options apply to the jobs that select it."""
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from hydra._internal import hydra as internal
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from plait.contract.errors import PlaitError, near_miss
+from plait.launch.loader import Loader
 from plait.launch.overrides import check_sweep
 from plait.sweep.command import Command, follows
 
 
-class JobLoader(ConfigLoaderImpl):
-    """Composes the sweep as a whole, which it tells `command` of, and each job of it; a single run as Hydra does."""
+class JobLoader(Loader):
+    """Composes the whole sweep, which it reports to `command`, and each job of it; a single run as Hydra does."""
 
     def __init__(self, config_search_path: Any, command: Command) -> None:
         super().__init__(config_search_path=config_search_path)
         self.command, self._of_a_sweep = command, False
         self._selected: dict[tuple[str, ...], set[str]] = {}
 
-    def load_configuration(
-        self,
-        config_name: str | None,
-        overrides: list[str],
-        run_mode: RunMode,
-        from_shell: bool = True,
-        validate_sweep_overrides: bool = True,
+    def compose(
+        self, name: str | None, overrides: list[str], mode: RunMode, shell: bool = True, validate: bool = True
     ) -> DictConfig:
         def load(those: list[str]) -> DictConfig:
-            load_one = super(JobLoader, self).load_configuration
-            return load_one(config_name, those, run_mode, from_shell, validate_sweep_overrides)
+            return super(JobLoader, self).compose(name, those, mode, shell, validate)
 
         options = {o.input_line: o for o in parsed(overrides) if _strategy(o)}
-        whole = run_mode == RunMode.MULTIRUN
+        whole = mode == RunMode.MULTIRUN
         if not (whole or self._of_a_sweep) or not (options or whole):
             return load(overrides)
         rest = [line for line in overrides if line not in options]
@@ -46,13 +38,13 @@ class JobLoader(ConfigLoaderImpl):
             selected = self._selects(rest, load)
             return load([line for line in overrides if line in rest or _strategy(options[line]) in selected])
         cfg = load(rest)
-        if validate_sweep_overrides:  # else Hydra only asks for the mode
-            self._begin(cfg, config_name, rest, list(options.values()))
+        if validate:  # otherwise Hydra only asks for the mode
+            self._begin(cfg, name, rest, list(options.values()))
             cfg.hydra.overrides.task = [o.input_line for o in parsed(overrides) if not o.is_hydra_override()]
         return cfg
 
     def _selects(self, overrides: list[str], load: Callable[[list[str]], DictConfig]) -> set[str]:
-        """The strategies of a job with these overrides; those of groups decide."""
+        """The strategies of a job with these overrides, from the overrides of groups."""
         given = [(o.key_or_group, str(o.input_line)) for o in parsed(overrides)]
         groups = tuple(line for key, line in given if key.startswith("strategy") or self.repository.group_exists(key))
         if groups not in self._selected:
@@ -67,7 +59,7 @@ class JobLoader(ConfigLoaderImpl):
             self._of_a_sweep = False
 
     def _begin(self, cfg: DictConfig, name: str | None, rest: list[str], options: list[Override]) -> None:
-        """Check what every job has in common, fix the sweep's folder, and note what sets jobs apart."""
+        """Check what every job has in common, fix the sweep's folder, and note in which keys jobs differ."""
         params = OmegaConf.select(cfg, "hydra.sweeper.params") or {}
         given = parsed([f"{key}={value}" for key, value in params.items()])
         options = [*options, *(o for o in given if _strategy(o))]
@@ -89,7 +81,7 @@ class JobLoader(ConfigLoaderImpl):
         """Raises PlaitError for an option of a strategy that no job selects, and Hydra's errors for unknown names."""
 
         def compose(lines: list[str]) -> DictConfig:
-            return super(JobLoader, self).load_configuration(name, lines, RunMode.RUN)
+            return super(JobLoader, self).compose(name, lines, RunMode.RUN)
 
         swept = [o for o in others if o.is_sweep_override()]
         plain = [str(o.input_line) for o in others if not o.is_sweep_override()]
@@ -104,25 +96,16 @@ class JobLoader(ConfigLoaderImpl):
                 raise PlaitError(
                     f"{line}: no job of the sweep selects strategy {strategy!r}; they select: {known}"
                     f"{near_miss(strategy, sorted(selected))}"
-                )
+                ).at(f"strategy.{strategy}", fits=sorted(selected))
             one = f"{option.get_key_element()}=null" if option.is_sweep_override() else str(line)
             compose([f"strategy=[{strategy}]", one])
 
 
-@contextlib.contextmanager
-def loading(command: Command) -> Iterator[None]:
-    """Inside, Hydra's application composes with a `JobLoader`, and configs may name `command`'s digest."""
-
-    def make(config_search_path: Any) -> JobLoader:
-        return JobLoader(config_search_path, command)
-
+def job_loader(command: Command) -> Callable[[Any], JobLoader]:
+    """What makes the loader of a command, whose digest configs may use."""
     logging.getLogger("hydra_plugins").addHandler(logging.NullHandler())  # the table says which jobs failed
     OmegaConf.register_new_resolver("digest", command.digest, replace=True)
-    before, internal.ConfigLoaderImpl = internal.ConfigLoaderImpl, make  # type: ignore[misc, assignment]
-    try:
-        yield
-    finally:
-        internal.ConfigLoaderImpl = before  # type: ignore[misc]
+    return lambda config_search_path: JobLoader(config_search_path, command)
 
 
 def parsed(lines: Sequence[str]) -> list[Override]:
@@ -130,6 +113,6 @@ def parsed(lines: Sequence[str]) -> list[Override]:
 
 
 def _strategy(override: Override) -> str:
-    """The strategy whose option it sets; empty if it is none of those."""
+    """The strategy whose option it sets; empty if it is not such an option."""
     group, _, rest = override.key_or_group.partition(".")
     return rest.partition(".")[0] if group == "strategy" and not (override.is_add() or override.is_delete()) else ""

@@ -1,4 +1,4 @@
-"""Whether a job can work at all: found out on a simulated rank, before any rank starts."""
+"""Checks on a simulated rank whether a job can work, before any rank starts."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ GIB = 2**30
 def cannot_work(job: Job, node: dict[str, Any]) -> str:
     """Why the run with the config `node` cannot compose or does not fit its cluster; empty if it may work.
 
-    What its plan says is noted in `job`. A run that cannot be planned, although it composes, may work.
+    Notes the plan's figures in `job`. A run that composes but cannot be planned may work.
     """
     from plait.launch.check import check
     from plait.plan.engine import plan
@@ -38,19 +38,12 @@ def cannot_work(job: Job, node: dict[str, Any]) -> str:
 
 
 def _cannot_compose(checked: Any) -> str:
-    from plait.parallel.apply import new_run, set_up
-    from plait.parallel.build import build_model
-    from plait.parallel.process_group import device_of
+    from plait.parallel.apply import set_up
     from plait.parallel.simulated import simulated
-    from plait.strategies.registry import create_all
 
-    config, world = checked.config, checked.layout.world_size
     try:
-        with simulated(world):
-            strategies = create_all(checked.node["strategy"])
-            model, spec = build_model(config.model)
-            run = new_run(config, spec, model, world, device_of(config.launch.device), strategies)
-            set_up(model, run, fill=False)
+        with simulated(checked.layout.world_size):
+            set_up(checked.assembly, fill=False)
     except Exception as error:
         return one_line(error)
     return ""

@@ -1,4 +1,4 @@
-"""The table that a sweep ends with."""
+"""The table at the end of a sweep."""
 
 from plait.records.console import quantity
 from plait.sweep.ledger import Job
@@ -10,7 +10,7 @@ HEADS = (
 
 
 def table(jobs: list[Job]) -> str:
-    """Lines that align, one for each job; a column that no job has a value for is left out."""
+    """Aligned lines, one per job; a column without values is left out."""
     rows = [_row(job) for job in jobs]
     kept = [i for i in range(len(HEADS)) if i < 2 or any(row[i] != "-" for row in rows)]
     cells = [[row[i] for i in kept] for row in [HEADS, *rows]]

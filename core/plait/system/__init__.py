@@ -1,1 +1,4 @@
-"""The operating system: files that may be refused, locks, links, signals, sockets. Imports `contract`; no torch."""
+"""The operating system: files that may be refused, locks, links, signals, sockets.
+
+May import `contract`; no torch.
+"""

@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all; what the system refuses to read or write, as a sentence."""
+"""Atomic files; errors in reading and writing files as sentences."""
 
 import contextlib
 import os
@@ -9,16 +9,22 @@ from plait.contract.errors import DiskError, PlaitError, in_words, number_of, sh
 
 
 def writing(path: str | os.PathLike[str], what: str = "") -> contextlib.AbstractContextManager[None]:
-    """What the system refuses inside becomes a DiskError: `PATH cannot be written: in words`.
+    """Turns a system error inside into a DiskError: `PATH cannot be written: in words`.
 
-    what: for people, before the path.
+    what: shown before the path.
     """
     return _refusing(path, f"{what} {shown(path)}".strip(), "cannot be written")
 
 
 def reading(path: str | os.PathLike[str], key: str) -> contextlib.AbstractContextManager[None]:
-    """What the system refuses inside becomes a DiskError: `KEY=PATH cannot be read: in words`."""
+    """Turns a system error inside into a DiskError: `KEY=PATH cannot be read: in words`."""
     return _refusing(path, f"{key}={shown(path)}", "cannot be read")
+
+
+def check_regular(path: Path) -> None:
+    """Raises OSError if something other than a file is at `path`: reading a pipe or a device might never end."""
+    if os.path.lexists(path) and not path.is_file():
+        raise OSError("it is neither a file nor a link to one")
 
 
 @contextlib.contextmanager
@@ -36,7 +42,7 @@ def _refusing(path: str | os.PathLike[str], what: str, cannot: str) -> Iterator[
 
 
 def can_be_written(folder: Path, what: str) -> None:
-    """Make `folder` if there is none, and raise DiskError, beginning with `what`, if it takes no file."""
+    """Create `folder` if necessary; raises DiskError, beginning with `what`, if no file can be written in it."""
     import tempfile
 
     with writing(folder, what):
@@ -46,12 +52,12 @@ def can_be_written(folder: Path, what: str) -> None:
                 file.write(bytes(1 << 12))
         except OSError:
             with contextlib.suppress(OSError):
-                folder.rmdir()  # no more than the empty one made just now
+                folder.rmdir()  # only the empty folder that was just created
             raise
 
 
 def replace(path: Path, content: bytes | str) -> None:
-    """Give `path` new content, all or nothing: nobody reads half of it, and a failure leaves the old one alone.
+    """Give `path` new content atomically: a concurrent reader never sees a partial file; on failure the old one stays.
 
     Raises DiskError if it cannot be written.
     """

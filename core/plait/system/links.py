@@ -1,4 +1,4 @@
-"""Symbolic links on the way to a run's folder and in it: nobody else's may decide where a run writes."""
+"""Checks symbolic links on the way to a run's folder and in it: no other user may decide where a run writes."""
 
 import os
 from pathlib import Path
@@ -7,10 +7,10 @@ from plait.contract.errors import PlaitError
 
 
 def check_links(folder: Path) -> None:
-    """Raises PlaitError for a link that is not the user's own, or one in `folder` that leads out of it.
+    """Raises PlaitError for a link of another user, or a link in `folder` that leads out of it.
 
-    The folder itself, and the one that it is in, may be links that the user, or the machine's administrator, has made:
-    to a larger disk, say.
+    The folder itself, and the one that contains it, may be links made by the user or the machine's administrator, for
+    example to a larger disk.
     """
     for path in (folder.parent, folder):
         if path.is_symlink() and os.lstat(path).st_uid not in (os.geteuid(), 0):

@@ -1,4 +1,4 @@
-"""Locks of files and folders that the system frees when the process that took them ends, however it ends."""
+"""Locks of files and folders that the system releases when the process that took them ends, however it ends."""
 
 import fcntl
 import os
@@ -8,22 +8,22 @@ _held: set[int] = set()
 
 
 def try_lock(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int | None:
-    """Lock `path` for this process alone. Returns what `unlock` takes; None if another process holds the lock.
+    """Lock `path` for this process alone. Returns the argument for `unlock`; None if another process holds the lock.
 
-    Processes that this one starts do not share it: one that is left behind would keep it.
+    Child processes do not share it; otherwise one left behind would keep it.
     """
     return _lock(path, flags, fcntl.LOCK_NB)
 
 
 def wait_lock(path: Path) -> int:
-    """The same, once the other process has let go of it or died."""
+    """The same, but waits until the other process has released it or died."""
     handle = _lock(path, os.O_RDWR | os.O_CREAT, 0)
     assert handle is not None
     return handle
 
 
 def unlock(handle: int) -> None:
-    if handle in _held:  # not so in a fork, which has let go of it
+    if handle in _held:  # not in a fork, which has already released it
         _held.remove(handle)
         os.close(handle)
 

@@ -1,4 +1,4 @@
-"""Folders for as long as a process lives; what a killed one leaves, the next removes."""
+"""Temporary folders that live as long as a process; leftovers of a killed process are removed by the next."""
 
 import contextlib
 import os
@@ -11,21 +11,21 @@ from plait.contract.errors import DiskError, sentence
 from plait.system.locks import try_lock, unlock
 
 PREFIX = "plait-scratch-"
-MARK = ".plait-scratch"  # a file by which a folder is known as ours
+MARK = ".plait-scratch"  # a file that marks a folder as Plait's
 
 
 class Scratch:
-    """A new folder in the system's folder for temporary files, which only this user can read.
+    """A new folder among the system's temporary files, which only this user can read.
 
-    Its owner holds a lock on it. Who makes one first removes those of the same user that nobody holds any more.
-    Raises DiskError if it cannot be made.
+    Its owner holds a lock on it. Before creating it, removes those of the same user that no process holds.
+    Raises DiskError if it cannot be created.
     """
 
     def __init__(self) -> None:
         remove_stale()
         self._lock: int | None = None
         try:
-            while self._lock is None or not self.path.exists():  # another process may have taken it for a stale one
+            while self._lock is None or not self.path.exists():  # another process may have removed it as stale
                 if self._lock is not None:
                     unlock(self._lock)
                 self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -33,11 +33,11 @@ class Scratch:
             (self.path / MARK).touch()
         except OSError as error:
             raise DiskError(
-                f"no folder for temporary files can be made ({sentence(error)}): set TMPDIR to one that can be written"
+                f"no folder for temporary files can be created ({sentence(error)}): set TMPDIR to a writable one"
             ) from None
 
     def close(self) -> None:
-        """Remove it, with all that is in it."""
+        """Remove it with its content."""
         if self._lock is not None:
             shutil.rmtree(self.path, ignore_errors=True)
             unlock(self._lock)

@@ -1,4 +1,4 @@
-"""The signals that ask a run to stop, and what the command does about them before and while its ranks run."""
+"""The signals that ask a run to stop, and how the command handles them before and while its ranks run."""
 
 import contextlib
 import os
@@ -11,13 +11,13 @@ from types import FrameType
 from typing import Any
 
 ASKING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name))
-SAME_PRESS_SECONDS = 0.5  # a wrapper such as `make` may pass on what the terminal has sent to all
+SAME_PRESS_SECONDS = 0.5  # a wrapper such as `make` may pass on a signal that the terminal has sent to all
 
 Handler = Callable[[int, FrameType | None], Any]
 
 
 class Stopped(BaseException):
-    """A signal asks this process to stop. It is no Exception, so that nobody takes it for a mistake of their own."""
+    """A signal asked this process to stop. Not an Exception, so that no code handles it as an error of its own."""
 
     def __init__(self, number: int) -> None:
         super().__init__(name(number))
@@ -32,15 +32,16 @@ def name(number: int) -> str:
 
 
 def asked_to_stop(error: BaseException) -> bool:
-    """Whether a signal raised `error`. A KeyboardInterrupt is somebody's own where SIGINT raises `Stopped`."""
+    """Whether a signal raised `error`. If SIGINT raises `Stopped`, a KeyboardInterrupt came from other code."""
     user = isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return user or isinstance(error, Stopped)
 
 
 def handle(handler: "Handler | signal.Handlers", numbers: tuple[int, ...] = ASKING) -> dict[int, Any]:
-    """Set `handler` for all signals that ask to stop; returns what was set before.
+    """Set `handler` for all signals that ask to stop; returns the previous handlers.
 
-    What is ignored stays so: `nohup` ignores SIGHUP, and a shell SIGINT and SIGQUIT of what it starts with `&`.
+    Ignored signals stay ignored: `nohup` ignores SIGHUP, and a shell ignores SIGINT and SIGQUIT in what it starts with
+    `&`.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
@@ -49,7 +50,7 @@ def handle(handler: "Handler | signal.Handlers", numbers: tuple[int, ...] = ASKI
 
 @contextlib.contextmanager
 def untouched() -> Iterator[None]:
-    """What is called inside may set handlers of its own; afterwards those from before count again."""
+    """Code inside may set its own handlers; afterwards the previous ones are restored."""
     before = {n: signal.getsignal(n) for n in ASKING}
     try:
         yield
@@ -63,11 +64,22 @@ def _raise(number: int) -> None:
     raise Stopped(number)
 
 
-class Stops:
-    """A handler of signals that ask to stop. `first(number)` is called once; by default it raises `Stopped`.
+def stop_behind(error: BaseException | None) -> Stopped | None:
+    """The signal that led to `error`, if one did: cleaning up after `Stopped`, other code may fail half way."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        if isinstance(error, Stopped):
+            return error
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return None
 
-    Further signals are ignored, since schedulers repeat themselves. But SIGINT means an impatient user: the second
-    calls `again` if it is set (kill the ranks), and ends the process at once if not, as the third does in any case.
+
+class StopSignals:
+    """A handler for signals that ask to stop. `first(number)` is called once; by default it raises `Stopped`.
+
+    Further signals are ignored, because schedulers repeat them. But another SIGINT means an impatient user: the second
+    calls `again` if it is set (to kill the ranks), else ends the process at once, as the third does in any case.
     """
 
     def __init__(self, first: Callable[[int], None] = _raise) -> None:
@@ -92,19 +104,19 @@ class Stops:
         return again()
 
     def check(self) -> None:
-        """Raise what was raised already, if someone's `except:` or a finaliser has swallowed it."""
+        """Raise again what was already raised, if an `except:` or a finaliser has swallowed it."""
         if self.number is not None:
             raise Stopped(self.number)
 
     def rest(self) -> None:
-        """From now on the first signal changes nothing: what there was to do is done. `wake` ends that."""
+        """From now on the first signal changes nothing, because the work is done. `wake` ends that."""
         self.first = lambda number: None
 
     def wake(self) -> None:
         self.first = self._usual
         self.check()
 
-    def __enter__(self) -> "Stops":
+    def __enter__(self) -> "StopSignals":
         self._depth += 1
         if self._depth == 1:
             self.number, self.impatient, self.again, self.first = None, False, None, self._usual
@@ -117,13 +129,13 @@ class Stops:
         if self._depth == 0:
             sys.unraisablehook = self._unraisable
             self.number = None
-            for number, handler in self._before.items():  # but SIGINT no longer shows a traceback, such as at the end
+            for number, handler in self._before.items():  # but SIGINT no longer shows a traceback
                 signal.signal(number, signal.SIG_DFL if handler in (None, signal.default_int_handler) else handler)
 
     def _swallowed(self, unraisable: Any) -> None:
-        """Python prints what is raised in a finaliser; `check` finds this one again."""
+        """Python only prints what is raised in a finaliser; `check` raises it again."""
         if not isinstance(unraisable.exc_value, Stopped):
             self._unraisable(unraisable)
 
 
-STOPS = Stops()  # handlers belong to the process, so there is one
+STOP_SIGNALS = StopSignals()  # handlers belong to the process, so there is one

@@ -10,40 +10,40 @@ from plait.contract.errors import PlaitError
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-STORE = "PLAIT_STORE"  # the file, without its ending, that Plait's own launcher names for the ranks' store
+STORE = "PLAIT_STORE"  # the file, without its suffix, that Plait's launcher names for the ranks' store
 
 
 def one_machine() -> bool:
-    """Whether all ranks run on this machine, by what their launcher says. A process without a launcher is alone."""
+    """Whether all ranks run on this machine, according to their launcher. A process without a launcher is alone."""
     env = os.environ
     return not {"RANK", "WORLD_SIZE"} <= env.keys() or env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"]
 
 
 def listen_on_loopback() -> None:
-    """gloo and nccl open their sockets on the loopback interface, unless the user chose another by these variables.
+    """Make gloo and nccl open their sockets on the loopback interface, unless the user set these variables.
 
-    Both read them for every group that they make, so they stay set.
+    Both read them for every group that they create, so they stay set.
     """
     names = {name for _, name in socket.if_nameindex()}
     loopback = next((name for name in ("lo", "lo0") if name in names), None)
     if loopback is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={loopback}")  # without "=" it is only how the name begins
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={loopback}")  # without "=", nccl takes it as a prefix
 
 
 def local_store(timeout: datetime.timedelta) -> "Store | None":
-    """The store of the ranks of one machine; None if their launcher has one for them, or there are more machines.
+    """The store of the ranks on one machine; None if their launcher has one for them, or if there are several machines.
 
     A store decides what ranks send each other and where they connect, so others must not reach it. Plait's launcher
-    gives its ranks a file in a folder that only this user can read: another one after every restart, as keys of a
-    dead group would confuse the next. Under Slurm rank 0 holds a store that listens on loopback.
-    Raises PlaitError if MASTER_PORT is taken.
+    gives its ranks a file in a folder that only this user can read: a new one after every restart, because keys of a
+    dead group would confuse the next. Under Slurm rank 0 holds a store that listens on loopback. Raises PlaitError if
+    MASTER_PORT is taken.
     """
     from torch.distributed import FileStore, TCPStore
 
     env = os.environ
     rank, world, file = int(env["RANK"]), int(env["WORLD_SIZE"]), env.pop(STORE, None)
-    if file is not None:  # no count of users: a store that counts them removes the file when one of them leaves
+    if file is not None:  # no user count: a store that counts users removes the file when one of them leaves
         store: Store = FileStore(f"{file}-{env.get('TORCHELASTIC_RESTART_COUNT', '0')}")
         store.set_timeout(timeout)
         return store
@@ -55,5 +55,7 @@ def local_store(timeout: datetime.timedelta) -> "Store | None":
         try:
             listener = socket.create_server(("127.0.0.1", port)).detach()
         except OSError as error:
-            raise PlaitError(f"MASTER_PORT={port} cannot be listened on: {os.strerror(error.errno or 0)}") from None
+            raise PlaitError(f"MASTER_PORT={port} cannot be listened on: {os.strerror(error.errno or 0)}").at(
+                "MASTER_PORT", port
+            ) from None
     return TCPStore("127.0.0.1", port, world, rank == 0, timeout, master_listen_fd=listener)

@@ -1,4 +1,4 @@
-"""Outputs that may fail while the work goes on: the console, whose reader may leave, and the logs of the ranks."""
+"""Outputs that may fail while the work continues: the console, whose reader may leave, and the logs of the ranks."""
 
 import contextlib
 import errno
@@ -12,7 +12,7 @@ from plait.contract.errors import in_words
 
 
 class Forgiving(io.FileIO):
-    """A file of the system to which writing never fails: what it does not take is lost, and `tell` hears why, once."""
+    """A system file to which writing never fails: failed writes are lost, and `tell` gets the reason, once."""
 
     def __init__(self, file: int | str, tell: Callable[[OSError], None]) -> None:
         super().__init__(file, "a" if isinstance(file, str) else "w", closefd=isinstance(file, str))
@@ -25,7 +25,7 @@ class Forgiving(io.FileIO):
             while rest:
                 rest = rest[super().write(rest) or 0 :]
         except OSError as error:
-            if error.errno == errno.EPIPE:  # it stays so, for C and for children as well
+            if error.errno == errno.EPIPE:  # it stays so, for C code and child processes too
                 with contextlib.suppress(OSError), open(os.devnull, "wb") as silence:
                     os.dup2(silence.fileno(), self.fileno())
             tell, self._tell = self._tell, None
@@ -36,15 +36,15 @@ class Forgiving(io.FileIO):
 
 def forgiving(file: int | str, tell: Callable[[OSError], None]) -> IO[str]:
     """A text stream over `Forgiving`, written line by line. file: an open descriptor, or a path to append to."""
-    raw: Any = Forgiving(file, tell)  # TextIOWrapper takes raw files, as under `python -u`
+    raw: Any = Forgiving(file, tell)  # TextIOWrapper accepts raw files, as under `python -u`
     return io.TextIOWrapper(raw, encoding="utf-8", errors="replace", line_buffering=True)
 
 
 @contextlib.contextmanager
 def console_may_fail(tell: Callable[[OSError], None]) -> Iterator[None]:
-    """Inside, nothing that is printed ends the work. If standard output fails, `tell` hears why, once.
+    """Inside, printing never ends the work. If standard output fails, `tell` gets the reason, once.
 
-    Streams that are no files of the system, as in tests, stay as they are.
+    Streams that are not system files, as in tests, are not changed.
     """
     before = sys.stdout, sys.stderr
     sys.stderr = _own(sys.stderr, 2, lambda error: None)
@@ -56,9 +56,9 @@ def console_may_fail(tell: Callable[[OSError], None]) -> Iterator[None]:
 
 
 def unheard(error: OSError) -> None:
-    """Tell that the output of a run is lost: at once, or, if it was a rank that could not print, at its end."""
+    """Report that a run's output is lost: at once, or at its end if it was a rank that could not print."""
     told = f"standard output cannot be written: {in_words(error)}; the run does not depend on it"
-    print(f"{told}, and its numbers are in metrics.jsonl in its folder", file=sys.stderr, flush=True)
+    print(f"{told}, and its metrics are in metrics.jsonl in its folder", file=sys.stderr, flush=True)
 
 
 def _own(stream: Any, number: int, tell: Callable[[OSError], None]) -> Any:
@@ -75,7 +75,8 @@ def _own(stream: Any, number: int, tell: Callable[[OSError], None]) -> Any:
 
 
 def open_standard_streams() -> None:
-    """Point those of the three that the caller closed (`>&-`) to nowhere; or the next file takes their number."""
+    """Open those of the three streams that the caller closed (`>&-`) on /dev/null; otherwise the next file gets their
+    number."""
     for number, mode in enumerate("rww"):
         try:
             os.fstat(number)

@@ -1,22 +1,46 @@
-"""What tests of strategies share: the conformance suite and its parts. Imports no torch until it is used."""
+"""What tests of strategies share: the conformance suite and its parts. Imports no torch until it is used.
+
+May import `plan` and the rooms below it.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from plait.testing.count import Collective
+    from plait.testing.count import Collective, Counting
+    from plait.testing.errors import is_about, raises_about
+    from plait.testing.parity import apart, unequal, worst_gradient
     from plait.testing.suite import StrategySuite
     from plait.testing.suite.capabilities import Layout
-    from plait.testing.trial import Trace, Trial
+    from plait.testing.trial import Trial, TrialResult, batch, forward_backward, full, train, whole
 
-__all__ = ["Collective", "Layout", "StrategySuite", "Trace", "Trial"]
+__all__ = [
+    "Collective",
+    "Counting",
+    "Layout",
+    "StrategySuite",
+    "Trial",
+    "TrialResult",
+    "apart",
+    "batch",
+    "forward_backward",
+    "full",
+    "is_about",
+    "raises_about",
+    "train",
+    "unequal",
+    "whole",
+    "worst_gradient",
+]
 
-_LAZY = {
-    "Collective": "plait.testing.count",
-    "Layout": "plait.testing.suite.capabilities",
-    "StrategySuite": "plait.testing.suite",
-    "Trace": "plait.testing.trial",
-    "Trial": "plait.testing.trial",
+_IN = {
+    "plait.testing.count": ("Collective", "Counting"),
+    "plait.testing.errors": ("is_about", "raises_about"),
+    "plait.testing.parity": ("apart", "unequal", "worst_gradient"),
+    "plait.testing.suite": ("StrategySuite",),
+    "plait.testing.suite.capabilities": ("Layout",),
+    "plait.testing.trial": ("Trial", "TrialResult", "batch", "forward_backward", "full", "train", "whole"),
 }
+_LAZY = {name: module for module, names in _IN.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The collectives of a piece of code, counted by what they do and the mesh axis over which they do it."""
+"""Counts the collectives of a piece of code by kind and mesh axis."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -36,30 +36,30 @@ class Collective:
     """`count` operations `op` over mesh axis `axis` (axes that sum gradients together are "data").
 
     op:      all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, send, recv.
-    numbers: how many numbers they move in all, on one rank: of each operation its input or its result, whichever is
+    elements: how many elements they move in total, on one rank: of each operation its input or its result, whichever is
              larger. None: not declared.
     """
 
     op: str
     axis: str
     count: int
-    numbers: int | None = None
+    elements: int | None = None
 
     def __str__(self) -> str:
-        moved = "" if self.numbers is None else f" of {self.numbers:,} numbers"
+        moved = "" if self.elements is None else f" of {self.elements:,} elements"
         return f"{self.count} {self.op} over {self.axis}{moved}"
 
 
 @attrs.frozen
 class Size:
-    """Sizes of a model, or of one of its blocks, to declare collectives in.
+    """Sizes of a model, or of one of its blocks, for declaring collectives.
 
-    numbers: of all parameters. tensors: how many parameters there are. blocks: the same of each block.
-    uses: the same where a tied parameter counts for every module that has it.
+    elements: elements of all parameters. tensors: number of parameters. blocks: the same of each block.
+    uses: the same, but a tied parameter counts for every module that has it.
     tokens: of a global batch. dim: the width of the residual stream.
     """
 
-    numbers: int
+    elements: int
     tensors: int
     blocks: tuple["Size", ...] = ()
     uses: "Size | None" = None
@@ -75,7 +75,7 @@ class Size:
         blocks = tuple(_of_parameters(block.parameters()) for block in spec.blocks_of(model).values())
         plain = _of_parameters(params.values())
         uses = _of_parameters(p for _, p in model.named_parameters(remove_duplicate=False))
-        return cls(plain.numbers, plain.tensors, blocks, uses, tokens, widths[0] if widths else 0)
+        return cls(plain.elements, plain.tensors, blocks, uses, tokens, widths[0] if widths else 0)
 
 
 def _of_parameters(parameters: Iterable[Tensor]) -> Size:
@@ -96,7 +96,7 @@ class Counting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(t, DTensor) for t in types):
-            return NotImplemented  # what it moves is seen when it has become operations on its parts
+            return NotImplemented  # what it moves is counted when it has become operations on its parts
         result = func(*args, **(kwargs or {}))
         if func.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
             name = func._schema.name.partition("::")[2]

@@ -1,4 +1,4 @@
-"""Is a model declared right? What one process and ranks do for `plait verify`, and what their differences mean."""
+"""Checks for `plait verify` that a model is declared correctly: runs one process and ranks, explains differences."""
 
 import contextlib
 import logging
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError, one_line
-from plait.parallel.apply import Applied, new_run, set_up
+from plait.parallel.apply import Applied, set_up
+from plait.parallel.assembly import assemble
 from plait.parallel.build import build_model
-from plait.strategies.registry import create_all
 from plait.testing.parity import BOUNDS, apart, gradient_errors
-from plait.testing.trial import Trace, Trial, train
+from plait.testing.trial import Trial, TrialResult, train
 from plait.train.loss import IGNORE
 
 STEPS = 3
@@ -34,7 +34,7 @@ INITIAL, BUFFERS = "initial parameters", f"buffers after {STEPS} steps"
 class OfRun(Trial):
     """A trial of the model that a run's config names, on random tokens.
 
-    vocab: tokens that exist. shares: of the batch, in the layout that is tried; each has two samples.
+    vocab: tokens that exist. shares: data ranks of the layout under test; each has two samples.
     """
 
     config: Config
@@ -42,7 +42,7 @@ class OfRun(Trial):
     shares: int
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """(tokens, labels); every sample has another count of labels, as in real data."""
+        """(tokens, labels); samples have different numbers of labels, as in real data."""
         generator = torch.Generator().manual_seed(1000 + step)
         length, samples = self.config.train.seq_len, 2 * self.shares
         tokens = torch.randint(0, self.vocab, (samples, length + 1), generator=generator)
@@ -52,17 +52,15 @@ class OfRun(Trial):
         return tokens[:, :-1], labels
 
     def apply(self, strategies: Mapping[str, Mapping[str, Any]], extra: Any = ()) -> Applied:
-        model, spec = build_model(self.config.model)
-        made = create_all(strategies)
-        return set_up(model, new_run(self.config, spec, model, dist.get_world_size(), "cpu", made))
+        return set_up(assemble(self.config, dist.get_world_size(), strategies=strategies, device_type="cpu"))
 
 
 @attrs.frozen
 class Finding:
     """One comparison with one process, over all ranks.
 
-    what: a name from above. error: the largest, and `at` which parameter or step. wrong: parameter -> its error, of
-    those above the bound. count: how many were compared. skipped: why it was not.
+    what: a name from above. error: the largest, and `at` which parameter or step. wrong: parameter -> its error, if
+    above the bound. count: how many were compared. skipped: the reason for not comparing.
     """
 
     what: str
@@ -78,16 +76,16 @@ class Finding:
         return self.error <= self.bound
 
     def joined(self, other: "Finding") -> "Finding":
-        """The worse of two ranks' for everything."""
+        """For everything the worse of two ranks' results."""
         names = self.wrong.keys() | other.wrong.keys()
         wrong = {name: max(self.wrong.get(name, 0.0), other.wrong.get(name, 0.0)) for name in names}
         return attrs.evolve(self if self.error >= other.error else other, wrong=wrong)
 
 
 def reference(trial: OfRun, folder: Path) -> float:
-    """One process trains, and leaves its trace in `folder`. Returns its seconds.
+    """One process trains, and writes its result to `folder`. Returns its seconds.
 
-    Raises PlaitError where there is nothing to compare with: numbers that are random or not finite.
+    Raises PlaitError if there is nothing to compare with: values that are random or not finite.
     """
     with _noted(folder):
         start = time.monotonic()
@@ -97,71 +95,71 @@ def reference(trial: OfRun, folder: Path) -> float:
             first, second = (applied.parts[0](tokens) for _ in range(2))
         if not torch.equal(first, second):
             raise PlaitError(
-                "the model finds other logits for the same tokens the second time, so it cannot be compared: switch "
-                "off what is random in it, such as dropout"
+                "the model computes different logits for the same tokens the second time, so it cannot be compared: "
+                "switch off what is random in it, such as dropout"
             )
         del applied, first, second
-        trace = train(trial)
-        if not all(map(math.isfinite, trace.losses + trace.norms)):
+        result = train(trial)
+        if not all(map(math.isfinite, result.losses + result.norms)):
             raise PlaitError(
-                f"losses {trace.losses} and norms of gradients {trace.norms} of one process are not all finite, so "
+                f"losses {result.losses} and norms of gradients {result.norms} of one process are not all finite, so "
                 "there is nothing to compare with"
             )
-        if not trace.norms[0]:
+        if not result.norms[0]:
             raise PlaitError("all gradients of one process are zero, so there is nothing to compare with")
-        torch.save(attrs.asdict(attrs.evolve(trace, final={})), folder / "reference.pt")
+        torch.save(attrs.asdict(attrs.evolve(result, final={})), folder / "reference.pt")
         return time.monotonic() - start
 
 
 def compare(trial: OfRun, strategies: Mapping[str, Any], folder: Path) -> tuple[list[Finding], dict[str, str]]:
-    """A rank trains under `strategies`: how far it is from one process, and where its parameters lie."""
+    """A rank trains under `strategies`; returns how far it is from one process, and the parameters' placements."""
     with _noted(folder):
-        trace = train(trial, strategies)
-        expected = Trace(**torch.load(folder / "reference.pt", mmap=True, weights_only=True))
+        result = train(trial, strategies)
+        expected = TrialResult(**torch.load(folder / "reference.pt", mmap=True, weights_only=True))
         model, _ = build_model(trial.config.model)
         saved = set(model.state_dict())
         found = [
-            _bitwise(INITIAL, trace.initial, expected.initial),
-            _gradients(FIRST, trace.gradients, expected.gradients, GRADIENT),
-            _steps(LOSSES, trace.losses, expected.losses),
-            _steps(NORMS, trace.norms, expected.norms),
+            _bitwise(INITIAL, result.initial, expected.initial),
+            _gradients(FIRST, result.gradients, expected.gradients, GRADIENT),
+            _steps(LOSSES, result.losses, expected.losses),
+            _steps(NORMS, result.norms, expected.norms),
         ]
         if all(finding.fine for finding in found):
-            found.append(_gradients(LAST, trace.last, expected.last, LOSS))
+            found.append(_gradients(LAST, result.last, expected.last, LOSS))
         else:
             found.append(Finding(LAST, LOSS, skipped="not compared: they come after something wrong"))
-        mine, theirs = ({k: b for k, b in t.buffers.items() if k in saved} for t in (trace, expected))
-        return [*found, *([_bitwise(BUFFERS, mine, theirs)] if theirs else [])], trace.placements
+        mine, theirs = ({k: b for k, b in t.buffers.items() if k in saved} for t in (result, expected))
+        return [*found, *([_bitwise(BUFFERS, mine, theirs)] if theirs else [])], result.placements
 
 
 def meaning(findings: list[Finding]) -> list[str]:
-    """What such differences usually come from: sentences, most likely first."""
+    """The usual causes of such differences: sentences, most likely first."""
     wrong = {finding.what: finding for finding in findings if not finding.fine}
     said = []
     if INITIAL in wrong:
         said.append(
-            "Initial values depend on the layout: a function in `init` may look at nothing but its generator and the "
-            "one row that it gets, and draw nothing from torch's own generator."
+            "Initial values depend on the layout: a function in `init` may use only its generator and the one row that "
+            "it gets, and must not draw from torch's own generator."
         )
     elif LOSSES in wrong and wrong[LOSSES].at == "step 1":
         said += [
-            "The loss of the first step is off, so forward computes something else. Usually it is something non-linear "
-            "after a branch's last projection, such as a norm at its end; work between tokens outside of branches; a "
-            "bias whose axes do not go with those of its matrix, or that is added apart from it; a count of heads in "
-            "a view; or queries, keys and values in one matrix.",
+            "The loss of the first step is off, so forward differs. The usual causes: a non-linear function after a "
+            "branch's last projection, such as a norm at its end; work between tokens outside branches; a bias whose "
+            "axes do not match those of its matrix, or that is added separately from it; a count of heads in a view; "
+            "queries, keys and values in one matrix.",
         ]
     elif FIRST in wrong or LAST in wrong or NORMS in wrong:
         said += [
-            "Forward is right and backward is not: a sum over ranks is missing, or made twice. Usually it is a module "
-            "that works between tokens or on heads and stands outside of `branches`; a branch that is declared larger "
-            "or smaller than it is; a bias apart from its matrix, which starts at 0; or a parameter whose `axes` are "
-            "those of another.",
+            "Forward is right and backward is wrong: a sum over ranks is missing, or done twice. The usual causes: a "
+            "module outside `branches` that works between tokens or on heads; a branch that is declared larger or "
+            "smaller than it is; a bias that is separate from its matrix and starts at 0; a parameter with the `axes` "
+            "of another.",
         ]
     elif BUFFERS in wrong:
         said.append("A buffer is computed from one rank's tokens: only the balance of experts is summed over ranks.")
     said.append(
-        'The rules are in docs/models.md, "The rules, and why". Whether it is the strategy instead tells the same '
-        "command with a shipped model, such as model=llama3_debug."
+        'The rules are in docs/models.md, "The rules, and why". To see whether the strategy is the cause, run '
+        "the same command with a shipped model, such as model=llama3_debug."
     )
     return said
 
@@ -180,12 +178,12 @@ def _bitwise(what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, Te
 
 def _gradients(what: str, tensors: dict[str, Tensor], expected: dict[str, Tensor], bound: float) -> Finding:
     both = [dict(expected), dict(tensors)]
-    for name in expected.keys() ^ tensors.keys():  # none is the same as zero
+    for name in expected.keys() ^ tensors.keys():  # None is the same as zero
         for each, other in (both, both[::-1]):
             if name not in each:
                 each[name] = torch.zeros_like(other[name])
-    trace, reference = (Trace({}, gradients, [], [], {}) for gradients in both[::-1])
-    return _worst(what, gradient_errors(trace, reference), bound)
+    result, reference = (TrialResult({}, gradients, [], [], {}) for gradients in both[::-1])
+    return _worst(what, gradient_errors(result, reference), bound)
 
 
 def _steps(what: str, numbers: list[float], expected: list[float]) -> Finding:
@@ -194,7 +192,7 @@ def _steps(what: str, numbers: list[float], expected: list[float]) -> Finding:
 
 
 def _first(numbers: list[float], expected: list[float]) -> str:
-    """The first step that is off: those after it start from other parameters."""
+    """The first wrong step: later steps start from other parameters."""
     steps = range(1, len(expected) + 1)
     return next(f"step {i}" for i in steps if apart(numbers[i - 1 : i], expected[i - 1 : i])[0] > LOSS)
 
@@ -207,7 +205,7 @@ def _worst(what: str, errors: dict[str, float], bound: float) -> Finding:
 
 @attrs.frozen
 class Failed:
-    """What one rank raised. when: time of day. ours: whether it is a sentence for the user already."""
+    """What one rank raised. when: time of day. ours: whether it is already a sentence for the user."""
 
     when: float
     rank: int
@@ -218,7 +216,7 @@ class Failed:
 
 @contextlib.contextmanager
 def _noted(folder: Path) -> Iterator[None]:
-    """Leave what is raised in `folder`: other ranks may fail after this one, and because of it."""
+    """Write the error to `folder`: other ranks may fail after this one, and because of it."""
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of what is slow, not wrong
     try:
         yield
@@ -230,7 +228,7 @@ def _noted(folder: Path) -> Iterator[None]:
 
 
 def failed(folder: Path) -> Failed | None:
-    """What was raised first, a sentence before all else; None: nothing was."""
+    """The error that was raised first, preferring a sentence for the user; None if there is none."""
     notes = [Failed(**torch.load(path, weights_only=True)) for path in folder.glob("failed-*.pt")]
     order: Callable[[Failed], Any] = lambda note: (not note.ours, note.when)  # noqa: E731
     return min(notes, key=order, default=None)

@@ -1,4 +1,4 @@
-"""What a run may not leave behind in its process: settings of torch, hooks, patches, process groups."""
+"""What a run must not leave behind in its process: settings of torch, hooks, patches, process groups."""
 
 import os
 import random
@@ -17,7 +17,7 @@ from plait.testing.trial import Trial, forward_backward
 
 
 def left_behind(trial: Trial, strategies: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What a trial changed in this process for good, in words. For a fresh process: a patch is made only once."""
+    """What a trial changed in this process permanently, in words. Needs a fresh process: a patch is made only once."""
     import torch._dynamo
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
@@ -54,7 +54,7 @@ def _some_steps(trial: Trial, strategies: Mapping[str, Mapping[str, Any]]) -> li
     own = sorted(
         group.group_desc or group.group_name for group in dist.distributed_c10d._world.pg_map if group not in groups
     )
-    return grown + [f"process group {name!r} is none of the mesh's" for name in own]
+    return grown + [f"process group {name!r} does not belong to the mesh" for name in own]
 
 
 def _groups(mesh: Mesh) -> set[Any]:
@@ -82,7 +82,7 @@ def _hooks(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]
 
 
 def _settings() -> dict[str, Any]:
-    """What is global in torch and in the process, by a name that one would know."""
+    """The global state of torch and of the process, by readable names."""
     from torch.nn.modules import module
     from torch.overrides import _len_torch_function_stack
     from torch.utils._python_dispatch import _len_torch_dispatch_stack
@@ -115,7 +115,7 @@ def _settings() -> dict[str, Any]:
 
 
 def _attributes() -> dict[str, Any]:
-    """The functions and classes of torch that strategies are tempted to patch, by name."""
+    """The functions and classes of torch that strategies are likely to patch, by name."""
     import torch.nn.functional as F
     from torch.distributed import fsdp
     from torch.distributed import tensor as dtensor

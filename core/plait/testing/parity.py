@@ -1,54 +1,54 @@
-"""How far two traces are apart, in the terms of the numerics contract; and which parameter is the first to differ."""
+"""How far two trial results differ, in the terms of the numerics contract, and the first parameter that differs."""
 
 import math
 
 from torch import Tensor
 
 from plait.contract.model_spec import ModelSpec
-from plait.testing.trial import Trace
+from plait.testing.trial import TrialResult
 
-# (gradient of a parameter, relative; losses and norms) by dtype: stated in docs/testing.md, not adjustable.
+# (gradient of a parameter, relative; losses and norms) by dtype: documented in docs/testing.md, not adjustable.
 BOUNDS = {"float64": (1e-10, 1e-9), "float32": (1e-5, 1e-5), "mixed": (5e-2, 5e-3)}
 
 
-def gradient_errors(trace: Trace, reference: Trace) -> dict[str, float]:
-    """FQN -> |g - r| / max(|r|, 1e-3 |R|), R the whole gradient of `reference`; infinite where there is none."""
+def gradient_errors(result: TrialResult, reference: TrialResult) -> dict[str, float]:
+    """FQN -> |g - r| / max(|r|, 1e-3 |R|), R the whole gradient of `reference`; infinite if a gradient is missing."""
     whole = math.sqrt(sum(float(g.double().square().sum()) for g in reference.gradients.values()))
     errors = {}
     for name, r in reference.gradients.items():
-        g = trace.gradients.get(name)
+        g = result.gradients.get(name)
         missing = g is None or g.shape != r.shape or not g.isfinite().all()
         apart = math.inf if missing or g is None else float((g.double() - r.double()).norm())
         errors[name] = apart / max(float(r.double().norm()), 1e-3 * whole)
     return errors
 
 
-def worst_gradient(trace: Trace, reference: Trace) -> tuple[float, str]:
-    """(error, FQN) of the gradient that is furthest off."""
-    errors = gradient_errors(trace, reference)
+def worst_gradient(result: TrialResult, reference: TrialResult) -> tuple[float, str]:
+    """(error, FQN) of the gradient with the largest error."""
+    errors = gradient_errors(result, reference)
     name = max(errors, key=errors.__getitem__)
     return errors[name], name
 
 
-def wrong_gradients(trace: Trace, reference: Trace, bound: float, spec: ModelSpec) -> str | None:
-    """What to tell where a gradient is off by more than `bound`: the first such parameter, and how many there are."""
-    errors = gradient_errors(trace, reference)
+def wrong_gradients(result: TrialResult, reference: TrialResult, bound: float, spec: ModelSpec) -> str | None:
+    """The message if a gradient is off by more than `bound`: the first such parameter, and how many there are."""
+    errors = gradient_errors(result, reference)
     wrong = [name for name, error in errors.items() if not error <= bound]
     if not wrong:
         return None
     first = wrong[0]
     ratio = ""
-    if (g := trace.gradients.get(first)) is not None and (norm := float(reference.gradients[first].norm())):
+    if (g := result.gradients.get(first)) is not None and (norm := float(reference.gradients[first].norm())):
         ratio = f"; its norm is {float(g.double().norm()) / norm:.6g} of what it should be"
     return (
         f"{len(wrong)} of {len(errors)} gradients are wrong; the first is {first!r}, off by {errors[first]:.2e} "
-        f"(bound {bound:.0e}){ratio}; its logical axes are {spec.axes_of(first)}, it lies as: "
-        f"{trace.placements.get(first, 'unknown')}"
+        f"(bound {bound:.0e}){ratio}; its logical axes are {spec.axes_of(first)}, its placement: "
+        f"{result.placements.get(first, 'unknown')}"
     )
 
 
 def unequal(tensors: dict[str, Tensor], reference: dict[str, Tensor]) -> str | None:
-    """What to tell where two dicts of tensors are not bitwise the same; None where they are."""
+    """The message if two dicts of tensors are not bitwise the same; None if they are."""
     if tensors.keys() != reference.keys():
         missing, more = sorted(reference.keys() - tensors.keys()), sorted(tensors.keys() - reference.keys())
         return f"the names differ: missing {missing}, not expected {more}"
@@ -59,12 +59,12 @@ def unequal(tensors: dict[str, Tensor], reference: dict[str, Tensor]) -> str | N
     how = f"shape {tuple(a.shape)} instead of {tuple(b.shape)}"
     if a.shape == b.shape:
         apart = (a.double() - b.double()).abs().max()
-        how = f"{int((a != b).sum())} of {a.numel()} numbers, by {float(apart):.3g} at most"
+        how = f"{int((a != b).sum())} of {a.numel()} elements, by {float(apart):.3g} at most"
     return f"{len(wrong)} of {len(reference)} differ; the first is {wrong[0]!r}: {how}"
 
 
 def apart(numbers: list[float], reference: list[float]) -> tuple[float, int]:
-    """The largest difference, relative where the reference is above 1, and the step (from 1) at which it is."""
+    """The largest difference, relative if the reference is above 1, and its step (from 1)."""
     pairs = zip(numbers, reference, strict=True)
     errors = [abs(a - b) / max(abs(b), 1.0) if math.isfinite(a - b) else math.inf for a, b in pairs]
     worst = max(range(len(errors)), key=errors.__getitem__)

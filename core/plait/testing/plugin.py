@@ -1,4 +1,4 @@
-"""The pytest plugin: ranks for the suite, and a grade at the end. It does nothing, and imports no torch, until used."""
+"""The pytest plugin: ranks for the suite, and a grade at the end. Does nothing, and imports no torch, until used."""
 
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from plait.testing.pool import Pool
 
-REFUSED = "refused: "  # how the reason of a skip begins where the strategy itself said no
+REFUSED = "refused: "  # how a skip's reason begins if the strategy itself refused
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,7 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """The last of a strategy's layouts speaks for all in a quick run."""
+    """A quick run tests only the last of a strategy's layouts."""
     layouts = getattr(getattr(item, "cls", None), "layouts", None)
     layout = item.callspec.params.get("layout") if hasattr(item, "callspec") else None
     if layouts and layout is not None and layout != list(layouts)[-1]:
@@ -32,7 +32,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def plait_ranks(request: pytest.FixtureRequest) -> "Iterator[Pool]":
-    """The one pool of 4 ranks of this session; starts when it is first used."""
+    """The one pool of 4 ranks of this session; starts at its first use."""
     from plait.testing.pool import Pool
 
     pool = Pool(4, request.config.getoption("--plait-backend"), request.config.getoption("--plait-timeout"))
@@ -59,7 +59,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """One line a strategy: how many tests of the contract passed, were refused by it, skipped or failed."""
+    """One line per strategy: how many tests of the contract passed, were refused by it, skipped or failed."""
     grades: dict[str, Counter[str]] = {}
     for outcome in ("passed", "skipped", "failed", "error"):
         for report in terminalreporter.stats.get(outcome, []):

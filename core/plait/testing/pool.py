@@ -1,4 +1,4 @@
-"""A pool of rank processes, started once: starting ranks afresh for every test would cost 10 seconds each."""
+"""A pool of rank processes, started once: starting ranks for every test would cost 10 seconds each."""
 
 import contextlib
 import gc
@@ -19,16 +19,16 @@ import cloudpickle
 from plait.system.scratch import Scratch
 from plait.system.sockets import listen_on_loopback
 
-# Ranks are forks of one process that has imported these and done nothing else: they start in no time, and are fresh.
+# Ranks are forks of one process that has only imported these: they start at once, in a fresh state.
 PRELOADED = [
     *("torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor"),
-    "torch.distributed.tensor.parallel",
+    *("torch.distributed.tensor.parallel", "torch._inductor.compile_fx", "torch._dynamo.backends.debugging"),
 ]
 RUNS = 100  # of one set of ranks
 
 
 class RankError(Exception):
-    """A rank failed; the message holds its traceback, or on a hang every rank's stack."""
+    """A rank failed; the message holds what it raised and its traceback, or for a hang every rank's stack."""
 
 
 class TooFewDevices(RankError):
@@ -54,15 +54,15 @@ class Pool:
     ) -> list[Any]:
         """What `fn(*args, **kwargs)` returns on each rank of a group of `world` ranks, by rank.
 
-        Raises RankError with the traceback of the first rank that failed, or after `timeout` seconds with the
-        stacks of all; the pool then starts afresh.
+        Raises RankError: first a line for each rank that failed, in that order, then their tracebacks; after `timeout`
+        seconds the stacks of all, and the pool then starts new ranks.
         """
         if self.backend == "nccl" and world > (gpus := _gpus()):
             raise TooFewDevices(f"{world} ranks need a GPU each, but there are {gpus}")
         if not all(process.is_alive() for process, _ in self._ranks):
-            self._kill()  # something ended one between two calls: the machine was out of memory, say
+            self._kill()  # one was ended between two calls, for example because the machine ran out of memory
         if self._runs and self._runs % RUNS == 0:
-            self._kill()  # what torch does not forget grows with every run, compiled ones above all
+            self._kill()  # torch's caches grow with every run, above all compiled ones
         if not self._ranks:
             self._start()
         self._runs += 1
@@ -70,8 +70,37 @@ class Pool:
         payload = cloudpickle.dumps((fn, args, kwargs))
         for _, pipe in self._ranks[:world]:
             pipe.send((payload, world, store))
-        answers: dict[int, tuple[bool, Any]] = {}
         seconds = self.timeout if timeout is None else timeout
+        try:
+            answers, why = self._answers(world, seconds)
+        except BaseException:
+            self._kill()  # pytest-timeout or Ctrl-C: the ranks are still at work, and the next test needs free ones
+            raise
+        failed = {rank: text for rank, (fine, text) in answers.items() if not fine}  # the first that failed first
+        missing = sorted(set(range(world)) - set(answers))
+        said = [f"rank {rank}: {text.strip().splitlines()[-1]}" for rank, text in failed.items()]
+        whole = [f"rank {rank}: {text}" for rank, text in failed.items()]
+        if missing:
+            said.append(f"ranks {missing} {why}")
+            whole.append(self._stacks())
+            self._kill()
+        if said:
+            raise RankError("\n".join([*said, *whole]))
+        return [cloudpickle.loads(answers[rank][1]) for rank in range(world)]
+
+    def once(self, fn: Callable[..., Any], *args: Any, world: int, name: str = "", **options: Any) -> list[Any]:
+        """Like `run`, but the ranks compute the answer to one question once per session: tests share it.
+
+        `name` stands for `fn` if its own representation does not say what it computes.
+        """
+        key = repr((name or f"{fn.__module__}.{fn.__qualname__}", args, world))
+        if key not in self.kept:
+            self.kept[key] = self.run(fn, *args, world=world, **options)
+        return self.kept[key]
+
+    def _answers(self, world: int, seconds: float) -> tuple[dict[int, tuple[bool, Any]], str]:
+        """What the ranks answered within `seconds`, by rank; and why others did not."""
+        answers: dict[int, tuple[bool, Any]] = {}
         deadline = time.monotonic() + seconds
         why = f"did not answer within {seconds:g} s: they hang"
         while len(answers) < world and time.monotonic() < deadline:
@@ -84,18 +113,11 @@ class Pool:
                     if not answers[rank][0]:
                         deadline = min(deadline, time.monotonic() + 5)  # the others may wait for it for ever
                         why = "were still waiting for it"
-        failed = [f"rank {rank}: {text}" for rank, (fine, text) in sorted(answers.items()) if not fine]
-        missing = sorted(set(range(world)) - set(answers))
-        if missing:
-            failed.append(f"ranks {missing} {why}\n{self._stacks()}")
-            self._kill()
-        if failed:
-            raise RankError("\n".join(failed))
-        return [cloudpickle.loads(answers[rank][1]) for rank in range(world)]
+        return answers, why
 
     @contextlib.contextmanager
     def fresh(self, world: int) -> "Iterator[Pool]":
-        """A pool of processes in which nothing has run yet, for as long as it is needed."""
+        """A pool of fresh processes, for as long as it is needed."""
         pool = Pool(world, self.backend, self.timeout)
         try:
             yield pool
@@ -103,7 +125,7 @@ class Pool:
             pool.close()
 
     def close(self) -> None:
-        """End the ranks, which have nothing left to do or to write: by themselves, where they wait for work."""
+        """End the ranks, which have nothing left to do or to write: they wait for work, and end by themselves."""
         for _, pipe in self._ranks:
             pipe.close()
         deadline = time.monotonic() + 2
@@ -117,7 +139,7 @@ class Pool:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         if threading.current_thread() is threading.main_thread():
-            before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # ranks inherit it: Ctrl-C is for who started them
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # ranks inherit it: Ctrl-C is for their parent
             forkserver.ensure_running()
             signal.signal(signal.SIGINT, before)
         for rank in range(self.size):
@@ -150,7 +172,7 @@ class Pool:
 
 
 def _serve(rank: int, pipe: Connection, stack_file: str, backend: str) -> None:
-    """A rank: waits for functions, runs each inside a process group of its own."""
+    """A rank: waits for functions, and runs each inside its own process group."""
     os.environ["OMP_NUM_THREADS"] = "1"
     listen_on_loopback()
     if backend == "gloo":
@@ -162,7 +184,7 @@ def _serve(rank: int, pipe: Connection, stack_file: str, backend: str) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    gc.freeze()  # what is there now stays: no collection needs to look at it
+    gc.freeze()  # existing objects stay: no collection needs to look at them
     while True:
         try:
             task = pipe.recv()
@@ -190,7 +212,7 @@ def _gpus() -> int:
 
 
 def _join(backend: str, store: Any, rank: int, world: int) -> None:
-    """gloo: ranks on the CPU. nccl: a GPU each."""
+    """gloo: ranks on the CPU. nccl: one GPU each."""
     import torch
     import torch.distributed as dist
 
@@ -202,7 +224,7 @@ def _join(backend: str, store: Any, rank: int, world: int) -> None:
 
 
 def _forget() -> None:
-    """torch caches plans of DTensors and compiled code by meshes that look alike, with the names of ended groups."""
+    """torch caches plans of DTensors and compiled code by equal-looking meshes, with the names of ended groups."""
     import torch
     from torch.distributed.tensor import _collective_utils, _redistribute
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
@@ -213,4 +235,4 @@ def _forget() -> None:
     _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
-    gc.collect()  # models and meshes hold each other, and with them sockets and threads of ended groups
+    gc.collect()  # models and meshes reference each other, and with them sockets and threads of ended groups

@@ -1,4 +1,4 @@
-"""One trial: a small model trained for a few steps under some strategies, and everything that came out of it."""
+"""One trial: a small model trained for a few steps under some strategies, and its complete result."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -25,9 +25,9 @@ class Trial:
     """What is tried; the same whatever the layout.
 
     model:    a name of `plait.testing.models`, or a function that builds one on the current device.
-    steps:    of AdamW, with a fresh global batch each.
+    steps:    of AdamW, with a new global batch each.
     dtype:    of everything, or "mixed": stored and reduced in float32, computed in bfloat16.
-    micro:    into how many micro-batches a rank cuts its share.
+    micro:    number of micro-batches into which a rank divides its part.
     remat:    `remat.mode`. budget: `remat.budget`. compile: the backend of `compile`, None: off.
     max_norm: gradients are clipped to it.
     last:     whether the gradients of the last step are kept too.
@@ -77,12 +77,12 @@ class Trial:
 
 
 @attrs.frozen
-class Trace:
+class TrialResult:
     """What a trial did on one rank. Tensors are whole ones on the CPU, by FQN.
 
-    gradients: of the first step, before clipping. losses, norms: of every step. placements: FQN -> how the
-    parameter lies on the mesh, in words. buffers: after the last step, such as experts' balance.
-    last: gradients of the last step, where the trial keeps them.
+    gradients: of the first step, before clipping. losses, norms: of every step. placements: FQN -> the
+    parameter's placement, in words. buffers: after the last step, such as experts' balance.
+    last: gradients of the last step, if the trial keeps them.
     """
 
     initial: dict[str, Tensor]
@@ -95,8 +95,10 @@ class Trace:
     last: dict[str, Tensor] = attrs.Factory(dict)
 
 
-def train(trial: Trial, strategies: Mapping[str, Mapping[str, Any]] | None = None, extra: Iterable[Any] = ()) -> Trace:
-    """Train on the ranks that call it together."""
+def train(
+    trial: Trial, strategies: Mapping[str, Mapping[str, Any]] | None = None, extra: Iterable[Any] = ()
+) -> TrialResult:
+    """Train, on all ranks that call it together."""
     applied = trial.apply(strategies or {}, extra)
     (model,) = applied.parts
     initial = whole(model)
@@ -114,13 +116,13 @@ def train(trial: Trial, strategies: Mapping[str, Mapping[str, Any]] | None = Non
         optimizer.zero_grad()
         applied.after_step(optimizer, step + 1)
     buffers = {canonical(name): full(b) for name, b in model.named_buffers()}
-    return Trace(initial, gradients, losses, norms, whole(model), placements, buffers, last)
+    return TrialResult(initial, gradients, losses, norms, whole(model), placements, buffers, last)
 
 
 def forward_backward(applied: Applied, trial: Trial, step: int) -> float:
-    """Gradients of global batch `step`, cut into this rank's micro-batches; returns the loss over all tokens."""
+    """Gradients of global batch `step`, divided into this rank's micro-batches; returns the loss over all tokens."""
     (model,) = applied.parts
-    index, count = applied.mesh.share("batch")
+    index, count = applied.mesh.rank_and_size("batch")
     tokens, labels = (tensor.to(applied.device) for tensor in trial.batch(step))
     total = valid_tokens(labels)
     size = len(tokens) // count
@@ -132,14 +134,14 @@ def forward_backward(applied: Applied, trial: Trial, step: int) -> float:
             loss = plait.cross_entropy_sum(logits, y)
             applied.backward(loss, total)
         summed += (loss.detach() / total).cpu()
-    if not applied.mesh.leads():
+    if not applied.mesh.is_dp_leader():
         summed.zero_()
     dist.all_reduce(summed)
     return float(summed)
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """(tokens, labels) of global batch `step`: 8 samples of 16 tokens, labels of which some count for nothing."""
+    """(tokens, labels) of global batch `step`: 8 samples of 16 tokens; some labels are ignored."""
     generator = torch.Generator().manual_seed(1000 + step)
     tokens = torch.randint(0, VOCAB, (SAMPLES, SEQ_LEN + 1), generator=generator)
     labels = tokens[:, 1:].clone()
@@ -148,7 +150,7 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 
 def whole(model: nn.Module) -> dict[str, Tensor]:
-    """FQN -> every parameter of `model` as a whole tensor on the CPU; collective where they are sharded."""
+    """FQN -> every parameter of `model` as a whole tensor on the CPU; collective if they are sharded."""
     return {canonical(name): full(p) for name, p in model.named_parameters()}
 
 

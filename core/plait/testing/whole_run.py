@@ -1,4 +1,4 @@
-"""Whole runs of the trainer for tests: inside ranks that run already, and as a command that can be killed."""
+"""Whole runs of the trainer for tests: inside running ranks, and as a command that can be killed."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ SMALL = (
 
 
 def text(folder: Path) -> Path:
-    """A file of documents of many lengths: a rank's share of the tokens that count is not that of another."""
+    """A file of documents of many lengths, so that ranks' counts of valid tokens differ."""
     path = folder / "text.jsonl"
     if not path.exists():
         lines = [{"text": f"document {i}: " + "plait braids strands into a rope. " * (i * 7 % 11)} for i in range(400)]
@@ -30,7 +30,7 @@ def text(folder: Path) -> Path:
 def overrides(
     strategies: Mapping[str, Mapping[str, Any]], folder: Path, world: int, *more: str, model: Iterable[str] = MODEL
 ) -> list[str]:
-    """What to write after `plait train` for a small run on `world` ranks; 8 samples a step, whatever the layout."""
+    """Arguments of `plait train` for a small run on `world` ranks; 8 samples per step, whatever the layout."""
     options = [
         f"strategy.{name}.{key}={'null' if value is None else value}"
         for name, given in strategies.items()
@@ -48,12 +48,11 @@ def overrides(
 def run(node: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
     """The rows of a run under the resolved config `node`, trained by the ranks that call this together."""
     from plait.contract.config import Config
-    from plait.contract.schema import typed
     from plait.records.run_folder import RunFolder
     from plait.train.trainer import Trainer
 
     rows: list[dict[str, Any]] = []
-    trainer = Trainer(typed(Config, node, ""), node, RunFolder(folder), lambda text: None)
+    trainer = Trainer(Config.of(node), RunFolder(folder), lambda text: None)
     trainer.restore()
     trainer.fit(lambda row: rows.append(dict(row)))
     return rows
@@ -70,7 +69,7 @@ def numbers(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 
 def start(arguments: list[str], cwd: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """`plait train ARGUMENTS` in the background, in a process group of its own, on one thread a rank."""
+    """`plait train ARGUMENTS` in the background, in its own process group, with one thread per rank."""
     own = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
     return subprocess.Popen(
         [sys.executable, "-m", "plait", "train", *arguments],
@@ -84,16 +83,27 @@ def start(arguments: list[str], cwd: Path, env: Mapping[str, str] | None = None)
 
 
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str], seconds: float = 240) -> None:
-    """Return once metrics.jsonl has `step`; raises where the process ends before."""
-    path, deadline = folder / "metrics.jsonl", time.monotonic() + seconds
+    """Return once metrics.jsonl has `step`; raises if the process ends before."""
+    path = folder / "metrics.jsonl"
+    _wait(lambda: path.exists() and f'{{"step": {step},' in path.read_text(), f"step {step}", process, seconds)
+
+
+def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str], seconds: float = 240) -> None:
+    """Return once the run has a complete checkpoint, which is written while steps go on; raises as `wait_for_step`."""
+    saved = folder / "checkpoints"
+    _wait(lambda: any(not f.parent.suffix for f in saved.glob("step-*/manifest.json")), "checkpoint", process, seconds)
+
+
+def _wait(seen: Callable[[], bool], what: str, process: subprocess.Popen[str], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if path.exists() and f'{{"step": {step},' in path.read_text():
+        if seen():
             return
         if process.poll() is not None:
-            raise AssertionError(f"ended before step {step}:\n{process.communicate()[0]}")
+            raise AssertionError(f"ended before {what}:\n{process.communicate()[0]}")
         time.sleep(0.01)
     process.kill()
-    raise AssertionError(f"no step {step} after {seconds} s")
+    raise AssertionError(f"no {what} after {seconds} s")
 
 
 def ranks_of(folder: Path) -> list[int]:

@@ -1,4 +1,4 @@
-"""The loss, summed: dividing by the global count of tokens is the caller's, so that every layout agrees."""
+"""The loss as a sum. The caller divides by the global count of tokens, so that every layout agrees."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -13,18 +13,18 @@ IGNORE = -100
 
 
 def cross_entropy_sum(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
-    """The cross entropy summed over all tokens whose label is not -100, in float32 at least.
+    """The cross entropy summed over all tokens whose label is not -100, at least in float32.
 
-    Logits may be a DTensor sharded over the vocabulary: then call it, and the backward, inside `parallel(logits)`.
+    If logits are a DTensor sharded over the vocabulary, call it and the backward inside `parallel(logits)`.
     """
     dtype = torch.promote_types(logits_BTV.dtype, torch.float32)
     flat = logits_BTV.flatten(0, 1).to(dtype)
     loss = F.cross_entropy(flat, labels_BT.flatten(), ignore_index=IGNORE, reduction="sum")
-    return loss.to_local() if isinstance(loss, DTensor) else loss  # all ranks have the same
+    return loss.to_local() if isinstance(loss, DTensor) else loss  # equal on all ranks
 
 
 def parallel(logits: Tensor) -> Any:
-    """The context in which the loss of these logits and its backward run: torch's where they are sharded."""
+    """The context for the loss of these logits and its backward: torch's loss parallelism if they are sharded."""
     return loss_parallel() if isinstance(logits, DTensor) else nullcontext()
 
 

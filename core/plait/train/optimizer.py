@@ -4,7 +4,8 @@ import contextlib
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,32 +14,33 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from plait.contract.config import Schedule
-from plait.contract.errors import PlaitError, one_line
+from plait.contract.errors import PlaitError, misfit, one_line
+from plait.parallel.agreement import on_all_ranks
 from plait.parallel.build import check_options, options_of, target_of
 from plait.parallel.rehearsal import Build, Groups, Kind, compare_shards, try_step, try_step_without_values
 from plait.parallel.state import canonical_state
 
-FUSED_ON = ("cuda", "cpu", "mps", "xpu")  # where torch has fused kernels
+FUSED_ON = ("cuda", "cpu", "mps", "xpu")  # devices for which torch has fused kernels
 KERNELS = ("fused", "foreach")  # arguments that choose kernels, in torch's optimizers
-SMALL = 2**20  # elements of a parameter that a step may be tried on before there are ranks
+SMALL = 2**20  # the largest parameter, in elements, on which a step is tried before there are ranks
 FITS = "take one that works element by element, such as torch.optim.AdamW, or a layout that divides no parameters"
 
 
 def make_optimizer(
     node: Mapping[str, Any], parameters: Iterable[nn.Parameter], values: bool = True
 ) -> torch.optim.Optimizer:
-    """The `_target_` of `node` over the parameters, one group for each mesh that they live on. All ranks together.
+    """The `_target_` of `node` over the parameters, with one group per mesh that they live on. Called by all ranks.
 
-    Fused and foreach kernels take the tensors of a group at once, and torch cannot mix meshes, or DTensors and plain
-    tensors, in one call. If the config leaves `fused` and `foreach` open, the first of these kernels is taken that
-    makes a right step on stand-ins of the parameters: fused, torch's default, one tensor after another.
-    Raises PlaitError for options that the class refuses, and if it makes no right step on such parameters.
-    values: whether tensors have values. If not, as in a plan, a step that can be made counts as right.
+    Fused and foreach kernels process the tensors of a group at once, and torch cannot mix meshes, or DTensors and plain
+    tensors, in one call. If the config leaves `fused` and `foreach` open, the first of these kernels that makes a
+    correct step on stand-ins for the parameters is used: fused, torch's default, one tensor at a time. Raises
+    PlaitError for options that the class refuses, and if it makes no correct step on such parameters.
+    values: whether tensors have values. Without values, as in a plan, any step that runs counts as correct.
     """
     groups = _by_mesh(parameters)
     kinds = [list(dict.fromkeys(map(Kind.of, group))) for group in groups]
     cls, options = _target(node)
-    exact = getattr(cls, "numerics", "exact") == "exact"  # as strategies say whether they mean to differ
+    exact = getattr(cls, "numerics", "exact") == "exact"  # "own": it differs on purpose
     plainest = _builder(cls, {**options, **{key: False for key in KERNELS if key in _arguments(cls)}})
     for kernels in _candidates(cls, options, groups[0][0].device):
         build = _builder(cls, {**options, **kernels})
@@ -50,24 +52,40 @@ def make_optimizer(
             problem = try_step_without_values(build, groups)
         if problem is None:
             return _built(node, build, [{"params": group} for group in groups])
-    raise PlaitError(_sentence(node, options, str(problem)))
+    key = next((name for name in KERNELS if options.get(name) is not None), None)
+    error = PlaitError(_sentence(node, options, str(problem)))
+    raise error.at(f"optimizer.{key}", options[key], (None,)) if key else error.at("optimizer")
 
 
 def check_optimizer(node: Mapping[str, Any], parameters: Iterable[Tensor]) -> None:
-    """Before there are ranks: raises PlaitError unless the class takes its options and parameters of these shapes.
+    """A check before there are ranks: raises PlaitError unless the class accepts its options and these shapes.
 
-    They may be on meta. No step is made: its kernels may need another device than this process has.
+    Parameters may be on meta. No step is made, because its kernels may need a device that this process lacks.
     """
     cls, options = _target(node)
     kernels = _candidates(cls, options, torch.device("cpu"))[-1]
     params = [nn.Parameter(torch.zeros(kind.shape)) for kind in dict.fromkeys(map(Kind.of, parameters))]
-    _built(node, _builder(cls, {**options, **kernels}), [{"params": params}])
+    with _without_compiler():
+        _built(node, _builder(cls, {**options, **kernels}), [{"params": params}])
+
+
+@contextlib.contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Inside, creating an optimizer does not import torch's compiler. torch imports it only to exclude
+    `add_param_group` from compilation, and that takes longer than all other checks."""
+    optimizer: Any = torch.optim.Optimizer
+    guarded = optimizer.add_param_group
+    optimizer.add_param_group = guarded if "torch._dynamo" in sys.modules else inspect.unwrap(guarded)
+    try:
+        yield
+    finally:
+        optimizer.add_param_group = guarded
 
 
 def state_keys(node: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], set[str]]:
-    """Shape -> the names of what this optimizer keeps of a parameter of that shape; found by a step on one.
+    """Shape -> the names of the state that this optimizer keeps for a parameter of that shape, found by one step.
 
-    Large ones are left out, and those that the class does not take.
+    Leaves out large shapes, and shapes that the class refuses.
     """
     cls, options = _target(node)
     build = _builder(cls, {**options, **_candidates(cls, options, torch.device("cpu"))[-1]})
@@ -88,7 +106,7 @@ def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def _target(node: Mapping[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """(the class, its options). A `fused: null` that came with another optimizer's config is none of this one's."""
+    """(the class, its options). A `fused: null` left over from another optimizer's config is dropped."""
     cls = target_of(node, "optimizer")
     foreign = {key for key in KERNELS if key not in _arguments(cls) and node.get(key) is None}
     own = {key: value for key, value in node.items() if key not in foreign}
@@ -106,7 +124,7 @@ def _arguments(cls: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _candidates(cls: Callable[..., Any], options: Mapping[str, Any], device: torch.device) -> list[dict[str, Any]]:
-    """The kernels to try, the fastest first; only what the user asks for, if that is said."""
+    """The kernels to try, fastest first; only the user's, if the config sets one."""
     known = [key for key in KERNELS if key in _arguments(cls)]
     if any(options.get(key) is not None for key in KERNELS):
         return [{"fused": False} if "fused" in known and options.get("fused") is None else {}]
@@ -126,42 +144,43 @@ def _built(node: Mapping[str, Any], build: Build, groups: Groups) -> Any:
         said = one_line(error)
         keys = [key for key in node if re.search(rf"\b{re.escape(key)}\b", said)]
         named = ", ".join(f"optimizer.{key}={node[key]}" for key in keys)
-        raise PlaitError(f"{named or 'optimizer'}: {node['_target_']} refuses these options: {said}") from error
+        raise PlaitError(f"{named or 'optimizer'}: {node['_target_']} refuses these options: {said}").at(
+            f"optimizer.{keys[0]}" if keys else "optimizer", node[keys[0]] if keys else None
+        ) from error
     if not isinstance(made, torch.optim.Optimizer):
-        raise PlaitError(f"optimizer._target_={node['_target_']} made a {type(made).__name__}, not an optimizer")
+        raise PlaitError(f"optimizer._target_={node['_target_']} made a {type(made).__name__}, not an optimizer").at(
+            "optimizer._target_", node["_target_"], fits="an optimizer"
+        )
     return made
 
 
 def _agreed(problem: str | None) -> str | None:
     """The problem of the first rank that has one, on all ranks."""
-    if not dist.is_initialized():
-        return problem
-    problems: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(problems, problem)
-    return next((found for found in problems if found is not None), None)
+    group = dist.group.WORLD if dist.is_initialized() else None
+    return next(filter(None, on_all_ranks(lambda: problem, group=group)), None)
 
 
 def _sentence(node: Mapping[str, Any], options: Mapping[str, Any], problem: str) -> str:
     asked = [f"optimizer.{key}={str(options[key]).lower()}" for key in KERNELS if options.get(key) is not None]
     text = f"{', '.join(asked) or 'optimizer'}: {node['_target_']} {problem}"
-    if problem.startswith("refuses"):
+    if problem.startswith("raises_about"):
         return text
     if any(options.get(key) for key in KERNELS):
-        return f"{text}; null takes what works"
+        return f"{text}; null chooses kernels that work"
     return f"{text}; {FITS}"
 
 
 def _finite(value: Any, key: str) -> None:
-    """No option of an optimizer is infinite or NaN: one step would spoil all parameters."""
+    """Refuses infinite or NaN options of an optimizer: one step would ruin all parameters."""
     inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     for name, each in inner:
         _finite(each, f"{key}.{name}" if isinstance(value, Mapping) else key)
     if isinstance(value, float) and not math.isfinite(value):
-        raise PlaitError(f"{key} is {value}; it must be finite")
+        raise misfit(key, value, "finite")
 
 
 def learning_rate(schedule: Schedule, lr: float, step: int, steps: int) -> float:
-    """The rate of step `step` (from 0) of `steps`: linear warm-up, stable, then decay over the last steps."""
+    """The rate of step `step` (from 0) of `steps`: linear warm-up, constant, then decay over the last steps."""
     if step < schedule.warmup_steps:
         return lr * (step + 1) / schedule.warmup_steps
     decay_steps = schedule.decay_steps if schedule.decay_steps is not None else steps - schedule.warmup_steps

@@ -1,9 +1,10 @@
-"""The numbers of a step that is still under way."""
+"""The metrics of a step, collected while the next step runs."""
 
 import math
 import resource
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,54 +17,67 @@ if TYPE_CHECKING:
     from plait.train.trainer import Trainer
 
 Row = dict[str, Any]
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # 2.13 renamed it
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
 
 
-class Stopwatch:
-    """Seconds of a step: on a GPU between two events of its queue, as the host runs ahead of it."""
+class Laps:
+    """Seconds per step: from the end of one to the end of the next, so that all that lies between them counts.
+
+    On a GPU they lie between two events in its queue, because the host runs ahead.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._host = time.perf_counter()
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
-        if self._events:
-            self._events[0].record()
+        self._cuda = device.type == "cuda"
+        self._last = self._mark()
 
-    def so_far(self) -> float:
-        return time.perf_counter() - self._host
+    def _mark(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
-    def stop(self) -> None:
-        self._seconds = self.so_far()
-        if self._events:
-            self._events[1].record()
+    def end(self) -> Callable[[], float]:
+        """End this lap and begin the next. Returns a function that tells its seconds, for which a GPU is waited for."""
+        before, after = self._last, self._mark()
+        self._last = after
 
-    def seconds(self) -> float:
-        if self._events:
-            self._events[1].synchronize()
-            return self._events[0].elapsed_time(self._events[1]) / 1000
-        return self._seconds
+        def seconds() -> float:
+            if not self._cuda:
+                return after - before
+            after.synchronize()
+            return before.elapsed_time(after) / 1000
+
+        return seconds
 
 
-class Pending:
-    """A step whose numbers are still under way: they are read one step later, so that no step waits for them."""
+class StepMetrics:
+    """The metrics of a step whose values are not on the host yet: they are read one step later, so no step waits."""
 
     def __init__(
-        self, trainer: "Trainer", loss: Tensor, norm: Tensor, lr: float, watch: Stopwatch, data_seconds: float
+        self,
+        trainer: "Trainer",
+        loss: Tensor,
+        norm: Tensor,
+        lr: float,
+        seconds: Callable[[], float],
+        data_seconds: float,
     ) -> None:
         self.trainer, self.norm, self.lr = trainer, norm, lr
         self.step, self.tokens = trainer.step, trainer.tokens
         self.data_seconds = data_seconds
         self.extra: Row = {}
         memory, self.memory_kind = peak_memory(trainer.device)
-        mine = loss if trainer.mesh.leads() else torch.zeros_like(loss)
+        mine = loss if trainer.mesh.is_dp_leader() else torch.zeros_like(loss)
         sent = torch.stack([mine, torch.tensor(memory, dtype=torch.float64, device=mine.device)])
         self._all = torch.empty(2 * dist.get_world_size(), dtype=torch.float64, device=mine.device)
         self._work = _all_gather(self._all, sent, async_op=True)
-        self._watch = watch
+        self._seconds = seconds
         self._experts = trainer.applied.balance.counted
         self._loss: float | None = None
 
     def check(self) -> float:
-        """The loss of all ranks. Raises PlaitError where it, or the norm of the gradients, is not a number."""
+        """The loss over all ranks. Raises PlaitError if the loss or the gradient norm is not finite."""
         if self._loss is None:
             self._work.wait()
             gathered = self._all.view(-1, 2).cpu()
@@ -80,7 +94,7 @@ class Pending:
     def row(self) -> Row:
         """The line of metrics.jsonl."""
         loss, config = self.check(), self.trainer.config
-        speed = self.trainer.global_batch_size * config.train.seq_len / self._watch.seconds()
+        speed = self.trainer.global_batch_size * config.train.seq_len / self._seconds()
         mfu = None
         if self.trainer.flops and self.trainer.peak:
             mfu = self.trainer.flops * speed / (self.trainer.peak * dist.get_world_size())
@@ -101,7 +115,7 @@ class Pending:
 
 
 def peak_memory(device: torch.device) -> tuple[int, str]:
-    """(bytes, kind): torch's allocator peak of the step on a GPU, this process's resident peak on a CPU."""
+    """(bytes, kind): on a GPU the peak of torch's allocator in the step, on a CPU the process's resident peak."""
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)

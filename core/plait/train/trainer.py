@@ -2,7 +2,8 @@
 
 import gc
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,106 +13,109 @@ from torch import Tensor
 from plait.checkpoint.manager import Checkpoints
 from plait.contract.config import Config, accumulation
 from plait.contract.run import Run
-from plait.parallel.apply import new_run, set_up
-from plait.parallel.build import build_model, build_source
-from plait.parallel.process_group import device_of
+from plait.parallel.apply import set_up
+from plait.parallel.assembly import Assembly, assemble
+from plait.parallel.build import build_source
 from plait.records.peak_flops import peak_flops
 from plait.records.run_folder import RunFolder
-from plait.strategies.registry import create_all
 from plait.system.signals import ASKING
 from plait.train.loss import cross_entropy_sum, parallel, valid_tokens
 from plait.train.optimizer import learning_rate, make_optimizer
-from plait.train.step_metrics import Pending, Row, Stopwatch
+from plait.train.step_metrics import Laps, Row, StepMetrics
+
+# Integers that the ranks sum in each step: tokens that count, a failed save, a save that is due, and the signals.
+EXCHANGED = 3 + len(ASKING)
 
 
 class Trainer:
     """One run on this rank, from its config to its last step.
 
-    node: the same config as plain values, as checkpoints keep it. say(text): a line for the user, on rank 0.
-    alive(what): called where time may pass, for the watchdog.
+    say(text): a line for the user, on rank 0. alive(what): called where time may pass, for the watchdog.
+    assembly: of the run, if this process has made it already.
     """
 
     def __init__(
         self,
         config: Config,
-        node: Mapping[str, Any],
         folder: RunFolder,
         say: Callable[[str], None],
         alive: Callable[[str], None] = lambda what: None,
+        assembly: Assembly | None = None,
     ) -> None:
         self.config, self.say, self.alive = config, say, alive
         train = config.train
         if train.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to be repeatable
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it to be repeatable
         torch.use_deterministic_algorithms(train.deterministic)
-        device_type = device_of(config.launch.device)
         alive("building the model")
-        model, spec = build_model(config.model)
-        strategies = create_all(config.strategy)
-        self.run: Run = new_run(config, spec, model, dist.get_world_size(), device_type, strategies)
-        self.run.folder = folder.path
+        assembly = assembly or assemble(config, dist.get_world_size(), folder=folder.path)
+        self.run: Run = assembly.run
         alive("setting up the strategies")
-        self.applied = set_up(model, self.run)
+        self.applied = set_up(assembly)
         self.mesh, self.model, self.device = self.applied.mesh, self.applied.parts[0], self.applied.device
         self.optimizer = make_optimizer(config.optimizer, self.applied.parameters())
-        self.share = self.mesh.share("batch")
-        self.micro_batches = accumulation(config, self.share[1])
-        self.global_batch_size = self.micro_batches * train.local_batch_size * self.share[1]
+        self.dp = self.mesh.rank_and_size("batch")
+        self.micro_batches = accumulation(config, self.dp[1])
+        self.global_batch_size = self.micro_batches * train.local_batch_size * self.dp[1]
         source = build_source(config.data)
         alive("preparing the data")
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # once a machine; the others find it done
-            prepared = "PLAIT_LAUNCHER" in os.environ  # by the launcher, which said so
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine; other ranks find it done
+            prepared = "PLAIT_LAUNCHER" in os.environ  # by the launcher, which reported it
             source.prepare((lambda line: None) if prepared else say)
         dist.barrier()
         self.batches = source.open(
-            seq_len=train.seq_len, seed=train.seed, global_batch_size=self.global_batch_size, share=self.share
+            seq_len=train.seq_len, seed=train.seed, global_batch_size=self.global_batch_size, dp=self.dp
         )
         self.step, self.tokens, self.samples = 0, 0, 0
         data = {
             "fingerprint": source.fingerprint(),
             "global_batch_size": self.global_batch_size,
-            "shares": self.share[1],
+            "shares": self.dp[1],
         }
-        self.checkpoints = Checkpoints(config, node, folder, self.applied, self.optimizer, data, self.batches, say)
-        self.flops = spec.flops(train.seq_len) if spec.flops else None
+        self.checkpoints = Checkpoints(config, folder, self.applied, self.optimizer, data, self.batches, say)
+        flops, device_type = self.run.spec.flops, self.run.device_type
+        self.flops = flops(train.seq_len) if flops else None
         name = torch.cuda.get_device_name() if device_type == "cuda" else "cpu"
         self.peak = peak_flops(device_type, name, config.precision.param)
+        self._laps = Laps(self.device)
         self.stopped_by: int | None = None  # the signal that the ranks agreed to stop for
-        self._asked: int | None = None  # the one that this rank got
+        self._asked: int | None = None  # the signal that this rank got
+        self._due = False  # whether this step is saved because of the time since the last save
 
     def restore(self) -> int:
-        """Load the checkpoint that the config asks for, if there is one; returns the step to go on from."""
+        """Load the checkpoint that the config asks for, if there is one; returns the step to continue from."""
         self.step, self.tokens, self.samples = self.checkpoints.restore()
         return self.step
 
     def fit(self, report: Callable[[Row], None], each_step: Callable[[int], None] = lambda step: None) -> str:
-        """Train to the last step. Returns "finished", or "stopped" where a signal asked for it; saved either way."""
+        """Train to the last step. Returns "finished", or "stopped" after a signal; the state is saved in both cases."""
         steps, validation, save = self.config.train.steps, self.config.validation, self.config.checkpoint
         collect = self.config.train.gc_interval
         if collect:
             gc.disable()
             gc.collect()
-        pending: Pending | None = None
+        self._laps = Laps(self.device)
+        previous: StepMetrics | None = None
         stopping = False
         try:
             while self.step < steps and not stopping:
                 self.alive(f"step {self.step + 1}")
                 now, stopping = self._train_step()
-                if pending:
-                    report(pending.row())
-                pending = now
+                if previous:
+                    report(previous.row())
+                previous = now
                 if validation.interval and (self.step % validation.interval == 0 or self.step == steps):
-                    pending.extra["val_loss"] = self.validate()
+                    previous.extra["val_loss"] = self.validate()
                 last = self.step == steps or stopping
-                if save.enabled and (last or (save.interval and self.step % save.interval == 0)):
-                    report(pending.row())  # first: a NaN must not be saved, nor a step whose row could be lost
-                    pending = None
+                if save.enabled and (last or self._due or (save.interval and self.step % save.interval == 0)):
+                    report(previous.row())  # first: a NaN must not be saved, nor a step whose row could be lost
+                    previous = None
                     self.checkpoints.save(self.step, self.tokens, self.samples)
                 if collect and self.step % collect == 0:
                     gc.collect(1)
                 each_step(self.step)
-            if pending:
-                report(pending.row())
+            if previous:
+                report(previous.row())
             self.alive("finishing the last checkpoint")
             self.checkpoints.wait()
         finally:
@@ -120,17 +124,18 @@ class Trainer:
         return "stopped" if stopping and self.step < steps else "finished"
 
     def ask_to_stop(self, number: int) -> None:
-        """Finish a step, save and stop: all ranks agree on which step, and on the signal, whoever got it."""
+        """Finish a step, save and stop. All ranks agree on the step and on the signal, whichever rank got it."""
         self._asked = number
 
-    def _train_step(self) -> tuple[Pending, bool]:
-        watch = Stopwatch(self.device)
+    def _train_step(self) -> tuple[StepMetrics, bool]:
+        began = time.perf_counter()
         batch = self.batches.take(self.samples)
-        mine = valid_tokens(batch.labels) if self.mesh.leads() else 0
+        mine = valid_tokens(batch.labels) if self.mesh.is_dp_leader() else 0
         asked = [int(self._asked == number) for number in ASKING]
-        counts = torch.tensor([mine, int(self.checkpoints.failed()), *asked])
+        due = dist.get_rank() == 0 and self.checkpoints.due()
+        counts = torch.tensor([mine, int(self.checkpoints.failed()), int(due), *asked])
         counting = dist.all_reduce(counts, async_op=True)  # on the CPU, while forward runs
-        data_seconds = watch.so_far()
+        data_seconds = time.perf_counter() - began
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         valid, signals = 0, list[int]()
         self.model.train()
@@ -143,10 +148,12 @@ class Trainer:
                     valid = max(int(counts[0]), 1)
                     if counts[1]:
                         self.checkpoints.wait()  # raises, on all ranks
-                    signals = [number for number, ranks in zip(ASKING, counts[2:].tolist(), strict=True) if ranks]
+                    self._due = bool(counts[2])
+                    signals = [number for number, ranks in zip(ASKING, counts[3:].tolist(), strict=True) if ranks]
+                del logits  # backward needs only what autograd keeps
                 self.applied.backward(loss, valid)
             total += loss.detach()
-            del logits, loss
+            del loss
         norm = self.applied.clip_grads(self.config.train.max_norm)
         lr = learning_rate(self.config.schedule, self.config.optimizer["lr"], self.step, self.config.train.steps)
         for group in self.optimizer.param_groups:
@@ -157,13 +164,13 @@ class Trainer:
         self.samples += self.global_batch_size
         self.tokens += self.global_batch_size * self.config.train.seq_len
         self.applied.after_step(self.optimizer, self.step)
-        watch.stop()
+        seconds = self._laps.end()
         self.stopped_by = next(iter(signals), None)
-        return Pending(self, total / valid, norm, lr, watch, data_seconds), self.stopped_by is not None
+        return StepMetrics(self, total / valid, norm, lr, seconds, data_seconds), self.stopped_by is not None
 
     @torch.no_grad()
     def validate(self) -> float:
-        """The mean loss over the tokens of the validation batches, of all ranks together."""
+        """The mean loss over the tokens of the validation batches, over all ranks."""
         self.model.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for index in range(self.config.validation.batches):
@@ -174,7 +181,7 @@ class Trainer:
                 with parallel(logits):
                     sums[0] += cross_entropy_sum(logits, labels)
                 sums[1] += valid_tokens(labels)
-        if not self.mesh.leads():
+        if not self.mesh.is_dp_leader():
             sums.zero_()
         dist.all_reduce(sums)
         return float(sums[0] / sums[1].clamp(min=1))

@@ -1,22 +1,22 @@
 """What is plait-auto-dp's alone: what it picks, by the world and the model's size."""
 
 import pytest
+from plait_auto_dp import AutoDp
+from plait_ddp import Ddp
 
-from plait import Precision
-from plait.contract.config import Config
-from plait.parallel.apply import configure, new_run
-from plait.strategies.registry import create
-from plait.testing.trial import Trial
+from plait import Config, ModelSpec, Precision, Run
+from plait_fsdp2 import Fsdp2
+
+STRATEGIES = {"ddp": Ddp, "fsdp2": Fsdp2}
 
 
 def picked(parameters, world, storage="float32", **options):
     """The strategies of a run of a model with this many parameters."""
-    model = Trial().build()
     config = Config(precision=Precision(storage=storage))
-    run = new_run(config, model.spec(), model, world, "cpu", {"auto_dp": create("auto_dp", options)})
-    run.parameters = parameters
-    configure(run)
-    return {name: strategy for name, strategy in run.strategies.items() if name != "auto_dp"}
+    spec = ModelSpec(axes={})
+    run = Run(config, world, "cpu", spec, parameters, create=lambda name, given: STRATEGIES[name](**given))
+    AutoDp(**options).configure(run)
+    return run.strategies
 
 
 @pytest.mark.parametrize(

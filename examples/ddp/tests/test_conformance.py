@@ -13,4 +13,4 @@ class TestDdp(StrategySuite):
     }
 
     def collectives(self, size, degree):
-        return [Collective("all_reduce", "ddp", 1, size.numbers)]  # all gradients fit into one bucket
+        return [Collective("all_reduce", "ddp", 1, size.elements)]  # all gradients fit into one bucket

@@ -8,15 +8,13 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from plait_ddp import Ddp
 from torch import nn
 
 import plait
 from plait import ModelSpec
 from plait.models.init import Normal
-from plait.strategies.registry import create
-from plait.testing.count import Counting
-from plait.testing.parity import worst_gradient
-from plait.testing.trial import Trial, batch, forward_backward, train
+from plait.testing import Counting, Trial, batch, forward_backward, train, worst_gradient
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
@@ -27,8 +25,8 @@ SMALL = {"bucket_mb": 0.01}
 @pytest.mark.parametrize("trial", [Trial(micro=2), Trial(compile="aot_eager", remat="full"), Trial("odd", micro=2)])
 def test_many_buckets_equal_one_process(plait_ranks, world, trial):
     (one,) = plait_ranks.run(train, Trial(trial.model), world=1)
-    for trace in plait_ranks.run(train, trial, {"ddp": SMALL}, world=world):
-        error, name = worst_gradient(trace, one)
+    for result in plait_ranks.run(train, trial, {"ddp": SMALL}, world=world):
+        error, name = worst_gradient(result, one)
         assert error < 1e-10, name
 
 
@@ -40,18 +38,18 @@ def counted(options):
     with Counting(applied.mesh) as counting:
         plait.cross_entropy_sum(model(tokens), labels).backward()
     (reduced,) = counting.found()
-    return reduced.count, reduced.numbers, [p.numel() for p in applied.parameters()]
+    return reduced.count, reduced.elements, [p.numel() for p in applied.parameters()]
 
 
 @pytest.mark.parametrize("megabytes", [25, 0.05, 1e-6])
 def test_a_bucket_is_full_at_its_size(plait_ranks, megabytes):
-    for count, numbers, sizes in plait_ranks.run(counted, {"bucket_mb": megabytes}, world=2):
+    for count, elements, sizes in plait_ranks.run(counted, {"bucket_mb": megabytes}, world=2):
         buckets, size = 0, float("inf")
         for numel in reversed(sizes):
             if size >= megabytes * 2**20:
                 buckets, size = buckets + 1, 0
             size += 8 * numel
-        assert (count, numbers) == (buckets, sum(sizes))
+        assert (count, elements) == (buckets, sum(sizes))
         assert {25: count == 1, 0.05: 1 < count < len(sizes), 1e-6: count == len(sizes)}[megabytes]
 
 
@@ -72,7 +70,7 @@ class Branching(nn.Module):
 def without_gradients(options):
     with torch.device("meta"):
         model = Branching()
-    plait.apply(model, model.spec(), [create("ddp", options)])
+    plait.apply(model, model.spec(), [Ddp(**options)])
     rank = dist.get_rank()
     for repeat in range(2):
         model(torch.full((1, 4), rank + 1.0), both=rank == repeat).sum().backward()

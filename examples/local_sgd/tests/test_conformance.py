@@ -1,6 +1,6 @@
 """Local SGD by the contract of strategies; its reference is the workers, simulated one after the other."""
 
-from plait.testing import Collective, Layout, StrategySuite, Trace, Trial
+from plait.testing import Collective, Layout, StrategySuite, Trial, TrialResult
 
 
 class TestLocalSgd(StrategySuite):
@@ -13,12 +13,12 @@ class TestLocalSgd(StrategySuite):
         "two workers": Layout(2, {"every": 2}),
     }
 
-    def reference(self, layout: Layout, trial: Trial) -> list[Trace]:
+    def reference(self, layout: Layout, trial: Trial) -> list[TrialResult]:
         from plait_local_sgd.reference import simulate
 
         workers = layout.options.get("degree", layout.world)
-        traces = simulate(trial, workers, layout.options["every"])
-        return [traces[rank * workers // layout.world] for rank in range(layout.world)]
+        results = simulate(trial, workers, layout.options["every"])
+        return [results[rank * workers // layout.world] for rank in range(layout.world)]
 
     def collectives(self, size, degree):
         """Workers meet between steps; within one there is no word among them, only fsdp2's inside of each."""
@@ -26,4 +26,4 @@ class TestLocalSgd(StrategySuite):
             return []
         blocks = len(size.blocks)
         gathers = Collective("all_gather", "dp_shard", 2 * blocks)
-        return [gathers, Collective("reduce_scatter", "dp_shard", blocks + 1, size.numbers)]
+        return [gathers, Collective("reduce_scatter", "dp_shard", blocks + 1, size.elements)]

@@ -13,8 +13,7 @@ from plait_local_sgd.reference import simulate
 from plait.checkpoint.load import load
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
-from plait.testing.parity import apart, unequal
-from plait.testing.trial import Trace, Trial, forward_backward, full, train, whole
+from plait.testing import Trial, TrialResult, apart, forward_backward, full, train, unequal, whole
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
@@ -29,8 +28,8 @@ class Sgd(Trial):
         return torch.optim.SGD(parameters, lr=0.5)
 
 
-def furthest(trace: Trace, reference: Trace) -> float:
-    return max(float((trace.final[name] - p).abs().max()) for name, p in reference.final.items())
+def furthest(result: TrialResult, reference: TrialResult) -> float:
+    return max(float((result.final[name] - p).abs().max()) for name, p in reference.final.items())
 
 
 @pytest.mark.parametrize(("world", "beside"), [(2, {}), (4, {}), (4, {"fsdp2": {}}), (4, {"ddp": {}})])
@@ -38,9 +37,9 @@ def test_averaging_every_step_is_one_process(plait_ranks, world, beside):
     trial = Sgd(steps=20, micro=2)
     options = {"degree": 2 if beside else world, "every": 1}
     (one,) = plait_ranks.run(train, Sgd(steps=20), world=1)
-    for trace in plait_ranks.run(train, trial, {"local_sgd": options, **beside}, world=world):
-        assert apart(trace.losses, one.losses)[0] < 1e-10
-        assert furthest(trace, one) < 1e-10
+    for result in plait_ranks.run(train, trial, {"local_sgd": options, **beside}, world=world):
+        assert apart(result.losses, one.losses)[0] < 1e-10
+        assert furthest(result, one) < 1e-10
 
 
 def test_workers_part_and_meet(plait_ranks):
@@ -48,9 +47,9 @@ def test_workers_part_and_meet(plait_ranks):
     for steps, met in ((4, False), (6, True)):
         trial = Trial(steps=steps)
         (expected,) = plait_ranks.run(simulate, trial, 2, 3, world=1)
-        traces = plait_ranks.run(train, trial, {"local_sgd": {"every": 3}}, world=2)
-        assert all(furthest(*pair) < 1e-10 for pair in zip(traces, expected, strict=True))
-        assert (unequal(traces[0].final, traces[1].final) is None) == met
+        results = plait_ranks.run(train, trial, {"local_sgd": {"every": 3}}, world=2)
+        assert all(furthest(*pair) < 1e-10 for pair in zip(results, expected, strict=True))
+        assert (unequal(results[0].final, results[1].final) is None) == met
 
 
 def save_between_syncs(strategies, folder):
@@ -103,7 +102,7 @@ def test_a_checkpoint_between_syncs_is_the_average(plait_ranks, tmp_path, beside
 
 def meshes():
     mesh = Trial().apply({"local_sgd": {"degree": 2}, "fsdp2": {}}).mesh
-    return mesh.share("batch"), mesh["worker"].mesh.tolist(), mesh.data().mesh.tolist(), dist.get_rank()
+    return mesh.rank_and_size("batch"), mesh["worker"].mesh.tolist(), mesh.data().mesh.tolist(), dist.get_rank()
 
 
 def test_workers_share_the_batch_and_no_gradients(plait_ranks):

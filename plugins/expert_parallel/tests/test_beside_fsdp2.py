@@ -14,6 +14,9 @@ from plait.testing.trial import Trial, forward_backward, train
 OPTIONS = [{"prefetch": 1}, {"prefetch": 2, "reshard_after_forward": "always"}, {"reshard_after_forward": "never"}]
 
 
+REMAT = ("none", "full", "selective")
+
+
 def gathers(options, remat):
     """How often the experts' parameters are gathered in a step, and their gradients reduced."""
     trial = Trial(functools.partial(moe, n_layers=4), remat=remat)  # three layers of experts
@@ -25,25 +28,31 @@ def gathers(options, remat):
     return found["all_gather", "experts.dp_shard"], found["reduce_scatter", "experts.dp_shard"]
 
 
-@pytest.mark.parametrize(("options", "gathered"), [({}, 5), *zip(OPTIONS, (5, 6, 3), strict=True)])
-@pytest.mark.parametrize("remat", ["none", "full", "selective"])
+GATHERED = [(*one, remat) for one in [({}, 5), *zip(OPTIONS, (5, 6, 3), strict=True)] for remat in REMAT]
+
+
+@pytest.mark.parametrize(
+    ("options", "gathered", "remat"),
+    [way if i % 3 == i // 3 % 3 else pytest.param(*way, marks=pytest.mark.slow) for i, way in enumerate(GATHERED)],
+)
 def test_as_often_as_need_be(plait_ranks, options, gathered, remat):
     assert plait_ranks.run(gathers, options, remat, world=4) == [(gathered, 3)] * 4
 
 
-WAYS = [(options, remat) for options in OPTIONS for remat in ("none", "selective")]
+WAYS = [("moe", options, remat) for options in OPTIONS for remat in ("none", "selective")]
 
 
 @pytest.mark.parametrize(
-    ("options", "remat"), [*(pytest.param(*way, marks=pytest.mark.slow) for way in WAYS[:-1]), WAYS[-1]], ids=str
+    ("model", "options", "remat"),
+    [(Town, OPTIONS[2], "selective"), *(pytest.param(*way, marks=pytest.mark.slow) for way in WAYS)],
 )
-def test_same_training(plait_ranks, options, remat):
-    trial = Trial("moe", dtype="float32", remat=remat)
+def test_same_training(plait_ranks, model, options, remat):
+    trial = Trial(model, dtype="float32", remat=remat)
     experts = {"expert_parallel": {"degree": 2}}
     plain = plait_ranks.run(train, trial, {"fsdp2": {}, **experts}, world=4)
-    for rank, trace in enumerate(plait_ranks.run(train, trial, {"fsdp2": options, **experts}, world=4)):
-        assert trace.losses == plain[rank].losses
-        assert unequal(trace.final, plain[rank].final) is None
+    for rank, result in enumerate(plait_ranks.run(train, trial, {"fsdp2": options, **experts}, world=4)):
+        assert result.losses == plain[rank].losses
+        assert unequal(result.final, plain[rank].final) is None
 
 
 def held(model, strategies):
@@ -51,7 +60,7 @@ def held(model, strategies):
     return {name: p.to_local().numel() for name, p in params if "people" in name}
 
 
-@pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize("degree", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_fewer_experts_than_ranks(plait_ranks, degree):
     few, strategies = functools.partial(Town, experts=2), {"fsdp2": {}, "expert_parallel": {"degree": degree}}
     same(plait_ranks, Trial(few), 4, strategies)

@@ -13,11 +13,12 @@ from plait.testing.trial import Trial, full
 from plait.train.loss import parallel
 
 EP2, EP4 = "fsdp2 x ep 2", "fsdp2 x ep 4"
+SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 ALIKE2, ALIKE4 = "fsdp2 x tp 2 (no sp) x ep 2", "fsdp2 x tp 2 (no sp) x ep 4"
 
 
-@pytest.mark.parametrize("only", [(2, 2), (0, 3)], ids=["all to one expert", "two experts without a token"])
-@pytest.mark.parametrize("layout", [EP2, EP4, ALIKE4])
+@pytest.mark.parametrize("only", [(2, 2), SLOW((0, 3))], ids=["all to one expert", "two experts without a token"])
+@pytest.mark.parametrize("layout", [SLOW(EP2), SLOW(EP4), ALIKE4])
 def test_lopsided(plait_ranks, layout, only):
     same(plait_ranks, Trial(functools.partial(Town, only=only)), *LAYOUTS[layout])
 
@@ -30,7 +31,7 @@ def gradients(model, samples, seq_len, strategies, favourites=()):
         router.bias[list(favourites)] += 100.0
     generator = torch.Generator().manual_seed(7)
     tokens, labels = torch.randint(0, 64, (2, samples, seq_len), generator=generator).unbind()
-    index, count = applied.mesh.share("batch")
+    index, count = applied.mesh.rank_and_size("batch")
     mine = slice(index * samples // count, (index + 1) * samples // count)
     logits = part(tokens[mine])
     with parallel(logits):
@@ -51,13 +52,13 @@ def agree(ranks, *arguments, layout, **more):
             assert off <= 1e-10, f"{name} is off by {off:.2e}"
 
 
-@pytest.mark.parametrize(("layout", "samples"), [(EP2, 4), (EP4, 4), (ALIKE2, 2), (ALIKE4, 2)])
-@pytest.mark.parametrize("model", [Town, moe])
+@pytest.mark.parametrize(("layout", "samples"), [SLOW(EP2, 4), SLOW(EP4, 4), SLOW(ALIKE2, 2), (ALIKE4, 2)])
+@pytest.mark.parametrize("model", [SLOW(Town), moe])
 def test_one_token_a_rank(plait_ranks, model, layout, samples):
     agree(plait_ranks, model, samples, 1, layout=layout)
 
 
-@pytest.mark.parametrize("layout", [EP2, EP4, ALIKE4])
+@pytest.mark.parametrize("layout", [SLOW(EP2), EP4, SLOW(ALIKE4)])
 def test_everybody_to_the_same_experts(plait_ranks, layout):
     """Of the shipped model, whose products by groups get no rows on most ranks."""
     agree(plait_ranks, moe, 8, 16, layout=layout, favourites=(0, 1))

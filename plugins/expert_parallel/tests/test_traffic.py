@@ -64,14 +64,14 @@ def demanded(chosen, world, tp, ep):
     ("layout", "tp", "ep"),
     [
         ("fsdp2 x ep 2", 1, 2),
-        ("fsdp2 x ep 4", 1, 4),
-        ("fsdp2 x tp 2 x ep 2", 2, 2),
+        pytest.param("fsdp2 x ep 4", 1, 4, marks=pytest.mark.slow),
+        pytest.param("fsdp2 x tp 2 x ep 2", 2, 2, marks=pytest.mark.slow),
         ("fsdp2 x tp 2 (no sp) x ep 4", 2, 4),
     ],
 )
 @pytest.mark.parametrize("remat", ["none", pytest.param("selective", marks=pytest.mark.slow)])
 def test_what_leaves_a_rank(plait_ranks, layout, tp, ep, remat):
-    (layers,) = plait_ranks.run(choices, world=1)
+    (layers,) = plait_ranks.once(choices, world=1)
     world, strategies = LAYOUTS[layout]
     found = plait_ranks.run(sent, strategies, remat, world=world)
     moved = [demanded(chosen, world, tp, ep) for chosen in layers]

@@ -19,10 +19,10 @@ class TestFsdp2(StrategySuite):
         return math.ceil(shape[0] / degree["dp_shard"]) * math.prod(shape[1:])
 
     def collectives(self, size, degree):
-        again = [block.numbers for block in size.blocks[:-1]]  # gathered once more in backward
+        again = [block.elements for block in size.blocks[:-1]]  # gathered once more in backward
         units = len(size.blocks) + 1
         return [
-            Collective("all_gather", "dp_shard", units + len(again), size.numbers + sum(again)),
-            Collective("reduce_scatter", "dp_shard", units, size.numbers),
-            Collective("all_reduce", "dp_replicate", units, size.numbers // degree["dp_shard"]),
+            Collective("all_gather", "dp_shard", units + len(again), size.elements + sum(again)),
+            Collective("reduce_scatter", "dp_shard", units, size.elements),
+            Collective("all_reduce", "dp_replicate", units, size.elements // degree["dp_shard"]),
         ]

@@ -1,9 +1,14 @@
 """Options of fsdp2 that change when memory is held, not what is computed: bitwise equal."""
 
+import sys
+
+import cloudpickle
 import pytest
 
-from plait.testing.parity import unequal
-from plait.testing.trial import Trial, train
+import plait
+from plait.testing import Counting, Trial, batch, forward_backward, train, unequal
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
 OPTIONS = [
     {"reshard_after_forward": "never"},
@@ -17,7 +22,23 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_same_training(plait_ranks, options):
     trial = Trial("tied", dtype="float32")
-    plain = plait_ranks.run(train, trial, {"fsdp2": {}}, world=2)
-    for rank, trace in enumerate(plait_ranks.run(train, trial, {"fsdp2": options}, world=2)):
-        assert trace.losses == plain[rank].losses
-        assert unequal(trace.final, plain[rank].final) is None
+    plain = plait_ranks.once(train, trial, {"fsdp2": {}}, world=2)
+    for rank, result in enumerate(plait_ranks.run(train, trial, {"fsdp2": options}, world=2)):
+        assert result.losses == plain[rank].losses
+        assert unequal(result.final, plain[rank].final) is None
+
+
+def gathers(options):
+    """How often ranks gather shards in one step."""
+    trial = Trial()
+    applied = trial.apply({"fsdp2": options})
+    forward_backward(applied, trial, 0)
+    tokens, labels = batch(1)
+    with Counting(applied.mesh) as counting:
+        plait.cross_entropy_sum(applied.parts[0](tokens), labels).backward()
+    return sum(c.count for c in counting.found() if c.op == "all_gather")
+
+
+def test_reshard_root_gathers_the_root_once_more(plait_ranks):
+    plain, root = (plait_ranks.run(gathers, {"reshard_root": on}, world=2) for on in (False, True))
+    assert root == [count + 1 for count in plain]

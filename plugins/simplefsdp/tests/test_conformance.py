@@ -22,7 +22,7 @@ class TestSimpleFsdp(StrategySuite):
     def collectives(self, size, degree):
         """Without a graph nothing is joined, and nothing is freed before backward."""
         return [
-            Collective("all_gather", "dp_shard", size.tensors, size.numbers),
-            Collective("reduce_scatter", "dp_shard", size.tensors, size.numbers),
-            Collective("all_reduce", "dp_replicate", size.tensors, size.numbers // degree["dp_shard"]),
+            Collective("all_gather", "dp_shard", size.tensors, size.elements),
+            Collective("reduce_scatter", "dp_shard", size.tensors, size.elements),
+            Collective("all_reduce", "dp_replicate", size.tensors, size.elements // degree["dp_shard"]),
         ]

@@ -1,5 +1,7 @@
 """The clock against graphs whose times are worked out by hand; and the passes on graphs that are made here."""
 
+import itertools
+
 import attrs
 import pytest
 import torch
@@ -14,6 +16,7 @@ from plait_simplefsdp.collectives import collectives, every
 from plait_simplefsdp.estimate import Machine, seconds_of, seconds_to_send, times
 from plait_simplefsdp.memory import hold_back, peak
 from plait_simplefsdp.plan import plan
+from plait_simplefsdp.reorder import one_ahead
 from plait_simplefsdp.shard import BUCKET, NUMBER
 
 # 1000 operations and 4 bytes a second, so that a product of 10 x 10 matrices takes 2 s by its operations and longer by
@@ -72,7 +75,7 @@ class Made:
 def test_what_is_waited_for_at_once_is_exposed_in_full(group):
     made = Made(group)
     shard, x = made.given(25), made.given(10, 10)
-    whole = made.wait(made.gather(shard))  # 100 numbers: 1 + 400 x 3/4 / 100 = 4 s
+    whole = made.wait(made.gather(shard))  # 100 elements: 1 + 400 x 3/4 / 100 = 4 s
     graph = made.end(made.product(x), whole)
     found = times(graph, SLOW)
     assert (found.compute, found.communication, found.exposed) == (2.0, 4.0, 4.0)
@@ -164,6 +167,24 @@ def test_one_bucket_ahead(group):
         assert place[starts[i]] < place[starts[i + 1]] < place[waits[i]]
     # 7 s each for 4 buckets, of which the 4 s of products of the three blocks before are hidden
     assert report["after"]["exposed_ms"] == pytest.approx(28e3 - 3 * 4e3)
+
+
+def test_a_reduction_is_waited_for_when_the_next_has_started(group):
+    """Not before, so that it overlaps what follows; nor later, so that no more than two are held at once."""
+    made = Made(group)
+    x, waited = made.given(12, 12), []
+    for i in range(4):
+        x = made.product(x)
+        waited.append(made.wait(made.scatter(x, block=f"b{i}")))
+    graph = made.end(*waited)
+    one_ahead(graph)
+    place = {node: i for i, node in enumerate(graph.nodes)}
+    reductions = collectives(graph)
+    assert len(reductions) == 4
+    for one, following in itertools.pairwise(reductions):
+        assert place[one.start] < place[following.start] < place[one.wait]
+    for one, after in zip(reductions, reductions[2:], strict=False):
+        assert place[one.wait] < place[after.start]
 
 
 def test_by_time_joins_what_hides_and_no_more(group):

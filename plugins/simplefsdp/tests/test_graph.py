@@ -4,15 +4,22 @@ import functools
 
 import pytest
 import torch
+from chain import BLOCKS, Block, Chain
 
 from plait import PlaitError
 from plait.parallel.simulated import simulated
 from plait.testing.models import llama3
 from plait.testing.trial import Trial, forward_backward
 
-BLOCKS = 2
 SLOW = pytest.mark.slow
 KNOWN = {}
+
+
+MODELS = pytest.mark.parametrize(
+    ("model", "inside", "again", "outside"),
+    [(Chain, 4, 3, 2), pytest.param("llama3", 9, 9, 3, marks=SLOW)],  # backward needs no bias
+    ids=("chain", "llama3"),
+)
 
 
 def planned(options, **of_trial):
@@ -34,7 +41,7 @@ def step(options, **of_trial):
     found, add = {}, Report.add
     Report.add = lambda self, report: (found.update({report["graph"]: report}), add(self, report))
     try:
-        trial = Trial(**{"dtype": "float32", "compile": "aot_eager", **of_trial})
+        trial = Trial(**{"model": Chain, "dtype": "float32", "compile": "aot_eager", **of_trial})
         applied = trial.apply({"simplefsdp": options})
         tokens, _ = trial.batch(0)
         logits = applied.parts[0](tokens[:2])
@@ -60,11 +67,13 @@ def counts(report, when="after"):
         pytest.param("never", 0, id="never", marks=SLOW),
     ],
 )
-def test_the_block_pass_leaves_one_a_block(reshard, gathered):
-    found, _ = planned({"reshard_after_forward": reshard} if reshard != "default" else {})
-    assert counts(found["forward"], "before") == {"all_gather": 9 * BLOCKS + 3}  # one a parameter
-    assert counts(found["backward"], "before")["reduce_scatter"] == 9 * BLOCKS + 3
-    assert counts(found["backward"], "before").get("all_gather", 0) == 9 * gathered
+@MODELS
+def test_the_block_pass_leaves_one_a_block(reshard, gathered, model, inside, again, outside):
+    found, _ = planned({"reshard_after_forward": reshard} if reshard != "default" else {}, model=model)
+    whole = inside * BLOCKS + outside
+    assert counts(found["forward"], "before") == {"all_gather": whole}  # one a parameter
+    assert counts(found["backward"], "before")["reduce_scatter"] == whole
+    assert counts(found["backward"], "before").get("all_gather", 0) == again * gathered
     assert counts(found["forward"]) == counts(found.get("inference", found["forward"])) == {"all_gather": BLOCKS + 2}
     backward = {"all_gather": gathered} if gathered else {}
     assert counts(found["backward"]) == {"reduce_scatter": BLOCKS + 2, **backward}
@@ -86,7 +95,7 @@ def test_resharding_frees():
         planned(options)[1] for options in ({"reshard_after_forward": "never"}, {}, {"reshard_after_forward": "always"})
     )
     with torch.device("meta"):
-        block = sum(p.numel() for p in llama3().layers["0"].parameters()) * 4
+        block = sum(p.numel() for p in Block().parameters()) * 4
     shards = block // 4  # what is kept instead, to be gathered again
     assert never - default >= (BLOCKS - 1) * (block - shards)
     assert default - always >= block - shards
@@ -139,7 +148,7 @@ def graphs(trial, strategies, steps):
 def test_one_graph_for_all_steps_and_batches():
     from torch._dynamo.utils import counters
 
-    trial = Trial("llama3", dtype="float32", compile="aot_eager", micro=2)
+    trial = Trial(Chain, dtype="float32", compile="aot_eager", micro=2)
     with simulated(2):
         assert graphs(trial, {"simplefsdp": {}}, 5)[0] == [(1, 0)] * 5
         applied, tokens = trial.apply({"simplefsdp": {}}), trial.batch(0)[0]

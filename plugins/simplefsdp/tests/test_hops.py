@@ -4,6 +4,8 @@ import pytest
 
 pytest.importorskip("plait_fsdp2")
 
+import attrs
+
 from plait.testing.parity import unequal
 from plait.testing.trial import Trial, forward_backward, whole
 
@@ -39,11 +41,16 @@ def part_of_a_run(trial, strategies, folder, first, steps):
     return losses, norms, whole(applied.parts[0])
 
 
+COMPILED = [("llama3", 2), ("tied", 4), ("moe", 2)]
+
+
 @pytest.mark.parametrize(
-    ("model", "world"), [("llama3", 2), pytest.param("tied", 4, marks=SLOW), pytest.param("moe", 2, marks=SLOW)]
+    ("model", "world", "compile"),
+    [("llama3", 2, None), *(pytest.param(*one, "aot_eager", marks=SLOW) for one in COMPILED)],
 )
-def test_there_and_back(plait_ranks, tmp_path, model, world):
-    plain, planned = Trial(model, dtype="float32"), Trial(model, dtype="float32", compile="aot_eager")
+def test_there_and_back(plait_ranks, tmp_path, model, world, compile):
+    plain = Trial(model, dtype="float32")
+    planned = attrs.evolve(plain, compile=compile)
     undisturbed = plait_ranks.run(part_of_a_run, plain, FSDP2, tmp_path / "one", 0, 3 * STEPS, world=world)
     losses, norms = [], []
     for i, (trial, strategies) in enumerate([(plain, FSDP2), (planned, SIMPLE), (plain, FSDP2)]):

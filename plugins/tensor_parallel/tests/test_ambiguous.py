@@ -168,10 +168,10 @@ class Model(nn.Module):
 
 def outcome(ranks, model, options):
     (one,) = ranks.run(train, Trial(model), world=1)
-    for trace in ranks.run(train, Trial(model), {"tensor_parallel": options}, world=2):
-        error, name = worst_gradient(trace, one)
+    for result in ranks.run(train, Trial(model), {"tensor_parallel": options}, world=2):
+        error, name = worst_gradient(result, one)
         assert error <= 1e-10, f"{name} is off by {error:.2e}"
-        assert apart(trace.norms, one.norms)[0] <= 1e-9
+        assert apart(result.norms, one.norms)[0] <= 1e-9
 
 
 @pytest.mark.parametrize("options", [{}, WHOLE, {"loss_parallel": False}], ids=str)
@@ -211,7 +211,7 @@ def test_a_flattened_stream(plait_ranks):
         (lambda: Model(Biased), r"cannot tell whether 'blocks\.0\.work\.bias' \(embed,\) is the bias of a matrix"),
         (lambda: Model(Columns), r"cannot tell whether 'blocks\.0\.work\.down\.bias' \(embed,\) is the bias"),
         (lambda: Model(Skip), r"'blocks\.0\.work\.skip\.weight' \(embed, embed\) writes to the stream undivided"),
-        (lambda: Model(Normed), r"'blocks\.0\.work\.norm' norms over an axis that tensor_parallel divides"),
+        (lambda: Model(Normed), r"'blocks\.0\.work\.norm' normalises over an axis that tensor_parallel divides"),
         (lambda: Model(branches=("blocks.*",)), r"the branch 'blocks\.0', which is the block 'blocks\.0'"),
         (lambda: Model(branches=("blocks.*.work", "*.*.work.up")), r"which holds the branch 'blocks\.0\.work\.up'"),
     ],
@@ -223,12 +223,11 @@ def test_refused(plait_ranks, model, says, options):
 
 def test_said_before_a_rank_starts():
     from plait.contract.config import Config
-    from plait.parallel.apply import layout_of, new_run
-    from plait.strategies.hooks import Braid
+    from plait.parallel.assembly import assemble_model
     from plait_tensor_parallel import TensorParallel
 
     with torch.device("meta"):
         model = Model(Skip)
-    run = new_run(Config(), model.spec(), model, 2, "cpu", {"tensor_parallel": TensorParallel()})
+    assembly = assemble_model(model, model.spec(), {"tensor_parallel": TensorParallel()}, Config(), 2, "cpu")
     with pytest.raises(PlaitError, match="writes to the stream undivided"):
-        layout_of(run, Braid(run.strategies))
+        assembly.layout  # noqa: B018

@@ -27,15 +27,15 @@ class TestTensorParallel(StrategySuite):
 
     def collectives(self, size, degree):
         tp, data = degree["tp"], degree.get("dp_shard", 1)
-        stream = size.tokens // data * size.dim  # numbers of the residual stream that a group of tensor ranks has
+        stream = size.tokens // data * size.dim  # elements of the residual stream that a group of tensor ranks has
         blocks = len(size.blocks)
         branches = 2 * blocks
         norms = (branches + 1) * size.dim
         heads = 2 * blocks if tp > 2 else 0  # wk and wv where there are fewer key and value heads than ranks
         whole = norms + heads * size.dim**2 // 2
-        local = (size.numbers - whole) // tp + whole
-        last = (size.blocks[-1].numbers - 2 * size.dim) // tp + 2 * size.dim
-        of_blocks = sum((block.numbers - 2 * size.dim) // tp + 2 * size.dim for block in size.blocks)
+        local = (size.elements - whole) // tp + whole
+        last = (size.blocks[-1].elements - 2 * size.dim) // tp + 2 * size.dim
+        of_blocks = sum((block.elements - 2 * size.dim) // tp + 2 * size.dim for block in size.blocks)
         tokens = size.tokens // data
         moved = [
             # Forward and backward: into each branch and out of it, out of the embedding, into the head.

@@ -1,5 +1,5 @@
-"""Tables of names: what a model's tensors are called, and how they lie, in Hugging Face's libraries."""
+"""Tables of names: the names and layouts of models' tensors in Hugging Face's libraries."""
 
-from plait.models.hugging_face.table import HuggingFace, Layout, Neighbours, Rule
+from plait.models.hugging_face.table import Conversion, HuggingFace, Neighbours, Rule
 
-__all__ = ["HuggingFace", "Layout", "Neighbours", "Rule"]
+__all__ = ["Conversion", "HuggingFace", "Neighbours", "Rule"]

@@ -1,4 +1,4 @@
-"""Rules that the tables of several models share, and what all of them say in config.json."""
+"""Rules that the tables of several models share, and config.json entries that all have."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ EXPERTS = (
     Rule(f"{OURS}.feed_forward.router.weight", f"{THEIRS}.mlp.gate.weight"),
     *(Rule(f"{OURS}.feed_forward.experts.{w}", f"{THEIRS}.mlp.experts.*.{x}.weight") for w, x in LINEARS.items()),
 )
-UNBIASED = (  # a router whose choice there is by its scores alone
+UNBIASED = (  # a router that there chooses by its scores alone
     Rule(f"{OURS}.feed_forward.router.bias", None, needed=True),
     Rule(f"{OURS}.feed_forward.router.counts", None),
 )
@@ -27,7 +27,7 @@ SKIPPED = (f"{THEIRS}.self_attn.rotary_emb.inv_freq",)  # in old files; it follo
 
 
 def yarn(scaling: Any) -> dict[str, Any]:
-    """What `rope_scaling` says of a `Yarn`, all but its sharpening."""
+    """`rope_scaling` for a `Yarn`, without its sharpening."""
     return {
         "rope_type": "yarn",
         "factor": scaling.factor,
@@ -38,7 +38,7 @@ def yarn(scaling: Any) -> dict[str, Any]:
 
 
 def config_of_decoder(model: Any, kind: str, architecture: str) -> dict[str, Any]:
-    """What config.json says of every model here: sizes that its modules have, and what they never do."""
+    """The entries of config.json for every model here: sizes of its modules, and features that it never uses."""
     return {
         "architectures": [architecture],
         "model_type": kind,

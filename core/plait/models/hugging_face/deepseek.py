@@ -1,4 +1,4 @@
-"""DeepSeek's table: V3's form where the router's scores are sigmoids, V2's where they are a softmax."""
+"""DeepSeek's table: V3's form if the router's scores are sigmoids, V2's if they are a softmax."""
 
 from typing import Any
 
@@ -15,7 +15,9 @@ def table(model: Any) -> HuggingFace:
     attention, rope = model.layers["0"].attention, model.layers["0"].attention.rope
     mixtures = [block.feed_forward for block in model.layers.values() if hasattr(block.feed_forward, "router")]
     if not mixtures:
-        raise PlaitError("Hugging Face's form of DeepSeek has experts in a block, and model.n_dense_layers leaves none")
+        raise PlaitError(
+            "Hugging Face's form of DeepSeek has experts in a block, and model.n_dense_layers leaves none"
+        ).at("model.n_dense_layers", model.n_dense_layers, fits=f"less than {model.n_layers}")
     router = mixtures[0].router
     v3 = router.score == "sigmoid"
     _fits(model, router, v3)
@@ -79,12 +81,16 @@ def _fits(model: Any, router: Any, v3: bool) -> None:
         raise PlaitError(
             f"model.group_top is {router.group_top}, but Hugging Face's form of DeepSeek with model.score={kind} "
             f"scores a group by its best {group_top}"
-        )
+        ).at("model.group_top", router.group_top, fits=(group_top,))
     if not v3 and router.norm_weights:
         raise PlaitError(
             "model.norm_weights is true; with softmax Hugging Face's form of DeepSeek leaves them as they are"
-        )
+        ).at("model.norm_weights", True, fits=(False,))
     if not model.n_shared_experts:
-        raise PlaitError("model.n_shared_experts is 0, but Hugging Face's form of DeepSeek has at least one")
+        raise PlaitError("model.n_shared_experts is 0, but Hugging Face's form of DeepSeek has at least one").at(
+            "model.n_shared_experts", 0, fits="at least 1"
+        )
     if model.norm.eps != 1e-6:
-        raise PlaitError(f"model.norm_eps is {model.norm.eps}, but Hugging Face's form of DeepSeek fixes it to 1e-6")
+        raise PlaitError(
+            f"model.norm_eps is {model.norm.eps}, but Hugging Face's form of DeepSeek fixes it to 1e-6"
+        ).at("model.norm_eps", model.norm.eps, fits=(1e-6,))

@@ -1,4 +1,4 @@
-"""What a model says of its form in Hugging Face's libraries: names and layouts of its tensors, and its config.json."""
+"""A model's form in Hugging Face's libraries: names and layouts of its tensors, and its config.json."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -12,8 +12,8 @@ from torch import Tensor
 from plait.contract.model_spec import matches
 
 
-class Layout(Protocol):
-    """How a tensor lies on the other side; both functions return a tensor of the same shape."""
+class Conversion(Protocol):
+    """Converts a tensor's layout; both functions return a tensor of the same shape."""
 
     def to_ours(self, theirs: Tensor) -> Tensor: ...
 
@@ -22,7 +22,7 @@ class Layout(Protocol):
 
 @attrs.frozen
 class Same:
-    """It lies there as it does here."""
+    """The layout is the same there."""
 
     def to_ours(self, theirs: Tensor) -> Tensor:
         return theirs
@@ -33,10 +33,10 @@ class Same:
 
 @attrs.frozen
 class Neighbours:
-    """RoPE's pairs are neighbouring rows there, and here a row of the first half and its like in the second.
+    """There RoPE pairs neighbouring rows; here a row of the first half with the same row of the second.
 
-    unit:   rows of one head; None: all of them are one.
-    turned: how many of them, the last ones, RoPE turns.
+    unit:   rows of one head; None: all rows are one head.
+    turned: how many of them, the last ones, RoPE rotates.
     """
 
     unit: int | None
@@ -62,17 +62,17 @@ class Rule:
     ours:   pattern of the FQN, in which `*` stands for one name.
     theirs: their name, with as many `*` of the same meaning; one more, the last, numbers the slices that ours stacks
             along dim 0. None: they have no such tensor; it starts at zero here.
-    layout: how it lies there.
-    needed: of a tensor that they have not: whether anything but zeros would be missed there.
+    layout: its layout there.
+    needed: for a tensor that they do not have: whether values other than zeros would be lost there.
     """
 
     ours: str
     theirs: str | None
-    layout: Layout = Same()
+    layout: Conversion = Same()
     needed: bool = False
 
     def names(self, fqn: str, shape: tuple[int, ...]) -> tuple[str, ...] | None:
-        """Their names of what `fqn` is made of, in order; None where this rule is about another tensor."""
+        """Their names of the parts of `fqn`, in order; None if this rule is about another tensor."""
         found = _regex(self.ours).fullmatch(fqn)
         if found is None:
             return None
@@ -101,9 +101,9 @@ def _patterns(patterns: Iterable[str]) -> tuple[str, ...]:
 class HuggingFace:
     """A model's form there, which its method `hugging_face()` returns.
 
-    rules:   of the several that match a tensor's FQN, the first counts; every tensor needs one.
-    config:  what config.json holds, as the model's options make it.
-    skipped: patterns of tensors of theirs that are left out; one that ends in "." stands for all that begins so.
+    rules:   the first that matches a tensor's FQN counts; every tensor needs one.
+    config:  the content of config.json, from the model's options.
+    skipped: patterns of their tensors that are left out; one that ends in "." stands for all that begin with it.
     """
 
     rules: tuple[Rule, ...] = attrs.field(converter=_rules)

@@ -1,8 +1,8 @@
-"""Small models that strategies are tried on, each unlike the others in what a strategy might take for granted.
+"""Small models for testing strategies; each breaks other assumptions that a strategy might make.
 
 `llama3`: grouped queries and SwiGLU; `tied`: the same with tied embeddings, larger. `odd`: biases, LayerNorm, GELU,
 learned positions, tied, other names. `qk_norm`: normed queries and keys. `mla`: multi-head latent attention. `moe`: a
-mixture of experts behind a dense block, with a shared expert, groups, and both kinds of balance.
+mixture of experts after a dense block, with a shared expert, groups, and both kinds of balance.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def _odd() -> Any:
 
 
 def qk_norm(**changes: Any) -> Any:
-    """A tiny one, with these changes. Heads are wider than dim / n_heads: nothing may rest on the two being equal."""
+    """A tiny one, with these changes. Heads are wider than dim / n_heads: no strategy may rely on these being equal."""
     from plait.models.qwen3 import Qwen3
 
     tiny = {"dim": 32, "n_layers": 2, "n_heads": 8, "n_kv_heads": 4, "head_dim": 8, "ffn_dim": 64, "max_seq_len": 64}
@@ -44,7 +44,7 @@ def _mla() -> Any:
 
 
 def moe(**changes: Any) -> Any:
-    """A tiny one, with these changes. Its bias moves so far in a step that it changes the routing at once."""
+    """A tiny one, with these changes. A step changes its bias so much that the routing changes at once."""
     from plait.models.deepseek_v3 import DeepSeekV3
 
     tiny = {

@@ -1,4 +1,4 @@
-"""Multi-head latent attention with a dense feed-forward, the queries' low rank optional, few and odd widths.
+"""Multi-head latent attention with a dense feed-forward, an optional low rank for queries, few and odd widths.
 
 Heads of queries and keys are wider than heads of values.
 

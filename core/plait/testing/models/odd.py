@@ -1,5 +1,5 @@
-"""A model unlike Llama in all that a strategy might take for granted: names, biases, LayerNorm, a GELU MLP, learned
-positions, a tied head with a bias of its own, and a buffer that no checkpoint holds.
+"""A model that differs from Llama in everything a strategy might assume: names, biases, LayerNorm, a GELU MLP, learned
+positions, a tied head with its own bias, and a buffer that is not in checkpoints.
 
 Shapes: B batch, T tokens, V vocabulary, D model width, H heads, E width of a head.
 """
@@ -119,7 +119,7 @@ class Odd(nn.Module):
                 "trunk.units.*.ln*.weight": ones,
                 "trunk.units.*.ln*.bias": zeros,
                 "trunk.units.*.*.*.weight": Normal(0.1),
-                "trunk.units.*.*.*.bias": Normal(0.1),  # not zero, so that a bias counted twice shows
+                "trunk.units.*.*.*.bias": Normal(0.1),  # not zero, so that a bias counted twice is visible
                 "trunk.ln.weight": ones,
                 "trunk.ln.bias": zeros,
                 "readout.weight": Normal(0.1),

@@ -1,11 +1,11 @@
-"""The conformance suite: subclass it, name a strategy and what it can, and get every test of the contract."""
+"""The conformance suite: subclass it, name a strategy and what it can do, and get every test of the contract."""
 
-from plait.testing.suite.composition import Company
+from plait.testing.suite.composition import Combination
 from plait.testing.suite.discovery import Discovery
 from plait.testing.suite.numerics import Numerics
 from plait.testing.suite.resources import Resources
 from plait.testing.suite.state import State
 
 
-class StrategySuite(Company, Resources, State, Numerics, Discovery):
-    """All tests of the contract for one strategy; what to set is explained in `capabilities.Capabilities`."""
+class StrategySuite(Combination, Resources, State, Numerics, Discovery):
+    """All tests of the contract for one strategy; `capabilities.Capabilities` explains what to set."""

@@ -1,4 +1,4 @@
-"""What an author says of a strategy, and how the tests of the suite come by their traces."""
+"""What an author declares about a strategy, and how the suite's tests get their results."""
 
 import functools
 import math
@@ -19,9 +19,11 @@ from plait.testing.count import Collective, Size
 from plait.testing.models import MODELS
 from plait.testing.plugin import REFUSED
 from plait.testing.pool import Pool, RankError
-from plait.testing.trial import Trace, Trial, train
+from plait.testing.trial import Trial, TrialResult, train
 
 REFUSABLE = ("accumulation", "remat=full", "remat=selective", "compile", "mixed precision", "float32")
+
+SINGLE_STEPS = 5  # in float32: of the run that one process and a second run must equal
 
 
 @attrs.frozen
@@ -38,11 +40,11 @@ class Capabilities:
 
     strategy: the name of its entry point.
     axes:     names of the mesh axes and views that it adds.
-    layouts:  name -> `Layout`; every one must equal one process. Features are tried in the last.
-    refuses:  what it refuses -> a regular expression that its sentence matches: "accumulation", "remat=full",
+    layouts:  name -> `Layout`; each must equal one process. Features are tested in the last.
+    refuses:  what it refuses -> a regular expression for its message: "accumulation", "remat=full",
               "remat=selective", "compile", "mixed precision", "float32", or "model <name>" for one of
               `plait.testing.models`.
-    run_model: the model of whole runs, as one writes it after `plait train`. Default: a small llama3_debug.
+    run_model: the model of whole runs, as written after `plait train`. Default: a small llama3_debug.
     """
 
     strategy: ClassVar[str]
@@ -52,9 +54,9 @@ class Capabilities:
     run_model: ClassVar[tuple[str, ...]] = whole_run.MODEL
 
     def held(self, shape: tuple[int, ...], axes: tuple[str | None, ...], degree: Mapping[str, int]) -> int:
-        """How many numbers of a parameter a rank holds at most. Default: all of them, nothing is sharded.
+        """How many elements of a parameter a rank holds at most. Default: all, nothing is sharded.
 
-        shape, axes: of the whole parameter, with its logical axes. degree: mesh axis -> how many ranks it has.
+        shape, axes: of the whole parameter, with its logical axes. degree: mesh axis -> number of its ranks.
         """
         return math.prod(shape)
 
@@ -66,14 +68,14 @@ class Capabilities:
         """
         return None
 
-    def reference(self, layout: Layout, trial: Trial) -> "Trace | list[Trace]":
-        """What the ranks of `layout` must equal, computed by one process: a trace, or one a rank.
+    def reference(self, layout: Layout, trial: Trial) -> "TrialResult | list[TrialResult]":
+        """What the ranks of `layout` must equal, computed by one process: a result, or one per rank.
 
         Default: the model trained by one process without any strategy. Override it for `numerics = "own"`.
         """
         return train(trial)
 
-    # How tests come by their parameters and traces.
+    # How tests get their parameters and results.
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         values: dict[str, list[Any]] = {
@@ -112,12 +114,12 @@ class Capabilities:
         """Name -> options of all strategies of a layout."""
         return {self.strategy: layout.options, **layout.beside}
 
-    def trace(self, ranks: Pool, layout: str, trial: Trial) -> list[Trace]:
-        """What every rank did; kept for the other tests of the session. Skips where the strategy refuses."""
+    def results(self, ranks: Pool, layout: str, trial: Trial) -> list[TrialResult]:
+        """The result of every rank, kept for the other tests of the session. Skips if the strategy refuses."""
         found = self.layouts[layout]
         return self.try_or_be_refused(ranks, trial, train, trial, self.selected(found), world=found.world)
 
-    def expected(self, ranks: Pool, layout: str, trial: Trial) -> list[Trace]:
+    def expected(self, ranks: Pool, layout: str, trial: Trial) -> list[TrialResult]:
         """What every rank must equal."""
         plain = attrs.evolve(trial, micro=1, remat="none", compile=None)
         found = self.layouts[layout]
@@ -125,16 +127,16 @@ class Capabilities:
             cloudpickle.register_pickle_by_value(sys.modules[type(self).__module__])  # ranks cannot import a test
         if self.own:
             reference, name = functools.partial(type(self).reference, type(self)()), f"reference of {type(self)}"
-            answer = _kept(ranks, reference, found, plain, world=1, name=name)[0]
+            answer = ranks.once(reference, found, plain, world=1, name=name)[0]
         else:
-            answer = _kept(ranks, train, plain, world=1, name="one process")[0]
+            answer = ranks.once(train, plain, world=1)[0]
         return answer if isinstance(answer, list) else [answer] * found.world
 
     def try_or_be_refused(self, ranks: Pool, trial: Trial, *call: Any, world: int) -> list[Any]:
-        """The answers of `call` on ranks; where the strategy declares that it refuses this, the test that it does."""
+        """The answers of `call` on ranks; if the strategy declares that it refuses this, the test that it does."""
         wanted = next((what for what in _asked(trial) if what in self.refuses), None)
         if wanted is None:
-            return _kept(ranks, *call, world=world, name=call[0].__name__)
+            return ranks.once(*call, world=world)
         raised = ""
         try:
             ranks.run(*call, world=world)
@@ -149,39 +151,35 @@ class Capabilities:
     def initial(self, ranks: Pool, trial: Trial) -> dict[str, Tensor]:
         """The initial parameters of one process, which are those of every strategy, whatever its mathematics."""
         plain = attrs.evolve(trial, steps=1, micro=1, remat="none", compile=None)
-        return _kept(ranks, train, plain, world=1, name="one process")[0].initial
+        return ranks.once(train, plain, world=1)[0].initial
 
     def degrees(self, layout: Layout, trial: Trial | None = None) -> dict[str, int]:
         """Mesh axis -> degree in a layout, without starting ranks."""
         return {axis.name: axis.degree for axes in self._assembled(layout, trial) for axis in axes}
 
     def _assembled(self, layout: Layout, trial: Trial | None = None) -> list[Any]:
-        from plait.parallel.answers import ANSWERS
-        from plait.parallel.apply import layout_of
-        from plait.strategies.hooks import Braid
-
-        run = self._run(layout, trial)
-        found = layout_of(run, Braid(run.strategies, ANSWERS))
+        found = self._assembly(layout, trial).layout
         return [found.dense, *found.views.values()]
 
-    def _run(self, layout: Layout, trial: Trial | None = None) -> Any:
+    def _assembly(self, layout: Layout, trial: Trial | None = None) -> Any:
         from plait.contract.config import Config
-        from plait.parallel.apply import configure, new_run
+        from plait.parallel.assembly import assemble_model
 
         trial = trial or self.trying()
         model: Any = trial.build()
         made = create_all(self.selected(layout))
-        run = new_run(Config(precision=trial.precision()), model.spec(), model, layout.world, "cpu", made)
-        configure(run)
-        return run
+        config = Config(precision=trial.precision())
+        assembly = assemble_model(model, model.spec(), made, config, layout.world, "cpu")
+        assembly.configure()
+        return assembly
 
     def _hooks(self) -> list[str]:
         from plait.contract import hookspecs
-        from plait.strategies.hooks import Braid
+        from plait.strategies.hooks import Hooks
 
-        braid = Braid({self.strategy: create(self.strategy, self.layouts[self.last].options)})
+        hooks = Hooks({self.strategy: create(self.strategy, self.layouts[self.last].options)})
         specs = [name for name, value in vars(hookspecs).items() if hasattr(value, "plait_spec")]
-        return [hook for hook in specs if braid.implemented(hook)]
+        return [hook for hook in specs if hooks.implemented(hook)]
 
 
 def spec_of(model: nn.Module) -> Any:
@@ -189,7 +187,7 @@ def spec_of(model: nn.Module) -> Any:
 
 
 def _asked(trial: Trial) -> list[str]:
-    """What a trial asks of a strategy that it may refuse."""
+    """The features in a trial that a strategy may refuse."""
     asked = {
         "accumulation": trial.micro > 1,
         f"remat={trial.remat}": trial.remat != "none",
@@ -199,11 +197,3 @@ def _asked(trial: Trial) -> list[str]:
         f"model {trial.model}": True,
     }
     return [what for what, is_asked in asked.items() if is_asked]
-
-
-def _kept(ranks: Pool, fn: Any, *arguments: Any, world: int, name: str) -> list[Any]:
-    """What the ranks answer, once a session for the same question: several tests look at one trace."""
-    key = repr((name, arguments, world))
-    if key not in ranks.kept:
-        ranks.kept[key] = ranks.run(fn, *arguments, world=world)
-    return ranks.kept[key]

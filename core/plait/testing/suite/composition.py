@@ -1,4 +1,4 @@
-"""Does it go with others, and is it named when it fails?"""
+"""Does it combine with others, and is it named when it fails?"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 
 from plait import MeshAxis, hookimpl
 from plait.contract.errors import PlaitError
-from plait.strategies.hooks import Braid
+from plait.strategies.hooks import Hooks
 from plait.strategies.order import traits
 from plait.strategies.registry import create, described, installed, load
 from plait.testing.models import MODELS
@@ -16,27 +16,28 @@ from plait.testing.parity import BOUNDS, apart, unequal, wrong_gradients
 from plait.testing.plugin import REFUSED
 from plait.testing.pool import Pool, RankError
 from plait.testing.suite.capabilities import Capabilities, Layout, spec_of
-from plait.testing.trial import Trace, Trial, train
+from plait.testing.trial import Trial, TrialResult, train
 
 
 def others(name: str) -> list[str]:
-    """Every other installed strategy that can be used."""
+    """Every other usable installed strategy."""
     return [other for other, plugin in installed().items() if plugin.state == "ok" and other != name]
 
 
 def trial_options(name: str) -> Mapping[str, Any]:
-    """The options with which a strategy takes part in tests of others: its class's `trial`, if it has one."""
+    """The options with which a strategy takes part in others' tests: its class's `trial`, if it has one."""
     return getattr(load(name), "trial", {})
 
 
-class Company(Capabilities):
+class Combination(Capabilities):
     def test_composes_with(self, plait_ranks: Pool, other: str | None) -> None:
-        """In 4 ranks beside another strategy: still what one process computes; or one of the two says no in words."""
+        """On 4 ranks with another strategy: still what one process computes, or one of the two refuses with a
+        message."""
         if other is None:
             pytest.skip("no other strategy is installed")
         try:
             pair = {self.strategy: trial_options(self.strategy), other: trial_options(other)}
-            Braid({other: create(other, pair[other])})
+            Hooks({other: create(other, pair[other])})
         except PlaitError as error:
             pytest.skip(f"{other} is broken by itself: {error}")
         try:
@@ -45,16 +46,16 @@ class Company(Capabilities):
             if any(repr(name) in str(error) for name in pair):
                 pytest.skip(f"{REFUSED}{error}")
             pytest.skip(f"their axes do not fit 4 ranks together, so set `trial` on one of the classes: {error}")
-        traces = plait_ranks.run(train, trial, pair, world=4)
-        expected = plait_ranks.run(train, trial, world=1)[0]
+        results = plait_ranks.once(train, trial, pair, world=4)
+        expected = plait_ranks.once(train, trial, world=1)[0]
         exact = all(traits(name, load(name)).numerics == "exact" for name in pair)
-        for rank, trace in enumerate(traces):
+        for rank, result in enumerate(results):
             where = f"rank {rank} of {degree}"
-            assert (wrong := unequal(trace.initial, expected.initial)) is None, f"{where}, initial: {wrong}"
+            assert (wrong := unequal(result.initial, expected.initial)) is None, f"{where}, initial: {wrong}"
             if exact:
-                wrong = wrong_gradients(trace, expected, BOUNDS["float64"][0], spec_of(trial.build()))
+                wrong = wrong_gradients(result, expected, BOUNDS["float64"][0], spec_of(trial.build()))
                 assert wrong is None, f"{where}: {wrong}"
-                off, step = apart(trace.losses, expected.losses)
+                off, step = apart(result.losses, expected.losses)
                 assert off <= BOUNDS["float64"][1], f"{where}: the loss of step {step} is off by {off:.2e}"
 
     def _fitting(self, layout: Layout) -> tuple[Trial, dict[str, int]]:
@@ -70,17 +71,18 @@ class Company(Capabilities):
         raise refused
 
     def test_keeps_to_the_ranks_of_its_own_axes(self, plait_ranks: Pool) -> None:
-        """Beside a strategy whose ranks see the same tokens and hold the same values: sums over all would be wrong."""
+        """Beside a strategy whose ranks see the same tokens and hold the same values: sums over all ranks would be
+        wrong."""
         found, trial = self.layouts[self.last], self.trying()
         if 2 * found.world > plait_ranks.size:
             pytest.skip(f"its last layout, twice, needs more than {plait_ranks.size} ranks")
         expected = self.expected(plait_ranks, self.last, trial)
         echoed = plait_ranks.run(_beside_echo, trial, self.selected(found), world=2 * found.world)
-        for rank, trace in enumerate(echoed):
+        for rank, result in enumerate(echoed):
             own = expected[rank // 2]  # the echo is the innermost axis
-            wrong = wrong_gradients(trace, own, BOUNDS["float64"][0], spec_of(trial.build()))
+            wrong = wrong_gradients(result, own, BOUNDS["float64"][0], spec_of(trial.build()))
             assert wrong is None, f"rank {rank}, whose neighbour sees the same tokens: {wrong}"
-            off, step = apart(trace.norms, own.norms)
+            off, step = apart(result.norms, own.norms)
             assert off <= BOUNDS["float64"][1], f"rank {rank}: the norm of step {step} is off by {off:.2e}"
 
     def test_an_error_in_a_hook_names_it(self, plait_ranks: Pool, hook: str) -> None:
@@ -101,7 +103,7 @@ class Echo:
         return [MeshAxis("echo", 2)]
 
 
-def _beside_echo(trial: Trial, strategies: Mapping[str, Any]) -> Trace:
+def _beside_echo(trial: Trial, strategies: Mapping[str, Any]) -> TrialResult:
     return train(trial, strategies, [Echo()])
 
 
@@ -121,7 +123,7 @@ def _failing(name: str, hook: str, trial: Trial, strategies: Mapping[str, Any]) 
     marked = hookimpl(**{k: v for k, v in options.items() if k != "specname"})(_like(original, fails))
     with mock.patch.object(cls, hook, marked):
         applied = trial.apply(strategies)
-        applied.braid.answers("choices", run=applied.run, world_size=applied.run.world_size)  # what a search asks
+        applied.hooks.answers("choices", run=applied.run, world_size=applied.run.world_size)  # what a search asks
         optimizer = trial.optimizer(applied.parameters())
         forward_backward(applied, trial, 0)
         applied.clip_grads(1.0)
@@ -131,7 +133,7 @@ def _failing(name: str, hook: str, trial: Trial, strategies: Mapping[str, Any]) 
 
 
 def _like(original: Any, fails: Any) -> Any:
-    """A function with the arguments of `original`, as hooks are called by the names of theirs."""
+    """A function with the arguments of `original`, because hooks are called by argument names."""
     import inspect
 
     names = list(inspect.signature(original).parameters)

@@ -10,8 +10,8 @@ import torch
 from plait.contract.model_spec import named
 from plait.testing.parity import BOUNDS, apart, unequal, wrong_gradients
 from plait.testing.pool import Pool
-from plait.testing.suite.capabilities import Capabilities, spec_of
-from plait.testing.trial import Trace, Trial, batch, forward_backward, full
+from plait.testing.suite.capabilities import SINGLE_STEPS, Capabilities, spec_of
+from plait.testing.trial import Trial, TrialResult, batch, forward_backward, full
 
 STEPS = 20
 
@@ -19,15 +19,15 @@ STEPS = 20
 class Numerics(Capabilities):
     def test_initial_parameters_are_bitwise_those_of_one_process(self, plait_ranks: Pool, layout: str) -> None:
         trial = self.trying(steps=STEPS)
-        for rank, trace in enumerate(self.trace(plait_ranks, layout, trial)):
-            wrong = unequal(trace.initial, self.initial(plait_ranks, trial))
+        for rank, result in enumerate(self.results(plait_ranks, layout, trial)):
+            wrong = unequal(result.initial, self.initial(plait_ranks, trial))
             assert wrong is None, f"initial parameters on rank {rank}: {wrong}"
 
     def test_every_sample_is_seen_once(self, plait_ranks: Pool, layout: str) -> None:
-        """Of the ranks that count for their share of the tokens, no two have the same share, and none is left out."""
+        """Of the ranks that count for their data rank, no two have the same samples, and no sample is left out."""
         found = self.layouts[layout]
         shares = plait_ranks.run(_shares, self.trying(), self.selected(found), world=found.world)
-        leading = sorted(index for index, _, leads in shares if leads)
+        leading = sorted(index for index, _, leader in shares if leader)
         assert leading == list(range(shares[0][1])), f"shares {leading} of {shares[0][1]} are trained on"
 
     def test_gradients_equal_one_process(self, plait_ranks: Pool, layout: str) -> None:
@@ -37,14 +37,14 @@ class Numerics(Capabilities):
         self._losses(plait_ranks, layout, self.trying(steps=STEPS))
 
     def test_buffers_after_20_steps_equal_one_process(self, plait_ranks: Pool, layout: str) -> None:
-        """What a model remembers beside its parameters: the balance of experts."""
+        """State of a model besides its parameters: the balance of experts."""
         self._buffers(plait_ranks, layout, self.trying(steps=STEPS))
 
     def test_gradient_norms_equal_one_process(self, plait_ranks: Pool, layout: str) -> None:
         trial = self.trying(steps=STEPS)
         expected = self.expected(plait_ranks, layout, trial)
-        for rank, trace in enumerate(self.trace(plait_ranks, layout, trial)):
-            error, step = apart(trace.norms, expected[rank].norms)
+        for rank, result in enumerate(self.results(plait_ranks, layout, trial)):
+            error, step = apart(result.norms, expected[rank].norms)
             assert error <= 1e-9, f"rank {rank}: the norm of the gradients of step {step} is off by {error:.2e}"
 
     def test_clipping_scales_every_gradient_alike(self, plait_ranks: Pool) -> None:
@@ -56,9 +56,9 @@ class Numerics(Capabilities):
 
     def test_models_equal_one_process(self, plait_ranks: Pool, model: str) -> None:
         """A few steps of every model: initial parameters bitwise, gradients, losses."""
-        trial = Trial(model)
-        for rank, trace in enumerate(self.trace(plait_ranks, self.last, trial)):
-            wrong = unequal(trace.initial, self.initial(plait_ranks, trial))
+        trial = self.trying(steps=STEPS) if model == self.trying().model else Trial(model)  # the run of other tests
+        for rank, result in enumerate(self.results(plait_ranks, self.last, trial)):
+            wrong = unequal(result.initial, self.initial(plait_ranks, trial))
             assert wrong is None, f"initial parameters on rank {rank}: {wrong}"
         self._gradients(plait_ranks, self.last, trial)
         self._losses(plait_ranks, self.last, trial)
@@ -87,14 +87,14 @@ class Numerics(Capabilities):
         self._same_as_one_process(plait_ranks, self.trying(compile="aot_eager", remat="full"))
 
     def test_float32_equals_one_process(self, plait_ranks: Pool) -> None:
-        self._same_as_one_process(plait_ranks, self.trying(dtype="float32"))
+        self._same_as_one_process(plait_ranks, self.trying(dtype="float32", steps=SINGLE_STEPS))
 
     def test_mixed_precision_stays_near_float32(self, plait_ranks: Pool) -> None:
         mixed, single = self.trying(dtype="mixed"), self.trying(dtype="float32")
         expected = self.expected(plait_ranks, self.last, single)
-        for rank, trace in enumerate(self.trace(plait_ranks, self.last, mixed)):
-            self._check_gradients(trace, expected[rank], mixed, rank)
-            self._check_losses(trace, expected[rank], mixed, rank)
+        for rank, result in enumerate(self.results(plait_ranks, self.last, mixed)):
+            self._check_gradients(result, expected[rank], mixed, rank)
+            self._check_losses(result, expected[rank], mixed, rank)
 
     def test_mixed_precision_computes_in_bfloat16(self, plait_ranks: Pool) -> None:
         found, trial = self.layouts[self.last], self.trying(dtype="mixed")
@@ -111,36 +111,36 @@ class Numerics(Capabilities):
 
     def _gradients(self, ranks: Pool, layout: str, trial: Trial) -> None:
         expected = self.expected(ranks, layout, trial)
-        for rank, trace in enumerate(self.trace(ranks, layout, trial)):
-            self._check_gradients(trace, expected[rank], trial, rank)
+        for rank, result in enumerate(self.results(ranks, layout, trial)):
+            self._check_gradients(result, expected[rank], trial, rank)
 
     def _losses(self, ranks: Pool, layout: str, trial: Trial) -> None:
         expected = self.expected(ranks, layout, trial)
-        for rank, trace in enumerate(self.trace(ranks, layout, trial)):
-            self._check_losses(trace, expected[rank], trial, rank)
+        for rank, result in enumerate(self.results(ranks, layout, trial)):
+            self._check_losses(result, expected[rank], trial, rank)
 
     def _buffers(self, ranks: Pool, layout: str, trial: Trial) -> None:
-        """Those that a checkpoint holds: others may be a rank's own."""
+        """Those in a checkpoint: others may be a rank's own."""
         saved = set(trial.build().state_dict())
         expected = self.expected(ranks, layout, trial)
-        for rank, trace in enumerate(self.trace(ranks, layout, trial)):
-            found, one = ({k: b for k, b in t.buffers.items() if k in saved} for t in (trace, expected[rank]))
+        for rank, result in enumerate(self.results(ranks, layout, trial)):
+            found, one = ({k: b for k, b in t.buffers.items() if k in saved} for t in (result, expected[rank]))
             assert (wrong := unequal(found, one)) is None, f"buffers on rank {rank}: {wrong}"
 
-    def _check_gradients(self, trace: Trace, expected: Trace, trial: Trial, rank: int) -> None:
-        assert trace.gradients.keys() == expected.gradients.keys(), "not the gradients of every parameter"
-        wrong = wrong_gradients(trace, expected, BOUNDS[trial.dtype][0], spec_of(trial.build()))
+    def _check_gradients(self, result: TrialResult, expected: TrialResult, trial: Trial, rank: int) -> None:
+        assert result.gradients.keys() == expected.gradients.keys(), "not the gradients of every parameter"
+        wrong = wrong_gradients(result, expected, BOUNDS[trial.dtype][0], spec_of(trial.build()))
         assert wrong is None, f"rank {rank}: {wrong}"
 
-    def _check_losses(self, trace: Trace, expected: Trace, trial: Trial, rank: int) -> None:
-        error, step = apart(trace.losses, expected.losses)
+    def _check_losses(self, result: TrialResult, expected: TrialResult, trial: Trial, rank: int) -> None:
+        error, step = apart(result.losses, expected.losses)
         bound = BOUNDS[trial.dtype][1]
         assert error <= bound, f"rank {rank}: the loss of step {step} is off by {error:.2e} (bound {bound:.0e})"
 
 
 def _shares(trial: Trial, strategies: Mapping[str, Any]) -> tuple[int, int, bool]:
     mesh = trial.apply(strategies).mesh
-    return (*mesh.share("batch"), mesh.leads())
+    return (*mesh.rank_and_size("batch"), mesh.is_dp_leader())
 
 
 def _clipped(trial: Trial, strategies: Mapping[str, Any]) -> tuple[float, float, str]:
@@ -167,9 +167,9 @@ def _names(trial: Trial, strategies: Mapping[str, Any]) -> set[str]:
 
 
 def _dtypes(trial: Trial, strategies: Mapping[str, Any]) -> tuple[set[str], set[str]]:
-    """The dtypes of all matrix products of a forward pass, and those that parameters and gradients are stored in.
+    """The dtypes of all matrix products of a forward pass, and of stored parameters and gradients.
 
-    Left out are those in routers, which compute in float32 on purpose, and inside attention, where torch chooses.
+    Excludes routers, which compute in float32 on purpose, and attention, where torch chooses.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -1,4 +1,4 @@
-"""Does it hold, move and leave behind what it says, and no more?"""
+"""Does it hold, move and leave behind what it declares, and no more?"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ SIZES = ("llama3", "tied")  # two sizes of one architecture
 
 class Resources(Capabilities):
     def test_no_rank_holds_more_than_declared(self, plait_ranks: Pool, layout: str) -> None:
-        """Numbers of every parameter, then bytes of all storages of parameters, gradients and optimizer together."""
+        """Elements of every parameter, then bytes of all storages of parameters, gradients and optimizer together."""
         found, trial = self.layouts[layout], self.trying_tied(dtype="float32")
         degree, model = self.degrees(found, trial), trial.build()
         allowed = {
@@ -26,11 +26,11 @@ class Resources(Capabilities):
             for name, p in model.named_parameters()
         }
         for rank, (held, total) in enumerate(plait_ranks.run(_holds, trial, self.selected(found), world=found.world)):
-            for name, (numbers, lies) in held.items():
-                assert numbers <= allowed[name], (
-                    f"rank {rank} holds {numbers} numbers of {name!r}, declared are {allowed[name]}; it lies as: {lies}"
+            for name, (elements, lies) in held.items():
+                assert elements <= allowed[name], (
+                    f"rank {rank} holds {elements} elements of {name!r}, declared {allowed[name]}; placement: {lies}"
                 )
-            most = sum(4 * (4 * numbers + 1) for numbers in allowed.values())  # float32: weight, gradient, 2 moments
+            most = sum(4 * (4 * elements + 1) for elements in allowed.values())  # float32: weight, gradient, 2 moments
             assert total <= most, f"rank {rank} holds {total:,} bytes of weights, gradients and AdamW, not {most:,}"
 
     @pytest.mark.parametrize("size", SIZES)
@@ -47,7 +47,7 @@ class Resources(Capabilities):
             _compare(counted, [c for c in wanted if degree.get(c.axis, 2) > 1 and c.count], degree, rank)
 
     def test_nothing_is_left_behind(self, plait_ranks: Pool) -> None:
-        """In fresh processes, as a patch of torch is made only once: settings, hooks, patches, process groups."""
+        """In fresh processes, because a patch of torch is made only once: settings, hooks, patches, process groups."""
         found = self.layouts[self.last]
         with plait_ranks.fresh(found.world) as fresh:
             answers = fresh.run(left_behind, self.trying(), self.selected(found), world=found.world)
@@ -61,10 +61,10 @@ def _compare(counted: list[Collective], wanted: list[Collective], degree: Mappin
     seen = {(c.op, c.axis): c for c in counted if degree.get(c.axis, 2) > 1}
     for declared in wanted:
         got = seen.pop((declared.op, declared.axis), None)
-        assert got is not None, f"rank {rank}: declared are {declared}, none was seen; there were {_listed(counted)}"
-        assert got.count == declared.count, f"rank {rank}: {got}; declared are {declared}"
-        if declared.numbers is not None:
-            assert got.numbers == declared.numbers, f"rank {rank}: {got}; declared are {declared}"
+        assert got is not None, f"rank {rank}: declared: {declared}, none was seen; seen: {_listed(counted)}"
+        assert got.count == declared.count, f"rank {rank}: {got}; declared: {declared}"
+        if declared.elements is not None:
+            assert got.elements == declared.elements, f"rank {rank}: {got}; declared: {declared}"
     assert not seen, f"rank {rank}: not declared: {_listed(seen.values())}"
 
 
@@ -73,7 +73,7 @@ def _listed(collectives: Any) -> str:
 
 
 def _holds(trial: Trial, strategies: Mapping[str, Any]) -> tuple[dict[str, tuple[int, str]], int]:
-    """(FQN -> (numbers, placement), bytes of all unique storages) after a step; the second makes the optimizer's."""
+    """(FQN -> (elements, placement), bytes of all unique storages) after a step; the second creates the optimizer's."""
     from plait.parallel.state import canonical
     from plait.testing.trial import _lies
 
@@ -105,7 +105,7 @@ def _counted(trial: Trial, strategies: Mapping[str, Any]) -> list[Collective]:
 
     applied = trial.apply(strategies)
     forward_backward(applied, trial, 0)
-    index, count = applied.mesh.share("batch")
+    index, count = applied.mesh.rank_and_size("batch")
     tokens, labels = (t[index * SAMPLES // count : (index + 1) * SAMPLES // count] for t in batch(1))
     with Counting(applied.mesh) as counting:
         logits = applied.parts[0](tokens.to(applied.device))

@@ -1,4 +1,4 @@
-"""Can it be saved, killed and gone on with? A checkpoint carries no strategy."""
+"""Can it be saved, killed and continued? A checkpoint is independent of strategies."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from plait.parallel.state import shapes
 from plait.testing import whole_run
 from plait.testing.parity import apart, unequal, wrong_gradients
 from plait.testing.pool import Pool
-from plait.testing.suite.capabilities import Capabilities, spec_of
+from plait.testing.suite.capabilities import SINGLE_STEPS, Capabilities, spec_of
 from plait.testing.trial import Trial, forward_backward, full
 
 
@@ -22,25 +22,26 @@ class State(Capabilities):
         found = self.layouts[self.last]
         trial = self.trying_tied(dtype="float32")
         plain = set(shapes(trial.build()))
-        for got in plait_ranks.run(_names, trial, self.selected(found), world=found.world):
+        for got in plait_ranks.once(_names, trial, self.selected(found), world=found.world):
             names = {key.removeprefix("model.") for key in got if key.startswith("model.")}
             assert names == plain, f"missing {sorted(plain - names)[:3]}, not expected {sorted(names - plain)[:3]}"
 
     def test_checkpoint_holds_the_optimizer(self, plait_ranks: Pool) -> None:
-        """Both moments and the step of AdamW, of every parameter."""
+        """Both moments and the step of AdamW, for every parameter."""
         found = self.layouts[self.last]
         trial = self.trying_tied(dtype="float32")
         names = {name for name, _ in trial.build().named_parameters()}
         wanted = {f"optimizer.{name}.{key}" for name in names for key in ("exp_avg", "exp_avg_sq", "step")}
-        for got in plait_ranks.run(_names, trial, self.selected(found), world=found.world):
+        for got in plait_ranks.once(_names, trial, self.selected(found), world=found.world):
             assert wanted <= got, f"the checkpoint lacks {sorted(wanted - got)[:3]}, ..."
 
     def test_checkpoint_loads_in_every_other_layout(
         self, plait_ranks: Pool, layout: str, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
-        """What one process and every other saved while training went on, loaded under this one: bitwise the same.
+        """What one process and every other layout saved while training continued, loaded under this one: bitwise the
+        same.
 
-        With the last one process loads them all, and every other installed strategy what the last one saved.
+        With the last layout, one process loads them all, and every other installed strategy what the last layout saved.
         """
         trial = self.trying_tied(dtype="float32")
         layouts = {name: (found.world, self.selected(found)) for name, found in self.layouts.items()}
@@ -85,12 +86,14 @@ class State(Capabilities):
     def test_two_runs_are_bitwise_equal(self, plait_ranks: Pool) -> None:
         from plait.testing.trial import train
 
-        found, trial = self.layouts[self.last], self.trying(dtype="float32", steps=5)
+        found, trial = self.layouts[self.last], self.trying(dtype="float32", steps=SINGLE_STEPS)
         once = self.try_or_be_refused(plait_ranks, trial, train, trial, self.selected(found), world=found.world)
         again = plait_ranks.run(train, trial, self.selected(found), world=found.world)
         for rank, (a, b) in enumerate(zip(once, again, strict=True)):
             assert a.losses == b.losses, f"losses on rank {rank}"
-            assert (wrong := unequal(b.final, a.final)) is None, f"parameters on rank {rank} after 5 steps: {wrong}"
+            assert (wrong := unequal(b.final, a.final)) is None, (
+                f"parameters on rank {rank} after {SINGLE_STEPS} steps: {wrong}"
+            )
 
     def test_a_run_equals_one_process(self, plait_ranks: Pool, tmp_path: Path) -> None:
         """The trainer on real text: losses, norms and counts of every step, and the validation's mean over tokens."""
@@ -107,7 +110,7 @@ class State(Capabilities):
             assert error <= 1e-9, f"{key} is off by {error:.2e} at its {at}. value"
 
     def test_killed_and_resumed_is_bitwise_equal(self, tmp_path: Path) -> None:
-        """`plait train` to its end; and the same command killed with all its ranks, and given again."""
+        """`plait train` to its end; and the same command killed with all its ranks, and started again."""
         found = self.layouts[self.last]
         arguments = whole_run.overrides(self.selected(found), tmp_path, found.world, "run.name=a", model=self.run_model)
         folders = [tmp_path / name for name in ("undisturbed", "killed")]
@@ -115,6 +118,7 @@ class State(Capabilities):
             folder.mkdir()
         process = whole_run.start(arguments, folders[1])
         whole_run.wait_for_step(folders[1] / "runs" / "a", 5, process)
+        whole_run.wait_for_checkpoint(folders[1] / "runs" / "a", process)
         assert process.poll() is None, "it ended before it could be killed"
         whole_run.kill_all(process, folders[1] / "runs" / "a")
         process.communicate()
@@ -133,14 +137,15 @@ class State(Capabilities):
 
         exact = [f"precision.{which}=float64" for which in ("storage", "param", "reduce")]
         more = ("checkpoint.enabled=false", *exact)
-        node = check(resolve(whole_run.overrides(strategies, folder, world, *more, model=self.run_model)), world).node
+        given = whole_run.overrides(strategies, folder, world, *more, model=self.run_model)
+        node = check(resolve(given), world).config.node
         own = folder / f"{world}-{len(strategies)}"
         own.mkdir()
         (own / "versions.json").write_text("{}")
         return ranks.run(whole_run.run, node, own, world=world)[0]
 
     def _foreign(self) -> dict[str, tuple[int, dict[str, Mapping[str, Any]]]]:
-        """Every other installed strategy alone, in two ranks."""
+        """Every other installed strategy alone, on two ranks."""
         from plait.testing.suite.composition import others, trial_options
 
         return {name: (2, {name: trial_options(name)}) for name in others(self.strategy) if _fits_two(name)}
@@ -155,7 +160,7 @@ def _fits_two(name: str) -> bool:
     try:
         alone._assembled(Layout(2, trial_options(name)))
     except PlaitError:
-        return False  # needs company, or more ranks
+        return False  # needs other strategies, or more ranks
     return True
 
 
@@ -201,7 +206,7 @@ def _save(trial: Trial, strategies: Mapping[str, Any], folder: Path) -> dict[str
     saver = Saver(Store(folder / "checkpoints"), "async")
     saver.save(applied.checkpoint(optimizer)[0], 1)
     state = _everything(applied, optimizer)
-    _step(applied, optimizer, trial, 1)  # training goes on while a thread writes
+    _step(applied, optimizer, trial, 1)  # training continues while a thread writes
     saver.wait()
     return state
 
@@ -218,5 +223,5 @@ def _restore(trial: Trial, strategies: Mapping[str, Any], folders: list[Path]) -
         assert path is not None
         load(path, *applied.checkpoint(optimizer))
         found.append(_everything(applied, optimizer))
-        _step(applied, optimizer, trial, 2 + number)  # so that nothing of this one is there before the next
+        _step(applied, optimizer, trial, 2 + number)  # so that nothing of this one remains before the next
     return found

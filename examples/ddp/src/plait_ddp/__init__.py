@@ -1,17 +1,19 @@
-"""Replicated data parallelism: every rank holds the whole model, gradients are summed in buckets during backward.
+"""Replicated data parallelism: every rank holds the whole model; gradients are summed in buckets during backward.
 
 Source: Li et al., "PyTorch Distributed", arXiv 2006.15704.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 from attrs.validators import gt
 
-from plait import Choice, MeshAxis, hookimpl
+from plait import Choice, MeshAxis, Run, divisors, hookimpl
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from plait import Mesh
 
 
 @attrs.define
@@ -29,10 +31,10 @@ class Ddp:
 
     @hookimpl
     def choices(self, world_size: int) -> list[Choice]:
-        return [Choice("degree", [d for d in range(1, world_size + 1) if world_size % d == 0])]
+        return [Choice("degree", divisors(world_size))]
 
     @hookimpl
-    def parallelize(self, model: "nn.Module", mesh: Any, run: Any) -> None:
+    def parallelize(self, model: "nn.Module", mesh: "Mesh", run: Run) -> None:
         from plait_ddp.buckets import attach
 
         attach(model, mesh, run.config.precision.reduce, self.bucket_mb)

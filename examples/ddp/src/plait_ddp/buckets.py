@@ -1,4 +1,4 @@
-"""Gradients are summed while backward goes on: bucket after bucket, in the same order on every rank."""
+"""Sums gradients during backward: bucket after bucket, in the same order on every rank."""
 
 from functools import partial
 from typing import Any
@@ -8,8 +8,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from plait import Mesh
 
-def attach(model: nn.Module, mesh: Any, dtype: str, megabytes: float) -> None:
+
+def attach(model: nn.Module, mesh: Mesh, dtype: str, megabytes: float) -> None:
     """Sum the gradients of `model` over `mesh.data(param)`, from its first forward on."""
 
     def first(*_: Any) -> None:  # hooks on parameters do not survive their move from meta to a device
@@ -20,18 +22,18 @@ def attach(model: nn.Module, mesh: Any, dtype: str, megabytes: float) -> None:
 
 
 class Buckets:
-    """Hooks on `params`: a gradient waits in its bucket, and its sum is added to `param.grad` as backward ends.
+    """Hooks on `params`: a gradient waits in its bucket, and its sum is added to `param.grad` when backward ends.
 
-    What `param.grad` holds from the backward before is thus not summed again.
+    So earlier sums in `param.grad` are not summed again.
     """
 
-    def __init__(self, params: list[nn.Parameter], mesh: Any, dtype: torch.dtype, megabytes: float) -> None:
+    def __init__(self, params: list[nn.Parameter], mesh: Mesh, dtype: torch.dtype, megabytes: float) -> None:
         self.dtype = dtype
         self.buckets: list[tuple[Any, list[nn.Parameter]]] = []  # (group, parameters)
-        self.arrived: dict[nn.Parameter, Tensor | None] = {}  # in this backward; None: summed by now
+        self.arrived: dict[nn.Parameter, Tensor | None] = {}  # in this backward; None: already summed
         self.sums: list[tuple[Tensor, Any]] = []  # of the first buckets: (flat, work)
         filling: dict[Any, tuple[list[nn.Parameter], list[float]]] = {}  # group -> newest bucket, its sizes
-        for param in reversed([p for p in params if p.requires_grad and mesh.data(p).size() > 1]):  # as backward goes
+        for param in reversed([p for p in params if p.requires_grad and mesh.data(p).size() > 1]):  # during backward
             group = mesh.data(param).get_group()
             if group not in filling or sum(filling[group][1]) >= megabytes * 2**20:
                 filling[group] = ([], [])
@@ -51,7 +53,7 @@ class Buckets:
     def _sum_next(self) -> None:
         group, params = self.buckets[len(self.sums)]
         grads = [torch.zeros_like(p) if (grad := self.arrived.get(p)) is None else grad for p in params]
-        self.arrived.update(dict.fromkeys(params))  # lets go of the memory
+        self.arrived.update(dict.fromkeys(params))  # frees the memory
         flat = torch.cat([local(grad).to(self.dtype).flatten() for grad in grads])
         self.sums.append((flat, dist.all_reduce(flat, group=group, async_op=True)))
 

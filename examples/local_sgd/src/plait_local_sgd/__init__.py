@@ -1,10 +1,10 @@
-"""Local SGD: workers train apart, each on its own samples, and average their parameters every few steps.
+"""Local SGD: workers train separately, each on its own samples, and average their parameters every few steps.
 
 Source: Stich, "Local SGD Converges Fast and Communicates Little", arXiv 1805.09767.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 from attrs.validators import ge
@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from plait import Mesh
+
 
 @attrs.define(slots=False)
 class LocalSgd:
     """`degree` workers, averaged every `every` steps. Inside a worker another strategy may use several ranks."""
 
-    stage = "graph"
+    phase = "graph"
     numerics = "own"
     trial = {"degree": 2}  # noqa: RUF012 - its options in the tests of others
-    _apart = False  # whether workers have stepped since they were averaged; not an option, so not a field
+    _apart = False  # whether workers have stepped since their last average; not an option, so not a field
 
     degree: int = -1
     every: int = attrs.field(default=10, validator=ge(1))
@@ -33,18 +35,18 @@ class LocalSgd:
         return [MeshAxis("worker", self.degree, splits="batch", sums=False)]
 
     @hookimpl
-    def parallelize(self, model: "nn.Module", mesh: Any) -> None:
-        """The loss is divided by the tokens of all workers; a worker's gradient is that of its own mean."""
-        from plait import view
+    def parallelize(self, model: "nn.Module", mesh: "Mesh") -> None:
+        """The loss is divided by the tokens of all workers, but a worker's gradient is that of its own mean."""
+        from plait import transform_param
         from plait_local_sgd.workers import Scaled
 
         if (workers := mesh["worker"].size()) > 1:
             for module in model.modules():
                 for name, _ in module.named_parameters(recurse=False):
-                    view(module, name, Scaled(workers))
+                    transform_param(module, name, Scaled(workers))
 
     @hookimpl
-    def after_step(self, model: "nn.Module", optimizer: "torch.optim.Optimizer", mesh: Any, step: int) -> None:
+    def after_step(self, model: "nn.Module", optimizer: "torch.optim.Optimizer", mesh: "Mesh", step: int) -> None:
         from plait_local_sgd.workers import average
 
         self._apart = step % self.every != 0
@@ -52,8 +54,8 @@ class LocalSgd:
             average(model, optimizer, mesh["worker"])
 
     @hookimpl(wrapper=True)
-    def checkpoint(self, model: "nn.Module", optimizer: "torch.optim.Optimizer | None", mesh: Any) -> Iterator[None]:
-        """A checkpoint is the average: workers meet before anyone, the core or another strategy, takes the state."""
+    def checkpoint(self, model: "nn.Module", optimizer: "torch.optim.Optimizer | None", mesh: "Mesh") -> Iterator[None]:
+        """A checkpoint is the average: workers average before the core, or another strategy, takes the state."""
         from plait_local_sgd.workers import average
 
         if self._apart:

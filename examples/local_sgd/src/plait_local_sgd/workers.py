@@ -1,15 +1,16 @@
-"""What workers do to gradients, and the average over them."""
+"""Scales workers' gradients, and averages over workers."""
 
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 
 class Scaled:
-    """Called with a parameter, returns it; its gradient is multiplied by `factor` on its way back."""
+    """Returns the parameter it is called with; in backward multiplies its gradient by `factor`."""
 
     def __init__(self, factor: int) -> None:
         self.factor = factor
@@ -35,10 +36,11 @@ class _Scale(torch.autograd.Function):
 
 
 @torch.no_grad()
-def average(model: nn.Module, optimizer: torch.optim.Optimizer | None, mesh: Any) -> None:
-    """Average all that a checkpoint holds, in place: parameters, persistent buffers and the optimizer's state.
+def average(model: nn.Module, optimizer: torch.optim.Optimizer | None, mesh: DeviceMesh) -> None:
+    """Average everything in a checkpoint, in place: parameters, persistent buffers and the optimizer's state.
 
-    By `state_dict`, whose hooks let sharding bring parameters to rest first. Integers only count; all have the same.
+    Calls `state_dict`, whose hooks let a sharding strategy free gathered parameters first. Integers only count; all
+    workers have the same.
     """
     tensors = list(model.state_dict(keep_vars=True).values())
     if optimizer is not None:

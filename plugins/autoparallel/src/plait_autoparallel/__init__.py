@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 from attrs.validators import gt, optional
 
-from plait import PlaitError, hookimpl
+from plait import PlaitError, Run, hookimpl
 
 Choices = dict[str, Any]
 
@@ -17,7 +17,9 @@ Choices = dict[str, Any]
 def _degrees(_: Any, attribute: attrs.Attribute, value: Mapping[str, int]) -> None:
     for name, degree in value.items():
         if type(degree) is not int or degree < 1:
-            raise ValueError(f"'{attribute.name}' gives {name} the degree {degree!r}; it must be a number from 1 on")
+            raise ValueError(
+                f"'{attribute.name}' gives {name} the degree {degree!r}; it must be a whole number of at least 1"
+            )
 
 
 def _names(_: Any, attribute: attrs.Attribute, value: Mapping[str, Any]) -> None:
@@ -29,8 +31,8 @@ def _names(_: Any, attribute: attrs.Attribute, value: Mapping[str, Any]) -> None
 
 @attrs.define
 class AutoParallel:
-    """Searches, then selects and configures other strategies. Options are explained in
-    `conf/strategy/autoparallel.yaml`."""
+    """Searches, then selects and configures other strategies. `conf/strategy/autoparallel.yaml` explains the
+    options."""
 
     plan: str | None = None
     memory: float | None = attrs.field(default=None, validator=optional(gt(0)))
@@ -38,9 +40,10 @@ class AutoParallel:
     require: dict[str, Any] | None = attrs.field(default=None, validator=optional(_names))
     forbid: dict[str, Any] | None = attrs.field(default=None, validator=optional(_names))
     strategies: list[str] | None = None
+    advisor: bool = False
 
     @hookimpl
-    def configure(self, run: Any) -> None:
+    def configure(self, run: Run) -> None:
         from plait_autoparallel.decide import decide
 
         decide(self, run)

@@ -1,11 +1,11 @@
-"""What the user asks of a plan: fixed axes, choices that must or must not be, the samples of a step."""
+"""What the user requires of a plan: fixed axes, required or forbidden choices, the samples of a step."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
-from plait import PlaitError, planning
+from plait import ModelSpec, PlaitError, planning
 from plait_autoparallel.solve import Segment
 
 KEY = "strategy.autoparallel"
@@ -13,22 +13,22 @@ KEY = "strategy.autoparallel"
 
 @attrs.frozen
 class Constraints:
-    """axes: name -> degree. require, forbid: pattern -> names of axes or ways of recomputation. spec: the model's.
+    """axes: name -> degree. require, forbid: pattern -> names of axes or modes of recomputation. spec: the model's.
 
-    samples: of a step, all ranks together. shapes: of the parameters. mode: `remat.mode`, which decides if it is not
-    none.
+    samples: of a step, over all ranks. shapes: of the parameters. mode: `remat.mode`, which decides if it is not none.
     """
 
     axes: Mapping[str, int]
     require: Mapping[str, tuple[str, ...]]
     forbid: Mapping[str, tuple[str, ...]]
-    spec: Any
+    spec: ModelSpec
     shapes: Mapping[str, Any]
     samples: int
     mode: str = "none"
 
     def axes_fit(self, found: list[Any], world: int, reasons: Mapping[str, str]) -> list[Any]:
-        """Those with the wanted degrees. Raises PlaitError if an axis does not exist, or can have no such degree."""
+        """Those with the required degrees. Raises PlaitError if an axis does not exist, or cannot have such a
+        degree."""
         offered: dict[str, set[int]] = {}
         for composition in found:
             for name, degree in planning.degrees(composition.layout).items():
@@ -38,22 +38,24 @@ class Constraints:
                 known = sorted(n for n in offered if "." not in n)
                 why = "; ".join(f"{n} cannot take part: {w}" for n, w in reasons.items())
                 raise PlaitError(
-                    f"{KEY}.axes names {name!r}, but no layout of {world} ranks has that axis; there are "
+                    f"{KEY}.axes names {name!r}, but no layout of {world} ranks has that axis; available: "
                     f"{', '.join(known) or 'none'}{planning.near_miss(name, known)}{f' ({why})' if why else ''}"
-                )
+                ).at(f"{KEY}.axes", name, fits=known)
             if degree not in offered[name]:
                 raise PlaitError(
                     f"{KEY}.axes.{name}={degree} fits no layout of {world} ranks; {name} can be "
                     f"{', '.join(map(str, sorted(offered[name])))}"
-                )
+                ).at(f"{KEY}.axes.{name}", degree, fits=sorted(offered[name]))
         fits = [c for c in found if all(planning.degrees(c.layout).get(n, 1) == d for n, d in self.axes.items())]
         if found and not fits:
             asked = ", ".join(f"{n}={d}" for n, d in self.axes.items())
-            raise PlaitError(f"{KEY}.axes asks for {asked}, which do not go together on {world} ranks; leave one out")
+            raise PlaitError(
+                f"{KEY}.axes asks for {asked}, which do not go together on {world} ranks; leave one out"
+            ).at(f"{KEY}.axes", asked)
         return fits
 
     def placed(self, pieces: planning.Pieces, layout: Any) -> bool:
-        """Whether parameters lie as they must in `layout`."""
+        """Whether parameters are divided in `layout` as required."""
         now = planning.degrees(layout)
         for wanted, holds in ((self.require, True), (self.forbid, False)):
             for pattern, names in wanted.items():
@@ -65,7 +67,7 @@ class Constraints:
         return True
 
     def _matching(self, pattern: str, pieces: planning.Pieces) -> list[tuple[tuple[str, ...], ...]]:
-        """The axes that divide each dim of the parameters that `pattern` names; of a logical axis only its dims."""
+        """The axes that divide each dim of the parameters that match `pattern`; for a logical axis only its dims."""
         found = []
         for fqn, tensor in pieces.tensors.items():
             if planning.matches(pattern, fqn):
@@ -75,7 +77,7 @@ class Constraints:
         return found
 
     def segments(self, pieces: planning.Pieces) -> list[Segment]:
-        """Neighbouring blocks of one kind that may recompute in the same ways."""
+        """Neighbouring blocks of one kind that may recompute in the same modes."""
         kind_of = {fqn: i for i, g in enumerate(pieces.groups) for fqn in g.fqns}
         blocks = sorted(kind_of, key=_numbers)
         found: list[Segment] = []
@@ -97,11 +99,13 @@ class Constraints:
             if planning.matches(pattern, block):
                 ways = [w for w in ways if w not in names]
         if not ways:
-            raise PlaitError(f"{KEY}.require and forbid leave block {block!r} no way of recomputation; relax one")
+            raise PlaitError(f"{KEY}.require and forbid leave block {block!r} no mode of recomputation; relax one").at(
+                f"{KEY}.require", block
+            )
         return tuple(ways)
 
     def check(self, blocks: list[str], axes: set[str]) -> None:
-        """Raises PlaitError for a pattern that names nothing, or a choice that does not exist."""
+        """Raises PlaitError for a pattern that matches nothing, or a choice that does not exist."""
         logical = sorted({a for fqn in self.shapes for a in self.spec.axes_of(fqn) if a})
         for key, wanted in (("require", self.require), ("forbid", self.forbid)):
             for pattern, names in wanted.items():
@@ -111,14 +115,14 @@ class Constraints:
                     raise PlaitError(
                         f"{KEY}.{key} names {pattern!r}, which is neither a logical axis ({', '.join(logical)}), nor "
                         f"the pattern of a parameter or block{near}"
-                    )
+                    ).at(f"{KEY}.{key}", pattern, fits=logical)
                 for name in names:
                     known = sorted(axes) if parameters else list(planning.REMAT)
                     if name not in known:
                         raise PlaitError(
-                            f"{KEY}.{key}.{pattern}={name} is no choice there; there are {', '.join(known)}"
+                            f"{KEY}.{key}.{pattern}={name} is not a choice there; available: {', '.join(known)}"
                             f"{planning.near_miss(name, known)}"
-                        )
+                        ).at(f"{KEY}.{key}.{pattern}", name, fits=known)
 
     def nothing(self, found: list[Any], samples: int, reasons: Mapping[str, str]) -> PlaitError:
         """Why no layout is left."""
@@ -130,14 +134,14 @@ class Constraints:
         shares = sorted({c.layout.count("batch") for c in found})
         if all(samples % share for share in shares):
             return PlaitError(
-                f"a step's {samples} samples (train.global_batch_size) divide over no layout, whose shares are "
-                f"{', '.join(map(str, shares))}; {shares[0] * max(samples // shares[0], 1)} would"
-            )
+                f"a step's {samples} samples (train.global_batch_size) fit no layout, whose numbers of data ranks "
+                f"are {', '.join(map(str, shares))}; {shares[0] * max(samples // shares[0], 1)} would fit"
+            ).at("train.global_batch_size", samples, fits=(shares[0] * max(samples // shares[0], 1),))
         asked = [f"{key} {dict(value)}" for key, value in (("require", self.require), ("forbid", self.forbid)) if value]
-        return PlaitError(f"no layout satisfies {KEY}.{' and '.join(asked)}; relax one of them")
+        return PlaitError(f"no layout satisfies {KEY}.{' and '.join(asked)}; relax one of them").at(f"{KEY}.{asked[0]}")
 
     def too_little(self, short: Any, capacity: float) -> PlaitError:
-        """How much memory the layout that needs least would need."""
+        """How much memory the layout with the smallest need requires."""
         from plait_autoparallel.words import described, size
 
         said = ""
@@ -151,7 +155,7 @@ class Constraints:
 
 
 def _plain(names: set[str]) -> set[str]:
-    """With what a view left over of an axis called as the axis itself too."""
+    """Also lists what a view left over of an axis under the axis' own name."""
     return names | {n.rpartition(".")[2] for n in names}
 
 

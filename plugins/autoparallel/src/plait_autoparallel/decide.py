@@ -1,9 +1,12 @@
-"""From the options to a run that is configured: follow a plan, or search for one."""
+"""From the options to a configured run: follows a plan, or searches for one."""
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait import PlaitError, planning
+import attrs
+
+from plait import PlaitError, Run, planning
 from plait_autoparallel import file, words
 from plait_autoparallel.constraints import Constraints
 
@@ -11,32 +14,35 @@ if TYPE_CHECKING:
     from plait_autoparallel import AutoParallel
 
 KEY = "strategy.autoparallel"
+SEARCHES = "; strategy.autoparallel.advisor=true advises on plans that are searched, so it does nothing here"
+TRIES = 4  # searches, each with less memory, until the plan fits as a whole
 
 
-def decide(options: "AutoParallel", run: Any) -> None:
+def decide(options: "AutoParallel", run: Run) -> None:
     """Select strategies, batch and recomputation for `run`. Raises PlaitError for what does not fit."""
-
     if run.config.remat.mode == "budget":
-        raise PlaitError("remat.mode=budget leaves recomputation to a compiler; autoparallel decides on it: set none")
+        raise PlaitError(
+            "remat.mode=budget lets a compiler choose what is recomputed; autoparallel chooses that: set none"
+        ).at("remat.mode", "budget", fits=("none",))
     blocks = list(run.blocks)
     kept = run.folder / file.NAME if run.folder else None
     if options.plan is not None:
-        follow(run, Path(options.plan), blocks)
+        follow(run, Path(options.plan), blocks, options.advisor)
     elif kept is not None and kept.is_file() and _same_world(kept, run):
-        follow(run, kept, blocks)
+        follow(run, kept, blocks, options.advisor)
     else:
         _search(options, run, blocks, kept)
 
 
-def follow(run: Any, path: Path, blocks: list[str]) -> None:
+def follow(run: Run, path: Path, blocks: list[str], advisor: bool = False) -> None:
     decision = file.read(path, run, blocks)
     apply(run, decision, blocks)
     run.leave(file.NAME, path.read_text())
-    run.say(f"autoparallel: follows the plan {path}")
+    run.say(f"autoparallel: follows the plan {path}{SEARCHES if advisor else ''}")
 
 
-def apply(run: Any, decision: file.Decision, blocks: list[str]) -> None:
-    """What the run is to do, by the same means as a person's: options of strategies and keys of the configuration."""
+def apply(run: Run, decision: file.Decision, blocks: list[str]) -> None:
+    """Configures the run as a person would: options of strategies and keys of the configuration."""
     for name, given in decision.strategies.items():
         run.use(name, **given)
     run.set("train.local_batch_size", decision.rows)
@@ -49,8 +55,8 @@ def apply(run: Any, decision: file.Decision, blocks: list[str]) -> None:
     run.set("remat.blocks", {b: m for b, m in zip(blocks, modes, strict=True) if m != usual} or None)
 
 
-def _same_world(path: Path, run: Any) -> bool:
-    """Whether the run's own plan is for as many ranks; if not, a new one is needed."""
+def _same_world(path: Path, run: Run) -> bool:
+    """Whether the run's own plan is for this number of ranks; if not, a new one is needed."""
     import yaml
 
     try:
@@ -59,7 +65,7 @@ def _same_world(path: Path, run: Any) -> bool:
         return True  # `read` says what is wrong with it
 
 
-def _search(options: "AutoParallel", run: Any, blocks: list[str], kept: Path | None) -> None:
+def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: Path | None) -> None:
     from plait_autoparallel.search import search
 
     cluster, found_by = _cluster(run)
@@ -68,31 +74,74 @@ def _search(options: "AutoParallel", run: Any, blocks: list[str], kept: Path | N
     offered = _allowed(options, planning.offering(run))
     if not run.config.model:
         raise PlaitError(
-            "strategy 'autoparallel' searches in `plait train` and `plait plan`; for plait.apply, give it a plan of "
-            f"theirs, by {KEY}.plan"
-        )
+            "strategy 'autoparallel' searches in `plait train` and `plait plan`; for plait.apply, give it one of "
+            f"their plans with {KEY}.plan"
+        ).at(f"{KEY}.plan", fits="the path of a plan")
     if not blocks:
-        raise PlaitError("the model's spec names no blocks, so autoparallel cannot tell what repeats: set spec.blocks")
+        raise PlaitError(
+            "the model's spec names no blocks, so autoparallel cannot tell what repeats: set spec.blocks"
+        ).at("spec.blocks")
     require, forbid = _lists(options.require or {}), _lists(options.forbid or {})
     wanted = Constraints(options.axes or {}, require, forbid, run.spec, run.shapes, samples, run.config.remat.mode)
-    wanted.check(blocks, {a for c in planning.compositions(run, offered)[0] for a in _axes(c)})
-    found = search(run, offered, cluster, capacity, wanted)
+    layouts, reasons = planning.compositions(run, offered)
+    wanted.check(blocks, {a for c in layouts for a in _axes(c)})
+    limit = capacity
+    for _ in range(TRIES):
+        found = search(run, layouts, reasons, cluster, limit, wanted)
+        decision = _decision(found, samples)
+        peak = _needed(run, decision, blocks, cluster, found)
+        if peak <= capacity:
+            break
+        limit = capacity - (peak - found.best.mix.total.peak)
+    else:
+        raise PlaitError(
+            f"after {TRIES} searches the plan still needs {words.size(peak)} per rank, and there are "
+            f"{words.size(capacity)}; set {KEY}.memory to less than that, and please report this"
+        ).at(f"{KEY}.memory", capacity, fits="less")
+    apply(run, decision, blocks)
+    run.leave(file.NAME, file.write(found, run, cluster, capacity, samples))
+    said = words.explanation(found, cluster, capacity)
+    if options.advisor:
+        said += "\n\n" + _advice(run, found, cluster)
+    run.say(words.line(found, cluster) + found_by, said)
+
+
+def _advice(run: Run, found: Any, cluster: Any) -> str:
+    """How far the plan's blocks are from a lower bound; also for `plait plan --json`."""
+    from plait_autoparallel.advisor import report
+    from plait_autoparallel.advisor.advise import advise
+    from plait_autoparallel.search import fixed
+
+    strategies = {**fixed(run), **found.best.candidate.composition.strategies}
+    (bounded,) = planning.on_all_cores(advise, [(run.config, strategies, found, cluster)])
+    micro, step = found.best.candidate.micro, found.best.mix.total.seconds
+    run.report("advisor", report.values(bounded, micro, step))
+    return report.text(bounded, micro, step)
+
+
+def _decision(found: Any, samples: int) -> file.Decision:
     best = found.best
     in_order = [b for s in found.segments for b in s.blocks]
     modes = dict(zip(in_order, best.mix.modes, strict=True))
-    text = file.write(found, run, cluster, capacity, samples)
-    apply(run, file.Decision(best.candidate.composition.strategies, best.candidate.rows, samples, modes), blocks)
-    run.leave(file.NAME, text)
-    run.say(words.line(found, cluster) + found_by, words.explanation(found, cluster, capacity))
+    return file.Decision(best.candidate.composition.strategies, best.candidate.rows, samples, modes)
+
+
+def _needed(run: Run, decision: file.Decision, blocks: list[str], cluster: "planning.Cluster", found: Any) -> float:
+    """Bytes at the peak of the run under `decision`, which is traced: the search puts it together of pieces."""
+    trial = copy.copy(run)
+    trial.config, trial.strategies = copy.deepcopy(run.config), dict(run.strategies)
+    apply(trial, decision, blocks)
+    trial.config.strategy = {name: attrs.asdict(strategy) for name, strategy in trial.strategies.items()}
+    trial.config.node["strategy"] = trial.config.strategy
+    (times,) = planning.on_all_cores(planning.needs, [(trial.config, run.world_size, cluster, found.pieces)])
+    return times * found.best.mix.total.peak
 
 
 def _axes(composition: Any) -> list[str]:
-
     return [name for name in planning.degrees(composition.layout) if "." not in name]
 
 
-def _cluster(run: Any) -> "tuple[planning.Cluster, str]":
-
+def _cluster(run: Run) -> "tuple[planning.Cluster, str]":
     given = planning.cluster_of(run.config.cluster)
     if given is not None:
         return given, ""
@@ -100,8 +149,8 @@ def _cluster(run: Any) -> "tuple[planning.Cluster, str]":
     return planning.cluster_here(device), f" (no cluster is given: taken for this {device}; set cluster=NAME)"
 
 
-def _samples(run: Any, kept: Path | None) -> int:
-    """Samples of a step: as the user says, or as the run had before; else as if all ranks were data ranks."""
+def _samples(run: Run, kept: Path | None) -> int:
+    """Samples of a step: the user's value, or the run's previous one; else as if all ranks were data ranks."""
     train = run.config.train
     if train.global_batch_size is not None:
         return train.global_batch_size
@@ -121,9 +170,9 @@ def _allowed(options: "AutoParallel", offered: dict[str, Any]) -> dict[str, Any]
     for name in options.strategies:
         if name not in offered:
             raise PlaitError(
-                f"{KEY}.strategies names {name!r}, which is not installed or offers no choices; there are "
+                f"{KEY}.strategies names {name!r}, which is not installed or offers no choices; available: "
                 f"{', '.join(offered) or 'none'}{planning.near_miss(name, list(offered))}"
-            )
+            ).at(f"{KEY}.strategies", name, fits=offered)
     return {name: offered[name] for name in options.strategies}
 
 

@@ -1,4 +1,4 @@
-"""The plan as a file: what was decided, what it costs and why. A run reads it on resume; people may edit it."""
+"""The plan as a file: the decision, its cost and its reasons. A run reads it on resume; people may edit it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import yaml
 
-from plait import PlaitError, planning
+from plait import PlaitError, Run, planning
 from plait_autoparallel import words
 
 VERSION = 1
@@ -20,7 +20,7 @@ HEAD = """\
 
 @attrs.frozen
 class Decision:
-    """strategies: name -> options. rows: samples at once. samples: of a step. modes: pattern of blocks -> way."""
+    """strategies: name -> options. rows: samples at once. samples: of a step. modes: pattern of blocks -> mode."""
 
     strategies: dict[str, dict[str, Any]]
     rows: int
@@ -28,7 +28,7 @@ class Decision:
     modes: dict[str, str]
 
 
-def write(found: Any, run: Any, cluster: Any, capacity: float, samples: int) -> str:
+def write(found: Any, run: Run, cluster: Any, capacity: float, samples: int) -> str:
     """The file's text: the same bytes for the same search."""
     best = found.best
     total = best.mix.total
@@ -76,7 +76,7 @@ def write(found: Any, run: Any, cluster: Any, capacity: float, samples: int) -> 
     return HEAD + yaml.safe_dump(node, sort_keys=False, width=120)
 
 
-def identity(run: Any) -> dict[str, Any]:
+def identity(run: Run) -> dict[str, Any]:
     return {"model": run.config.model.get("_target_"), "parameters": run.parameters, "world": run.world_size}
 
 
@@ -85,7 +85,7 @@ def _rounded(seconds: float) -> float:
 
 
 def _placements(found: Any, best: Any) -> dict[str, str]:
-    """Pattern of parameters -> the axes that divide each dim; the numbers of blocks stand as `*`."""
+    """Pattern of parameters -> the axes that divide each dim; numbers of blocks are written as `*`."""
     now = planning.degrees(best.candidate.composition.layout)
     placements: dict[str, str] = {}
     for fqn, tensor in found.pieces[0].tensors.items():
@@ -95,40 +95,52 @@ def _placements(found: Any, best: Any) -> dict[str, str]:
     return placements
 
 
-def read(path: Path, run: Any, blocks: list[str]) -> Decision:
-    """Raises PlaitError if it is no plan, of another version, or for another model or world."""
+def read(path: Path, run: Run, blocks: list[str]) -> Decision:
+    """Raises PlaitError if it is not a plan, has another version, or is for another model or world."""
     where = f"the plan {path}"
     try:
         node = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or "it is not YAML"
-        raise PlaitError(f"{where} cannot be read: {reason}; set strategy.autoparallel.plan=null to search") from None
+        raise PlaitError(f"{where} cannot be read: {reason}; set strategy.autoparallel.plan=null to search").at(
+            "strategy.autoparallel.plan", str(where)
+        ) from None
     if not isinstance(node, Mapping) or "version" not in node:
-        raise PlaitError(f"{where} has no `version`: it is not a plan that autoparallel wrote")
+        raise PlaitError(f"{where} has no `version`: it is not a plan that autoparallel wrote").at("version")
     if node["version"] != VERSION:
-        raise PlaitError(f"{where} has version {node['version']!r}; this plait-autoparallel reads version {VERSION}")
+        raise PlaitError(
+            f"{where} has version {node['version']!r}; this plait-autoparallel reads version {VERSION}"
+        ).at("version", node["version"], fits=(VERSION,))
     meant = node.get("run")
     for key, value in identity(run).items():
-        said = meant.get(key, value) if isinstance(meant, Mapping) else value  # what a plan leaves open, fits
+        said = meant.get(key, value) if isinstance(meant, Mapping) else value  # anything fits that a plan leaves open
         if said != value:
             raise PlaitError(
                 f"{where} is for {key} {said}, but this run has {value}; set strategy.autoparallel.plan=null to search"
-            )
+            ).at(key, value, fits=(said,))
     decision = node.get("decision")
     if not isinstance(decision, Mapping):
-        raise PlaitError(f"{where} has no `decision`")
+        raise PlaitError(f"{where} has no `decision`").at("decision")
     strategies = decision.get("strategies")
     if not isinstance(strategies, Mapping) or not all(isinstance(v, Mapping | None) for v in strategies.values()):
-        raise PlaitError(f"{where}: decision.strategies must map names of strategies to their options")
+        raise PlaitError(f"{where}: decision.strategies must map names of strategies to their options").at(
+            "decision.strategies", strategies, fits="a mapping from names of strategies to their options"
+        )
     numbers = {}
     for key in ("local_batch_size", "global_batch_size"):
         numbers[key] = decision.get(key)
         if type(numbers[key]) is not int or numbers[key] < 1:
-            raise PlaitError(f"{where}: decision.{key} is {numbers[key]!r}; it must be a whole number of at least 1")
+            raise PlaitError(
+                f"{where}: decision.{key} is {numbers[key]!r}; it must be a whole number of at least 1"
+            ).at(f"decision.{key}", numbers[key], fits="a whole number of at least 1")
     modes = decision.get("recompute") or {}
     if not isinstance(modes, Mapping) or any(m not in planning.REMAT for m in modes.values()):
-        raise PlaitError(f"{where}: decision.recompute must map blocks to {', '.join(planning.REMAT)}")
+        raise PlaitError(f"{where}: decision.recompute must map blocks to {', '.join(planning.REMAT)}").at(
+            "decision.recompute", modes, fits=planning.REMAT
+        )
     if unknown := [p for p in modes if not any(planning.matches(p, b) for b in blocks)]:
-        raise PlaitError(f"{where}: decision.recompute names {unknown[0]!r}, which is no block of the model")
+        raise PlaitError(f"{where}: decision.recompute names {unknown[0]!r}, which is no block of the model").at(
+            "decision.recompute", unknown[0], fits=blocks
+        )
     chosen = {str(name): dict(options or {}) for name, options in strategies.items()}
     return Decision(chosen, numbers["local_batch_size"], numbers["global_batch_size"], dict(modes))

@@ -1,13 +1,12 @@
-"""The search: every composition of strategies, batch and mix of recomputation that fits; the fastest of them."""
+"""The search: scores every composition of strategies, batch and mix of recomputation that fits, and picks the
+fastest."""
 
-import multiprocessing
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import attrs
 
-from plait import PlaitError, planning
+from plait import PlaitError, Run, planning
 from plait_autoparallel.constraints import Constraints
 from plait_autoparallel.solve import Mix, Segment, bound, kinds_of, smallest, solve
 
@@ -16,14 +15,14 @@ NAME = "autoparallel"  # of this strategy, which takes no part in what it plans
 
 @attrs.frozen
 class Candidate:
-    """A composition with a batch: `rows` samples at once, `micro` times a step."""
+    """A composition with a batch: `rows` samples at once, `micro` times per step."""
 
     composition: planning.Composition
     rows: int
     micro: int
 
     def order(self) -> tuple[Any, ...]:
-        """Among equals the one with fewer parts and fewer axes comes first, whatever the machine."""
+        """Among equals, the one with fewer parts and axes comes first, on any machine."""
         large = sum(d > 1 for d in planning.degrees(self.composition.layout).values())
         return len(self.composition.strategies), large, self.micro, self.composition.text()
 
@@ -37,7 +36,7 @@ class Scored:
 
 @attrs.frozen
 class Short:
-    """A candidate that does not fit, whatever is recomputed: bytes that it needs at least."""
+    """A candidate that does not fit, whatever is recomputed: the bytes that it needs at least."""
 
     candidate: Candidate
     needs: float
@@ -46,7 +45,9 @@ class Short:
 @attrs.frozen
 class Found:
     """best: the plan. others: the best of every other composition, fastest first. short: what does not fit, by need.
-    hand: plans as people make them: one way of recomputation for all blocks. traced: how many traces were made."""
+    hand: plans as people make them: one mode of recomputation for all blocks. traced: the number of traces.
+    ideal: seconds of the plan's step with links that take no time, and memory for everything: another strategy that
+    shares the same work gains no more. undivided: the model's logical axes that no layout divides."""
 
     best: Scored
     others: list[Scored]
@@ -55,36 +56,38 @@ class Found:
     segments: list[Segment]
     pieces: list[planning.Pieces]
     traced: int
-    reasons: dict[str, str]
+    reasons: Mapping[str, str]
+    ideal: float
+    undivided: list[str]
 
 
 def search(
-    run: Any, offered: Mapping[str, Any], cluster: planning.Cluster, capacity: float, wanted: Constraints
+    run: Run,
+    layouts: list[planning.Composition],
+    reasons: Mapping[str, str],
+    cluster: planning.Cluster,
+    capacity: float,
+    wanted: Constraints,
 ) -> Found:
-    """The fastest plan for `run` on `cluster` within `capacity` bytes a rank.
+    """The fastest plan for `run` on `cluster` within `capacity` bytes per rank, among `layouts`.
 
-    Raises PlaitError, saying what to relax, if there is none.
+    reasons: strategy -> why it cannot take part. Raises PlaitError, saying what to relax, if there is none.
     """
-    found, reasons = planning.compositions(run, offered)
-    found = wanted.axes_fit(found, run.world_size, reasons)
+    found = wanted.axes_fit(layouts, run.world_size, reasons)
     found = [c for c in found if _inside(c, cluster)] or found
-    serves = planning.representatives(found)
-    traces: dict[int, list[planning.Pieces]] = {}
-    candidates: list[tuple[float, tuple[Any, ...], Candidate, planning.Price, list[Segment]]] = []
+    places = {id(composition): i for i, composition in enumerate(layouts)}
     samples = wanted.samples
-    for i, composition in enumerate(found):
-        batches = _batches(samples, composition)
-        if not batches:
+    shared = [places[id(c)] for c in found if samples % c.layout.count("batch") == 0]
+    traced, number = planning.traces(run, layouts, shared, fixed(run), cluster.granularity)
+    candidates: list[tuple[float, tuple[Any, ...], Candidate, planning.Price, list[Segment]]] = []
+    for i in shared:
+        composition = layouts[i]
+        if not wanted.placed(traced[i][0], composition.layout):
             continue
-        if serves[i] not in traces:
-            traces[serves[i]] = traced(run, found[serves[i]], cluster)
-        own = traces[serves[i]]
-        if not wanted.placed(own[0], composition.layout):
-            continue
-        segments = wanted.segments(own[0])
-        for rows, micro in batches:
+        segments = wanted.segments(traced[i][0])
+        for rows, micro in _batches(samples, composition):
             candidate = Candidate(composition, rows, micro)
-            cost = planning.price(own, composition.layout, cluster, rows)
+            cost = planning.price(traced[i], composition.layout, cluster, rows)
             candidates.append((bound(cost, segments, micro), candidate.order(), candidate, cost, segments))
     if not candidates:
         raise wanted.nothing(found, samples, reasons)
@@ -119,14 +122,29 @@ def search(
     if hand and hand[0].mix.total.seconds < best.mix.total.seconds * (1 - 1e-9):
         raise PlaitError("a plan made by hand is faster than what the search found: please report this")
     others = sorted((s for s in scored.values() if s is not best), key=_key)
-    chosen = best.candidate.composition
-    place = next(i for i, c in enumerate(found) if c is chosen)
-    segments = wanted.segments(traces[serves[place]][0])
-    return Found(best, others, missing, hand, segments, traces[serves[place]], len(traces), reasons)
+    pieces = traced[places[id(best.candidate.composition)]]
+    segments = wanted.segments(pieces[0])
+    ideal, undivided = _ideal(best.candidate, pieces, cluster, segments), _undivided(wanted, layouts)
+    return Found(best, others, missing, hand, segments, pieces, number, reasons, ideal, undivided)
+
+
+def _ideal(
+    candidate: Candidate, pieces: list[planning.Pieces], cluster: planning.Cluster, segments: list[Segment]
+) -> float:
+    free = attrs.evolve(cluster.inside, bandwidth=float("inf"), latency=0.0)
+    without_links = attrs.evolve(cluster, inside=free, between=free)
+    price = planning.price(pieces, candidate.composition.layout, without_links, candidate.rows)
+    return bound(price, segments, candidate.micro)
+
+
+def _undivided(wanted: Constraints, layouts: list[planning.Composition]) -> list[str]:
+    every = [axis for c in layouts for axes in (c.layout.dense, *c.layout.views.values()) for axis in axes]
+    divided = {logical for axis in every for logical in axis.shards}
+    return sorted({a for fqn in wanted.shapes for a in wanted.spec.axes_of(fqn) if a} - divided)
 
 
 def _inside(composition: planning.Composition, cluster: planning.Cluster) -> bool:
-    """Whether each axis that every block waits for, since it splits no batch, lies inside of nodes."""
+    """Whether each axis that every block waits for, because it splits no batch, lies inside nodes."""
     waited = [a.name for a in composition.layout.dense if a.splits != "batch" and a.degree > 1]
     groups = [planning.members(composition.layout, [name]) for name in waited]
     return all(len({rank // cluster.node for rank in group}) == 1 for group in groups)
@@ -149,21 +167,11 @@ def _uniform(candidate: Candidate, cost: planning.Price, segments: list[Segment]
 
 
 def _batches(samples: int, composition: planning.Composition) -> list[tuple[int, int]]:
-    """(samples at once, times) of a rank's share of the step's samples."""
-    shares = composition.layout.count("batch")
-    if samples % shares:
-        return []
-    own = samples // shares
+    """(samples at once, times) for a rank's part of the step's samples."""
+    own = samples // composition.layout.count("batch")
     return [(rows, own // rows) for rows in range(own, 0, -1) if own % rows == 0]
 
 
-def traced(run: Any, composition: planning.Composition, cluster: planning.Cluster) -> list[planning.Pieces]:
-    """The pieces of a step; a process that is a rank already cannot simulate others, so another one does."""
-    import torch.distributed as dist
-
-    fixed = {name: attrs.asdict(s) for name, s in run.strategies.items() if name != NAME}
-    given = run.config, composition.layout, {**fixed, **composition.strategies}, cluster.granularity
-    if not dist.is_initialized():
-        return planning.pieces(*given)
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        return process.submit(planning.pieces, *given).result()
+def fixed(run: Run) -> dict[str, Any]:
+    """Name -> options of the strategies that the user selected beside this one."""
+    return {name: attrs.asdict(strategy) for name, strategy in run.strategies.items() if name != NAME}

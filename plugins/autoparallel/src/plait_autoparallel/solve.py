@@ -1,8 +1,8 @@
-"""Which blocks recompute, and how: the fastest mix that fits the memory, as an integer program.
+"""Which blocks recompute, and in which mode: the fastest mix that fits the memory, as an integer program.
 
-Blocks of one kind are equal, so only numbers count: n[s, m] blocks of segment s (neighbours of one kind) recompute in
-the way m. Time is a sum over them. Memory is the largest of several moments, each a sum too if the order in a segment
-is known: blocks whose backward needs most come first, since least is kept there. This is Jackson's rule (1955): it
+Blocks of one kind are equal, so only counts matter: n[s, m] blocks of segment s (neighbours of one kind) recompute in
+mode m. Time is a sum over them. Memory is the largest of several moments, each also a sum if the order in a segment
+is known: blocks whose backward needs most come first, when least is kept. This is Jackson's rule (1955): it
 minimises the maximum over i of `sum of kept up to i + needed by i`.
 """
 
@@ -14,13 +14,13 @@ import numpy as np
 
 from plait import PlaitError, planning
 
-UNIT = 2.0**20  # bytes; the program counts in these, so that its numbers are of like size
+UNIT = 2.0**20  # bytes; the program's unit, so that its numbers are of similar size
 CLOSE = 1e-6  # how far the program's objective may be from the recomputed one, relative
 
 
 @attrs.frozen
 class Segment:
-    """`blocks` neighbours of one kind, which may recompute in these ways."""
+    """`blocks` neighbours of one kind, which may recompute in these modes."""
 
     blocks: tuple[str, ...]
     kind: int
@@ -29,7 +29,7 @@ class Segment:
 
 @attrs.frozen
 class Mix:
-    """modes: of each block in order. total: of the step. bound: whether memory kept it from the fastest mix."""
+    """modes: of each block in order. total: of the step. bound: whether memory ruled out the fastest mix."""
 
     modes: tuple[str, ...]
     total: planning.Total
@@ -41,7 +41,7 @@ def kinds_of(segments: list[Segment]) -> list[int]:
 
 
 def fastest(price: planning.Price, segments: list[Segment]) -> list[str]:
-    """The ways that take least time, whatever they keep."""
+    """The modes that take the least time, whatever they keep."""
     return [
         min(s.ways, key=lambda m: (price.blocks[s.kind][m].seconds, price.blocks[s.kind][m].kept))
         for s in segments
@@ -50,7 +50,7 @@ def fastest(price: planning.Price, segments: list[Segment]) -> list[str]:
 
 
 def smallest(price: planning.Price, segments: list[Segment]) -> list[str]:
-    """The ways that keep least."""
+    """The modes that keep least."""
     return [
         min(s.ways, key=lambda m: (price.blocks[s.kind][m].kept, price.blocks[s.kind][m].seconds))
         for s in segments
@@ -64,15 +64,15 @@ def bound(price: planning.Price, segments: list[Segment], micro: int) -> float:
 
 
 def ordered(price: planning.Price, segment: Segment) -> list[str]:
-    """The ways of a segment in the order in which its blocks should come."""
+    """The modes of a segment in the order in which its blocks should come."""
     ways = price.blocks[segment.kind]
     return sorted(segment.ways, key=lambda m: (-ways[m].backward, ways[m].kept, m))
 
 
 def solve(price: planning.Price, segments: list[Segment], micro: int, capacity: float) -> Mix | None:
-    """The fastest mix whose peak is within `capacity` bytes; None: there is none.
+    """The fastest mix whose peak is within `capacity` bytes; None if there is none.
 
-    Raises PlaitError if the program's result is not what its own numbers say.
+    Raises PlaitError if the program's result disagrees with its own numbers.
     """
     kinds = kinds_of(segments)
     best = fastest(price, segments)
@@ -130,10 +130,10 @@ def _program(
     for i, cost in enumerate(costs):
         big = (most + max(cost.forward, cost.backward) + left + abs(room)) / UNIT
         before = {j: costs[j].kept / UNIT for j in range(i)}
-        # Forward of the run's last block: all before it is kept.
+        # Forward of the run's last block: everything before it is kept.
         add({**before, i: cost.kept / UNIT, count + i: big},
             -np.inf, (room - cost.forward + cost.kept) / UNIT + big)  # fmt: skip
-        # Backward of its last block, and of its first; gradients of the blocks behind are there already.
+        # Backward of its last block, and of its first; gradients of the later blocks exist already.
         if micro > 1:
             add({**before, i: cost.kept / UNIT, count + i: big},
                 -np.inf, (room - cost.backward) / UNIT + big)  # fmt: skip

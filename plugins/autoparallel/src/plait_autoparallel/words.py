@@ -1,16 +1,11 @@
 """A plan in words and in a table."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from plait import planning
 
-
-def size(count: float) -> str:
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(count) >= scale:
-            return f"{count / scale:,.2f} {unit}"
-    return f"{count:,.0f} B"
+size = planning.size_of
 
 
 def time(seconds: float) -> str:
@@ -31,7 +26,7 @@ def mesh(candidate: Any) -> str:
 
 
 def described(candidate: Any) -> str:
-    """The axes, the batch and the options that are no degrees."""
+    """The axes, the batch and the options that are not degrees."""
     options = [
         f"{key}={value}"
         for given in candidate.composition.strategies.values()
@@ -44,7 +39,7 @@ def described(candidate: Any) -> str:
 
 
 def recomputed(modes: Sequence[str]) -> str:
-    """How many blocks recompute in which way."""
+    """How many blocks recompute in which mode."""
     counts = {mode: modes.count(mode) for mode in ("none", "selective", "full")}
     said = {"none": "keep all", "selective": "recompute what is cheap", "full": "recompute all"}
     parts = [f"{count} block{'s' * (count != 1)} {said[mode]}" for mode, count in counts.items() if count]
@@ -68,7 +63,7 @@ def line(found: Any, cluster: Any) -> str:
 
 
 def explanation(found: Any, cluster: Any, capacity: float) -> str:
-    """All of it: the choice, what it costs, what else there was."""
+    """The whole report: the choice, its cost, the alternatives."""
     best = found.best
     total, candidate = best.mix.total, best.candidate
     large = {n: d for n, d in planning.degrees(candidate.composition.layout).items() if d > 1}
@@ -91,7 +86,7 @@ def explanation(found: Any, cluster: Any, capacity: float) -> str:
     for short in found.short[:SHOWN]:
         rows.append(("-", described(short.candidate), "", size(short.needs),
                      f"does not fit: {size(short.needs - capacity)} too much"))  # fmt: skip
-    lines += table(rows, left=(0, 1, 4))
+    lines += planning.table(rows, left=(0, 1, 4))
     lines += [
         "",
         f"{len(found.others) + 1} layouts fit, {len(found.short)} do not; {found.traced} traced; axes: {large}",
@@ -101,6 +96,7 @@ def explanation(found: Any, cluster: Any, capacity: float) -> str:
         lines.append(
             f"the best plan with all blocks alike takes {100 * gain:.1f}% more: {described(found.hand[0].candidate)}"
         )
+    lines.append(_missing(found, total.seconds))
     lines += [f"strategy {name} cannot take part: {reason}" for name, reason in found.reasons.items()]
     return "\n".join(line.rstrip() for line in lines)
 
@@ -108,15 +104,14 @@ def explanation(found: Any, cluster: Any, capacity: float) -> str:
 SHOWN = 6
 
 
+def _missing(found: Any, seconds: float) -> str:
+    """What installing further strategies could gain."""
+    said = f"installing further strategies could gain at most {100 * (seconds / found.ideal - 1):.1f}%"
+    said += ": recomputation, and collectives that nothing hides, take that much"
+    return f"{said}; those in this search do not divide {', '.join(found.undivided)}" if found.undivided else said
+
+
 def binding(best: Any) -> str:
     return (
         "memory: with more of it, blocks would recompute less" if best.mix.bound else "time: more memory would not help"
     )
-
-
-def table(rows: Sequence[Sequence[str]], left: Iterable[int] = (0,)) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]

@@ -1,4 +1,4 @@
-"""Rows to the ranks that hold their experts, and results back.
+"""Dispatches rows to the ranks that hold their experts, and combines the results.
 
 Shapes: N rows (copies of tokens) sorted by expert, D width, X experts, R ranks, L experts of a rank.
 """
@@ -12,17 +12,17 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from plait import evenly, read_numbers
+from plait import read_values, split_evenly
 
 LEAST = 2
 
 
-class Way(NamedTuple):
-    """The way that the rows of one call went, for their results to come back.
+class Dispatched(NamedTuple):
+    """How the rows of one call were dispatched, for the combine.
 
-    rows, first, last: how many this rank has, and which of them it sends; the others are its neighbours'.
+    rows, first, last: how many this rank has, and which of them it sends; its neighbours send the others.
     sent, received:    how many rows to and from each rank. order: of received rows, by expert. back: its inverse.
-    filled:            rows of zeros that follow them.
+    filled:            rows of zeros added after them.
     """
 
     rows: int
@@ -37,26 +37,26 @@ class Way(NamedTuple):
 
 @attrs.define(eq=False)
 class Exchange:
-    """Between the ranks of `axis`, each of which holds an equal share of the experts.
+    """Between the ranks of `axis`, each of which holds an equal part of the experts.
 
     axis:     1-D DeviceMesh.
-    share:    (index, count): which of the ranks that see the same tokens this is, and of how many.
+    same_tokens: (index, count): the index of this rank among those that see the same tokens, and their number.
     alike:    those of their axes over which nobody sums what a branch returns.
-    compiled: what stands around the exchange is. Then results are waited for when they are sent, not where they are
-              used, and experts get two rows at least: a compiler makes graphs of their own for none and for one.
+    compiled: the code around the exchange is compiled. Then results are waited for at once instead of where they are
+              used, and experts get at least two rows: a compiler makes separate graphs for none and for one.
     """
 
     axis: Any
-    share: tuple[int, int]
+    same_tokens: tuple[int, int]
     alike: list[Any]
     compiled: bool
-    way: Way | None = None  # of the call under way
+    dispatched: Dispatched | None = None  # of the current call
 
-    def send(self, x_ND: Tensor, counts_X: Tensor) -> tuple[Tensor, Tensor]:
-        """All ranks' rows for this rank's experts, sorted by expert, and how many each of these has."""
-        rows, (index, count) = x_ND.shape[0], self.share
+    def dispatch(self, x_ND: Tensor, counts_X: Tensor) -> tuple[Tensor, Tensor]:
+        """All ranks' rows for this rank's experts, sorted by expert, and the count of each expert."""
+        rows, (index, count) = x_ND.shape[0], self.same_tokens
         first, last = rows * index // count, rows * (index + 1) // count
-        self.way = Way(rows, first, last, [], [])
+        self.dispatched = Dispatched(rows, first, last, [], [])
         if count > 1:
             for axis in self.alike:
                 x_ND = _lies(x_ND, axis, Replicate(), Replicate(), Partial())
@@ -69,8 +69,8 @@ class Exchange:
         counts_RL = counts_X.view(ranks, -1)
         theirs_RL = collectives.all_to_all_single(counts_RL, None, None, self.axis)
         theirs_RL = collectives.wait_tensor(theirs_RL).view(ranks, -1)
-        sent, received = read_numbers(torch.stack([counts_RL.sum(1), theirs_RL.sum(1)]), lambda: self._even(len(x_ND)))
-        traced = torch.compiler.is_compiling()  # into one graph with the whole model, as a strategy may wish
+        sent, received = read_values(torch.stack([counts_RL.sum(1), theirs_RL.sum(1)]), lambda: self._even(len(x_ND)))
+        traced = torch.compiler.is_compiling()  # in one graph with the whole model, if a strategy wants that
         if traced:
             for number in (*sent, *received):
                 torch._check(number >= 0)
@@ -79,28 +79,28 @@ class Exchange:
         order_N = expert_N.argsort(stable=True)
         back_N = torch.empty_like(order_N).scatter_(0, order_N, torch.arange(len(order_N), device=order_N.device))
         filled = max(LEAST - len(order_N), 0) if self.compiled and not traced else 0
-        self.way = Way(rows, first, last, sent, received, order_N, back_N, filled)
-        x_ND = _to_all(x_ND, sent, received, self.axis, late=False)
+        self.dispatched = Dispatched(rows, first, last, sent, received, order_N, back_N, filled)
+        x_ND = _to_all(x_ND, sent, received, self.axis, defer_wait=False)
         x_ND, counts_L = _Permute.apply(x_ND, order_N, back_N), theirs_RL.sum(0)
         if filled:
             x_ND, counts_L = functional.pad(x_ND, (0, 0, 0, filled)), torch.cat([counts_L[:-1], counts_L[-1:] + filled])
         return x_ND, counts_L
 
     def _even(self, rows: int) -> tuple[list[int], list[int]]:
-        """What a plan expects: experts are visited alike, and other ranks have as many rows as this one."""
-        sent = evenly(rows, self.axis.size())
+        """What a plan expects: experts are visited evenly, and other ranks have as many rows as this one."""
+        sent = split_evenly(rows, self.axis.size())
         return sent, [sent[self.axis.get_local_rank()]] * self.axis.size()
 
-    def bring_back(self, y_ND: Tensor) -> Tensor:
-        """What this rank's rows became, in their old order; 0 for those that a neighbour sent."""
-        way, self.way = self.way, None
-        assert way is not None
-        if way.order is not None:
-            y_ND = y_ND[: len(way.order)] if way.filled else y_ND
-            y_ND = _Permute.apply(y_ND, way.back, way.order)
-            y_ND = _to_all(y_ND, way.received, way.sent, self.axis, late=not self.compiled)
-        if self.share[1] > 1:
-            y_ND = functional.pad(y_ND, (0, 0, way.first, way.rows - way.last))
+    def combine(self, y_ND: Tensor) -> Tensor:
+        """The results of this rank's rows, in their old order; 0 for those that a neighbour sent."""
+        dispatched, self.dispatched = self.dispatched, None
+        assert dispatched is not None
+        if dispatched.order is not None:
+            y_ND = y_ND[: len(dispatched.order)] if dispatched.filled else y_ND
+            y_ND = _Permute.apply(y_ND, dispatched.back, dispatched.order)
+            y_ND = _to_all(y_ND, dispatched.received, dispatched.sent, self.axis, defer_wait=not self.compiled)
+        if self.same_tokens[1] > 1:
+            y_ND = functional.pad(y_ND, (0, 0, dispatched.first, dispatched.rows - dispatched.last))
             for axis in self.alike:
                 y_ND = _lies(y_ND, axis, Partial(), Replicate(), Replicate())
         return y_ND
@@ -111,20 +111,20 @@ def _lies(x: Tensor, axis: Any, found: Any, wanted: Any, gradient: Any) -> Tenso
     return whole.to_local(grad_placements=[gradient])
 
 
-def _to_all(x_ND: Tensor, sent: list[int], received: list[int], axis: Any, late: bool) -> Tensor:
-    if torch.compiler.is_compiling():  # sizes that only a run knows: a graph has them, but no Function can keep them
+def _to_all(x_ND: Tensor, sent: list[int], received: list[int], axis: Any, defer_wait: bool) -> Tensor:
+    if torch.compiler.is_compiling():  # sizes that exist only at run time: a graph can hold them, but no Function can
         return collectives.all_to_all_single_autograd(x_ND.contiguous(), received, sent, axis)
-    return _AllToAll.apply(x_ND, sent, received, axis, late)
+    return _AllToAll.apply(x_ND, sent, received, axis, defer_wait)
 
 
 class _AllToAll(torch.autograd.Function):
     """`sent[r]` rows to rank r, `received[r]` from it; gradients go the other way."""
 
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, sent: list[int], received: list[int], axis: Any, late: bool) -> Tensor:
+    def forward(ctx: Any, x_ND: Tensor, sent: list[int], received: list[int], axis: Any, defer_wait: bool) -> Tensor:
         ctx.sent, ctx.received, ctx.axis = sent, received, axis
         moved = collectives.all_to_all_single(x_ND.contiguous(), received, sent, axis)
-        return moved if late else collectives.wait_tensor(moved)
+        return moved if defer_wait else collectives.wait_tensor(moved)
 
     @staticmethod
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Any, ...]:
@@ -133,7 +133,7 @@ class _AllToAll(torch.autograd.Function):
 
 
 class _Permute(torch.autograd.Function):
-    """`x[order]`. Its backward is `x[back]`, which adds nothing up, so it is the same every time."""
+    """`x[order]`. Its backward is `x[back]`, which adds nothing, so it is deterministic."""
 
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, order: Tensor, back: Tensor) -> Tensor:

@@ -1,23 +1,24 @@
-"""Where `fully_shard` goes, and how gradients are reduced."""
+"""Applies `fully_shard`, and sets how gradients are reduced."""
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard
+
+from plait import Mesh, ModelSpec, Precision, shard_dim
 
 if TYPE_CHECKING:
     from plait_fsdp2 import Fsdp2
 
 
-def wrap(options: "Fsdp2", model: nn.Module, mesh: Any, spec: Any, precision: Any) -> None:
+def wrap(options: "Fsdp2", model: nn.Module, mesh: Mesh, spec: ModelSpec, precision: Precision) -> None:
     """Shard each block, then the rest as the root's own group; in place.
 
-    Inside a block, modules whose parameters are summed over other ranks than the block's (experts) are wrapped
-    first, over their own data ranks.
+    Modules inside a block whose gradients are summed over other ranks than the block's (experts) are wrapped first,
+    over their own data ranks.
     """
     common: dict[str, Any] = {
         "mp_policy": MixedPrecisionPolicy(_dtype(precision.param), _dtype(precision.reduce)),
@@ -27,7 +28,7 @@ def wrap(options: "Fsdp2", model: nn.Module, mesh: Any, spec: Any, precision: An
     }
     dense = mesh.data(outer="dp_replicate")
     blocks = list(spec.blocks_of(model).values())
-    units: list[list[nn.Module]] = []  # of each block what is gathered by itself, in the order of use
+    units: list[list[nn.Module]] = []  # for each block the units that are gathered separately, in the order of use
     for i, block in enumerate(blocks):
         last = i == len(blocks) - 1
         reshard = {"default": not last, "always": True, "never": False}[options.reshard_after_forward]
@@ -40,7 +41,7 @@ def wrap(options: "Fsdp2", model: nn.Module, mesh: Any, spec: Any, precision: An
         if not isinstance(module, FSDPModule):
             _shard(module, data, options.reshard_root, common)
     _shard(model, dense, options.reshard_root, common)
-    _sum_gradients(model)
+    _reduce_by_sum(model)
     if options.prefetch:
         _prefetch(units, options.prefetch)
 
@@ -49,24 +50,15 @@ def _shard(module: nn.Module, mesh: DeviceMesh, reshard: bool, common: dict[str,
     ranks = mesh.size(mesh.ndim - 1)
     fully_shard(
         module,
-        mesh=mesh,
+        mesh=mesh,  # of two dims: replicates over the first, shards over the second (HSDP)
         reshard_after_forward=reshard,
-        shard_placement_fn=functools.partial(_where, ranks=ranks),
+        shard_placement_fn=lambda param: Shard(shard_dim(param, ranks)),
         **common,
     )
 
 
-def _where(param: nn.Parameter, ranks: int) -> Shard | None:
-    """Rows are divided; where there are fewer than ranks (a few experts left), the first dim that divides evenly."""
-    whole = param.to_local() if isinstance(param, DTensor) else param
-    taken = {getattr(p, "dim", None) for p in param.placements} if isinstance(param, DTensor) else set()
-    if whole.dim() == 0 or whole.shape[0] >= ranks:
-        return None
-    return next((Shard(d) for d in range(1, whole.dim()) if d not in taken and whole.shape[d] % ranks == 0), None)
-
-
-def _elsewhere(root: nn.Module, mesh: Any) -> list[tuple[nn.Module, DeviceMesh]]:
-    """The outermost modules inside `root` of which all parameters live on one view other than the dense one."""
+def _elsewhere(root: nn.Module, mesh: Mesh) -> list[tuple[nn.Module, DeviceMesh]]:
+    """The outermost modules inside `root` whose parameters all live on one view other than the dense one."""
     found: list[tuple[nn.Module, DeviceMesh]] = []
     for child in root.children():
         params = list(child.parameters())
@@ -78,16 +70,16 @@ def _elsewhere(root: nn.Module, mesh: Any) -> list[tuple[nn.Module, DeviceMesh]]
     return found
 
 
-def _sum_gradients(model: nn.Module) -> None:
-    """The loss is divided by the global count of tokens before backward, so a reduction is a plain sum."""
+def _reduce_by_sum(model: nn.Module) -> None:
+    """torch reduces gradients by a plain sum: the loss is divided by the global count of tokens before backward."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # without it gloo lacks the scaled sum
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum, which torch takes otherwise
 
 
 def _prefetch(units: list[list[nn.Module]], ahead: int) -> None:
-    """As a block starts, what it will need inside, then the next blocks with what they need inside."""
+    """When a block starts, gathers what it will need inside, then the next blocks with what they need inside."""
     for i, (block, *inner) in enumerate(units):
         after, before = units[i + 1 : i + 1 + ahead], units[max(i - ahead, 0) : i][::-1]
         forward = [*inner, *(module for unit in after for module in unit)]

@@ -1,4 +1,4 @@
-"""Which collectives are joined: those of a block, or as many as hide behind what is computed meanwhile."""
+"""Which collectives are merged: those of a block, or as many as the computation beside them can hide."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from torch.fx import Graph, Node
 from plait_simplefsdp.collectives import GATHER, REDUCE, SCATTER, Collective, collectives, name_of, of_shards
 from plait_simplefsdp.estimate import VIEWS, Machine, seconds_of, seconds_to_send
 
-SMALL = 2  # times the latency: what takes less is joined whatever it hides behind
+SMALL = 2  # times the latency: collectives that take less are merged in any case
 
 
 def by_block(graph: Graph, machine: Machine) -> list[list[Collective]]:
-    """All of one block and kind; outside blocks what comes before the first one, and what comes after.
+    """All of one block and kind; outside blocks, those before the first block, and those after the blocks.
 
-    In the order of parameters, as FSDP2 lays them: the sums of some backends depend on where a number lies.
+    In the order of parameters, as in FSDP2: the sums of some backends depend on an element's position.
     """
     found = collectives(graph)
     inside = [i for i, c in enumerate(found) if c.bucket]
@@ -25,8 +25,8 @@ def by_block(graph: Graph, machine: Machine) -> list[list[Collective]]:
 
 
 def by_time(graph: Graph, machine: Machine) -> list[list[Collective]]:
-    """Greedy (arXiv 2411.00284, section 4.2): a bucket takes the next collective as long as it is sent in the time that
-    is computed before it is needed: gatherings from the first use on, reductions from the last start back."""
+    """Greedy (arXiv 2411.00284, section 4.2): a bucket takes the next collective as long as it can be sent during the
+    computation before it is needed: all-gathers from the first use on, reductions backwards from the last start."""
     found, spent = collectives(graph), _clock(graph, machine)
     groups: list[list[Collective]] = []
     kinds = dict.fromkeys((c.kind, *alike(c)) for c in found)
@@ -36,7 +36,7 @@ def by_time(graph: Graph, machine: Machine) -> list[list[Collective]]:
         when = {c: spent[_first_use(c) if gather else c.start] for c in same}
         same.sort(key=lambda c: when[c], reverse=not gather)
         scattered = [{c.number for c in group} for group in groups if group[0].kind == SCATTER]
-        if kind[0] == REDUCE and scattered:  # of shards, whose sizes differ by rank: joined as the scatters before were
+        if kind[0] == REDUCE and scattered:  # of shards, whose sizes differ by rank: merged as the scatters before were
             together = [[c for c in same if c.number in numbers] for numbers in scattered]
             groups += [group for group in together if group]
         else:
@@ -46,7 +46,7 @@ def by_time(graph: Graph, machine: Machine) -> list[list[Collective]]:
 
 def _greedy(same: list[Collective], when: dict[Collective, float], machine: Machine) -> list[list[Collective]]:
     buckets = [same[:1]]
-    hidden = 0.0  # seconds of computation that the bucket under way can hide behind
+    hidden = 0.0  # seconds of computation that can hide the current bucket
     for one in same[1:]:
         bucket, latency = buckets[-1], machine.latency_of(one)
         taken = sum(seconds_to_send(c, machine) for c in bucket) - latency * (len(bucket) - 1)
@@ -60,12 +60,12 @@ def _greedy(same: list[Collective], when: dict[Collective, float], machine: Mach
 
 
 def alike(one: Collective) -> tuple[Any, ...]:
-    """What must be equal to be sent at once."""
+    """What must be equal for collectives to be merged."""
     return one.start.meta["val"].dtype, *one.start.args[1:]
 
 
 def _clock(graph: Graph, machine: Machine) -> dict[Node, float]:
-    """Seconds that are computed before each node."""
+    """Seconds of computation before each node."""
     spent, clock, uneven = {}, 0.0, of_shards(graph)
     for node in graph.nodes:
         spent[node] = clock
@@ -74,7 +74,7 @@ def _clock(graph: Graph, machine: Machine) -> dict[Node, float]:
 
 
 def _first_use(one: Collective) -> Node:
-    """The first node that computes something of what was gathered."""
+    """The first node that uses what was gathered."""
     node = one.wait
     while len(node.users) == 1 and (node is one.wait or name_of(node) in VIEWS):
         node = next(iter(node.users))

@@ -25,10 +25,10 @@ WAIT = _ops.wait_tensor.default
 class Collective:
     """One of them.
 
-    start, wait: its two nodes. kind: a value of KINDS. group: the name of the group of its ranks; ranks: how many.
-    span:        from the first of them to the last, in ranks of the world: the same for all groups of an axis.
+    start, wait: its two nodes. kind: a value of KINDS. group: the name of its process group; ranks: its size.
+    span:        from the group's first rank to its last, in world ranks: the same for all groups of an axis.
     bucket:      the block whose parameters it moves, "" outside blocks; None: it moves something else.
-    number:      which of the model's parameters; of several the first.
+    number:      the model's parameter that it moves; the first of several.
     """
 
     start: Node
@@ -60,13 +60,13 @@ def every(graph: Graph) -> list[Collective]:
 
 
 def collectives(graph: Graph) -> list[Collective]:
-    """Those of the parameters; others (of tensor parallelism, of experts) are left out, since no pass moves them."""
+    """Those of parameters; others (of tensor parallelism, of experts) are left out, because no pass moves them."""
     return [one for one in every(graph) if one.bucket is not None]
 
 
 def of_shards(graph: Graph) -> set[Node]:
-    """What is computed of a rank's own shards: before they are gathered, after gradients are scattered. Shards may be
-    of unequal size, so no decision may rest on these: all ranks must decide alike."""
+    """What is computed from a rank's own shards: before they are gathered, after gradients are scattered. Shards may
+    have unequal sizes, so no decision may depend on these: all ranks must decide alike."""
     found = set[Node]()
     for one in collectives(graph):
         found |= needed(one.start) - {one.start} if one.kind == GATHER else using(one.wait) - {one.wait}
@@ -74,7 +74,7 @@ def of_shards(graph: Graph) -> set[Node]:
 
 
 def size(node: Node) -> int:
-    """Bytes of a node's value; of several their sum."""
+    """Bytes of a node's value; for several values their sum."""
     values = node.meta.get("val")
     tensors = values if isinstance(values, list | tuple) else [values]
     return sum(math.prod(known(t)) * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
@@ -86,7 +86,7 @@ def name_of(node: Node) -> str:
 
 
 def known(tensor: torch.Tensor) -> list[int]:
-    """Its shape; where that depends on data, or on the batch, what it was when the graph was made, or 0."""
+    """Its shape; a dim that depends on data, or on the batch, as it was when the graph was made, or 0."""
     return [n if isinstance(n, int) else int(n.node.hint or 0) for n in tensor.shape]
 
 

@@ -1,4 +1,4 @@
-"""The whole model as one graph, and who may touch it: tags on the joint graph, passes on its two halves."""
+"""Compiles the whole model as one graph: tags on the joint graph, passes on its two halves."""
 
 import functools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import Graph, GraphModule
 from torch.fx.traceback import annotate
 
-from plait import PlaitError
+from plait import Mesh, ModelSpec, PlaitError, Run
 from plait_simplefsdp.collectives import GATHER, REDUCE, SCATTER
 from plait_simplefsdp.estimate import Machine
 from plait_simplefsdp.partition import divide
@@ -25,7 +25,7 @@ Partition = Callable[..., tuple[GraphModule, GraphModule]]
 Planner = Callable[[Graph, str], None]  # of a "forward", "backward" or "inference" graph, in place
 
 
-def compile_whole(options: "SimpleFsdp", model: nn.Module, mesh: Any, spec: Any, run: Any) -> nn.Module:
+def compile_whole(options: "SimpleFsdp", model: nn.Module, mesh: Mesh, spec: ModelSpec, run: Run) -> nn.Module:
     """The model's forward becomes one graph; hooks on the model itself stay outside."""
     backend = run.config.compile.backend
     blocks = spec.blocks_of(model)
@@ -48,8 +48,8 @@ def compile_whole(options: "SimpleFsdp", model: nn.Module, mesh: Any, spec: Any,
     return model
 
 
-def expected_in(model: nn.Module, mesh: Any) -> dict[str, set[str]]:
-    """Which kinds of collectives parameters need in forward, and their gradients in backward."""
+def expected_in(model: nn.Module, mesh: Mesh) -> dict[str, set[str]]:
+    """The kinds of collectives that parameters need in forward, and their gradients in backward."""
     expected: dict[str, set[str]] = {"forward": set(), "backward": set()}
     for param in model.parameters():
         data = mesh.data(param, outer="dp_replicate")
@@ -62,8 +62,8 @@ def expected_in(model: nn.Module, mesh: Any) -> dict[str, set[str]]:
 
 
 def _of_any_size(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """One graph for every number of samples; and numbers that are read from tensors (how many rows go to which rank)
-    become sizes in it."""
+    """One graph for every number of samples; values read from tensors (how many rows go to which rank) become sizes
+    in it."""
 
     @functools.wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -82,14 +82,14 @@ def _of_any_size(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _said(error: BaseException | None) -> PlaitError | None:
-    """The sentence inside what torch.compile wraps errors in."""
+    """The original message inside torch.compile's error."""
     while error is not None and not isinstance(error, PlaitError):
         error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
     return error
 
 
 def _named(forward: Callable[..., Any], fqn: str) -> Callable[..., Any]:
-    """`forward`, whose nodes in the graph say which block they belong to."""
+    """`forward`, whose nodes in the graph record the block that they belong to."""
 
     @functools.wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -124,7 +124,7 @@ def _of_inductor(partition: Partition, planner: Planner) -> Any:
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 
-    halves: list[str] = []  # of a joint graph that was divided: what is to come
+    halves: list[str] = []  # of a partitioned joint graph: the parts still to come
 
     class Divided(CustomPartitionerFn):
         def __call__(self, gm: GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
@@ -132,7 +132,7 @@ def _of_inductor(partition: Partition, planner: Planner) -> Any:
             return partition(gm, joint_inputs, **kwargs)
 
         def uuid(self) -> None:
-            return None  # what the passes report must be found out anew, so nothing is taken from a cache
+            return None  # no cache, because the passes must run to report
 
     class Planned(CustomGraphPass):
         def __call__(self, graph: Graph) -> None:

@@ -1,8 +1,8 @@
-"""How long a graph would take: a model of the machine, and a clock that goes through the nodes in their order.
+"""How long a graph would take: a model of the machine, and a clock that goes through the nodes in order.
 
-It need not be right to the millisecond. It decides what is joined and moved, and all ranks must decide alike: so it
-reads shapes and a table, never a clock. No kernel is assumed to be fused, but of an operation that is no product of
-matrices only what it writes is counted, since what it reads comes from the one before it.
+It need not be right to the millisecond. It decides what is merged and moved, and all ranks must decide alike, so it
+reads shapes and a table, never a clock. It assumes no fused kernels; but for an operation that is not a matrix product
+it counts only what it writes, because what it reads comes from the operation before it.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ from plait_simplefsdp.collectives import REDUCE, Collective, every, known, size
 
 @attrs.frozen
 class Machine:
-    """flops: operations a second in products, by dtype. memory: bytes a second. link: bytes a second that a rank
-    sends, inside a node and between nodes of `node` ranks. latency: seconds of a collective of nothing, both."""
+    """flops: operations per second in matrix products, by dtype. memory: bytes per second. link: bytes per second that
+    a rank sends, inside a node and between nodes of `node` ranks. latency: seconds of an empty collective, for both."""
 
     name: str
     flops: dict[torch.dtype, float]
@@ -44,7 +44,7 @@ VIEWS = {"view", "_unsafe_view", "t", "transpose", "permute", "reshape", "unsque
          "detach", "alias", "as_strided", "split", "split_with_sizes", "select", "unbind"}  # fmt: skip
 
 
-# Kernels of CPUs, which torch counts no operations for -> those of GPUs.
+# CPU kernels, for which torch counts no operations -> GPU kernels.
 aten = torch.ops.aten
 ALIKE = {
     aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
@@ -54,8 +54,8 @@ ALIKE = {
 
 @attrs.frozen
 class Times:
-    """Seconds. compute: of all that is no collective. communication: of all collectives. exposed: of those during
-    which nothing is computed. bound: of which nothing could be computed in any order."""
+    """Seconds. compute: of everything but collectives. communication: of all collectives. exposed: of those during
+    which nothing is computed. bound: the least exposed time in any order."""
 
     compute: float
     communication: float
@@ -72,13 +72,13 @@ def times(
     compute: Callable[[Node, Machine], float] | None = None,
     send: Callable[[Collective, Machine], float] | None = None,
 ) -> Times:
-    """Go through the graph: computation in order; collectives of one group one after another, beside it, from where
-    they start to where they are waited for. `compute` and `send` may be given other times than the model's."""
+    """Go through the graph: computation in order; beside it the collectives of one group one after another, from their
+    start to their wait. `compute` and `send` may be given times other than the model's."""
     compute, send = compute or seconds_of, send or seconds_to_send
     found = every(graph)
     starts, waits = {c.start: c for c in found}, {c.wait: c for c in found}
     clock = computing = sending = exposed = 0.0
-    free: dict[str, float] = {}  # when a group has sent all so far
+    free: dict[str, float] = {}  # when a group has sent everything so far
     done: dict[Node, float] = {}
     for node in graph.nodes:
         if node in starts:
@@ -98,7 +98,7 @@ def times(
 
 
 def seconds_to_send(one: Collective, machine: Machine) -> float:
-    """Every rank sends what it has to all others (arXiv 2411.00284 models it alike); a sum to all goes twice."""
+    """Every rank sends its data to all others (as in arXiv 2411.00284); an all-reduce counts twice."""
     if one.ranks == 1:
         return 0.0
     link = machine.link[one.span > machine.node]
@@ -107,7 +107,7 @@ def seconds_to_send(one: Collective, machine: Machine) -> float:
 
 
 def seconds_of(node: Node, machine: Machine) -> float:
-    """Of one node that is no collective: its operations or its bytes, whatever takes longer."""
+    """Of one node that is not a collective: the time of its operations or of its bytes, whichever is longer."""
     target, args = _called(node)
     if target is None or target.overloadpacket.__name__ in VIEWS:
         return 0.0
@@ -124,7 +124,8 @@ def seconds_of(node: Node, machine: Machine) -> float:
 
 
 def _called(node: Node) -> tuple[Any, Sequence[Any]]:
-    """The operation and its arguments; of one inside another (attention that keeps a generator's state) the inner."""
+    """The operation and its arguments; for an operation wrapped in another (attention that keeps a generator's state)
+    the inner one."""
     if node.op == "call_function":
         for i, found in enumerate((node.target, *node.args)):
             if isinstance(found, torch._ops.OpOverload):
@@ -133,12 +134,12 @@ def _called(node: Node) -> tuple[Any, Sequence[Any]]:
 
 
 def _heads_of_queries(shapes: list[Any]) -> list[Any]:
-    """Keys and values that several heads share are multiplied for each; torch 2.11's formula does not know it."""
+    """Keys and values that several heads share are multiplied for each; torch 2.11's formula ignores that."""
     heads = max(s[1] for s in shapes if isinstance(s, tuple) and len(s) == 4)
     return [(s[0], heads, *s[2:]) if isinstance(s, tuple) and len(s) == 4 else s for s in shapes]
 
 
 def _shape(given: Any) -> Any:
-    """A tensor's; the formulas want no more."""
+    """The tensor properties that the formulas use."""
     value = given.meta.get("val") if isinstance(given, Node) else given
     return tuple(known(value)) if isinstance(value, torch.Tensor) else value

@@ -1,4 +1,4 @@
-"""Collectives joined into one: what each has is laid end to end, sent at once, and taken apart again."""
+"""Merges collectives: their inputs are concatenated, sent at once, and split again."""
 
 import itertools
 import math
@@ -16,10 +16,10 @@ aten = torch.ops.aten
 
 
 def join(graph: Graph, group: list[Collective]) -> Node:
-    """Replace a group's collectives, alike in kind, ranks and dtype, by one, in place; returns its start.
+    """Replace a group's collectives, equal in kind, ranks and dtype, by one, in place; returns its start.
 
-    A gathering stands where the first stood, since what it sends is there from the beginning; a reduction where the
-    last stood. Each rank's part of the whole holds its parts of all.
+    An all-gather stands where the first stood, because its input exists from the beginning; a reduction where the last
+    stood. Each rank's part of the whole consists of its parts of all.
     """
     kind, ranks = group[0].kind, group[0].ranks
     place = {node: i for i, node in enumerate(graph.nodes)}
@@ -59,7 +59,7 @@ def _sent(start: Node) -> Node:
 
 
 class _Builder:
-    """New nodes, with the values that a compiler asks of them and the metadata of the node `like`."""
+    """New nodes, with the values that a compiler needs and the metadata of the node `like`."""
 
     def __init__(self, graph: Graph, like: Node) -> None:
         self.graph = graph

@@ -1,4 +1,4 @@
-"""How many bytes live at once while a graph runs, and what prefetching may add to that."""
+"""How many bytes are in use at once while a graph runs, and how much prefetching may add."""
 
 from torch.fx import Graph, Node
 
@@ -10,8 +10,8 @@ ROOM = 1.05  # of the peak without prefetching
 
 
 def peak(graph: Graph) -> tuple[int, int]:
-    """(bytes, position): the most that live at once of what the graph makes, and before which node that is. Without
-    what is made of this rank's shards alone, of which others may have less."""
+    """(bytes, position): the peak of the memory that the graph allocates, and the node before which it occurs.
+    Excludes what is made from this rank's shards alone, which may be smaller on other ranks."""
     nodes, uneven = list(graph.nodes), of_shards(graph)
     owner: dict[Node, Node] = {}
     last: dict[Node, int] = {}
@@ -21,36 +21,36 @@ def peak(graph: Graph) -> tuple[int, int]:
         for n in {*inputs, owner[node]}:
             last[n] = i
     ends: dict[int, int] = {}
-    live, best = 0, (0, 0)
+    held_bytes, best = 0, (0, 0)
     for i, node in enumerate(nodes):
         if owner[node] is node and node.op == "call_function" and node not in uneven:
-            live += size(node)
+            held_bytes += size(node)
             ends[last[node]] = ends.get(last[node], 0) + size(node)
-        best = max(best, (live, i), key=lambda found: found[0])
-        live -= ends.get(i, 0)
+        best = max(best, (held_bytes, i), key=lambda found: found[0])
+        held_bytes -= ends.get(i, 0)
     return best
 
 
 def hold_back(graph: Graph, without: int) -> list[str]:
-    """Start gatherings later again, until no more than ROOM x `without` bytes live at once; returns which."""
+    """Start all-gathers later again, until at most ROOM x `without` bytes are in use at once; returns which."""
     held: list[str] = []
     while True:
         most, where = peak(graph)
         if most <= ROOM * without:
             return held
         place = {node: i for i, node in enumerate(graph.nodes)}
-        ahead = [
+        early = [
             c
             for c in collectives(graph)
             if c.kind == GATHER and c.start.name not in held and place[c.start] <= where and place[c.wait] > where
         ]
-        if not ahead:
+        if not early:
             return held
-        late = ahead[-1]
-        held.append(late.start.name)
-        relink(graph, moved(list(graph.nodes), needed(late.start), late.wait))
+        last = early[-1]
+        held.append(last.start.name)
+        relink(graph, moved(list(graph.nodes), needed(last.start), last.wait))
 
 
 def _shares(node: Node) -> bool:
-    """Whether its value lies in its input's memory. A collective's result is waited for where it was put."""
+    """Whether its value shares its input's memory. A collective's result is waited for in place."""
     return name_of(node) in VIEWS or name_of(node) in ("wait_tensor", "getitem")

@@ -7,7 +7,7 @@ from torch.fx import Graph, Node
 
 
 def relink(graph: Graph, wanted: list[Node]) -> None:
-    """Give `graph` the order `wanted`, a node later where what it needs comes later."""
+    """Give `graph` the order `wanted`; a node comes later if its inputs do."""
     place = {node: i for i, node in enumerate(wanted)}
     missing = {node: len(node.all_input_nodes) for node in wanted}
     ready = [(place[node], node.name, node) for node in wanted if not missing[node]]
@@ -25,7 +25,7 @@ def relink(graph: Graph, wanted: list[Node]) -> None:
 
 
 def moved(wanted: list[Node], nodes: Iterable[Node], before: Node) -> list[Node]:
-    """`wanted` with `nodes`, in their order, right before `before`."""
+    """`wanted` with `nodes`, in their order, directly before `before`."""
     chosen = set(nodes)
     chain = [node for node in wanted if node in chosen]
     rest = [node for node in wanted if node not in chosen]
@@ -34,12 +34,12 @@ def moved(wanted: list[Node], nodes: Iterable[Node], before: Node) -> list[Node]
 
 
 def needed(node: Node) -> set[Node]:
-    """`node` and all that it is computed of, without the graph's inputs."""
+    """`node` and everything that it is computed from, without the graph's inputs."""
     return {n for n in _reached(node, lambda n: n.all_input_nodes) if n.op != "placeholder"}
 
 
 def using(node: Node) -> set[Node]:
-    """`node` and all that is computed of it, without the graph's output."""
+    """`node` and everything that is computed from it, without the graph's output."""
     return {n for n in _reached(node, lambda n: n.users) if n.op != "output"}
 
 

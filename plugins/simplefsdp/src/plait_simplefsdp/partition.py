@@ -1,4 +1,4 @@
-"""From the joint graph of forward and backward to one graph each, by torch's min-cut and the tags of `recompute`."""
+"""Partitions the joint graph into forward and backward, with torch's min-cut and the tags of `recompute`."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ TAKEN = ("num_fwd_outputs", "static_lifetime_input_indices")
 def divide(
     joint: GraphModule, inputs: Any, *, blocks: list[str], again: set[str], remat: Any, fused: bool, **arguments: Any
 ) -> tuple[GraphModule, GraphModule]:
-    """The forward and the backward graph of a joint one. remat: `remat.*` of the run; the rest as `tag` has it.
+    """The forward and the backward graph of a joint graph. remat: `remat.*` of the run; the rest as in `tag`.
 
-    The default partitioner would not do: it keeps what was gathered, whatever is tagged.
+    The default partitioner does not work here: it keeps gathered parameters, whatever the tags say.
     """
     tag(joint, blocks, again, remat.mode, fused)
     given = {key: value for key, value in arguments.items() if key in TAKEN}
@@ -29,9 +29,9 @@ def divide(
 
 
 def _tensors_first(forward: GraphModule, backward: GraphModule, results: int) -> None:
-    """What forward keeps are tensors, then objects, then sizes: so autograd takes them apart.
+    """What forward keeps must be tensors, then objects, then sizes: autograd relies on this order.
 
-    Where attention is computed again, torch adds the state of a generator, and puts it behind the objects (meshes).
+    If attention is recomputed, torch adds the state of a generator, and puts it after the objects (meshes).
     """
     (output,) = (node for node in forward.graph.nodes if node.op == "output")
     kept = list(output.args[0])
@@ -39,9 +39,9 @@ def _tensors_first(forward: GraphModule, backward: GraphModule, results: int) ->
     if not objects:
         return
     first = kept.index(objects[0])
-    late = [node for node in kept[first:] if isinstance(node.meta.get("val"), torch.Tensor)]
-    rest = [node for node in kept[first:] if node not in late]
-    output.args = ((*kept[:first], *late, *rest),)
+    tensors = [node for node in kept[first:] if isinstance(node.meta.get("val"), torch.Tensor)]
+    rest = [node for node in kept[first:] if node not in tensors]
+    output.args = ((*kept[:first], *tensors, *rest),)
     inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
     start = next(node for node in inputs if _is_object(node))
     for node in inputs[inputs.index(start) :]:

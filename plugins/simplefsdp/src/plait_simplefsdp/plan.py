@@ -1,4 +1,4 @@
-"""The passes over one graph, and what they did."""
+"""Runs the passes over one graph, and reports what they did."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -21,17 +21,18 @@ def plan(
 ) -> dict[str, Any]:
     """Run `passes` on a "forward", "backward" or "inference" graph, in place; returns a report of plain values.
 
-    expected: kinds of collectives that move parameters or their gradients in such a graph. Raises PlaitError where
-    there is none of one: the passes would do nothing, and the run be slow for no visible reason.
+    expected: kinds of collectives that move parameters or their gradients in such a graph. Raises PlaitError if a kind
+        is
+    missing: the passes would do nothing, and the run would be slow for no visible reason.
     """
     chosen = set(passes)
     there = {one.kind for one in collectives(graph)}
     if chosen and (missing := [one for one in expected if one not in there]):
         raise PlaitError(
             f"strategy.simplefsdp.passes={list(passes)} found nothing to act on in the {kind} graph: none of its "
-            f"collectives is a {missing[0]} of parameters, so torch has lost what they were marked by; "
+            f"collectives is a {missing[0]} of parameters, so torch has lost their marks; "
             "passes=[] trains without, more slowly"
-        )
+        ).at("strategy.simplefsdp.passes", list(passes), fits=([],))
     report: dict[str, Any] = {"graph": kind, "machine": machine.name, "before": _state(graph, machine), "buckets": []}
     for name, group_by in GROUPING.items():
         if name in chosen:

@@ -1,4 +1,4 @@
-"""What backward computes, or gathers, once more: tags on the nodes of the joint graph, for torch's partitioner."""
+"""What backward recomputes or gathers again: tags on the nodes of the joint graph, for torch's partitioner."""
 
 import operator
 
@@ -10,15 +10,15 @@ from plait import SELECTIVE_KEEPS
 from plait_simplefsdp.collectives import KINDS, WAIT
 from plait_simplefsdp.shard import BUCKET
 
-BLOCK = "plait_block"  # in the metadata of a graph's nodes: the block whose forward they are part of
+BLOCK = "plait_block"  # in the metadata of a graph's nodes: the block whose forward they belong to
 AGAIN, SAVE = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SAVE
 
 
 def tag(joint: GraphModule, blocks: list[str], again: set[str], remat: str, fused: bool) -> None:
     """Tag the nodes of forward.
 
-    again: blocks whose parameters backward gathers once more. remat: `remat.mode`. fused: the compiler fuses kernels,
-    so that the partitioner may, without being told, recompute what costs nothing then.
+    again: blocks whose parameters backward gathers again. remat: `remat.mode`. fused: the compiler fuses kernels, so
+    that the partitioner may recompute untagged nodes that then cost nothing.
     """
     open = remat == "budget" or (fused and remat == "none")
     for node in joint.graph.nodes:
@@ -34,18 +34,18 @@ def tag(joint: GraphModule, blocks: list[str], again: set[str], remat: str, fuse
 
 
 def _is_number(node: Node) -> bool:
-    """A size, say: the partitioner knows best."""
+    """A size, for example: the partitioner knows best."""
     return isinstance(node.meta.get("val"), int | float | torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def _recompute(node: Node, where: dict[str, str], again: set[str], remat: str) -> bool | None:
-    """None: whatever the mode leaves open."""
+    """None: the mode decides."""
     if BUCKET in where:
         return where[BUCKET] in again
     if remat == "budget" and node.target in (*KINDS, WAIT):
-        return False  # each rank divides its own graph, and one must not send alone
+        return False  # each rank partitions its own graph, and a collective needs all ranks
     if BLOCK not in where or remat in ("none", "budget"):
         return None
-    of = node.args[0] if node.target is operator.getitem else node  # of several results each is kept by itself
+    of = node.args[0] if node.target is operator.getitem else node  # each of several results is kept separately
     kept = hasattr(of.target, "name") and of.target.name() in SELECTIVE_KEEPS
     return remat == "full" or not kept

@@ -1,4 +1,4 @@
-"""Starts earlier, waits later: communication beside computation, one bucket ahead."""
+"""Starts collectives earlier and waits for them later, so that they overlap computation, one bucket ahead."""
 
 import itertools
 
@@ -9,9 +9,9 @@ from plait_simplefsdp.order import moved, needed, relink
 
 
 def one_ahead(graph: Graph) -> dict[str, str]:
-    """A gathering starts before the one before it is waited for; a reduction is waited for after the next has started.
+    """An all-gather starts before the previous one is waited for; a reduction is waited for after the next has started.
 
-    Returns what was moved: name of the node -> of the one that it stands before now. In place.
+    Returns what was moved: name of the node -> the node that now follows it. In place.
     """
     moves = {}
     gathers = [c for c in collectives(graph) if c.kind == GATHER]

@@ -1,4 +1,4 @@
-"""What the passes did, where a user finds it: passes.json, a table in the log, an artifact of TORCH_TRACE."""
+"""Reports what the passes did: passes.json, a table in the log, an artifact of TORCH_TRACE."""
 
 import json
 import logging
@@ -7,13 +7,15 @@ from typing import Any
 import torch.distributed as dist
 from torch._logging import trace_structured
 
+from plait import Run
+
 log = logging.getLogger("plait")
 
 
 class Report:
-    """Collects what `plan` returns, a graph at a time; graphs are made when they are first needed, so files are too."""
+    """Collects what `plan` returns, one graph at a time; graphs are made at their first use, so files are too."""
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: Run) -> None:
         self.run = run
         self.graphs: list[dict[str, Any]] = []
 

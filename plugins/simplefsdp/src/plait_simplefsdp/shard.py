@@ -1,4 +1,4 @@
-"""What a rank stores of a parameter, and how its module gets all of it: by redistribution, in forward."""
+"""What a rank stores of a parameter, and how its module gets the whole: by redistribution, in forward."""
 
 import functools
 from collections.abc import Callable
@@ -12,20 +12,20 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.traceback import annotate
 
-from plait import PlaitError, view
+from plait import Mesh, ModelSpec, PlaitError, Precision, shard_dim, transform_param
 
-# In the metadata of a graph's nodes: the block whose parameter they move, and which of the model's it is.
+# In the metadata of a graph's nodes: the block whose parameter they move, and the parameter's number in the model.
 BUCKET, NUMBER = "plait_bucket", "plait_number"
 
 
-def shard(model: nn.Module, mesh: Any, spec: Any, precision: Any) -> None:
-    """Shard every parameter over the ranks that sum its gradient, and show its module the whole of it; in place.
+def shard(model: nn.Module, mesh: Mesh, spec: ModelSpec, precision: Precision) -> None:
+    """Shard every parameter over the ranks that sum its gradient, and give its module the whole of it; in place.
 
     Raises PlaitError for a scalar.
     """
     blocks = spec.blocks_of(model)
     dtypes = getattr(torch, precision.param), getattr(torch, precision.reduce)
-    owners: dict[int, list[tuple[str, nn.Module, str]]] = {}  # of each parameter: several of a tied one
+    owners: dict[int, list[tuple[str, nn.Module, str]]] = {}  # of each parameter: several for a tied one
     for fqn, module in model.named_modules():
         for name, param in module._parameters.items():
             if param is not None:
@@ -50,15 +50,15 @@ def shard(model: nn.Module, mesh: Any, spec: Any, precision: Any) -> None:
             tied.append(whole)
         for _, module, name in places:
             module._parameters[name] = made
-            view(module, name, whole)
+            transform_param(module, name, whole)
     if tied:
         model.forward = _forgetting(model.forward, tied)  # type: ignore[method-assign]
 
 
 class Once:
-    """A tied parameter is gathered once a forward: so its gradients are added before they are summed over ranks.
+    """A tied parameter is gathered once per forward, so that its gradients are added before they are summed over ranks.
 
-    Outside of the model's forward, where a block is computed again, it keeps nothing: nobody would forget it.
+    Outside the model's forward, when a block is recomputed, it keeps nothing: nothing would clear it.
     """
 
     def __init__(self, fn: Callable[[Tensor], Tensor]) -> None:
@@ -90,11 +90,11 @@ def _forgetting(forward: Callable[..., Any], tied: list[Once]) -> Callable[..., 
 
 @attrs.frozen
 class Stored:
-    """How one parameter lies on the ranks.
+    """How one parameter is placed on the ranks.
 
-    ours: whether this strategy stores it; otherwise nobody else sees other tokens.
-    shards, copies: the 1-D meshes of the ranks that divide it and of those that repeat that; None: there are none.
-    inner: mesh, placements, shape and stride with which its module gets it, where another strategy divides it too.
+    ours: whether this strategy stores it; otherwise no other rank sees other tokens.
+    shards, copies: the 1-D meshes of the ranks that divide it and of those that hold copies; None: there are none.
+    inner: mesh, placements, shape and stride with which its module gets it, if another strategy divides it too.
     shape, stride: of what the ranks of `shards` divide. dim: along which.
     """
 
@@ -115,7 +115,7 @@ def _sharded(param: Any, data: DeviceMesh | None) -> tuple[nn.Parameter, Stored]
         local = param.detach().to_local()
     if data is None:
         return param, Stored(False, None, None, None, local.shape, local.stride(), 0)
-    dim = _dim(param, local, data.size(data.ndim - 1))
+    dim = shard_dim(param, data.size(data.ndim - 1))
     placements: list[Placement] = [Replicate()] * (data.ndim - 1) + [Shard(dim)]
     stored = distribute_tensor(local, data, placements, src_data_rank=None)
     if inner is not None:
@@ -134,25 +134,18 @@ def _sharded(param: Any, data: DeviceMesh | None) -> tuple[nn.Parameter, Stored]
 
 
 def _apart(data: DeviceMesh) -> tuple[DeviceMesh | None, DeviceMesh | None]:
-    """The ranks that hold copies, and those that divide one; None where that is one rank."""
+    """The ranks that hold copies, and those that divide one copy; None if that is one rank."""
     names = data.mesh_dim_names or ()
     dims = [data[name] if data.ndim > 1 else data for name in names]
     copies = dims[0] if len(dims) > 1 and dims[0].size() > 1 else None
     return copies, dims[-1] if dims[-1].size() > 1 else None
 
 
-def _dim(param: Tensor, local: Tensor, ranks: int) -> int:
-    """Rows are divided; where there are fewer than ranks (a few experts left), the first dim that divides evenly."""
-    if local.shape[0] >= ranks:
-        return 0
-    taken = {getattr(p, "dim", None) for p in param.placements} if isinstance(param, DTensor) else set()
-    return next((d for d in range(1, local.dim()) if d not in taken and local.shape[d] % ranks == 0), 0)
-
-
 def _whole(
     param: Any, stored: Stored, where: dict[str, Any], dtypes: tuple[torch.dtype | None, torch.dtype | None]
 ) -> Tensor:
-    """All of `param`, in the dtype of computation. Backward: its gradient's sum over the ranks, this rank's part."""
+    """The whole of `param`, in the dtype of computation. Backward: its gradient summed over the ranks, this rank's
+    part."""
     computed, summed = dtypes
     if not stored.ours:
         return param.to(computed) if computed else param

@@ -1,20 +1,20 @@
-"""What axes alone do not tell, refused before a rank starts: it would train wrong, with a plausible loss.
+"""Refuses, before a rank starts, parameters whose axes leave open what to sum: they would train wrong, with a
+plausible loss.
 
-A branch in which something is divided returns a summand on each rank. So all that it adds has to go through one matrix
-that is divided along its input, or be a bias beside such a matrix, which one rank adds.
+A branch in which something is divided returns a summand on each rank. So everything that it adds must go through one
+matrix that is divided along its input, or be a bias beside such a matrix, which one rank adds.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
-from plait import PlaitError
-from plait_tensor_parallel.fits import KEY, SHARDED
+from plait import ModelSpec, PlaitError, Run
+from plait_tensor_parallel.degrees import KEY, SHARDED
 
 Axes = tuple[str | None, ...]
 
 
-def refuse(axes: Mapping[str, Axes], spec: Any, working: Collection[str], sequence_parallel: bool) -> None:
-    """Raise PlaitError for a parameter of which nobody can tell what it does to a sum over ranks.
+def refuse(axes: Mapping[str, Axes], spec: ModelSpec, working: Collection[str], sequence_parallel: bool) -> None:
+    """Raise PlaitError for a parameter whose effect on a sum over ranks is not determined.
 
     axes:    FQN -> logical axes, of the parameters that this strategy places.
     working: the branches in which something is divided.
@@ -37,7 +37,7 @@ def refuse(axes: Mapping[str, Axes], spec: Any, working: Collection[str], sequen
             if branch[owner] in working and len(its) > 1 and its[0] == "embed":
                 raise PlaitError(
                     f"{KEY} divides the work of the branch {branch[owner]!r}, but {fqn!r} {_said(its)} writes to the "
-                    "stream undivided, so that its part would be added once a rank; make it a branch of its own"
+                    "stream undivided, so its part would be added once per rank; make it a branch of its own"
                 )
             if branch[owner] is None:
                 _refuse_outside(fqn, its, owner, owners, flat, sequence_parallel)
@@ -51,16 +51,16 @@ def _refuse_outside(
         raise PlaitError(
             f"{fqn!r} {_said(its)} belongs to a module that holds others, so {KEY} cannot give it this rank's share of "
             f"the positions; make it an nn.Embedding that is called with them, or set {KEY}.sequence_parallel=false"
-        )
+        ).at(f"{KEY}.sequence_parallel", True, fits=(False,))
     if not sequence_parallel and flat and its and "embed" not in its:
         raise PlaitError(
             f"{KEY} cannot tell whether {fqn!r} {_said(its)} acts on the stream or between the divided matrices of a "
             f"feed-forward; name that feed-forward in the spec's branches, or set {KEY}.sequence_parallel=true"
-        )
+        ).at(f"{KEY}.sequence_parallel", False, fits=(True,))
 
 
 def is_bias(its: Axes, matrices: list[Axes]) -> bool:
-    """Whether an undivided parameter is added to what a matrix beside it finds, of which each rank has a summand."""
+    """Whether an undivided parameter is added to the result of a matrix beside it, of which each rank has a summand."""
     return not divided(its) and its in [_output(m) for m in matrices if m[-1] in SHARDED]
 
 
@@ -68,7 +68,7 @@ def divided(its: Axes) -> bool:
     return any(axis in SHARDED for axis in its)
 
 
-def foreseen(run: Any) -> tuple[dict[str, Axes], set[str]]:
+def foreseen(run: Run) -> tuple[dict[str, Axes], set[str]]:
     """What is known before there is a mesh: axes of parameters that no other strategy may claim, divided branches."""
     axes = {fqn: run.spec.axes_of(fqn) for fqn in run.shapes}
     own = {fqn: its for fqn, its in axes.items() if {*its} <= {*SHARDED, "embed", None}}
@@ -76,13 +76,13 @@ def foreseen(run: Any) -> tuple[dict[str, Axes], set[str]]:
 
 
 def _output(matrix: Axes) -> Axes:
-    """What is left of a divided matrix's axes once the divided one is summed over."""
+    """The remaining axes of a divided matrix after summing over the divided one."""
     (dim, *_) = [d for d, axis in enumerate(matrix) if axis in SHARDED]
     return matrix[:dim] + matrix[dim + 1 :]
 
 
 def _flat(owners: dict[str, dict[str, Axes]], branch: dict[str, str | None]) -> bool:
-    """Whether something but the vocabulary is divided outside of branches."""
+    """Whether anything but the vocabulary is divided outside branches."""
     inner = set(SHARDED) - {"vocab"}
     return any(inner & set(its) for owner, own in owners.items() if branch[owner] is None for its in own.values())
 

@@ -1,4 +1,4 @@
-"""What holds while a module's forward runs, and no longer: the ban on hidden movement, inductor's overlap."""
+"""Contexts that are active during a module's forward: the ban on implicit redistribution, inductor's overlap."""
 
 import sys
 from collections.abc import Callable
@@ -7,19 +7,19 @@ from typing import Any
 
 from torch import nn
 
-from plait import PlaitError
+from plait import ModelSpec, PlaitError
 
 
-def forbid_hidden_movement(model: nn.Module, spec: Any, compiled: bool) -> None:
-    """Make it an error, which names the module, where forward moves data between ranks that nobody asked to move.
+def forbid_hidden_movement(model: nn.Module, spec: ModelSpec, compiled: bool) -> None:
+    """Raise an error that names the module if forward redistributes data implicitly.
 
-    Inside a compiled block the block is named.
+    Inside a compiled block the error names the block.
     """
     try:
         from torch.distributed.tensor._utils import ExplicitRedistributionContext
     except ImportError:
-        raise PlaitError(
-            "strategy.tensor_parallel.explicit=true needs a torch that can forbid it; this one cannot"
+        raise PlaitError("strategy.tensor_parallel.explicit=true needs a torch that can forbid it; this one cannot").at(
+            "strategy.tensor_parallel.explicit", True, fits=(False,)
         ) from None
 
     inside = list(spec.blocks_of(model)) if compiled else []
@@ -29,8 +29,8 @@ def forbid_hidden_movement(model: nn.Module, spec: Any, compiled: bool) -> None:
     during(model, ExplicitRedistributionContext)
 
 
-def overlap(model: nn.Module, axis: Any, spec: Any) -> None:
-    """Let inductor cut collectives and matrix products of every block into pieces that overlap."""
+def overlap(model: nn.Module, axis: Any, spec: ModelSpec) -> None:
+    """Let inductor split collectives and matrix products of every block into pieces that overlap."""
     import torch._inductor.config as inductor
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
@@ -40,7 +40,7 @@ def overlap(model: nn.Module, axis: Any, spec: Any) -> None:
 
 
 def during(module: nn.Module, make: Callable[[], AbstractContextManager]) -> None:
-    """Run `module`'s forward inside a context of its own each time."""
+    """Run each forward of `module` inside a new context."""
     entered: list[AbstractContextManager] = []
 
     def before(module: nn.Module, args: Any) -> None:
@@ -59,6 +59,8 @@ def _name_in_errors(module: nn.Module, fqn: str) -> None:
         error = sys.exc_info()[1]
         if isinstance(error, RuntimeError) and "redistribution" in str(error) and not hasattr(error, "__notes__"):
             where = f"module {fqn!r}" if fqn else "the model's own forward"
-            error.add_note(f"in {where}: strategy.tensor_parallel.explicit=true allows no movement but Plait's own")
+            error.add_note(
+                f"in {where}: strategy.tensor_parallel.explicit=true forbids redistribution other than Plait's own"
+            )
 
     module.register_forward_hook(name, always_call=True)

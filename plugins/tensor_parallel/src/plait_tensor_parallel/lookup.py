@@ -1,4 +1,4 @@
-"""Looking up tokens in a part of the vocabulary."""
+"""Looks up tokens in a part of the vocabulary."""
 
 import functools
 from typing import Any
@@ -9,9 +9,9 @@ from plait import PlaitError
 
 
 def look_up_in_part(module: nn.Module, rows: int, axis: Any) -> None:
-    """Make `module`, which sees this rank's share of its `rows` rows, find 0 for tokens of other ranks' shares.
+    """Make `module`, which has this rank's part of its `rows` rows, return 0 for tokens of other ranks' parts.
 
-    Only where it is called with integers; called with numbers, it multiplies as before.
+    Only if it is called with integers; called with floats, it multiplies as before.
     """
     if getattr(module, "max_norm", None) is not None or getattr(module, "scale_grad_by_freq", False):
         raise PlaitError(f"{type(module).__name__} with max_norm or scale_grad_by_freq cannot be divided over ranks")
@@ -39,7 +39,7 @@ class Lookup:
         return plain.forward(own.masked_fill(elsewhere, 0), *args, **kwargs).masked_fill(elsewhere[..., None], 0)
 
 
-@functools.cache  # one class a class, so that equal modules stay equal to a compiler
+@functools.cache  # one subclass per class, so that equal modules stay equal to a compiler
 def _partial_class(cls: type) -> type:
     body = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     return type(cls.__name__, (Lookup, cls), body)

@@ -1,4 +1,4 @@
-"""What becomes of each parameter, and of each module that touches the residual stream: read off the model's spec."""
+"""Shards each parameter, and connects each module that touches the residual stream, as the model's spec says."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from plait import PlaitError, view
+from plait import Mesh, ModelSpec, PlaitError, Precision, distribute_params, transform_param
 from plait_tensor_parallel.ambiguous import is_bias, refuse
-from plait_tensor_parallel.fits import SHARDED
+from plait_tensor_parallel.degrees import SHARDED
 from plait_tensor_parallel.lookup import look_up_in_part
-from plait_tensor_parallel.stream import Stream, hang, wide
+from plait_tensor_parallel.stream import ResidualStream, wide, wrap_forward
 
 if TYPE_CHECKING:
     from plait_tensor_parallel import TensorParallel
@@ -22,13 +22,13 @@ NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 
 
 @attrs.frozen
-class Place:
-    """Where one parameter lies.
+class ParamPlacement:
+    """The placement of one parameter.
 
-    axis, dim: the logical axis that is divided and the dim that it is; None: every rank has all of it.
-    units:     how many units that axis has.
+    axis, dim: the logical axis that is divided and its dim; None: every rank has the whole.
+    units:     the number of units of that axis.
     axes:      of all its dims.
-    stored:    whether storage is sharded. If not, each rank stores all and uses a part: key and value heads of which
+    stored:    whether storage is sharded. If not, each rank stores the whole and uses a part: key and value heads, if
                there are fewer than ranks.
     """
 
@@ -39,60 +39,59 @@ class Place:
     stored: bool = False
 
 
-def shard(options: "TensorParallel", model: nn.Module, mesh: Any, spec: Any, precision: Any) -> None:
-    """Make every parameter a DTensor, show its module this rank's part of it, and join branches to the stream."""
+def shard(options: "TensorParallel", model: nn.Module, mesh: Mesh, spec: ModelSpec, precision: Precision) -> None:
+    """Make every parameter a DTensor, give its module this rank's part of it, and connect branches to the stream."""
     axis, on_sequence = mesh["tp"], options.sequence_parallel
-    stream, reduce = Stream(axis, on_sequence), getattr(torch, precision.reduce)
+    stream, reduce = ResidualStream(axis, on_sequence), getattr(torch, precision.reduce)
     places = {fqn: _places(fqn, module, mesh, spec) for fqn, module in model.named_modules()}
     branches, blocks = spec.branches_of(model), spec.blocks_of(model)
     divided = {b for b, branch in branches.items() if _is_divided(b, branch, mesh, spec)}
     refuse({_name(m, n): p.axes for m in places for n, p in places[m].items()}, spec, divided, on_sequence)
     model.register_forward_pre_hook(lambda module, args: setattr(stream, "ended", False))
-    made: dict[int, nn.Parameter] = {}  # tied parameters stay one
+    stored = {_name(m, n): Shard(p.dim) if p.stored else Replicate() for m in places for n, p in places[m].items()}
+    distribute_params(model, axis, stored)  # type: ignore[arg-type]
     for fqn, module in list(model.named_modules()):
         branch = spec.branch_of(fqn)
         if isinstance(module, NORMS) and any(p.axis for p in places[fqn].values()):
-            raise PlaitError(f"{fqn!r} norms over an axis that tensor_parallel divides; a rank has only a part of it")
+            raise PlaitError(
+                f"{fqn!r} normalises over an axis that tensor_parallel divides; a rank has only a part of it"
+            )
         if branch is None and places[fqn]:
             _join(module, places[fqn], stream, options.loss_parallel)
         matrices = [p.axes for p in places[fqn].values() if p.axis and len(p.axes) > 1]
         for name, place in places[fqn].items():
-            param = module._parameters[name]
-            if id(param) not in made:
-                made[id(param)] = _distributed(param, place, axis)
-            module._parameters[name] = made[id(param)]
             once = place.axis is None and is_bias(place.axes, matrices)
             summed = once or (on_sequence if branch is None else branch in divided)
             after = stream if branch is None and not any(_in(fqn, b) for b in blocks) else None
-            view(module, name, _view(place, axis, summed, once, reduce, after))
+            transform_param(module, name, _transform(place, axis, summed, once, reduce, after))
     for fqn, branch in branches.items():
         if fqn in divided:
-            hang(branch, stream.enter, lambda y, x: stream.leave(y))
+            wrap_forward(branch, stream.enter, lambda y, x: stream.leave(y))
         else:
-            hang(branch, stream.gather, lambda y, x: stream.share(y))
+            wrap_forward(branch, stream.gather, lambda y, x: stream.scatter(y))
 
 
-def _places(fqn: str, module: nn.Module, mesh: Any, spec: Any) -> dict[str, Place]:
-    """Name -> place of the parameters that `module` itself has, without those that are another strategy's."""
+def _places(fqn: str, module: nn.Module, mesh: Mesh, spec: ModelSpec) -> dict[str, ParamPlacement]:
+    """Name -> layout of the parameters that `module` itself has, without those of another strategy."""
     found = {}
     for name, param in module.named_parameters(recurse=False):
         axes = spec.axes_of(_name(fqn, name))
-        if mesh.splitter(axes) in (None, "tp") and not isinstance(param, DTensor):
+        if mesh.sharding_axis(axes) in (None, "tp") and not isinstance(param, DTensor):
             found[name] = _place(axes, param.shape, spec.sizes, mesh["tp"].size())
     return found
 
 
-def _place(axes: tuple[str | None, ...], shape: torch.Size, sizes: Mapping[str, int], degree: int) -> Place:
+def _place(axes: tuple[str | None, ...], shape: torch.Size, sizes: Mapping[str, int], degree: int) -> ParamPlacement:
     for dim, axis in enumerate(axes):
         if axis in SHARDED:
             units = sizes.get(axis, shape[dim])
-            return Place(axes, axis, dim, units, stored=units % degree == 0)
-    return Place(axes)
+            return ParamPlacement(axes, axis, dim, units, stored=units % degree == 0)
+    return ParamPlacement(axes)
 
 
-def _is_divided(fqn: str, branch: nn.Module, mesh: Any, spec: Any) -> bool:
-    """Whether ranks do different parts of a branch's work: something in it is divided, by whatever strategy."""
-    return any(mesh.splitter(spec.axes_of(f"{fqn}.{name}")) for name, _ in branch.named_parameters())
+def _is_divided(fqn: str, branch: nn.Module, mesh: Mesh, spec: ModelSpec) -> bool:
+    """Whether ranks do different parts of a branch's work: something in it is divided, by any strategy."""
+    return any(mesh.sharding_axis(spec.axes_of(f"{fqn}.{name}")) for name, _ in branch.named_parameters())
 
 
 def _name(module: str, parameter: str) -> str:
@@ -103,33 +102,27 @@ def _in(fqn: str, branch: str) -> bool:
     return fqn == branch or fqn.startswith(f"{branch}.")
 
 
-def _contracts(module: nn.Module, name: str, place: Place) -> bool:
-    """Whether this is a matrix of which a rank has some columns, so that what comes out is a summand of the whole."""
+def _contracts(module: nn.Module, name: str, place: ParamPlacement) -> bool:
+    """Whether this is a matrix of which a rank has some columns, so that its result is a summand of the whole."""
     dims = module._parameters[name].dim()  # type: ignore[union-attr]
     return place.dim is not None and place.dim == dims - 1 > 0
 
 
-def _distributed(param: Any, place: Place, axis: Any) -> nn.Parameter:
-    placement = Shard(place.dim) if place.stored else Replicate()  # type: ignore[arg-type]
-    whole = distribute_tensor(param.detach(), axis, [placement], src_data_rank=None)
-    return nn.Parameter(whole, requires_grad=param.requires_grad)
-
-
-def _view(
-    place: Place, axis: Any, summed: bool, once: bool, reduce: torch.dtype, stream: Stream | None
+def _transform(
+    place: ParamPlacement, axis: Any, summed: bool, once: bool, reduce: torch.dtype, stream: ResidualStream | None
 ) -> Callable[[Tensor], Tensor]:
     """What a module sees of its parameter.
 
-    summed: ranks find summands of its gradient: they hold other heads behind it, or other tokens.
+    summed: ranks have summands of its gradient: they hold other heads behind it, or other tokens.
     once:   it is added to a summand, so only the first rank may add it.
-    stream: where it may be used behind the head, the stream that ends there.
+    stream: if it may be used behind the head, the stream that ends there.
     """
     if place.stored:
         return _own
     if place.axis is None:
         keep = float(axis.get_local_rank() == 0) if once else None
         return functools.partial(_all, summed=summed, reduce=reduce, keep=keep, stream=stream)
-    unit = place.units * axis.get_local_rank() // axis.size()  # the head that this rank's queries ask
+    unit = place.units * axis.get_local_rank() // axis.size()  # the head that this rank's queries need
     return functools.partial(_one, dim=place.dim, unit=unit, units=place.units, reduce=reduce)
 
 
@@ -138,11 +131,11 @@ def _own(param: Any) -> Tensor:
 
 
 def _all(
-    param: Any, summed: bool, reduce: torch.dtype, keep: float | None = None, stream: Stream | None = None
+    param: Any, summed: bool, reduce: torch.dtype, keep: float | None = None, stream: ResidualStream | None = None
 ) -> Tensor:
     if not summed or (stream is not None and stream.ended):
         return param.to_local()
-    asked = param.redistribute(placements=[Replicate()], backward_dtype=reduce)  # backward it sums, in that dtype
+    asked = param.redistribute(placements=[Replicate()], backward_dtype=reduce)  # backward sums, in that dtype
     local = asked.to_local(grad_placements=[Partial()])
     return local if keep is None else local * keep
 
@@ -152,18 +145,20 @@ def _one(param: Any, dim: int, unit: int, units: int, reduce: torch.dtype) -> Te
     return _all(param, True, reduce).narrow(dim, unit * width, width)
 
 
-def _join(module: nn.Module, places: Mapping[str, Place], stream: Stream, sharded_logits: bool) -> None:
-    """Hang a module outside of branches on the stream: an embedding, a head, a norm, a part of a flat feed-forward.
+def _join(
+    module: nn.Module, places: Mapping[str, ParamPlacement], stream: ResidualStream, sharded_logits: bool
+) -> None:
+    """Connect a module outside branches to the stream: an embedding, a head, a norm, a part of a flat feed-forward.
 
-    Integers are ids: they are looked up, and are the same on all ranks. Numbers are the stream.
+    Integers are ids: they are looked up, and are the same on all ranks. Floats are the stream.
     """
     name = next((n for n, p in places.items() if p.axis and module._parameters[n].dim() > 1), None)  # type: ignore[union-attr]
     if name is None:
         if not any(module.children()):
-            hang(module, before=lambda x: x if x.is_floating_point() else stream.share_of(x))
+            wrap_forward(module, before=lambda x: x if x.is_floating_point() else stream.scatter_ids(x))
     elif places[name].axis == "vocab" and places[name].dim == 0:
         look_up_in_part(module, module._parameters[name].shape[0], stream.axis)  # type: ignore[union-attr]
-        hang(
+        wrap_forward(
             module,
             before=lambda x: stream.enter(x) if x.is_floating_point() else x,
             after=lambda y, x: stream.logits(y, sharded_logits) if x.is_floating_point() else stream.leave(y),
@@ -172,6 +167,6 @@ def _join(module: nn.Module, places: Mapping[str, Place], stream: Stream, sharde
         width = module._parameters[name].shape[-1]  # type: ignore[union-attr]
         if _contracts(module, name, places[name]):
             width //= stream.axis.size()
-            hang(module, before=lambda x: wide(x, width), after=lambda y, x: stream.leave(y))
+            wrap_forward(module, before=lambda x: wide(x, width), after=lambda y, x: stream.leave(y))
         else:
-            hang(module, before=lambda x: stream.enter(wide(x, width)))
+            wrap_forward(module, before=lambda x: stream.enter(wide(x, width)))

@@ -1,7 +1,7 @@
-"""The residual stream's way into what is sharded, and out of it: torch's redistribution of DTensors, both directions.
+"""Moves the residual stream into and out of sharded modules: torch's redistribution of DTensors, both directions.
 
-Between these functions tensors are plain ones: a rank's own heads, its own part of a feed-forward. So a model needs no
-DTensor to pass through its code, and what crosses ranks stands here.
+Between these functions tensors are plain: a rank's own heads, its own part of a feed-forward. So no DTensor passes
+through a model's code, and everything that crosses ranks is here.
 """
 
 import inspect
@@ -18,11 +18,11 @@ WHOLE, SUMMAND = Replicate(), Partial()
 
 
 @attrs.define(eq=False)
-class Stream:
-    """How the residual stream lies on the ranks of `axis`: sharded along the sequence, or the same on all.
+class ResidualStream:
+    """The layout of the residual stream on the ranks of `axis`: sharded along the sequence, or the same on all.
 
-    axis: 1-D DeviceMesh. sequence: whether a rank holds its share of the sequence only.
-    ended: whether all have the logits already, in the forward that runs: what follows is the same on all.
+    axis: 1-D DeviceMesh. sequence: whether a rank holds only its share of the sequence.
+    ended: whether all ranks already have the logits in the current forward: what follows is the same on all.
     """
 
     axis: Any
@@ -35,7 +35,7 @@ class Stream:
         return self._move(x, self._lies(x), WHOLE, SUMMAND)
 
     def leave(self, x: Tensor) -> Tensor:
-        """The sum of what the ranks found, back on the stream."""
+        """The sum of the ranks' results, back on the stream."""
         self._divides(x)
         return self._move(x, SUMMAND, self._lies(x), self._lies(x))
 
@@ -44,19 +44,19 @@ class Stream:
         self._is_one(x)
         return self._move(x, self._lies(x), WHOLE, WHOLE)
 
-    def share(self, x: Tensor) -> Tensor:
-        """Of what all ranks have, this rank's share of the stream."""
+    def scatter(self, x: Tensor) -> Tensor:
+        """This rank's share of the stream, from what all ranks have."""
         self._divides(x)
         return self._move(x, WHOLE, self._lies(x), self._lies(x))
 
-    def share_of(self, ids: Tensor) -> Tensor:
-        """The same of token ids or positions, (B, T) or (T,)."""
+    def scatter_ids(self, ids: Tensor) -> Tensor:
+        """The same for token ids or positions, (B, T) or (T,)."""
         if self.sequence and ids.shape[-1] % self.axis.size():
             self._refuse_length(ids.shape[-1])
         return ids.chunk(self.axis.size(), dim=-1)[self.axis.get_local_rank()] if self.sequence else ids
 
     def logits(self, x: Tensor, sharded: bool) -> Tensor:
-        """Of this rank's columns a DTensor sharded over the vocabulary, or all columns."""
+        """From this rank's columns a DTensor sharded over the vocabulary, or all columns."""
         self.ended = True
         columns = DTensor.from_local(x, self.axis, [Shard(x.dim() - 1)], run_check=False)
         return columns if sharded else columns.redistribute(placements=[WHOLE]).to_local()
@@ -75,36 +75,37 @@ class Stream:
 
     def _refuse_length(self, tokens: int) -> NoReturn:
         raise PlaitError(
-            f"a sequence of {tokens} tokens is not divided by strategy.tensor_parallel.degree="
+            f"a sequence of {tokens} tokens is not divisible by strategy.tensor_parallel.degree="
             f"{self.axis.size()}, as strategy.tensor_parallel.sequence_parallel=true needs"
-        )
+        ).at("strategy.tensor_parallel.degree", self.axis.size(), fits=f"a divisor of {tokens}")
 
     def _is_one(self, x: Tensor) -> None:
         if not x.is_floating_point():
-            raise PlaitError(f"a branch got {x.dtype} as its first argument, which is to be the residual stream")
+            raise PlaitError(f"a branch got {x.dtype} as its first argument, which must be the residual stream")
         if self.sequence and x.dim() != 3:
             raise PlaitError(
                 f"the residual stream has {x.dim()} dims here, {tuple(x.shape)}; with "
                 "strategy.tensor_parallel.sequence_parallel=true it must be (batch, tokens, width)"
-            )
+            ).at("strategy.tensor_parallel.sequence_parallel", True, fits=(False,))
 
 
 def wide(x: Tensor, width: int) -> Tensor:
-    """`x`, which a matrix with rows of `width` numbers is called with."""
+    """`x`, with which a matrix with rows of `width` elements is called."""
     if x.shape[-1] != width:
         raise PlaitError(
-            f"a divided matrix outside of branches has rows of {width} numbers and got {x.shape[-1]}: its columns, not "
-            "its rows, are what comes out; lay it out as nn.Linear does, or name its feed-forward as a branch"
+            f"a divided matrix outside branches has rows of {width} elements, but its input has {x.shape[-1]}: its "
+            "output is along its columns; store it as nn.Linear does, or name its feed-forward as a branch"
         )
     return x
 
 
-def hang(
+def wrap_forward(
     module: nn.Module,
     before: Callable[[Tensor], Tensor] | None = None,
     after: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> None:
-    """Change `module`'s first argument by `before(x)`, its (first) result by `after(y, x)`, x as `module` saw it."""
+    """Replace `module`'s first argument by `before(x)`, and its (first) result by `after(y, x)`, with x as `module`
+    saw it."""
     name = next(iter(inspect.signature(module.forward).parameters))
 
     def change(module: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Twin:
     """`degree` replicas hold the same parameters, and each sees its own share of the batch."""
 
-    stage = "graph"
+    phase = "graph"
     claims = ("gradient_sum",)
 
     degree: int = attrs.field(default=2, validator=ge(1))
@@ -26,9 +26,9 @@ class Twin:
 
     @hookimpl
     def parallelize(self, model: "nn.Module", mesh: Any) -> None:
-        from plait import view
+        from plait import transform_param
         from plait_twin.summed import Summed
 
         for module in model.modules():
             for name, param in module.named_parameters(recurse=False):
-                view(module, name, Summed(mesh.data(param).get_group()))
+                transform_param(module, name, Summed(mesh.data(param).get_group()))

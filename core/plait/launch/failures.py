@@ -1,0 +1,91 @@
+"""Handles failures of ranks for the launcher: reports the first cause in one line, and decides whether to restart."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plait.contract.errors import PlaitError
+from plait.launch import spare
+from plait.launch.rank_end import RankEnd, first_cause, of_exit, oom_kills, path_of, read
+from plait.records.run_folder import Outcome, RunFolder, introduction
+
+if TYPE_CHECKING:
+    from plait.contract.config import Launch
+    from plait.launch.agent import Exit
+
+TAIL = 10_000_000  # bytes of a log in which a rank's last words are searched
+
+
+class Failures:
+    """The failures of one run on this machine; `cause` is the last one reported."""
+
+    def __init__(self, folder: RunFolder, launch: "Launch", scratch: Path, say: Callable[[str], None]) -> None:
+        self.folder, self.launch, self.scratch, self.say = folder, launch, scratch, say
+        self.cause: RankEnd | None = None
+        self._deaths = 0
+
+    def starting(self, ranks: Iterable[int]) -> None:
+        self._ranks, self._oom = list(ranks), oom_kills()
+        spare.clear()
+        for rank in self._ranks:
+            for folder in (self.folder.ranks, self.scratch):
+                path_of(folder, rank).unlink(missing_ok=True)
+
+    def failed(self, exits: Mapping[int, "Exit"]) -> bool:
+        """All ranks have ended after one failed. Reports which and why; returns whether a restart may help."""
+        self._deaths += 1
+        out_of_memory = oom_kills() > self._oom
+        ends = read(self.folder.ranks, self.scratch)
+        for rank, gone in exits.items():
+            early, words = self._words(rank, gone)
+            if rank not in ends:
+                ends[rank] = of_exit(rank, gone.code, gone.time, words, early, out_of_memory)
+        if all(end.kind in ("lost", "stopped") for end in ends.values()):
+            for rank in set(self._ranks) - ends.keys():  # a rank that ended early without a failure
+                ends[rank] = of_exit(rank, 0, min(end.time for end in ends.values()))
+        self.cause = cause = first_cause(ends.values())
+        log, most = self.folder.log_of(cause.rank), self.launch.max_restarts
+        if cause.repeats or self._deaths > most:
+            self._is_the_outcome(cause)
+        if cause.repeats:
+            return self.launch.nnodes > 1  # then all ranks start once more, see the outcome, and end on all machines
+        then = f"restarting all ({self._deaths} of {most})"
+        if self._deaths > most:
+            then = f"no restart left (launch.max_restarts={most})"
+        self.say(f"rank {cause.rank} {cause.how}; {then}; its log: {log}")
+        return True  # the agent counts restarts too, and makes at most max_restarts
+
+    def silent(self) -> RankEnd | None:
+        """All ranks ended with exit code 0, but the run has no outcome: the rank that ended itself, if one reported
+        it."""
+        ends = read(self.folder.ranks, self.scratch)
+        if not ends:
+            return None
+        cause = first_cause(ends.values())
+        self._is_the_outcome(cause)
+        return cause
+
+    def _is_the_outcome(self, cause: RankEnd) -> None:
+        with contextlib.suppress(PlaitError):  # a full disk
+            self.folder.set_outcome(
+                Outcome("failed", cause.sentence(self.folder.log_of(cause.rank)), fault=cause.fault)
+            )
+
+    def _words(self, rank: int, gone: "Exit") -> tuple[str, str]:
+        """The rank's output before it had a log, if it never had one, and its log."""
+        log = self.folder.log_of(rank)
+        early, written = _tail(Path(gone.stderr)) if gone.stderr else "", _tail(log)
+        _, began, words = written.rpartition(introduction(gone.pid))
+        if early.strip():
+            with contextlib.suppress(OSError), log.open("a") as file:
+                file.write(early)
+        return ("", words) if began else (early, "")
+
+
+def _tail(path: Path) -> str:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+        return file.read().decode(errors="replace")
+    return ""

@@ -1,0 +1,157 @@
+"""A run before anything is divided: its model, strategies and mesh layout. Every command starts from here."""
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from plait.contract.axes import MeshAxis, MeshLayout, MeshView, describe, join_axes
+from plait.contract.config import Config
+from plait.contract.errors import PlaitError
+from plait.contract.model_spec import ModelSpec, named
+from plait.contract.run import Run
+from plait.parallel.answers import ANSWERS
+from plait.parallel.build import build_model
+from plait.parallel.defaults import Defaults
+from plait.parallel.process_group import device_of
+from plait.strategies.hooks import Hooks
+from plait.strategies.registry import create, create_all
+
+
+class Assembly:
+    """A model and the strategies of its run. `set_up` in `plait.parallel.apply` makes it run in parallel, once.
+
+    model:  on the meta device, or with values. run: what strategies are told.
+    hooks:  of all selected strategies, in order; made when first asked for, so after `configure`.
+    layout: the joined axes of all strategies for `run.world_size` ranks; made when first asked for.
+    """
+
+    def __init__(self, model: nn.Module, run: Run) -> None:
+        self.model, self.run = model, run
+        self._axes: dict[int, list[tuple[str, list[MeshAxis | MeshView]]]] = {}
+
+    @cached_property
+    def hooks(self) -> Hooks:
+        """Raises PlaitError for strategies that do not go together."""
+        return Hooks(self.run.strategies, ANSWERS, Defaults())
+
+    @cached_property
+    def layout(self) -> MeshLayout:
+        """Raises PlaitError if the axes do not fit, or if no strategy sums the gradients."""
+        return self.layout_for(self.run.world_size)
+
+    def configure(self) -> None:
+        """Ask every strategy, including those that others select meanwhile, to configure the run; each once.
+
+        Only in the process that checks a run: ranks read the final config.
+        """
+        asked: set[str] = set()
+        while new := [name for name in self.run.strategies if name not in asked]:
+            hooks = Hooks({name: self.run.strategies[name] for name in new})
+            hooks.all("configure", run=self.run)
+            asked |= set(new)
+
+    def fit_world(self, ranks: int) -> int:
+        """The number of ranks that the degrees ask for; `ranks` if an axis takes what the others leave."""
+        degrees = self.degrees_for(ranks)
+        return ranks if -1 in degrees else math.prod(max(degree, 1) for degree in degrees)
+
+    def degrees_for(self, ranks: int) -> list[int]:
+        """The degrees that strategies ask for, -1 included. A view's axes add no ranks and are left out."""
+        return [axis.degree for _, answer in self._asked(ranks) for axis in answer if isinstance(axis, MeshAxis)]
+
+    def layout_for(self, ranks: int) -> MeshLayout:
+        """The layout of `ranks` ranks. Raises PlaitError if the axes do not fit, or if no strategy sums gradients."""
+        layout = join_axes(self._asked(ranks), ranks)
+        shared = [a for view in (None, *layout.views) for a in layout.data_axes(view) if a.degree > 1]
+        if shared and "gradient_sum" not in self.hooks.roles:
+            raise PlaitError(
+                f"the axes {describe(shared, layout.owner)} split the tokens, but no selected strategy sums the "
+                "gradients over them: the run would train wrong; add a strategy that claims 'gradient_sum'"
+            )
+        return layout
+
+    def _asked(self, ranks: int) -> list[tuple[str, list[MeshAxis | MeshView]]]:
+        """(strategy, its axes and views) of every strategy that has any; each is asked once per number of ranks."""
+        if ranks not in self._axes:
+            self.run.world_size = ranks
+            self._axes[ranks] = self.hooks.answers("build_mesh", run=self.run, world_size=ranks)
+        return self._axes[ranks]
+
+
+def assemble(
+    config: Config,
+    world_size: int,
+    *,
+    strategies: Mapping[str, Any] | None = None,
+    device_type: str | None = None,
+    folder: Path | None = None,
+) -> Assembly:
+    """Model and strategies of `config`, for `world_size` ranks; the model is on the meta device.
+
+    strategies: name -> options, instead of those of the config. folder: the run's, if it has one.
+    Raises PlaitError if the model or a strategy cannot be created, or its spec does not fit the model.
+    """
+    made = create_all(config.strategy if strategies is None else strategies)
+    model, spec = build_model(config.model)
+    assembly = assemble_model(model, spec, made, config, world_size, device_type or device_of(config.launch.device))
+    assembly.run.folder = folder
+    return assembly
+
+
+def assemble_model(
+    model: nn.Module,
+    spec: ModelSpec,
+    strategies: Mapping[str, Any],
+    config: Config,
+    world_size: int,
+    device_type: str,
+) -> Assembly:
+    """The same for an existing model and instances of strategies. Raises PlaitError if the spec does not fit."""
+    _check_spec(model, spec)
+    _check_recomputation(config)
+    run = Run(
+        config,
+        world_size,
+        device_type,
+        spec,
+        parameters=sum(p.numel() for p in model.parameters()),
+        strategies=dict(strategies),
+        shapes={fqn: tuple(p.shape) for fqn, p in model.named_parameters()},
+        blocks=tuple(spec.blocks_of(model)),
+        create=create,
+    )
+    return Assembly(model, run)
+
+
+def _check_recomputation(config: Config) -> None:
+    compile = config.compile
+    if config.remat.mode == "budget" and not (compile.enabled and compile.backend != "eager"):
+        raise PlaitError(
+            f"remat.mode=budget needs a compiler that partitions graphs, but compile.enabled={compile.enabled}, "
+            f"compile.backend={compile.backend}; compile with inductor or aot_eager, or use none, selective or full"
+        ).at("remat.mode", "budget", fits=("none", "selective", "full"))
+
+
+def _check_spec(model: nn.Module, spec: ModelSpec) -> None:
+    for fqn, param in model.named_parameters():
+        axes = spec.axes_of(fqn)
+        if len(axes) != param.dim():
+            raise PlaitError(
+                f"the model's spec gives {fqn!r} the axes {axes}, but it has {param.dim()} dims: {tuple(param.shape)}"
+            )
+    for field in ("blocks", "branches", "routers"):
+        for pattern in getattr(spec, field):
+            if not named(model, (pattern,)):
+                raise PlaitError(f"the model's spec names {field} {pattern!r}, but no module matches that pattern")
+    blocks, branches = spec.blocks_of(model), spec.branches_of(model)
+    for branch in branches:
+        for inner, kind in [*((b, "block") for b in blocks), *((b, "branch") for b in branches if b != branch)]:
+            if f"{inner}.".startswith(f"{branch}."):
+                raise PlaitError(
+                    f"the model's spec names the branch {branch!r}, which {'is' if inner == branch else 'holds'} the "
+                    f"{kind} {inner!r}: a branch returns one summand of the stream, and no stream runs inside it"
+                )

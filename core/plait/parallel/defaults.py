@@ -1,0 +1,33 @@
+"""The core's own answers to the first-result hooks: a plugin of lowest rank, for hooks that no strategy answers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.contract.hookspecs import hookimpl
+from plait.contract.model_spec import ModelSpec
+from plait.contract.run import Run
+from plait.parallel.clip import clip_grads
+from plait.parallel.compile import compile_blocks
+from plait.parallel.mesh import Mesh
+from plait.parallel.state import canonical_state
+
+
+class Defaults:
+    """Compiles block by block, saves parameters and optimizer state by name, clips over the parameters' own meshes."""
+
+    @hookimpl
+    def compile(self, model: nn.Module, mesh: Mesh, spec: ModelSpec, run: Run) -> nn.Module:
+        return compile_blocks(model, mesh, spec, run)
+
+    @hookimpl
+    def checkpoint(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer | None
+    ) -> tuple[dict[str, Any], Callable[[], None]]:
+        return canonical_state(model, optimizer)
+
+    @hookimpl
+    def clip_grads(self, parameters: list[nn.Parameter], max_norm: float, mesh: Mesh, norm_type: float) -> Tensor:
+        return clip_grads(parameters, max_norm, mesh, norm_type)

@@ -1,0 +1,33 @@
+"""A step that was put together of pieces, beside one that is traced as it will run."""
+
+from plait.contract.cluster import Cluster
+from plait.contract.config import Config, accumulation
+from plait.parallel.assembly import assemble
+from plait.plan.blocks import groups
+from plait.plan.cannot import in_words
+from plait.plan.pieces import Pieces
+from plait.plan.price import price, put_together
+from plait.plan.recording import DEVICE
+from plait.plan.trace import trace
+
+BLOCKS = 2  # of each kind and mode: the first and the last of them
+
+
+def needs(config: Config, world: int, cluster: Cluster, found: list[Pieces]) -> float:
+    """How many times the memory that is put together of `found` a step of this run takes, if it is traced with its own
+    batch, degrees and recomputation, and a few of its blocks.
+
+    config: with the strategies' final options.
+    """
+    config.set("compile.enabled", False)
+    assembly = assemble(config, world, device_type=DEVICE)
+    alike = groups(assembly.model, assembly.run.spec, config.remat)
+    counts = [min(len(group.fqns), BLOCKS) for group in alike]
+    with in_words(config.node):
+        step = trace(config, world, 0, cluster.granularity, counts, first=True)
+    blocks = [fqn for fqn in assembly.run.blocks if fqn in step.places]
+    kind_of = {fqn: kind for kind, group in enumerate(found[0].groups) for fqn in group.fqns}
+    cost = price(found, assembly.layout, cluster, config.train.local_batch_size, blocks)
+    micro = accumulation(config, assembly.layout.count("batch"))
+    planned = put_together(cost, [kind_of[b] for b in blocks], [config.remat.mode_of(b) for b in blocks], micro)
+    return max(map(sum, step.levels)) / planned.peak

@@ -1,0 +1,83 @@
+"""A model on a simulated rank, ready to step, and a recorder of everything that it does."""
+
+import gc
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+from torch import nn
+
+from plait.contract.config import Config
+from plait.contract.model_spec import ModelSpec
+from plait.contract.planned import as_planned
+from plait.parallel.apply import Applied, set_up
+from plait.parallel.assembly import assemble
+from plait.parallel.simulated import simulated
+from plait.plan.fake import fake, forget, materialise_fake
+from plait.plan.recorder import Recorder
+from plait.plan.step import Step
+from plait.plan.traffic import axes_of
+from plait.plan.where import Where
+from plait.train.optimizer import make_optimizer
+
+DEVICE = "cpu"  # what stands for any device: no tensor has values, and torch needs no driver for it
+
+
+@attrs.frozen(eq=False)
+class Recording:
+    """applied: the model under its strategies. axes: name of a process group -> mesh axis. step: makes a step, of which
+    `recorder` knows everything."""
+
+    applied: Applied
+    axes: Mapping[str, str]
+    step: Step
+    recorder: Recorder
+    where: Where
+
+    def forget(self) -> None:
+        """Record only what comes from now on."""
+        self.where.forget()
+        self.recorder.clear()
+
+
+@contextmanager
+def recording(
+    config: Config,
+    strategies: Mapping[str, Any],
+    world: int,
+    rank: int,
+    granularity: int,
+    prepare: Callable[[nn.Module, ModelSpec], Config],
+    joined: Callable[[Any], Mapping[str, str]] | None = None,
+    unit: int = 0,
+) -> Iterator[Recording]:
+    """Set up the model under `strategies` (name -> options) as rank `rank` of `world` ranks.
+
+    granularity: what an allocator rounds sizes up to. prepare: may take blocks out of the model, and returns the config
+    to set it up with. joined: further names of groups, of the mesh. unit: the recorder's.
+    """
+    forget()
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of what is slow, not wrong
+    with simulated(world, rank), as_planned():
+        assembly = assemble(config, world, strategies=strategies, device_type=DEVICE)
+        config = assembly.run.config = prepare(assembly.model, assembly.run.spec)
+        applied = set_up(assembly, fill=False)
+        model = applied.parts[0]
+        axes = {**axes_of(applied.mesh), **(joined(applied.mesh) if joined else {})}
+        collects = gc.isenabled()
+        gc.disable()  # a collection would come at another moment in the real run
+        try:
+            with (
+                fake() as mode,
+                Where(model) as where,
+                Recorder(where, axes, lambda size: -(-size // granularity) * granularity, unit) as recorder,
+            ):
+                materialise_fake(model, mode, DEVICE)
+                recorder.mark([*model.parameters(), *model.buffers()], "parameters")
+                optimizer = make_optimizer(config.optimizer, applied.parameters(), values=False)
+                yield Recording(applied, axes, Step(applied, optimizer, config, recorder, 1, 1), recorder, where)
+        finally:
+            if collects:
+                gc.enable()

@@ -1,0 +1,208 @@
+"""The advisor: its program against every assignment, and whole advice on tiny models."""
+
+import itertools
+
+import attrs
+import pytest
+
+from plait import PlaitError, planning
+from plait.contract.config import Config
+from plait.launch.check import check
+from plait.launch.compose import resolve
+from plait.parallel.assembly import assemble
+from plait_autoparallel.advisor import advise, report, strategies
+from plait_autoparallel.advisor.links import Links, MeshDim
+from plait_autoparallel.advisor.program import Choice, Problem, Program, Step
+
+SIZE = 2**20  # of the MLP's tensors: rows and columns
+CPU = planning.cluster_of(Config.of(resolve(["strategy=[]", "cluster=cpu"])).cluster)
+
+
+def links(degrees=(2,)):
+    dims, stride = [], 1
+    for i, degree in reversed(list(enumerate(degrees))):
+        dims.insert(0, MeshDim(f"d{i}", degree, stride))
+        stride *= degree
+    return Links(tuple(dims), CPU)
+
+
+def product(name, used, made, seconds):
+    """Of matrices on one mesh dim, as DTensor divides it."""
+    half = (seconds[0] / 2, seconds[1] / 2)
+    ways = [("R", "R", "R", seconds), (0, "R", 0, half), ("R", 1, 1, half), (1, 0, "P", half)]
+    return Step(name, used, (made,), tuple(Choice(((a,), (b,)), ((c,),), cost) for a, b, c, cost in ways))
+
+
+def mlp(speed, weights):
+    """Two layers, x (0) with the weights 1 and 2 to 4; the result lies as x does."""
+    shapes = dict.fromkeys(range(5), ((1024, 1024), SIZE * 4))
+    steps = [product("first", (0, 1), 3, speed), product("second", (3, 2), 4, speed)]
+    return Problem(links(), steps, shapes, {1: weights[:1], 2: weights[1:]}, {}, [(0, 4)], {})
+
+
+def moved(net, start, end):
+    """Seconds of the cheapest way from one placement to another, by trying all moves."""
+    cheapest = {(start,): 0.0}
+    for _ in range(3):
+        for before, cost in list(cheapest.items()):
+            for move in net.moves((1024, 1024), SIZE * 4, before):
+                more = sum(move.seconds) / 2 + move.latency if move.kind else 0.0
+                cheapest[move.after] = min(cheapest.get(move.after, 1e9), cost + more)
+    return cheapest[(end,)]
+
+
+def brute_force(problem):
+    net, best = problem.links, 1e9
+    first, second = problem.steps
+    for a, b, x in itertools.product(first.choices, second.choices, ["R", "P", 0, 1]):
+        cost = sum(a.seconds) / 2 + sum(b.seconds) / 2
+        cost += moved(net, x, a.inputs[0][0]) + moved(net, problem.stored[1][0], a.inputs[1][0])
+        cost += moved(net, a.results[0][0], b.inputs[0][0]) + moved(net, problem.stored[2][0], b.inputs[1][0])
+        cost += moved(net, b.results[0][0], x)
+        best = min(best, cost)
+    return best
+
+
+@pytest.mark.parametrize("speed", [(1e-5, 2e-5), (1e-3, 2e-3), (1e-1, 2e-1)])
+@pytest.mark.parametrize("weights", list(itertools.product(["R", 0, 1], repeat=2)))
+def test_the_bound_of_a_two_layer_mlp_is_the_best_of_all_assignments(speed, weights):
+    problem = mlp(speed, weights)
+    found = Program(problem).solve()
+    expected = brute_force(problem)
+    assert found.seconds <= expected * (1 + 1e-6)
+    assert found.seconds == pytest.approx(expected, rel=1e-6) or not found.whole
+
+
+def test_a_worse_plan_shows_a_gap():
+    program = Program(mlp((1e-1, 2e-1), ("R", "R")))
+    least = program.solve()
+    worse = program.solve(lambda i, choice: choice.results[0] == ("R",))
+    assert worse.seconds == pytest.approx(2 * least.seconds)
+    assert program.solve(lambda i, choice: False) is None
+
+
+def test_an_unknown_operator_costs_nothing_and_fits_anything():
+    problem = mlp((1e-1, 2e-1), ("R", "R"))
+    without = attrs.evolve(problem, steps=[problem.steps[0], attrs.evolve(problem.steps[1], choices=None)])
+    assert Program(without).solve().seconds == pytest.approx(Program(problem).solve().seconds / 2)
+
+
+def test_a_move_serves_all_users():
+    """A sum that two operators need in full is summed once."""
+    both = Choice((("R",),), ((0,),), (0.0, 0.0))
+    made = Step("made", (), (0,), (Choice((), (("P",),), (0.0, 0.0)),))
+    users = [Step(f"user {i}", (0,), (i,), (both,)) for i in (1, 2)]
+    values = dict.fromkeys(range(3), ((1024, 1024), SIZE * 4))
+    found = Program(Problem(links(), [made, *users], values, {}, {}, [], {})).solve()
+    assert found.seconds == pytest.approx(moved(links(), "P", "R"))
+
+
+def test_a_gradient_is_cast_before_it_is_summed():
+    """To sum first and cast a part of the result would be cheaper, but is not the sum that was asked for."""
+    made = Step("made", (), (0,), (Choice((), (("P",),), (0.0, 0.0)),))
+    ways = [Choice(((w,),), ((w,),), (t, t)) for w, t in (("P", 1.0), (0, 0.5), ("R", 1.0))]
+    cast = Step("cast", (0,), (1,), tuple(ways))
+    values = {0: ((1024, 1024), SIZE * 2), 1: ((1024, 1024), SIZE * 4)}
+    problem = Problem(links(), [made, cast], values, {}, {1: (0,)}, [], {0: "gradient", 1: "gradient"})
+    assert Program(problem).solve().operators["cast"] == pytest.approx(0.5)
+    asked = attrs.evolve(problem, unsummed=frozenset({0}))
+    assert Program(asked).solve().operators["cast"] == pytest.approx(1.0)
+
+
+def test_two_dims_move_together_or_one_after_the_other():
+    net = links((2, 4))
+    over = {move.dims for move in net.moves((64, 64), 64 * 64 * 4, (0, 0))}
+    assert over == {(0,), (1,), (0, 1)}
+    assert net.members((0, 1)) == tuple(range(8))
+    assert net.members((1,)) == (0, 1, 2, 3)
+    assert not net.fits((4, 64), (0, 0))
+
+
+TINY = [
+    "strategy=[autoparallel]", "cluster=cpu", "model.dim=32", "model.n_layers=2", "model.n_heads=4",
+    "model.n_kv_heads=2", "model.ffn_dim=64", "train.seq_len=64", "train.local_batch_size=2", "launch.device=cpu",
+    "strategy.autoparallel.advisor=true",
+]  # fmt: skip
+
+
+BF16 = ["precision.param=bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("world", "options"),
+    [
+        (2, ["strategy.autoparallel.strategies=[fsdp2]", *BF16]),
+        pytest.param(
+            4,
+            ["strategy.autoparallel.strategies=[fsdp2,tensor_parallel]", "strategy.autoparallel.axes={tp: 2}"],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_the_plan_of_a_tiny_model_is_feasible_and_not_below_its_bound(world, options):
+    run = check(resolve([*TINY, *options]), world).assembly.run
+    (block,) = run.reports["advisor"]["blocks"]
+    assert block["count"] == 2
+    assert block["unknown"] == {}
+    assert 0 < block["bound"] <= block["program"] * (1 + 1e-6)
+    assert block["program"] <= block["planned"] * (1 + 1e-6)
+    assert block["matched"][0] > 0.8 * block["matched"][1]
+    (_, said), *_ = run.said
+    assert "the operators with the largest differences" in said
+
+
+@pytest.fixture(scope="module")
+def traced():
+    """A block of a tiny model on one rank, the same under FSDP2 on two, and their layout."""
+    node = resolve([*TINY[1:-1], *BF16, "strategy=[fsdp2]", "model.n_layers=1"])
+    config = Config.of(node)
+    layout = assemble(config, 2, device_type="cpu").layout
+    (whole,), (local,) = (
+        planning.block_graphs(config, chosen, ranks, rows, {})
+        for chosen, ranks, rows in (({}, 1, 4), ({"fsdp2": {"shard": 2}}, 2, 2))
+    )
+    return whole, local, layout
+
+
+def bounded(traced, planned):
+    whole, local, layout = traced
+    shapes = {name: whole.values[v].shape for name, v in whole.parameters.items()}
+    tensors = {
+        f"{whole.block}.{name}": Lying(shape, (("dp_shard",), *((),) * (len(shape) - 1)))
+        for name, shape in shapes.items()
+    }
+    net = Links(tuple(advise.cut(layout, CPU)), CPU)
+    return advise._bounded(whole, local, net, layout, tensors, [whole.block], "none", planned, 4)
+
+
+@attrs.frozen
+class Lying:
+    shape: tuple[int, ...]
+    divided: tuple[tuple[str, ...], ...]
+
+
+def test_an_operator_that_dtensor_does_not_know_is_named(traced, monkeypatch):
+    whole = bounded(traced, 1.0)
+    assert whole.unknown == {}
+    assert whole.bound <= whole.program < 1.0
+    monkeypatch.setattr(strategies, "_APART", {})
+    without = bounded(traced, 1.0)
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in without.unknown
+    assert without.bound < whole.bound
+    said = report.text([without], 1, 2.0)
+    assert "unknown to DTensor, counted as 0: aten::_scaled_dot_product_flash_attention_for_cpu" in said
+
+
+def test_a_plan_faster_than_its_bound_is_an_error(traced):
+    with pytest.raises(PlaitError, match=r"the plan takes 1e-09 s .* less than its lower bound of"):
+        bounded(traced, 1e-9)
+
+
+def test_an_axis_is_cut_where_a_node_ends():
+    config = Config.of(resolve([*TINY[1:-1], "strategy=[fsdp2]"]))
+    layout = assemble(config, 12, device_type="cpu").layout
+    cluster = attrs.evolve(CPU, node=4)
+    assert [(d.axis, d.size, d.stride) for d in advise.cut(layout, cluster)] == [
+        ("dp_shard", 3, 4),
+        ("dp_shard", 4, 1),
+    ]

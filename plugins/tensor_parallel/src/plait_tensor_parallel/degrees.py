@@ -1,0 +1,60 @@
+"""Refuses what does not fit before any rank starts. Arithmetic only."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from plait import PlaitError, Run, divisors
+
+if TYPE_CHECKING:
+    from plait_tensor_parallel import TensorParallel
+
+SHARDED = ("heads", "kv_heads", "ffn", "vocab")  # the logical axes that are divided
+KEY = "strategy.tensor_parallel"
+
+
+def check(options: "TensorParallel", run: Run) -> None:
+    """Raise PlaitError for a degree that does not divide what it must, and for impossible options."""
+    degree, found = options.degree, units(run)
+    for axis, count in found:
+        if not divides(axis, count, degree):
+            fitting = [d for d in range(1, max(n for _, n in found) + 1) if all(divides(a, n, d) for a, n in found)]
+            raise PlaitError(
+                f"{KEY}.degree={degree} does not divide the model's {count} {axis}; degrees that fit: "
+                f"{', '.join(map(str, fitting))}"
+            ).at(f"{KEY}.degree", degree, fits=fitting)
+    length = run.config.train.seq_len
+    if options.sequence_parallel and length % degree:
+        raise PlaitError(
+            f"train.seq_len={length} is not divisible by {KEY}.degree={degree}, as {KEY}.sequence_parallel=true needs; "
+            f"{length - length % degree} and {length - length % degree + degree} would fit"
+        ).at("train.seq_len", length, fits=(length - length % degree, length - length % degree + degree))
+    if options.async_tp:
+        compiling = run.config.compile
+        if run.device_type != "cuda" or not compiling.enabled or compiling.backend != "inductor":
+            raise PlaitError(
+                f"{KEY}.async_tp=true is done by inductor on GPUs: it needs CUDA and compile.enabled=true with "
+                f"compile.backend=inductor, not {run.device_type} and compile.enabled={str(compiling.enabled).lower()}"
+            ).at(f"{KEY}.async_tp", True, fits=(False,))
+
+
+def degrees(run: Run, world_size: int) -> list[int]:
+    """The degrees that divide the world and everything that must be divided."""
+    found = units(run)
+    return [d for d in divisors(world_size) if all(divides(a, n, d) for a, n in found)]
+
+
+def units(run: Run) -> list[tuple[str, int]]:
+    """(logical axis, number of its units) of all dims that are divided, each once."""
+    return list(dict.fromkeys(_units(run)))
+
+
+def _units(run: Run) -> Iterator[tuple[str, int]]:
+    for fqn, shape in run.shapes.items():
+        for axis, size in zip(run.spec.axes_of(fqn), shape, strict=True):
+            if axis in SHARDED:
+                yield axis, run.spec.sizes.get(axis, size)
+
+
+def divides(axis: str, count: int, degree: int) -> bool:
+    """Fewer key and value heads than ranks are allowed: several ranks then use the same one."""
+    return count % degree == 0 or (axis == "kv_heads" and degree % count == 0)

@@ -1,0 +1,292 @@
+"""The command line: what it answers without starting a rank, and what it does without importing torch."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+import yaml
+
+from plait.commands.main import COMMANDS
+from tests.helpers.commands import environment
+from tests.helpers.fakes import STRATEGY, distribution, forget
+from tests.helpers.inside import plait
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def strategies(tmp_path_factory, monkeypatch):
+    """A folder of distributions that this process sees, and those that it starts."""
+    folder = tmp_path_factory.mktemp("strategies")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    yield folder
+    forget(folder)
+
+
+def test_version():
+    assert plait("--version").out == f"plait {version('plait')}\n"
+
+
+def test_help_names_every_command():
+    helped = plait("--help")
+    assert helped.code == 0
+    assert [line.split()[1] for line in helped.out.splitlines()[1:]] == [*COMMANDS, "--version"]
+    nothing = plait()
+    assert (nothing.code, nothing.out) == (1, helped.out)
+
+
+def test_an_unknown_command():
+    done = plait("trian")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("plait: unknown command 'trian'; did you mean 'train'?\nusage: ")
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "train"])
+def test_every_command_explains_itself(command):
+    done = plait(command, "--help")
+    assert done.code == 0
+    assert done.out.startswith(f"usage: plait {command} ")
+
+
+def row(text, name):
+    (line,) = (line for line in text.splitlines() if line.startswith(f"{name} "))
+    return re.split(r"\s{2,}", line)
+
+
+def test_plugins_from_metadata(strategies):
+    distribution(strategies, "plait-old", api=None, code="raise SystemExit('imported')")
+    done = plait("plugins")
+    assert done.code == 0
+    assert row(done.out, "name") == ["name", "distribution", "version", "api", "state"]
+    assert row(done.out, "fsdp2") == ["fsdp2", "plait-fsdp2", version("plait-fsdp2"), "1", "ok"]
+    assert row(done.out, "ghost")[:4] == ["ghost", "plait-old", "1.0", "-"]
+    assert row(done.out, "ghost")[4].startswith("declares no hook API")
+    listed = json.loads(plait("plugins", "--json").out)
+    assert {
+        "name": "fsdp2",
+        "distribution": "plait-fsdp2",
+        "version": version("plait-fsdp2"),
+        "api": 1,
+        "state": "ok",
+    } in listed
+    assert [found["name"] for found in listed] == sorted(found["name"] for found in listed)
+
+
+def test_plugins_disabled(monkeypatch):
+    monkeypatch.setenv("PLAIT_DISABLE_PLUGINS", "fsdp2")
+    assert row(plait("plugins").out, "fsdp2")[-1] == "disabled by PLAIT_DISABLE_PLUGINS"
+    done = plait("train", "strategy=[fsdp2]")
+    assert (done.code, len(done.out.splitlines())) == (1, 1)
+    assert "strategy 'fsdp2' (plait-fsdp2 " in done.err
+    assert "cannot be used: disabled by PLAIT_DISABLE_PLUGINS" in done.err
+    monkeypatch.setenv("PLAIT_DISABLE_PLUGINS", "fsdp")
+    done = plait("plugins")
+    assert done.err == "plait: PLAIT_DISABLE_PLUGINS names 'fsdp', which is not installed; did you mean 'fsdp2'?\n"
+
+
+def test_plugins_checked_one_by_one(strategies, tmp_path_factory, monkeypatch):
+    """Every broken one is told apart, and harms no other."""
+    distribution(strategies, "plait-ghost")
+    distribution(strategies, "plait-missing", {"missing": "Ghost"}, code="import nowhere")
+    distribution(strategies, "plait-deadly", {"deadly": "Ghost"}, code="import os\nos._exit(7)")
+    distribution(strategies, "plait-hooks", {"hooks": "Ghost"}, code=STRATEGY.replace("build_mesh", "build_mseh"))
+    distribution(strategies, "plait-stage", {"stage": "Ghost"}, code=STRATEGY + "    phase = 'late'\n")
+    must = STRATEGY.replace("degree: int = 1", "degree: int")
+    distribution(strategies, "plait-must", {"must": "Ghost"}, code=must)
+    distribution(strategies, "plait-heavy", {"heavy": "Ghost"}, code="import torch\n" + STRATEGY)
+    light = tmp_path_factory.mktemp("light")  # a torch that costs nothing
+    (light / "torch.py").touch()
+    monkeypatch.setenv("PYTHONPATH", f"{light}{os.pathsep}{strategies}")
+    done = plait("plugins", "--check", "--json")
+    assert done.code == 1
+    found = {each["name"]: each for each in json.loads(done.out)}
+    assert found["fsdp2"]["phase"] == "runtime"
+    assert found["fsdp2"]["claims"] == ["gradient_sum", "parameter_sharding"]
+    assert found["fsdp2"]["hooks"] == ["build_mesh", "choices", "parallelize"]
+    states = {name: each["state"] for name, each in found.items()}
+    assert states["fsdp2"] == states["ghost"] == states["must"] == "ok"
+    assert states["missing"].endswith(
+        "cannot be imported from plait_missing:Ghost: ModuleNotFoundError: No module named 'nowhere'"
+    )
+    assert states["deadly"] == "the interpreter that imported it died: exit code 7"
+    assert "'build_mseh'" in states["hooks"]
+    assert (
+        states["stage"]
+        == "strategy 'stage' (plait-stage 1.0) has the unknown phase 'late'; available: model, graph, runtime"
+    )
+    assert states["heavy"] == "imports torch when it is imported: move that into the methods"
+
+
+def test_plugins_that_are_fine_exit_with_0():
+    assert plait("plugins", "--check").code == 0
+
+
+def test_inspect():
+    done = plait(
+        "inspect", "strategy=[fsdp2]", "strategy.fsdp2.replicate=2", "world=8", "model.n_layers=1", "launch.device=cpu"
+    )
+    assert (done.code, done.err) == (0, "")
+    assert "ranks     8 on cpu" in done.out
+    assert "batch     64 samples of 256 tokens: 8 shares x 1 x 8" in done.out
+    assert "  1. strategy 'fsdp2' (plait-fsdp2 " in done.out
+    axes = [line.split()[1:3] for line in done.out.splitlines() if line.startswith("  dense")]
+    assert axes == [["dp_replicate", "2"], ["dp_shard", "4"]]
+    assert row(done.out, "layers.0.attention.wk.weight")[1:] == [
+        "(kv_heads, embed)",
+        "128x256",
+        "dp_replicate: R, dp_shard: S(0)",
+        f"{128 * 256 * 4 // 4:,}",
+    ]
+    whole = 4 * (2 * 272 * 256 + 256 + 2 * 256 + 2 * 256 * 256 + 2 * 128 * 256 + 3 * 640 * 256)
+    assert f"parameters: {whole:,} bytes in all, {whole // 4:,} on rank 0" in done.out
+    assert not os.listdir()
+
+
+def test_inspect_shows_equal_blocks_once():
+    done = plait("inspect", "model=deepseek_v3_debug", "launch.device=cpu")
+    names = [line.split()[0] for line in done.out.splitlines() if line]
+    assert "layers.1 to layers.3, each" in done.out
+    assert names.count("attention.wq_b.weight") == names.count("layers.0.attention.wq_b.weight") == 1
+    assert not [name for name in names if name.startswith(("layers.2.", "layers.3."))]
+    assert row(done.out, "  feed_forward.router.weight")[2:] == ["(None, embed)", "8x256", "-", "8,192"]
+
+
+def test_inspect_without_strategies():
+    done = plait("inspect", "model.n_layers=1", "launch.device=cpu")
+    assert done.code == 0
+    assert "  none" in done.out
+    assert "  one rank, no axes" in done.out
+    assert row(done.out, "norm.weight")[1:] == ["(embed)", "256", "-", "1,024"]
+
+
+def test_compare(tmp_path):
+    for name, last in (("a", 1.5), ("b", 1.25)):
+        rows = [{"step": 1, "loss": 2.0, "grad_norm": 1.0}, {"step": 2, "loss": last, "grad_norm": 1.0}]
+        (tmp_path / name).write_text("".join(json.dumps(each) + "\n" for each in rows))
+    assert plait("compare", "a", "a").code == 0
+    done = plait("compare", "a", "b")
+    assert done.code == 1
+    assert "they first differ at step 2" in done.out
+
+
+def test_hydra_shows_the_job():
+    done = plait("train", "--cfg", "job", "strategy=[fsdp2]", "train.steps=3")
+    assert done.code == 0
+    shown = yaml.safe_load(done.out)
+    assert shown["strategy"]["fsdp2"]["shard"] == -1
+    assert shown["train"]["steps"] == 3
+    assert yaml.safe_load(plait("train", "--cfg", "job").out)["strategy"] == {}
+    assert plait("train", "--cfg", "job", "--package", "run").out.split() == ["#", "@package", "run", "name:", "null"]
+
+
+def test_only_selected_plugins_are_imported(strategies):
+    distribution(strategies, "plait-loud", {"loud": "Ghost"}, code="raise SystemExit('imported')")
+    assert "loud" in yaml.safe_load(plait("train", "--cfg", "job", "strategy=[loud]").out)["strategy"]
+    assert plait("inspect", "launch.device=cpu", "model.n_layers=1").code == 0
+
+
+def test_hydra_finds_conf_of_packages_and_of_the_folder(tmp_path):
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "mine.yaml").write_text("_target_: mine.Model\n")
+    (tmp_path / "extra" / "data").mkdir(parents=True)
+    (tmp_path / "extra" / "data" / "other.yaml").write_text("_target_: other.Data\n")
+    done = plait("train", "--info", "searchpath", "--config-dir", "extra")
+    for path in ("pkg://plait.conf", "/plait_fsdp2/conf", f"file://{tmp_path}/conf", f"file://{tmp_path}/extra"):
+        assert path in done.out
+    shown = yaml.safe_load(plait("train", "--cfg", "job", "--config-dir", "extra", "model=mine", "data=other").out)
+    assert (shown["model"], shown["data"]) == ({"_target_": "mine.Model"}, {"_target_": "other.Data"})
+
+
+@pytest.mark.parametrize("arguments", [("--info",), ("-m", "--help"), ("--hydra-help",)])
+def test_hydra_explains_itself(arguments):
+    done = plait("train", *arguments)
+    assert (done.code, done.err) == (0, "")
+    assert ("--multirun" in done.out) if "--hydra-help" in arguments else ("llama3_debug" in done.out)
+
+
+def complete(line, monkeypatch):
+    monkeypatch.setenv("COMP_LINE", line)
+    done = plait("-sc", "query=bash")
+    assert (done.code, done.err) == (0, "")
+    return done.out.split()
+
+
+def test_the_shell_completes(monkeypatch):
+    assert "complete -o nospace -o default -F hydra_bash_completion plait\n" in plait("-sc", "install=bash").out
+    assert complete("plait ", monkeypatch) == list(COMMANDS)
+    assert complete("plait tr", monkeypatch) == ["train"]
+    assert complete("plait train model=llama3_7", monkeypatch) == ["model=llama3_70b"]
+    assert complete("plait train strategy=fs", monkeypatch) == ["strategy=fsdp2"]
+    assert complete("plait inspect train.ste", monkeypatch) == ["train.steps="]
+    assert complete("plait train strategy=fsdp2 strategy.fsdp2.sh", monkeypatch) == ["strategy.fsdp2.shard="]
+    assert complete("plait train nonsense tr", monkeypatch) == []
+
+
+WITHOUT_TORCH = """
+import os, sys
+
+class Guard:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            print(f"{now} imports torch", file=sys.stderr, flush=True)
+            os._exit(1)
+
+sys.meta_path.insert(0, Guard())
+now = "import plait"
+import plait
+from plait.commands.main import main
+for now in sys.argv[1:]:
+    sys.argv = ["plait", *now.split()]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, (now, end.code)
+"""
+
+
+def test_what_needs_no_torch(tmp_path):
+    commands = [
+        "--help",
+        "--version",
+        "plugins",
+        "plugins --json",
+        "train --cfg job",
+        "train --cfg job strategy=[fsdp2]",
+    ]
+    commands += ["train --help", "train --info", "-sc install=bash"]
+    commands += [f"{command} --help" for command in ("inspect", "verify", "convert")]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *commands],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not os.listdir()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("os._exit(0)", "os._exit(0) was called"),
+        ("os._exit(3)", "os._exit(3) was called"),
+        ("sys.exit(0)", "sys.exit(0) was called"),
+        ("sys.exit('bye')", "sys.exit('bye') was called"),
+        ("exec('raise KeyboardInterrupt')", "KeyboardInterrupt was raised"),
+    ],
+)
+def test_code_that_ends_the_command_is_named(code, said):
+    """Code of a model or a plugin; the command would end without a word, or even with success."""
+    program = f"import os, sys\nfrom plait.commands import main\nmain._command = lambda _: {code}\nmain.main()"
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr.partition(" in <")[0]) == (1, f"plait: {said}")
+    assert done.stderr.endswith(" (<string>, line 3)\n") or "exec" in code

@@ -1,0 +1,168 @@
+"""`plait new NAME`: what it writes is a plugin that installs, trains, and passes its own tests."""
+
+import os
+import socket
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from setuptools.glob import glob
+
+from plait.commands.new import TEMPLATE
+from plait.testing.parity import unequal, worst_gradient
+from plait.testing.trial import Trial, train
+from tests.helpers.inside import plait
+
+ROOT = Path(__file__).parents[2]
+FILES = {
+    *(".github/workflows/test.yaml", ".gitignore", "README.md", "pyproject.toml", "tests/test_conformance.py"),
+    *("src/plait_my_ring/__init__.py", "src/plait_my_ring/summed.py", "src/plait_my_ring/conf/__init__.py"),
+    *("src/plait_my_ring/conf/strategy/__init__.py", "src/plait_my_ring/conf/strategy/my_ring.yaml"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    assert plait("new", "my-ring").code == 0
+    return tmp_path / "plait-my-ring"
+
+
+def test_what_is_written(plugin):
+    files = {str(path.relative_to(plugin)): path.read_text() for path in plugin.rglob("*") if path.is_file()}
+    assert files.keys() == FILES
+    for name, text in files.items():
+        braces = text.replace("${{ matrix.python }}", "") if name.endswith("test.yaml") else text
+        assert "{{" not in braces, name
+    project = tomllib.loads(files["pyproject.toml"])["project"]
+    assert project["name"] == "plait-my-ring"
+    assert project["dependencies"] == ["plait>=0.1,<0.2"]
+    assert project["optional-dependencies"] == {"test": ["plait[testing]"]}
+    assert project["entry-points"] == {
+        "plait.strategies": {"my_ring": "plait_my_ring:MyRing"},
+        "plait.api": {"my_ring": "v1"},
+    }
+    assert files["src/plait_my_ring/conf/strategy/my_ring.yaml"].startswith("# @package strategy.my_ring\n")
+    assert len(files["tests/test_conformance.py"].splitlines()) < 30
+
+
+def test_it_says_what_to_do_next():
+    done = plait("new", "ring")
+    assert (done.code, done.err) == (0, "")
+    first, *todo = done.out.splitlines()
+    assert "plait-ring/" in first
+    assert len(todo) == 3
+    assert "pip install -e './plait-ring[test]'" in todo[0]
+    assert "plait train 'strategy=[ring]'" in todo[1]
+    assert Path(todo[2].split()[-1]).is_file()
+
+
+@pytest.mark.parametrize("name", ["a", "ring2", "a_strategy_whose_name_is_rather_long"])
+def test_other_names(name):
+    assert plait("new", name).code == 0
+    folder = Path(f"plait-{name.replace('_', '-')}")
+    assert f'strategy = "{name}"' in (folder / "tests/test_conformance.py").read_text()
+    assert (folder / f"src/plait_{name}/conf/strategy/{name}.yaml").is_file()
+
+
+@pytest.mark.parametrize("name", ["my-ring", "a", "a_strategy_whose_name_is_rather_long"])
+def test_ruff_has_nothing_to_say(name):
+    assert plait("new", name).code == 0
+    (folder,) = Path().iterdir()
+    for command in (["check", "--select=E,F,W,I,B,UP,SIM,C4,PT"], ["format", "--check"], ["check"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--no-cache", "."], cwd=folder, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def refused(name, sentence):
+    before = set(Path().rglob("*"))
+    done = plait("new", name)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("plait: ")
+    assert sentence in done.err
+    assert len(done.err.splitlines()) == 1
+    assert set(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["3d", "Ring", "my ring", "ring!", "../ring", "a--b", "ring-", "_ring", "", "class", "none", "käse"]
+)
+def test_bad_names(name):
+    refused(name, f"{name!r} cannot name a strategy; use lower-case letters, digits and single - or _")
+
+
+def test_a_name_that_is_taken():
+    refused("fsdp2", "strategy 'fsdp2' (plait-fsdp2 0.1.0) is installed already; choose another name")
+
+
+def test_a_package_that_is_taken(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "plait_ring.py").touch()
+    monkeypatch.syspath_prepend(str(folder))
+    refused("ring", "a package plait_ring is installed already; choose another name")
+
+
+def test_a_folder_that_is_there():
+    Path("plait-ring").mkdir()
+    refused("ring", "plait-ring exists already")
+
+
+def test_without_copier(monkeypatch):
+    monkeypatch.setitem(sys.modules, "copier", None)
+    refused("ring", "plait new needs copier, which is not installed: pip install 'plait[author]'")
+
+
+@pytest.mark.parametrize("arguments", [(), ("a", "b"), ("--force",)])
+def test_it_takes_one_name(arguments):
+    done = plait("new", *arguments)
+    assert (done.code, done.err) == (1, "")
+    assert done.out.startswith("usage: plait new NAME\n")
+    assert not os.listdir()
+
+
+def test_neither_git_nor_a_network(tmp_path, monkeypatch):
+    def no_network(*arguments):
+        raise AssertionError("a connection was asked for")
+
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.setattr(socket.socket, "connect", no_network)
+    assert plait("new", "my-ring").code == 0
+    assert (tmp_path / "plait-my-ring/pyproject.toml").is_file()
+
+
+def test_the_template_is_part_of_the_distribution(monkeypatch):
+    """Its files without a suffix of Python's, and those that begin with a dot, have to be named."""
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["plait.commands"]
+    monkeypatch.chdir(TEMPLATE.parent)
+    found = {path for pattern in data for path in glob(pattern, recursive=True) if os.path.isfile(path)}
+    assert found == {str(path.relative_to(TEMPLATE.parent)) for path in TEMPLATE.rglob("*") if path.is_file()}
+    assert len(found) == len(FILES) + 1
+
+
+def trained(source):
+    """A trial under the generated strategy, as an instance: it is not installed here."""
+    sys.path.insert(0, str(source))
+    try:
+        from plait_my_ring import MyRing
+
+        return train(Trial(micro=2), {}, [MyRing()])
+    finally:
+        sys.path.remove(str(source))
+
+
+@pytest.mark.slow  # its conformance suite is run by tests/install/test_third_parties.py
+def test_its_strategy_equals_one_process(plugin, plait_ranks):
+    (reference,) = plait_ranks.run(train, Trial(), world=1)
+    for trace in plait_ranks.run(trained, plugin / "src", world=2):
+        assert unequal(trace.initial, reference.initial) is None
+        error, name = worst_gradient(trace, reference)
+        assert error < 1e-10, name
+        assert trace.losses == pytest.approx(reference.losses, rel=1e-9)

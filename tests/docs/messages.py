@@ -1,0 +1,72 @@
+"""Collects the sentences of all errors from the source: `python -m tests.docs.messages` writes them to messages.txt."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.docs.pages import ROOT
+
+FILE = Path(__file__).with_name("messages.txt")
+HEAD = """\
+# The sentences of all errors, as the source has them; {...} is what a message fills in.
+# Change a sentence in the source, and write this file again: python -m tests.docs.messages
+"""
+BUILDERS = {  # of plait.contract.errors: their arguments -> their sentence
+    "misfit": lambda key, value, fits: f"{key} is {braced(value)}; it must be {fits}",
+    "unknown_key": lambda key, known: f"unknown key {key}; available: {braced(known)}",
+    "no_default": lambda key: f"{key} must be given; it has no default",
+}
+
+
+def sources() -> list[Path]:
+    folders = [ROOT / "core" / "plait", *sorted(ROOT.glob("plugins/*/src")), ROOT / "examples"]
+    found = [file for folder in folders for file in sorted(folder.rglob("*.py")) if "template" not in file.parts]
+    return [file for file in found if file.parts[-2:] != ("contract", "errors.py")]  # the builders
+
+
+def text() -> str:
+    parts = [HEAD]
+    for file in sources():
+        if found := list(sentences(ast.parse(file.read_text()))):
+            parts.append("\n".join([str(file.relative_to(ROOT)), *(f"  {each}" for each in found)]) + "\n")
+    return "\n".join(parts)
+
+
+def sentences(tree: ast.AST) -> Iterator[str]:
+    """In the order of the source: what is raised, and what a function returns or keeps as an error for its caller."""
+    known = {
+        name.id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.JoinedStr)
+        for name in node.targets
+        if isinstance(name, ast.Name)
+    }
+    raised = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Raise) for part in ast.walk(node)}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
+        name, first = call.func.id, call.args[0] if call.args else None
+        if name in BUILDERS and not any(isinstance(each, ast.Starred) for each in call.args):
+            yield BUILDERS[name](*map(template, call.args))
+        elif first is not None and (name == "PlaitError" or (id(call) in raised and name.endswith("Error"))):
+            yield template(known.get(first.id, first) if isinstance(first, ast.Name) else first)
+
+
+def template(node: ast.expr) -> str:
+    """The sentence that an expression makes, with its own source in braces for what is filled in."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            part.value if isinstance(part, ast.Constant) else f"{{{ast.unparse(part.value)}}}" for part in node.values
+        )
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return template(node.left) + template(node.right)
+    return f"{{{ast.unparse(node)}}}"
+
+
+def braced(value: str) -> str:
+    return value if value.startswith("{") else f"{{{value}}}"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text())

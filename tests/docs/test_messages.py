@@ -1,0 +1,33 @@
+"""messages.txt holds the sentence of every error, so that wording is reviewed in one place and tested in none."""
+
+import ast
+
+from tests.docs import messages
+
+
+def test_the_snapshot_is_up_to_date() -> None:
+    assert messages.FILE.read_text() == messages.text(), "it is stale: run `python -m tests.docs.messages`"
+
+
+def test_what_a_source_says() -> None:
+    source = """
+def f(x, key):
+    if x:
+        raise PlaitError(f"{key}={x!r} is odd; " + "take another").at(key, x)
+    if not key:
+        raise misfit("a.b", x, f"at most {x + 1}") from None
+    problem = KeyError("not raised, so nobody reads it")
+    said = f"no {x}"
+    return PlaitError(said)
+"""
+    assert list(messages.sentences(ast.parse(source))) == [
+        "{key}={x} is odd; take another",
+        "a.b is {x}; it must be at most {x + 1}",
+        "no {x}",
+    ]
+
+
+def test_all_rooms_and_plugins_are_read() -> None:
+    found = messages.text().removeprefix(messages.HEAD).splitlines()
+    assert len([line for line in found if line.startswith("  ")]) > 300
+    assert {"core/plait/contract/config.py", "plugins/simplefsdp/src/plait_simplefsdp/plan.py"} <= set(found)

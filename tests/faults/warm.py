@@ -1,0 +1,157 @@
+"""`plait` in a fork of this process, which has imported all that a run needs: most starts of the campaign.
+
+The launcher is a fork, and so is its fork server, which would otherwise import torch for each start. All that these
+processes do afterwards is Plait's own code. A `cold` start is the whole command instead.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from tests.faults.inject import sitecustomize
+
+PR_SET_PDEATHSIG = 1
+ELASTIC = ("torch.distributed.launcher.api", "torch.distributed.elastic.multiprocessing")
+
+
+def import_all() -> None:
+    """What the launcher and its fork server import, so that forks need not."""
+    import torch
+
+    from plait.launch.fork_server import PRELOADED
+    from plait.strategies.registry import installed
+
+    packages = [plugin.package for plugin in installed().values() if plugin.state == "ok"]
+    for name in (
+        "hydra.main",
+        "plait.commands.train",
+        "plait.launch.check",
+        "plait.launch.prepare",
+        "plait.launch.launcher",
+        *ELASTIC,
+        *PRELOADED,
+        *packages,
+    ):
+        importlib.import_module(name)
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+
+
+def dies_with_parent() -> None:
+    """From now on the kernel kills this process when its parent ends: a campaign may be broken off."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def be_plait(argv: list[str], work: Path, env: Mapping[str, str], console: Path) -> NoReturn:
+    """The rest of a forked process: what `python -m plait ARGV` does, without importing again."""
+    code = 1
+    try:
+        os.setsid()
+        dies_with_parent()
+        os.chdir(work)
+        out = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, out), (2, out)):
+            os.dup2(source, target)
+        os.environ.clear()
+        os.environ.update(env)
+        paths = [*filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+        sys.path[:0] = paths
+        sitecustomize.install(env.get("PLAIT_FAULT"))
+        sys.stdout, sys.stderr = _stream(1, "w"), _stream(2, "w")
+        import tempfile
+
+        tempfile.tempdir = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        _serve_forks_from_here()
+        sys.argv = ["plait", *argv]
+        sys.path.append(os.getcwd())
+        from plait.commands.main import main
+
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        except BaseException:
+            traceback.print_exc()
+        for thread in threading.enumerate():  # as an interpreter does at its end
+            if thread is not threading.main_thread() and not thread.daemon:
+                thread.join()
+        sys.stdout.flush()
+    finally:
+        os._exit(code & 0xFF)
+
+
+def _stream(number: int, mode: str) -> IO[str]:
+    return open(number, mode, buffering=1, closefd=False)
+
+
+def _serve_forks_from_here() -> None:
+    """From now on the launcher's fork server is a fork of this process as it is now."""
+    from plait.launch import forks
+
+    server = _Server()
+    stand_in = types.SimpleNamespace(**vars(subprocess))
+    stand_in.Popen = server.begin
+    forks.subprocess = stand_in  # type: ignore[assignment]
+
+
+class _Server:
+    """A fork that waits until the launcher wants a fork server, and becomes it. It has `Popen`'s methods in use."""
+
+    def __init__(self) -> None:
+        self._channel, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _wait_and_serve(theirs)
+        theirs.close()
+
+    def begin(self, argv: list[str], pass_fds: list[int], **_: Any) -> "_Server":
+        sys.audit("subprocess.Popen", argv[0], argv, None, None)
+        with contextlib.suppress(OSError):  # a signal has ended it, as it may end an interpreter that starts
+            socket.send_fds(self._channel, [json.dumps(argv).encode()], pass_fds)
+        return self
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def _wait_and_serve(channel: socket.socket) -> NoReturn:
+    try:
+        dies_with_parent()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.setsid()
+        own = channel.fileno()
+        os.closerange(3, own)
+        os.closerange(own + 1, 4096)
+        message, descriptors, _, _ = socket.recv_fds(channel, 2**16, 8)
+        if message:
+            argv = json.loads(message)
+            channel.detach()
+            os.close(own)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            sys.argv = ["fork_server", str(descriptors[0]), *argv[argv.index("plait.launch.fork_server") + 2 :]]
+            from plait.launch.fork_server import main
+
+            main()
+    finally:
+        os._exit(0)

@@ -1,0 +1,295 @@
+"""What a user, a scheduler or a shell can get wrong about ranks and machines: one sentence, before any rank starts."""
+
+import math
+import os
+import resource
+import socket
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from plait.contract.config import Config, Launch
+from plait.contract.errors import PlaitError, one_line
+from plait.launch import capacity
+from plait.launch.launcher import launch_mode, start_ranks
+from plait.records.run_folder import RunFolder
+from plait.system.sockets import local_store
+from plait.testing import is_about, raises_about
+from plait.testing.errors import ANY
+from tests.helpers.inside import STARTED, plait
+
+FSDP = "strategy=[fsdp2]"
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
+        monkeypatch.delenv(name)
+
+
+def error_of(*overrides: str, command: str = "train") -> PlaitError:
+    done = plait(command, "launch.device=cpu", *overrides)
+    assert done.code == 1, done
+    assert done.error
+    assert done.err == f"plait: {one_line(done.error)}\n"
+    assert list(Path().iterdir()) == []
+    return done.error
+
+
+FORM, HERE = "HOST:PORT", "can be found"
+CASES = {  # overrides -> the key at fault, its value, what would fit
+    "launch.nproc_per_node=100000": ("launch.nproc_per_node", 100000, "at most "),
+    "launch.nproc_per_node=1000000000000000000": ("launch.nproc_per_node", 10**18, "at most "),
+    "strategy.fsdp2.shard=4096": ("launch.nproc_per_node", 4096, "at most "),
+    "launch.nproc_per_node=true": ("launch.nproc_per_node", True, "a whole number or 'auto'"),
+    "launch.nproc_per_node=2.5": ("launch.nproc_per_node", 2.5, "a whole number or 'auto'"),
+    "launch.nproc_per_node=-1": ("launch.nproc_per_node", -1, "of at least 1"),
+    "launch.nproc_per_node=0": ("launch.nproc_per_node", 0, "of at least 1"),
+    "launch.nproc_per_node=null": ("launch.nproc_per_node", None, "a whole number or 'auto'"),
+    "launch.nproc_per_node=all": ("launch.nproc_per_node", "all", "a whole number or 'auto'"),
+    "launch.grace_seconds=inf": ("launch.grace_seconds", math.inf, "<= 31622400"),
+    "launch.grace_seconds=nan": ("launch.grace_seconds", ANY, "a number"),
+    "launch.timeout_seconds=inf": ("launch.timeout_seconds", math.inf, "<= 31622400"),
+    "launch.timeout_seconds=nan": ("launch.timeout_seconds", ANY, "a number"),
+    "launch.timeout_seconds=0": ("launch.timeout_seconds", 0.0, "> 0"),
+    "launch.timeout_seconds=1e300": ("launch.timeout_seconds", 1e300, "<= 31622400"),
+    "launch.nnodes=2": ("launch.rdzv_endpoint", None, FORM),
+    "launch.nnodes=2 launch.rdzv_endpoint=node0": ("launch.rdzv_endpoint", "node0", FORM),
+    "launch.nnodes=2 launch.rdzv_endpoint=29500": ("launch.rdzv_endpoint", 29500, "text (in quotes)"),
+    "launch.nnodes=2 launch.rdzv_endpoint='29500'": ("launch.rdzv_endpoint", "29500", FORM),
+    "launch.nnodes=2 launch.rdzv_endpoint=':29500'": ("launch.rdzv_endpoint", ":29500", FORM),
+    "launch.nnodes=2 launch.rdzv_endpoint='node0:'": ("launch.rdzv_endpoint", "node0:", FORM),
+    "launch.nnodes=2 launch.rdzv_endpoint='tcp://a:80'": ("launch.rdzv_endpoint", "tcp://a:80", FORM),
+    "launch.nnodes=2 launch.rdzv_endpoint=localhost:0": ("launch.rdzv_endpoint", "localhost:0", "from 1 to 65535"),
+    "launch.rdzv_endpoint=localhost:99999": ("launch.rdzv_endpoint", "localhost:99999", "from 0 to 65535"),
+    "launch.nnodes=2 launch.rdzv_endpoint=no..host:29500": ("launch.rdzv_endpoint", "no..host:29500", HERE),
+    "launch.nnodes=2 launch.rdzv_endpoint=nosuch.invalid:29500": (
+        "launch.rdzv_endpoint",
+        "nosuch.invalid:29500",
+        HERE,
+    ),
+}
+
+
+@pytest.mark.parametrize("overrides", CASES)
+def test_what_is_at_fault(overrides: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # without a name server
+    began = time.monotonic()
+    is_about(error_of(FSDP, *overrides.split()), *CASES[overrides])
+    assert time.monotonic() - began < 60
+
+
+def test_what_fits_starts() -> None:
+    """Else all of the above might fail for another reason."""
+    good = ["launch.timeout_seconds=31622400", "launch.grace_seconds=0.5", "launch.rdzv_endpoint=localhost:0"]
+    assert plait("train", FSDP, "launch.device=cpu", *good).code == STARTED
+    machines = ["launch.nnodes=2", "launch.rdzv_endpoint='[::1]:29500'", "run.name=two"]
+    assert plait("train", FSDP, "launch.device=cpu", *machines).code == STARTED
+
+
+def test_eight_ranks_fit_on_two_cores() -> None:
+    plenty = mock.patch.object(capacity, "_free_bytes", return_value=None)
+    with mock.patch.object(capacity, "_cores", return_value={0, 1}), plenty:
+        capacity.check_ranks(8, "cpu")
+        capacity.check_ranks(32, "cpu")
+        with raises_about("launch.nproc_per_node", 33, "at most 32"):
+            capacity.check_ranks(33, "cpu")
+
+
+def test_ranks_need_open_files() -> None:
+    """torch tells of too few by stacks of C++, or by nothing at all."""
+    with mock.patch("resource.getrlimit", return_value=(16, 4096)):
+        with raises_about("ulimit -n", 16, "at least 64"):
+            capacity.check_open_files()
+        is_about(error_of(), "ulimit -n", 16, "at least 64")
+    for most in (64, resource.RLIM_INFINITY):
+        with mock.patch("resource.getrlimit", return_value=(most, most)):
+            capacity.check_open_files()
+
+
+def test_ranks_need_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, limit = tmp_path / "meminfo", tmp_path / "memory.max"
+    memory.write_text("MemTotal: 9000000 kB\nMemAvailable:     614400 kB\nSwapFree:         204800 kB\n")  # 800 MiB
+    monkeypatch.setattr(capacity, "MEMORY", str(memory))
+    monkeypatch.setattr(capacity, "LIMITS", (str(limit),))
+    capacity.check_ranks(4, "cpu")
+    with raises_about("launch.nproc_per_node", 5, "at most 4") as caught:
+        capacity.check_ranks(5, "cpu")
+    assert "800 MiB" in str(caught.value)
+    limit.write_text("max\n")
+    capacity.check_ranks(4, "cpu")
+    limit.write_text(f"{300 << 20}\n")  # a container's
+    with raises_about("launch.nproc_per_node", 2, "at most 1"):
+        capacity.check_ranks(2, "cpu")
+    memory.write_text("MemAvailable: 0 kB\nSwapFree: 0 kB\n")
+    capacity.check_ranks(1, "cpu")  # nobody knows better than who asks for one
+    memory.unlink()
+    limit.unlink()
+    capacity.check_ranks(8, "cpu")
+
+
+def test_a_gpu_holds_one_rank() -> None:
+    with mock.patch("torch.accelerator.device_count", return_value=4):
+        capacity.check_ranks(4, "cuda")
+        with raises_about("launch.nproc_per_node", 5, "at most 4"):
+            capacity.check_ranks(5, "cuda")
+
+
+def test_inspect_may_ask_for_any_world_and_verify_may_not() -> None:
+    assert plait("inspect", FSDP, "launch.nnodes=2", "launch.nproc_per_node=512", "launch.device=cpu").code == 0
+    error = error_of(FSDP, "train.seq_len=8", "world=5000", command="verify")
+    is_about(error, "launch.nproc_per_node", 5000, "at most ")
+
+
+RANKS = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "20017", "SLURM_LOCALID": "1"}
+NUMBER = "a whole number"
+ENVIRONMENTS = [  # a launcher's environment, what is wrong with it, what would fit
+    (RANKS, {"RANK": "x"}, f"{NUMBER} from 0 to 1"),
+    (RANKS, {"RANK": "2"}, f"{NUMBER} from 0 to 1"),
+    (RANKS, {"RANK": "-1"}, NUMBER),
+    (RANKS, {"RANK": ""}, NUMBER),
+    (RANKS, {"WORLD_SIZE": "two"}, f"{NUMBER} of at least 1"),
+    (RANKS, {"WORLD_SIZE": "0"}, NUMBER),
+    (RANKS, {"WORLD_SIZE": "²"}, NUMBER),
+    (RANKS, {"WORLD_SIZE": "9" * 5000}, NUMBER),
+    (RANKS, {"LOCAL_RANK": "1.5"}, f"{NUMBER} from 0 to 1"),
+    (RANKS, {"LOCAL_RANK": "2"}, f"{NUMBER} from 0 to 1"),
+    (RANKS, {"LOCAL_WORLD_SIZE": "all"}, f"{NUMBER} from 1 to 2"),
+    (RANKS, {"LOCAL_WORLD_SIZE": "3"}, f"{NUMBER} from 1 to 2"),
+    (RANKS, {"MASTER_PORT": "http"}, f"{NUMBER} from 1 to 65535"),
+    (RANKS, {"MASTER_PORT": "99999"}, f"{NUMBER} from 1 to 65535"),
+    (RANKS, {"MASTER_PORT": None}, ()),
+    (RANKS, {"MASTER_ADDR": None}, ()),
+    (RANKS, {"MASTER_ADDR": ""}, ()),
+    (RANKS, {"MASTER_ADDR": "no..host"}, HERE),
+    (SLURM, {"SLURM_NTASKS": "many"}, f"{NUMBER} of at least 1"),
+    (SLURM, {"SLURM_PROCID": "a"}, f"{NUMBER} from 0 to 3"),
+    (SLURM, {"SLURM_PROCID": "4"}, f"{NUMBER} from 0 to 3"),
+    (SLURM, {"SLURM_LOCALID": "b"}, NUMBER),
+    (SLURM, {"SLURM_JOB_ID": "c"}, NUMBER),
+    (SLURM, {"SLURM_NNODES": "0"}, NUMBER),
+    (SLURM, {"MASTER_PORT": "d"}, NUMBER),
+]
+
+
+@pytest.mark.parametrize(("base", "wrong", "fits"), ENVIRONMENTS)
+def test_a_wrong_environment(base: dict[str, str], wrong: dict[str, str | None], fits: Any) -> None:
+    env = {name: value for name, value in {**base, **wrong}.items() if value is not None}
+    [(key, value)] = wrong.items()
+    with mock.patch.dict(os.environ, env):
+        is_about(error_of(FSDP), key, value or (ANY if fits == NUMBER else None), fits)
+        assert launch_mode(Launch(mode="local")) == "local"  # then nobody reads it
+
+
+def test_slurm_names_a_machine_that_cannot_be_found() -> None:
+    with mock.patch.dict(os.environ, {**SLURM, "SLURM_LAUNCH_NODE_IPADDR": "a..b"}):
+        is_about(error_of(FSDP), "MASTER_ADDR", "a..b", HERE)
+
+
+def test_a_right_environment() -> None:
+    launch = Launch()
+    with mock.patch.dict(os.environ, {**SLURM, "SLURM_NNODES": "1"}):
+        assert launch_mode(launch) == "external"
+        wanted = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_PORT": "20017"}
+        assert {name: os.environ[name] for name in wanted} == wanted
+    with mock.patch.dict(os.environ, {**SLURM, "SLURM_NNODES": "2"}):
+        assert launch_mode(launch) == "external"
+        assert "LOCAL_WORLD_SIZE" not in os.environ
+    with mock.patch.dict(os.environ, RANKS):
+        assert launch_mode(launch) == "external"
+    with mock.patch.dict(os.environ, {**SLURM, "SLURM_NTASKS": "1"}):
+        assert launch_mode(launch) == "local"
+
+
+def test_a_name_server_that_is_slow_is_asked_again() -> None:
+    from plait.launch.external import resolves
+
+    again, found = socket.gaierror(socket.EAI_AGAIN, "later"), [("an address",)]
+    with mock.patch("time.sleep"):
+        with mock.patch("socket.getaddrinfo", side_effect=[again, again, found]):
+            assert resolves("node0")
+        with mock.patch("socket.getaddrinfo", side_effect=again):
+            assert not resolves("node0")
+
+
+@pytest.mark.parametrize("environ", [{"LOCAL_RANK": "2"}, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}])
+def test_ranks_without_gpus_of_their_own_are_refused_on_every_rank(environ: dict[str, str]) -> None:
+    """A rank that is refused alone would let the others wait for it."""
+    from plait.parallel.process_group import start_group
+
+    with (
+        mock.patch("torch.accelerator.device_count", return_value=2),
+        mock.patch.dict(os.environ, environ),
+        raises_about("LOCAL_WORLD_SIZE", 3, "at most 2"),
+    ):
+        start_group("cuda")
+
+
+def test_slurm_may_show_a_task_its_own_gpu_alone() -> None:
+    """It has the number 0 in each, whatever the task's number on the machine is."""
+    from plait.parallel.process_group import local_device, start_group
+
+    task = {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
+    with mock.patch("torch.accelerator.device_count", return_value=1), mock.patch.dict(os.environ, task):
+        assert local_device("cuda").index == 3
+        with raises_about("LOCAL_WORLD_SIZE", 4, "at most 1"):
+            start_group("cuda")
+        with (
+            mock.patch.dict(os.environ, {"SLURM_LOCALID": "3"}),
+            mock.patch("torch.accelerator.set_device_index", side_effect=KeyError("reached")) as chosen,
+            pytest.raises(KeyError, match="reached"),
+        ):
+            start_group("cuda")
+        chosen.assert_called_once_with(0)
+    with (
+        mock.patch("torch.accelerator.device_count", return_value=4),
+        mock.patch.dict(os.environ, {**task, "SLURM_LOCALID": "3"}),
+    ):
+        assert local_device("cuda").index == 3
+
+
+def test_slow_float32_on_a_gpu_is_said_once() -> None:
+    from plait.contract.config import Precision
+    from plait.launch.prepare import slow_float32
+
+    said = slow_float32(Precision(), "cuda")
+    assert said is not None
+    assert "precision.param=bfloat16" in said
+    assert slow_float32(Precision(param="bfloat16"), "cuda") is None
+    assert slow_float32(Precision(), "cpu") is None
+    with mock.patch("torch.get_float32_matmul_precision", return_value="high"):
+        assert slow_float32(Precision(), "cuda") is None
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with (
+            mock.patch.dict(os.environ, {**RANKS, "RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": port}),
+            raises_about("MASTER_PORT", int(port)),
+        ):
+            local_store(timedelta(seconds=1))
+
+
+def test_machines_that_do_not_meet(tmp_path: Path) -> None:
+    """torch asks an address that does not answer for minutes, so its error is made here."""
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+    launch = Launch(nnodes=2, rdzv_endpoint="node0:29500", device="cpu")
+    error = RendezvousConnectionError("The connection to the C10d store has failed.")
+    with (
+        mock.patch.dict(os.environ),
+        mock.patch("torch.distributed.elastic.rendezvous.registry.get_rendezvous_handler", side_effect=error),
+        pytest.raises(
+            PlaitError,
+            match=r"did not meet at launch.rdzv_endpoint=node0:29500: .* store has failed",
+        ),
+    ):
+        start_ranks(Config(launch=launch), RunFolder(tmp_path), 1, print, {})

@@ -1,0 +1,71 @@
+"""A run is composed once, and what it gets is what Hydra's own loader composes."""
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import hydra
+import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from plait.contract.errors import PlaitError
+from plait.launch.compose import CONFIG, composed
+from plait.launch.loader import Loader, loading
+
+SETTING_THE_MODE = """# @package _global_
+hydra:
+  mode: MULTIRUN
+"""
+
+
+def both(argv: list[str], make: Any) -> tuple[Any, Any]:
+    """(config, Hydra's own config) that a task gets."""
+    found: list[tuple[Any, Any]] = []
+
+    def task(cfg: Any) -> None:
+        found.append(tuple(OmegaConf.to_container(c, resolve=False) for c in (cfg, HydraConfig.get())))  # type: ignore[arg-type]
+
+    with loading(make), mock.patch("sys.argv", ["plait", *argv]):
+        hydra.main(config_path=CONFIG, config_name="train", version_base="1.3")(task)()
+    return found[-1]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [[], ["strategy=[fsdp2]", "strategy.fsdp2.shard=2"], ["+hydra.job.env_set.A=1", "train.steps=3"]],
+    ids=str,
+)
+def test_a_run_gets_what_hydra_composes(argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert both(argv, Loader) == both(argv, ConfigLoaderImpl)
+
+
+def counting() -> Any:
+    real = ConfigLoaderImpl._load_configuration_impl
+    return mock.patch.object(ConfigLoaderImpl, "_load_configuration_impl", autospec=True, side_effect=real)
+
+
+def test_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with counting() as made:
+        composed(lambda cfg: None, ["strategy=[fsdp2]"])
+    assert made.call_count == 1
+
+
+def test_a_mode_that_a_config_sets_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "recipe").mkdir(parents=True)
+    (tmp_path / "conf" / "recipe" / "many.yaml").write_text(SETTING_THE_MODE)
+    modes: list[str] = []
+    argv = ["--config-dir", "conf", "+recipe=many", "train.steps=1,2", "hydra.sweep.dir=runs"]
+    composed(lambda cfg: modes.append(HydraConfig.get().mode.name), argv)
+    assert modes == ["MULTIRUN", "MULTIRUN"]
+
+
+def test_an_error_is_that_of_composing_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with counting() as made, pytest.raises(PlaitError, match=r"unknown key train\.stpes; available: .*mean 'steps'"):
+        composed(lambda cfg: None, ["train.stpes=1"])
+    assert made.call_count == 2  # as a run, and as a sweep, which it could be

@@ -1,0 +1,134 @@
+"""Mutation testing is itself tested: what is drawn, which tests are chosen, and that a planted bug is found."""
+
+import ast
+import json
+
+import pytest
+
+from tests.mutation import page, recorded
+from tests.mutation.draw import ROOT, Mutant, chosen, drawn, mutants
+from tests.mutation.judge import Copy, Verdict
+from tests.mutation.recorded import Recorded, read
+
+SOURCE = '''
+"""Ä text with 1 == 1."""
+from x import y
+LIMIT = 8
+def f(a, b, *, keep=True) -> "a[0]":
+    assert a == b
+    if keep and not a.done:
+        send(a, b, group=a.group)
+    log.info("%d", 3)
+    return f"{a + 1}" if min(a, b) < LIMIT else axis("dp_shard", a - b)
+'''
+
+
+@pytest.fixture
+def found(tmp_path):
+    (tmp_path / "f.py").write_text(SOURCE)
+    return list(mutants(tmp_path, "f.py"))
+
+
+def test_what_is_changed(found):
+    assert {(m.operator, " ".join(m.before.split()), m.after) for m in found} == {
+        ("off by one", "8", "9"),
+        ("and, or", "keep and not a.done", "(keep or not a.done)"),
+        ("condition", "not a.done", "(a.done)"),
+        ("dropped call", "send(a, b, group=a.group)", "pass"),
+        ("swapped arguments", "send(a, b, group=a.group)", "send(b, a, group=a.group)"),
+        ("ignored option", "send(a, b, group=a.group)", "send(a, b)"),
+        ("comparison", "min(a, b) < LIMIT", "(min(a, b) <= LIMIT)"),
+        ("wrong function", "min(a, b)", "max(a, b)"),
+        ("swapped arguments", 'axis("dp_shard", a - b)', "axis(a - b, 'dp_shard')"),
+        ("swapped arguments", 'log.info("%d", 3)', "log.info(3, '%d')"),
+        ("wrong group", '"dp_shard"', "'dp_replicate'"),
+        ("arithmetic", "a - b", "(a + b)"),
+        ("off by one", "3", "4"),
+    }
+
+
+def test_each_is_one_change_of_the_text(found):
+    for mutant in found:
+        text = mutant.applied(SOURCE)
+        ast.parse(text)
+        assert text[: mutant.start] == SOURCE[: mutant.start]
+        assert text.endswith(SOURCE[mutant.end :])
+        assert text != SOURCE
+
+
+def test_lines_are_those_of_the_statement(found):
+    lines = {m.before: m.lines for m in found}
+    assert lines["keep and not a.done"] == (7, 7)  # the head, not what is inside
+    assert lines["8"] == (4, 4)
+
+
+def test_a_seed_draws_the_same_and_another_seed_others():
+    first, second = drawn(1), drawn(2)
+    names = [m.name for m in first]
+    assert len(names) == len(set(names))
+    assert names == [m.name for m in drawn(1)]
+    assert names[:40] != [m.name for m in second[:40]]
+    assert len({m.operator for m in chosen(first, 10)}) == 10
+
+
+def mutant_of(file, line):
+    return Mutant(file, 0, 1, (line, line), "comparison", "a", "b")
+
+
+def test_the_tests_of_the_room_come_first_and_others_that_run_the_line_follow():
+    loss = "core/plait/train/loss.py"
+    near, far, slow, other, shared = (
+        Recorded("tests/train/test_loss.py::a", 5.0, {loss: frozenset({7})}),
+        Recorded("tests/launch/test_x.py::b", 0.1, {loss: frozenset({7, 8})}),
+        Recorded("tests/launch/test_x.py::c", 400.0, {loss: frozenset({7})}),
+        Recorded("tests/train/test_loss.py::d", 0.1, {loss: frozenset({9})}),
+        Recorded("tests/data/test_y.py::e", 0.1, {}),
+    )
+    assert recorded.tests_for(mutant_of(loss, 7), [far, near, slow, other, shared]) == [other, near, far]
+    assert recorded.tests_for(mutant_of(loss, 99), [near, far]) == [near]  # what only importing runs
+
+
+def test_recorded_lines_of_a_test_and_of_what_it_started(tmp_path):
+    rows = [("tests/a.py::t", "passed", 1.0, {"core/plait/a.py": [1]}), ("tests/a.py::u", "failed", 1.0, {})]
+    (tmp_path / "tests-1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "2.json").write_text(json.dumps(["tests/a.py::t", {str(ROOT / "core/plait/a.py"): [2]}]))
+    assert read(tmp_path) == [Recorded("tests/a.py::t", 1.0, {"core/plait/a.py": frozenset({1, 2})})]
+
+
+TESTS = """
+from plait.train.loss import IGNORE
+def test_blind(): pass
+def test_broken(): assert IGNORE != -100
+def test_sees(): assert IGNORE == -100
+"""
+
+
+@pytest.mark.slow
+def test_a_planted_bug_is_found_and_what_is_broken_anyway_does_not_count(tmp_path):
+    copy = Copy(tmp_path)
+    (tmp_path / "tests" / "test_ignore.py").write_text(TESTS)
+    blind, broken, sees = (
+        Recorded(f"tests/test_ignore.py::test_{name}", 0.1, {}) for name in ("blind", "broken", "sees")
+    )
+    file = "core/plait/train/loss.py"
+    text = (ROOT / file).read_text()
+    start = text.index("100")
+    mutant = Mutant(file, start, start + 3, (1, 1), "off by one", "100", "101")
+    assert copy.judge(mutant, [blind, sees]).caught == sees.name
+    assert copy.judge(mutant, [blind]).caught is None
+    nothing = Mutant(file, start, start + 3, (1, 1), "off by one", "100", "100")
+    assert copy.judge(nothing, [broken, sees]).caught is None
+    assert (tmp_path / file).read_text() == text
+
+
+def test_the_page(tmp_path, monkeypatch):
+    one, two, three = (mutant_of("core/plait/train/loss.py", 1) for _ in range(3))
+    monkeypatch.setattr(page, "reasons", lambda: {one.name: "equivalent: nothing divides by it"})
+    (tmp_path / "page.md").write_text(f"before\n{page.MARK}\nold\n")
+    page.write(tmp_path / "page.md", [(one, Verdict("t", 1, 1.0)), (two, Verdict(None, 2, 1.0))], 3, "abc")
+    text = (tmp_path / "page.md").read_text()
+    assert text.startswith("before\n")
+    assert "old" not in text
+    assert "| **in all** | 2 | 1 | 1 | 0 |" in text
+    assert "seed 3, commit abc" in text
+    assert page.summary([(three, Verdict(None, 1, 1.0))]).endswith("100.0% caught or equivalent")

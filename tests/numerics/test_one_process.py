@@ -1,0 +1,58 @@
+"""Without any strategy: what one process does with a batch does not depend on how it cuts or recomputes it."""
+
+import attrs
+import pytest
+import torch
+
+import plait
+from plait.contract.config import Precision
+from plait.models.init import ones
+from plait.testing.parity import BOUNDS, apart, worst_gradient
+from plait.testing.suite.numerics import _dtypes
+from plait.testing.trial import Trial, train
+
+
+@pytest.mark.parametrize("changes", [{"micro": 4}, {"remat": "full"}, {"remat": "selective"}, {"compile": "aot_eager"}])
+def test_cut_recomputed_compiled(plait_ranks, changes):
+    (plain,) = plait_ranks.run(train, Trial(), world=1)
+    (result,) = plait_ranks.run(train, Trial(**changes), world=1)
+    gradient, loss = BOUNDS["float64"]
+    assert worst_gradient(result, plain)[0] < gradient
+    assert apart(result.losses, plain.losses)[0] < loss
+    assert apart(result.norms, plain.norms)[0] < loss
+
+
+def test_mixed_precision(plait_ranks):
+    ((computed, stored),) = plait_ranks.run(_dtypes, Trial(dtype="mixed"), {}, world=1)
+    assert (computed, stored) == ({"torch.bfloat16"}, {"torch.float32"})
+    (mixed,) = plait_ranks.run(train, Trial(dtype="mixed"), world=1)
+    (single,) = plait_ranks.run(train, Trial(dtype="float32"), world=1)
+    gradient, loss = BOUNDS["mixed"]
+    assert worst_gradient(mixed, single)[0] < gradient
+    assert apart(mixed.losses, single.losses)[0] < loss
+
+
+class Buffered(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Trial().build()
+        self.register_buffer("exact", torch.empty(3, dtype=torch.float64, device="meta"))
+
+    def spec(self):
+        spec = self.inner.spec()
+        return attrs.evolve(
+            spec,
+            axes={f"inner.{name}": axes for name, axes in spec.axes.items()},
+            init={"exact": ones, **{f"inner.{name}": fn for name, fn in spec.init.items()}},
+            **{name: tuple(f"inner.{each}" for each in getattr(spec, name)) for name in ("blocks", "branches")},
+        )
+
+
+def stored():
+    model = Buffered()
+    applied = plait.apply(model, model.spec(), precision=Precision("bfloat16", "bfloat16", "float32"))
+    return {str(p.dtype) for p in applied.parameters()}, str(model.exact.dtype)
+
+
+def test_buffers_keep_the_dtype_that_the_model_gave_them(plait_ranks):
+    assert plait_ranks.run(stored, world=1) == [({"torch.bfloat16"}, "torch.float64")]

@@ -1,0 +1,176 @@
+"""Blocks are compiled one by one, once for all of them, and what is recomputed stays compiled."""
+
+import pytest
+import torch
+from torch import nn
+
+import plait
+from plait import ModelSpec
+from plait.contract.config import Compile, Precision, Remat
+from plait.testing.models import llama3
+from plait.testing.parity import apart, worst_gradient
+from plait.testing.pool import RankError
+from plait.testing.trial import Trial, batch, train
+
+
+def counted(strategies, remat):
+    """(graphs compiled, calls of compiled code) over three steps of two blocks."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    torch._dynamo.reset()
+    counts = {"graphs": 0, "calls": 0}
+
+    def compiler(graph, inputs):
+        counts["graphs"] += 1
+
+        def call(*args):
+            counts["calls"] += 1
+            return graph(*args)
+
+        return make_boxed_func(call)
+
+    torch._dynamo.register_backend(aot_autograd(fw_compiler=compiler), name="counting")
+    try:
+        train(Trial(compile="counting", remat=remat), strategies)
+    finally:
+        torch._dynamo.backends.registry._COMPILER_FNS.pop("counting", None)
+        torch._dynamo.backends.registry._BACKENDS.pop("counting", None)
+    return counts
+
+
+OFTEN = [({}, "none"), ({"fsdp2": {}}, "full")]
+CALLS = {"none": 4, "full": 6, "selective": 6}
+
+
+@pytest.mark.parametrize(
+    ("strategies", "remat", "calls"),
+    [
+        pytest.param(strategies, remat, calls, marks=[] if (strategies, remat) in OFTEN else pytest.mark.slow)
+        for strategies in ({}, {"fsdp2": {}})
+        for remat, calls in CALLS.items()
+    ],
+)
+def test_one_forward_and_one_backward_graph_for_all_blocks(plait_ranks, strategies, remat, calls):
+    for counts in plait_ranks.run(counted, strategies, remat, world=2 if strategies else 1):
+        assert counts["graphs"] == 2
+        assert counts["calls"] == 3 * calls
+
+
+def saved(backend, mode, budget=0.5):
+    """(bytes kept for backward, matrix products of a backward) of a block that was compiled."""
+    torch._dynamo.reset()
+    with torch.device("meta"):
+        model = llama3(n_layers=1)
+    applied = plait.apply(
+        model, model.spec(), precision=Precision(), remat=Remat(mode, budget), compile=Compile(True, backend)
+    )
+    tokens, labels = batch(0)
+    plait.cross_entropy_sum(applied.parts[0](tokens), labels).backward()  # compiles
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = plait.cross_entropy_sum(applied.parts[0](tokens), labels)
+    with torch.profiler.profile() as profile:
+        loss.backward()
+    return sum(kept.values()), sum(e.count for e in profile.key_averages() if e.key == "aten::mm")
+
+
+@pytest.mark.slow
+def test_selective_recomputation_by_the_compiler(plait_ranks):
+    (kept, products), (fewer, same_products), (least, more_products) = (
+        plait_ranks.run(saved, "inductor", mode, world=1, timeout=240)[0] for mode in ("none", "selective", "full")
+    )
+    assert least < fewer < kept
+    assert same_products == products < more_products
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_budget_is_kept_by_computing_again(plait_ranks, backend):
+    (kept, products), (most, _), (some, more_products) = (
+        plait_ranks.run(saved, backend, mode, budget, world=1, timeout=240)[0]
+        for mode, budget in (("none", 0.5), ("budget", 0.7), ("budget", 0.2))
+    )
+    assert some < most < kept
+    assert products < more_products
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "full", "selective"])
+def test_inductor_keeps_parity(plait_ranks, remat):
+    reference = plait_ranks.run(train, Trial(dtype="float32"), world=1)[0]
+    compiled = Trial(dtype="float32", compile="inductor", remat=remat)
+    trace = plait_ranks.run(train, compiled, {"fsdp2": {}}, world=2, timeout=240)[0]
+    assert worst_gradient(trace, reference)[0] < 1e-5
+    assert apart(trace.losses, reference.losses)[0] < 1e-5
+
+
+class Moody(nn.Module):
+    """A residual block around a module whose hook asks the data what to do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.inner(x.tanh()).sin()
+
+
+class Moods(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Moody() for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def spec(self):
+        return ModelSpec(
+            axes={"blocks.*.inner.weight": (None, None), "blocks.*.inner.bias": (None,)}, blocks=["blocks.*"]
+        )
+
+
+def outside(marked):
+    """(outputs of compiled blocks, of plain ones, graphs after each) for two sizes that the hook lets through."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    model = Moods()
+    for block in model.blocks:
+        block.inner.register_forward_pre_hook(lambda module, args: (args[0][: int(args[0].sum() > 0) + 2],))
+        block.inner.register_forward_hook(lambda module, args, y: y.sum(0))
+        if marked:
+            plait.outside_of_graph(block.inner, "its hooks read what they are given")
+    inputs = [torch.full((3, 8), float(n), requires_grad=True) for n in (1, -1, 2, -2)]
+    plain = [model(x) for x in inputs]
+    (part,) = plait.apply(model, model.spec(), compile=Compile(True, "aot_eager")).parts
+    found, graphs = [], []
+    for x in inputs:
+        found.append(part(x))
+        graphs.append(counters["stats"]["unique_graphs"])
+    return found, plain, graphs
+
+
+def test_what_is_marked_stays_outside_with_its_hooks(plait_ranks):
+    ((found, plain, graphs),) = plait_ranks.run(outside, True, world=1)
+    for a, b in zip(found, plain, strict=True):
+        torch.testing.assert_close(a, b)
+    assert graphs[0] == 3  # before it, itself, after it; the same for both blocks
+    assert graphs[1:] == [graphs[-1]] * 3
+    with pytest.raises(RankError, match=r"data.dependent|graph break"):
+        plait_ranks.run(outside, False, world=1)
+
+
+def test_the_first_pattern_that_names_a_block_says_how_it_recomputes():
+    remat = Remat("selective", blocks={"layers.0": "none", "layers.*": "full"})
+    assert [remat.mode_of(block) for block in ("layers.0", "layers.3", "others.0")] == ["none", "full", "selective"]
+    with pytest.raises(ValueError, match=r"'blocks' gives layers.0 the mode 'some'; available: none, full, selective"):
+        Remat(blocks={"layers.0": "some"})

@@ -1,0 +1,60 @@
+"""A rank finds the indices that it holds without those of the others."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from plait.parallel.initialize import held_indices
+from plait.parallel.simulated import simulated
+
+LAYOUTS: dict[str, list[Any]] = {
+    "rows": [Shard(0), Replicate()],
+    "columns": [Replicate(), Shard(1)],
+    "both": [Shard(0), Shard(1)],
+    "rows twice": [Shard(0), Shard(0)],
+    "nothing": [Replicate(), Replicate()],
+}
+
+
+@pytest.mark.parametrize("placements", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("shape", [(8, 12), (7, 5), (3, 1), (1, 13)])
+def test_every_rank_holds_what_torch_gives_it(placements: list[Any], shape: tuple[int, int]) -> None:
+    """Even, uneven, and with ranks that hold nothing."""
+    whole = torch.arange(shape[0] * shape[1]).view(shape)
+    for rank in range(8):
+        with simulated(8, rank):
+            mesh = init_device_mesh("cpu", (4, 2))
+            param = distribute_tensor(whole, mesh, placements, src_data_rank=None)
+            rows, columns = held_indices(param, 0), held_indices(param, 1)
+            assert torch.equal(whole[rows][:, columns], param.to_local())
+
+
+class Made(TorchDispatchMode):
+    """Counts the tensors that operations return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.count += len(tree_leaves(out))
+        return out
+
+
+def test_it_makes_no_more_tensors_on_more_ranks() -> None:
+    counts = []
+    for world in (4, 1024):
+        with simulated(world, world // 2):
+            mesh = init_device_mesh("cpu", (world,))
+            param = DTensor.from_local(torch.empty(4096 // world, 2), mesh, [Shard(0)], run_check=False)
+            with Made() as made:
+                held = held_indices(param, 0)
+            assert held.tolist() == list(range(2048, 2048 + 4096 // world))
+            counts.append(made.count)
+    assert counts[0] == counts[1] < 5

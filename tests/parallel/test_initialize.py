@@ -1,0 +1,38 @@
+"""Initial values are a function of (seed, name, row), drawn in float32 whatever the dtype; golden values."""
+
+import pytest
+import torch
+from torch import nn
+
+from plait import ModelSpec
+from plait.models.init import Normal
+from plait.parallel.initialize import initialise
+
+SPEC = ModelSpec(axes={}, init={"*": Normal(0.02)})
+# seed 0, "weight", the first two elements of rows 0 and 1: a change makes every run of every user another run
+GOLDEN = [[-0.037779711186885834, -0.024598240852355957], [0.002404827158898115, -0.0181113313883543]]
+
+
+def drawn(seed=0, dtype=torch.float32, name="weight", shape=(3, 20)):
+    model = nn.Module()
+    model.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=dtype)))
+    initialise(model, SPEC, seed)
+    return getattr(model, name).detach()
+
+
+def test_golden_values():
+    assert drawn()[:2, :2].tolist() == GOLDEN
+
+
+def test_seed_name_and_row_make_other_values():
+    first = drawn()
+    assert not torch.equal(first, drawn(seed=1))
+    assert not torch.equal(first, drawn(name="other"))
+    assert not torch.equal(first[0], first[1])
+    assert torch.equal(first, drawn())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("shape", [(3, 20), (3, 5), (7,)])
+def test_values_are_those_of_float32_cast(dtype, shape):
+    assert torch.equal(drawn(dtype=dtype, shape=shape), drawn(shape=shape).to(dtype))

@@ -1,0 +1,67 @@
+"""Parameters as DTensors with ties kept, and which dim data-parallel ranks divide. One process, simulated ranks."""
+
+import attrs
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from plait import MeshAxis, distribute_params, divisors, shard_dim, valid_degree
+from plait.contract.axes import join_axes
+from plait.parallel.mesh import Mesh
+from plait.parallel.simulated import simulated
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(8, 4)
+        self.head = nn.Linear(4, 8, bias=False)
+        self.head.weight = self.embedding.weight
+        self.norm = nn.LayerNorm(4)
+        self.norm.bias.requires_grad_(False)
+
+
+def test_parameters_become_dtensors_and_ties_stay():
+    with torch.device("meta"):
+        model = Tied()
+    before = model.norm.weight
+    with simulated(4):
+        mesh = Mesh(join_axes([("test", [MeshAxis("tp", 4)])], 4), "cpu")["tp"]
+        placements = {"embedding.weight": Shard(0), "head.weight": Shard(1), "norm.bias": Replicate()}
+        distribute_params(model, mesh, placements)
+        assert model.head.weight is model.embedding.weight
+        assert isinstance(model.embedding.weight, nn.Parameter)
+        assert model.embedding.weight.data.placements == (Shard(0),)  # of the first name
+        assert model.embedding.weight.to_local().shape == (2, 4)
+        assert isinstance(model.norm.bias.data, DTensor)
+        assert not model.norm.bias.requires_grad
+        assert model.norm.weight is before
+
+
+@pytest.mark.parametrize(
+    ("shape", "ranks", "dim"),
+    [((8, 4), 4, 0), ((3, 4), 4, 1), ((2, 3, 8), 4, 2), ((2, 3), 4, 0), ((5,), 8, 0), ((), 2, 0)],
+)
+def test_rows_are_divided_if_there_are_enough(shape, ranks, dim):
+    assert shard_dim(torch.zeros(shape), ranks) == dim
+
+
+def test_a_dim_that_is_divided_already_is_left():
+    with simulated(2):
+        mesh = Mesh(join_axes([("test", [MeshAxis("ep", 2)])], 2), "cpu")["ep"]
+        param = DTensor.from_local(torch.zeros(2, 4, 4), mesh, [Shard(1)], run_check=False)
+        assert shard_dim(param, 4) == 2
+
+
+def test_degrees():
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+
+    @attrs.define
+    class Some:
+        degree: int = attrs.field(validator=valid_degree)
+
+    assert [Some(d).degree for d in (-1, 1, 7)] == [-1, 1, 7]
+    for wrong in (0, -2):
+        with pytest.raises(ValueError, match=f"'degree' must be at least 1, or -1 for what is left: {wrong}"):
+            Some(wrong)

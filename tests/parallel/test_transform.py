@@ -1,0 +1,105 @@
+"""A transform changes what a module sees of a parameter inside its forward, and nothing else."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from plait.parallel.transform import transform_param
+
+
+def linear(out=3, into=3):
+    torch.manual_seed(0)
+    return nn.Linear(into, out)
+
+
+def test_inside_forward_and_only_there():
+    module, x = linear(), torch.randn(2, 3)
+    plain = module(x)
+    transform_param(module, "weight", lambda p: 2 * p)
+    torch.testing.assert_close(module(x) - module.bias, 2 * (plain - module.bias))
+    assert module.weight is module._parameters["weight"]
+    assert [name for name, _ in module.named_parameters()] == ["weight", "bias"]
+    assert isinstance(module, nn.Linear)
+
+
+def test_later_views_sit_nearer_the_storage():
+    module, seen = linear(), []
+    transform_param(module, "weight", lambda p: seen.append("first") or p)
+    transform_param(module, "weight", lambda p: seen.append("second") or p)
+    module(torch.zeros(1, 3))
+    assert seen == ["second", "first"]
+
+
+def test_gradients_flow_through_it():
+    module, x = linear(), torch.ones(1, 3)
+    transform_param(module, "weight", lambda p: 3 * p)
+    module(x).sum().backward()
+    assert torch.equal(module.weight.grad, torch.full((3, 3), 3.0))
+
+
+def test_it_is_off_again_after_an_error():
+    module = linear()
+    transform_param(module, "weight", lambda p: 2 * p)
+    with pytest.raises(RuntimeError):
+        module(torch.zeros(1, 7))
+    assert module.weight is module._parameters["weight"]
+
+
+def test_two_modules_of_one_class_do_not_mix():
+    one, two, x = linear(), linear(), torch.randn(2, 3)
+    transform_param(one, "weight", lambda p: 0 * p)
+    transform_param(two, "bias", lambda p: 0 * p)
+    assert torch.equal(one(x), one.bias.expand(2, 3))
+    assert torch.equal(two(x), x @ two.weight.T)
+    assert type(linear()) is nn.Linear
+
+
+def test_a_copy_keeps_its_views():
+    module, x = linear(), torch.randn(2, 3)
+    transform_param(module, "weight", lambda p: 2 * p)
+    assert torch.equal(copy.deepcopy(module)(x), module(x))
+
+
+def test_unknown_parameters_are_refused():
+    with pytest.raises(AttributeError, match="Linear has no parameter 'wieght'"):
+        transform_param(linear(), "wieght", lambda p: p)
+
+
+def test_a_forward_that_would_not_see_it_is_refused():
+    module = linear()
+    module.forward = torch.compile(module.forward, backend="eager")
+    with pytest.raises(
+        RuntimeError, match=r"Linear.forward was compiled or wrapped before transform_param\('weight'\)"
+    ):
+        transform_param(module, "weight", lambda p: p)
+
+
+def test_one_graph_serves_all_blocks():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = linear(5, 3), linear(3, 5)
+
+        def forward(self, x):
+            return self.down(torch.relu(self.up(x)))
+
+    blocks = [Block() for _ in range(3)]
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    def double(p):
+        return 2 * p
+
+    x = torch.randn(2, 3)
+    for block in blocks:
+        for module in (block.up, block.down):
+            transform_param(module, "weight", double)
+        eager = block(x)
+        block.compile(backend=count, fullgraph=True)
+        assert torch.equal(block(x), eager)
+    assert len(graphs) == 1

@@ -1,0 +1,60 @@
+"""Steps put between traced degrees cost what they cost if they are traced."""
+
+import pytest
+
+from plait import planning
+from plait.contract.cluster import cluster_of
+from plait.contract.config import Config
+from plait.launch.compose import resolve
+from plait.parallel.assembly import assemble
+from plait.plan.between import between, corners
+from plait.plan.pieces import pieces
+from plait.plan.space import representatives
+
+RUN = [
+    "strategy=[]", "model.dim=512", "model.n_layers=5", "model.n_heads=8", "model.n_kv_heads=8", "model.ffn_dim=1024",
+    "train.seq_len=512", "train.local_batch_size=8", "launch.device=cpu", "precision.param=bfloat16", "cluster=h100",
+]  # fmt: skip
+
+
+def composed(*more):
+    run = assemble(Config.of(resolve([*RUN, *more])), 32, device_type="cpu").run
+    offered = {n: s for n, s in planning.offering(run).items() if n in ("fsdp2", "tensor_parallel")}
+    found, _ = planning.compositions(run, offered)
+    return run, found, sorted(set(representatives(found).values()))
+
+
+def test_only_the_ends_are_traced():
+    run, found, chosen = composed()
+    mixes = corners(run, found, chosen)
+    put = {i: mix for i, mix in mixes.items() if len(mix) > 1}
+    assert {found[i].inner["tp"] for i in put} == {4}
+    for mix in put.values():
+        assert [found[j].inner["tp"] for _, j in mix] == [2, 8]
+        assert sum(weight for weight, _ in mix) == pytest.approx(1)
+        assert sum(weight / found[j].inner["tp"] for weight, j in mix) == pytest.approx(1 / 4)
+
+
+def test_a_degree_that_shares_heads_is_no_end():
+    run, found, chosen = composed("model.n_kv_heads=4")
+    assert all(len(mix) == 1 for mix in corners(run, found, chosen).values())
+
+
+@pytest.mark.slow
+def test_a_step_between_is_the_traced_one():
+    run, found, chosen = composed()
+    cluster = cluster_of(run.config.cluster)
+    assert cluster is not None
+    target, mix = next((i, mix) for i, mix in corners(run, found, chosen).items() if len(mix) > 1)
+
+    def traced(i):
+        return pieces(run.config, found[i].layout, found[i].strategies, cluster.granularity)
+
+    put, real = between([(weight, traced(j)) for weight, j in mix], found[target].layout), traced(target)
+    assert put is not None
+    for rows in (1, 8):
+        one, other = (planning.price(each, found[target].layout, cluster, rows) for each in (put, real))
+        for mode in planning.REMAT:
+            a, b = (planning.put_together(each, [0] * 5, [mode] * 5, 1) for each in (one, other))
+            assert a.seconds == pytest.approx(b.seconds, rel=2e-3)
+            assert a.peak == pytest.approx(b.peak, rel=2e-3)

@@ -1,0 +1,51 @@
+"""Operators that a compiler puts into one kernel go through memory once; nothing else of a plan changes."""
+
+import pytest
+import torch
+from torch import nn
+
+from plait.launch.compose import resolve
+from plait.plan.engine import plan
+from plait.plan.fused import fused
+from plait.plan.recorder import Recorder
+from plait.plan.where import Where
+
+SIZE = 8 * 8 * 4  # bytes of each tensor of the toy
+
+
+class Toy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        twice = (x * 2).view(64).view(8, 8)  # views interrupt no kernel
+        product = twice.sin() @ self.weight
+        return (product + twice).relu().exp()
+
+
+def test_a_kernel_reads_its_inputs_once_and_writes_what_is_used_after_it() -> None:
+    model, x = nn.Sequential(Toy(), Toy()), torch.ones(8, 8)
+    with torch.no_grad(), Where(model) as where, Recorder(where, {}) as recorder:
+        model(x).sum()
+    found = fused(recorder.operators, recorder.touched, {"0": (0, 0), "1": (0, 1)})
+    kernels = [(o.name, o.bytes // SIZE) for o in found if o.module and o.bytes]
+    block = [
+        ("aten::mul", 3),  # reads x; writes twice, which is used later, and the sine
+        ("aten::mm", 3),
+        ("aten::add", 3),  # reads the product and twice; writes the exponential alone
+    ]
+    assert kernels == [*block, *block]
+    assert sum(o.bytes for o in found) < sum(o.bytes for o in recorder.operators)
+    assert sum(o.flops for o in found) == sum(o.flops for o in recorder.operators)
+    assert [o.name for o in found] == [o.name for o in recorder.operators]
+
+
+@pytest.mark.parametrize("strategies", [pytest.param("[fsdp2]", marks=pytest.mark.slow), "[tensor_parallel,fsdp2]"])
+def test_a_compiled_run_is_planned_as_faster_and_else_the_same(strategies: str) -> None:
+    run = [f"strategy={strategies}", "train.seq_len=512", "validation.interval=0", "cluster=h100"]
+    plain, compiled = (plan(resolve([*run, f"compile.enabled={on}"]), 4) for on in ("false", "true"))
+    assert plain.time is not None
+    assert compiled.time is not None
+    assert all(c < p for c, p in zip(compiled.time.compute, plain.time.compute, strict=True))
+    assert (compiled.flops, compiled.collectives, compiled.memory) == (plain.flops, plain.collectives, plain.memory)

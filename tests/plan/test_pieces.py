@@ -1,0 +1,26 @@
+"""Sizes of a trace are told apart: those that grow with the batch, and those that do not."""
+
+import numpy as np
+
+from plait.plan.pieces import PRIME, _of_batch, _sized
+from plait.plan.recorder import Operator
+
+
+def test_multiples_of_the_prime_are_scaled_to_the_batch_and_rounded() -> None:
+    samples = 60 * PRIME
+    for rows in (1, 2, 3):
+        sized = _sized(rows, samples, 512)
+        assert sized(samples * 1000) == -(-rows * 1000 // 512) * 512
+        assert sized(-samples * 1000) == -sized(samples * 1000)  # what is freed is what was allocated
+        assert sized(1000) == 1024
+        assert sized(0) == 0
+
+
+def test_an_operator_has_a_part_that_grows_and_one_that_does_not() -> None:
+    samples = 60 * PRIME
+    product = Operator("forward", 0, "", "aten::mm", 8 * samples, 50 + 3 * samples, "bfloat16", batch=3 * samples)
+    gather = Operator("forward", 0, "", "c10d::gather", 0, 0, "bfloat16", "all_gather", "a", 700)
+    stream = Operator("forward", 0, "", "c10d::gather", 0, 0, "bfloat16", "all_gather", "a", samples // 4)
+    fixed, more = _of_batch([product, gather, stream], samples)
+    assert np.array_equal(fixed, [[50, 0, 0], [0, 0, 700], [0, 0, 0]])
+    assert np.array_equal(more, [[3, 8, 0], [0, 0, 0], [0, 0, 0.25]])

@@ -1,0 +1,261 @@
+"""metrics.jsonl holds what it was given, through kills and resumes; the curves follow it."""
+
+import json
+import math
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.contract.config import Metrics as Conf
+from plait.contract.errors import PlaitError
+from plait.records import metrics
+from plait.records.metrics import KEYS, Metrics, MetricsFile, read
+from plait.records.peak_flops import peak_flops
+from plait.testing import raises_about
+
+
+def row(step: int, **more: Any) -> dict[str, Any]:
+    return {"step": step, "loss": 5.0 / step, "grad_norm": 0.5, "lr": 1e-3, "tokens": 64 * step, **more}
+
+
+def written(path: Path, steps: range) -> MetricsFile:
+    file = MetricsFile(path)
+    for step in steps:
+        file.log(row(step))
+    return file
+
+
+def steps(path: Path) -> list[int]:
+    return [r["step"] for r in read(path)]
+
+
+def test_floats_read_back_bitwise(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    values = [struct.unpack("d", draw.randbytes(8))[0] for _ in range(500)] + [0.1, -0.0, 5e-324, 1.7e308]
+    file = MetricsFile(tmp_path / "m.jsonl")
+    for step, value in enumerate(values):
+        file.log({"step": step, "loss": value})
+    for value, back in zip(values, read(tmp_path / "m.jsonl"), strict=True):
+        if math.isfinite(value):
+            assert struct.pack("d", back["loss"]) == struct.pack("d", value)
+        else:
+            assert back["loss"] is None
+
+
+def test_not_a_number_is_null_and_the_line_is_strict_json(tmp_path: Path) -> None:
+    MetricsFile(tmp_path / "m.jsonl").log({"step": 1, "loss": math.nan, "grad_norm": math.inf, "mfu": None})
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    line = json.loads((tmp_path / "m.jsonl").read_text(), parse_constant=refuse)
+    assert line == {"step": 1, "loss": None, "grad_norm": None, "mfu": None}
+
+
+def test_keys_keep_the_published_order_and_others_follow(tmp_path: Path) -> None:
+    backwards = dict.fromkeys((*reversed(KEYS), "memory_kind", "another"), 1)
+    MetricsFile(tmp_path / "m.jsonl").log(backwards)
+    assert list(read(tmp_path / "m.jsonl")[0]) == [*KEYS, "memory_kind", "another"]
+
+
+def test_each_line_is_one_write_that_lies_in_the_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes = []
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: writes.append(bytes(data)) or real(fd, data))
+    file = MetricsFile(tmp_path / "m.jsonl")
+    for step in (1, 2):
+        file.log(row(step))
+        assert steps(tmp_path / "m.jsonl") == list(range(1, step + 1))
+    assert [w.count(b"\n") for w in writes] == [1, 1]
+
+
+def test_resume_cuts_what_is_past_the_step_and_keeps_the_rest_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    file = written(path, range(1, 8))
+    kept = path.read_text().splitlines()[:5]
+    assert file.resume(5) == 5
+    assert path.read_text().splitlines() == kept
+    file.log(row(6))
+    assert steps(path) == [1, 2, 3, 4, 5, 6]
+    assert [f.name for f in tmp_path.iterdir()] == ["m.jsonl"]
+
+
+@pytest.mark.parametrize("torn", ['{"step": 4, "loss": 0.', "{", '"ste', '{"step": 4}garbage', "4"])
+def test_a_torn_last_line_is_left_out_and_cut(torn: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    file = written(path, range(1, 4))
+    with open(path, "a") as raw:
+        raw.write(torn)
+    assert steps(path) == [1, 2, 3]
+    assert file.resume(9) == 3
+    file.log(row(4))
+    assert steps(path) == [1, 2, 3, 4]
+
+
+def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    file = written(path, range(1, 4))
+    path.write_bytes(path.read_bytes()[:-1])
+    file.resume(3)
+    file.log(row(4))
+    assert steps(path) == [1, 2, 3, 4]
+
+
+def test_resume_from_nothing_starts_an_empty_file(tmp_path: Path) -> None:
+    assert MetricsFile(tmp_path / "m.jsonl").resume(7) == 0
+    assert steps(tmp_path / "m.jsonl") == []
+    assert written(tmp_path / "m.jsonl", range(1, 4)).resume(0) == 0
+    assert steps(tmp_path / "m.jsonl") == []
+
+
+def test_damage_in_the_middle_is_named_and_nothing_is_touched(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    file = written(path, range(1, 4))
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1][:9], lines[2], ""]))
+    before = path.read_bytes()
+    with pytest.raises(PlaitError, match=r"line 2 of .*m\.jsonl is damaged"):
+        file.resume(3)
+    assert path.read_bytes() == before
+
+
+def test_a_killed_resume_leaves_the_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.jsonl"
+    file = written(path, range(1, 8))
+    before = path.read_bytes()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        file.resume(2)
+    assert path.read_bytes() == before
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlaitError, match=r"cannot read the metrics file .*none\.jsonl: No such file"):
+        read(tmp_path / "none.jsonl")
+
+
+def test_a_killed_writer_tears_at_most_its_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    code = (
+        "import sys, itertools; from plait.records.metrics import MetricsFile\n"
+        "file = MetricsFile(sys.argv[1])\n"
+        "for step in itertools.count(1): file.log({'step': step, 'loss': step / 3, 'pad': 'x' * 400})"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)])
+    while not path.exists() or path.stat().st_size < 200_000:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    last = MetricsFile(path).resume(10**9)
+    assert steps(path) == list(range(1, last + 1))
+
+
+def test_metrics_need_no_torch() -> None:
+    code = "import sys, plait.records.metrics, plait.commands.compare; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def scalars(folder: Path, key: str) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return [(e.step, e.value) for e in events.Scalars(key)]
+
+
+def wait_for_events(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + 10
+    while len(scalars(folder, "loss")) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_curves_follow_the_file_through_a_resume(tmp_path: Path) -> None:
+    first = Metrics(tmp_path, Conf())
+    for step in range(1, 7):
+        first.log(row(step, loss=1.0, mfu=None, memory_kind="resident_peak"))
+    wait_for_events(tmp_path / "tensorboard", 6)  # not closed: what a killed run leaves
+    with Metrics(tmp_path, Conf(), resume_step=3) as second:
+        for step in range(4, 6):
+            second.log(row(step, loss=2.0))
+    assert [(r["step"], r["loss"]) for r in read(tmp_path / "metrics.jsonl")] == [
+        (1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0), (5, 2.0),
+    ]  # fmt: skip
+    assert scalars(tmp_path / "tensorboard", "loss") == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0), (5, 2.0)]
+    first.close()
+
+
+def test_places_are_only_those_asked_for(tmp_path: Path) -> None:
+    with Metrics(tmp_path, Conf(tensorboard=False)) as sinks:
+        sinks.log(row(1))
+    assert [f.name for f in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_wandb_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None)
+    with raises_about("metrics.wandb", True, (False,)):
+        Metrics(tmp_path, Conf(wandb=True))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wandb_gets_numbers_and_the_same_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    class FakeRun:
+        def log(self, values: dict[str, float], step: int) -> None:
+            calls.append((step, values))
+
+        def finish(self) -> None:
+            calls.append("finished")
+
+    fake = types.ModuleType("wandb")
+    fake.init = lambda **options: calls.append(options) or FakeRun()  # type: ignore[attr-defined]
+    fake.util = types.SimpleNamespace(generate_id=iter(["one", "two"]).__next__)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: fake)
+    for resume_step in (0, 1):
+        with Metrics(tmp_path, Conf(tensorboard=False, wandb=True), resume_step, "a-run", {"seed": 0}) as sinks:
+            sinks.log({"step": resume_step + 1, "loss": 2.0, "mfu": None, "memory_kind": "resident_peak"})
+    inits = [call for call in calls if isinstance(call, dict)]
+    assert [(c["id"], c["name"], c["config"], c["resume"]) for c in inits] == [
+        ("one", "a-run", {"seed": 0}, "allow")
+    ] * 2
+    assert [call for call in calls if isinstance(call, tuple)] == [(1, {"loss": 2.0}), (2, {"loss": 2.0})]
+    assert calls.count("finished") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA A100 80GB PCIe", 312), ("NVIDIA A10", 125),
+        ("NVIDIA H100 80GB HBM3", 989.4), ("NVIDIA H100 PCIe", 756.5), ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA H200", 989.4), ("NVIDIA H200 NVL", 835.5), ("NVIDIA GH200 480GB", 989.4),
+        ("NVIDIA B200", 2250), ("NVIDIA GB200", 2500), ("NVIDIA L4", 121), ("NVIDIA L40", 181.05),
+        ("NVIDIA L40S", 362.05), ("NVIDIA GeForce RTX 4090", 165.2), ("AMD Instinct MI300X", 1307.4),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None), ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D", None), ("NVIDIA A1000", None), ("Some GPU of the future", None),
+    ],
+)  # fmt: skip
+def test_peaks_of_gpus(name: str, tflops: float | None) -> None:
+    assert peak_flops("cuda", name, "bfloat16") == (None if tflops is None else tflops * 1e12)
+
+
+def test_peaks_exist_for_half_precision_on_a_gpu_only() -> None:
+    import torch
+
+    assert peak_flops("cuda", "NVIDIA H100 80GB HBM3", torch.float16) == 989.4e12
+    assert peak_flops("cuda", "NVIDIA H100 80GB HBM3", "float32") is None
+    assert peak_flops("cpu", "cpu", "bfloat16") is None

@@ -1,0 +1,105 @@
+"""Whole sweeps, with ranks: on this machine, beside each other, in a launcher's processes, and killed in the middle."""
+
+import json
+import re
+import signal
+
+import pytest
+
+from plait.testing import whole_run
+from tests.helpers.commands import SMALL, environment, kill_all, plait, rows, wait_for_step
+
+SWEEP = ("train", "-m", "train.seed=1,2", "strategy=[fsdp2],[]", "hydra.sweep.dir=runs/sweep")
+MODEL = """
+import torch.distributed as dist
+from plait.models.llama3 import Llama3
+
+
+class Mine(Llama3):
+    def __init__(self, seed, **options):
+        super().__init__(**options)
+        self.seed = seed
+
+    def forward(self, tokens, positions=None):
+        if self.seed == 2 and dist.get_world_size() == 2:
+            raise ValueError("made to fail,\\nin two lines")
+        return super().forward(tokens, positions)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path):
+    """A user's folder, with a model whose third job breaks."""
+    (tmp_path / "mine.py").write_text(MODEL)
+    (tmp_path / "conf/model").mkdir(parents=True)
+    (tmp_path / "conf/model/mine.yaml").write_text(
+        "defaults: [llama3_debug]\n_target_: mine.Mine\nseed: ${train.seed}\n"
+    )
+
+
+def jobs(folder):
+    return json.loads((folder / "runs/sweep/sweep.json").read_text())["jobs"]
+
+
+@pytest.mark.slow  # without ranks: tests/sweep/test_sweep.py
+def test_a_sweep_of_two_layouts(tmp_path):
+    options = ("strategy.fsdp2.replicate=1", "train.steps=3", "train.global_batch_size=4", "hydra.sweep.dir=runs/sweep")
+    done = plait("train", "-m", "strategy=[fsdp2],[]", *SMALL, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    one, other = jobs(tmp_path)
+    assert [one["state"], other["state"]] == ["finished"] * 2
+    assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-5)
+    assert rows(tmp_path / "runs/sweep/0")[-1]["val_loss"] == one["val_loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        (),
+        ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"),
+        ("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"),
+    ],
+    ids=["basic", "joblib", "submitit"],
+)
+def test_three_finish_and_the_fourth_is_named(tmp_path, launcher):
+    overrides = ("model=mine", *SMALL, "train.steps=6", "validation.interval=0")
+    done = plait(*SWEEP, *overrides, *launcher, cwd=tmp_path, timeout=280)
+    assert done.returncode == 3, done.stderr
+    job = [tmp_path / "runs/sweep" / str(number) for number in range(4)]
+    for number in (0, 1, 3):
+        assert [r["step"] for r in rows(job[number])] == list(range(1, 7))
+        assert (job[number] / "export" / "model.safetensors").exists()
+    assert not (job[2] / "export").exists()
+    assert [each["state"] for each in jobs(tmp_path)] == ["finished", "finished", "failed", "finished"]
+    log = re.escape(f"{job[2]}/ranks/rank-")
+    sentence = rf"^ValueError: made to fail, in two lines \(rank [01]; its log: {log}[01]\.log\)$"
+    assert re.search(sentence, jobs(tmp_path)[2]["reason"])
+    assert "sweep: 3 finished, 1 failed; this table is runs/sweep/sweep.csv" in done.stdout
+    printed = done.stderr + done.stdout
+    assert not re.search(r"Traceback|Error executing|address already in use|restarting", printed, re.I), printed
+    assert rows(job[0])[0]["loss"] != rows(job[3])[0]["loss"]  # seeds differ
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_sweep_that_is_ended_in_the_middle_goes_on(tmp_path, number):
+    command = ["-m", "train.seed=1,2", "strategy=[fsdp2]", *SMALL, "train.steps=60"]
+    command += ["validation.interval=0", "hydra.sweep.dir=runs/sweep"]
+    sweep = whole_run.start(command, tmp_path, environment())
+    second = tmp_path / "runs/sweep/1"
+    try:
+        wait_for_step(second, 12, sweep)
+        sweep.send_signal(number)
+        code = sweep.wait(60)
+    finally:
+        kill_all(sweep, second)
+    assert code == (128 + number if number == signal.SIGTERM else -number)
+    written = (tmp_path / "runs/sweep/0/metrics.jsonl").stat().st_mtime_ns
+    done = plait("train", *command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [each["state"] for each in jobs(tmp_path)] == ["finished", "finished"]
+    assert "job 0 of the sweep (train.seed=1) is finished already" in done.stdout
+    assert "checkpoint: resuming after step" in done.stdout
+    assert (tmp_path / "runs/sweep/0/metrics.jsonl").stat().st_mtime_ns == written
+    assert [row["step"] for row in rows(second)] == list(range(1, 61))

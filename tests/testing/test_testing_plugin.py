@@ -1,0 +1,126 @@
+"""The pytest plugin of `plait.testing`: nothing to those who do not use it; to others ranks, and a grade."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from plait.testing.pool import Pool, RankError, TooFewDevices
+from tests.helpers.commands import environment
+
+INERT = """
+import sys
+
+def test_nothing_was_imported():
+    assert "torch" not in sys.modules
+    assert not [name for name in sys.modules if name.startswith("plait.testing.suite")]
+"""
+
+GRADED = """
+import pytest
+from plait.testing.suite.capabilities import Capabilities
+
+class TestGhost(Capabilities):
+    strategy, layouts = "ghost", {}
+    def test_passes(self): pass
+    def test_is_refused(self): pytest.skip("refused: 'ghost' says no")
+    def test_is_skipped(self): pytest.skip("no other strategy")
+    def test_fails(self): assert False
+
+class TestOther:
+    strategy = "of something else"
+    def test_passes(self): pass
+"""
+
+
+def run_pytest(folder, text):
+    (folder / "test_it.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py"]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60)
+
+
+def test_it_is_inert(tmp_path):
+    done = run_pytest(tmp_path, INERT)
+    assert done.returncode == 0, done.stdout
+    assert "conformance of strategies" not in done.stdout
+
+
+def test_the_grade(tmp_path):
+    said = run_pytest(tmp_path, GRADED).stdout
+    assert "\nghost: 1 passed, 1 refused, 1 skipped, 1 failed\n" in said
+    assert "of something else" not in said
+
+
+def hang(seconds):
+    import time
+
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        this_rank_waits_for_nobody(time.sleep, seconds)
+
+
+def this_rank_waits_for_nobody(sleep, seconds):
+    sleep(seconds)
+
+
+def test_a_hang_is_cut_and_every_stack_is_shown(plait_ranks):
+    with plait_ranks.fresh(2) as pool:
+        pool.run(hang, 0, world=2)
+        with pytest.raises(RankError, match=r"did not answer within 4 s: they hang") as caught:
+            pool.run(hang, 100, world=2, timeout=4)
+    said = str(caught.value)
+    assert "this_rank_waits_for_nobody" in said
+    assert "rank-0:" in said
+    assert "rank-1:" in said
+
+
+def wait_for_the_other():
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        raise ValueError("the cause")
+    dist.barrier()
+
+
+def test_the_first_line_names_the_rank_that_failed_first(plait_ranks):
+    with pytest.raises(RankError, match=r"\Arank 1: ValueError: the cause\n") as caught:
+        plait_ranks.run(wait_for_the_other, world=2)
+    assert 'raise ValueError("the cause")' in str(caught.value)
+
+
+class TestTimeout(BaseException):
+    """As pytest-timeout raises it: from a signal handler, past `except Exception`."""
+
+    __test__ = False
+
+
+def test_ranks_of_a_test_that_was_cut_do_not_hold_up_the_next(plait_ranks):
+    def cut(*_):
+        raise TestTimeout
+
+    with plait_ranks.fresh(2) as pool:
+        pool.run(hang, 0, world=2)
+        before = signal.signal(signal.SIGUSR2, cut)
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+        with pytest.raises(TestTimeout):
+            pool.run(hang, 100, world=2)
+        signal.signal(signal.SIGUSR2, before)
+        assert len(pool.run(os.getpid, world=2, timeout=20)) == 2
+
+
+def test_a_rank_that_was_ended_between_two_calls_is_replaced(plait_ranks):
+    (pid, _) = plait_ranks.run(os.getpid, world=2)
+    os.kill(pid, signal.SIGKILL)
+    while plait_ranks._ranks[0][0].is_alive():
+        time.sleep(0.01)
+    assert pid not in plait_ranks.run(os.getpid, world=2)
+
+
+def test_more_ranks_than_gpus():
+    with pytest.raises(TooFewDevices, match="64 ranks need a GPU each, but there are "):
+        Pool(4, "nccl").run(print, world=64)

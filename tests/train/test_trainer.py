@@ -1,0 +1,136 @@
+"""The trainer from outside: what it tells strategies, the model and metrics.jsonl at every step."""
+
+import signal
+import time
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+
+from plait.checkpoint.store import Store
+from plait.launch.check import check
+from plait.launch.compose import resolve
+from plait.testing import whole_run
+
+SECONDS = 0.5  # what every step takes here
+
+
+def seen(node, folder, ask=0, spoil=0, clock=None):
+    """What one rank saw of a run: asked to stop after step `ask`; from step `spoil` on the loss is infinite.
+
+    clock: seconds per step, by rank, of the clock by which a run saves.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from plait.checkpoint import manager
+    from plait.contract.config import Config
+    from plait.contract.errors import PlaitError
+    from plait.records.run_folder import RunFolder
+    from plait.strategies.hooks import Hooks
+    from plait.train import step_metrics
+    from plait.train import trainer as module
+
+    found = {"rows": [], "after_step": [], "validated": []}
+    trainer = module.Trainer(Config.of(node), RunFolder(folder), lambda text: None)
+    trainer.restore()
+    now = (lambda: clock[dist.get_rank()] * trainer.step) if clock else time.monotonic
+    trainer.checkpoints._saved_at = now()
+    real_all, real_loss = Hooks.all, module.cross_entropy_sum
+
+    def all_(self, hook, **arguments):
+        if hook == "after_step":
+            found["after_step"].append(arguments["step"])
+        return real_all(self, hook, **arguments)
+
+    def loss(logits, labels):  # its gradient, and so every parameter, stays finite
+        return real_loss(logits, labels) + (float("inf") if spoil and trainer.step + 1 >= spoil else 0)
+
+    def look(part, args):
+        if not torch.is_grad_enabled():
+            found["validated"].append((part.training, args[0].tolist()))
+
+    trainer.model.register_forward_pre_hook(look)
+    with (
+        mock.patch.object(Hooks, "all", all_),
+        mock.patch.object(module, "cross_entropy_sum", loss),
+        mock.patch.object(manager, "time", SimpleNamespace(monotonic=now)),
+        mock.patch.object(step_metrics.Laps, "end", return_value=lambda: SECONDS),
+        mock.patch.object(step_metrics, "peak_memory", return_value=(7 * (dist.get_rank() + 1), "resident_peak")),
+    ):
+        try:
+            stops = lambda step: trainer.ask_to_stop(signal.SIGTERM) if step == ask else None  # noqa: E731
+            found["end"] = trainer.fit(lambda row: found["rows"].append(dict(row)), stops)
+        except PlaitError as error:
+            found["end"] = str(error)
+    return found
+
+
+def run(ranks, folder, strategies, *overrides, world=1, **options):
+    """What rank 0 saw, and the steps of the checkpoints that are there then."""
+    node = check(resolve(whole_run.overrides(strategies, folder, world, *overrides)), world).config.node
+    own = folder / "own"
+    own.mkdir(exist_ok=True)
+    (own / "versions.json").write_text("{}")
+    found = ranks.run(seen, node, own, world=world, **options)[0]
+    return node, found, [int(path.name[5:]) for path in Store(own / "checkpoints").complete()]
+
+
+@pytest.fixture(scope="module")
+def trained(plait_ranks, tmp_path_factory):
+    """Five steps on two ranks, with two local batches each per step."""
+    folder = tmp_path_factory.mktemp("trained")
+    return run(plait_ranks, folder, {"fsdp2": {}}, "train.steps=5", "validation.interval=2", world=2)[:2]
+
+
+def test_the_learning_rate_of_a_step_is_that_of_the_schedule(trained):
+    node, found = trained
+    lr, shares = node["optimizer"]["lr"], (0.25, 0.5, 0.75, 1, node["schedule"]["min_lr_ratio"])  # 4 steps warm up
+    assert [row["lr"] for row in found["rows"]] == pytest.approx([lr * share for share in shares])
+
+
+def test_strategies_are_told_the_step_that_was_made(trained):
+    assert trained[1]["after_step"] == [1, 2, 3, 4, 5]
+
+
+def test_validation_takes_each_of_its_batches_once_and_turns_training_off(trained):
+    node, found = trained
+    times = 3  # after steps 2, 4 and 5
+    assert not any(training for training, _ in found["validated"])
+    parts = [str(tokens) for _, tokens in found["validated"]]
+    assert len(parts) == times * node["validation"]["batches"] * 2
+    assert len(set(parts)) == len(parts) // times
+
+
+def test_speed_counts_all_tokens_of_a_step(trained):
+    node, found = trained
+    tokens = node["train"]["global_batch_size"] * node["train"]["seq_len"]
+    assert {row["tokens_per_second"] for row in found["rows"]} == {tokens / SECONDS}
+
+
+def test_memory_is_that_of_the_rank_with_the_most(trained):
+    assert {row["peak_memory_bytes"] for row in trained[1]["rows"]} == {14}
+
+
+def test_a_run_that_is_asked_to_stop_saves_and_goes_on_with_its_tokens(plait_ranks, tmp_path):
+    options = ("train.steps=5", "checkpoint.interval=50", "validation.interval=0")
+    node, found, saved = run(plait_ranks, tmp_path, {}, *options, ask=1)
+    assert (found["end"], saved) == ("stopped", [2])
+    _, found, saved = run(plait_ranks, tmp_path, {}, *options)
+    assert (found["end"], saved) == ("finished", [2, 5])
+    tokens = node["train"]["global_batch_size"] * node["train"]["seq_len"]
+    assert [row["tokens"] for row in found["rows"]] == [tokens * step for step in (3, 4, 5)]
+
+
+def test_a_run_saves_by_time_too_and_all_ranks_by_one_clock(plait_ranks, tmp_path):
+    options = ("train.steps=11", "checkpoint.interval=0", "checkpoint.every_seconds=25", "checkpoint.keep=9")
+    slow, quick = 10, 100  # seconds that a step takes by the clocks of ranks 0 and 1
+    _, found, saved = run(plait_ranks, tmp_path, {"fsdp2": {}}, *options, world=2, clock=(slow, quick))
+    assert (found["end"], saved) == ("finished", [4, 8, 11])  # the first steps that begin 25 s after a save; the last
+
+
+def test_a_step_whose_loss_is_not_finite_is_not_saved(plait_ranks, tmp_path):
+    options = ("train.steps=5", "checkpoint.interval=1", "checkpoint.mode=sync", "validation.interval=0")
+    _, found, saved = run(plait_ranks, tmp_path, {}, *options, spoil=3)
+    assert found["end"].startswith("the loss of step 3 is inf: the run stops; ")
+    assert saved == [1, 2]

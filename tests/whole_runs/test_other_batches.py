@@ -1,0 +1,227 @@
+"""A run resumed at other batch sizes and on other ranks goes on at the next sample: proven by the samples' tokens."""
+
+import contextlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from plait.checkpoint.store import Manifest, Store
+from plait.contract.config import Config
+from plait.contract.errors import PlaitError
+from plait.data.hf import Hf
+from plait.data.text import Text
+from plait.launch.check import check
+from plait.launch.compose import resolve
+from plait.launch.prepare import prepare
+from plait.launch.resumed_data import check_data, keep_batch
+from plait.records.run_folder import RunFolder
+from plait.testing import raises_about, whole_run
+from tests.helpers.commands import train
+from tests.helpers.recorded import in_a_row, noted, rows
+
+RECORDED = "tests.helpers.recorded.Recorded"
+ROOT = Path(__file__).parents[2]
+TINY = [
+    *("model.dim=16", "model.n_layers=1", "model.n_heads=2", "model.n_kv_heads=1", "model.ffn_dim=16"),
+    *("train.seq_len=16", "validation.interval=0", "checkpoint.export=false", "metrics.tensorboard=false"),
+    *("launch.device=cpu", "schedule.warmup_steps=2", "run.name=a", "checkpoint.mode=sync", "checkpoint.interval=100"),
+]
+
+
+@pytest.fixture
+def notes(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "notes").mkdir()
+    return tmp_path / "notes"
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Documents for 41 samples of 16 tokens: a short epoch."""
+    path = tmp_path / "text.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{i} " + "plait " * (i % 7)}) + "\n" for i in range(32)))
+    return path
+
+
+def packed(text, notes):
+    options = {"path": str(text), "text_key": "text", "validation_fraction": 0, "notes": str(notes)}
+    return ["data=text", f"data._target_={RECORDED}Text", *(f"++data.{k}={v}" for k, v in options.items())]
+
+
+def stream(text, notes):
+    options = {"name": "json", "data_files": str(text), "shuffle_buffer": 5, "validation_documents": 0}
+    found = {**options, "notes": str(notes)}
+    return ["data=hf", f"data._target_={RECORDED}Hf", *(f"++data.{k}={v}" for k, v in found.items())]
+
+
+def ready(folder, *overrides, world=1):
+    """(what was said, the config that ranks read): as far as `plait train` goes before a rank starts."""
+    said = []
+    with contextlib.chdir(folder):
+        strategy = "strategy=[fsdp2]" if world > 1 else "strategy=[]"
+        checked = check(resolve([*TINY, strategy, *overrides]), world)
+        run = RunFolder(folder / "runs" / "a")
+        try:
+            assert prepare(checked, run, said.append) is None
+        finally:
+            run.unlock()
+        checked.source.prepare(said.append)
+    return said, run.read_config()
+
+
+def trained(ranks, folder, *overrides, world=1):
+    """The same, and trained by ranks of the pool; returns also the rows of metrics.jsonl."""
+    said, node = ready(folder, *overrides, world=world)
+    return said, ranks.run(whole_run.run, node, folder / "runs" / "a", world=world)[0]
+
+
+def test_packed_samples_go_on_in_a_row_whatever_the_batch(plait_ranks, tmp_path, notes, text):
+    """1 rank, then 2 with a larger global batch, then 3 that keep it, over the end of an epoch."""
+    data, taken = packed(text, notes), []
+    _, first = trained(plait_ranks, tmp_path, *data, "train.local_batch_size=5", "train.steps=3")
+    taken += in_a_row(noted(notes, 1))
+    batch = ("train.local_batch_size=3", "train.global_batch_size=12")
+    said, second = trained(plait_ranks, tmp_path, *data, *batch, "train.steps=5", world=2)
+    assert "data: the global batch was 5 samples and is 12 from sample 15 on" in said
+    taken += in_a_row(noted(notes, 2))
+    assert len(taken) == 39
+    with raises_about("train.global_batch_size", 12):
+        ready(tmp_path, *data, "train.local_batch_size=3", "train.steps=8", world=8)
+    said, third = trained(plait_ranks, tmp_path, *data, "train.local_batch_size=3", "train.steps=8", world=3)
+    assert (
+        "data: the checkpoint's global batch of 12 samples is kept, in 2 local batch(es) of 2 per rank; "
+        "train.global_batch_size sets another"
+    ) in said
+    taken += in_a_row(noted(notes, 3))
+    assert len(taken) == 75
+    source = Text(path=str(text), validation_fraction=0)
+    undisturbed = source.open(seq_len=16, seed=0, global_batch_size=75, dp=(0, 1))
+    assert 39 < len(undisturbed._train) < 75, "the third part must span two epochs"
+    assert taken == rows(undisturbed.train(0))
+    counted = [row["tokens"] // 16 for part in (first, second, third) for row in part]
+    assert counted == [5, 10, 15, 27, 39, 51, 63, 75]
+    manifest = Store.read(tmp_path / "runs/a/checkpoints/step-8")
+    assert (manifest.data["samples"], manifest.tokens) == (75, 75 * 16)
+
+
+def test_every_share_of_a_stream_goes_on_whatever_the_batch(plait_ranks, tmp_path, notes, text, monkeypatch):
+    """Each takes up its own place, also from a checkpoint of before, which counts steps and not samples."""
+    data, taken = stream(text, notes), [[], []]
+    store = Store(tmp_path / "runs/a/checkpoints")
+    for steps, batch in ((3, 4), (5, 12), (6, 2)):
+        options = ("train.local_batch_size=1", f"train.global_batch_size={batch}", f"train.steps={steps}")
+        _, got = trained(plait_ranks, tmp_path, *data, *options, world=2)
+        for share, batches in zip(taken, noted(notes, 2), strict=True):
+            share += [row for part in batches for row in part]
+        if steps == 3:
+            age(store.place(3))
+    assert got[-1]["tokens"] == 38 * 16
+    assert Store.read(store.place(6)).data["samples"] == 38
+    monkeypatch.setattr("plait.data.stream.DEPTH", 8)
+    for index, share in enumerate(taken):
+        options = {"name": "json", "data_files": str(text), "shuffle_buffer": 5, "validation_documents": 0}
+        undisturbed = Hf(**options).open(seq_len=16, seed=0, global_batch_size=38, dp=(index, 2))
+        assert share == rows(undisturbed.train(0)), f"share {index}"
+    assert taken[0] != taken[1]
+    with pytest.raises(
+        PlaitError, match="a stream that 2 data ranks read, but this run has 3: a stream resumes only with the same"
+    ):
+        ready(tmp_path, *data, "train.local_batch_size=1", "train.steps=9", world=3)
+
+
+def age(checkpoint):
+    """Write its manifest as an earlier Plait did."""
+    body = json.loads((checkpoint / "manifest.json").read_text())
+    del body["digest"], body["data"]["samples"]
+    for state in body["data"]["states"]:
+        del state["samples"]
+        state["step"] = body["step"]
+    (checkpoint / "manifest.json").write_text(Manifest(**body).dumps())
+
+
+# What a start says of a checkpoint before a rank runs
+
+
+def resumed(manifest, shares, indexable=True, **options):
+    """(what was said, global batch, local batch) of a run on so many data ranks that goes on from `manifest`."""
+    said, config = [], Config.of({"train": {"seq_len": 16, "local_batch_size": 2, **options}})
+    source, layout = SimpleNamespace(indexable=indexable), SimpleNamespace(count=lambda splits: shares)
+    checked = SimpleNamespace(config=config, layout=layout, source=source)
+    check_data(manifest, checked)
+    keep_batch(manifest, checked, said.append)
+    train = config.train
+    assert Config.of(config.node) == config
+    return said, train.global_batch_size, train.local_batch_size
+
+
+def saved(**data):
+    return Manifest(5, config={"train": {"seq_len": 16, "seed": 0}}, data={"shares": 2, **data})
+
+
+@pytest.mark.parametrize(
+    ("size", "shares", "local", "kept"),
+    [
+        (4, 1, 4, 4),  # fewer ranks, but the batch that null gives
+        (4, 1, 2, 2),  # by accumulation
+        (4, 4, 2, 1),  # more ranks: smaller local batches
+        (12, 2, 4, 3),  # the largest part that divides
+        (7, 1, 4, 1),
+    ],
+)
+def test_null_keeps_the_global_batch_on_other_ranks(size, shares, local, kept):
+    said, *batch = resumed(saved(global_batch_size=size), shares, local_batch_size=local)
+    assert batch == [size, kept]
+    parts = f"in {size // shares // kept} local batch(es) of {kept} per rank; train.global_batch_size sets another"
+    line = f"data: the checkpoint's global batch of {size} samples is kept, {parts}"
+    assert said == ([] if size == local * shares else [line])
+
+
+def test_a_batch_that_cannot_be_kept_says_what_to_set():
+    manifest = saved(global_batch_size=4)
+    with raises_about("train.global_batch_size", 4, (3, 6)):
+        resumed(manifest, 3, local_batch_size=1)
+    assert resumed(manifest, 3, local_batch_size=1, global_batch_size=6) == (
+        ["data: the global batch was 4 samples and is 6 from sample 20 on"], 6, 1
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "before", "now"), [("seq_len", 16, 8), ("seed", 0, 1)])
+def test_other_samples_are_refused(key, before, now):
+    with raises_about(f"train.{key}", now, (before,)):
+        resumed(saved(global_batch_size=4), 2, **{key: now})
+
+
+def test_a_stream_does_not_begin_in_the_middle():
+    with pytest.raises(PlaitError, match="was not trained on a stream, so it holds no position in one"):
+        resumed(saved(global_batch_size=4, samples=20), 2, indexable=False)
+
+
+def test_a_stream_goes_on_only_in_as_many_shares():
+    manifest = saved(global_batch_size=4, samples=20, states=[{"start": 1}, {"start": 2}])
+    resumed(manifest, 2, indexable=False)
+    sentence = "holds a stream that 2 data ranks read, but this run has 4: a stream resumes only with the same"
+    with pytest.raises(PlaitError, match=sentence):
+        resumed(manifest, 4, indexable=False)
+
+
+def test_what_another_loop_saved_asks_for_nothing():
+    assert resumed(Manifest(5), 3) == ([], None, 2)
+
+
+@pytest.mark.slow
+def test_plait_train_goes_on_in_a_row(tmp_path, notes, text):
+    taken, data = [], packed(text, notes)
+    for world, steps, batch in ((1, 3, 2), (2, 5, 12), (3, 7, None)):
+        options = (f"train.steps={steps}", f"train.global_batch_size={batch or 'null'}", "train.local_batch_size=2")
+        strategy = ("strategy=[fsdp2]", f"launch.nproc_per_node={world}") if world > 1 else ("strategy=[]",)
+        done = train(*TINY, *data, *options, *strategy, cwd=tmp_path, PYTHONPATH=str(ROOT))
+        assert done.returncode == 0, done.stdout + done.stderr
+        taken += in_a_row(noted(notes, world))
+    assert len(taken) == 6 + 24 + 24
+    source = Text(path=str(text), validation_fraction=0)
+    assert taken == rows(source.open(seq_len=16, seed=0, global_batch_size=54, dp=(0, 1)).train(0))
+    found = whole_run.rows(tmp_path / "runs/a")
+    assert [row["step"] for row in found] == list(range(1, 8))
+    assert [row["tokens"] // 16 for row in found] == [2, 4, 6, 18, 30, 42, 54]

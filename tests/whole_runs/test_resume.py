@@ -1,0 +1,174 @@
+"""Runs that are killed and simply given again go on as if nothing had happened, bit by bit."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from tests.helpers.commands import SMALL, alive, kill_all, numbers, ranks_of, rows, start, train, wait_for_step
+from tests.helpers.inside import plait
+
+pytestmark = pytest.mark.timeout(600)  # several whole runs each, beside ranks that compile
+FSDP = "strategy=[fsdp2]"
+
+
+def finish(folder, *overrides, **env):
+    done = train(FSDP, "run.name=a", *overrides, cwd=folder, **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def left_in(temporary):
+    return [path for path in temporary.iterdir() if "inductor" not in path.name]  # torch's cache is for all runs
+
+
+def gone(ranks):
+    """Whether they all end by themselves."""
+    deadline = time.monotonic() + 5
+    while any(map(alive, ranks)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(alive, ranks))
+
+
+def test_a_run_leaves_what_it_should(undisturbed):
+    found = rows(undisturbed)
+    assert [row["step"] for row in found] == list(range(1, 41))
+    assert [row["step"] for row in found if "val_loss" in row] == [20, 40]
+    assert found[-1]["tokens"] == 40 * 2 * 2 * 32
+    assert found[0]["mfu"] is None
+    assert found[-1]["loss"] < found[0]["loss"] - 1
+    assert (undisturbed / "export" / "model.safetensors").exists()
+    assert {p.name for p in (undisturbed / "checkpoints").iterdir()} == {"step-35", "step-40"}
+    assert {p.name for p in (undisturbed / "ranks").iterdir()} == {"rank-0.log", "rank-1.log"}
+    assert "plait-fsdp2" in (undisturbed / "versions.json").read_text()
+    manifest = json.loads((undisturbed / "checkpoints" / "step-40" / "manifest.json").read_text())
+    content = (undisturbed / "metrics.jsonl").read_bytes()
+    assert manifest["data"]["metrics"] == [len(content), hashlib.sha256(content).hexdigest()]
+
+
+@pytest.mark.slow
+def test_two_runs_are_bitwise_equal(undisturbed, tmp_path):
+    finish(tmp_path)
+    assert numbers(tmp_path / "runs" / "a") == numbers(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_restarts_the_group(undisturbed, tmp_path):
+    folder = tmp_path / "runs" / "a"
+    process = start(FSDP, "run.name=a", cwd=tmp_path)
+    wait_for_step(folder, 12, process)
+    os.kill(ranks_of(folder)[1], signal.SIGKILL)
+    output = process.communicate(timeout=240)[0]
+    assert process.returncode == 0, output
+    assert "rank 1 was killed by SIGKILL; restarting all (1 of 3); its log: " in output
+    assert numbers(folder) == numbers(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_killed_launcher_leaves_no_rank_and_the_command_goes_on(undisturbed, tmp_path):
+    folder, temporary = tmp_path / "runs" / "a", tmp_path / "temporary"
+    temporary.mkdir()
+    process = start(FSDP, "run.name=a", cwd=tmp_path, TMPDIR=str(temporary))
+    wait_for_step(folder, 17, process)
+    ranks = ranks_of(folder)
+    assert len(ranks) == 2
+    process.kill()
+    process.communicate()
+    assert gone(ranks)
+    assert left_in(temporary)
+    output = finish(tmp_path, TMPDIR=str(temporary))
+    assert not left_in(temporary)
+    assert "checkpoint: resuming after step 15" in output or "checkpoint: resuming after step 10" in output
+    assert numbers(folder) == numbers(undisturbed)
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_ends_with_143(undisturbed, tmp_path):
+    folder = tmp_path / "runs" / "a"
+    process = start(FSDP, "run.name=a", cwd=tmp_path)
+    wait_for_step(folder, 8, process)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=240)[0]
+    assert process.returncode == 143, output
+    assert "stopped by SIGTERM after step" in output
+    last = rows(folder)[-1]["step"]
+    assert (folder / "checkpoints" / f"step-{last}").exists()
+    assert f"checkpoint: resuming after step {last}" in finish(tmp_path)
+    assert numbers(folder) == numbers(undisturbed)
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_rank_stops_all_at_one_step(undisturbed, tmp_path):
+    folder = tmp_path / "runs" / "a"
+    process = start(FSDP, "run.name=a", cwd=tmp_path)
+    wait_for_step(folder, 8, process)
+    os.kill(ranks_of(folder)[1], signal.SIGTERM)
+    output = process.communicate(timeout=240)[0]
+    assert process.returncode == 143, output
+    finish(tmp_path)
+    assert numbers(folder) == numbers(undisturbed)
+
+
+def test_a_finished_run_says_so(undisturbed, monkeypatch):
+    monkeypatch.chdir(undisturbed.parent.parent)
+    done = plait("train", *SMALL, FSDP, "run.name=a")
+    assert (done.code, done.err) == (0, "")
+    assert "a is finished at step 40: raise train.steps, or set another run.name" in done.out
+
+
+@pytest.mark.slow
+def test_a_life_of_mishaps(undisturbed, tmp_path):
+    """A rank is killed, a second launcher turned away, the launcher killed, its successor told to stop."""
+    folder = tmp_path / "runs" / "a"
+    process = start(FSDP, "run.name=a", cwd=tmp_path)
+    wait_for_step(folder, 8, process)
+    os.kill(ranks_of(folder)[1], signal.SIGKILL)
+    second = train(FSDP, "run.name=a", cwd=tmp_path)
+    assert second.returncode == 1
+    assert "is already running (process " in second.stderr
+    assert "Traceback" not in second.stderr
+    wait_for_step(folder, 17, process)
+    ranks = ranks_of(folder)
+    assert len(ranks) == 2
+    process.kill()
+    assert "rank 1 was killed by SIGKILL; restarting all (1 of 3); its log: " in process.communicate()[0]
+    assert gone(ranks)
+    process = start(FSDP, "run.name=a", cwd=tmp_path)
+    wait_for_step(folder, 22, process)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=240)[0]
+    assert process.returncode == 143, output
+    last = rows(folder)[-1]["step"]
+    assert f"stopped by SIGTERM after step {last}; saved" in output
+    assert f"checkpoint: resuming after step {last}" in finish(tmp_path)
+    assert numbers(folder) == numbers(undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("victim", ["rank", "launcher", "all"])
+def test_killed_at_any_moment(undisturbed, tmp_path, victim, seed):
+    """At random steps and instants, while saving too (a save every second step, kept twice)."""
+    rng, folder = random.Random(f"{victim}-{seed}"), tmp_path / "runs" / "a"
+    often = "checkpoint.interval=2"
+    for _ in range(2):
+        process = start(FSDP, "run.name=a", often, cwd=tmp_path)
+        done = max([int(p.name[5:]) for p in folder.glob("checkpoints/step-*[0-9]")], default=0)
+        wait_for_step(folder, min(done + rng.randint(2, 12), 39), process)
+        time.sleep(rng.uniform(0, 0.1))
+        if victim == "all":
+            kill_all(process, folder)
+        elif victim == "launcher":
+            process.kill()
+        else:
+            os.kill(rng.choice(ranks_of(folder)), signal.SIGKILL)
+        output = process.communicate(timeout=240)[0]
+        assert (process.returncode == 0) is (victim == "rank"), output
+        if victim == "rank":
+            break
+    finish(tmp_path, often)
+    assert numbers(folder) == numbers(undisturbed)
