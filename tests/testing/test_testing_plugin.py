@@ -99,6 +99,36 @@ class TestTimeout(BaseException):
     __test__ = False
 
 
+def join_slowly():
+    """Patch this rank, for the runs that follow, so that a second passes between its group's connection and its use."""
+    import torch.distributed as dist
+
+    connect = dist.init_process_group
+
+    def slow(*args, **options):
+        connect(*args, **options)
+        if options["rank"] == 1:
+            time.sleep(1)
+        joined.append(time.monotonic())
+
+    joined: list[float] = []
+    dist.init_process_group, dist.joined = slow, joined
+
+
+def begun():
+    import torch.distributed as dist
+
+    return dist.joined[-1], time.monotonic()
+
+
+def test_no_function_begins_before_all_ranks_have_joined(plait_ranks):
+    """One that fails at once would close the connections that others still make, and these could never join again."""
+    with plait_ranks.fresh(2) as pool:
+        pool.run(join_slowly, world=2)
+        times = pool.run(begun, world=2)
+    assert max(joined for joined, _ in times) <= min(start for _, start in times)
+
+
 def test_ranks_of_a_test_that_was_cut_do_not_hold_up_the_next(plait_ranks):
     def cut(*_):
         raise TestTimeout

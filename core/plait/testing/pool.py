@@ -193,6 +193,7 @@ def _serve(rank: int, pipe: Connection, stack_file: str, backend: str) -> None:
         payload, world, store = task
         try:
             _join(backend, dist.FileStore(store, world), rank, world)
+            dist.barrier()  # one that fails at once ends its group: others, not yet connected, could never join again
             fn, args, kwargs = cloudpickle.loads(payload)
             answer = cloudpickle.dumps(fn(*args, **kwargs))
             dist.barrier()
