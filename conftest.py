@@ -1,12 +1,22 @@
 """How this repository runs its tests: what is left to `make test-all`, and what one of two processes has to itself."""
 
 import os
+import signal
 
 import pytest
 
 # On some CPUs (an AMD EPYC, say) MKL rounds a product by where its operands lie in memory: two strategies that add in
 # one order then differ in the last bit of float32. Set before torch is imported, and inherited by the ranks.
 os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
+
+# A job of `nohup`, or in a shell's background, begins with these ignored, and so would the runs that tests interrupt.
+for _number, _usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
