@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed them
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 TIMES = 5  # each measurement; the median counts
 
 
@@ -136,11 +138,11 @@ def _all_reduce(x: Tensor) -> None:
 
 
 def _all_gather(x: Tensor) -> None:
-    dist.all_gather_into_tensor(x, x.chunk(dist.get_world_size())[dist.get_rank()].clone())
+    _gather(x, x.chunk(dist.get_world_size())[dist.get_rank()].clone())
 
 
 def _reduce_scatter(x: Tensor) -> None:
-    dist.reduce_scatter_tensor(torch.empty_like(x.chunk(dist.get_world_size())[0]), x)
+    _scatter(torch.empty_like(x.chunk(dist.get_world_size())[0]), x)
 
 
 def _all_to_all(x: Tensor) -> None:

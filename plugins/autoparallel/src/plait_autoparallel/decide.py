@@ -88,7 +88,7 @@ def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: Path | N
     limit = capacity
     for _ in range(TRIES):
         found = search(run, layouts, reasons, cluster, limit, wanted)
-        decision = _decision(found, samples)
+        decision = decision_of(found, samples)
         peak = _needed(run, decision, blocks, cluster, found)
         if peak <= capacity:
             break
@@ -119,7 +119,7 @@ def _advice(run: Run, found: Any, cluster: Any) -> str:
     return report.text(bounded, micro, step)
 
 
-def _decision(found: Any, samples: int) -> file.Decision:
+def decision_of(found: Any, samples: int) -> file.Decision:
     best = found.best
     in_order = [b for s in found.segments for b in s.blocks]
     modes = dict(zip(in_order, best.mix.modes, strict=True))
@@ -128,13 +128,19 @@ def _decision(found: Any, samples: int) -> file.Decision:
 
 def _needed(run: Run, decision: file.Decision, blocks: list[str], cluster: "planning.Cluster", found: Any) -> float:
     """Bytes at the peak of the run under `decision`, which is traced: the search puts it together of pieces."""
+    config = config_under(run, decision, blocks)
+    (times,) = planning.on_all_cores(planning.needs, [(config, run.world_size, cluster, found.pieces)])
+    return times * found.best.mix.total.peak
+
+
+def config_under(run: Run, decision: file.Decision, blocks: list[str]) -> Any:
+    """The config of a run that follows `decision`; `run` stays as it is."""
     trial = copy.copy(run)
     trial.config, trial.strategies = copy.deepcopy(run.config), dict(run.strategies)
     apply(trial, decision, blocks)
     trial.config.strategy = {name: attrs.asdict(strategy) for name, strategy in trial.strategies.items()}
     trial.config.node["strategy"] = trial.config.strategy
-    (times,) = planning.on_all_cores(planning.needs, [(trial.config, run.world_size, cluster, found.pieces)])
-    return times * found.best.mix.total.peak
+    return trial.config
 
 
 def _axes(composition: Any) -> list[str]:
