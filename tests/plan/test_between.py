@@ -7,7 +7,7 @@ from plait.contract.cluster import cluster_of
 from plait.contract.config import Config
 from plait.launch.compose import resolve
 from plait.parallel.assembly import assemble
-from plait.plan.between import between, corners
+from plait.plan.between import between, ends
 from plait.plan.pieces import pieces
 from plait.plan.space import representatives
 
@@ -26,7 +26,7 @@ def composed(*more):
 
 def test_only_the_ends_are_traced():
     run, found, chosen = composed()
-    mixes = corners(run, found, chosen)
+    mixes = ends(run, found, chosen)
     put = {i: mix for i, mix in mixes.items() if len(mix) > 1}
     assert {found[i].inner["tp"] for i in put} == {4}
     for mix in put.values():
@@ -37,7 +37,7 @@ def test_only_the_ends_are_traced():
 
 def test_a_degree_that_shares_heads_is_no_end():
     run, found, chosen = composed("model.n_kv_heads=4")
-    assert all(len(mix) == 1 for mix in corners(run, found, chosen).values())
+    assert all(len(mix) == 1 for mix in ends(run, found, chosen).values())
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_a_step_between_is_the_traced_one():
     run, found, chosen = composed()
     cluster = cluster_of(run.config.cluster)
     assert cluster is not None
-    target, mix = next((i, mix) for i, mix in corners(run, found, chosen).items() if len(mix) > 1)
+    target, mix = next((i, mix) for i, mix in ends(run, found, chosen).items() if len(mix) > 1)
 
     def traced(i):
         return pieces(run.config, found[i].layout, found[i].strategies, cluster.granularity)

@@ -1,8 +1,6 @@
 """Steps of degrees that lie between traced ones: sizes on a rank are `a + b / degree` as long as the degree divides
-what an axis shards. Two traces give a and b of one axis; more axes have more corners."""
+what an axis shards. Two traces give a and b."""
 
-import itertools
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,36 +13,35 @@ from plait.plan.pieces import Pieces
 from plait.plan.ranks import degrees
 from plait.plan.space import Composition, large_axes
 
-Corners = list[tuple[float, int]]  # (weight, index of a composition); the weights add up to 1
+Ends = list[tuple[float, int]]  # (weight, index of a composition); the weights add up to 1
 
 
-def corners(run: Run, found: list[Composition], chosen: list[int]) -> dict[int, Corners]:
-    """Of each of `chosen` (indices of `found`): whose traces it is put together of; only itself if it must be
-    traced."""
-    known = {_place(found[i]): i for i in sorted(chosen, key=lambda i: len(large_axes(found[i])))}
+def ends(run: Run, found: list[Composition], chosen: list[int]) -> dict[int, Ends]:
+    """Of each of `chosen` (indices of `found`): whose traces it is put together of; only itself if it must be traced.
+
+    The ends differ from it in the degree of one axis: the one with most degrees, so that few are traced.
+    """
     units = _units(run)
-    mixes: dict[int, Corners] = {}
+    mixes: dict[int, Ends] = {}
     for i in chosen:
         one = found[i]
         axes = {a.name: a for v in (one.layout.dense, *one.layout.views.values()) for a in v}
-        kin = [found[j] for j in chosen if _place(found[j])[:2] == _place(one)[:2]]
-        ends = []
+        mixes[i], most = [(1.0, i)], 0
         for name, degree in one.inner.items():
             numbers = [n for logical in axes[name].shards for n in units.get(logical, ())]
-            fit = sorted({k.inner[name] for k in kin if all(n % k.inner[name] == 0 for n in numbers)} - {1})
-            inside = degree in fit[1:-1] and all(degree % fit[0] == 0 and fit[-1] % d == 0 for d in (fit[0], degree))
-            ends.append(_ends(degree, fit[0], fit[-1]) if inside else [(1.0, degree)])
-        mix = []
-        for picked in itertools.product(*ends):
-            place = (*_place(one)[:2], tuple(degree for _, degree in picked))
-            mix.append((math.prod(weight for weight, _ in picked), known.get(place, -1)))
-        fits = all(j >= 0 and _same_copies(one.layout, found[j].layout) for _, j in mix)
-        mixes[i] = mix if fits else [(1.0, i)]
+            kin = {found[j].inner[name]: j for j in chosen if _others(found[j], name) == _others(one, name)}
+            fit = sorted(d for d in kin if d > 1 and all(n % d == 0 for n in numbers))
+            if degree not in fit[1:-1] or degree % fit[0] or fit[-1] % degree or len(fit) <= most:
+                continue
+            low, high = fit[0], fit[-1]
+            if all(_same_copies(one.layout, found[kin[d]].layout) for d in (low, high)):
+                weight = (1 / degree - 1 / high) / (1 / low - 1 / high)
+                mixes[i], most = [(weight, kin[low]), (1 - weight, kin[high])], len(fit)
     return mixes
 
 
 def between(mix: list[tuple[float, list[Pieces]]], layout: MeshLayout) -> list[Pieces] | None:
-    """The pieces in `layout` from those of its corners; None if their steps do not consist of the same operators."""
+    """The pieces in `layout` from those of its ends; None if their steps do not consist of the same operators."""
     firsts = mix[0][1]
     found = []
     for traces in zip(*(pieces for _, pieces in mix), strict=True):
@@ -58,15 +55,10 @@ def between(mix: list[tuple[float, list[Pieces]]], layout: MeshLayout) -> list[P
     return found if len(found) == len(firsts) else None
 
 
-def _ends(degree: int, low: int, high: int) -> list[tuple[float, int]]:
-    weight = (1 / degree - 1 / high) / (1 / low - 1 / high)
-    return [(weight, low), (1 - weight, high)]
-
-
-def _place(one: Composition) -> tuple[Any, ...]:
-    """Without what views leave over of other axes: if that matters, the operators differ."""
-    own = frozenset(name for name in large_axes(one) if "." not in name)
-    return one.kin, own, tuple(one.inner.values())
+def _others(one: Composition, name: str) -> tuple[Any, ...]:
+    """All but the degree of one axis; which axes are large, also of those that views leave over: if they differ, so do
+    the operators."""
+    return one.kin, large_axes(one), tuple(d for axis, d in one.inner.items() if axis != name)
 
 
 def _same_copies(one: MeshLayout, other: MeshLayout) -> bool:

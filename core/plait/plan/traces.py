@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from plait.contract.run import Run
-from plait.plan.between import between, corners
+from plait.plan.between import between, ends
 from plait.plan.cores import on_all_cores
 from plait.plan.pieces import Pieces, known, pieces, remember
 from plait.plan.space import Composition, representatives
@@ -23,7 +23,7 @@ def traces(
     of strategies that take part in each. granularity: what an allocator rounds sizes up to.
     """
     serves = representatives(found)
-    mixes = corners(run, found, sorted(set(serves.values())))
+    mixes = ends(run, found, sorted(set(serves.values())))
     needed = sorted({serves[i] for i in wanted})
     made: dict[int, list[Pieces]] = {}
 

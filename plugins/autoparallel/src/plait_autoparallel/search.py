@@ -74,7 +74,9 @@ def search(
     reasons: strategy -> why it cannot take part. Raises PlaitError, saying what to relax, if there is none.
     """
     found = wanted.axes_fit(layouts, run.world_size, reasons)
-    found = [c for c in found if _inside(c, cluster)] or found
+    inside = [c for c in layouts if _inside(c, cluster)]
+    if kept := [c for c in found if any(c is other for other in inside)]:
+        found, layouts = kept, inside  # so no other layout is traced
     places = {id(composition): i for i, composition in enumerate(layouts)}
     samples = wanted.samples
     shared = [places[id(c)] for c in found if samples % c.layout.count("batch") == 0]
