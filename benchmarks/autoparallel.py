@@ -8,6 +8,7 @@ Times of steps are planned ones, by the cost model of `plait plan`.
 """
 
 import itertools
+import os
 import resource
 import subprocess
 import sys
@@ -72,12 +73,15 @@ def one(name: str) -> None:
     start = time.perf_counter()
     result = found(overrides, world)
     taken = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak, others = (
+        resource.getrusage(who).ru_maxrss / 2**20 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
     from plait_autoparallel.words import described, recomputed
     from plait_autoparallel.words import time as said
 
-    used = time.process_time()  # of a machine that does other work too, the wall clock says little
-    print(f"{name}: {taken:.1f} s (to reach: {limit:.0f}), {used:.1f} s of CPU, {peak:.2f} GiB", flush=True)
+    used = sum(os.times()[:4])  # on a machine that does other work too, the wall clock says little
+    print(f"{name}: {taken:.1f} s (to reach: {limit:.0f}), {used:.1f} s of CPU, {peak:.2f} GiB here and "
+          f"at most {others:.2f} GiB in each of {os.cpu_count()} further processes", flush=True)  # fmt: skip
     if isinstance(result, Exception):
         print(f"  {result}")
         return

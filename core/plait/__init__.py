@@ -8,7 +8,7 @@ from plait.contract.config import Compile, Config, Precision, Remat, Schedule
 from plait.contract.errors import PlaitError
 from plait.contract.hookspecs import hookimpl
 from plait.contract.model_spec import ModelSpec
-from plait.contract.planned import is_planning, read_values, split_evenly
+from plait.contract.planned import is_planning, planned_split, read_values
 from plait.contract.run import Run
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ __all__ = [
     "hookimpl",
     "is_planning",
     "outside_of_graph",
+    "planned_split",
     "planning",
     "read_values",
     "shard_dim",
-    "split_evenly",
     "transform_param",
     "valid_degree",
 ]

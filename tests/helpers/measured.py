@@ -56,17 +56,17 @@ class InOrder(Counting):
         return result
 
 
-def measure(node: dict[str, Any], collectives: bool, balanced: bool = True) -> Measured:
+def measure(node: dict[str, Any], collectives: bool, worst: bool = False) -> Measured:
     """On each rank of a pool: two steps of the run that the checked `node` describes.
 
-    collectives: they are counted, which the allocator notices, so its peak is told only without. balanced: routers
-    send as many tokens to each expert.
+    collectives: they are counted, which the allocator notices, so its peak is told only without. worst: routers
+    send all tokens to the first experts; otherwise as many to each.
     """
     config = Config.of(node)
     held: list[int] = []
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch.object(Router, "_choose", _evenly if balanced else Router._choose),
+        mock.patch.object(Router, "_choose", _to_the_first if worst else _evenly),
     ):
         (Path(folder) / "versions.json").write_text("{}")
         watched = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False)
@@ -94,6 +94,10 @@ def measure(node: dict[str, Any], collectives: bool, balanced: bool = True) -> M
 def _evenly(router: Any, biased_NX: torch.Tensor) -> torch.Tensor:
     rows, experts = biased_NX.shape
     return (torch.arange(rows * router.top_k) % experts).view(rows, router.top_k)
+
+
+def _to_the_first(router: Any, biased_NX: torch.Tensor) -> torch.Tensor:
+    return torch.arange(router.top_k).expand(biased_NX.shape[0], -1).contiguous()
 
 
 def _grads(trainer: Trainer) -> list[Any]:

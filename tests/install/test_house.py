@@ -88,7 +88,7 @@ def code_lines(path: Path) -> int:
 
 
 BUDGET = {  # lines of code; what takes more must be worth it, or something else must go
-    "contract": 850,
+    "contract": 860,
     "system": 380,
     "strategies": 480,
     "models": 1200,

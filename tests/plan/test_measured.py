@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from plait.contract.planned import crowded
 from plait.launch.check import check
 from plait.launch.compose import resolve
 from plait.plan.engine import plan
@@ -55,6 +56,18 @@ def test_ranks_send_and_store_what_the_plan_says(checked: Any, plait_ranks: Any)
 def test_the_peak_is_what_the_allocator_gives_out(checked: Any, plait_ranks: Any) -> None:
     real = plait_ranks.run(measured.measure, checked.config.node, False, world=4)[0]
     assert plan(checked.config.node, 4).memory.peak == pytest.approx(real.peak, rel=0.03)
+
+
+@pytest.mark.slow
+def test_with_the_worst_routing_ranks_need_what_its_plan_says(plait_ranks: Any) -> None:
+    """The first experts are all on rank 0."""
+    node = check(resolve([*RUN, *LAYOUTS["ep"]]), 4).config.node
+    sent, used = (plait_ranks.run(measured.measure, node, counts, True, world=4)[0] for counts in (True, False))
+    even = plan(node, 4)
+    with crowded():
+        found = plan(node, 4)
+    assert {(c.axis, c.kind): (c.count, c.bytes) for c in found.collectives} == _totals(sent.collectives)
+    assert even.memory.peak * 1.05 < found.memory.peak == pytest.approx(used.peak, rel=0.03)
 
 
 def _totals(collectives: list[tuple[str, str, int]]) -> dict[tuple[str, str], tuple[int, int]]:

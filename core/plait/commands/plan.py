@@ -4,15 +4,17 @@ import json
 import sys
 
 from plait.contract.errors import misfit
+from plait.contract.planned import crowded
 from plait.plan.values import FULL
 
-HELP = """usage: plait plan [overrides] [world=N] [rank=N] [cluster=NAME] [--json] [--all-blocks]
+HELP = """usage: plait plan [overrides] [world=N] [rank=N] [cluster=NAME] [routing=worst] [--json] [--all-blocks]
        plait plan -m 'key=a,b' [overrides] ...
 
 Simulates one rank of the run that `plait train` would start with these overrides, with the real strategies and without
 weights: memory by kind and at its peak, every collective, operators, and with a cluster the time of a step.
   world=N       the number of ranks (default: what the degrees and launch.* ask for)
   rank=N        the rank to simulate (default: one that holds most)
+  routing=worst all tokens go to the experts of one rank, the one that is simulated (default: even)
   cluster=NAME  the machines: h100, h200, b200, a100, mi300x, cpu, or your own file conf/cluster/NAME.yaml
   --json        print JSON
   --all-blocks  trace every block, even if they are alike
@@ -26,11 +28,19 @@ def main(argv: list[str]) -> int:
     if any(a in ("-h", "--help") for a in argv):
         print(HELP)
         return 0
-    from plait.launch.compose import asked, resolve
+    from plait.launch.compose import asked
 
     flags = {a for a in argv if a in FLAGS}
-    rest, rank = _rank([a for a in argv if a not in FLAGS])
+    rest, worst = _routing([a for a in argv if a not in FLAGS])
+    rest, rank = _rank(rest)
     overrides, world = asked(rest, "plan")
+    with crowded(worst):
+        return _plan(overrides, world, rank, flags)
+
+
+def _plan(overrides: list[str], world: int | None, rank: int | None, flags: set[str]) -> int:
+    from plait.launch.compose import resolve
+
     if flags & {"-m", "--multirun"}:
         from plait.plan.side_by_side import jobs, side_by_side
 
@@ -47,6 +57,16 @@ def main(argv: list[str]) -> int:
 
         print(text(found), file=sys.stdout)
     return FULL if found.fits is False else 0
+
+
+ROUTINGS = ("even", "worst")
+
+
+def _routing(argv: list[str]) -> tuple[list[str], bool]:
+    given = [a.partition("=")[2] for a in argv if a.startswith("routing=")]
+    if given and given[-1] not in ROUTINGS:
+        raise misfit("routing", given[-1], "even or worst")
+    return [a for a in argv if not a.startswith("routing=")], given[-1:] == ["worst"]
 
 
 def _rank(argv: list[str]) -> tuple[list[str], int | None]:

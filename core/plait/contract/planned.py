@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _planning = False
+_crowded = False
 
 
 def is_planning() -> bool:
@@ -30,7 +31,28 @@ def read_values(tensor: Any, planned: Callable[[], Any]) -> Any:
     return planned() if _planning else tensor.tolist()
 
 
-def split_evenly(total: int, parts: int) -> list[int]:
-    """`total` divided into `parts` integers that differ by at most one, the larger ones first."""
+def is_crowded() -> bool:
+    """Whether the worst routing is planned; see `planned_split`."""
+    return _crowded
+
+
+@contextlib.contextmanager
+def crowded(yes: bool = True) -> Iterator[None]:
+    """Plan the worst routing inside."""
+    global _crowded
+    before, _crowded = _crowded, yes
+    try:
+        yield
+    finally:
+        _crowded = before
+
+
+def planned_split(total: int, parts: int) -> list[int]:
+    """How many of `total` rows a plan sends to each of `parts` ranks that share experts.
+
+    Integers that differ by at most one, the larger ones first; in the worst routing all rows go to the first rank.
+    """
+    if _crowded:
+        return [total, *[0] * (parts - 1)]
     each, rest = divmod(total, parts)
     return [each + (i < rest) for i in range(parts)]

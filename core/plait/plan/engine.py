@@ -8,6 +8,7 @@ from typing import Any
 from plait.contract.cluster import Cluster, cluster_of
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
+from plait.contract.planned import is_crowded
 from plait.launch.check import Checked, check
 from plait.parallel.assembly import Assembly
 from plait.plan.blocks import groups
@@ -58,9 +59,8 @@ def step_of(
         for k, v in config.node.items()
         if k in ("model", "strategy", "optimizer", "train", "precision", "remat", "compile")
     }
-    key = json.dumps(
-        [relevant, assembly.run.world_size, rank, granularity, every, compiled], sort_keys=True, default=str
-    )
+    said = [relevant, assembly.run.world_size, rank, granularity, every, compiled, is_crowded()]
+    key = json.dumps(said, sort_keys=True, default=str)
     if key not in _steps:
         if len(_steps) >= CACHED:
             _steps.pop(next(iter(_steps)))

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from plait.contract.axes import MeshLayout
 from plait.contract.config import REMAT, Config, Remat
 from plait.contract.model_spec import ModelSpec
+from plait.contract.planned import is_crowded
 from plait.parallel.build import build_model
 from plait.plan.blocks import Group, block_of, groups, keep
 from plait.plan.cannot import in_words
@@ -115,7 +116,8 @@ def _key(config: Config, layout: MeshLayout, strategies: Mapping[str, Any], gran
     for number in ("local_batch_size", "global_batch_size", "steps"):
         del train[number]
     nodes = [config.model, config.optimizer, attrs.asdict(config.precision), train]
-    return json.dumps([nodes, attrs.asdict(layout), strategies, granularity], sort_keys=True, default=str)
+    said = [nodes, attrs.asdict(layout), strategies, granularity, is_crowded()]
+    return json.dumps(said, sort_keys=True, default=str)
 
 
 def _pieces(

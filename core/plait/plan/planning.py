@@ -4,6 +4,7 @@ from plait.contract.cluster import Cluster, cluster_here, cluster_of
 from plait.contract.config import REMAT
 from plait.contract.errors import near_miss
 from plait.contract.model_spec import matches
+from plait.contract.planned import crowded
 from plait.parallel.build import build_model
 from plait.parallel.simulated import simulated
 from plait.plan.checked import needs
@@ -30,6 +31,7 @@ __all__ = [
     "cluster_here",
     "cluster_of",
     "compositions",
+    "crowded",
     "degrees",
     "matches",
     "members",

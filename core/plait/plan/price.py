@@ -1,5 +1,6 @@
 """Computes seconds and bytes of a step on a cluster from its pieces, for any batch size and layout of the mesh."""
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -87,6 +88,8 @@ class _PricedTrace:
         self.all = None if blocks is None else [None, *blocks]
         self.ranks: dict[str, tuple[int, ...]] = {}
         self.traced_degrees, self.degrees = degrees(pieces.layout), degrees(layout)
+        self.here = {fqn: t.local(self.degrees) for fqn, t in pieces.tensors.items()}
+        self.traced = {fqn: pieces.tensors[fqn].local(self.traced_degrees) for fqn in pieces.held}
         self.bytes, self.flops, self.sent = _scaled(pieces, rows)
         self.indices = _indices(pieces)
         self.kind_of = {fqn: i for i, g in enumerate(pieces.groups) for fqn in g.fqns}
@@ -110,8 +113,15 @@ class _PricedTrace:
 
     def left(self, kind: int) -> float:
         """Bytes of gradients that the backward of a block of this kind leaves."""
+        return self._left[kind]
+
+    @functools.cached_property
+    def _left(self) -> list[float]:
+        return [self._gradients_of(kind) for kind in range(len(self.pieces.groups))]
+
+    def _gradients_of(self, kind: int) -> float:
         blocks = [fqn for fqn in self.pieces.modes if self.kind_of[fqn] == kind]
-        return self._local(blocks[-1:]) * self._gradient_size()
+        return self._local(blocks[-1:]) * self._gradient_size
 
     def _base(self) -> float:
         traced = list(self.pieces.modes)
@@ -186,9 +196,9 @@ class _PricedTrace:
         """Block, or None for all -> elements of its parameters that a rank holds in this layout / in the trace."""
         shares: dict[Any, float] = {}
         for block in (*self.pieces.modes, None):
-            members = [self.pieces.tensors[f] for f in self.pieces.held if block is None or self._block(f) == block]
-            then = sum(t.local(self.traced_degrees) for t in members)
-            shares[block] = sum(t.local(self.degrees) for t in members) / then if then else 1.0
+            members = [f for f in self.pieces.held if block is None or self._block(f) == block]
+            then = sum(self.traced[f] for f in members)
+            shares[block] = sum(self.here[f] for f in members) / then if then else 1.0
         return shares
 
     def _block(self, fqn: str) -> str | None:
@@ -198,17 +208,19 @@ class _PricedTrace:
         """Elements that a rank holds of the parameters of `blocks`; None among them stands for those outside blocks.
         blocks=None: of all parameters."""
         wanted = None if blocks is None else set(blocks)
-        return sum(t.local(self.degrees) for t in self.pieces.tensors.values() if wanted is None or t.block in wanted)
+        tensors = self.pieces.tensors
+        return sum(size for f, size in self.here.items() if wanted is None or tensors[f].block in wanted)
 
     def _static(self, whole: int) -> float:
-        held = sum(self.pieces.tensors[f].local(self.traced_degrees) for f in self.pieces.held)
+        held = sum(self.traced.values())
         parameters, optimizer = (float(self.pieces.levels[0][i]) for i in STATIC)
         size = round(parameters / held) if held else 0  # bytes of an element; the rest are buffers
         return whole * (size + optimizer / held) + max(parameters - size * held, 0.0)
 
+    @functools.cached_property
     def _gradient_size(self) -> float:
         """Bytes per element of a gradient."""
-        held = sum(self.pieces.tensors[f].local(self.traced_degrees) for f in self.pieces.held)
+        held = sum(self.traced.values())
         return float(self.pieces.levels[:, GRADIENTS].max()) / held if held else 0.0
 
     def _steady(self, places: list[int]) -> float:
@@ -253,8 +265,7 @@ class _PricedTrace:
         sent = self.sent[i]
         if operator.kind == "all_reduce" and operator.phase == "backward" and self._splits_batch(names):
             sent *= self.held_ratio[self._owner(i)]  # the ranks sum gradients of shards
-        scaled = attrs.evolve(operator, sent=sent)
-        seconds = seconds_to_send(scaled, ranks, self.cluster, links)
+        seconds = seconds_to_send(operator.kind, sent, ranks, self.cluster, links)
         direct = operator.name.startswith("c10d::")
         return Event(seconds, operator.axis, operator.kind == "all_gather", direct, operator.phase in BESIDE)
 

@@ -39,7 +39,8 @@ def spend(trace: Trace, cluster: Cluster, best: bool) -> Spent:
         phase = operator.phase
         if operator.kind:
             axis = operator.axis
-            taken = seconds_to_send(operator, trace.members.get(axis, (0,)), cluster, links) * weight
+            taken = seconds_to_send(operator.kind, operator.sent, trace.members.get(axis, (0,)), cluster, links)
+            taken *= weight
             sending[axis] = sending.get(axis, 0.0) + taken
             clock.send(axis, taken, operator.kind == "all_gather", operator.name.startswith("c10d::"), phase in BESIDE)
         elif operator.name.endswith("::wait_tensor"):
@@ -64,9 +65,9 @@ def seconds_of(operator: Operator, cluster: Cluster, products: float, memory: fl
     return max(moving, computing, cluster.launch), computing > moving
 
 
-def seconds_to_send(operator: Operator, members: tuple[int, ...], cluster: Cluster, links: float) -> float:
-    """Of a collective: a ring, in which each rank sends everything that is not its own; an all-reduce goes around
-    twice.
+def seconds_to_send(kind: str, sent: float, members: tuple[int, ...], cluster: Cluster, links: float) -> float:
+    """Of a collective of `sent` bytes: a ring, in which each rank sends everything that is not its own; an all-reduce
+    goes around twice.
 
     Ranks of one node that take part share the node's network cards.
     """
@@ -74,17 +75,17 @@ def seconds_to_send(operator: Operator, members: tuple[int, ...], cluster: Clust
     if ranks == 1:
         return 0.0
     hops = math.ceil(math.log2(ranks))
-    share = operator.sent * (ranks - 1) / ranks
+    share = sent * (ranks - 1) / ranks
     if nodes == 1:
         once = cluster.inside.latency * hops + share / (cluster.inside.bandwidth * links)
-    elif operator.kind == "all_to_all":
-        outside = operator.sent * (nodes - 1) / nodes
+    elif kind == "all_to_all":
+        outside = sent * (nodes - 1) / nodes
         slow, fast = outside / cluster.between.bandwidth, (share - outside) / cluster.inside.bandwidth
         once = cluster.between.latency * hops + max(slow, fast) / links
     else:
         rate = min(cluster.inside.bandwidth, cluster.between.bandwidth * ranks / nodes)
         once = cluster.between.latency * hops + share / (rate * links)
-    return 2 * once if operator.kind == "all_reduce" else once
+    return 2 * once if kind == "all_reduce" else once
 
 
 @functools.lru_cache(maxsize=256)

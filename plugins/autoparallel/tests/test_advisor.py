@@ -11,6 +11,7 @@ from plait.launch.check import check
 from plait.launch.compose import resolve
 from plait.parallel.assembly import assemble
 from plait_autoparallel.advisor import advise, report, strategies
+from plait_autoparallel.advisor.block import Block
 from plait_autoparallel.advisor.links import Links, MeshDim
 from plait_autoparallel.advisor.program import Choice, Problem, Program, Step
 
@@ -162,6 +163,18 @@ def traced():
         for chosen, ranks, rows in (({}, 1, 4), ({"fsdp2": {"shard": 2}}, 2, 2))
     )
     return whole, local, layout
+
+
+def test_recomputation_gathers_no_parameter_twice():
+    """A strategy may keep what it has gathered and cast, so a bound must not pay for it a second time."""
+    config = Config.of(resolve([*TINY[1:-1], *BF16, "strategy=[fsdp2]", "model.n_layers=1"]))
+    gathered = {}
+    for mode in ("none", "full"):
+        (graph,) = planning.block_graphs(config, {}, 1, 4, {0: mode})
+        with strategies.enumerations([2]) as asked:
+            moved = Block(graph, links(), {}, asked, 4).problem.moved
+        gathered[mode] = list(moved.values()).count("parameter")
+    assert gathered["full"] == gathered["none"]
 
 
 def bounded(traced, planned):

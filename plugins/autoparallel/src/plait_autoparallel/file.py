@@ -52,12 +52,14 @@ def write(found: Any, run: Run, cluster: Any, capacity: float, samples: int) -> 
             "blocks": _rounded(total.seconds - best.candidate.micro * best.price.micro - best.price.step),
             "embedding, head and loss": _rounded(best.candidate.micro * best.price.micro),
             "clipping and optimizer": _rounded(best.price.step),
+            **({"step with the worst routing": _rounded(found.worst.seconds)} if found.worst else {}),
         },
         "bytes": {
             "limit": round(capacity),
             "peak": round(total.peak),
             "parameters and optimizer": round(best.price.static),
             **{f"at {moment}": round(value) for moment, value in total.moments.items()},
+            **({"peak with the worst routing": round(found.worst.peak)} if found.worst else {}),
         },
         "bound": words.binding(best),
         "runners_up": [

@@ -47,7 +47,8 @@ class Found:
     """best: the plan. others: the best of every other composition, fastest first. short: what does not fit, by need.
     hand: plans as people make them: one mode of recomputation for all blocks. traced: the number of traces.
     ideal: seconds of the plan's step with links that take no time, and memory for everything: another strategy that
-    shares the same work gains no more. undivided: the model's logical axes that no layout divides."""
+    shares the same work gains no more. undivided: the model's logical axes that no layout divides.
+    worst: the plan's step if all tokens go to the experts of one rank; None if no ranks share experts."""
 
     best: Scored
     others: list[Scored]
@@ -59,6 +60,7 @@ class Found:
     reasons: Mapping[str, str]
     ideal: float
     undivided: list[str]
+    worst: planning.Total | None
 
 
 def search(
@@ -127,7 +129,19 @@ def search(
     pieces = traced[places[id(best.candidate.composition)]]
     segments = wanted.segments(pieces[0])
     ideal, undivided = _ideal(best.candidate, pieces, cluster, segments), _undivided(wanted, layouts)
-    return Found(best, others, missing, hand, segments, pieces, number, reasons, ideal, undivided)
+    worst = _worst(run, best, segments, cluster)
+    return Found(best, others, missing, hand, segments, pieces, number, reasons, ideal, undivided, worst)
+
+
+def _worst(run: Run, best: Scored, segments: list[Segment], cluster: planning.Cluster) -> planning.Total | None:
+    composition, rows = best.candidate.composition, best.candidate.rows
+    names = [axis.name for axes in composition.layout.views.values() for axis in axes if axis.degree > 1]
+    if not any("." not in name for name in names):
+        return None
+    with planning.crowded():
+        traced, _ = planning.traces(run, [composition], [0], fixed(run), cluster.granularity)
+        price = planning.price(traced[0], composition.layout, cluster, rows)
+    return planning.put_together(price, kinds_of(segments), list(best.mix.modes), best.candidate.micro)
 
 
 def _ideal(

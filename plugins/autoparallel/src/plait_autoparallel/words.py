@@ -76,6 +76,7 @@ def explanation(found: Any, cluster: Any, capacity: float) -> str:
         f"step     {time(total.seconds)} on {cluster.name}",
         f"memory   {size(total.peak)} of {size(capacity)} per rank, most in {moment}",
         f"bound by {binding(best)}",
+        *([_routing(found.worst, capacity)] if found.worst else []),
         "",
     ]
     rows = [("", "layout", "step", "peak", "why not")]
@@ -102,6 +103,15 @@ def explanation(found: Any, cluster: Any, capacity: float) -> str:
 
 
 SHOWN = 6
+
+
+def _routing(worst: Any, capacity: float) -> str:
+    """What the even routing of the plan hides."""
+    said = (
+        f"routing  even; if all tokens go to the experts of one rank, a step takes {time(worst.seconds)} and that rank"
+    )
+    too_much = ", which do not fit" if worst.peak > capacity else ""
+    return f"{said} needs {size(worst.peak)}{too_much}"
 
 
 def _missing(found: Any, seconds: float) -> str:

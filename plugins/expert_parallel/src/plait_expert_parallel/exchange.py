@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from plait import read_values, split_evenly
+from plait import planned_split, read_values
 
 LEAST = 2
 
@@ -69,7 +69,8 @@ class Exchange:
         counts_RL = counts_X.view(ranks, -1)
         theirs_RL = collectives.all_to_all_single(counts_RL, None, None, self.axis)
         theirs_RL = collectives.wait_tensor(theirs_RL).view(ranks, -1)
-        sent, received = read_values(torch.stack([counts_RL.sum(1), theirs_RL.sum(1)]), lambda: self._even(len(x_ND)))
+        both = torch.stack([counts_RL.sum(1), theirs_RL.sum(1)])
+        sent, received = read_values(both, lambda: self._planned(len(x_ND)))
         traced = torch.compiler.is_compiling()  # in one graph with the whole model, if a strategy wants that
         if traced:
             for number in (*sent, *received):
@@ -86,9 +87,9 @@ class Exchange:
             x_ND, counts_L = functional.pad(x_ND, (0, 0, 0, filled)), torch.cat([counts_L[:-1], counts_L[-1:] + filled])
         return x_ND, counts_L
 
-    def _even(self, rows: int) -> tuple[list[int], list[int]]:
-        """What a plan expects: experts are visited evenly, and other ranks have as many rows as this one."""
-        sent = split_evenly(rows, self.axis.size())
+    def _planned(self, rows: int) -> tuple[list[int], list[int]]:
+        """What a plan expects: other ranks have as many rows as this one, and send them to the same ranks."""
+        sent = planned_split(rows, self.axis.size())
         return sent, [sent[self.axis.get_local_rank()]] * self.axis.size()
 
     def combine(self, y_ND: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ def _traced(block: Block, local: Any, layout: Any) -> dict[str, float]:
         for end in (0, 1):
             products, memory, links = (getattr(cluster.achieved, k)[end] for k in ("products", "memory", "links"))
             if call.kind:
-                seconds += planning.seconds_to_send(call, _ranks(call.axis, layout), cluster, links) / 2
+                seconds += planning.seconds_to_send(call.kind, call.sent, _ranks(call.axis, layout), cluster, links) / 2
             else:
                 seconds += planning.seconds_of(call, cluster, products, memory)[0] / 2
         if seconds:

@@ -5,6 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from torch.utils._pytree import tree_map
+
 from plait_autoparallel.advisor.links import Links, Placement
 from plait_autoparallel.advisor.program import Choice, Problem, Step
 
@@ -54,11 +56,20 @@ class Block:
         return tuple(self._same.get(v, v) for v in node.used())
 
     def _aliases(self) -> dict[int, int]:
+        """Values that are others: also what recomputation makes of a parameter a second time, as a strategy that keeps
+        gathered parameters does not."""
         same: dict[int, int] = {}
+        derived = set(self.graph.parameters.values())
+        first: dict[str, tuple[int, ...]] = {}
         for node in self.graph.nodes:
+            used = [same.get(v, v) for v in node.used()]
             if node.call.name in ALIASES:
-                (before,), (after,) = node.used(), node.made
-                same[after] = same.get(before, before)
+                same[node.made[0]] = used[0]
+            elif self._light_one(node) and derived.issuperset(used):
+                given = tree_map(lambda leaf: used if hasattr(leaf, "value") else leaf, (node.args, node.kwargs))  # noqa: B023
+                made = first.setdefault(str((node.func, given)), node.made)
+                same.update({v: other for v, other in zip(node.made, made, strict=True) if v != other})
+                derived.update(made)
         return same
 
     def _gradient(self, value: int) -> int:

@@ -40,14 +40,6 @@ class Move:
     latency: float = 0.0
 
 
-@attrs.frozen
-class Sent:
-    """What `planning.seconds_to_send` asks of a collective."""
-
-    kind: str
-    sent: float
-
-
 def cut(layout: Any, cluster: Any) -> list[MeshDim]:
     """The axes of the layout with more than one rank, outermost first; one that crosses the border of nodes becomes
     two dims, so that a tensor may lie differently inside a node."""
@@ -98,9 +90,9 @@ class Links:
     def send(self, kind: str, sent: float, dims: tuple[int, ...]) -> tuple[Ends, float]:
         """(seconds without latency, latency)."""
         ranks = self.members(dims)
-        latency = planning.seconds_to_send(Sent(kind, 0.0), ranks, self.cluster, 1.0)
+        latency = planning.seconds_to_send(kind, 0.0, ranks, self.cluster, 1.0)
         low, high = self.cluster.achieved.links
-        whole = [planning.seconds_to_send(Sent(kind, sent), ranks, self.cluster, links) for links in (high, low)]
+        whole = [planning.seconds_to_send(kind, sent, ranks, self.cluster, links) for links in (high, low)]
         return (whole[0] - latency, whole[1] - latency), latency
 
     def moves(self, shape: tuple[int, ...], size: int, before: Placement) -> Iterator[Move]:
