@@ -45,19 +45,19 @@ def found(overrides: list[str], world: int, common: Sequence[str] = COMMON) -> A
     from plait_autoparallel import decide
 
     caught: list[Any] = []
-    plain = decide.file.write
+    plain = decide.file.plan
 
-    def write(result: Any, *rest: Any) -> str:
+    def noted(result: Any, *rest: Any) -> Any:
         caught.append(result)
         return plain(result, *rest)
 
-    decide.file.write = write
+    decide.file.plan = noted
     try:
         check(_plannable(resolve([*common, *overrides, OURS]), []), world)
     except PlaitError as error:
         return error
     finally:
-        decide.file.write = plain
+        decide.file.plan = plain
     return caught[0]
 
 
@@ -208,4 +208,5 @@ def published(only: str = "") -> None:
 
 if __name__ == "__main__":
     command, *rest = sys.argv[1:] or ["speed"]
-    {"speed": speed, "one": one, "gains": gains, "published": published}[command](*rest)
+    commands = {"speed": speed, "one": one, "gains": gains, "published": published}
+    commands.get(command, lambda *_: print(__doc__))(*rest)

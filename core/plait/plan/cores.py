@@ -12,24 +12,31 @@ from typing import Any
 from plait.launch.watchdog import killed_with_parent
 
 
-def on_all_cores(act: Callable[..., Any], jobs: list[tuple[Any, ...]]) -> list[Any]:
+def on_all_cores(act: Callable[..., Any], jobs: list[tuple[Any, ...]], apart: bool = False) -> list[Any]:
     """`act(*job)` of each, in order, in processes beside each other.
 
     A process that is already a rank cannot simulate others, so other processes do. What cannot be done in another
-    process is done in this one, which then raises the error.
+    process is done in this one, which then raises the error. apart: even a single job is done in another process, for
+    jobs that no signal interrupts.
     """
     import torch.distributed as dist
 
     ranked = dist.is_available() and dist.is_initialized()
-    here = min(len(jobs), _cores()) < 2 or sys.platform != "linux" or multiprocessing.current_process().daemon
+    alone = min(len(jobs), _cores()) < 2 and not apart
+    here = alone or sys.platform != "linux" or multiprocessing.current_process().daemon
     if here and not ranked:
         return [act(*job) for job in jobs]
     context = multiprocessing.get_context("spawn" if ranked else "fork")
     with ProcessPoolExecutor(max(min(len(jobs), _cores()), 1), context, _begin) as processes:
         futures = [processes.submit(act, *job) for job in jobs]
-        if ranked:
-            return [future.result() for future in futures]
-        failed = [future.exception() is not None for future in futures]
+        try:
+            if ranked or apart:
+                return [future.result() for future in futures]
+            failed = [future.exception() is not None for future in futures]
+        except BaseException:  # a signal: do not wait for what they do
+            for process in list(processes._processes.values()):
+                process.kill()
+            raise
     return [act(*job) if bad else future.result() for bad, job, future in zip(failed, jobs, futures, strict=True)]
 
 

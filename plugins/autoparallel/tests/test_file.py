@@ -50,8 +50,10 @@ def test_what_is_written_is_read(tmp_path):
         ),
         (
             {"decision": {**GOOD["decision"], "recompute": {"layers.0": "some"}}},
-            ("decision.recompute", {"layers.0": "some"}, ("none", "full")),
+            ("decision.recompute.layers.0", "some", ("none", "full")),
         ),
+        ({"decision": {**GOOD["decision"], "recompute": {0: "full"}}}, ("decision.recompute", {0: "full"})),
+        ({"decision": {**GOOD["decision"], "recomputed": {}}}, ("decision.recomputed",)),
         (
             {"decision": {**GOOD["decision"], "recompute": {"layers.7": "full"}}},
             ("decision.recompute", "layers.7", BLOCKS),

@@ -34,13 +34,13 @@ def test_the_run_is_configured_as_if_a_person_had(found):
     assert found.config.node["train"]["global_batch_size"] == 16
     assert found.config.node["train"]["local_batch_size"] == decision["local_batch_size"]
     assert list(decision["recompute"]) == [f"layers.{i}" for i in range(5)]
-    assert decision["axes"] in ({"dp_shard": 2}, {"dp_replicate": 2})
+    assert plan["axes"] in ({"dp_shard": 2}, {"dp_replicate": 2})
     assert found.layout.world_size == 2
     assert plan["bytes"]["peak"] <= plan["bytes"]["limit"]
     (line, details), *_ = found.said
     assert line.startswith("autoparallel: dp_")
     assert "chosen" in details
-    assert "installing further strategies could gain at most" in details
+    assert "further strategies could save that" in details
     assert "those in this search do not divide embed, ffn, heads, kv_heads, vocab" in details
 
 
@@ -60,13 +60,32 @@ def test_a_resumed_run_keeps_its_plan_and_another_world_does_not(found, tmp_path
     assert yaml.safe_load(one.files["plan.yaml"])["run"]["world"] == 1
 
 
+@pytest.mark.parametrize("more", ["train.global_batch_size=4", "strategy.autoparallel.axes={dp_replicate: 2}"])
+def test_a_resumed_run_searches_again_for_another_batch_or_constraint(found, tmp_path, more):
+    (tmp_path / "plan.yaml").write_text(found.files["plan.yaml"])
+    plan = yaml.safe_load(checked(more, folder=tmp_path).files["plan.yaml"])
+    assert plan["decision"]["global_batch_size"] == (4 if "batch" in more else 16)
+    assert plan["asked"] == ({"strategies": ["fsdp2"]} | ({} if "batch" in more else {"axes": {"dp_replicate": 2}}))
+
+
+def test_a_given_plan_is_for_its_batch_and_leaves_no_constraint_unmentioned(found, tmp_path):
+    file = tmp_path / "given.yaml"
+    file.write_text(found.files["plan.yaml"])
+    with raises_about("train.global_batch_size", 4, (16,)):
+        checked(f"strategy.autoparallel.plan={file}", "train.global_batch_size=4")
+    ((line, _),) = checked(f"strategy.autoparallel.plan={file}", "strategy.autoparallel.axes={tp: 2}").said
+    assert "not used, because nothing is searched: strategy.autoparallel.axes" in line
+
+
 def test_less_memory_recomputes_and_too_little_is_a_sentence(found):
     plan = yaml.safe_load(found.files["plan.yaml"])
     needed = plan["bytes"]["peak"]
     less = yaml.safe_load(checked(f"strategy.autoparallel.memory={needed * 0.9:.0f}").files["plan.yaml"])
     assert less["bytes"]["peak"] <= 0.9 * needed
     assert less["seconds"]["step"] > plan["seconds"]["step"]
-    with pytest.raises(PlaitError, match=r"no plan fits 1.00 KiB per rank: the one that needs least, .* needs .* more"):
+    assert plan["bound"].startswith("time")
+    assert less["bound"].startswith("memory: with enough of it, a step would take")
+    with raises_about("strategy.autoparallel.memory", 1024.0, "at least"):
         checked("strategy.autoparallel.memory=1024")
 
 
@@ -91,8 +110,10 @@ def test_axes_and_ways_can_be_fixed():
         "strategy.autoparallel.require={layers.0: full}",
         "strategy.autoparallel.forbid={layers.1: [none]}",
     )
-    decision = yaml.safe_load(one.files["plan.yaml"])["decision"]
-    assert decision["axes"] == {"dp_shard": 2}
+    plan = yaml.safe_load(one.files["plan.yaml"])
+    decision = plan["decision"]
+    assert plan["axes"] == {"dp_shard": 2}
+    assert plan["asked"].keys() == {"strategies", "axes", "require", "forbid"}
     assert decision["recompute"]["layers.0"] == "full"
     assert decision["recompute"]["layers.1"] != "none"
 

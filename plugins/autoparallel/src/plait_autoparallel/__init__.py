@@ -3,11 +3,12 @@
 Sources: Alpa (Zheng et al., arXiv 2201.12023) and Mist (Zhu et al., EuroSys 2025) for the search.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
-from attrs.validators import gt, optional
+from attrs.validators import gt, lt, optional
 
 from plait import PlaitError, Run, hookimpl
 
@@ -35,7 +36,7 @@ class AutoParallel:
     options."""
 
     plan: str | None = None
-    memory: float | None = attrs.field(default=None, validator=optional(gt(0)))
+    memory: float | None = attrs.field(default=None, validator=optional([gt(0), lt(math.inf)]))
     axes: dict[str, int] | None = attrs.field(default=None, validator=optional(_degrees))
     require: dict[str, Any] | None = attrs.field(default=None, validator=optional(_names))
     forbid: dict[str, Any] | None = attrs.field(default=None, validator=optional(_names))

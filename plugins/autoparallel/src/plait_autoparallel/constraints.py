@@ -148,10 +148,10 @@ class Constraints:
         if self.axes or self.require or self.forbid:
             said = f", or relax {KEY}.axes, require or forbid"
         return PlaitError(
-            f"no plan fits {size(capacity)} per rank: the one that needs least, {described(short.candidate)}, needs "
-            f"{size(short.needs)}, {size(short.needs - capacity)} more; take more ranks, a shorter train.seq_len, "
-            f"precision.param=bfloat16 or more memory{said}"
-        )
+            f"no plan fits {size(capacity)} per rank ({KEY}.memory, or the cluster's): the one that needs least, "
+            f"{described(short.candidate)}, needs {size(short.needs)}, {size(short.needs - capacity)} more; take more "
+            f"ranks, a shorter train.seq_len, precision.param=bfloat16 or more memory{said}"
+        ).at(f"{KEY}.memory", capacity, fits=f"at least {short.needs:.0f} bytes")
 
 
 def _plain(names: set[str]) -> set[str]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from plait_autoparallel import AutoParallel
 
 KEY = "strategy.autoparallel"
-SEARCHES = "; strategy.autoparallel.advisor=true advises on plans that are searched, so it does nothing here"
+CONSTRAINTS = ("memory", "axes", "require", "forbid", "strategies")
 TRIES = 4  # searches, each with less memory, until the plan fits as a whole
 
 
@@ -26,19 +26,34 @@ def decide(options: "AutoParallel", run: Run) -> None:
         ).at("remat.mode", "budget", fits=("none",))
     blocks = list(run.blocks)
     kept = run.folder / file.NAME if run.folder else None
+    unused = ["advisor"] if options.advisor else []
     if options.plan is not None:
-        follow(run, Path(options.plan), blocks, options.advisor)
-    elif kept is not None and kept.is_file() and _same_world(kept, run):
-        follow(run, kept, blocks, options.advisor)
+        follow(run, Path(options.plan), blocks, [*_asked(options), *unused])
+    elif kept is not None and kept.is_file() and _still_meant(kept, run, _asked(options)):
+        follow(run, kept, blocks, unused)
     else:
         _search(options, run, blocks, kept)
 
 
-def follow(run: Run, path: Path, blocks: list[str], advisor: bool = False) -> None:
+def _asked(options: "AutoParallel") -> dict[str, Any]:
+    """The constraints of a search that are set."""
+    return {name: value for name in CONSTRAINTS if (value := getattr(options, name)) is not None}
+
+
+def follow(run: Run, path: Path, blocks: list[str], unused: list[str]) -> None:
+    """unused: options that are set, but mean nothing without a search."""
     decision = file.read(path, run, blocks)
+    samples = run.config.train.global_batch_size
+    if samples not in (None, decision.samples):
+        raise PlaitError(
+            f"train.global_batch_size is {samples}, but the plan {path} is for {decision.samples}: leave it out, or "
+            "change decision.global_batch_size in a copy of the plan"
+        ).at("train.global_batch_size", samples, fits=(decision.samples,))
     apply(run, decision, blocks)
     run.leave(file.NAME, path.read_text())
-    run.say(f"autoparallel: follows the plan {path}{SEARCHES if advisor else ''}")
+    keys = ", ".join(f"{KEY}.{name}" for name in unused)
+    idle = f"; not used, because nothing is searched: {keys}" if keys else ""
+    run.say(f"autoparallel: follows the plan {path}{idle}")
 
 
 def apply(run: Run, decision: file.Decision, blocks: list[str]) -> None:
@@ -55,12 +70,15 @@ def apply(run: Run, decision: file.Decision, blocks: list[str]) -> None:
     run.set("remat.blocks", {b: m for b, m in zip(blocks, modes, strict=True) if m != usual} or None)
 
 
-def _same_world(path: Path, run: Run) -> bool:
-    """Whether the run's own plan is for this number of ranks; if not, a new one is needed."""
+def _still_meant(path: Path, run: Run, asked: dict[str, Any]) -> bool:
+    """Whether the run's own plan is for as many ranks and samples, and under the same constraints; if not, a new one is
+    needed."""
     import yaml
 
     try:
-        return yaml.safe_load(path.read_text())["run"]["world"] == run.world_size
+        node = yaml.safe_load(path.read_text())
+        meant = node["run"]["world"], node.get("asked", asked), node["decision"]["global_batch_size"]
+        return meant == (run.world_size, asked, run.config.train.global_batch_size or meant[2])
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
         return True  # `read` says what is wrong with it
 
@@ -99,8 +117,10 @@ def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: Path | N
             f"{words.size(capacity)}; set {KEY}.memory to less than that, and please report this"
         ).at(f"{KEY}.memory", capacity, fits="less")
     apply(run, decision, blocks)
-    run.leave(file.NAME, file.write(found, run, cluster, capacity, samples))
-    said = words.explanation(found, cluster, capacity)
+    plan = file.plan(found, run, cluster, capacity, samples, _asked(options))
+    run.leave(file.NAME, file.text(plan))
+    run.report("plan", plan)
+    said = words.explanation(found, cluster, capacity) + (f"\n{found_by.strip(' ()')}" if found_by else "")
     if options.advisor:
         said += "\n\n" + _advice(run, found, cluster)
     run.say(words.line(found, cluster) + found_by, said)
@@ -110,10 +130,14 @@ def _advice(run: Run, found: Any, cluster: Any) -> str:
     """How far the plan's blocks are from a lower bound; also for `plait plan --json`."""
     from plait_autoparallel.advisor import report
     from plait_autoparallel.advisor.advise import advise
+    from plait_autoparallel.advisor.program import Unsolved
     from plait_autoparallel.search import fixed
 
     strategies = {**fixed(run), **found.best.candidate.composition.strategies}
-    (bounded,) = planning.on_all_cores(advise, [(run.config, strategies, found, cluster)])
+    try:
+        (bounded,) = planning.on_all_cores(advise, [(run.config, strategies, found, cluster)], apart=True)
+    except Unsolved as error:
+        return f"advisor: {error}"
     micro, step = found.best.candidate.micro, found.best.mix.total.seconds
     run.report("advisor", report.values(bounded, micro, step))
     return report.text(bounded, micro, step)

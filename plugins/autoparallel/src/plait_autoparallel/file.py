@@ -11,6 +11,8 @@ from plait import PlaitError, Run, planning
 from plait_autoparallel import words
 
 VERSION = 1
+KEYS = ["strategies", "local_batch_size", "global_batch_size", "recompute"]  # of a decision
+AGAIN = "to search again, leave strategy.autoparallel.plan out, and delete the file if it is this run's own"
 NAME = "plan.yaml"
 HEAD = """\
 # What autoparallel decided. `decision` is what a run follows, and may be edited; `run` says what it is for; the rest
@@ -28,22 +30,28 @@ class Decision:
     modes: dict[str, str]
 
 
-def write(found: Any, run: Run, cluster: Any, capacity: float, samples: int) -> str:
-    """The file's text: the same bytes for the same search."""
+def text(plan: Mapping[str, Any]) -> str:
+    """The same bytes for the same plan."""
+    return HEAD + yaml.safe_dump(dict(plan), sort_keys=False, width=120)
+
+
+def plan(found: Any, run: Run, cluster: Any, capacity: float, samples: int, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """asked: the constraints of the search."""
     best = found.best
     total = best.mix.total
     blocks = [b for s in found.segments for b in s.blocks]
-    node = {
+    return {
         "version": VERSION,
         "run": identity(run),
+        "asked": dict(asked),
         "decision": {
-            "axes": {
-                n: d for n, d in planning.degrees(best.candidate.composition.layout).items() if d > 1 and "." not in n
-            },
             "strategies": best.candidate.composition.strategies,
             "local_batch_size": best.candidate.rows,
             "global_batch_size": samples,
             "recompute": dict(zip(blocks, best.mix.modes, strict=True)),
+        },
+        "axes": {
+            n: d for n, d in planning.degrees(best.candidate.composition.layout).items() if d > 1 and "." not in n
         },
         "parameters": _placements(found, best),
         "cluster": cluster.name,
@@ -61,7 +69,7 @@ def write(found: Any, run: Run, cluster: Any, capacity: float, samples: int) -> 
             **{f"at {moment}": round(value) for moment, value in total.moments.items()},
             **({"peak with the worst routing": round(found.worst.peak)} if found.worst else {}),
         },
-        "bound": words.binding(best),
+        "bound": words.binding(found),
         "runners_up": [
             {
                 "layout": words.described(one.candidate),
@@ -75,7 +83,6 @@ def write(found: Any, run: Run, cluster: Any, capacity: float, samples: int) -> 
             {"layout": words.described(s.candidate), "needs": round(s.needs)} for s in found.short[: words.SHOWN]
         ],
     }
-    return HEAD + yaml.safe_dump(node, sort_keys=False, width=120)
 
 
 def identity(run: Run) -> dict[str, Any]:
@@ -104,25 +111,30 @@ def read(path: Path, run: Run, blocks: list[str]) -> Decision:
         node = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or "it is not YAML"
-        raise PlaitError(f"{where} cannot be read: {reason}; set strategy.autoparallel.plan=null to search").at(
+        raise PlaitError(f"{where} cannot be read: {reason}; {AGAIN}").at(
             "strategy.autoparallel.plan", str(where)
         ) from None
     if not isinstance(node, Mapping) or "version" not in node:
         raise PlaitError(f"{where} has no `version`: it is not a plan that autoparallel wrote").at("version")
     if node["version"] != VERSION:
         raise PlaitError(
-            f"{where} has version {node['version']!r}; this plait-autoparallel reads version {VERSION}"
+            f"{where} has version {node['version']!r}; this plait-autoparallel reads version {VERSION}; {AGAIN}"
         ).at("version", node["version"], fits=(VERSION,))
     meant = node.get("run")
     for key, value in identity(run).items():
         said = meant.get(key, value) if isinstance(meant, Mapping) else value  # anything fits that a plan leaves open
         if said != value:
-            raise PlaitError(
-                f"{where} is for {key} {said}, but this run has {value}; set strategy.autoparallel.plan=null to search"
-            ).at(key, value, fits=(said,))
+            raise PlaitError(f"{where} is for {key} {said!r}, but this run has {value!r}; {AGAIN}").at(
+                key, value, fits=(said,)
+            )
     decision = node.get("decision")
     if not isinstance(decision, Mapping):
         raise PlaitError(f"{where} has no `decision`").at("decision")
+    for key in decision:
+        if key not in KEYS:
+            raise PlaitError(
+                f"{where}: decision.{key} is unknown; available: {', '.join(KEYS)}{planning.near_miss(str(key), KEYS)}"
+            ).at(f"decision.{key}", fits=KEYS)
     strategies = decision.get("strategies")
     if not isinstance(strategies, Mapping) or not all(isinstance(v, Mapping | None) for v in strategies.values()):
         raise PlaitError(f"{where}: decision.strategies must map names of strategies to their options").at(
@@ -136,10 +148,15 @@ def read(path: Path, run: Run, blocks: list[str]) -> Decision:
                 f"{where}: decision.{key} is {numbers[key]!r}; it must be a whole number of at least 1"
             ).at(f"decision.{key}", numbers[key], fits="a whole number of at least 1")
     modes = decision.get("recompute") or {}
-    if not isinstance(modes, Mapping) or any(m not in planning.REMAT for m in modes.values()):
+    if not isinstance(modes, Mapping) or not all(isinstance(p, str) for p in modes):
         raise PlaitError(f"{where}: decision.recompute must map blocks to {', '.join(planning.REMAT)}").at(
             "decision.recompute", modes, fits=planning.REMAT
         )
+    for pattern, mode in modes.items():
+        if mode not in planning.REMAT:
+            raise PlaitError(
+                f"{where}: decision.recompute.{pattern} is {mode!r}; it must be one of {', '.join(planning.REMAT)}"
+            ).at(f"decision.recompute.{pattern}", mode, fits=planning.REMAT)
     if unknown := [p for p in modes if not any(planning.matches(p, b) for b in blocks)]:
         raise PlaitError(f"{where}: decision.recompute names {unknown[0]!r}, which is no block of the model").at(
             "decision.recompute", unknown[0], fits=blocks

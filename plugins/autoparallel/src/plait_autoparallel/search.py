@@ -48,7 +48,9 @@ class Found:
     hand: plans as people make them: one mode of recomputation for all blocks. traced: the number of traces.
     ideal: seconds of the plan's step with links that take no time, and memory for everything: another strategy that
     shares the same work gains no more. undivided: the model's logical axes that no layout divides.
-    worst: the plan's step if all tokens go to the experts of one rank; None if no ranks share experts."""
+    unlimited: seconds of the fastest step if memory were no limit. worst: the plan's step if all tokens go to the
+    experts of one rank; None if no ranks share experts.
+    """
 
     best: Scored
     others: list[Scored]
@@ -60,6 +62,7 @@ class Found:
     reasons: Mapping[str, str]
     ideal: float
     undivided: list[str]
+    unlimited: float
     worst: planning.Total | None
 
 
@@ -129,8 +132,8 @@ def search(
     pieces = traced[places[id(best.candidate.composition)]]
     segments = wanted.segments(pieces[0])
     ideal, undivided = _ideal(best.candidate, pieces, cluster, segments), _undivided(wanted, layouts)
-    worst = _worst(run, best, segments, cluster)
-    return Found(best, others, missing, hand, segments, pieces, number, reasons, ideal, undivided, worst)
+    unlimited, worst = candidates[0][0], _worst(run, best, segments, cluster)
+    return Found(best, others, missing, hand, segments, pieces, number, reasons, ideal, undivided, unlimited, worst)
 
 
 def _worst(run: Run, best: Scored, segments: list[Segment], cluster: planning.Cluster) -> planning.Total | None:

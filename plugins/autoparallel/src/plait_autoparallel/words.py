@@ -75,7 +75,7 @@ def explanation(found: Any, cluster: Any, capacity: float) -> str:
         f"blocks   {recomputed(best.mix.modes)}",
         f"step     {time(total.seconds)} on {cluster.name}",
         f"memory   {size(total.peak)} of {size(capacity)} per rank, most in {moment}",
-        f"bound by {binding(best)}",
+        f"bound by {binding(found)}",
         *([_routing(found.worst, capacity)] if found.worst else []),
         "",
     ]
@@ -115,13 +115,15 @@ def _routing(worst: Any, capacity: float) -> str:
 
 
 def _missing(found: Any, seconds: float) -> str:
-    """What installing further strategies could gain."""
-    said = f"installing further strategies could gain at most {100 * (seconds / found.ideal - 1):.1f}%"
-    said += ": recomputation, and collectives that nothing hides, take that much"
+    """What further strategies could save."""
+    share = 100 * (1 - found.ideal / seconds)
+    said = f"recomputation and collectives that nothing hides take {share:.1f}% of the step; with this batch, "
+    said += "further strategies could save that"
     return f"{said}; those in this search do not divide {', '.join(found.undivided)}" if found.undivided else said
 
 
-def binding(best: Any) -> str:
-    return (
-        "memory: with more of it, blocks would recompute less" if best.mix.bound else "time: more memory would not help"
-    )
+def binding(found: Any) -> str:
+    seconds = found.best.mix.total.seconds
+    if found.unlimited < seconds * (1 - 1e-6):
+        return f"memory: with enough of it, a step would take {time(found.unlimited)}"
+    return "time: more memory would not help"

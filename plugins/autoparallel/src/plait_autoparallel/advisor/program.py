@@ -14,8 +14,13 @@ import numpy as np
 from plait import PlaitError
 from plait_autoparallel.advisor.links import Links, Placement
 
+LIMIT = 300  # seconds for one program
 SUMS = ("all_reduce", "reduce_scatter")
 BOTH = (0, 1)  # ends of what a cluster achieves: upper, lower
+
+
+class Unsolved(Exception):
+    """The solver took too long; the message says how large the program is."""
 
 
 @attrs.frozen
@@ -203,10 +208,12 @@ class Program:
                         upper[pick] = 0.0
         result: Any = linprog(
             objective, A_ub=-matrix[~same], b_ub=-low[~same], A_eq=matrix[same], b_eq=low[same],
-            bounds=np.stack([np.zeros(total), upper], axis=1), method="highs",
+            bounds=np.stack([np.zeros(total), upper], axis=1), method="highs", options={"time_limit": LIMIT},
         )  # fmt: skip
         if result.status == 2:
             return None
+        if result.status == 1:
+            raise Unsolved(f"no bound within {LIMIT} s; the program has {total:,} variables")
         if result.x is None:
             raise PlaitError(f"the solver of linear programs ended without a bound: {result.message}")
         shares = result.x[:count]
