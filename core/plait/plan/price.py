@@ -45,6 +45,7 @@ class Price:
     gradients: kind of block -> bytes of gradients that its backward leaves.
     micro:     seconds of a micro-batch outside blocks.
     step:      seconds of a step outside micro-batches.
+    adds:      seconds in which a micro-batch adds its gradients to those of the one before.
     static:    bytes of parameters, optimizer and buffers.
     base:      bytes of everything else before the first block.
     head:      peak between the last block's forward and its backward, above static, base and what blocks keep.
@@ -56,6 +57,7 @@ class Price:
     gradients: tuple[float, ...]
     micro: float
     step: float
+    adds: float
     static: float
     base: float
     head: float
@@ -140,6 +142,7 @@ class _PricedTrace:
         return {
             "micro": sum(self._once(self.indices.get((name, ""), [])) for name in ("embed", "head", "tail")),
             "step": self._once(self.indices["start", ""]) + self._once(end, whole / held),
+            "adds": self._adds(),
             "static": self._static(whole),
             "base": base,
             "head": float(self.levels[head].max()) - base - kept,
@@ -230,6 +233,17 @@ class _PricedTrace:
     def _once(self, places: list[int], times: float = 1.0) -> float:
         return sum(play(self._events(places, best, times), best) for best in (True, False)) / 2
 
+    def _adds(self) -> float:
+        """Each gradient is added by itself: two are read and one is written. No trace has it, because it takes one
+        micro-batch."""
+        wanted = None if self.all is None else set(self.all)
+        sizes = [n for f, n in self.here.items() if wanted is None or self.pieces.tensors[f].block in wanted]
+        cluster, seconds = self.cluster, 0.0
+        for share in cluster.achieved.memory:
+            rate = cluster.bandwidth * share
+            seconds += sum(max(3 * n * self._gradient_size / rate, cluster.launch) for n in sizes) / 2
+        return seconds
+
     def _events(self, places: list[int], best: bool, times: float = 1.0) -> list[Event]:
         end = 1 if best else 0
         products, memory, links = (getattr(self.cluster.achieved, k)[end] for k in ("products", "memory", "links"))
@@ -303,7 +317,7 @@ def put_together(price: Price, kinds: list[int], modes: list[str], micro: int) -
     """The cost of a step of `micro` micro-batches, for a model whose blocks, in order, have these kinds and modes of
     recomputation."""
     costs = [price.blocks[kind][mode] for kind, mode in zip(kinds, modes, strict=True)]
-    seconds = micro * (price.micro + sum(cost.seconds for cost in costs)) + price.step
+    seconds = micro * (price.micro + sum(cost.seconds for cost in costs)) + price.step + (micro - 1) * price.adds
     always = price.static + price.base
     left = sum(price.gradients[kind] for kind in kinds)
     over = left if micro > 1 else 0.0  # of the previous micro-batches

@@ -39,6 +39,7 @@ def plan(found: Any, run: Run, cluster: Any, capacity: float, samples: int, aske
     """asked: the constraints of the search."""
     best = found.best
     total = best.mix.total
+    adds = (best.candidate.micro - 1) * best.price.adds
     blocks = [b for s in found.segments for b in s.blocks]
     return {
         "version": VERSION,
@@ -57,8 +58,9 @@ def plan(found: Any, run: Run, cluster: Any, capacity: float, samples: int, aske
         "cluster": cluster.name,
         "seconds": {
             "step": _rounded(total.seconds),
-            "blocks": _rounded(total.seconds - best.candidate.micro * best.price.micro - best.price.step),
+            "blocks": _rounded(total.seconds - best.candidate.micro * best.price.micro - best.price.step - adds),
             "embedding, head and loss": _rounded(best.candidate.micro * best.price.micro),
+            "adding gradients of micro-batches": _rounded(adds),
             "clipping and optimizer": _rounded(best.price.step),
             **({"step with the worst routing": _rounded(found.worst.seconds)} if found.worst else {}),
         },

@@ -155,4 +155,4 @@ def _program(
         raise PlaitError(f"the solver of integer programs ended without a plan: {result.message}")
     numbers = [round(float(x)) for x in result.x[:count]]
     modes = [way for (_, way), number in zip(runs, numbers, strict=True) for _ in range(number)]
-    return modes, float(result.fun) * scale + micro * price.micro + price.step
+    return modes, float(result.fun) * scale + micro * price.micro + price.step + (micro - 1) * price.adds
