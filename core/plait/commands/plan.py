@@ -59,12 +59,9 @@ def _plan(overrides: list[str], world: int | None, rank: int | None, flags: set[
     return FULL if found.fits is False else 0
 
 
-ROUTINGS = ("even", "worst")
-
-
 def _routing(argv: list[str]) -> tuple[list[str], bool]:
     given = [a.partition("=")[2] for a in argv if a.startswith("routing=")]
-    if given and given[-1] not in ROUTINGS:
+    if given and given[-1] not in ("even", "worst"):
         raise misfit("routing", given[-1], "even or worst")
     return [a for a in argv if not a.startswith("routing=")], given[-1:] == ["worst"]
 

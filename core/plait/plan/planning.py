@@ -4,7 +4,7 @@ from plait.contract.cluster import Cluster, cluster_here, cluster_of
 from plait.contract.config import REMAT
 from plait.contract.errors import near_miss
 from plait.contract.model_spec import matches
-from plait.contract.planned import crowded
+from plait.contract.planned import crowded, is_crowded
 from plait.parallel.build import build_model
 from plait.parallel.simulated import simulated
 from plait.plan.checked import needs
@@ -33,6 +33,7 @@ __all__ = [
     "compositions",
     "crowded",
     "degrees",
+    "is_crowded",
     "matches",
     "members",
     "near_miss",

@@ -10,7 +10,7 @@ from plait.contract.config import Config
 from plait.launch.check import check
 from plait.launch.compose import resolve
 from plait.parallel.assembly import assemble
-from plait_autoparallel.advisor import advise, report, strategies
+from plait_autoparallel.advisor import advise, program, report, strategies
 from plait_autoparallel.advisor.block import Block
 from plait_autoparallel.advisor.links import Links, MeshDim
 from plait_autoparallel.advisor.program import Choice, Problem, Program, Step
@@ -75,11 +75,17 @@ def test_the_bound_of_a_two_layer_mlp_is_the_best_of_all_assignments(speed, weig
 
 
 def test_a_worse_plan_shows_a_gap():
-    program = Program(mlp((1e-1, 2e-1), ("R", "R")))
-    least = program.solve()
-    worse = program.solve(lambda i, choice: choice.results[0] == ("R",))
+    whole = Program(mlp((1e-1, 2e-1), ("R", "R")))
+    least = whole.solve()
+    worse = whole.solve(lambda i, choice: choice.results[0] == ("R",))
     assert worse.seconds == pytest.approx(2 * least.seconds)
-    assert program.solve(lambda i, choice: False) is None
+    assert whole.solve(lambda i, choice: False) is None
+
+
+def test_a_program_that_takes_too_long_says_how_large_it_is(monkeypatch):
+    monkeypatch.setattr(program, "LIMIT", 0.0)
+    with pytest.raises(program.Unsolved, match=r"no bound within 0\.0 s; the program has \d+ variables"):
+        Program(mlp((1e-1, 2e-1), ("R", "R"))).solve()
 
 
 def test_an_unknown_operator_costs_nothing_and_fits_anything():

@@ -46,10 +46,10 @@ class Short:
 class Found:
     """best: the plan. others: the best of every other composition, fastest first. short: what does not fit, by need.
     hand: plans as people make them: one mode of recomputation for all blocks. traced: the number of traces.
-    ideal: seconds of the plan's step with links that take no time, and memory for everything: another strategy that
-    shares the same work gains no more. undivided: the model's logical axes that no layout divides.
+    ideal: seconds of the plan's step with its own batch, links that take no time, and nothing recomputed.
+    undivided: the model's logical axes that no layout divides.
     unlimited: seconds of the fastest step if memory were no limit. worst: the plan's step if all tokens go to the
-    experts of one rank; None if no ranks share experts.
+    experts of one rank; None if no ranks share experts, or if the plan is for that.
     """
 
     best: Scored
@@ -138,8 +138,8 @@ def search(
 
 def _worst(run: Run, best: Scored, segments: list[Segment], cluster: planning.Cluster) -> planning.Total | None:
     composition, rows = best.candidate.composition, best.candidate.rows
-    names = [axis.name for axes in composition.layout.views.values() for axis in axes if axis.degree > 1]
-    if not any("." not in name for name in names):
+    views = [axis for axes in composition.layout.views.values() for axis in axes]
+    if planning.is_crowded() or not any(a.degree > 1 and "." not in a.name for a in views):
         return None
     with planning.crowded():
         traced, _ = planning.traces(run, [composition], [0], fixed(run), cluster.granularity)

@@ -110,7 +110,7 @@ def _routing(worst: Any, capacity: float) -> str:
     said = (
         f"routing  even; if all tokens go to the experts of one rank, a step takes {time(worst.seconds)} and that rank"
     )
-    too_much = ", which do not fit" if worst.peak > capacity else ""
+    too_much = ", which does not fit" if worst.peak > capacity else ""
     return f"{said} needs {size(worst.peak)}{too_much}"
 
 
