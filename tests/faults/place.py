@@ -29,6 +29,7 @@ LAYOUTS = {
     "fsdp2": ("strategy=[fsdp2]", "launch.nproc_per_node=2"),
     "tensor_parallel": ("strategy=[tensor_parallel]", "launch.nproc_per_node=2"),
 }
+KERNEL_THREADS = "2"  # the process that is the parent of all of them
 SECONDS = 600.0  # after which a command counts as hung
 
 
@@ -183,10 +184,12 @@ class Sandbox:
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit() and int(folder.name) != os.getpid():
                 with contextlib.suppress(OSError):
-                    alive = (folder / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-                    if alive and (  # a fork's environment is not seen from outside
+                    state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+                    if state in "ZX" or parent == KERNEL_THREADS:
+                        continue
+                    if (  # a fork's environment is not seen from outside
                         os.readlink(folder / "cwd").startswith(str(self.work))
-                        or mark in (folder / "environ").read_bytes().split(b"\0")
+                        or mark in environment_of(folder).split(b"\0")
                     ):
                         found.append(int(folder.name))
         return found
@@ -199,6 +202,18 @@ class Sandbox:
                 if Path(f"/proc/{pid}/comm").read_text().startswith("plait rank"):
                     found.append(pid)
         return sorted(found)
+
+
+def environment_of(folder: Path) -> bytes:
+    """The environment of the process of `folder` in /proc, variables apart by a zero byte.
+
+    The kernel sets it last in an exec, after the parent was told that the exec succeeded.
+    """
+    for _ in range(100):
+        if text := (folder / "environ").read_bytes():
+            return text
+        time.sleep(0.001)
+    return b""
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -1,6 +1,8 @@
 """The campaign notices what it must, and a tenth of it holds."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import plait
 from plait.launch.forks import SERVER
 from tests.faults import __main__ as campaign
 from tests.faults.kills import POINTS
-from tests.faults.place import Ended, Sandbox
+from tests.faults.place import Ended, Sandbox, environment_of
 from tests.faults.verdict import Defect, Reference, equal, quiet, refused
 
 
@@ -95,13 +97,20 @@ def test_what_is_left_over_is_a_defect(place):
 
 
 def test_a_process_left_over_is_found(place):
-    import subprocess
-
     sleeper = subprocess.Popen(["sleep", "60"], env=place.environment())
     assert place.processes() == [sleeper.pid]
     sleeper.kill()
     sleeper.wait()
     assert place.processes() == []
+
+
+def test_a_process_is_known_by_its_environment_from_its_first_moment():
+    for _ in range(50):  # one in seven has none yet when Popen returns
+        sleeper = subprocess.Popen(["sleep", "60"], env=os.environ | {"PLAIT_FAULTS_PLACE": "here"})
+        found = environment_of(Path(f"/proc/{sleeper.pid}"))
+        sleeper.kill()
+        sleeper.wait()
+        assert b"PLAIT_FAULTS_PLACE=here" in found.split(b"\0")
 
 
 def test_noise_of_every_kind_is_a_defect():
