@@ -41,13 +41,15 @@ def sentences(tree: ast.AST) -> Iterator[str]:
         for name in node.targets
         if isinstance(name, ast.Name)
     }
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    ours = {"PlaitError"} | {c.name for c in classes if any(ast.unparse(base) == "PlaitError" for base in c.bases)}
     raised = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Raise) for part in ast.walk(node)}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
         name, first = call.func.id, call.args[0] if call.args else None
         if name in BUILDERS and not any(isinstance(each, ast.Starred) for each in call.args):
             yield BUILDERS[name](*map(template, call.args))
-        elif first is not None and (name == "PlaitError" or (id(call) in raised and name.endswith("Error"))):
+        elif first is not None and (name in ours or (id(call) in raised and name.endswith("Error"))):
             yield template(known.get(first.id, first) if isinstance(first, ast.Name) else first)
 
 

@@ -28,7 +28,7 @@ from plait.plan.trace import levels_of
 
 PRIME = 100_003  # no size of a model is a multiple of it
 SHARES = 60  # the number of samples is also a multiple of this, so that many numbers of data ranks can divide it
-ENOUGH = 5  # blocks of a group; with so many, one trace has every mode of recomputation between equal neighbours
+ENOUGH = 5  # blocks of the largest group; with so many, one trace has every mode of recomputation between neighbours
 
 Part = tuple[str, str]  # ("forward" or "backward", block), or ("start", ""), ("embed", ""), ("head", ""), ...
 
@@ -125,9 +125,10 @@ def _pieces(
 ) -> list[Pieces]:
     model, spec = build_model(config.model)
     found = groups(model, spec)
-    fewest = min((len(g.fqns) for g in found), default=ENOUGH)
+    sizes = [len(g.fqns) for g in found] or [ENOUGH]
+    fewest = min(sizes)
     patterns: list[tuple[str, ...]] = [("none", "full", "selective", "none", "none")]
-    if fewest < ENOUGH:
+    if max(sizes) < ENOUGH:
         patterns = [("none", mode, "none", "none") for mode in ("full", "selective")]
     if fewest < len(REMAT):
         patterns = [(mode,) * 3 for mode in REMAT]

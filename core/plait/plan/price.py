@@ -16,6 +16,7 @@ from plait.plan.ranks import degrees, members
 from plait.plan.roofline import seconds_to_send
 from plait.plan.values import KINDS
 
+BUFFERS = KINDS.index("collectives")
 STATIC = tuple(KINDS.index(kind) for kind in ("parameters", "optimizer"))
 GRADIENTS = KINDS.index("gradients")
 
@@ -26,7 +27,7 @@ class BlockCost:
 
     seconds:  of its forward and backward.
     kept:     bytes that it keeps for backward.
-    forward:  peak during its forward, above everything that was in use when it started.
+    forward:  peak during its forward, above everything that was in use when it started, except buffers of collectives.
     backward: peak during its backward, above static and base (see `Price`), what it and the blocks before it keep, and
               the gradients of the blocks after it.
     """
@@ -47,7 +48,7 @@ class Price:
     step:      seconds of a step outside micro-batches.
     adds:      seconds in which a micro-batch adds its gradients to those of the one before.
     static:    bytes of parameters, optimizer and buffers.
-    base:      bytes of everything else before the first block.
+    base:      bytes of everything else before the first block, without buffers of collectives.
     head:      peak between the last block's forward and its backward, above static, base and what blocks keep.
     tail:      peak after the first block's backward, above static, base and gradients.
     end:       peak in clipping and the optimizer, above static.
@@ -97,6 +98,7 @@ class _PricedTrace:
         self.kind_of = {fqn: i for i, g in enumerate(pieces.groups) for fqn in g.fqns}
         self.held_ratio = self._held_ratios()
         self.levels = self._levels()
+        self.lasting = self._levels(BUFFERS)  # a block's first collective frees the buffers of the one before
 
     def block_cost(self, kind: int, mode: str) -> BlockCost | None:
         """The cost of a block of this kind with this mode of recomputation; None if no such block was traced."""
@@ -109,7 +111,7 @@ class _PricedTrace:
         place = traced.index(block)
         kept = sum(self._usual(b) for b in traced[: place + 1])
         left = sum(self.left(self.kind_of[b]) for b in traced[place + 1 :])
-        peak_forward = float(self.levels[forward].max() - self.levels[forward[0]])
+        peak_forward = float(self.levels[forward].max() - self.lasting[forward[0]])
         peak_backward = float(self.levels[backward].max()) - self._base() - kept - left
         return BlockCost(seconds, self._kept(block), peak_forward, peak_backward)
 
@@ -128,7 +130,7 @@ class _PricedTrace:
     def _base(self) -> float:
         traced = list(self.pieces.modes)
         first = self.indices["forward", traced[0]][0] if traced else self.indices["head", ""][0]
-        return float(self.levels[first])
+        return float(self.lasting[first])
 
     def outside(self) -> dict[str, float]:
         """The fields of `Price` other than `blocks` and `gradients`."""
@@ -164,7 +166,8 @@ class _PricedTrace:
         return traced[min(fits, key=alone)]
 
     def _kept(self, block: str) -> float:
-        """Bytes in use when the next block, or the head, starts, above those when this block started."""
+        """Bytes in use when the next block, or the head, starts, above those when this block started; buffers of
+        collectives are not counted."""
         traced = list(self.pieces.modes)
         place = traced.index(block)
         following = traced[place + 1] if place + 1 < len(traced) else None
@@ -175,7 +178,7 @@ class _PricedTrace:
             after = self.indices["head", ""][0]
         else:
             after = self.indices["forward", following][0]
-        return float(self.levels[after] - self.levels[self.indices["forward", block][0]])
+        return float(self.lasting[after] - self.lasting[self.indices["forward", block][0]])
 
     def _usual(self, block: str) -> float:
         """Bytes that a usual block of this kind and mode keeps: the first and the last one also do other things."""
@@ -187,11 +190,11 @@ class _PricedTrace:
         same = [b for b in modes if b != block and modes[b] == modes[block] and self.kind_of[b] == self.kind_of[block]]
         return same[-1] if same else None
 
-    def _levels(self) -> np.ndarray:
-        """Bytes in use at each operator, except those of parameters and optimizer."""
+    def _levels(self, *without: int) -> np.ndarray:
+        """Bytes in use at each operator, except those of parameters, optimizer and the kinds `without`."""
         levels = self.pieces.levels + (self.rows - 1) * self.pieces.grows
         weights = np.ones(levels.shape[1])
-        weights[list(STATIC)] = 0.0
+        weights[[*STATIC, *without]] = 0.0
         weights[GRADIENTS] = self.held_ratio[None]
         return levels @ weights
 

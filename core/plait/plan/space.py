@@ -9,7 +9,7 @@ import attrs
 
 from plait.contract.axes import MeshAxis, MeshLayout, MeshView, join_axes
 from plait.contract.choices import Choice
-from plait.contract.errors import PlaitError, one_line
+from plait.contract.errors import PlaitError, visible
 from plait.contract.run import Run
 from plait.parallel.answers import ANSWERS
 from plait.plan.ranks import degrees
@@ -120,7 +120,7 @@ def _alternatives(run: Run, name: str, strategy: Any) -> tuple[list[Alternative]
             instance = create(name, options)
             axes = _axes(run, name, instance)
         except PlaitError as error:
-            why = one_line(error)
+            why = visible(str(error))
             continue
         if any(_degree(axis) != 1 for axis in axes):
             made.append((options, instance, axes))

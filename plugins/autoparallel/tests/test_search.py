@@ -89,6 +89,43 @@ def test_less_memory_recomputes_and_too_little_is_a_sentence(found):
         checked("strategy.autoparallel.memory=1024")
 
 
+def least(*more):
+    """Bytes that the smallest plan needs."""
+    with pytest.raises(PlaitError) as caught:
+        checked("strategy.autoparallel.memory=1024", *more)
+    return float(caught.value.fits.split()[2])
+
+
+@pytest.mark.parametrize(
+    ("constraint", "said"),
+    [
+        ("require={layers.*: none}", "strategy.autoparallel.require.layers.*=none"),
+        ("forbid={layers.*: [selective, full]}", "strategy.autoparallel.forbid.layers.*=[selective,full]"),
+        ("axes={dp_replicate: 2}", "strategy.autoparallel.axes.dp_replicate=2"),
+    ],
+)
+def test_without_a_plan_the_constraint_that_helps_is_named(constraint, said):
+    constraint = f"strategy.autoparallel.{constraint}"
+    memory = (least() + least(constraint)) / 2
+    with pytest.raises(PlaitError) as caught:
+        checked(f"strategy.autoparallel.memory={memory:.0f}", constraint)
+    assert caught.value.key == "strategy.autoparallel.memory"
+    assert (
+        str(caught.value).count(" there is a plan: ")
+        == str(caught.value).count(f"without {said} there is a plan: ")
+        == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key", "value"), [("layers.0", "require.layers.0", "full"), ("layers.*", "require", "layers.0")]
+)
+def test_what_is_required_and_forbidden_is_refused_before_anything_is_traced(monkeypatch, pattern, key, value):
+    monkeypatch.setattr(planning, "traces", None)
+    with raises_about(f"strategy.autoparallel.{key}", value):
+        checked("strategy.autoparallel.require={layers.0: full}", f"strategy.autoparallel.forbid={{{pattern}: [full]}}")
+
+
 def test_a_plan_that_needs_more_as_a_whole_is_searched_again(found, monkeypatch):
     """The search adds up pieces; what a trace of the plan needs beyond that is taken off its limit."""
     needed = yaml.safe_load(found.files["plan.yaml"])["bytes"]["peak"]

@@ -1,6 +1,6 @@
 """What the user requires of a plan: fixed axes, required or forbidden choices, the samples of a step."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -9,6 +9,10 @@ from plait import ModelSpec, PlaitError, planning
 from plait_autoparallel.solve import Segment
 
 KEY = "strategy.autoparallel"
+
+
+class Infeasible(PlaitError):
+    """No layout satisfies the constraints within the memory; another value of one of them might help."""
 
 
 @attrs.frozen
@@ -49,7 +53,7 @@ class Constraints:
         fits = [c for c in found if all(planning.degrees(c.layout).get(n, 1) == d for n, d in self.axes.items())]
         if found and not fits:
             asked = ", ".join(f"{n}={d}" for n, d in self.axes.items())
-            raise PlaitError(
+            raise Infeasible(
                 f"{KEY}.axes asks for {asked}, which do not go together on {world} ranks; leave one out"
             ).at(f"{KEY}.axes", asked)
         return fits
@@ -123,14 +127,33 @@ class Constraints:
                             f"{KEY}.{key}.{pattern}={name} is not a choice there; available: {', '.join(known)}"
                             f"{planning.near_miss(name, known)}"
                         ).at(f"{KEY}.{key}.{pattern}", name, fits=known)
+        for pattern, names in self.require.items():
+            if both := [n for n in names if n in self.forbid.get(pattern, ())]:
+                raise PlaitError(f"{KEY}.require and forbid both name {pattern}={both[0]}; leave one out").at(
+                    f"{KEY}.require.{pattern}", both[0]
+                )
+        for block in blocks:
+            self._ways(block)
+
+    def each_left_out(self) -> "Iterator[tuple[str, Constraints]]":
+        """(the key and value of one constraint, all others), for each."""
+        for name in ("axes", "require", "forbid"):
+            given = getattr(self, name)
+            for key, value in given.items():
+                said = value if isinstance(value, int) else value[0] if len(value) == 1 else f"[{','.join(value)}]"
+                others = {k: v for k, v in given.items() if k != key}
+                yield f"{KEY}.{name}.{key}={said}", attrs.evolve(self, **{name: others})
+        if self.mode != "none":
+            yield f"remat.mode={self.mode}", attrs.evolve(self, mode="none")
 
     def nothing(self, found: list[Any], samples: int, reasons: Mapping[str, str]) -> PlaitError:
         """Why no layout is left."""
         if not found:
             why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
             return PlaitError(
-                f"no composition of the installed strategies fits the run's ranks{f': {why}' if why else ''}"
-            )
+                f"no composition of the strategies that may be used ({KEY}.strategies; null: all that are installed) "
+                f"fits the run's ranks{f': {why}' if why else ''}"
+            ).at(f"{KEY}.strategies")
         shares = sorted({c.layout.count("batch") for c in found})
         if all(samples % share for share in shares):
             return PlaitError(
@@ -138,19 +161,16 @@ class Constraints:
                 f"are {', '.join(map(str, shares))}; {shares[0] * max(samples // shares[0], 1)} would fit"
             ).at("train.global_batch_size", samples, fits=(shares[0] * max(samples // shares[0], 1),))
         asked = [f"{key} {dict(value)}" for key, value in (("require", self.require), ("forbid", self.forbid)) if value]
-        return PlaitError(f"no layout satisfies {KEY}.{' and '.join(asked)}; relax one of them").at(f"{KEY}.{asked[0]}")
+        return Infeasible(f"no layout satisfies {KEY}.{' and '.join(asked)}; relax one of them").at(f"{KEY}.{asked[0]}")
 
     def too_little(self, short: Any, capacity: float) -> PlaitError:
         """How much memory the layout with the smallest need requires."""
         from plait_autoparallel.words import described, size
 
-        said = ""
-        if self.axes or self.require or self.forbid:
-            said = f", or relax {KEY}.axes, require or forbid"
-        return PlaitError(
+        return Infeasible(
             f"no plan fits {size(capacity)} per rank ({KEY}.memory, or the cluster's): the one that needs least, "
             f"{described(short.candidate)}, needs {size(short.needs)}, {size(short.needs - capacity)} more; take more "
-            f"ranks, a shorter train.seq_len, precision.param=bfloat16 or more memory{said}"
+            "ranks, a shorter train.seq_len, precision.param=bfloat16 or more memory"
         ).at(f"{KEY}.memory", capacity, fits=f"at least {short.needs:.0f} bytes")
 
 

@@ -1,14 +1,16 @@
 """The search: scores every composition of strategies, batch and mix of recomputation that fits, and picks the
 fastest."""
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
 from plait import PlaitError, Run, planning
-from plait_autoparallel.constraints import Constraints
+from plait_autoparallel.constraints import Constraints, Infeasible
 from plait_autoparallel.solve import Mix, Segment, bound, kinds_of, smallest, solve
+from plait_autoparallel.words import described, recomputed
 
 NAME = "autoparallel"  # of this strategy, which takes no part in what it plans
 
@@ -78,6 +80,29 @@ def search(
 
     reasons: strategy -> why it cannot take part. Raises PlaitError, saying what to relax, if there is none.
     """
+    try:
+        return _search(run, layouts, reasons, cluster, capacity, wanted)
+    except Infeasible as error:
+        helps = []
+        for said, others in wanted.each_left_out():
+            with contextlib.suppress(PlaitError):
+                best = _search(run, layouts, reasons, cluster, capacity, others).best
+                helps.append(
+                    f"without {said} there is a plan: {described(best.candidate)}; {recomputed(best.mix.modes)}"
+                )
+        if helps:
+            raise Infeasible(f"{error}; {'; '.join(helps)}").at(error.key or "", error.value, error.fits) from None
+        raise
+
+
+def _search(
+    run: Run,
+    layouts: list[planning.Composition],
+    reasons: Mapping[str, str],
+    cluster: planning.Cluster,
+    capacity: float,
+    wanted: Constraints,
+) -> Found:
     found = wanted.axes_fit(layouts, run.world_size, reasons)
     inside = [c for c in layouts if _inside(c, cluster)]
     if kept := [c for c in found if any(c is other for other in inside)]:
