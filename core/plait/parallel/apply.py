@@ -130,7 +130,7 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
             param.data = param.data.to(dtype(run.config.precision.storage))
     arguments = {"mesh": mesh, "spec": run.spec, "run": run}
     for phase in PHASES:
-        if phase == "graph" and "parameter_sharding" not in hooks.roles:
+        if phase == "graph" and not ("parameter_sharding" in hooks.roles and mesh.layout.summed_axes()):
             apply_precision(model, run.config.precision)  # before transforms of this phase, which see storage's dtype
         if phase == "runtime":
             model = hooks.first("compile", model=model, **arguments)

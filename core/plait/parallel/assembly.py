@@ -66,10 +66,10 @@ class Assembly:
     def layout_for(self, ranks: int) -> MeshLayout:
         """The layout of `ranks` ranks. Raises PlaitError if the axes do not fit, or if no strategy sums gradients."""
         layout = join_axes(self._asked(ranks), ranks)
-        shared = [a for view in (None, *layout.views) for a in layout.data_axes(view) if a.degree > 1]
-        if shared and "gradient_sum" not in self.hooks.roles:
+        summed = layout.summed_axes()
+        if summed and "gradient_sum" not in self.hooks.roles:
             raise PlaitError(
-                f"the axes {describe(shared, layout.owner)} split the tokens, but no selected strategy sums the "
+                f"the axes {describe(summed, layout.owner)} split the tokens, but no selected strategy sums the "
                 "gradients over them: the run would train wrong; add a strategy that claims 'gradient_sum'"
             )
         return layout

@@ -170,8 +170,7 @@ def _composed(run: Run, picked: list[Alternative], fixed: set[str]) -> Compositi
         return None
     if any(a.degree < 1 for axes in (layout.dense, *layout.views.values()) for a in axes):
         return None
-    shared = any(a.degree > 1 for view in (None, *layout.views) for a in layout.data_axes(view))
-    if shared and "gradient_sum" not in roles:
+    if layout.summed_axes() and "gradient_sum" not in roles:
         return None
     if any(a.splits == "layers" and a.degree > 1 for a in layout.dense):
         return None

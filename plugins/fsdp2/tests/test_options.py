@@ -42,3 +42,17 @@ def gathers(options):
 def test_reshard_root_gathers_the_root_once_more(plait_ranks):
     plain, root = (plait_ranks.run(gathers, {"reshard_root": on}, world=2) for on in (False, True))
     assert root == [count + 1 for count in plain]
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [({}, "mixed"), ({"reshard_after_forward": "always"}, "float32"), ({"cpu_offload": True}, "float32")],
+    ids=str,
+)
+def test_on_one_rank_it_trains_as_no_strategy_does(plait_ranks, options, dtype):
+    """In mixed precision FSDP2 sums the two gradients of a tied parameter in bfloat16, and the core in float32."""
+    trial = Trial("tied", dtype=dtype)
+    (plain,) = plait_ranks.once(train, trial, {}, world=1)
+    (result,) = plait_ranks.run(train, trial, {"fsdp2": options}, world=1)
+    assert result.losses == plain.losses
+    assert unequal(result.final, plain.final) is None

@@ -50,6 +50,9 @@ class Fsdp2:
     def parallelize(self, model: "nn.Module", mesh: "Mesh", spec: ModelSpec, run: Run) -> None:
         from plait_fsdp2.wrap import wrap
 
+        frees = self.cpu_offload or self.reshard_root or self.reshard_after_forward == "always"
+        if not mesh.layout.summed_axes() and not frees:
+            return  # nothing to gather or to sum, and the core casts
         if self.cpu_offload:
             run.storage_device = "cpu"
         wrap(self, model, mesh, spec, run.config.precision)
