@@ -122,7 +122,8 @@ def test_yarn_sharpens_the_scores():
     """All scores by (0.1 mscale ln factor + 1) squared where both strengths are equal."""
     for mscale in (1.0, 0.707):
         yarn = Yarn(40.0, 4096, mscale=mscale, mscale_all_dim=mscale)
-        plain, sharp = (LatentAttention(16, 2, None, 8, 4, 4, 4, 1e-6, yarn=y).double() for y in (None, yarn))
+        plain = LatentAttention(16, 2, None, 8, 4, 4, 4, 1e-6).double()
+        sharp = LatentAttention(16, 2, None, 8, 4, 4, 4, 1e-6, yarn.sharpness()).double()
         sharp.load_state_dict(plain.state_dict())
         want = scores(plain) * (0.1 * mscale * math.log(40.0) + 1) ** 2
         torch.testing.assert_close(scores(sharp), want, rtol=1e-12, atol=1e-12)
@@ -132,7 +133,8 @@ def scores(attention):
     seen = []
     attention.inner.register_forward_pre_hook(lambda _, args: seen.extend(args))
     x = torch.randn(1, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    attention(x, torch.zeros(1, 5, dtype=torch.int64))  # five documents: RoPE turns nothing
+    positions = torch.zeros(1, 5, dtype=torch.int64)  # five documents: RoPE turns nothing
+    attention(x, positions, Rope(4, 10_000.0)(positions, positions, x.dtype))
     q, k, *_ = seen
     return q @ k.mT
 
@@ -147,7 +149,7 @@ def test_what_a_converter_must_permute():
     """Published weights turn neighbours: with even numbers first and odd ones behind, halves are turned alike."""
     q = torch.randn(1, 7, 2, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     order = [*range(0, 8, 2), *range(1, 8, 2)]
-    turned, _ = Rope(8, 100.0)(q[..., order], q[..., order], None)
+    turned = Rope(8, 100.0)(torch.zeros(1, 7), None, q.dtype)(q[..., order])
     for t in range(7):
         for i in range(4):
             want = torch.complex(q[:, t, :, 2 * i], q[:, t, :, 2 * i + 1]) * cmath.exp(1j * t * 100.0 ** (-2 * i / 8))

@@ -2,12 +2,15 @@
 
 import cmath
 import math
+from collections import Counter
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from plait.models.layers import CausalAttention, Rope, RopeScaling, document_mask
+from plait.testing import Trial
 
 SCALING = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192)
 
@@ -16,9 +19,13 @@ def random(*shape):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
+def turned(x_BTHE, rope, positions=None):
+    return rope(torch.zeros(x_BTHE.shape[:2]), positions, x_BTHE.dtype)(x_BTHE)
+
+
 def test_rope_multiplies_pairs_as_complex_numbers():
-    q, k = random(2, 5, 4, 8), random(2, 5, 2, 8)
-    q_turned, _ = Rope(8, 100.0)(q, k, None)
+    q = random(2, 5, 4, 8)
+    q_turned = turned(q, Rope(8, 100.0))
     for t in range(5):
         for i in range(4):
             turn = cmath.exp(1j * t * 100.0 ** (-2 * i / 8))
@@ -28,26 +35,26 @@ def test_rope_multiplies_pairs_as_complex_numbers():
 
 def test_rope_scores_depend_on_distance_alone():
     q, k = random(1, 1, 1, 8).expand(1, 9, 1, 8), random(1, 1, 1, 8).expand(1, 9, 1, 8)
-    q, k = Rope(8, 10_000.0)(q, k, None)
+    q, k = turned(q, Rope(8, 10_000.0)), turned(k, Rope(8, 10_000.0))
     scores = q[0, :, 0] @ k[0, :, 0].T
     torch.testing.assert_close(scores[3, 1], scores[7, 5])
     torch.testing.assert_close(scores[8, 2], scores[6, 0])
 
 
 def test_rope_of_positions_is_a_row_of_rope():
-    q, k = random(2, 6, 2, 4), random(2, 6, 2, 4)
+    q = random(2, 6, 2, 4)
     rope = Rope(4, 10_000.0)
     positions = torch.tensor([[0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 4, 5]])
-    turned, _ = rope(q, k, positions)
-    torch.testing.assert_close(turned[1], rope(q, k, None)[0][1])
-    torch.testing.assert_close(turned[0, 3:], rope(q[:, 3:], k[:, 3:], None)[0][0])
+    found = turned(q, rope, positions)
+    torch.testing.assert_close(found[1], turned(q, rope)[1])
+    torch.testing.assert_close(found[0, 3:], turned(q[:, 3:], rope)[0])
 
 
 def test_rope_angles_are_not_rounded_to_bfloat16():
     q = torch.ones(1, 300, 1, 2, dtype=torch.bfloat16)
-    turned, _ = Rope(2, 10_000.0)(q, q, None)
-    assert turned.dtype is torch.bfloat16
-    assert turned[0, 299, 0, 0].item() == pytest.approx(math.cos(299) - math.sin(299), abs=0.01)
+    found = turned(q, Rope(2, 10_000.0))
+    assert found.dtype is torch.bfloat16
+    assert found[0, 299, 0, 0].item() == pytest.approx(math.cos(299) - math.sin(299), abs=0.01)
 
 
 def test_rope_scaling_by_cases():
@@ -71,7 +78,7 @@ def test_rope_scaling_by_cases():
 def test_scaling_reaches_rope():
     q = random(1, 9, 1, 128)
     plain, scaled = Rope(128, 500_000.0), Rope(128, 500_000.0, SCALING)
-    (a, _), (b, _) = plain(q, q, None), scaled(q, q, None)
+    a, b = turned(q, plain), turned(q, scaled)
     torch.testing.assert_close(a[..., :10], b[..., :10])
     assert not torch.allclose(a, b)
 
@@ -93,3 +100,22 @@ def test_attention_by_hand(positions):
         scores = q[:, head] @ k[:, head // 2].transpose(1, 2) / math.sqrt(8)
         scores = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf)
         torch.testing.assert_close(got[:, head], F.softmax(scores, -1) @ v[:, head // 2])
+
+
+@pytest.mark.parametrize("name", ["llama3", "qk_norm", "mla", "moe"])
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_turns_are_computed_once_per_forward(name, remat):
+    """For all blocks together, and not again where blocks are recomputed."""
+    trial = Trial(name, remat=remat)
+    applied = trial.apply({})
+    tokens, _ = trial.batch(0)
+    calls = Counter()
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            calls[func._schema.name] += 1
+            return func(*args, **(kwargs or {}))
+
+    with Calls():
+        applied.backward(applied.parts[0](tokens).sum(), tokens.numel())
+    assert (calls["aten::cos"], calls["aten::sin"]) == (1, 1)

@@ -68,7 +68,8 @@ def test_flops_of_a_tied_head_still_count():
 def test_queries_and_keys_are_normed_before_they_turn():
     """Attention by its definition, written out token by token."""
     torch.manual_seed(0)
-    layer = Qwen3(**TINY).double().layers["0"].attention
+    model = Qwen3(**TINY).double()
+    layer = model.layers["0"].attention
     torch.nn.init.normal_(layer.q_norm.weight, 1, 0.3)
     torch.nn.init.normal_(layer.k_norm.weight, 1, 0.3)
     x = torch.randn(1, 5, 32, dtype=torch.float64)
@@ -90,7 +91,8 @@ def test_queries_and_keys_are_normed_before_they_turn():
             weights = (torch.stack(keys) @ q / 4).softmax(0)
             out[t, head] = sum(w * (layer.wv.weight[shared] @ x[0, s]) for s, w in enumerate(weights))
     want = out.flatten(1) @ layer.wo.weight.T
-    torch.testing.assert_close(layer(x)[0], want, rtol=0, atol=1e-12)
+    turns = model.rope(torch.zeros(1, 5), None, x.dtype)
+    torch.testing.assert_close(layer(x, None, turns)[0], want, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("options", [TINY, pytest.param(MIXED, marks=pytest.mark.slow)], ids=["dense", "experts"])

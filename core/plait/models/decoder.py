@@ -12,6 +12,7 @@ from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
 from plait.models.flops import Flops
 from plait.models.init import Normal, ones
+from plait.models.layers import Rope, Turns
 
 ATTENTION, FEED_FORWARD = "layers.*.attention", "layers.*.feed_forward"  # the two branches
 STD = 0.02
@@ -27,8 +28,8 @@ class Block(nn.Module):
         self.ffn_norm = nn.RMSNorm(dim, norm_eps)
         self.feed_forward = feed_forward
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None = None) -> Tensor:
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), positions_BT)
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, turns: Turns) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), positions_BT, turns)
         return x_BTD + self.feed_forward(self.ffn_norm(x_BTD))
 
 
@@ -38,6 +39,7 @@ class Decoder(nn.Module):
     def __init__(
         self,
         blocks: Iterable[Block],
+        rope: Rope,
         *,
         dim: int,
         vocab_size: int,
@@ -48,6 +50,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.max_seq_len = max_seq_len
         self.tok_embeddings = nn.Embedding(vocab_size, dim)
+        self.rope = rope
         # not a list: a pipeline stage removes blocks, and names stay
         self.layers = nn.ModuleDict({str(layer): block for layer, block in enumerate(blocks)})
         self.n_layers = len(self.layers)
@@ -65,8 +68,9 @@ class Decoder(nn.Module):
                 f"a sequence has {tokens_BT.shape[1]} tokens, but model.max_seq_len is {self.max_seq_len}"
             ).at("model.max_seq_len", self.max_seq_len, fits=f"at least {tokens_BT.shape[1]}")
         x_BTD = self.tok_embeddings(tokens_BT)
+        turns = self.rope(tokens_BT, positions_BT, x_BTD.dtype)
         for block in self.layers.values():
-            x_BTD = block(x_BTD, positions_BT)
+            x_BTD = block(x_BTD, positions_BT, turns)
         return self.output(self.norm(x_BTD))
 
     def normals(self) -> tuple[Normal, Normal]:

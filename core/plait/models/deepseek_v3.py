@@ -10,6 +10,7 @@ from plait.contract.errors import misfit
 from plait.contract.model_spec import ModelSpec
 from plait.models import mla, moe, swiglu
 from plait.models.decoder import ATTENTION, FEED_FORWARD, Block, Decoder
+from plait.models.layers import Rope
 from plait.models.moe import Experts, MoE, Router
 from plait.models.options import boolean, none_below, one_of, positive, positive_int
 from plait.models.swiglu import SwiGLU
@@ -112,12 +113,13 @@ class DeepSeekV3(Decoder):
         def block(layer: int) -> Block:
             attention = mla.LatentAttention(
                 dim, n_heads, q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, norm_eps,
-                rope_theta, yarn,
+                yarn.sharpness() if yarn else (1.0, 1.0),
             )  # fmt: skip
             return Block(dim, norm_eps, attention, SwiGLU(dim, ffn_dim) if layer < n_dense_layers else mixture())
 
         super().__init__(
             (block(layer) for layer in range(n_layers)),
+            Rope(qk_rope_head_dim, rope_theta, yarn),
             dim=dim,
             vocab_size=vocab_size,
             max_seq_len=max_seq_len,

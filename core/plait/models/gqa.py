@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from plait.models.init import ones
-from plait.models.layers import CausalAttention, Rope
+from plait.models.layers import CausalAttention, Turns
 
 
 class GroupedQueryAttention(nn.Module):
@@ -23,12 +23,12 @@ class GroupedQueryAttention(nn.Module):
         dim: int,
         n_heads: int,
         n_kv_heads: int,
-        rope: Rope,
+        head_dim: int,
         norm_eps: float | None = None,
         sharpness: float = 1.0,
     ) -> None:
         super().__init__()
-        self.head_dim, self.sharpness = rope.head_dim, sharpness
+        self.head_dim, self.sharpness = head_dim, sharpness
         self.wq = nn.Linear(dim, n_heads * self.head_dim, bias=False)
         self.wk = nn.Linear(dim, n_kv_heads * self.head_dim, bias=False)
         self.wv = nn.Linear(dim, n_kv_heads * self.head_dim, bias=False)
@@ -36,16 +36,15 @@ class GroupedQueryAttention(nn.Module):
         self.q_norm = self.k_norm = None
         if norm_eps is not None:
             self.q_norm, self.k_norm = (nn.RMSNorm(self.head_dim, norm_eps) for _ in range(2))
-        self.rope = rope
         self.inner = CausalAttention()
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, turns: Turns) -> Tensor:
         q_BTHE = self.wq(x_BTD).unflatten(-1, (-1, self.head_dim))  # a rank may hold fewer heads than the model has
         k_BTKE = self.wk(x_BTD).unflatten(-1, (-1, self.head_dim))
         v_BTKE = self.wv(x_BTD).unflatten(-1, (-1, self.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHE, k_BTKE = self.q_norm(q_BTHE), self.k_norm(k_BTKE)
-        q_BTHE, k_BTKE = self.rope(q_BTHE, k_BTKE, positions_BT)
+        q_BTHE, k_BTKE = turns(q_BTHE), turns(k_BTKE)
         if self.sharpness != 1.0:
             q_BTHE = q_BTHE * self.sharpness
         out_BHTE = self.inner(q_BTHE.transpose(1, 2), k_BTKE.transpose(1, 2), v_BTKE.transpose(1, 2), positions_BT)

@@ -45,13 +45,29 @@ class RopeScaling:
         return frequencies * (keep + (1 - keep) / self.factor)
 
 
+@attrs.define(eq=False)  # not frozen: dynamo cannot trace what freezes it
+class Turns:
+    """The rotation of each position, (B or 1, T, 1, E / 2): `turns(x_BTHE)` is rotated, in its own dtype.
+
+    Blocks get it as one object: mixed precision would round tensors that are passed to them.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __call__(self, x_BTHE: Tensor) -> Tensor:
+        x, y = x_BTHE.unflatten(-1, (2, -1)).unbind(-2)
+        turned = torch.stack((x * self.cos - y * self.sin, x * self.sin + y * self.cos), dim=-2)
+        return turned.flatten(-2).to(x_BTHE.dtype)
+
+
 class Rope(nn.Module):
     """Rotary position embedding (arXiv:2104.09864).
 
     An element of a head's first half is paired with the one at the same place in the second, as in Hugging Face's
-    weights; Meta's pairs are neighbours, which are slower to separate. The angles are computed in every forward: a
-    table would be lost on the meta device and rounded by mixed precision. `scaling` gets the frequencies and returns
-    new ones.
+    weights; Meta's pairs are neighbours, which are slower to separate. The angles are computed once per forward, for
+    all blocks: a table would be lost on the meta device and rounded by mixed precision. `scaling` gets the frequencies
+    and returns new ones.
     """
 
     def __init__(self, head_dim: int, theta: float, scaling: Callable[[Tensor], Tensor] | None = None) -> None:
@@ -60,24 +76,18 @@ class Rope(nn.Module):
         self.theta = theta
         self.scaling = scaling
 
-    def forward(self, q_BTHE: Tensor, k_BTKE: Tensor, positions_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Queries and keys, rotated by their positions; None counts from 0."""
-        dtype = torch.promote_types(q_BTHE.dtype, torch.float32)
+    def forward(self, tokens_BT: Tensor, positions_BT: Tensor | None, dtype: torch.dtype) -> Turns:
+        """The turns of these tokens' positions, at least in float32; positions None count from 0. dtype: of what will
+        be turned."""
+        dtype = torch.promote_types(dtype, torch.float32)
         if positions_BT is None:
-            positions_BT = torch.arange(q_BTHE.shape[1], device=q_BTHE.device)
-        steps = torch.arange(0, self.head_dim, 2, device=q_BTHE.device, dtype=dtype) / self.head_dim
+            positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)[None]
+        steps = torch.arange(0, self.head_dim, 2, device=tokens_BT.device, dtype=dtype) / self.head_dim
         frequencies = self.theta**-steps
         if self.scaling is not None:
             frequencies = self.scaling(frequencies)
         angles = (positions_BT.to(dtype)[..., None] * frequencies)[..., None, :]
-        cos, sin = angles.cos(), angles.sin()
-        return _turn(q_BTHE, cos, sin), _turn(k_BTKE, cos, sin)
-
-
-def _turn(x_BTHE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    x, y = x_BTHE.unflatten(-1, (2, -1)).unbind(-2)
-    turned = torch.stack((x * cos - y * sin, x * sin + y * cos), dim=-2)
-    return turned.flatten(-2).to(x_BTHE.dtype)
+        return Turns(angles.cos(), angles.sin())
 
 
 class CausalAttention(nn.Module):

@@ -66,11 +66,12 @@ class Llama3(Decoder):
         scaling = RopeScaling.of(rope_scaling) if rope_scaling else None
 
         def block() -> Block:
-            attention = GroupedQueryAttention(dim, n_heads, n_kv_heads, Rope(head_dim, rope_theta, scaling))
+            attention = GroupedQueryAttention(dim, n_heads, n_kv_heads, head_dim)
             return Block(dim, norm_eps, attention, SwiGLU(dim, ffn_dim))
 
         super().__init__(
             (block() for _ in range(n_layers)),
+            Rope(head_dim, rope_theta, scaling),
             dim=dim,
             vocab_size=vocab_size,
             max_seq_len=max_seq_len,
@@ -94,7 +95,8 @@ class Llama3(Decoder):
         from plait.models.hugging_face import HuggingFace, common
 
         first: Any = self.layers["0"]
-        rope, scaling = first.attention.rope, None
+        rope: Any = self.rope
+        scaling = None
         if rope.scaling is not None:
             scaling = {
                 "rope_type": "llama3",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.models.init import ones
-from plait.models.layers import CausalAttention, Rope
+from plait.models.layers import CausalAttention, Turns
 from plait.models.options import checked
 
 
@@ -67,7 +67,8 @@ class LatentAttention(nn.Module):
 
     q_rank: queries come from a normed latent of this width too; None: straight from the stream. kv_rank: width of
     the latent of keys and values. nope, rope: elements of a query or key head that RoPE does not rotate, and rotates.
-    value: width of a value head. Parameters have DeepSeek's names.
+    value: width of a value head. sharpness: factors of the scores' rotated and other part. Parameters have DeepSeek's
+    names.
     """
 
     def __init__(
@@ -80,8 +81,7 @@ class LatentAttention(nn.Module):
         rope: int,
         value: int,
         norm_eps: float,
-        theta: float = 10_000.0,
-        yarn: Yarn | None = None,
+        sharpness: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         super().__init__()
         self.nope, self.turned, self.value, self.kv_rank = nope, rope, value, kv_rank
@@ -96,18 +96,17 @@ class LatentAttention(nn.Module):
         self.kv_norm = nn.RMSNorm(kv_rank, norm_eps)
         self.wkv_b = nn.Linear(kv_rank, n_heads * (nope + value), bias=False)
         self.wo = nn.Linear(n_heads * value, dim, bias=False)
-        self.rope = Rope(rope, theta, yarn)
-        self.sharpness = yarn.sharpness() if yarn else (1.0, 1.0)
+        self.sharpness = sharpness
         self.inner = CausalAttention()
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, turns: Turns) -> Tensor:
         q_BTF = self.wq_b(self.q_norm(self.wq_a(x_BTD))) if self.low_rank_queries else self.wq(x_BTD)
         q_BTHF = q_BTF.unflatten(-1, (-1, self.nope + self.turned))  # a rank may hold fewer heads than the model has
         q_BTHN, q_BTHR = q_BTHF.split([self.nope, self.turned], dim=-1)
         latent_BTL, k_BTR = self.wkv_a(x_BTD).split([self.kv_rank, self.turned], dim=-1)
         kv_BTHF = self.wkv_b(self.kv_norm(latent_BTL)).unflatten(-1, (-1, self.nope + self.value))
         k_BTHN, v_BTHE = kv_BTHF.split([self.nope, self.value], dim=-1)
-        q_BTHR, k_BT1R = self.rope(q_BTHR, k_BTR.unsqueeze(2), positions_BT)
+        q_BTHR, k_BT1R = turns(q_BTHR), turns(k_BTR.unsqueeze(2))
         if self.sharpness != (1.0, 1.0):
             q_BTHR, q_BTHN = q_BTHR * self.sharpness[0], q_BTHN * self.sharpness[1]
         q_BTHF = torch.cat([q_BTHN, q_BTHR], dim=-1)

@@ -91,12 +91,12 @@ class Qwen3(Decoder):
             return MoE(router, Experts(n_experts, dim, ffn_dim))
 
         def block() -> Block:
-            rope = Rope(head_dim, rope_theta, yarn)
-            attention = GroupedQueryAttention(dim, n_heads, n_kv_heads, rope, norm_eps, sharpness)
+            attention = GroupedQueryAttention(dim, n_heads, n_kv_heads, head_dim, norm_eps, sharpness)
             return Block(dim, norm_eps, attention, feed_forward())
 
         super().__init__(
             (block() for _ in range(n_layers)),
+            Rope(head_dim, rope_theta, yarn),
             dim=dim,
             vocab_size=vocab_size,
             max_seq_len=max_seq_len,
@@ -125,8 +125,7 @@ class Qwen3(Decoder):
         from plait.models.hugging_face import HuggingFace, Rule, common
 
         kind, architecture = ("qwen3_moe", "Qwen3MoeForCausalLM") if self.n_experts else ("qwen3", "Qwen3ForCausalLM")
-        first: Any = self.layers["0"]
-        rope = first.attention.rope
+        rope: Any = self.rope
         config = {
             **common.config_of_decoder(self, kind, architecture),
             "num_key_value_heads": self.n_kv_heads,

@@ -12,7 +12,7 @@ FFN, MLP = f"{common.OURS}.feed_forward", f"{common.THEIRS}.mlp"
 
 def table(model: Any) -> HuggingFace:
     """The table of a `DeepSeekV3`. Raises PlaitError for options that neither form has."""
-    attention, rope = model.layers["0"].attention, model.layers["0"].attention.rope
+    attention, rope = model.layers["0"].attention, model.rope
     mixtures = [block.feed_forward for block in model.layers.values() if hasattr(block.feed_forward, "router")]
     if not mixtures:
         raise PlaitError(

@@ -12,6 +12,7 @@ from plait.models import mla
 from plait.models.decoder import Block
 from plait.models.flops import Flops
 from plait.models.init import Normal, ones
+from plait.models.layers import Rope
 from plait.models.swiglu import SwiGLU
 
 
@@ -40,13 +41,15 @@ class Mla(nn.Module):
         for layer in range(n_layers):
             attention = mla.LatentAttention(dim, n_heads, q_rank, kv_rank, nope_dim, rope_dim, value_dim, 1e-6)
             self.layers[str(layer)] = Block(dim, 1e-6, attention, SwiGLU(dim, ffn_dim))
+        self.rope = Rope(rope_dim, 10_000.0)
         self.norm = nn.RMSNorm(dim, 1e-6)
         self.head = nn.Linear(dim, vocab_size, bias=False)
 
     def forward(self, tokens_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
         x_BTD = self.embed(tokens_BT)
+        turns = self.rope(tokens_BT, positions_BT, x_BTD.dtype)
         for block in self.layers.values():
-            x_BTD = block(x_BTD, positions_BT)
+            x_BTD = block(x_BTD, positions_BT, turns)
         return self.head(self.norm(x_BTD))
 
     def spec(self) -> ModelSpec:
