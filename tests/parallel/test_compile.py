@@ -7,6 +7,7 @@ from torch import nn
 import plait
 from plait import ModelSpec
 from plait.contract.config import Compile, Precision, Remat
+from plait.parallel.compile import selective_config
 from plait.testing.models import llama3
 from plait.testing.parity import apart, worst_gradient
 from plait.testing.pool import RankError
@@ -57,8 +58,40 @@ def test_one_forward_and_one_backward_graph_for_all_blocks(plait_ranks, strategi
         assert counts["calls"] == 3 * calls
 
 
+ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+
+def again(config):
+    """How often the partitioner under `config` lets backward compute attention that forward computed."""
+    from functorch.compile import aot_function, min_cut_rematerialization_partition, nop
+
+    graphs = []
+
+    def note(graph, inputs):
+        graphs.append(graph)
+        return nop(graph, inputs)
+
+    def attention(x):
+        q = x.sin()
+        return nn.functional.scaled_dot_product_attention(q, q, q).cos()
+
+    x = torch.randn(1, 2, 16, 8, requires_grad=True)
+    with torch._functorch.config.patch(**config):
+        partition = min_cut_rematerialization_partition
+        aot_function(attention, note, note, partition)(x).sum().backward()
+    (_, backward) = graphs
+    return sum(getattr(n.target, "name", str)() == ATTENTION for n in backward.graph.nodes if n.op == "call_function")
+
+
+def test_selective_recomputation_keeps_attention():
+    alone = {k: v for k, v in selective_config().items() if k != "joint_custom_pass"}
+    assert again(alone) == 1  # what the partitioner does by itself
+    assert again(selective_config()) == 0
+
+
 def saved(backend, mode, budget=0.5):
-    """(bytes kept for backward, matrix products of a backward) of a block that was compiled."""
+    """(bytes kept for backward, matrix products and forwards of attention in a backward) of a block that was
+    compiled."""
     torch._dynamo.reset()
     with torch.device("meta"):
         model = llama3(n_layers=1)
@@ -77,21 +110,23 @@ def saved(backend, mode, budget=0.5):
         loss = plait.cross_entropy_sum(applied.parts[0](tokens), labels)
     with torch.profiler.profile() as profile:
         loss.backward()
-    return sum(kept.values()), sum(e.count for e in profile.key_averages() if e.key == "aten::mm")
+    counts = {e.key: e.count for e in profile.key_averages()}
+    return sum(kept.values()), counts["aten::mm"], counts.get(ATTENTION, 0)
 
 
 @pytest.mark.slow
 def test_selective_recomputation_by_the_compiler(plait_ranks):
-    (kept, products), (fewer, same_products), (least, more_products) = (
+    (kept, products, none), (fewer, same_products, still_none), (least, more_products, once) = (
         plait_ranks.run(saved, "inductor", mode, world=1, timeout=240)[0] for mode in ("none", "selective", "full")
     )
     assert least < fewer < kept
     assert same_products == products < more_products
+    assert (none, still_none, once) == (0, 0, 1)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_budget_is_kept_by_computing_again(plait_ranks, backend):
-    (kept, products), (most, _), (some, more_products) = (
+    (kept, products, _), (most, _, _), (some, more_products, _) = (
         plait_ranks.run(saved, backend, mode, budget, world=1, timeout=240)[0]
         for mode, budget in (("none", 0.5), ("budget", 0.7), ("budget", 0.2))
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch._functorch.config
-from torch import nn
+from torch import fx, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from plait.contract.config import Compile
@@ -38,7 +38,7 @@ def compile_blocks(model: nn.Module, mesh: object, spec: ModelSpec, run: Run) ->
         if mode == "budget":
             block.forward = recomputed_by_compiler(block.forward, **budget_config(remat.budget))
         elif mode == "selective" and options.enabled and options.backend == "inductor":
-            block.forward = recomputed_by_compiler(block.forward, aggressive_recomputation=True)
+            block.forward = recomputed_by_compiler(block.forward, **selective_config())
         elif mode != "none":
             block.forward = recomputed(block.forward, mode)
     return model
@@ -83,16 +83,30 @@ def recomputed(forward: Callable[..., Any], mode: str) -> Callable[..., Any]:
 def recomputed_by_compiler(forward: Callable[..., Any], **how: Any) -> Callable[..., Any]:
     """A compiled forward, whose activations the compiler's partitioner keeps or recomputes.
 
-    how: `torch._functorch.config` for the calls, of which the first compiles. `aggressive_recomputation` is "selective"
-    under inductor, whose kernels are opaque to `checkpoint`; `activation_memory_budget` is "budget".
+    how: `torch._functorch.config` for the calls, of which the first compiles.
     """
+    tag = f"{torch.compiler.config.cache_key_tag} plait keeps {sorted(SELECTIVE_KEEPS)}"  # caches do not see the pass
 
     @functools.wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with torch._functorch.config.patch(**how):
+        with torch._functorch.config.patch(**how), torch.compiler.config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
             return forward(*args, **kwargs)
 
     return call
+
+
+def selective_config() -> dict[str, Any]:
+    """`torch._functorch.config` for `remat.mode=selective` under inductor, whose kernels are opaque to `checkpoint`."""
+    return {"aggressive_recomputation": True, "joint_custom_pass": keep_selected}
+
+
+def keep_selected(joint: fx.GraphModule, inputs: Any) -> fx.GraphModule:
+    """Have the partitioner keep what `selective` keeps: its own list lacks some kernels of attention and grouped
+    products."""
+    for node in joint.graph.nodes:
+        if node.op == "call_function" and hasattr(node.target, "name") and node.target.name() in SELECTIVE_KEEPS:
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return joint
 
 
 def budget_config(budget: float) -> dict[str, Any]:
