@@ -1,5 +1,8 @@
 """Initial values are a function of (seed, name, row), drawn in float32 whatever the dtype; golden values."""
 
+import threading
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -36,3 +39,25 @@ def test_seed_name_and_row_make_other_values():
 @pytest.mark.parametrize("shape", [(3, 20), (3, 5), (7,)])
 def test_values_are_those_of_float32_cast(dtype, shape):
     assert torch.equal(drawn(dtype=dtype, shape=shape), drawn(shape=shape).to(dtype))
+
+
+def test_threads_draw_the_same_values_beside_each_other(monkeypatch):
+    """Rows are in threads of their own; with one thread, one after the other."""
+    threads = set()
+
+    def fill(row, generator):
+        threads.add(threading.get_ident())
+        time.sleep(0.001)
+        row.normal_(generator=generator)
+
+    spec = ModelSpec(axes={}, init={"*": fill})
+    found = []
+    for number in (1, 4):
+        threads.clear()
+        monkeypatch.setattr(torch, "get_num_threads", lambda number=number: number)
+        model = nn.Module()
+        model.register_parameter("weight", nn.Parameter(torch.empty(300, 5000)))
+        initialise(model, spec, 0)
+        found.append((model.weight.detach(), len(threads)))
+    assert torch.equal(found[0][0], found[1][0])
+    assert [number for _, number in found] == [1, 4]

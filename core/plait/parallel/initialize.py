@@ -1,7 +1,9 @@
 """Materialises a model that was built on meta and fills it: a function of (seed, FQN, global index) alone."""
 
 import hashlib
+import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -10,6 +12,8 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
 from plait.contract.model_spec import ModelSpec
+
+MANY = 100_000  # values that are worth another thread's turn
 
 
 def materialise(model: nn.Module, device: str | torch.device, storage: str | torch.device | None = None) -> None:
@@ -40,11 +44,13 @@ def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> int:
     """Fill every parameter and buffer of `model` by the spec; returns how many values this rank drew.
 
     Bitwise the same in every layout and world size: a parameter of two or more dims is drawn row by row of dim 0,
-    each row by its own generator, in float32, then cast; a rank draws only rows of which it holds a part.
+    each row by its own generator, in float32, then cast; a rank draws only rows of which it holds a part, with as many
+    threads as torch uses.
     """
     drawn = 0
-    for fqn, param in model.named_parameters():
-        drawn += _fill(param, fqn, spec.init_of(fqn), seed)
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for fqn, param in model.named_parameters():
+            drawn += _fill(param, fqn, spec.init_of(fqn), seed, pool)
     for fqn, buffer in model.named_buffers():
         value = torch.empty(buffer.shape, dtype=buffer.dtype)  # on the CPU, as its generator is
         spec.init_of(fqn)(value, _generator(*_keys(seed, fqn), 0))
@@ -52,7 +58,9 @@ def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> int:
     return drawn
 
 
-def _fill(param: Tensor, fqn: str, fn: Callable[[Tensor, torch.Generator], Any], seed: int) -> int:
+def _fill(
+    param: Tensor, fqn: str, fn: Callable[[Tensor, torch.Generator], Any], seed: int, pool: ThreadPoolExecutor
+) -> int:
     local = param.to_local() if isinstance(param, DTensor) else param
     if local.numel() == 0:
         return 0
@@ -61,15 +69,22 @@ def _fill(param: Tensor, fqn: str, fn: Callable[[Tensor, torch.Generator], Any],
     inner = tuple(slice(None) if len(h) == size else h for h, size in zip(held[1:], param.shape[1:], strict=True))
     rows = held[0].tolist() if param.dim() > 1 else [0]
     filled = torch.empty(local.shape, dtype=torch.float32)
-    row = torch.empty(param.shape[1:] if param.dim() > 1 else param.shape, dtype=torch.float32)
-    for i, index in enumerate(rows):
-        fn(row, _generator(start, step, index))
-        if param.dim() > 1:
-            filled[i] = _take(row, inner)
-        else:
-            filled = row[held[0]] if param.dim() == 1 else row
-    local.copy_(filled.reshape(local.shape))
-    return len(rows) * row.numel()
+    shape = param.shape[1:] if param.dim() > 1 else param.shape
+
+    @torch.no_grad()  # which is a thread's own
+    def draw(some: range) -> None:
+        row = torch.empty(shape, dtype=torch.float32)
+        for i in some:
+            fn(row, _generator(start, step, rows[i]))
+            if param.dim() > 1:
+                filled[i] = _take(row, inner)
+            else:
+                filled.copy_(row[held[0]] if param.dim() == 1 else row)
+
+    each = max(len(rows) // 64, MANY // max(math.prod(shape), 1), 1)
+    list(pool.map(draw, [range(i, min(i + each, len(rows))) for i in range(0, len(rows), each)]))
+    local.copy_(filled)
+    return len(rows) * math.prod(shape)
 
 
 def _take(row: Tensor, inner: tuple[slice | Tensor, ...]) -> Tensor:
