@@ -33,9 +33,9 @@ def as_rank(overrides: list[str]) -> None:
     from plait.train import trainer
 
     class Interleaved(trainer.Trainer):
-        def __init__(self, config: Any, node: Any, *rest: Any) -> None:
-            super().__init__(config, node, *rest)
-            self.bare = {name: BareLoop(node) for name in LOOPS[1:]}
+        def __init__(self, config: Any, *rest: Any) -> None:
+            super().__init__(config, *rest)
+            self.bare = {name: BareLoop(config.node) for name in LOOPS[1:]}
             self.spent: dict[str, list[list[float]]] = {name: [] for name in LOOPS}
 
         def begin(self) -> None:

@@ -134,7 +134,8 @@ class Sandbox:
 
     def environment(self, fault: Mapping[str, Any] | None = None) -> dict[str, str]:
         env = {k: os.environ[k] for k in ("PATH", "LANG", "VIRTUAL_ENV", "PYTHONPATH") if k in os.environ}
-        env |= {"OMP_NUM_THREADS": "1", "HOME": str(self.home), "TMPDIR": str(self.tmp), "PYTHONDONTWRITEBYTECODE": "1"}
+        env |= {"OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}  # bitwise equal wherever memory lies
+        env |= {"HOME": str(self.home), "TMPDIR": str(self.tmp), "PYTHONDONTWRITEBYTECODE": "1"}
         env["TORCHINDUCTOR_CACHE_DIR"] = str(self.root / "inductor")  # torch makes it at import, and keeps it
         env |= {"PLAIT_CACHE": str(self.cache or self.root / "cache"), "PLAIT_FAULTS_PLACE": str(self.root), **self.env}
         if fault is not None:

@@ -29,6 +29,7 @@ ELASTIC = ("torch.distributed.launcher.api", "torch.distributed.elastic.multipro
 
 def import_all() -> None:
     """What the launcher and its fork server import, so that forks need not."""
+    os.environ["MKL_CBWR"] = "COMPATIBLE"  # as in `Sandbox.environment`; MKL reads it once
     import torch
 
     from plait.launch.fork_server import PRELOADED

@@ -102,10 +102,8 @@ def test_attention_by_hand(positions):
         torch.testing.assert_close(got[:, head], F.softmax(scores, -1) @ v[:, head // 2])
 
 
-@pytest.mark.parametrize("name", ["llama3", "qk_norm", "mla", "moe"])
-@pytest.mark.parametrize("remat", ["none", "full"])
-def test_turns_are_computed_once_per_forward(name, remat):
-    """For all blocks together, and not again where blocks are recomputed."""
+def turns_of(name, remat):
+    """How often cosines and sines are computed in a step."""
     trial = Trial(name, remat=remat)
     applied = trial.apply({})
     tokens, _ = trial.batch(0)
@@ -118,4 +116,11 @@ def test_turns_are_computed_once_per_forward(name, remat):
 
     with Calls():
         applied.backward(applied.parts[0](tokens).sum(), tokens.numel())
-    assert (calls["aten::cos"], calls["aten::sin"]) == (1, 1)
+    return calls["aten::cos"], calls["aten::sin"]
+
+
+@pytest.mark.parametrize("name", ["llama3", "qk_norm", "mla", "moe"])
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_turns_are_computed_once_per_forward(plait_ranks, name, remat):
+    """For all blocks together, and not again where blocks are recomputed."""
+    assert plait_ranks.run(turns_of, name, remat, world=1) == [(1, 1)]

@@ -203,7 +203,7 @@ class Lying:
 def test_an_operator_that_dtensor_does_not_know_is_named(traced, monkeypatch):
     whole = bounded(traced, 1.0)
     assert whole.unknown == {}
-    assert whole.bound <= whole.program < 1.0
+    assert whole.bound <= whole.program * (1 + 1e-12) < 1.0  # both are sums, in another order
     monkeypatch.setattr(strategies, "_APART", {})
     without = bounded(traced, 1.0)
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in without.unknown
