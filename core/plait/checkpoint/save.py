@@ -92,12 +92,16 @@ class Saver:
                 self._writing[1].exception(seconds)
 
     def _write(self, state: dict[str, Tensor], manifest: Manifest, copy_ahead: int, bad: str | None) -> None:
-        for rank, found in enumerate(self._all(lambda: bad)):
+        path = self.store.temporary(manifest.step)
+
+        def ready() -> str | None:
+            if self._rank == 0:  # before any rank makes the folder: one that exists and then does not is an error there
+                clear(path)
+            return bad
+
+        for rank, found in enumerate(self._all(ready)):
             if found:
                 raise PlaitError(f"{found} (rank {rank}); {where_to_go_on(self.store, self.resumed, self.saved)}")
-        path = self.store.temporary(manifest.step)
-        if self._rank == 0:  # no rank writes a file before this one has joined the planning
-            clear(path)
         try:
             writer = _Writer(path, per_thread_copy_ahead=copy_ahead)
             quiet = warnings.catch_warnings(action="ignore") if self._group is None else nullcontext()

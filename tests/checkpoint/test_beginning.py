@@ -1,0 +1,34 @@
+"""A save begins on all ranks together: none makes its folder while rank 0 still removes an earlier attempt."""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from plait.checkpoint import save
+from plait.checkpoint.store import Store
+
+
+def begin(folder):
+    """Whether the folder was there, at the end of a long removal, on rank 0."""
+    seen, clear = [], save.clear
+
+    def slow(path):
+        clear(path)
+        time.sleep(0.5)
+        seen.append(path.exists())
+
+    save.clear = slow
+    try:
+        save.Saver(Store(folder), "sync").save({"weight": torch.full((4,), float(dist.get_rank()))}, 3)
+    finally:
+        save.clear = clear
+    return seen
+
+
+def test_no_rank_makes_what_another_still_removes(plait_ranks, tmp_path):
+    stale = tmp_path / "step-3.tmp"
+    stale.mkdir()
+    (stale / "left").write_text("of a killed run")
+    assert plait_ranks.run(begin, tmp_path, world=2) == [[False], []]
+    assert not (tmp_path / "step-3" / "left").exists()
