@@ -94,7 +94,8 @@ role, and two claims of one role are an error.
 
 - `parameter_sharding`: this strategy shards storage, so it sees parameters first and last, and it does the casts of
   mixed precision. If nobody claims it, or if no gradients are summed over ranks (`mesh.layout.summed_axes()` is empty),
-  the core casts, so no layout silently computes in another dtype. In the second case the strategy can do nothing.
+  the core casts, so no layout silently computes in another dtype. In the second case the strategy may leave the
+  model as it is.
 - `gradient_sum`: this strategy sums gradients over the ranks that see other tokens. It is separate because plain
   replication sums but shards nothing. It is a claim so that its *absence* is visible: if an axis splits the tokens and
   nobody claims the sum, the run is refused. Such a run trains with a plausible loss and wrong gradients. In a trial,

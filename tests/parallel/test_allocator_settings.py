@@ -13,7 +13,6 @@ NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CON
 
 @pytest.fixture
 def environment(monkeypatch):
-
     kept = {k: v for k, v in os.environ.items() if k not in NAMES}
     monkeypatch.setattr(os, "environ", kept)
     return kept
@@ -33,7 +32,6 @@ def test_what_the_user_says_holds(environment, name):
 
 @pytest.mark.gpu
 def test_a_gpu_has_expandable_segments():
-
     code = (
         "import torch; from plait.parallel.process_group import start_group; start_group('cuda');"
         "x = torch.empty(64 * 2**20, device='cuda');"

@@ -95,7 +95,7 @@ class Saver:
         path = self.store.temporary(manifest.step)
 
         def ready() -> str | None:
-            if self._rank == 0:  # before any rank makes the folder: one that exists and then does not is an error there
+            if self._rank == 0:  # before any rank creates the folder, whose creation fails if it is removed meanwhile
                 clear(path)
             return bad
 

@@ -95,8 +95,8 @@ class MeshLayout:
         return tuple(a for a in self.views[view] if a.name.startswith(f"{view}.") and not a.divides_values)
 
     def summed_axes(self) -> list[MeshAxis]:
-        """The axes of several ranks over which gradients of some parameters are summed. Empty: no two ranks share a
-        parameter and see other tokens, so there is nothing to shard."""
+        """The axes with several ranks over which gradients of some parameters are summed. If there are none, there is
+        nothing to shard."""
         return [a for view in (None, *self.views) for a in self.data_axes(view) if a.degree > 1]
 
     def as_json(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """From the options to a configured run: follows a plan, or searches for one."""
 
 import copy
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,7 @@ def _still_meant(path: Path, run: Run, asked: dict[str, Any]) -> bool:
 
 
 def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: Path | None) -> None:
-    from plait_autoparallel.search import search
+    from plait_autoparallel.search import or_what_helps, search
 
     cluster, found_by = _cluster(run)
     capacity = options.memory if options.memory is not None else cluster.memory - cluster.reserved
@@ -105,7 +106,7 @@ def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: Path | N
     wanted.check(blocks, {a for c in layouts for a in _axes(c)})
     limit = capacity
     for _ in range(TRIES):
-        found = search(run, layouts, reasons, cluster, limit, wanted)
+        found = or_what_helps(functools.partial(search, run, layouts, reasons, cluster, limit), wanted)
         decision = decision_of(found, samples)
         peak = _needed(run, decision, blocks, cluster, found)
         if peak <= capacity:

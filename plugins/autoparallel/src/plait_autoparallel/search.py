@@ -2,7 +2,7 @@
 fastest."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -44,6 +44,24 @@ class Short:
     needs: float
 
 
+def or_what_helps(attempt: "Callable[[Constraints], Found]", wanted: Constraints) -> "Found":
+    """`attempt(wanted)`, a search. If it finds nothing, the error names each constraint without which it finds a
+    plan."""
+    try:
+        return attempt(wanted)
+    except Infeasible as error:
+        helps = []
+        for said, others in wanted.each_left_out():
+            with contextlib.suppress(PlaitError):
+                best = attempt(others).best
+                helps.append(
+                    f"without {said} there is a plan: {described(best.candidate)}; {recomputed(best.mix.modes)}"
+                )
+        if helps:
+            raise Infeasible(f"{error}; {'; '.join(helps)}").at(error.key or "", error.value, error.fits) from None
+        raise
+
+
 @attrs.frozen
 class Found:
     """best: the plan. others: the best of every other composition, fastest first. short: what does not fit, by need.
@@ -78,31 +96,8 @@ def search(
 ) -> Found:
     """The fastest plan for `run` on `cluster` within `capacity` bytes per rank, among `layouts`.
 
-    reasons: strategy -> why it cannot take part. Raises PlaitError, saying what to relax, if there is none.
+    reasons: strategy -> why it cannot take part. Raises Infeasible if there is none.
     """
-    try:
-        return _search(run, layouts, reasons, cluster, capacity, wanted)
-    except Infeasible as error:
-        helps = []
-        for said, others in wanted.each_left_out():
-            with contextlib.suppress(PlaitError):
-                best = _search(run, layouts, reasons, cluster, capacity, others).best
-                helps.append(
-                    f"without {said} there is a plan: {described(best.candidate)}; {recomputed(best.mix.modes)}"
-                )
-        if helps:
-            raise Infeasible(f"{error}; {'; '.join(helps)}").at(error.key or "", error.value, error.fits) from None
-        raise
-
-
-def _search(
-    run: Run,
-    layouts: list[planning.Composition],
-    reasons: Mapping[str, str],
-    cluster: planning.Cluster,
-    capacity: float,
-    wanted: Constraints,
-) -> Found:
     found = wanted.axes_fit(layouts, run.world_size, reasons)
     inside = [c for c in layouts if _inside(c, cluster)]
     if kept := [c for c in found if any(c is other for other in inside)]:
