@@ -27,7 +27,7 @@ def as_rank(degree: int, vocab: int, tokens: int) -> None:
 
     import plait
     from plait.models.llama3 import Llama3
-    from plait.train.loss import parallel
+    from plait.parallel.loss import parallel
     from plait_tensor_parallel import TensorParallel
 
     class Watch(TorchDispatchMode):

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.contract.axes import MeshAxis, MeshView, divisors, valid_degree
 from plait.contract.choices import Choice
-from plait.contract.config import Compile, Config, Precision, Remat, Schedule
+from plait.contract.config import Compile, Config, Loss, Precision, Remat, Schedule
 from plait.contract.errors import PlaitError
 from plait.contract.hookspecs import hookimpl
 from plait.contract.model_spec import ModelSpec
@@ -13,12 +13,13 @@ from plait.contract.run import Run
 
 if TYPE_CHECKING:
     from plait.parallel.apply import Applied, apply
+    from plait.parallel.chunked_loss import divide_head
     from plait.parallel.compile import SELECTIVE_KEEPS, budget_config, outside_of_graph
+    from plait.parallel.loss import cross_entropy_sum
     from plait.parallel.mesh import Mesh
     from plait.parallel.sharding import distribute_params, shard_dim
     from plait.parallel.transform import transform_param
     from plait.plan import planning
-    from plait.train.loss import cross_entropy_sum
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Choice",
     "Compile",
     "Config",
+    "Loss",
     "Mesh",
     "MeshAxis",
     "MeshView",
@@ -40,6 +42,7 @@ __all__ = [
     "budget_config",
     "cross_entropy_sum",
     "distribute_params",
+    "divide_head",
     "divisors",
     "hookimpl",
     "is_planning",
@@ -56,6 +59,7 @@ _LAZY = {
     "apply": "plait.parallel.apply",
     "Applied": "plait.parallel.apply",
     "Mesh": "plait.parallel.mesh",
+    "divide_head": "plait.parallel.chunked_loss",
     "distribute_params": "plait.parallel.sharding",
     "shard_dim": "plait.parallel.sharding",
     "transform_param": "plait.parallel.transform",
@@ -63,7 +67,7 @@ _LAZY = {
     "outside_of_graph": "plait.parallel.compile",
     "SELECTIVE_KEEPS": "plait.parallel.compile",
     "budget_config": "plait.parallel.compile",
-    "cross_entropy_sum": "plait.train.loss",
+    "cross_entropy_sum": "plait.parallel.loss",
 }
 
 

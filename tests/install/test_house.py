@@ -88,16 +88,16 @@ def code_lines(path: Path) -> int:
 
 
 BUDGET = {  # lines of code; what takes more must be worth it, or something else must go
-    "contract": 860,
+    "contract": 865,
     "system": 380,
     "strategies": 480,
     "models": 1200,
     "data": 1200,
-    "parallel": 1240,
+    "parallel": 1400,
     "records": 700,
     "checkpoint": 1235,
     "convert": 360,
-    "train": 420,
+    "train": 400,
     "launch": 1885,
     "plan": 2640,
     "report": 450,

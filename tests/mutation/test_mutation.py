@@ -96,7 +96,7 @@ def test_recorded_lines_of_a_test_and_of_what_it_started(tmp_path):
 
 
 TESTS = """
-from plait.train.loss import IGNORE
+from plait.parallel.loss import IGNORE
 def test_blind(): pass
 def test_broken(): assert IGNORE != -100
 def test_sees(): assert IGNORE == -100

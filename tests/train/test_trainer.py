@@ -26,6 +26,7 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
     from plait.checkpoint import manager
     from plait.contract.config import Config
     from plait.contract.errors import PlaitError
+    from plait.parallel.apply import Applied
     from plait.records.run_folder import RunFolder
     from plait.strategies.hooks import Hooks
     from plait.train import step_metrics
@@ -36,15 +37,15 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
     trainer.restore()
     now = (lambda: clock[dist.get_rank()] * trainer.step) if clock else time.monotonic
     trainer.checkpoints._saved_at = now()
-    real_all, real_loss = Hooks.all, module.cross_entropy_sum
+    real_all, real_step = Hooks.all, Applied.forward_backward
 
     def all_(self, hook, **arguments):
         if hook == "after_step":
             found["after_step"].append(arguments["step"])
         return real_all(self, hook, **arguments)
 
-    def loss(logits, labels):  # its gradient, and so every parameter, stays finite
-        return real_loss(logits, labels) + (float("inf") if spoil and trainer.step + 1 >= spoil else 0)
+    def step(self, batches, tokens):  # the gradient, and so every parameter, stays finite
+        return real_step(self, batches, tokens) + (float("inf") if spoil and trainer.step + 1 >= spoil else 0)
 
     def look(part, args):
         if not torch.is_grad_enabled():
@@ -53,7 +54,7 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
     trainer.model.register_forward_pre_hook(look)
     with (
         mock.patch.object(Hooks, "all", all_),
-        mock.patch.object(module, "cross_entropy_sum", loss),
+        mock.patch.object(Applied, "forward_backward", step),
         mock.patch.object(manager, "time", SimpleNamespace(monotonic=now)),
         mock.patch.object(step_metrics.Laps, "end", return_value=lambda: SECONDS),
         mock.patch.object(step_metrics, "peak_memory", return_value=(7 * (dist.get_rank() + 1), "resident_peak")),

@@ -89,6 +89,11 @@ class Compile:
 
 
 @attrs.define
+class Loss:
+    chunks: int = attrs.field(default=1, validator=ge(1))
+
+
+@attrs.define
 class Schedule:
     warmup_steps: int = attrs.field(default=0, validator=ge(0))
     decay: str = _one_of("linear", "cosine", "sqrt")
@@ -166,6 +171,7 @@ class Config:
     precision: Precision = attrs.field(factory=Precision)
     remat: Remat = attrs.field(factory=Remat)
     compile: Compile = attrs.field(factory=Compile)
+    loss: Loss = attrs.field(factory=Loss)
     schedule: Schedule = attrs.field(factory=Schedule)
     validation: Validation = attrs.field(factory=Validation)
     checkpoint: Checkpoint = attrs.field(factory=Checkpoint)

@@ -31,6 +31,7 @@ class ModelSpec:
                filled whole, in their own dtype.
     flops:     `fn(seq_len)` -> floating point operations per token, forward and backward; None leaves `mfu` empty.
     routers:   patterns of the modules that send tokens to experts and hold the state of their balance.
+    head:      FQN of the Linear whose result the model returns, unchanged, as its logits; `loss.chunks` needs it.
     """
 
     axes: Mapping[str, tuple[str | None, ...]]
@@ -41,6 +42,7 @@ class ModelSpec:
     init: Mapping[str, Callable[[Any, Any], Any]] = attrs.field(factory=dict)
     flops: Callable[[int], int] | None = None
     routers: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    head: str | None = None
 
     def axes_of(self, fqn: str) -> tuple[str | None, ...]:
         """The logical axes of parameter `fqn`. Raises PlaitError if no pattern names it."""

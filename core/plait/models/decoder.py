@@ -121,4 +121,5 @@ class Decoder(nn.Module):
             },
             flops=Flops(parameters=sum(p.numel() for p in self.parameters()) - embedding - unvisited, attention=scored),
             routers=routers,
+            head="output",
         )

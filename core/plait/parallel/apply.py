@@ -8,13 +8,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from plait.contract.config import Compile, Config, Precision, Remat, Train
+from plait.contract.config import Compile, Config, Loss, Precision, Remat, Train
 from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
 from plait.contract.run import Run
 from plait.parallel.assembly import Assembly, assemble_model
+from plait.parallel.chunked_loss import loss_in_head
 from plait.parallel.expert_balance import Balance
 from plait.parallel.initialize import initialise, materialise
+from plait.parallel.loss import cross_entropy_sum, parallel
 from plait.parallel.mesh import Mesh
 from plait.parallel.precision import apply_precision, dtype
 from plait.parallel.process_group import device_type_here, local_device, start_group
@@ -42,6 +44,35 @@ class Applied:
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter once, tied ones too."""
         return list({id(p): p for part in self.parts for p in part.parameters()}.values())
+
+    def forward_backward(
+        self,
+        micro_batches: Iterable[tuple[Tensor, Tensor, Tensor | None]],
+        tokens: int | Callable[[], int],
+        loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum,
+    ) -> Tensor:
+        """Forward, loss and backward of each micro-batch: the gradients of this rank's part of a step.
+
+        micro_batches: (tokens, labels, positions or None), each (B, T), on this rank's device.
+        tokens: the number of valid tokens of the step, over all ranks; or a function that returns it, called before
+        each backward, so that counting may run beside the first forward.
+        loss: (logits, labels) -> the loss summed over this rank's tokens. Not called if `loss.chunks` is above 1.
+        Returns the sum of the loss over this rank's tokens (float64 scalar). Without gradients, as under
+        `torch.no_grad()`, it runs forward only.
+        """
+        (model,), chunked = self.parts, self.run.config.loss.chunks > 1
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for ids, labels, positions in micro_batches:
+            inputs = (ids,) if positions is None else (ids, positions)
+            result = model(*inputs, labels=labels) if chunked else model(*inputs)
+            with parallel(result):
+                value = result if chunked else loss(result, labels)
+                del result  # backward needs only what autograd keeps
+                if torch.is_grad_enabled():
+                    self.backward(value, tokens() if callable(tokens) else tokens)
+            total += value.detach()
+            del value
+        return total
 
     def backward(self, loss_sum: Tensor, tokens: int | Tensor) -> None:
         """Add the gradients of one micro-batch.
@@ -90,6 +121,7 @@ def apply(
     precision: Precision | None = None,
     remat: Remat | None = None,
     compile: Compile | None = None,
+    loss: Loss | None = None,
     seq_len: int | None = None,
 ) -> Applied:
     """Put `model` under `strategies` on the ranks that run this (under torchrun, or one process alone).
@@ -104,6 +136,7 @@ def apply(
         precision=precision or Precision(),
         remat=remat or Remat(),
         compile=compile or Compile(),
+        loss=loss or Loss(),
     )
     named: dict[str, Any] = {}
     for strategy in strategies:
@@ -128,6 +161,8 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
     for param in model.parameters():  # buffers keep the dtype that the model gave them
         if param.is_floating_point():
             param.data = param.data.to(dtype(run.config.precision.storage))
+    if run.config.loss.chunks > 1:
+        loss_in_head(model, run.spec, run.config.loss.chunks)
     arguments = {"mesh": mesh, "spec": run.spec, "run": run}
     for phase in PHASES:
         if phase == "graph" and not ("parameter_sharding" in hooks.roles and mesh.layout.summed_axes()):

@@ -15,6 +15,7 @@ from plait.contract.model_spec import ModelSpec, named
 from plait.contract.run import Run
 from plait.parallel.answers import ANSWERS
 from plait.parallel.build import build_model
+from plait.parallel.chunked_loss import head_of
 from plait.parallel.defaults import Defaults
 from plait.parallel.process_group import device_of
 from plait.strategies.hooks import Hooks
@@ -113,6 +114,8 @@ def assemble_model(
     """The same for an existing model and instances of strategies. Raises PlaitError if the spec does not fit."""
     _check_spec(model, spec)
     _check_recomputation(config)
+    if config.loss.chunks > 1:
+        head_of(model, spec, config.loss.chunks)
     run = Run(
         config,
         world_size,

@@ -1,14 +1,16 @@
 """One training step on tensors without values: the same calls as `plait.train.trainer`, in the same order."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from plait.contract.config import Config
 from plait.parallel.apply import Applied
+from plait.parallel.loss import cross_entropy_sum
 from plait.plan.recorder import Recorder
-from plait.train.loss import cross_entropy_sum, parallel
 from plait.train.step_metrics import _all_gather
 from plait.train.trainer import EXCHANGED
 
@@ -36,25 +38,28 @@ class Step:
         recorder.mark([tokens, labels], "other")
         counts = torch.zeros(EXCHANGED, dtype=torch.int64)
         counting = dist.all_reduce(counts, async_op=True)
-        total = torch.zeros((), dtype=torch.float64)
         valid = self.micro * self.rows * train.seq_len * self.applied.mesh.rank_and_size("batch")[1]
         self.model.train()
         parts = list(zip(tokens.split(self.rows), labels.split(self.rows), strict=True))
-        for micro, (rows, wanted) in enumerate(parts[: self.driven]):
-            recorder.micro, recorder.phase = micro, "forward"
-            logits = self.model(rows)
+
+        def micro_batches() -> Iterator[tuple[Tensor, Tensor, None]]:
+            for micro, (rows, wanted) in enumerate(parts[: self.driven]):
+                recorder.micro, recorder.phase = micro, "forward"
+                yield rows, wanted, None
+
+        def loss(logits: Tensor, wanted: Tensor) -> Tensor:
             recorder.phase = "loss"
             recorder.mark([logits], "logits")
-            with parallel(logits):
-                loss = cross_entropy_sum(logits, wanted)
-                if micro == 0:
-                    counting.wait()
-                recorder.keep()
-                recorder.phase = "backward"
-                del logits
-                self.applied.backward(loss, valid)
-            total += loss.detach()
-            del loss
+            return cross_entropy_sum(logits, wanted)
+
+        def agreed() -> int:
+            if recorder.micro == 0:
+                counting.wait()
+            recorder.keep()
+            recorder.phase = "backward"
+            return valid
+
+        total = self.applied.forward_backward(micro_batches(), agreed, loss)
         recorder.micro, recorder.phase = 0, "clip"
         recorder.mark([p.grad for p in self.applied.parameters()], "gradients")
         norm = self.applied.clip_grads(train.max_norm)
@@ -83,7 +88,7 @@ class Step:
         for state in self.optimizer.state.values():
             self.recorder.mark(state.values(), "optimizer")
 
-    def _report(self, loss: torch.Tensor, norm: torch.Tensor) -> None:
+    def _report(self, loss: Tensor, norm: Tensor) -> None:
         """What `plait.train.step_metrics` sends for the line of metrics."""
         sent = torch.stack([loss, torch.zeros((), dtype=torch.float64)])
         everything = torch.empty(2 * dist.get_world_size(), dtype=torch.float64)

@@ -19,9 +19,9 @@ from plait.contract.errors import PlaitError, one_line
 from plait.parallel.apply import Applied, set_up
 from plait.parallel.assembly import assemble
 from plait.parallel.build import build_model
+from plait.parallel.loss import IGNORE
 from plait.testing.parity import BOUNDS, apart, gradient_errors
 from plait.testing.trial import Trial, TrialResult, train
-from plait.train.loss import IGNORE
 
 STEPS = 3
 GRADIENT, LOSS = BOUNDS["float64"]

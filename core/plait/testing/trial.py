@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import plait
-from plait.contract.config import Compile, Precision, Remat
+from plait.contract.config import Compile, Loss, Precision, Remat
 from plait.parallel.apply import Applied
+from plait.parallel.loss import IGNORE, valid_tokens
 from plait.parallel.state import canonical
 from plait.strategies.registry import create_all
 from plait.testing.models import MODELS, VOCAB
-from plait.train.loss import IGNORE, parallel, valid_tokens
 
 SAMPLES, SEQ_LEN = 8, 16
 
@@ -29,6 +29,7 @@ class Trial:
     dtype:    of everything, or "mixed": stored and reduced in float32, computed in bfloat16.
     micro:    number of micro-batches into which a rank divides its part.
     remat:    `remat.mode`. budget: `remat.budget`. compile: the backend of `compile`, None: off.
+    chunks:   `loss.chunks`.
     max_norm: gradients are clipped to it.
     last:     whether the gradients of the last step are kept too.
     """
@@ -40,6 +41,7 @@ class Trial:
     remat: str = "none"
     budget: float = 0.5
     compile: str | None = None
+    chunks: int = 1
     max_norm: float = 1.0
     seed: int = 0
     last: bool = False
@@ -72,6 +74,7 @@ class Trial:
             precision=self.precision(),
             remat=Remat(self.remat, self.budget),
             compile=Compile(enabled=self.compile is not None, backend=self.compile or "eager"),
+            loss=Loss(self.chunks),
             seq_len=SEQ_LEN,
         )
 
@@ -121,19 +124,13 @@ def train(
 
 def forward_backward(applied: Applied, trial: Trial, step: int) -> float:
     """Gradients of global batch `step`, divided into this rank's micro-batches; returns the loss over all tokens."""
-    (model,) = applied.parts
     index, count = applied.mesh.rank_and_size("batch")
     tokens, labels = (tensor.to(applied.device) for tensor in trial.batch(step))
     total = valid_tokens(labels)
     size = len(tokens) // count
     mine = slice(index * size, (index + 1) * size)
-    summed = torch.zeros((), dtype=torch.float64)
-    for t, y in zip(tokens[mine].chunk(trial.micro), labels[mine].chunk(trial.micro), strict=True):
-        logits = model(t)
-        with parallel(logits):
-            loss = plait.cross_entropy_sum(logits, y)
-            applied.backward(loss, total)
-        summed += (loss.detach() / total).cpu()
+    parts = zip(tokens[mine].chunk(trial.micro), labels[mine].chunk(trial.micro), strict=True)
+    summed = (applied.forward_backward([(t, y, None) for t, y in parts], total) / total).cpu()
     if not applied.mesh.is_dp_leader():
         summed.zero_()
     dist.all_reduce(summed)

@@ -16,10 +16,10 @@ from plait.contract.run import Run
 from plait.parallel.apply import set_up
 from plait.parallel.assembly import Assembly, assemble
 from plait.parallel.build import build_source
+from plait.parallel.loss import valid_tokens
 from plait.records.peak_flops import peak_flops
 from plait.records.run_folder import RunFolder
 from plait.system.signals import ASKING
-from plait.train.loss import cross_entropy_sum, parallel, valid_tokens
 from plait.train.optimizer import learning_rate, make_optimizer
 from plait.train.step_metrics import Laps, Row, StepMetrics
 
@@ -136,24 +136,22 @@ class Trainer:
         counts = torch.tensor([mine, int(self.checkpoints.failed()), int(due), *asked])
         counting = dist.all_reduce(counts, async_op=True)  # on the CPU, while forward runs
         data_seconds = time.perf_counter() - began
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
         valid, signals = 0, list[int]()
+
+        def agreed() -> int:
+            """The valid tokens of all ranks. Asked for after the first forward, which hides the exchange."""
+            nonlocal valid, signals
+            if not valid:
+                counting.wait()
+                valid = max(int(counts[0]), 1)
+                if counts[1]:
+                    self.checkpoints.wait()  # raises, on all ranks
+                self._due = bool(counts[2])
+                signals = [number for number, ranks in zip(ASKING, counts[3:].tolist(), strict=True) if ranks]
+            return valid
+
         self.model.train()
-        for tokens, labels, positions in self._micro_batches(batch):
-            logits = self.model(tokens) if positions is None else self.model(tokens, positions)
-            with parallel(logits):
-                loss = cross_entropy_sum(logits, labels)
-                if not valid:
-                    counting.wait()
-                    valid = max(int(counts[0]), 1)
-                    if counts[1]:
-                        self.checkpoints.wait()  # raises, on all ranks
-                    self._due = bool(counts[2])
-                    signals = [number for number, ranks in zip(ASKING, counts[3:].tolist(), strict=True) if ranks]
-                del logits  # backward needs only what autograd keeps
-                self.applied.backward(loss, valid)
-            total += loss.detach()
-            del loss
+        total = self.applied.forward_backward(self._micro_batches(batch), agreed)
         norm = self.applied.clip_grads(self.config.train.max_norm)
         lr = learning_rate(self.config.schedule, self.config.optimizer["lr"], self.step, self.config.train.steps)
         for group in self.optimizer.param_groups:
@@ -176,11 +174,8 @@ class Trainer:
         for index in range(self.config.validation.batches):
             self.alive(f"validation batch {index + 1} after step {self.step}")
             batch = self.batches.validation(index)
-            for tokens, labels, positions in self._micro_batches(batch):
-                logits = self.model(tokens) if positions is None else self.model(tokens, positions)
-                with parallel(logits):
-                    sums[0] += cross_entropy_sum(logits, labels)
-                sums[1] += valid_tokens(labels)
+            sums[0] += self.applied.forward_backward(self._micro_batches(batch), 1)
+            sums[1] += valid_tokens(batch.labels)
         if not self.mesh.is_dp_leader():
             sums.zero_()
         dist.all_reduce(sums)

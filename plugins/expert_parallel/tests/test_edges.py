@@ -8,9 +8,9 @@ from crowd import Town
 from test_town import LAYOUTS, same
 
 import plait
+from plait.parallel.loss import parallel
 from plait.testing.models import moe
 from plait.testing.trial import Trial, full
-from plait.train.loss import parallel
 
 EP2, EP4 = "fsdp2 x ep 2", "fsdp2 x ep 4"
 SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)

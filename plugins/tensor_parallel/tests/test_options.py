@@ -34,6 +34,13 @@ def same(ranks, trial, options, world=2, beside=None):
 
 
 ONE = [{"sequence_parallel": False}, {"loss_parallel": False}]
+
+
+@pytest.mark.parametrize("options", [*ONE, OFF])
+def test_the_loss_by_chunks(plait_ranks, options):
+    same(plait_ranks, Trial("tied", steps=2, chunks=3), options)
+
+
 WAYS = [(model, options) for model in MODELS for options in (*ONE, OFF)]
 OFTEN = [("tied", ONE[0]), ("tied", ONE[1]), *((model, OFF) for model in ("odd", "mla", "moe"))]
 
@@ -176,7 +183,7 @@ def largest_logits():
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    from plait.train.loss import parallel
+    from plait.parallel.loss import parallel
 
     seen = []
 

@@ -21,7 +21,7 @@ from plait.testing.plugin import REFUSED
 from plait.testing.pool import Pool, RankError
 from plait.testing.trial import Trial, TrialResult, train
 
-REFUSABLE = ("accumulation", "remat=full", "remat=selective", "compile", "mixed precision", "float32")
+REFUSABLE = ("accumulation", "remat=full", "remat=selective", "compile", "mixed precision", "float32", "loss.chunks")
 
 SINGLE_STEPS = 5  # in float32: of the run that one process and a second run must equal
 
@@ -42,8 +42,8 @@ class Capabilities:
     axes:     names of the mesh axes and views that it adds.
     layouts:  name -> `Layout`; each must equal one process. Features are tested in the last.
     refuses:  what it refuses -> a regular expression for its message: "accumulation", "remat=full",
-              "remat=selective", "compile", "mixed precision", "float32", or "model <name>" for one of
-              `plait.testing.models`.
+              "remat=selective", "compile", "mixed precision", "float32", "loss.chunks", or "model <name>" for
+              one of `plait.testing.models`.
     run_model: the model of whole runs, as written after `plait train`. Default: a small llama3_debug.
     """
 
@@ -121,7 +121,7 @@ class Capabilities:
 
     def expected(self, ranks: Pool, layout: str, trial: Trial) -> list[TrialResult]:
         """What every rank must equal."""
-        plain = attrs.evolve(trial, micro=1, remat="none", compile=None)
+        plain = attrs.evolve(trial, micro=1, chunks=1, remat="none", compile=None)
         found = self.layouts[layout]
         if self.own:
             cloudpickle.register_pickle_by_value(sys.modules[type(self).__module__])  # ranks cannot import a test
@@ -150,7 +150,7 @@ class Capabilities:
 
     def initial(self, ranks: Pool, trial: Trial) -> dict[str, Tensor]:
         """The initial parameters of one process, which are those of every strategy, whatever its mathematics."""
-        plain = attrs.evolve(trial, steps=1, micro=1, remat="none", compile=None)
+        plain = attrs.evolve(trial, steps=1, micro=1, chunks=1, remat="none", compile=None)
         return ranks.once(train, plain, world=1)[0].initial
 
     def degrees(self, layout: Layout, trial: Trial | None = None) -> dict[str, int]:
@@ -194,6 +194,7 @@ def _asked(trial: Trial) -> list[str]:
         "compile": trial.compile is not None,
         "mixed precision": trial.dtype == "mixed",
         "float32": trial.dtype == "float32",
+        "loss.chunks": trial.chunks > 1,
         f"model {trial.model}": True,
     }
     return [what for what, is_asked in asked.items() if is_asked]

@@ -77,6 +77,12 @@ class Numerics(Capabilities):
     def test_accumulation_equals_one_big_batch(self, plait_ranks: Pool) -> None:
         self._same_as_one_process(plait_ranks, self.trying(micro=2))
 
+    def test_the_loss_by_chunks_equals_one_process(self, plait_ranks: Pool) -> None:
+        self._same_as_one_process(plait_ranks, self.trying(chunks=3))
+
+    def test_the_compiled_loss_by_chunks_equals_one_process(self, plait_ranks: Pool) -> None:
+        self._same_as_one_process(plait_ranks, self.trying(chunks=3, compile="aot_eager"))
+
     def test_recomputation_changes_nothing(self, plait_ranks: Pool, mode: str) -> None:
         self._same_as_one_process(plait_ranks, self.trying(remat=mode))
 

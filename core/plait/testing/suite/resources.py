@@ -99,16 +99,12 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _counted(trial: Trial, strategies: Mapping[str, Any]) -> list[Collective]:
     """The collectives of forward and backward of the second batch: the first may set things up."""
-    import plait
     from plait.testing.trial import batch
-    from plait.train.loss import parallel
 
     applied = trial.apply(strategies)
     forward_backward(applied, trial, 0)
     index, count = applied.mesh.rank_and_size("batch")
     tokens, labels = (t[index * SAMPLES // count : (index + 1) * SAMPLES // count] for t in batch(1))
     with Counting(applied.mesh) as counting:
-        logits = applied.parts[0](tokens.to(applied.device))
-        with parallel(logits):
-            plait.cross_entropy_sum(logits, labels.to(applied.device)).backward()
+        applied.forward_backward([(tokens.to(applied.device), labels.to(applied.device), None)], 1)
     return counting.found()

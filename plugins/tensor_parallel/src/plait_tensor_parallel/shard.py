@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from plait import Mesh, ModelSpec, PlaitError, Precision, distribute_params, transform_param
+from plait import Mesh, ModelSpec, PlaitError, Precision, distribute_params, divide_head, transform_param
 from plait_tensor_parallel.ambiguous import is_bias, refuse
 from plait_tensor_parallel.degrees import SHARDED
 from plait_tensor_parallel.lookup import look_up_in_part
@@ -157,6 +157,7 @@ def _join(
         if not any(module.children()):
             wrap_forward(module, before=lambda x: x if x.is_floating_point() else stream.scatter_ids(x))
     elif places[name].axis == "vocab" and places[name].dim == 0:
+        divide_head(module, stream.axis)
         look_up_in_part(module, module._parameters[name].shape[0], stream.axis)  # type: ignore[union-attr]
         wrap_forward(
             module,

@@ -56,8 +56,10 @@ class ResidualStream:
         return ids.chunk(self.axis.size(), dim=-1)[self.axis.get_local_rank()] if self.sequence else ids
 
     def logits(self, x: Tensor, sharded: bool) -> Tensor:
-        """From this rank's columns a DTensor sharded over the vocabulary, or all columns."""
+        """From this rank's columns a DTensor sharded over the vocabulary, or all columns; a loss as it is."""
         self.ended = True
+        if not x.dim():
+            return x
         columns = DTensor.from_local(x, self.axis, [Shard(x.dim() - 1)], run_check=False)
         return columns if sharded else columns.redistribute(placements=[WHOLE]).to_local()
 

@@ -1,0 +1,171 @@
+"""Head and loss by chunks of tokens: one chunk's logits exist at a time, and gradients are exact.
+
+Logits take most of a small model's memory: tokens x vocabulary, several times. Here the head's forward computes the
+loss of each chunk, and the chunk's gradients at once, so that no logits are kept and none are computed twice. Backward
+only scales them. The same idea: Liger Kernel (arXiv:2410.10989, section 3.2).
+
+Shapes: N tokens, C tokens of a chunk, D model width, V vocabulary, or this rank's part of it.
+"""
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed._functional_collectives as funcol
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plait.contract.errors import PlaitError
+from plait.contract.model_spec import ModelSpec
+from plait.parallel.loss import IGNORE
+
+
+def divide_head(head: nn.Module, axis: Any) -> None:
+    """Say that `head` holds this rank's part of the vocabulary, in order and of equal size, over the ranks of `axis`.
+
+    axis: 1-D DeviceMesh. For a strategy that divides the head: the loss by chunks then reduces over these ranks. The
+    head's result has no dims in this case: it is the loss, the same on all ranks of `axis`.
+    """
+    head.__dict__["_vocab_axis"] = axis
+
+
+def loss_in_head(model: nn.Module, spec: ModelSpec, chunks: int) -> None:
+    """Have `model(..., labels=labels)` return the summed cross entropy, which its head computes in `chunks` chunks.
+
+    Without labels it returns logits, as before. In place; before any strategy acts. Raises PlaitError as `head_of`.
+    """
+    head = head_of(model, spec, chunks)
+    head.__class__ = _mixed(LossHead, head.__class__)
+    head.__dict__ |= {"_chunks": chunks, "_labels": None, "_loss": None, "_vocab_axis": None}
+    whole: Any = model
+    whole.__dict__["_loss_head"] = head  # not a second name of its parameters
+    whole.__class__ = _mixed(LossModel, whole.__class__)
+
+
+def head_of(model: nn.Module, spec: ModelSpec, chunks: int) -> Any:
+    """The model's head. Raises PlaitError if the spec does not name it, or if it is no Linear."""
+    head = dict(model.named_modules()).get(spec.head or "")
+    if spec.head is None or not isinstance(head, nn.Linear):
+        problem = "does not name its head" if spec.head is None else f"names the head {spec.head!r}, which is no Linear"
+        raise PlaitError(f"loss.chunks={chunks} divides the model's head, but the spec {problem}; use 1").at(
+            "loss.chunks", chunks, fits=(1,)
+        )
+    return head
+
+
+class LossModel:
+    """Mixed into the class of a model whose head computes the loss."""
+
+    _loss_head: Any
+
+    def forward(self, *args: Any, labels: Tensor | None = None, **kwargs: Any) -> Any:
+        plain: Any = super()
+        if labels is None:
+            return plain.forward(*args, **kwargs)
+        head = self._loss_head
+        head._labels = labels
+        try:
+            result = plain.forward(*args, **kwargs)
+            if result is not head._loss:
+                raise PlaitError(
+                    "the model returns something else than its head's result, so the head cannot compute the loss by "
+                    "chunks: the spec must not name a head, or loss.chunks must be 1"
+                ).at("loss.chunks", head._chunks, fits=(1,))
+            return result
+        finally:
+            head._labels = head._loss = None
+
+
+class LossHead:
+    """Mixed into the class of a head: a Linear."""
+
+    weight: Tensor
+    bias: Tensor | None
+    _chunks: int
+    _labels: Tensor | None
+    _loss: Tensor | None
+    _vocab_axis: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        labels = self._labels
+        plain: Any = super()
+        if labels is None:
+            return plain.forward(x)
+        if x.shape[:-1] != labels.shape:
+            raise PlaitError(f"the head got {tuple(x.shape[:-1])} tokens, but there are {tuple(labels.shape)} labels")
+        rows = x.flatten(0, -2), labels.flatten()
+        grads = torch.is_grad_enabled()
+        self._loss = _ChunkedLoss.apply(*rows, self.weight, self.bias, self._chunks, self._vocab_axis, grads)
+        return self._loss
+
+
+@functools.cache  # one class per pair, so that equal modules stay equal to a compiler
+def _mixed(mixin: Any, cls: Any) -> Any:
+    return type(cls.__name__, (mixin, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_ND: Tensor,
+        labels_N: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        chunks: int,
+        axis: Any,
+        grads: bool,
+    ) -> Tensor:
+        dtype = torch.promote_types(x_ND.dtype, torch.float32)
+        loss = x_ND.new_zeros((), dtype=dtype)
+        dx = []
+        dweight_VD = torch.zeros_like(weight_VD, dtype=dtype) if grads else None
+        dbias_V = torch.zeros_like(bias_V, dtype=dtype) if grads and bias_V is not None else None
+        for x_CD, labels_C in zip(x_ND.tensor_split(chunks), labels_N.tensor_split(chunks), strict=True):
+            chunk_loss, dlogits_CV = loss_and_gradient(F.linear(x_CD, weight_VD, bias_V), labels_C, axis, grads)
+            loss = loss + chunk_loss
+            if dweight_VD is not None:
+                dx.append(dlogits_CV @ weight_VD)
+                dweight_VD += dlogits_CV.T @ x_CD
+            if dbias_V is not None:
+                dbias_V += dlogits_CV.sum(0, dtype=dtype)
+        if grads:
+            ctx.save_for_backward(torch.cat(dx), dweight_VD, dbias_V)
+            ctx.dtypes = weight_VD.dtype, None if bias_V is None else bias_V.dtype
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        dx_ND, dweight_VD, dbias_V = ctx.saved_tensors
+        of_weight, of_bias = ctx.dtypes
+        dbias = None if dbias_V is None else (dbias_V * grad).to(of_bias)
+        return dx_ND * grad, None, (dweight_VD * grad).to(of_weight), dbias, None, None, None
+
+
+def loss_and_gradient(logits_CV: Tensor, labels_C: Tensor, axis: Any, grads: bool) -> tuple[Tensor, Tensor]:
+    """The cross entropy summed over the tokens that have a label, and its gradient by `logits_CV`, in their dtype.
+
+    Overwrites `logits_CV`. axis: 1-D DeviceMesh whose ranks hold the vocabulary's parts; None: there is one part.
+    """
+    size = logits_CV.shape[-1]
+    first = size * axis.get_local_rank() if axis is not None else 0
+    counts_C = labels_C != IGNORE
+    at_C = labels_C - first
+    mine_C = counts_C & (at_C >= 0) & (at_C < size)
+    at_C1 = at_C.where(mine_C, 0)[:, None]
+    z_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
+    most_C = _reduced(z_CV.amax(-1), "max", axis)
+    z_CV.sub_(most_C[:, None])
+    target_C = z_CV.gather(-1, at_C1)[:, 0].where(mine_C, 0)
+    z_CV.exp_()
+    sum_C, target_C = _reduced(torch.stack((z_CV.sum(-1), target_C)), "sum", axis).unbind()
+    loss = (sum_C.log() - target_C).where(counts_C, 0).sum()
+    if not grads:
+        return loss, logits_CV
+    z_CV.mul_((counts_C / sum_C)[:, None])
+    z_CV.scatter_add_(-1, at_C1, -mine_C.to(z_CV.dtype)[:, None])
+    return loss, z_CV if z_CV.dtype == logits_CV.dtype else logits_CV.copy_(z_CV)
+
+
+def _reduced(x: Tensor, how: str, axis: Any) -> Tensor:
+    return x if axis is None else funcol.wait_tensor(funcol.all_reduce(x, how, axis))

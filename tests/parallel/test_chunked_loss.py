@@ -1,0 +1,129 @@
+"""The loss by chunks: the same gradients, far less memory for logits, and clear errors."""
+
+import sys
+import weakref
+
+import attrs
+import cloudpickle
+import pytest
+
+from plait.testing.errors import is_about
+from plait.testing.parity import apart, worst_gradient
+from plait.testing.trial import Trial, train
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
+
+
+@pytest.mark.parametrize("model", ["llama3", "tied", "moe"])
+@pytest.mark.parametrize("chunks", [3, 200])  # 128 tokens: uneven chunks, and some without tokens
+def test_one_process_computes_the_same(plait_ranks, model, chunks):
+    (plain,) = plait_ranks.once(train, Trial(model, steps=2), world=1)
+    (found,) = plait_ranks.run(train, Trial(model, steps=2, chunks=chunks), world=1)
+    error, name = worst_gradient(found, plain)
+    assert error <= 1e-12, f"{name} is off by {error:.2e}"
+    assert apart(found.losses, plain.losses)[0] <= 1e-12
+    assert apart(found.norms, plain.norms)[0] <= 1e-12
+
+
+def test_bfloat16_rounds_as_without_chunks(plait_ranks):
+    """Each of the two is as far from float64 as the other: gradients of chunks are added in float32."""
+    trial = Trial(steps=1)
+    (exact,) = plait_ranks.once(train, trial, world=1)
+    mixed = attrs.evolve(trial, dtype="mixed")
+    (plain,) = plait_ranks.once(train, mixed, world=1)
+    (found,) = plait_ranks.run(train, attrs.evolve(mixed, chunks=4), world=1)
+    assert worst_gradient(found, exact)[0] <= 1.5 * worst_gradient(plain, exact)[0]
+
+
+VOCAB, TOKENS = 128_256, 64
+
+
+def peak_of_logits(chunks):
+    """The most bytes at any moment, in one step, of tensors with a column per entry of the vocabulary."""
+    import torch
+    from torch import nn
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    import plait
+    from plait.models.init import Normal
+
+    class Tiny(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.output = nn.Embedding(VOCAB, 8), nn.Linear(8, VOCAB, bias=False)
+
+        def forward(self, ids):
+            return self.output(self.embed(ids))
+
+    class Watch(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.now, self.peak, self.known = 0, 0, set()
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            for tensor in tree_leaves(result):
+                if isinstance(tensor, torch.Tensor) and tensor.dim() and tensor.shape[-1] == VOCAB:
+                    self.see(tensor.untyped_storage())
+            return result
+
+        def see(self, storage):
+            key, size = storage._cdata, storage.nbytes()
+            if key not in self.known:
+                self.known.add(key)
+                self.now += size
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self.forget, key, size)
+
+        def forget(self, key, size):
+            self.known.discard(key)
+            self.now -= size
+
+    spec = plait.ModelSpec(axes={"*.weight": ("vocab", "embed")}, init={"*.weight": Normal(0.02)}, head="output")
+    applied = plait.apply(Tiny(), spec, loss=plait.Loss(chunks), seq_len=TOKENS)
+    ids = torch.arange(TOKENS)[None]
+    with Watch() as watch:
+        applied.forward_backward([(ids, ids, None)], TOKENS)
+    return watch.peak
+
+
+def test_eight_chunks_need_a_sixth_of_the_memory_at_most(plait_ranks):
+    (plain,) = plait_ranks.run(peak_of_logits, 1, world=1)
+    (chunked,) = plait_ranks.run(peak_of_logits, 8, world=1)
+    assert plain >= 2 * TOKENS * VOCAB * 4
+    assert TOKENS * VOCAB * 4 // 8 <= chunked <= plain / 6
+
+
+def asked(head, wrong=""):
+    """The error of a step by chunks of a model whose spec names `head`."""
+    import torch
+    from torch import nn
+
+    import plait
+    from plait.models.init import Normal
+
+    class Capped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.output = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+
+        def forward(self, ids):
+            logits = self.output(self.embed(ids))
+            return torch.tanh(logits) if wrong == "capped" else logits
+
+    spec = plait.ModelSpec(axes={"*.weight": ("vocab", "embed")}, init={"*.weight": Normal(0.02)}, head=head)
+    ids = torch.arange(6)[None]
+    try:
+        applied = plait.apply(Capped(), spec, loss=plait.Loss(3), seq_len=6)
+        applied.forward_backward([(ids, ids[:, :-1] if wrong == "labels" else ids, None)], 6)
+    except plait.PlaitError as error:
+        return error
+    return None
+
+
+def test_a_model_that_cannot_is_refused(plait_ranks):
+    for head, wrong in (("output", "capped"), (None, ""), ("embed", "")):
+        is_about(plait_ranks.run(asked, head, wrong, world=1)[0], "loss.chunks", 3, fits=[1])
+    assert "labels" in str(plait_ranks.run(asked, "output", "labels", world=1)[0])
+    assert plait_ranks.run(asked, "output", world=1)[0] is None
