@@ -1,4 +1,4 @@
-"""Memory of logits, by the number of ranks that divide the vocabulary: python benchmarks/logits.py [--vocab N]
+"""Memory of logits, by the ranks that divide the vocabulary and by loss.chunks: python benchmarks/logits.py [--vocab N]
 
 One step of a small Llama under tensor_parallel, in float32, on 1, 2 and 4 ranks. It counts the storage of every tensor
 with a column per token of the vocabulary, or of a rank's share of it, from its creation until it is freed. The figure
@@ -15,10 +15,11 @@ from typing import Any
 from machine import about, run_ranks
 
 DEGREES = (1, 2, 4)
+CHUNKS = (1, 8)
 
 
 def as_rank(degree: int, vocab: int, tokens: int) -> None:
-    """A rank: writes peak-<rank>.json, its peaks in bytes without and with loss_parallel."""
+    """A rank: writes peak-<rank>.json, its peaks in bytes, by loss_parallel and loss.chunks."""
     import torch
     import torch.distributed as dist
     from torch._subclasses import FakeTensor  # DTensor tries operations on them
@@ -27,7 +28,6 @@ def as_rank(degree: int, vocab: int, tokens: int) -> None:
 
     import plait
     from plait.models.llama3 import Llama3
-    from plait.parallel.loss import parallel
     from plait_tensor_parallel import TensorParallel
 
     class Watch(TorchDispatchMode):
@@ -52,7 +52,8 @@ def as_rank(degree: int, vocab: int, tokens: int) -> None:
 
         def see(self, tensor: Any) -> None:
             rows = tensor.numel() // tensor.shape[-1] if tensor.shape[-1] else 0
-            if tensor.shape[-1] not in (vocab, vocab // degree) or rows != tokens or self.key(tensor) in self.known:
+            sizes = tensor.shape[-1] in (vocab, vocab // degree) and rows in {tokens // n for n in CHUNKS}
+            if not sizes or self.key(tensor) in self.known:
                 return
             storage, key = tensor.untyped_storage(), self.key(tensor)
             size = storage.nbytes()
@@ -66,25 +67,21 @@ def as_rank(degree: int, vocab: int, tokens: int) -> None:
 
             weakref.finalize(storage, freed)
 
-    def peak(loss_parallel: bool) -> int:
+    def peak(loss_parallel: bool, chunks: int) -> int:
         torch.manual_seed(0)
         with torch.device("meta"):
             model = Llama3(
                 dim=64, n_layers=1, n_heads=4, n_kv_heads=4, ffn_dim=128, vocab_size=vocab, max_seq_len=tokens
             )
         strategy = TensorParallel(degree=degree, loss_parallel=loss_parallel)
-        applied = plait.apply(model, model.spec(), [strategy], seq_len=tokens)
+        applied = plait.apply(model, model.spec(), [strategy], loss=plait.Loss(chunks), seq_len=tokens)
         ids = torch.randint(0, vocab, (1, tokens + 1), device=applied.device)
         watch = Watch(applied.parameters())
         with watch:
-            logits = applied.parts[0](ids[:, :-1])
-            with parallel(logits):
-                loss = plait.cross_entropy_sum(logits, ids[:, 1:])
-                del logits
-                (loss / tokens).backward()
+            applied.forward_backward([(ids[:, :-1], ids[:, 1:], None)], tokens)
         return watch.peak
 
-    peaks = {"off": peak(False), "on": peak(True)}
+    peaks = {f"{switch} | {n}": peak(switch == "on", n) for switch in ("off", "on") for n in CHUNKS}
     Path(f"peak-{dist.get_rank()}.json").write_text(json.dumps(peaks))
     dist.barrier()
     dist.destroy_process_group()
@@ -100,15 +97,15 @@ def main() -> None:
         return as_rank(asked.as_rank, asked.vocab, asked.tokens)
     whole = asked.vocab * asked.tokens * 4
     print(f"{about()}\n{asked.tokens} tokens x {asked.vocab} float32 logits: {whole / 2**20:,.1f} MiB\n")
-    print("| ranks | loss_parallel | peak a rank, MiB | in sets of logits |\n|---|---|---|---|")
+    print("| ranks | loss_parallel | loss.chunks | peak per rank, MiB | in sets of logits |\n|---|---|---|---|---|")
     for degree in DEGREES:
         with tempfile.TemporaryDirectory(prefix="plait-logits-") as scratch:
             sizes = (f"--vocab={asked.vocab}", f"--tokens={asked.tokens}")
             run_ranks(degree, __file__, *sizes, "--as-rank", str(degree), cwd=scratch)
             ranks = [json.loads(Path(scratch, f"peak-{rank}.json").read_text()) for rank in range(degree)]
-        for switch in ("off", "on"):
-            peak = max(rank[switch] for rank in ranks)
-            print(f"| {degree} | {switch} | {peak / 2**20:,.1f} | {peak / whole:.3f} |", flush=True)
+        for way in ranks[0]:
+            peak = max(rank[way] for rank in ranks)
+            print(f"| {degree} | {way} | {peak / 2**20:,.1f} | {peak / whole:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

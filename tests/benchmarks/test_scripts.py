@@ -76,10 +76,12 @@ def test_throughput_reports_a_run_that_fails_and_goes_on(tmp_path: Path) -> None
 def test_logits_shrink_with_the_degree(tmp_path: Path) -> None:
     text = printed("logits.py", "--vocab=4096", "--tokens=64", cwd=tmp_path)
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
-    peak = {(int(ranks), switch): float(sets) for ranks, switch, _, sets in rows}
+    found = {(int(ranks), switch, chunks): float(sets) for ranks, switch, chunks, _, sets in rows}
+    peak = {(ranks, switch): sets for (ranks, switch, chunks), sets in found.items() if chunks == "1"}
     assert peak[2, "on"] == peak[1, "on"] / 2
     assert peak[4, "on"] == peak[1, "on"] / 4
     assert min(peak[4, "off"], peak[2, "off"]) >= peak[1, "off"] > peak[2, "on"]
+    assert all(found[ranks, switch, "8"] <= peak[ranks, switch] / 6 for ranks, switch in peak)
 
 
 @pytest.mark.slow

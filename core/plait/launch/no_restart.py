@@ -7,8 +7,8 @@ from plait.contract.errors import PlaitError, one_line, visible
 
 EXIT_CODES = {"memory": 4, "device": 5, "compiler": 6}  # of the command
 ADVICE = {
-    "memory": "use a smaller train.local_batch_size, remat.mode=full, precision.param=bfloat16, or more ranks per "
-    "parameter",
+    "memory": "use a smaller train.local_batch_size, remat.mode=full, loss.chunks=8, precision.param=bfloat16, or more "
+    "ranks per parameter",
     "device": "a kernel met an index outside of its tensor, such as a token id that is not below model.vocab_size; "
     "CUDA_LAUNCH_BLOCKING=1 shows where",
     "compiler": "compile.enabled=false trains without the compiler, and compile.backend=aot_eager without inductor",

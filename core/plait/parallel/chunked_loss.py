@@ -129,6 +129,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 dweight_VD += dlogits_CV.T @ x_CD
             if dbias_V is not None:
                 dbias_V += dlogits_CV.sum(0, dtype=dtype)
+            del dlogits_CV  # before the next chunk's
         if grads:
             ctx.save_for_backward(torch.cat(dx), dweight_VD, dbias_V)
             ctx.dtypes = weight_VD.dtype, None if bias_V is None else bias_V.dtype

@@ -77,6 +77,7 @@ class Mla(nn.Module):
                 "norm.weight": ones,
                 "head.weight": Normal(0.1),
             },
+            head="head",
             flops=Flops(
                 parameters=sum(p.numel() for p in self.parameters()) - self.embed.weight.numel(),
                 attention=self.attention_flops,

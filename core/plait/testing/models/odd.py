@@ -125,6 +125,7 @@ class Odd(nn.Module):
                 "readout.weight": Normal(0.1),
                 "readout.bias": Normal(0.1),
             },
+            head="readout",
             flops=Flops(
                 parameters=sum(p.numel() for p in self.parameters()) - self.places.weight.numel(),
                 attention=self.attention_flops,
