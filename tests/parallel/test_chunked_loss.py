@@ -39,7 +39,7 @@ VOCAB, TOKENS = 128_256, 64
 
 
 def peak_of_logits(chunks):
-    """The most bytes at any moment, in one step, of tensors with a column per entry of the vocabulary; the operations."""
+    """(most bytes at any moment of tensors with a column per entry of the vocabulary, operations) of one step."""
     import torch
     from torch import nn
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -8,6 +8,7 @@ import plait
 from plait import ModelSpec
 from plait.contract.config import Compile, Precision, Remat
 from plait.parallel.compile import selective_config
+from plait.strategies.registry import create_all
 from plait.testing.models import llama3
 from plait.testing.parity import apart, worst_gradient
 from plait.testing.pool import RankError
@@ -81,6 +82,41 @@ def again(config):
         aot_function(attention, note, note, partition)(x).sum().backward()
     (_, backward) = graphs
     return sum(getattr(n.target, "name", str)() == ATTENTION for n in backward.graph.nodes if n.op == "call_function")
+
+
+def tuned(strategies, mode):
+    """Whether inductor is to time several kernels when it gets a block's graph."""
+    found = []
+
+    def stop(graph):
+        found.append(torch._inductor.config.max_autotune)
+        raise RuntimeError("seen")  # nothing is compiled
+
+    torch._dynamo.reset()
+    with torch.device("meta"):
+        model = llama3(n_layers=1)
+    strategies = create_all(strategies).values()
+    applied = plait.apply(model, model.spec(), strategies, compile=Compile(True, mode=mode))
+    with torch._inductor.config.patch(post_grad_custom_pre_pass=stop), pytest.raises(Exception, match="seen"):
+        applied.forward_backward([(*batch(0), None)], 100)
+    return found[0]
+
+
+@pytest.mark.parametrize("strategies", [{}, {"simplefsdp": {}}])
+def test_the_mode_reaches_inductor(plait_ranks, strategies):
+    assert plait_ranks.run(tuned, strategies, "max-autotune-no-cudagraphs", world=1) == [True]
+    assert plait_ranks.run(tuned, strategies, "default", world=1) == [False]
+
+
+def test_other_backends_have_no_mode(plait_ranks):
+    with pytest.raises(RankError, match=r"compile\.mode=max-autotune-no-cudagraphs .* compile\.backend=aot_eager"):
+        plait_ranks.run(moded, world=1)
+
+
+def moded():
+    with torch.device("meta"):
+        model = llama3(n_layers=1)
+    plait.apply(model, model.spec(), compile=Compile(True, "aot_eager", "max-autotune-no-cudagraphs"))
 
 
 def test_selective_recomputation_keeps_attention():

@@ -85,6 +85,7 @@ class Remat:
 class Compile:
     enabled: bool = False
     backend: str = attrs.field(default="inductor", validator=_filled)
+    mode: str = _one_of("default", "max-autotune-no-cudagraphs")
     fullgraph: bool = True
 
 

@@ -114,6 +114,7 @@ def assemble_model(
     """The same for an existing model and instances of strategies. Raises PlaitError if the spec does not fit."""
     _check_spec(model, spec)
     _check_recomputation(config)
+    _check_compiler(config)
     if config.loss.chunks > 1:
         head_of(model, spec, config.loss.chunks)
     run = Run(
@@ -137,6 +138,14 @@ def _check_recomputation(config: Config) -> None:
             f"remat.mode=budget needs a compiler that partitions graphs, but compile.enabled={compile.enabled}, "
             f"compile.backend={compile.backend}; compile with inductor or aot_eager, or use none, selective or full"
         ).at("remat.mode", "budget", fits=("none", "selective", "full"))
+
+
+def _check_compiler(config: Config) -> None:
+    compile = config.compile
+    if compile.enabled and compile.mode != "default" and compile.backend != "inductor":
+        raise PlaitError(
+            f"compile.mode={compile.mode} is a mode of inductor, but compile.backend={compile.backend}; use default"
+        ).at("compile.mode", compile.mode, fits=("default",))
 
 
 def _check_spec(model: nn.Module, spec: ModelSpec) -> None:

@@ -34,7 +34,7 @@ def compile_blocks(model: nn.Module, mesh: object, spec: ModelSpec, run: Run) ->
         mode = remat.mode_of(fqn)
         if options.enabled:
             whole = not _leave_outside(block, options)
-            block.forward = compiled(block.forward, options.backend, fullgraph=options.fullgraph and whole)
+            block.forward = compiled(block.forward, options, fullgraph=options.fullgraph and whole)
         if mode == "budget":
             block.forward = recomputed_by_compiler(block.forward, **budget_config(remat.budget))
         elif mode == "selective" and options.enabled and options.backend == "inductor":
@@ -57,14 +57,15 @@ def _leave_outside(block: nn.Module, options: Compile) -> bool:
     marked = [(m, m.__dict__["_outside_of_graph"]) for m in block.modules() if "_outside_of_graph" in m.__dict__]
     for module, why in marked:
         module._compiled_call_impl = torch.compiler.disable(module._call_impl, reason=why)  # torch's own place for it
-        module.forward = compiled(module.forward, options.backend, fullgraph=options.fullgraph, dynamic=True)
+        module.forward = compiled(module.forward, options, fullgraph=options.fullgraph, dynamic=True)
     return bool(marked)
 
 
 def compiled(
-    forward: Callable[..., Any], backend: str, fullgraph: bool, dynamic: bool | None = None
+    forward: Callable[..., Any], options: Compile, fullgraph: bool, dynamic: bool | None = None
 ) -> Callable[..., Any]:
-    return torch.compile(forward, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
+    mode = None if options.mode == "default" else options.mode  # other backends than inductor take none
+    return torch.compile(forward, backend=options.backend, mode=mode, fullgraph=fullgraph, dynamic=dynamic)
 
 
 def recomputed(forward: Callable[..., Any], mode: str) -> Callable[..., Any]:

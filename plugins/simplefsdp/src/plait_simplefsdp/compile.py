@@ -42,8 +42,8 @@ def compile_whole(options: "SimpleFsdp", model: nn.Module, mesh: Mesh, spec: Mod
             plan(graph, kind, options.passes, machine, expected["backward" if kind == "backward" else "forward"])
         )
 
-    make = _of_inductor if fused else _of_aot
-    whole = torch.compile(model.forward, backend=make(partition, planner), fullgraph=True)
+    made = _of_inductor(partition, planner, run.config.compile.mode) if fused else _of_aot(partition, planner)
+    whole = torch.compile(model.forward, backend=made, fullgraph=True)
     model.forward = _of_any_size(whole)  # type: ignore[method-assign]
     return model
 
@@ -119,8 +119,8 @@ def _of_aot(partition: Partition, planner: Planner) -> Any:
     )
 
 
-def _of_inductor(partition: Partition, planner: Planner) -> Any:
-    from torch._inductor import config
+def _of_inductor(partition: Partition, planner: Planner, mode: str) -> Any:
+    from torch._inductor import config, list_mode_options
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 
@@ -143,6 +143,7 @@ def _of_inductor(partition: Partition, planner: Planner) -> Any:
             return None
 
     patches: dict[str, Any] = {"custom_partitioner_fn": Divided(), "post_grad_custom_post_pass": Planned()}
+    patches |= list_mode_options(mode)
     if hasattr(config, "reorder_for_peak_memory"):
         patches["reorder_for_peak_memory"] = False  # it would undo what the passes moved
 
