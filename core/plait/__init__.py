@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from plait.parallel.compile import SELECTIVE_KEEPS, budget_config, outside_of_graph
     from plait.parallel.loss import cross_entropy_sum
     from plait.parallel.mesh import Mesh
+    from plait.parallel.mix_in import mix_in
     from plait.parallel.sharding import distribute_params, shard_dim
     from plait.parallel.transform import transform_param
     from plait.plan import planning
@@ -46,6 +47,7 @@ __all__ = [
     "divisors",
     "hookimpl",
     "is_planning",
+    "mix_in",
     "outside_of_graph",
     "planned_split",
     "planning",
@@ -59,6 +61,7 @@ _LAZY = {
     "apply": "plait.parallel.apply",
     "Applied": "plait.parallel.apply",
     "Mesh": "plait.parallel.mesh",
+    "mix_in": "plait.parallel.mix_in",
     "divide_head": "plait.parallel.chunked_loss",
     "distribute_params": "plait.parallel.sharding",
     "shard_dim": "plait.parallel.sharding",

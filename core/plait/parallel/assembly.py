@@ -15,7 +15,7 @@ from plait.contract.model_spec import ModelSpec, named
 from plait.contract.run import Run
 from plait.parallel.answers import ANSWERS
 from plait.parallel.build import build_model
-from plait.parallel.chunked_loss import head_of
+from plait.parallel.chunked_loss import check_head
 from plait.parallel.defaults import Defaults
 from plait.parallel.process_group import device_of
 from plait.strategies.hooks import Hooks
@@ -116,7 +116,7 @@ def assemble_model(
     _check_recomputation(config)
     _check_compiler(config)
     if config.loss.chunks > 1:
-        head_of(model, spec, config.loss.chunks)
+        check_head(model, spec, config.loss.chunks)
     run = Run(
         config,
         world_size,

@@ -7,7 +7,6 @@ only scales them. The same idea: Liger Kernel (arXiv:2410.10989, section 3.2).
 Shapes: N tokens, C tokens of a chunk, D model width, V vocabulary, or this rank's part of it.
 """
 
-import functools
 from typing import Any
 
 import torch
@@ -18,13 +17,14 @@ from torch import Tensor, nn
 from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
 from plait.parallel.loss import IGNORE
+from plait.parallel.mix_in import mix_in
 
 
 def divide_head(head: nn.Module, axis: Any) -> None:
     """Say that `head` holds this rank's part of the vocabulary, in order and of equal size, over the ranks of `axis`.
 
-    axis: 1-D DeviceMesh. For a strategy that divides the head: the loss by chunks then reduces over these ranks. The
-    head's result has no dims in this case: it is the loss, the same on all ranks of `axis`.
+    axis: 1-D DeviceMesh. Call it in a strategy that divides the head, so that the loss by chunks sums over these ranks.
+    The head then returns the loss, a tensor without dims that is equal on all ranks of `axis`, instead of logits.
     """
     head.__dict__["_vocab_axis"] = axis
 
@@ -32,25 +32,23 @@ def divide_head(head: nn.Module, axis: Any) -> None:
 def loss_in_head(model: nn.Module, spec: ModelSpec, chunks: int) -> None:
     """Have `model(..., labels=labels)` return the summed cross entropy, which its head computes in `chunks` chunks.
 
-    Without labels it returns logits, as before. In place; before any strategy acts. Raises PlaitError as `head_of`.
+    Without labels it returns logits, as before. In place; before any strategy acts, and after `check_head`.
     """
-    head = head_of(model, spec, chunks)
-    head.__class__ = _mixed(LossHead, head.__class__)
+    head = model.get_submodule(spec.head or "")
+    mix_in(head, LossHead)
     head.__dict__ |= {"_chunks": chunks, "_labels": None, "_loss": None, "_vocab_axis": None}
-    whole: Any = model
-    whole.__dict__["_loss_head"] = head  # not a second name of its parameters
-    whole.__class__ = _mixed(LossModel, whole.__class__)
+    mix_in(model, LossModel)
+    model.__dict__["_loss_head"] = head  # not a second name of its parameters
 
 
-def head_of(model: nn.Module, spec: ModelSpec, chunks: int) -> Any:
-    """The model's head. Raises PlaitError if the spec does not name it, or if it is no Linear."""
+def check_head(model: nn.Module, spec: ModelSpec, chunks: int) -> None:
+    """Raises PlaitError if the spec does not name the model's head, or if that is not a Linear."""
     head = dict(model.named_modules()).get(spec.head or "")
     if spec.head is None or not isinstance(head, nn.Linear):
-        problem = "does not name its head" if spec.head is None else f"names the head {spec.head!r}, which is no Linear"
+        problem = "names no head" if spec.head is None else f"names the head {spec.head!r}, which is not a Linear"
         raise PlaitError(f"loss.chunks={chunks} divides the model's head, but the spec {problem}; use 1").at(
             "loss.chunks", chunks, fits=(1,)
         )
-    return head
 
 
 class LossModel:
@@ -68,8 +66,8 @@ class LossModel:
             result = plain.forward(*args, **kwargs)
             if result is not head._loss:
                 raise PlaitError(
-                    "the model returns something else than its head's result, so the head cannot compute the loss by "
-                    "chunks: the spec must not name a head, or loss.chunks must be 1"
+                    f"loss.chunks={head._chunks} needs a model that returns its head's result unchanged, but this "
+                    "model changes it; use 1, and remove `head` from its spec"
                 ).at("loss.chunks", head._chunks, fits=(1,))
             return result
         finally:
@@ -97,11 +95,6 @@ class LossHead:
         grads = torch.is_grad_enabled()
         self._loss = _ChunkedLoss.apply(*rows, self.weight, self.bias, self._chunks, self._vocab_axis, grads)
         return self._loss
-
-
-@functools.cache  # one class per pair, so that equal modules stay equal to a compiler
-def _mixed(mixin: Any, cls: Any) -> Any:
-    return type(cls.__name__, (mixin, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
 
 
 class _ChunkedLoss(torch.autograd.Function):

@@ -36,12 +36,6 @@ def same(ranks, trial, options, world=2, beside=None):
 ONE = [{"sequence_parallel": False}, {"loss_parallel": False}]
 
 
-@pytest.mark.parametrize("options", [*ONE, OFF])
-def test_the_loss_by_chunks(plait_ranks, options):
-    """Of a tied head with a bias."""
-    same(plait_ranks, Trial("odd", steps=2, chunks=3), options)
-
-
 WAYS = [(model, options) for model in MODELS for options in (*ONE, OFF)]
 OFTEN = [("tied", ONE[0]), ("tied", ONE[1]), *((model, OFF) for model in ("odd", "mla", "moe"))]
 
@@ -176,6 +170,12 @@ def test_what_stands_outside_branches(plait_ranks, world, options):
 def test_a_flat_model_beside_fsdp2_compiled(plait_ranks):
     pytest.importorskip("plait_fsdp2")
     same(plait_ranks, Trial(Flat, compile="aot_eager"), {}, world=4, beside={"fsdp2": {}})
+
+
+@pytest.mark.parametrize("options", [*ONE, OFF])
+def test_the_loss_by_chunks(plait_ranks, options):
+    """Of a tied head with a bias."""
+    same(plait_ranks, Trial("odd", steps=2, chunks=3), options)
 
 
 def largest_logits():

@@ -1,11 +1,10 @@
 """Looks up tokens in a part of the vocabulary."""
 
-import functools
 from typing import Any
 
 from torch import Tensor, nn
 
-from plait import PlaitError
+from plait import PlaitError, mix_in
 
 
 def look_up_in_part(module: nn.Module, rows: int, axis: Any) -> None:
@@ -16,7 +15,7 @@ def look_up_in_part(module: nn.Module, rows: int, axis: Any) -> None:
     if getattr(module, "max_norm", None) is not None or getattr(module, "scale_grad_by_freq", False):
         raise PlaitError(f"{type(module).__name__} with max_norm or scale_grad_by_freq cannot be divided over ranks")
     part: Any = module
-    part.__class__ = _partial_class(type(module))
+    mix_in(module, Lookup)
     part._rows = rows // axis.size()
     part._first = axis.get_local_rank() * part._rows
     padding = getattr(module, "padding_idx", None)
@@ -37,9 +36,3 @@ class Lookup:
         own = ids - self._first
         elsewhere = (own < 0) | (own >= self._rows)
         return plain.forward(own.masked_fill(elsewhere, 0), *args, **kwargs).masked_fill(elsewhere[..., None], 0)
-
-
-@functools.cache  # one subclass per class, so that equal modules stay equal to a compiler
-def _partial_class(cls: type) -> type:
-    body = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    return type(cls.__name__, (Lookup, cls), body)
