@@ -88,18 +88,18 @@ def code_lines(path: Path) -> int:
 
 
 BUDGET = {  # lines of code; what takes more must be worth it, or something else must go
-    "contract": 865,
+    "contract": 875,
     "system": 380,
     "strategies": 480,
     "models": 1200,
     "data": 1200,
-    "parallel": 1415,
+    "parallel": 1490,
     "records": 700,
     "checkpoint": 1235,
     "convert": 360,
-    "train": 400,
+    "train": 440,
     "launch": 1885,
-    "plan": 2640,
+    "plan": 2660,
     "report": 450,
     "sweep": 480,
     "testing": 2000,

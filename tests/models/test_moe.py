@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from plait.contract.errors import PlaitError
-from plait.models.moe import Experts, MoE, Router, check, sequence_imbalance
+from plait.models.moe import Experts, MoE, Router, RowMean, check, sequence_imbalance
 from plait.models.swiglu import SwiGLU
 
 V3 = {"score": "sigmoid", "n_groups": 4, "top_groups": 2, "group_top": 2, "norm_weights": True, "scale": 2.5}
@@ -207,9 +207,9 @@ def imbalance(router, x):
 def test_balance_loss_is_the_papers_formula():
     router, x = router_of("v3"), tokens(2, 6)
     scores = (x @ router.weight.T).sigmoid()
-    torch.testing.assert_close(sequence_imbalance(scores, K), imbalance(router, x))
+    torch.testing.assert_close(sequence_imbalance(scores, K, RowMean()), imbalance(router, x))
     even = torch.full((2, 6, X), 0.5, dtype=torch.float64)
-    assert float(sequence_imbalance(even, K)) == pytest.approx(2 * 6)
+    assert float(sequence_imbalance(even, K, RowMean())) == pytest.approx(2 * 6)
 
 
 # The last divides the graph as inductor does: what needs no gradient of the results it would rather compute in forward.

@@ -93,8 +93,8 @@ MUTANTS = [
         "plait/parallel/mesh.py",
         "index = index * axis.degree + coordinate",
         "index = index * axis.degree",
-        "test_every_sample_is_seen_once",
-        "shares [0, 0] of 2 are trained on",
+        "test_every_token_is_seen_once",
+        "128 tokens are seen, 64 different",
         on={"layout": "2 shards"},
     ),
     Mutant(

@@ -118,6 +118,8 @@ def asked(head, wrong=""):
     ids = torch.arange(6)[None]
     try:
         applied = plait.apply(Capped(), spec, loss=plait.Loss(3), seq_len=6)
+        if wrong == "divided":
+            applied.parts[0].output.weight = nn.Parameter(applied.parts[0].output.weight[:8].detach())
         applied.forward_backward([(ids, ids[:, :-1] if wrong == "labels" else ids, None)], 6)
     except plait.PlaitError as error:
         return error
@@ -128,4 +130,5 @@ def test_a_model_that_cannot_is_refused(plait_ranks):
     for head, wrong in (("output", "capped"), (None, ""), ("embed", "")):
         is_about(plait_ranks.run(asked, head, wrong, world=1)[0], "loss.chunks", 3, fits=[1])
     assert "labels" in str(plait_ranks.run(asked, "output", "labels", world=1)[0])
+    assert "plait.divide_head" in str(plait_ranks.run(asked, "output", "divided", world=1)[0])
     assert plait_ranks.run(asked, "output", world=1)[0] is None

@@ -42,7 +42,8 @@ def counted(strategies, remat):
 
 
 OFTEN = [({}, "none"), ({"fsdp2": {}}, "full")]
-CALLS = {"none": 4, "full": 6, "selective": 6}
+CALLS = {"none": 4, "full": 6, "selective": 6}  # of two blocks, by a backend that does not recompute by itself
+LOSS = 2
 
 
 @pytest.mark.parametrize(
@@ -55,8 +56,8 @@ CALLS = {"none": 4, "full": 6, "selective": 6}
 )
 def test_one_forward_and_one_backward_graph_for_all_blocks(plait_ranks, strategies, remat, calls):
     for counts in plait_ranks.run(counted, strategies, remat, world=2 if strategies else 1):
-        assert counts["graphs"] == 2
-        assert counts["calls"] == 3 * calls
+        assert counts["graphs"] == 2 + LOSS
+        assert counts["calls"] == 3 * (calls + LOSS)
 
 
 ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -148,6 +149,58 @@ def saved(backend, mode, budget=0.5):
         loss.backward()
     counts = {e.key: e.count for e in profile.key_averages()}
     return sum(kept.values()), counts["aten::mm"], counts.get(ATTENTION, 0)
+
+
+PRODUCTS = 7  # matrix products of a block's forward
+
+
+def test_full_recomputation_leaves_out_the_last_product(plait_ranks):
+    (kept, products, _), (least, more_products, once) = (
+        plait_ranks.run(saved, "aot_eager", mode, world=1)[0] for mode in ("none", "full")
+    )
+    assert least < kept
+    assert (more_products, once) == (products + PRODUCTS - 1, 1)
+
+
+def test_the_compiled_loss_keeps_nothing_as_large_as_the_logits_but_them():
+    """Its graphs by inductor's rules, which are not run."""
+    from functorch.compile import aot_function, min_cut_rematerialization_partition, nop
+    from torch._inductor.decomposition import select_decomp_table
+
+    graphs = []
+
+    def note(graph, inputs):
+        graphs.append([tuple(node.meta["val"].shape) for node in graph.graph.find_nodes(op="placeholder")])
+        return nop(graph, inputs)
+
+    logits = torch.randn(2, 64, 512, dtype=torch.bfloat16, requires_grad=True)
+    labels, table = torch.randint(0, 512, (2, 64)), select_decomp_table()
+    loss = aot_function(plait.cross_entropy_sum, note, note, min_cut_rematerialization_partition, decompositions=table)
+    loss(logits, labels).backward()
+    (_, backward) = graphs
+    large = [shape for shape in backward if 512 in shape]
+    assert large == [(2, 64, 512)]
+    assert graphs[0][0] == large[0]
+
+
+def applied_loss(chunks):
+    """The loss and the head's gradient, compiled and not."""
+    torch._dynamo.reset()
+    found = []
+    for options in (Compile(), Compile(True, "aot_eager")):
+        with torch.device("meta"):
+            model = llama3(n_layers=1)
+        applied = plait.apply(model, model.spec(), compile=options, loss=plait.Loss(chunks))
+        loss = applied.forward_backward([(*batch(0), None)], 100)
+        found.append((float(loss), applied.parts[0].output.weight.grad))
+    return found
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_the_compiled_loss_is_the_same(plait_ranks, chunks):
+    ((plain, grad), (again, same)) = plait_ranks.run(applied_loss, chunks, world=1)[0]
+    assert again == pytest.approx(plain, rel=1e-6)
+    assert torch.allclose(same, grad, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from torch import nn
 
 from plait.launch.compose import resolve
 from plait.plan.engine import plan
-from plait.plan.fused import fused
+from plait.plan.fused import LOSS, fused
 from plait.plan.recorder import Recorder
 from plait.plan.where import Where
 
@@ -39,6 +39,30 @@ def test_a_kernel_reads_its_inputs_once_and_writes_what_is_used_after_it() -> No
     assert sum(o.bytes for o in found) < sum(o.bytes for o in recorder.operators)
     assert sum(o.flops for o in found) == sum(o.flops for o in recorder.operators)
     assert [o.name for o in found] == [o.name for o in recorder.operators]
+
+
+def recorded_backward(model: nn.Module, x: torch.Tensor, loss) -> tuple[Recorder, list]:
+    """A forward, a loss and a backward, and what of them a compiler leaves."""
+    with Where(model) as where, Recorder(where, {}) as recorder:
+        recorder.phase = "forward"
+        result = model(x)
+        recorder.phase = "loss"
+        with where.inside(LOSS):
+            value = loss(result)
+        recorder.phase = "backward"
+        value.backward()
+    return recorder, fused(recorder.operators, recorder.touched, {"0": (0, 0)})
+
+
+def test_the_loss_is_one_kernel_in_forward_and_one_in_backward() -> None:
+    rows, columns = 8, 64
+    model, labels = nn.Sequential(nn.Linear(8, columns, bias=False)), torch.arange(rows)
+    recorder, found = recorded_backward(
+        model, torch.ones(rows, 8), lambda logits: nn.functional.cross_entropy(logits, labels, reduction="sum")
+    )
+    kernels = [(o.phase, o.bytes) for o in found if o.module == LOSS and o.bytes]
+    assert [phase for phase, _ in kernels] == ["loss", "backward"]
+    assert len([o for o in recorder.operators if o.module == LOSS and o.bytes]) > len(kernels)
 
 
 @pytest.mark.parametrize("strategies", [pytest.param("[fsdp2]", marks=pytest.mark.slow), "[tensor_parallel,fsdp2]"])

@@ -20,7 +20,7 @@ methods marked `@plait.hookimpl` are hooks, and a few plain class attributes say
     phase     when it acts: "model" (changes what modules compute), "graph" (changes parameters inside the graph) or
               "runtime" (wraps what was compiled); default "runtime"
     before    names of strategies that must act after this one, if they are selected; `after` is the reverse
-    claims    roles that only one strategy of a run may have: "parameter_sharding", "gradient_sum"
+    claims    roles that only one strategy of a run may have: "parameter_sharding", "gradient_sum", "sequence"
     numerics  "exact" (equals one process), or "own" (differs on purpose and has its own reference)
 
 A hook takes any subset of its arguments, by name:
@@ -31,6 +31,8 @@ A hook takes any subset of its arguments, by name:
     mesh        plait.Mesh: process groups by axis, and which ranks sum a parameter's gradient
     spec        plait.ModelSpec: what the model says about its tensors, blocks and branches
     optimizer   torch's, over all parameters of this rank; None if only weights are wanted
+    tokens, labels, positions
+                of a batch, (B, T) each; positions restart at 0 at each document, None: a row is one document
     parameters  every parameter of this rank; a tied one once
     max_norm    the norm that gradients are clipped to; inf: they are only measured
     norm_type   which norm: 2.0, or inf
@@ -86,6 +88,16 @@ def compile(model: "nn.Module", mesh: "Mesh", spec: "ModelSpec", run: "Run") -> 
 
 
 @hookspec(firstresult=True)
+def deal(
+    tokens: "torch.Tensor", labels: "torch.Tensor", positions: "torch.Tensor | None", mesh: "Mesh"
+) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None":
+    """Returns what this rank sees of a batch along axes that split the sequence, each (B, T / ranks), with positions.
+
+    The core's own deals every rank one stretch, in order.
+    """
+
+
+@hookspec(firstresult=True)
 def checkpoint(
     model: "nn.Module", optimizer: "torch.optim.Optimizer | None", mesh: "Mesh", spec: "ModelSpec"
 ) -> "dict[str, Any] | tuple[dict[str, Any], Callable[[], None]] | None":
@@ -105,4 +117,4 @@ def after_step(model: "nn.Module", optimizer: "torch.optim.Optimizer", mesh: "Me
 
 
 FOLDS = ("parallelize",)
-FIRST_RESULT = ("compile", "checkpoint", "clip_grads")
+FIRST_RESULT = ("compile", "deal", "checkpoint", "clip_grads")

@@ -25,12 +25,16 @@ class ModelSpec:
     blocks:    patterns of the repeated unit: sharded, compiled and recomputed as one, and divided into pipeline stages.
     sizes:     logical axis -> number of its units, if that is not the number of rows (`{"heads": 32}`).
     branches:  patterns of the modules that read the residual stream and return what is added to it.
-    attention: pattern of attention's inner function, a module `forward(q, k, v, positions)`.
+    attention: pattern of attention's inner function, a module `forward(q, k, v, positions)`: of (B, heads, T, width)
+               each, the mean of values weighted by the softmax of the scaled products of queries and keys; a token sees
+               those up to itself, of its own document if there are positions.
     init:      FQN pattern of a parameter or buffer -> `fn(tensor, generator)` that fills it in place. Parameters are
                filled in fp32, one row of dim 0 at a time (1-D ones whole); the function sees one row. Buffers are
                filled whole, in their own dtype.
     flops:     `fn(seq_len)` -> floating point operations per token, forward and backward; None leaves `mfu` empty.
     routers:   patterns of the modules that send tokens to experts and hold the state of their balance.
+    row_means: patterns of the modules that compute a mean over a row's tokens, `forward(x (B, T, ...)) -> (B, ...)`,
+               whose gradient is not used: a strategy that divides rows completes it.
     head:      FQN of the Linear whose result the model returns, unchanged, as its logits; `loss.chunks` needs it.
     """
 
@@ -42,6 +46,7 @@ class ModelSpec:
     init: Mapping[str, Callable[[Any, Any], Any]] = attrs.field(factory=dict)
     flops: Callable[[int], int] | None = None
     routers: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    row_means: tuple[str, ...] = attrs.field(default=(), converter=_names)
     head: str | None = None
 
     def axes_of(self, fqn: str) -> tuple[str | None, ...]:
@@ -59,6 +64,14 @@ class ModelSpec:
     def branches_of(self, model: Any) -> dict[str, Any]:
         """FQN -> module of every branch of `model`, in order."""
         return named(model, self.branches)
+
+    def attention_of(self, model: Any) -> dict[str, Any]:
+        """FQN -> module of every inner function of attention, in order."""
+        return named(model, (self.attention,) if self.attention else ())
+
+    def row_means_of(self, model: Any) -> dict[str, Any]:
+        """FQN -> module of every mean over a row's tokens, in order."""
+        return named(model, self.row_means)
 
     def branch_of(self, fqn: str) -> str | None:
         """The branch that contains, or is, the module `fqn`."""

@@ -121,5 +121,6 @@ class Decoder(nn.Module):
             },
             flops=Flops(parameters=sum(p.numel() for p in self.parameters()) - embedding - unvisited, attention=scored),
             routers=routers,
+            row_means=tuple(f"{router}.row_mean" for router in routers),
             head="output",
         )

@@ -41,6 +41,13 @@ class Experts(nn.Module):
         return grouped_linear(F.silu(gate_NF) * up_NF, self.w2, counts_X)
 
 
+class RowMean(nn.Module):
+    """The mean over the tokens of each row, (B, T, X) to (B, X): a module, so that a strategy can complete it."""
+
+    def forward(self, x_BTX: Tensor) -> Tensor:
+        return x_BTX.mean(-2)
+
+
 class Router(nn.Module):
     """Chooses the experts of a token and their weights. Scores are computed at least in float32.
 
@@ -77,6 +84,7 @@ class Router(nn.Module):
         self.top_k, self.score, self.norm_weights, self.scale = top_k, score, norm_weights, scale
         self.n_groups, self.top_groups, self.group_top = n_groups, top_groups, group_top
         self.bias_update, self.balance_loss = bias_update, balance_loss
+        self.row_mean = RowMean()
         self.weight = nn.Parameter(torch.empty(n_experts, dim))
         nn.init.normal_(self.weight, std=0.02)
         self.bias: Tensor
@@ -96,7 +104,7 @@ class Router(nn.Module):
         logits_BTX = F.linear(x_BTD.to(dtype), self.weight.to(dtype))
         scores_BTX = logits_BTX.sigmoid() if self.score == "sigmoid" else logits_BTX.softmax(-1)
         if self.balance_loss and self.training:
-            loss = self.balance_loss * sequence_imbalance(scores_BTX, self.top_k)
+            loss = self.balance_loss * sequence_imbalance(scores_BTX, self.top_k, self.row_mean)
             scores_BTX = _AddLoss.apply(scores_BTX, loss, self.loss_scale)
         scores_NX = scores_BTX.flatten(0, -2)
         chosen_NK = self._choose(scores_NX.detach() + self.bias)
@@ -189,7 +197,7 @@ def chosen(chosen_NK: Tensor, size: int) -> Tensor:
     return none.scatter(-1, chosen_NK, True)
 
 
-def sequence_imbalance(scores_BTX: Tensor, top_k: int) -> Tensor:
+def sequence_imbalance(scores_BTX: Tensor, top_k: int, row_mean: Callable[[Tensor], Tensor]) -> Tensor:
     """Sum over sequences of T x equation (17) of arXiv:2412.19437 (equations 17 to 20) without its factor; 1 per token
     if experts are used evenly.
 
@@ -197,7 +205,7 @@ def sequence_imbalance(scores_BTX: Tensor, top_k: int) -> Tensor:
     """
     n_experts = scores_BTX.shape[-1]
     best_BTK = scores_BTX.detach().topk(top_k, dim=-1).indices
-    visits_BX = chosen(best_BTK, n_experts).to(scores_BTX.dtype).mean(-2) * (n_experts / top_k)
+    visits_BX = row_mean(chosen(best_BTK, n_experts).to(scores_BTX.dtype)) * (n_experts / top_k)
     share_BTX = scores_BTX / (scores_BTX.sum(-1, keepdim=True) + TINY)
     return (visits_BX * share_BTX.sum(-2)).sum()
 

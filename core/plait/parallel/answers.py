@@ -33,6 +33,17 @@ def _module(answer: Any) -> nn.Module | None:
     return answer
 
 
+def _dealt(answer: Any) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    if answer is None:
+        return None
+    if not isinstance(answer, tuple) or len(answer) != 3:
+        raise Misfit
+    tokens, labels, positions = answer
+    if not all(isinstance(x, Tensor) and x.shape == tokens.shape for x in (tokens, labels, positions)):
+        raise Misfit
+    return answer
+
+
 def _norm(answer: Any) -> Tensor | None:
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = torch.tensor(float(answer))
@@ -57,6 +68,7 @@ ANSWERS = {
     "choices": Required("a list of Choice", _choices),
     "parallelize": Required("a torch module, or None after a change in place", _module),
     "compile": Required("a torch module, or None for the core's default", _module),
+    "deal": Required("tokens, labels and positions of one shape, or None for the core's default", _dealt),
     "clip_grads": Required("the total norm as a tensor of one element, or None for the core's default", _norm),
     "checkpoint": Required("a dict of tensors by name, or that and a function, or None for the core's default", _state),
 }

@@ -1,5 +1,6 @@
 """`plait.apply` and `set_up`: a model under strategies, for `plait train` and for your own training loop."""
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,10 +14,10 @@ from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
 from plait.contract.run import Run
 from plait.parallel.assembly import Assembly, assemble_model
-from plait.parallel.chunked_loss import loss_in_head
+from plait.parallel.compile import compiled
 from plait.parallel.expert_balance import Balance
 from plait.parallel.initialize import initialise, materialise
-from plait.parallel.loss import cross_entropy_sum, parallel
+from plait.parallel.loss import compiled_sum, cross_entropy_sum, parallel
 from plait.parallel.mesh import Mesh
 from plait.parallel.precision import apply_precision, dtype
 from plait.parallel.process_group import device_type_here, local_device, start_group
@@ -30,7 +31,7 @@ class Applied:
     """A model under its strategies.
 
     parts: what this rank runs: one module, or several under a pipeline. mesh: the ranks along each axis.
-    balance: of the parts' experts.
+    balance: of the parts' experts. loss: `cross_entropy_sum`, compiled if `compile.enabled`.
     """
 
     parts: list[nn.Module]
@@ -40,23 +41,35 @@ class Applied:
     hooks: Hooks
     device: torch.device
     balance: Balance
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum
 
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter once, tied ones too."""
         return list({id(p): p for part in self.parts for p in part.parameters()}.values())
 
+    def deal(
+        self, tokens: Tensor, labels: Tensor, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What this rank sees of a batch whose rows are its own: all of it, unless an axis splits the sequence.
+
+        Each (B, T); positions None: a row is one document. Call it before tokens are counted.
+        """
+        arguments = {"tokens": tokens, "labels": labels, "positions": positions, "mesh": self.mesh}
+        return self.hooks.first("deal", **arguments)
+
     def forward_backward(
         self,
         micro_batches: Iterable[tuple[Tensor, Tensor, Tensor | None]],
         tokens: int | Callable[[], int],
-        loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Forward, loss and backward of each micro-batch: the gradients of this rank's part of a step.
 
         micro_batches: (tokens, labels, positions or None), each (B, T), on this rank's device.
         tokens: the number of valid tokens of the step, over all ranks; or a function that returns it, called before
         each backward, so that counting may run beside the first forward.
-        loss: (logits, labels) -> the loss summed over this rank's tokens. Not called if `loss.chunks` is above 1.
+        loss: (logits, labels) -> the loss summed over this rank's tokens; None: `self.loss`. Not called if
+        `loss.chunks` is above 1.
         Returns the sum of the loss over this rank's tokens (float64 scalar). Without gradients, as under
         `torch.no_grad()`, it runs forward only.
         """
@@ -66,7 +79,7 @@ class Applied:
             inputs = (ids,) if positions is None else (ids, positions)
             result = model(*inputs, labels=labels) if chunked else model(*inputs)
             with parallel(result):
-                value = result if chunked else loss(result, labels)
+                value = result if chunked else (loss or self.loss)(result, labels)
                 del result  # backward needs only what autograd keeps
                 if torch.is_grad_enabled():
                     self.backward(value, tokens() if callable(tokens) else tokens)
@@ -161,8 +174,12 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
     for param in model.parameters():  # buffers keep the dtype that the model gave them
         if param.is_floating_point():
             param.data = param.data.to(dtype(run.config.precision.storage))
+    options = run.config.compile
+    by_compiler = functools.partial(compiled, options=options, fullgraph=True) if options.enabled else lambda f: f
     if run.config.loss.chunks > 1:
-        loss_in_head(model, run.spec, run.config.loss.chunks)
+        from plait.parallel.chunked_loss import loss_in_head
+
+        loss_in_head(model, run.spec, run.config.loss.chunks, by_compiler)
     arguments = {"mesh": mesh, "spec": run.spec, "run": run}
     for phase in PHASES:
         if phase == "graph" and not ("parameter_sharding" in hooks.roles and mesh.layout.summed_axes()):
@@ -175,4 +192,5 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
     if on_meta and fill:
         materialise(model, device, run.storage_device)
         initialise(model, run.spec, run.config.train.seed)
-    return Applied([model], mesh, run.spec, run, hooks, device, Balance([model], mesh, run.spec))
+    balance = Balance([model], mesh, run.spec)
+    return Applied([model], mesh, run.spec, run, hooks, device, balance, compiled_sum(by_compiler))

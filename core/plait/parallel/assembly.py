@@ -15,7 +15,6 @@ from plait.contract.model_spec import ModelSpec, named
 from plait.contract.run import Run
 from plait.parallel.answers import ANSWERS
 from plait.parallel.build import build_model
-from plait.parallel.chunked_loss import check_head
 from plait.parallel.defaults import Defaults
 from plait.parallel.process_group import device_of
 from plait.strategies.hooks import Hooks
@@ -65,13 +64,22 @@ class Assembly:
         return [axis.degree for _, answer in self._asked(ranks) for axis in answer if isinstance(axis, MeshAxis)]
 
     def layout_for(self, ranks: int) -> MeshLayout:
-        """The layout of `ranks` ranks. Raises PlaitError if the axes do not fit, or if no strategy sums gradients."""
+        """The layout of `ranks` ranks.
+
+        Raises PlaitError if the axes do not fit, if no strategy sums gradients, or if none joins divided sequences.
+        """
         layout = join_axes(self._asked(ranks), ranks)
         summed = layout.summed_axes()
         if summed and "gradient_sum" not in self.hooks.roles:
             raise PlaitError(
                 f"the axes {describe(summed, layout.owner)} split the tokens, but no selected strategy sums the "
                 "gradients over them: the run would train wrong; add a strategy that claims 'gradient_sum'"
+            )
+        divided = [axis for axis in layout.dense if axis.splits == "sequence" and axis.degree > 1]
+        if divided and "sequence" not in self.hooks.roles:
+            raise PlaitError(
+                f"the axes {describe(divided, layout.owner)} split sequences, but no selected strategy lets attention "
+                "see the rest of them: the run would train wrong; add a strategy that claims 'sequence'"
             )
         return layout
 
@@ -116,6 +124,8 @@ def assemble_model(
     _check_recomputation(config)
     _check_compiler(config)
     if config.loss.chunks > 1:
+        from plait.parallel.chunked_loss import check_head
+
         check_head(model, spec, config.loss.chunks)
     run = Run(
         config,
@@ -155,7 +165,7 @@ def _check_spec(model: nn.Module, spec: ModelSpec) -> None:
             raise PlaitError(
                 f"the model's spec gives {fqn!r} the axes {axes}, but it has {param.dim()} dims: {tuple(param.shape)}"
             )
-    for field in ("blocks", "branches", "routers"):
+    for field in ("blocks", "branches", "routers", "row_means"):
         for pattern in getattr(spec, field):
             if not named(model, (pattern,)):
                 raise PlaitError(f"the model's spec names {field} {pattern!r}, but no module matches that pattern")

@@ -7,6 +7,7 @@ only scales them. The same idea: Liger Kernel (arXiv:2410.10989, section 3.2).
 Shapes: N tokens, C tokens of a chunk, D model width, V vocabulary, or this rank's part of it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from plait.contract.model_spec import ModelSpec
 from plait.parallel.loss import IGNORE
 from plait.parallel.mix_in import mix_in
 
+Compiled = Callable[[Callable[..., Any]], Callable[..., Any]]
+
 
 def divide_head(head: nn.Module, axis: Any) -> None:
     """Say that `head` holds this rank's part of the vocabulary, in order and of equal size, over the ranks of `axis`.
@@ -29,14 +32,18 @@ def divide_head(head: nn.Module, axis: Any) -> None:
     head.__dict__["_vocab_axis"] = axis
 
 
-def loss_in_head(model: nn.Module, spec: ModelSpec, chunks: int) -> None:
+def loss_in_head(
+    model: nn.Module, spec: ModelSpec, chunks: int, compiled: Compiled = lambda function: function
+) -> None:
     """Have `model(..., labels=labels)` return the summed cross entropy, which its head computes in `chunks` chunks.
 
     Without labels it returns logits, as before. In place; before any strategy acts, and after `check_head`.
+    compiled: compiles a function, if the run compiles.
     """
-    head = model.get_submodule(spec.head or "")
+    head: Any = model.get_submodule(spec.head or "")
     mix_in(head, LossHead)
     head.__dict__ |= {"_chunks": chunks, "_labels": None, "_loss": None, "_vocab_axis": None}
+    head.__dict__ |= {"_vocab": len(head.weight), "_piece": compiled(loss_and_gradient)}
     mix_in(model, LossModel)
     model.__dict__["_loss_head"] = head  # not a second name of its parameters
 
@@ -83,6 +90,8 @@ class LossHead:
     _labels: Tensor | None
     _loss: Tensor | None
     _vocab_axis: Any
+    _vocab: int
+    _piece: Any
 
     def forward(self, x: Tensor) -> Tensor:
         labels = self._labels
@@ -91,9 +100,16 @@ class LossHead:
             return plain.forward(x)
         if x.shape[:-1] != labels.shape:
             raise PlaitError(f"the head got {tuple(x.shape[:-1])} tokens, but there are {tuple(labels.shape)} labels")
+        parts = 1 if self._vocab_axis is None else self._vocab_axis.size()
+        if len(self.weight) * parts != self._vocab:
+            raise PlaitError(
+                f"the head has {len(self.weight)} rows on this rank, and {parts} such parts are not the vocabulary of "
+                f"{self._vocab}: a strategy that divides the head calls `plait.divide_head(head, axis)`"
+            )
         rows = x.flatten(0, -2), labels.flatten()
         grads = torch.is_grad_enabled()
-        self._loss = _ChunkedLoss.apply(*rows, self.weight, self.bias, self._chunks, self._vocab_axis, grads)
+        how = self._chunks, self._vocab_axis, self._piece, grads
+        self._loss = _ChunkedLoss.apply(*rows, self.weight, self.bias, *how)
         return self._loss
 
 
@@ -107,6 +123,7 @@ class _ChunkedLoss(torch.autograd.Function):
         bias_V: Tensor | None,
         chunks: int,
         axis: Any,
+        piece: Any,
         grads: bool,
     ) -> Tensor:
         dtype = torch.promote_types(x_ND.dtype, torch.float32)
@@ -115,7 +132,7 @@ class _ChunkedLoss(torch.autograd.Function):
         dweight_VD = torch.zeros_like(weight_VD, dtype=dtype) if grads else None
         dbias_V = torch.zeros_like(bias_V, dtype=dtype) if grads and bias_V is not None else None
         for x_CD, labels_C in zip(x_ND.tensor_split(chunks), labels_N.tensor_split(chunks), strict=True):
-            chunk_loss, dlogits_CV = loss_and_gradient(F.linear(x_CD, weight_VD, bias_V), labels_C, axis, grads)
+            chunk_loss, dlogits_CV = piece(F.linear(x_CD, weight_VD, bias_V), labels_C, axis, grads)
             loss = loss + chunk_loss
             if dweight_VD is not None:
                 dx.append(dlogits_CV @ weight_VD)
@@ -133,7 +150,7 @@ class _ChunkedLoss(torch.autograd.Function):
         dx_ND, dweight_VD, dbias_V = ctx.saved_tensors
         of_weight, of_bias = ctx.dtypes
         dbias = None if dbias_V is None else (dbias_V * grad).to(of_bias)
-        return dx_ND * grad, None, (dweight_VD * grad).to(of_weight), dbias, None, None, None
+        return dx_ND * grad, None, (dweight_VD * grad).to(of_weight), dbias, None, None, None, None
 
 
 def loss_and_gradient(logits_CV: Tensor, labels_C: Tensor, axis: Any, grads: bool) -> tuple[Tensor, Tensor]:

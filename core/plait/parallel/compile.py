@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch._functorch.config
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from plait.contract.config import Compile
@@ -22,6 +22,10 @@ SELECTIVE_KEEPS = frozenset((
     "aten::_scaled_dot_product_fused_attention_overrideable", "_c10d_functional::all_to_all_single",
 ))  # fmt: skip
 
+# Backends whose partitioner divides a block's graph. It recomputes only what backward reads; `checkpoint` around
+# compiled code recomputes the block's result too, one product more.
+PARTITIONED = ("inductor", "aot_eager")
+
 
 def compile_blocks(model: nn.Module, mesh: object, spec: ModelSpec, run: Run) -> nn.Module:
     """Every block's forward is compiled, then recomputed, as `compile.*` and `remat.*` say.
@@ -32,6 +36,7 @@ def compile_blocks(model: nn.Module, mesh: object, spec: ModelSpec, run: Run) ->
     options, remat = run.config.compile, run.config.remat
     for fqn, block in spec.blocks_of(model).items():
         mode = remat.mode_of(fqn)
+        whole = True
         if options.enabled:
             whole = not _leave_outside(block, options)
             block.forward = compiled(block.forward, options, fullgraph=options.fullgraph and whole)
@@ -39,6 +44,8 @@ def compile_blocks(model: nn.Module, mesh: object, spec: ModelSpec, run: Run) ->
             block.forward = recomputed_by_compiler(block.forward, **budget_config(remat.budget))
         elif mode == "selective" and options.enabled and options.backend == "inductor":
             block.forward = recomputed_by_compiler(block.forward, **selective_config())
+        elif mode == "full" and options.enabled and options.backend in PARTITIONED and whole:
+            block.forward = recomputed_by_compiler(block.forward, **full_config())
         elif mode != "none":
             block.forward = recomputed(block.forward, mode)
     return model
@@ -86,7 +93,8 @@ def recomputed_by_compiler(forward: Callable[..., Any], **how: Any) -> Callable[
 
     how: `torch._functorch.config` for the calls, of which the first compiles.
     """
-    tag = f"{torch.compiler.config.cache_key_tag} plait keeps {sorted(SELECTIVE_KEEPS)}"  # caches do not see the pass
+    name = getattr(how.get("joint_custom_pass"), "__name__", "")  # caches do not see the pass
+    tag = f"{torch.compiler.config.cache_key_tag} plait {name} {sorted(SELECTIVE_KEEPS)}"
 
     @functools.wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -107,6 +115,20 @@ def keep_selected(joint: fx.GraphModule, inputs: Any) -> fx.GraphModule:
     for node in joint.graph.nodes:
         if node.op == "call_function" and hasattr(node.target, "name") and node.target.name() in SELECTIVE_KEEPS:
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return joint
+
+
+def full_config() -> dict[str, Any]:
+    """`torch._functorch.config` for `remat.mode=full`."""
+    return {"joint_custom_pass": recompute_all}
+
+
+def recompute_all(joint: fx.GraphModule, inputs: Any) -> fx.GraphModule:
+    """Have the partitioner keep only the inputs of a block."""
+    for node in joint.graph.nodes:
+        backward = node.meta.get("partitioner_tag") == "is_backward"
+        if node.op == "call_function" and not backward and isinstance(node.meta.get("val"), Tensor | tuple | list):
+            node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
     return joint
 
 

@@ -16,11 +16,24 @@ from plait.parallel.state import canonical_state
 
 
 class Defaults:
-    """Compiles block by block, saves parameters and optimizer state by name, clips over the parameters' own meshes."""
+    """Compiles block by block, deals each rank a stretch of every sequence, saves parameters and optimizer state by
+    name, clips over the parameters' own meshes."""
 
     @hookimpl
     def compile(self, model: nn.Module, mesh: Mesh, spec: ModelSpec, run: Run) -> nn.Module:
         return compile_blocks(model, mesh, spec, run)
+
+    @hookimpl
+    def deal(
+        self, tokens: Tensor, labels: Tensor, positions: Tensor | None, mesh: Mesh
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        index, count = mesh.rank_and_size("sequence")
+        if count == 1:
+            return tokens, labels, positions
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        own, ours, at = (whole.tensor_split(count, dim=1)[index] for whole in (tokens, labels, positions))
+        return own, ours, at
 
     @hookimpl
     def checkpoint(

@@ -1,5 +1,6 @@
 """The loss as a sum. The caller divides by the global count of tokens, so that every layout agrees."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,6 +22,21 @@ def cross_entropy_sum(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
     flat = logits_BTV.flatten(0, 1).to(dtype)
     loss = F.cross_entropy(flat, labels_BT.flatten(), ignore_index=IGNORE, reduction="sum")
     return loss.to_local() if isinstance(loss, DTensor) else loss  # equal on all ranks
+
+
+def compiled_sum(compiled: Callable[[Any], Any]) -> Callable[[Tensor, Tensor], Tensor]:
+    """`cross_entropy_sum` as `compiled` makes it: it keeps logits in their own dtype, and little else, for backward."""
+    fast = compiled(cross_entropy_sum)
+
+    def loss(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
+        return (fast if compiles(logits_BTV) else cross_entropy_sum)(logits_BTV, labels_BT)
+
+    return loss
+
+
+def compiles(logits: Tensor) -> bool:
+    """Whether the loss of these logits is compiled; torch's loss parallelism for sharded ones is not."""
+    return not isinstance(logits, DTensor)
 
 
 def parallel(logits: Tensor) -> Any:

@@ -1,8 +1,8 @@
 """What a compiler saves: consecutive operators of a block become one kernel, which reads and writes memory once.
 
 The rule is inductor's: operators on single elements, and sums over them, become one kernel with their neighbours.
-Products of matrices, attention and collectives stay apart, and each block is compiled by itself. A kernel reads each of
-its inputs once, and writes what is used after it.
+Products of matrices, attention and collectives stay apart, and each block, and the loss, is compiled by itself. A
+kernel reads each of its inputs once, and writes what is used after it.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,8 @@ import attrs
 from plait.plan.blocks import block_of
 from plait.plan.recorder import Operator, Storage, Touched
 from plait.plan.traffic import SPACES
+
+LOSS = "the loss"  # where its operators are, instead of a module
 
 
 def fused(operators: list[Operator], touched: list[Touched], places: Mapping[str, Any]) -> list[Operator]:
@@ -35,8 +37,10 @@ def fused(operators: list[Operator], touched: list[Touched], places: Mapping[str
 
 
 def _where(operator: Operator, touched: Touched, places: Mapping[str, Any]) -> Any:
-    block = block_of(operator.module, places) if touched.fuses and operator.bytes else None
-    return None if block is None else (block, operator.phase, operator.micro)
+    if not touched.fuses or not operator.bytes:
+        return None
+    unit = LOSS if operator.module == LOSS else block_of(operator.module, places)
+    return None if unit is None else (unit, operator.phase, operator.micro)
 
 
 def _continues(operator: Operator, touched: Touched, places: Mapping[str, Any], where: Any) -> bool:

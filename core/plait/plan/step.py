@@ -1,6 +1,7 @@
 """One training step on tensors without values: the same calls as `plait.train.trainer`, in the same order."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from plait.contract.config import Config
 from plait.parallel.apply import Applied
-from plait.parallel.loss import cross_entropy_sum
+from plait.parallel.loss import compiles, cross_entropy_sum
+from plait.plan.fused import LOSS
 from plait.plan.recorder import Recorder
 from plait.train.step_metrics import _all_gather
 from plait.train.trainer import EXCHANGED
@@ -35,22 +37,25 @@ class Step:
         recorder.phase, recorder.micro = "start", 0
         tokens = torch.zeros(self.micro * self.rows, train.seq_len, dtype=torch.int64)
         labels = torch.zeros(self.micro * self.rows, train.seq_len, dtype=torch.int64)
-        recorder.mark([tokens, labels], "other")
+        tokens, labels, positions = self.applied.deal(tokens, labels)
+        own = [tokens, labels, *([] if positions is None else [positions])]
+        recorder.mark(own, "other")
         counts = torch.zeros(EXCHANGED, dtype=torch.int64)
         counting = dist.all_reduce(counts, async_op=True)
         valid = self.micro * self.rows * train.seq_len * self.applied.mesh.rank_and_size("batch")[1]
         self.model.train()
-        parts = list(zip(tokens.split(self.rows), labels.split(self.rows), strict=True))
+        parts = list(zip(*(whole.split(self.rows) for whole in own), strict=True))
 
-        def micro_batches() -> Iterator[tuple[Tensor, Tensor, None]]:
-            for micro, (rows, wanted) in enumerate(parts[: self.driven]):
+        def micro_batches() -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+            for micro, (rows, wanted, *at) in enumerate(parts[: self.driven]):
                 recorder.micro, recorder.phase = micro, "forward"
-                yield rows, wanted, None
+                yield rows, wanted, at[0] if at else None
 
         def loss(logits: Tensor, wanted: Tensor) -> Tensor:
             recorder.phase = "loss"
             recorder.mark([logits], "logits")
-            return cross_entropy_sum(logits, wanted)
+            with recorder.where.inside(LOSS) if compiles(logits) else nullcontext():
+                return cross_entropy_sum(logits, wanted)
 
         def agreed() -> int:
             if recorder.micro == 0:

@@ -1,6 +1,8 @@
 """Which module runs, in forward and in backward: from hooks on modules and the numbers of autograd's nodes."""
 
 import bisect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,13 +30,10 @@ class Where:
         for fqn, module in self.model.named_modules():
 
             def enter(module: nn.Module, args: Any, fqn: str = fqn) -> None:
-                self._stack.append(fqn)
-                self._mark(fqn)
+                self._enter(fqn)
 
             def leave(module: nn.Module, args: Any, result: Any, fqn: str = fqn) -> None:
-                if self._stack and self._stack[-1] == fqn:
-                    self._stack.pop()
-                self._mark(self._stack[-1] if self._stack else "")
+                self._leave(fqn)
 
             self._hooks.append(module.register_forward_pre_hook(enter, prepend=True))
             self._hooks.append(module.register_forward_hook(leave, always_call=True))
@@ -43,6 +42,15 @@ class Where:
     def __exit__(self, *_: object) -> None:
         for hook in self._hooks:
             hook.remove()
+
+    @contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """What runs here in forward, and its backward, belongs to `name`, as if that were a module."""
+        self._enter(name)
+        try:
+            yield
+        finally:
+            self._leave(name)
 
     def now(self, backward: bool) -> tuple[str, bool]:
         """(FQN of the module, whether it recomputes forward) for the current operator."""
@@ -61,6 +69,15 @@ class Where:
     def forget(self) -> None:
         """Forget the autograd nodes of the last step, which no longer exist."""
         self._starts, self._makers, self._last = [], [], ""
+
+    def _enter(self, name: str) -> None:
+        self._stack.append(name)
+        self._mark(name)
+
+    def _leave(self, name: str) -> None:
+        if self._stack and self._stack[-1] == name:
+            self._stack.pop()
+        self._mark(self._stack[-1] if self._stack else "")
 
     def _mark(self, fqn: str) -> None:
         number = _next_node()

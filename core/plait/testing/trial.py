@@ -30,6 +30,7 @@ class Trial:
     micro:    number of micro-batches into which a rank divides its part.
     remat:    `remat.mode`. budget: `remat.budget`. compile: the backend of `compile`, None: off.
     chunks:   `loss.chunks`.
+    documents: whether rows hold packed documents, with their positions.
     max_norm: gradients are clipped to it.
     last:     whether the gradients of the last step are kept too.
     """
@@ -42,6 +43,7 @@ class Trial:
     budget: float = 0.5
     compile: str | None = None
     chunks: int = 1
+    documents: bool = False
     max_norm: float = 1.0
     seed: int = 0
     last: bool = False
@@ -129,8 +131,10 @@ def forward_backward(applied: Applied, trial: Trial, step: int) -> float:
     total = valid_tokens(labels)
     size = len(tokens) // count
     mine = slice(index * size, (index + 1) * size)
-    parts = zip(tokens[mine].chunk(trial.micro), labels[mine].chunk(trial.micro), strict=True)
-    summed = (applied.forward_backward([(t, y, None) for t, y in parts], total) / total).cpu()
+    positions = documents(tokens)[mine] if trial.documents else None
+    dealt = applied.deal(tokens[mine], labels[mine], positions)
+    parts = [[None] * trial.micro if whole is None else whole.chunk(trial.micro) for whole in dealt]
+    summed = (applied.forward_backward(list(zip(*parts, strict=True)), total) / total).cpu()
     if not applied.mesh.is_dp_leader():
         summed.zero_()
     dist.all_reduce(summed)
@@ -144,6 +148,14 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     labels = tokens[:, 1:].clone()
     labels[::3, :5] = IGNORE  # ranks hold unequal counts of valid tokens, as in real data
     return tokens[:, :-1], labels
+
+
+def documents(tokens: Tensor) -> Tensor:
+    """Positions of packed documents, (B, T): of several lengths, other ones in other rows."""
+    first = torch.zeros_like(tokens, dtype=torch.bool)
+    first[:, 0] = first[::2, 5] = first[1::3, 9] = first[:, 14] = True
+    place = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    return place - torch.where(first, place, 0).cummax(1).values
 
 
 def whole(model: nn.Module) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.contract.errors import PlaitError
+from plait.train.on_host import OnHost
 
 if TYPE_CHECKING:
     from plait.train.trainer import Trainer
@@ -63,27 +64,29 @@ class StepMetrics:
         seconds: Callable[[], float],
         data_seconds: float,
     ) -> None:
-        self.trainer, self.norm, self.lr = trainer, norm, lr
+        self.trainer, self.lr = trainer, lr
         self.step, self.tokens = trainer.step, trainer.tokens
         self.data_seconds = data_seconds
         self.extra: Row = {}
         memory, self.memory_kind = peak_memory(trainer.device)
         mine = loss if trainer.mesh.is_dp_leader() else torch.zeros_like(loss)
-        sent = torch.stack([mine, torch.tensor(memory, dtype=torch.float64, device=mine.device)])
-        self._all = torch.empty(2 * dist.get_world_size(), dtype=torch.float64, device=mine.device)
-        self._work = _all_gather(self._all, sent, async_op=True)
-        self._seconds = seconds
+        sent = torch.stack([mine, torch.full_like(mine, memory)])  # a kernel with a number waits for nothing
+        gathered = torch.empty(2 * dist.get_world_size(), dtype=torch.float64, device=mine.device)
+        work = _all_gather(gathered, sent, async_op=True)
         self._experts = trainer.applied.balance.counted
+        counts = [self._experts.counts] if self._experts else []
+        self._values = OnHost([gathered, norm.detach().to(gathered.device), *counts], work.wait)
+        self._seconds = seconds
         self._loss: float | None = None
 
     def check(self) -> float:
         """The loss over all ranks. Raises PlaitError if the loss or the gradient norm is not finite."""
         if self._loss is None:
-            self._work.wait()
-            gathered = self._all.view(-1, 2).cpu()
-            self._loss = float(gathered[:, 0].sum())
-            self._memory = int(gathered[:, 1].max())
-            for what, value in (("loss", self._loss), ("norm of the gradients", float(self.norm))):
+            gathered, norm, *self._counts = self._values.read()
+            self._loss = float(gathered[0::2].sum())
+            self._memory = int(gathered[1::2].max())
+            self._norm = float(norm)
+            for what, value in (("loss", self._loss), ("norm of the gradients", self._norm)):
                 if not math.isfinite(value):
                     raise PlaitError(
                         f"the {what} of step {self.step} is {value}: the run stops; "
@@ -101,7 +104,7 @@ class StepMetrics:
         return {
             "step": self.step,
             "loss": loss,
-            "grad_norm": float(self.norm),
+            "grad_norm": self._norm,
             "lr": self.lr,
             "tokens": self.tokens,
             "tokens_per_second": speed,
@@ -109,7 +112,7 @@ class StepMetrics:
             "peak_memory_bytes": self._memory,
             "memory_kind": self.memory_kind,
             "data_seconds": self.data_seconds,
-            **(self._experts.row() if self._experts else {}),
+            **(self._experts.row(*self._counts) if self._experts else {}),
             **self.extra,
         }
 

@@ -129,11 +129,11 @@ class Trainer:
 
     def _train_step(self) -> tuple[StepMetrics, bool]:
         began = time.perf_counter()
-        batch = self.batches.take(self.samples)
-        mine = valid_tokens(batch.labels) if self.mesh.is_dp_leader() else 0
+        batch = self._own(self.batches.take(self.samples))
+        mine = valid_tokens(batch[1]) if self.mesh.is_dp_leader() else 0
         asked = [int(self._asked == number) for number in ASKING]
-        due = dist.get_rank() == 0 and self.checkpoints.due()
-        counts = torch.tensor([mine, int(self.checkpoints.failed()), int(due), *asked])
+        save = dist.get_rank() == 0 and self.checkpoints.due()
+        counts = torch.tensor([mine, int(self.checkpoints.failed()), int(save), *asked])
         counting = dist.all_reduce(counts, async_op=True)  # on the CPU, while forward runs
         data_seconds = time.perf_counter() - began
         valid, signals = 0, list[int]()
@@ -143,11 +143,12 @@ class Trainer:
             nonlocal valid, signals
             if not valid:
                 counting.wait()
-                valid = max(int(counts[0]), 1)
-                if counts[1]:
+                labels, failed, due, *asking = counts.tolist()
+                self._due = bool(due)
+                valid = max(labels, 1)
+                if failed:
                     self.checkpoints.wait()  # raises, on all ranks
-                self._due = bool(counts[2])
-                signals = [number for number, ranks in zip(ASKING, counts[3:].tolist(), strict=True) if ranks]
+                signals = [number for number, ranks in zip(ASKING, asking, strict=True) if ranks]
             return valid
 
         self.model.train()
@@ -173,18 +174,25 @@ class Trainer:
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for index in range(self.config.validation.batches):
             self.alive(f"validation batch {index + 1} after step {self.step}")
-            batch = self.batches.validation(index)
+            batch = self._own(self.batches.validation(index))
             sums[0] += self.applied.forward_backward(self._micro_batches(batch), 1)
-            sums[1] += valid_tokens(batch.labels)
+            sums[1] += valid_tokens(batch[1])
         if not self.mesh.is_dp_leader():
             sums.zero_()
         dist.all_reduce(sums)
         return float(sums[0] / sums[1].clamp(min=1))
 
-    def _micro_batches(self, batch: Any) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    def _own(self, batch: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.applied.deal(batch.tokens, batch.labels, batch.positions)
+
+    def _micro_batches(self, batch: tuple[Tensor, Tensor, Tensor | None]) -> list[tuple[Tensor, Tensor, Tensor | None]]:
         size = self.config.train.local_batch_size
         parts = []
-        for tensor in (batch.tokens, batch.labels, batch.positions):
-            moved = None if tensor is None else tensor.to(self.device, non_blocking=True)
-            parts.append([None] * self.micro_batches if moved is None else moved.split(size))
+        for tensor in batch:
+            if tensor is None:
+                parts.append([None] * self.micro_batches)
+                continue
+            if self.device.type == "cuda":
+                tensor = tensor.pin_memory()  # from other memory a copy waits for the device
+            parts.append(tensor.to(self.device, non_blocking=True).split(size))
         return list(zip(*parts, strict=True))

@@ -11,7 +11,7 @@ from plait.contract.model_spec import named
 from plait.testing.parity import BOUNDS, apart, unequal, wrong_gradients
 from plait.testing.pool import Pool
 from plait.testing.suite.capabilities import SINGLE_STEPS, Capabilities, spec_of
-from plait.testing.trial import Trial, TrialResult, batch, forward_backward, full
+from plait.testing.trial import SAMPLES, SEQ_LEN, Trial, TrialResult, batch, forward_backward, full
 
 STEPS = 20
 
@@ -23,12 +23,15 @@ class Numerics(Capabilities):
             wrong = unequal(result.initial, self.initial(plait_ranks, trial))
             assert wrong is None, f"initial parameters on rank {rank}: {wrong}"
 
-    def test_every_sample_is_seen_once(self, plait_ranks: Pool, layout: str) -> None:
-        """Of the ranks that count for their data rank, no two have the same samples, and no sample is left out."""
+    def test_every_token_is_seen_once(self, plait_ranks: Pool, layout: str) -> None:
+        """Of the ranks that count for their tokens, no two have the same, none is left out, and each token has its own
+        label and position."""
         found = self.layouts[layout]
-        shares = plait_ranks.run(_shares, self.trying(), self.selected(found), world=found.world)
-        leading = sorted(index for index, _, leader in shares if leader)
-        assert leading == list(range(shares[0][1])), f"shares {leading} of {shares[0][1]} are trained on"
+        dealt = plait_ranks.run(_dealt, self.trying(), self.selected(found), world=found.world)
+        for rank, (_, _, wrong) in enumerate(dealt):
+            assert not wrong, f"rank {rank}: {wrong} tokens have another token's label or position"
+        tokens = sorted(token for seen, leader, _ in dealt if leader for token in seen)
+        assert tokens == list(range(SAMPLES * SEQ_LEN)), f"{len(tokens)} tokens are seen, {len(set(tokens))} different"
 
     def test_gradients_equal_one_process(self, plait_ranks: Pool, layout: str) -> None:
         self._gradients(plait_ranks, layout, self.trying(steps=STEPS))
@@ -76,6 +79,9 @@ class Numerics(Capabilities):
 
     def test_accumulation_equals_one_big_batch(self, plait_ranks: Pool) -> None:
         self._same_as_one_process(plait_ranks, self.trying(micro=2))
+
+    def test_packed_documents_equal_one_process(self, plait_ranks: Pool) -> None:
+        self._same_as_one_process(plait_ranks, self.trying(documents=True))
 
     def test_the_loss_by_chunks_equals_one_process(self, plait_ranks: Pool) -> None:
         self._same_as_one_process(plait_ranks, self.trying(chunks=3))
@@ -144,9 +150,17 @@ class Numerics(Capabilities):
         assert error <= bound, f"rank {rank}: the loss of step {step} is off by {error:.2e} (bound {bound:.0e})"
 
 
-def _shares(trial: Trial, strategies: Mapping[str, Any]) -> tuple[int, int, bool]:
-    mesh = trial.apply(strategies).mesh
-    return (*mesh.rank_and_size("batch"), mesh.is_dp_leader())
+def _dealt(trial: Trial, strategies: Mapping[str, Any]) -> tuple[list[int], bool, int]:
+    """(the tokens that this rank sees, whether it counts for them, how many have a wrong label or position)."""
+    applied = trial.apply(strategies)
+    index, count = applied.mesh.rank_and_size("batch")
+    tokens = torch.arange(SAMPLES * SEQ_LEN).view(SAMPLES, SEQ_LEN).chunk(count)[index]
+    own, labels, positions = applied.deal(tokens, tokens + 1)
+    places = own % SEQ_LEN
+    if positions is None:
+        positions = torch.arange(own.shape[1]).expand_as(own)
+    wrong = (labels != own + 1) | (positions != places)
+    return own.flatten().tolist(), applied.mesh.is_dp_leader(), int(wrong.sum())
 
 
 def _clipped(trial: Trial, strategies: Mapping[str, Any]) -> tuple[float, float, str]:
@@ -197,8 +211,9 @@ def _dtypes(trial: Trial, strategies: Mapping[str, Any]) -> tuple[set[str], set[
     for module in named(applied.parts[0], patterns).values():
         module.register_forward_pre_hook(lambda module, args: left_out.append(module))
         module.register_forward_hook(lambda module, args, result: left_out.clear())
+    tokens, _, positions = applied.deal(*(whole.to(applied.device) for whole in batch(0)))
     with Watch():
-        applied.parts[0](batch(0)[0].to(applied.device))
+        applied.parts[0](*((tokens,) if positions is None else (tokens, positions)))
     forward_backward(applied, trial, 0)
     params = applied.parameters()
     return seen, {str(p.dtype) for p in params} | {str(p.grad.dtype) for p in params if p.grad is not None}

@@ -104,7 +104,7 @@ def _counted(trial: Trial, strategies: Mapping[str, Any]) -> list[Collective]:
     applied = trial.apply(strategies)
     forward_backward(applied, trial, 0)
     index, count = applied.mesh.rank_and_size("batch")
-    tokens, labels = (t[index * SAMPLES // count : (index + 1) * SAMPLES // count] for t in batch(1))
+    mine = applied.deal(*(whole.chunk(count)[index].to(applied.device) for whole in batch(1)))
     with Counting(applied.mesh) as counting:
-        applied.forward_backward([(tokens.to(applied.device), labels.to(applied.device), None)], 1)
+        applied.forward_backward([mine], 1)
     return counting.found()

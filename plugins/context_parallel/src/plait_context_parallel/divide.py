@@ -1,0 +1,81 @@
+"""Gives a model's attention the whole sequence, and completes its means over a sequence."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed._functional_collectives as collectives
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plait import ModelSpec, PlaitError, mix_in
+from plait_context_parallel.fits import KEY
+from plait_context_parallel.gather import Gathered
+from plait_context_parallel.order import Order
+from plait_context_parallel.ring import Ring
+from plait_context_parallel.ulysses import Ulysses
+
+if TYPE_CHECKING:
+    from plait_context_parallel import ContextParallel
+
+HOW = {"gather": Gathered, "ring": Ring, "ulysses": Ulysses}
+
+
+def divide(options: "ContextParallel", model: nn.Module, axis: Any, spec: ModelSpec) -> None:
+    """Change `model` in place. axis: 1-D DeviceMesh.
+
+    Raises PlaitError if `gather` or `ring` would compute something other than the model's attention.
+    """
+    if axis.size() == 1:
+        return
+    order = Order.on(axis, options.order)
+    model.register_forward_pre_hook(lambda model, args: _refuse_undealt(options, args[0]) if args else None)
+    for fqn, inner in spec.attention_of(model).items():
+        if options.method != "ulysses":
+            _refuse_unlike(fqn, inner, options.method)
+        mix_in(inner, HOW[options.method])
+        inner.__dict__ |= {"_axis": axis, "_order": order, "_options": options}
+    for module in spec.row_means_of(model).values():
+        mix_in(module, WholeMean)
+        module.__dict__["_axis"] = axis
+
+
+def _refuse_undealt(options: "ContextParallel", tokens_BT: Tensor) -> None:
+    if tokens_BT.shape[1] != options.dealt:
+        raise PlaitError(
+            f"the model got {tokens_BT.shape[1]} tokens of a sequence, and this rank was dealt {options.dealt}: with "
+            "context_parallel every batch goes through `applied.deal(tokens, labels, positions)`"
+        )
+
+
+class WholeMean:
+    """Mixed into the class of a module that computes a mean over a rank's tokens: the mean over all ranks' tokens."""
+
+    _axis: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        plain: Any = super()
+        mean = collectives.wait_tensor(collectives.all_reduce(plain.forward(x).detach(), "sum", self._axis))
+        return mean / self._axis.size()
+
+
+def _refuse_unlike(fqn: str, inner: nn.Module, method: str) -> None:
+    """`gather` and `ring` compute attention themselves: compare their formula with the module's on a few numbers."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, n, 6, 8, dtype=torch.float64, generator=generator, device="cpu") for n in (4, 2, 2))
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2]], device="cpu")
+    mask = torch.ones(6, 6, dtype=torch.bool, device="cpu").tril()
+    document = torch.arange(6, device="cpu") // 3
+    try:
+        with torch.no_grad(), torch.device("cpu"):
+            found = [inner(q, k, v, None), inner(q, k, v, positions)]
+    except Exception:
+        found = []
+    k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
+    masks = [mask, mask & (document[:, None] == document)]
+    wanted = [F.scaled_dot_product_attention(q, k, v, attn_mask=each) for each in masks]
+    same = [a.shape == b.shape and torch.allclose(a, b) for a, b in zip(found, wanted, strict=bool(found))]
+    if not same or not all(same):
+        raise PlaitError(
+            f"{KEY}.method={method} computes plain causal attention, but {fqn!r} computes something else, such as "
+            "another scale, a window or a cap; use ulysses"
+        ).at(f"{KEY}.method", method, fits=("ulysses",))

@@ -1,0 +1,42 @@
+"""Refuses what does not fit before any rank starts. Arithmetic only."""
+
+from typing import TYPE_CHECKING
+
+from plait import PlaitError, Run
+
+if TYPE_CHECKING:
+    from plait_context_parallel import ContextParallel
+
+KEY = "strategy.context_parallel"
+METHODS = ("gather", "ring", "ulysses")
+ORDERS = ("zigzag", "contiguous")
+
+
+def stretches(degree: int, order: str) -> int:
+    """Into how many equal stretches a sequence is divided; a rank has one, or two in zigzag order."""
+    return 2 * degree if order == "zigzag" else degree
+
+
+def check(options: "ContextParallel", run: Run) -> None:
+    """Raise PlaitError for sequences or heads that cannot be divided, and for a model that does not name attention."""
+    degree, length = options.degree, run.config.train.seq_len
+    parts = stretches(degree, options.order)
+    if length % parts:
+        low = length - length % parts
+        fits = tuple(n for n in (low, low + parts) if n)
+        raise PlaitError(
+            f"train.seq_len={length} cannot be divided into {parts} equal stretches, as {KEY}.degree={degree} with "
+            f"{KEY}.order={options.order} needs; {' and '.join(map(str, fits))} would fit"
+        ).at("train.seq_len", length, fits=fits)
+    if run.spec.attention is None:
+        raise PlaitError(
+            "strategy 'context_parallel' needs to know where the model's attention is, but its spec names no "
+            "`attention`; leave the strategy out"
+        ).at("strategy", "context_parallel")
+    heads = run.spec.sizes.get("heads")
+    if options.method == "ulysses" and heads is not None and heads % degree:
+        fits = [d for d in range(1, heads + 1) if heads % d == 0]
+        raise PlaitError(
+            f"{KEY}.degree={degree} does not divide the model's {heads} heads, as {KEY}.method=ulysses needs; degrees "
+            f"that fit: {', '.join(map(str, fits))}"
+        ).at(f"{KEY}.degree", degree, fits=fits)

@@ -1,0 +1,123 @@
+"""Attention of a rank's queries to keys and values that pass from rank to rank, a part at a time.
+
+A part's result counts with the share of its exponentials (online softmax: Milakov and Gimelshein, arXiv 1805.02867).
+Only one part's scores exist at a time; backward computes them again from the logarithm of the sum of exponentials
+(Dao et al., "FlashAttention", arXiv 2205.14135, section 3.1) while keys, values and their gradients go round once more.
+
+Shapes: B batch, T tokens of a rank, K key and value heads, G query heads for each of them, E width of a head, S tokens
+of a stretch.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed._functional_collectives as collectives
+from torch import Tensor
+
+from plait_context_parallel.gather import visible
+from plait_context_parallel.order import Order
+
+
+class Ring:
+    """Mixed into the class of an inner attention."""
+
+    _axis: Any
+    _order: Order
+    _options: Any
+
+    def forward(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+        order = self._order
+        first_BT = None
+        if self._options.documents and positions_BT is not None:
+            first_BT = order.places(q_BHTE.shape[2], order.rank, q_BHTE.device) - positions_BT
+        q_BKGTE = q_BHTE.unflatten(1, (k_BKTE.shape[1], -1))
+        return _Ring.apply(q_BKGTE, k_BKTE, v_BKTE, first_BT, order, self._axis).flatten(1, 2)
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q_BKGTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, first_BT: Tensor | None, order: Order, axis: Any
+    ) -> Tensor:
+        dtype = torch.promote_types(q_BKGTE.dtype, torch.float32)
+        out = q_BKGTE.new_zeros(*q_BKGTE.shape[:-1], v_BKTE.shape[-1], dtype=dtype)
+        lse = q_BKGTE.new_full(q_BKGTE.shape[:-1], -torch.inf, dtype=dtype)
+        width = k_BKTE.shape[-1], v_BKTE.shape[-1]
+        passing = torch.cat([k_BKTE, v_BKTE], dim=-1)
+        for step in range(order.ranks):
+            coming = _pass_on(passing, axis) if step < order.ranks - 1 else None
+            k, v = passing.split(width, dim=-1)
+            for queries, keys, mask in _pairs(q_BKGTE, first_BT, order, (order.rank - step) % order.ranks):
+                scores = _scores(q_BKGTE[..., queries, :], k[..., keys, :], mask, dtype)
+                sums = scores.logsumexp(-1)
+                total = torch.logaddexp(lse[..., queries], sums)
+                part = (scores - total[..., None]).exp_().to(v.dtype) @ v[:, :, None, keys]
+                out[..., queries, :].mul_((lse[..., queries] - total).exp_()[..., None]).add_(part)
+                lse[..., queries] = total
+            if coming is not None:
+                passing = collectives.wait_tensor(coming).view_as(passing)
+        out = out.to(q_BKGTE.dtype)
+        ctx.save_for_backward(q_BKGTE, k_BKTE, v_BKTE, first_BT, out, lse)
+        ctx.order, ctx.axis = order, axis
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
+        q, k_BKTE, v_BKTE, first_BT, out, lse = ctx.saved_tensors
+        order, axis, dtype = ctx.order, ctx.axis, lse.dtype
+        scale = q.shape[-1] ** -0.5
+        width = k_BKTE.shape[-1], v_BKTE.shape[-1]
+        dq = torch.zeros_like(q, dtype=dtype)
+        delta = (dout.to(dtype) * out).sum(-1)
+        passing = torch.cat([k_BKTE, v_BKTE], dim=-1)
+        grads = torch.zeros_like(passing, dtype=dtype)
+        for step in range(order.ranks):
+            coming = _pass_on(passing, axis) if step < order.ranks - 1 else None
+            (k, v), (dk, dv) = passing.split(width, dim=-1), grads.split(width, dim=-1)
+            for queries, keys, mask in _pairs(q, first_BT, order, (order.rank - step) % order.ranks):
+                scores = _scores(q[..., queries, :], k[..., keys, :], mask, dtype)
+                p = (scores - lse[..., queries, None]).exp_()
+                d, of = dout[..., queries, :], p.to(dout.dtype)
+                dv[..., keys, :] += (of.mT @ d).sum(2)
+                dscores = p * (d @ v[:, :, None, keys].mT - delta[..., queries, None]) * scale
+                dscores = dscores.to(q.dtype)
+                dq[..., queries, :] += dscores @ k[:, :, None, keys]
+                dk[..., keys, :] += (dscores.mT @ q[..., queries, :]).sum(2)
+            grads = collectives.wait_tensor(_pass_on(grads, axis)).view_as(grads)  # home after as many steps as ranks
+            if coming is not None:
+                passing = collectives.wait_tensor(coming).view_as(passing)
+        dk, dv = grads.split(width, dim=-1)
+        return dq.to(q.dtype), dk.to(k_BKTE.dtype), dv.to(v_BKTE.dtype), None, None, None
+
+
+def _pass_on(x: Tensor, axis: Any) -> Tensor:
+    """What the rank before this one has, flat; `x` goes to the next."""
+    ranks = axis.size()
+    return collectives.permute_tensor(x.flatten(), [(rank + 1) % ranks for rank in range(ranks)], axis)
+
+
+def _pairs(
+    q: Tensor, first_BT: Tensor | None, order: Order, source: int
+) -> Iterator[tuple[slice, slice, Tensor | None]]:
+    """(queries, keys, mask) of every two stretches of which one may see something of the other.
+
+    source: the rank whose keys these are. mask: None if every query sees every key.
+    """
+    own, theirs = order.of(order.rank), order.of(source)
+    tokens = q.shape[-2]
+    length = tokens // len(own)
+    places, keys = (order.places(tokens, rank, q.device) for rank in (order.rank, source))
+    for i, mine in enumerate(own):
+        for j, other in reversed(list(enumerate(theirs))):  # first a query's own place, so that no sum is of nothing
+            if other <= mine:
+                at, of = slice(i * length, (i + 1) * length), slice(j * length, (j + 1) * length)
+                masked = first_BT is not None or other == mine
+                yield at, of, visible(places[at], keys[of], first_BT, at) if masked else None
+
+
+def _scores(q_BKGSE: Tensor, k_BKSE: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+    scores = (q_BKGSE @ k_BKSE[:, :, None].mT).to(dtype) * q_BKGSE.shape[-1] ** -0.5
+    if mask is None:
+        return scores
+    return scores.masked_fill(~(mask if mask.dim() == 2 else mask[:, :, None]), -torch.inf)

@@ -1,0 +1,67 @@
+"""Attention of all tokens in a part of the heads: ranks exchange tokens for heads, and back.
+
+Shapes: B batch, T tokens of a rank, R ranks, H heads, E width of a head.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed._functional_collectives as collectives
+from torch import Tensor
+
+from plait import PlaitError
+from plait_context_parallel.fits import KEY
+from plait_context_parallel.order import Order
+
+
+class Ulysses:
+    """Mixed into the class of an inner attention, which computes as before, on whole sequences and fewer heads."""
+
+    _axis: Any
+    _order: Order
+    _options: Any
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+        plain: Any = super()
+        ranks, heads = self._axis.size(), q.shape[1]
+        if heads % ranks:
+            raise PlaitError(
+                f"attention has {heads} heads on a rank, which {KEY}.degree={ranks} does not divide, as "
+                f"{KEY}.method=ulysses needs; use gather or ring"
+            ).at(f"{KEY}.method", "ulysses", fits=("gather", "ring"))
+        copies = ranks // math.gcd(ranks, k.shape[1])  # of fewer key and value heads than ranks
+        k, v = (x.repeat_interleave(copies, dim=1) if copies > 1 else x for x in (k, v))
+        parts = [_by_heads(x, ranks) for x in (q, k, v)]
+        found = _Swap.apply(torch.cat([part.flatten(1) for part in parts], dim=1), self._axis)
+        pieces = found.split([part[0].numel() for part in parts], dim=1)
+        q, k, v = (self._whole(piece.view_as(part)) for piece, part in zip(pieces, parts, strict=True))
+        positions = None
+        if self._options.documents and positions_BT is not None:
+            every = collectives.wait_tensor(collectives.all_gather_tensor(positions_BT.contiguous(), 0, self._axis))
+            positions = self._order.whole(torch.cat(every.chunk(ranks), dim=1), dim=1)
+        result = self._order.by_rank(plain.forward(q, k, v, positions), dim=2)
+        by_tokens = result.unflatten(2, (ranks, -1)).movedim(2, 0).contiguous()
+        return _Swap.apply(by_tokens, self._axis).movedim(0, 1).flatten(1, 2)
+
+    def _whole(self, x_RBHTE: Tensor) -> Tensor:
+        return self._order.whole(x_RBHTE.movedim(0, 2).flatten(2, 3), dim=2)
+
+
+def _by_heads(x_BHTE: Tensor, ranks: int) -> Tensor:
+    """(R, B, H / R, T, E): for each rank its heads of this rank's tokens."""
+    return x_BHTE.unflatten(1, (ranks, -1)).movedim(1, 0).contiguous()
+
+
+class _Swap(torch.autograd.Function):
+    """Part r along dim 0 goes to rank r; so do gradients, back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Any) -> Tensor:
+        ctx.axis = axis
+        return collectives.wait_tensor(collectives.all_to_all_single(x.contiguous(), None, None, axis))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        moved = collectives.all_to_all_single(grad.contiguous(), None, None, ctx.axis)
+        return collectives.wait_tensor(moved), None

@@ -1,0 +1,122 @@
+"""What attention computes on divided sequences, what it sends, and how much memory its scores take."""
+
+import sys
+
+import cloudpickle
+import pytest
+
+from plait.testing.parity import apart, worst_gradient
+from plait.testing.trial import Trial, train
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
+METHODS = ("gather", "ring", "ulysses")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("model", ["llama3", "mla", "odd"])
+def test_documents_do_not_see_each_other(plait_ranks, method, model):
+    trial = Trial(model, steps=2, documents=True)
+    expected = plait_ranks.once(train, trial, world=1)[0]
+    plain = plait_ranks.once(train, Trial(model, steps=2), world=1)[0]
+    assert worst_gradient(expected, plain)[0] > 0.01  # documents make a difference
+    for result in plait_ranks.run(
+        train, trial, {"context_parallel": {"degree": 4, "method": method}, "fsdp2": {}}, world=4
+    ):
+        error, parameter = worst_gradient(result, expected)
+        assert error <= 1e-10, f"{parameter} is off by {error:.1e}"
+        assert apart(result.losses, expected.losses)[0] <= 1e-9
+
+
+MOE = {
+    "cp 4": {"context_parallel": {"degree": 4}},
+    "cp 2 x ep 4": {"context_parallel": {"degree": 2, "method": "ring"}, "expert_parallel": {"degree": 4}},
+    "cp 2 x tp 2 x ep 2": {
+        "context_parallel": {"degree": 2, "method": "ulysses"},
+        "tensor_parallel": {"degree": 2},
+        "expert_parallel": {"degree": 2},
+    },
+}
+
+
+@pytest.mark.parametrize("name", [*MOE])
+def test_experts_with_a_balance_loss(plait_ranks, name):
+    trial = Trial("moe", steps=3)
+    expected = plait_ranks.once(train, trial, world=1)[0]
+    for result in plait_ranks.run(train, trial, {**MOE[name], "fsdp2": {}}, world=4):
+        error, parameter = worst_gradient(result, expected)
+        assert error <= 1e-10, f"{parameter} is off by {error:.1e}"
+        assert apart(result.losses, expected.losses)[0] <= 1e-9
+        assert apart(result.norms, expected.norms)[0] <= 1e-9
+
+
+BATCH, HEADS, KEYS, TOKENS, WIDTH = 1, 4, 2, 256, 8
+
+
+def watched(method, degree):
+    """(collectives of attention's forward and backward, elements of its largest tensor with a row of scores)."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    import plait
+    from plait.models.layers import CausalAttention
+    from plait.testing.count import Counting
+    from plait_context_parallel import ContextParallel
+    from plait_context_parallel.order import Order
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = CausalAttention()
+
+        def forward(self, q, k, v, positions):
+            return self.inner(q, k, v, positions)
+
+    class Sum:
+        claims = ("gradient_sum",)
+
+    class Scores(TorchDispatchMode):
+        most = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            for x in tree_leaves(result):
+                if isinstance(x, torch.Tensor) and x.dim() >= 4 and x.shape[-1] > WIDTH and x.shape[-2] > WIDTH:
+                    Scores.most = max(Scores.most, x.numel())
+            return result
+
+    options = ContextParallel(degree=degree, method=method)
+    spec = plait.ModelSpec(axes={}, attention="inner", sizes={"heads": HEADS})
+    applied = plait.apply(Model(), spec, [options, Sum()], seq_len=TOKENS)
+    order = Order.on(applied.mesh["cp"], "zigzag")
+    shapes = [(BATCH, n, TOKENS, WIDTH) for n in (HEADS, KEYS, KEYS)]
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (order.own(torch.randn(s, generator=generator).transpose(1, 2)).transpose(1, 2) for s in shapes)
+    options.dealt = HEADS  # the length of dim 1 of what this model gets
+    for x in (q, k, v):
+        x.requires_grad_()
+    with Counting(applied.mesh) as counting, Scores():
+        applied.parts[0](q, k, v, None).sum().backward()
+    return counting.found(), Scores.most
+
+
+def in_theory(method, degree):
+    """What the method sends, by its paper: keys and values of a rank are `both` elements, its queries `own`."""
+    from plait.testing.count import Collective
+
+    both, own = (BATCH * n * TOKENS // degree * WIDTH for n in (2 * KEYS, HEADS))
+    if method == "gather":  # all keys and values; the sum of their gradients
+        return [Collective(op, "cp", 1, degree * both) for op in ("all_gather", "reduce_scatter")]
+    if method == "ring":  # to every other rank; back again, with gradients, which take one step more to be home
+        return [Collective("all_to_all", "cp", 3 * degree - 2, (3 * degree - 2) * both)]
+    copies = max(degree // KEYS, 1)  # each rank needs a head of its own
+    return [Collective("all_to_all", "cp", 4, 2 * (own + copies * both) + 2 * own)]
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+@pytest.mark.parametrize("method", METHODS)
+def test_attention_sends_what_theory_asks_for(plait_ranks, method, degree):
+    for found, most in plait_ranks.once(watched, method, degree, world=degree):
+        assert sorted(found, key=str) == sorted(in_theory(method, degree), key=str)
+        if method == "ring":  # one stretch's queries with one stretch's keys
+            assert most == BATCH * HEADS * (TOKENS // (2 * degree)) ** 2

@@ -1,0 +1,102 @@
+"""What does not fit ends with a sentence, before any rank starts where that is possible."""
+
+import sys
+
+import cloudpickle
+import pytest
+
+import plait
+from plait.contract.axes import MeshAxis
+from plait.contract.hookspecs import hookimpl
+from plait.launch.check import check
+from plait.launch.compose import resolve
+from plait.testing.errors import is_about
+from plait.testing.pool import RankError
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
+KEY = "strategy.context_parallel"
+RUN = ("strategy=[context_parallel,fsdp2]", "model.n_heads=4", "model.n_kv_heads=2")
+
+
+def refusal(*overrides, world=4):
+    with pytest.raises(plait.PlaitError) as caught:
+        check(resolve([*RUN, *overrides]), world)
+    return caught.value
+
+
+def test_a_sequence_that_cannot_be_divided():
+    is_about(refusal("train.seq_len=100", f"{KEY}.degree=4"), "train.seq_len", 100, fits=[96, 104])
+
+
+def test_heads_that_cannot_be_divided():
+    error = refusal(f"{KEY}.method=ulysses", f"{KEY}.degree=8", world=8)
+    is_about(error, f"{KEY}.degree", 8, fits=[1, 2, 4])
+
+
+@pytest.mark.parametrize("option", ["method", "order"])
+def test_options_that_do_not_exist(option):
+    assert "'other'" in str(refusal(f"{KEY}.{option}=other"))
+
+
+def sharper(method):
+    """A step of a model whose attention has a scale of its own."""
+    import torch
+    import torch.nn.functional as F
+
+    from plait.testing.models import llama3
+    from plait.testing.trial import batch
+    from plait_context_parallel import ContextParallel
+    from plait_fsdp2 import Fsdp2
+
+    class Sharper(torch.nn.Module):
+        def forward(self, q, k, v, positions=None):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, scale=0.5)
+
+    with torch.device("meta"):
+        model = llama3()
+        for block in model.layers.values():
+            block.attention.inner = Sharper()
+    applied = plait.apply(model, model.spec(), [ContextParallel(method=method), Fsdp2()], seq_len=16)
+    tokens, labels = batch(0)
+    return float(applied.forward_backward([applied.deal(tokens, labels)], 1))
+
+
+def test_another_attention_is_computed_by_itself_or_refused(plait_ranks):
+    for method in ("gather", "ring"):
+        with pytest.raises(RankError, match=rf"{KEY}\.method={method} computes plain causal attention"):
+            plait_ranks.run(sharper, method, world=2)
+    assert plait_ranks.run(sharper, "ulysses", world=2)
+
+
+def undealt():
+    from plait.testing.trial import Trial, batch
+
+    applied = Trial().apply({"context_parallel": {"degree": 2}, "fsdp2": {}})
+    applied.deal(*batch(0))
+    applied.forward_backward([(*batch(1), None)], 1)
+
+
+def test_a_loop_that_forgets_to_deal_is_told(plait_ranks):
+    with pytest.raises(RankError, match=r"applied\.deal\(tokens, labels, positions\)"):
+        plait_ranks.run(undealt, world=2)
+
+
+class Alone:
+    """An axis that splits sequences, and nobody who joins them."""
+
+    claims = ("gradient_sum",)
+
+    @hookimpl
+    def build_mesh(self):
+        return [MeshAxis("alone", 2, splits="sequence")]
+
+
+def unserved():
+    from plait.testing.trial import Trial
+
+    Trial().apply({}, [Alone()])
+
+
+def test_an_axis_that_nobody_serves_is_refused(plait_ranks):
+    with pytest.raises(RankError, match="claims 'sequence'"):
+        plait_ranks.run(unserved, world=2)
