@@ -111,13 +111,13 @@ def test_what_would_only_repeat_is_not_tried_again(tmp_path, monkeypatch):
 
 
 def test_a_rank_that_dies_before_it_has_a_log(tmp_path, monkeypatch):
-    """Both do here; the last line of what one of them said is told, and its log has all of it."""
+    """The last line of what it said is told, and its log has all of it."""
     code = "import nowhere_at_all  # {body}"
     done = pretend(tmp_path, monkeypatch, "", code=code)
     assert done.sentence.startswith("ModuleNotFoundError: No module named 'nowhere_at_all' (rank ")
     assert done.said == []
-    for rank in range(2):
-        assert "Traceback (most recent call last)" in done.log(rank)
+    rank = int(done.sentence.partition("(rank ")[2][0])  # the other may be ended before it says anything
+    assert "Traceback (most recent call last)" in done.log(rank)
 
 
 def test_a_full_disk_does_not_hide_the_reason(tmp_path, monkeypatch):

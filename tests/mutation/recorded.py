@@ -79,6 +79,6 @@ def tests_for(mutant: Mutant, tests: Iterable[Recorded]) -> list[Recorded]:
 
 
 def _room(file: str) -> str:
-    """Where the tests of a source file are: tests/train/ of core/plait/train/loss.py."""
+    """Where the tests of a source file are: tests/parallel/ of core/plait/parallel/loss.py."""
     parts = Path(file).parts
     return f"plugins/{parts[1]}/" if parts[0] == "plugins" else f"tests/{parts[2]}/"

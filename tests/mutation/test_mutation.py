@@ -76,12 +76,12 @@ def mutant_of(file, line):
 
 
 def test_the_tests_of_the_room_come_first_and_others_that_run_the_line_follow():
-    loss = "core/plait/train/loss.py"
+    loss = "core/plait/parallel/loss.py"
     near, far, slow, other, shared = (
-        Recorded("tests/train/test_loss.py::a", 5.0, {loss: frozenset({7})}),
+        Recorded("tests/parallel/test_loss.py::a", 5.0, {loss: frozenset({7})}),
         Recorded("tests/launch/test_x.py::b", 0.1, {loss: frozenset({7, 8})}),
         Recorded("tests/launch/test_x.py::c", 400.0, {loss: frozenset({7})}),
-        Recorded("tests/train/test_loss.py::d", 0.1, {loss: frozenset({9})}),
+        Recorded("tests/parallel/test_loss.py::d", 0.1, {loss: frozenset({9})}),
         Recorded("tests/data/test_y.py::e", 0.1, {}),
     )
     assert recorded.tests_for(mutant_of(loss, 7), [far, near, slow, other, shared]) == [other, near, far]
@@ -110,7 +110,7 @@ def test_a_planted_bug_is_found_and_what_is_broken_anyway_does_not_count(tmp_pat
     blind, broken, sees = (
         Recorded(f"tests/test_ignore.py::test_{name}", 0.1, {}) for name in ("blind", "broken", "sees")
     )
-    file = "core/plait/train/loss.py"
+    file = "core/plait/parallel/loss.py"
     text = (ROOT / file).read_text()
     start = text.index("100")
     mutant = Mutant(file, start, start + 3, (1, 1), "off by one", "100", "101")
@@ -122,7 +122,7 @@ def test_a_planted_bug_is_found_and_what_is_broken_anyway_does_not_count(tmp_pat
 
 
 def test_the_page(tmp_path, monkeypatch):
-    one, two, three = (mutant_of("core/plait/train/loss.py", 1) for _ in range(3))
+    one, two, three = (mutant_of("core/plait/parallel/loss.py", 1) for _ in range(3))
     monkeypatch.setattr(page, "reasons", lambda: {one.name: "equivalent: nothing divides by it"})
     (tmp_path / "page.md").write_text(f"before\n{page.MARK}\nold\n")
     page.write(tmp_path / "page.md", [(one, Verdict("t", 1, 1.0)), (two, Verdict(None, 2, 1.0))], 3, "abc")

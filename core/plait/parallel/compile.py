@@ -12,6 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from plait.contract.config import Compile
 from plait.contract.model_spec import ModelSpec
 from plait.contract.run import Run
+from plait.parallel.mesh import Mesh
 
 # What selective recomputation keeps: matrix products and attention, which are expensive, and what crossed ranks; the
 # rest is cheap. By name, because some operations exist only after their module is imported.
@@ -27,13 +28,15 @@ SELECTIVE_KEEPS = frozenset((
 PARTITIONED = ("inductor", "aot_eager")
 
 
-def compile_blocks(model: nn.Module, mesh: object, spec: ModelSpec, run: Run) -> nn.Module:
+def compile_blocks(model: nn.Module, mesh: Mesh, spec: ModelSpec, run: Run) -> nn.Module:
     """Every block's forward is compiled, then recomputed, as `compile.*` and `remat.*` say.
 
     Only forward is replaced, on the instance: names of parameters stay, and strategies' hooks on a block run outside. A
     module inside that is marked by `outside_of_graph` runs between two graphs of its block.
     """
     options, remat = run.config.compile, run.config.remat
+    # Otherwise graphs hold meshes, which torch's partitioner keeps in the wrong order beside states of generators.
+    only_batch = all(axis.splits == "batch" for axis in mesh.layout.dense if axis.degree > 1)
     for fqn, block in spec.blocks_of(model).items():
         mode = remat.mode_of(fqn)
         whole = True
@@ -44,7 +47,7 @@ def compile_blocks(model: nn.Module, mesh: object, spec: ModelSpec, run: Run) ->
             block.forward = recomputed_by_compiler(block.forward, **budget_config(remat.budget))
         elif mode == "selective" and options.enabled and options.backend == "inductor":
             block.forward = recomputed_by_compiler(block.forward, **selective_config())
-        elif mode == "full" and options.enabled and options.backend in PARTITIONED and whole:
+        elif mode == "full" and options.enabled and options.backend in PARTITIONED and whole and only_batch:
             block.forward = recomputed_by_compiler(block.forward, **full_config())
         elif mode != "none":
             block.forward = recomputed(block.forward, mode)

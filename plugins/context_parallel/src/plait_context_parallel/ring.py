@@ -8,6 +8,7 @@ Shapes: B batch, T tokens of a rank, K key and value heads, G query heads for ea
 of a stretch.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from plait_context_parallel.gather import visible
 from plait_context_parallel.order import Order
+
+LARGEST = 1 << 27  # scores that exist at a time: 512 MiB in float32
 
 
 class Ring:
@@ -100,7 +103,7 @@ def _pass_on(x: Tensor, axis: Any) -> Tensor:
 def _pairs(
     q: Tensor, first_BT: Tensor | None, order: Order, source: int
 ) -> Iterator[tuple[slice, slice, Tensor | None]]:
-    """(queries, keys, mask) of every two stretches of which one may see something of the other.
+    """(queries, keys, mask) of every two stretches of which one may see something of the other, some queries at a time.
 
     source: the rank whose keys these are. mask: None if every query sees every key.
     """
@@ -108,11 +111,14 @@ def _pairs(
     tokens = q.shape[-2]
     length = tokens // len(own)
     places, keys = (order.places(tokens, rank, q.device) for rank in (order.rank, source))
+    rows = max(LARGEST // (math.prod(q.shape[:-2]) * length), 1)
     for i, mine in enumerate(own):
         for j, other in reversed(list(enumerate(theirs))):  # first a query's own place, so that no sum is of nothing
-            if other <= mine:
-                at, of = slice(i * length, (i + 1) * length), slice(j * length, (j + 1) * length)
-                masked = first_BT is not None or other == mine
+            if other > mine:
+                continue
+            of, masked = slice(j * length, (j + 1) * length), first_BT is not None or other == mine
+            for start in range(i * length, (i + 1) * length, rows):
+                at = slice(start, min(start + rows, (i + 1) * length))
                 yield at, of, visible(places[at], keys[of], first_BT, at) if masked else None
 
 
