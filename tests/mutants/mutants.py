@@ -6,6 +6,7 @@ WRAP, STATE = "plait_fsdp2/wrap.py", "plait/parallel/state.py"
 TENSOR, LOOKUP = "plait_tensor_parallel/shard.py", "plait_tensor_parallel/lookup.py"
 WHOLE = "plait_simplefsdp/shard.py"
 EXCHANGE, BALANCE = "plait_expert_parallel/exchange.py", "plait/parallel/expert_balance.py"
+CONTEXT = "plait_context_parallel/"
 END_OF_WRAP = "    if options.prefetch:\n"
 
 MUTANTS = [
@@ -185,8 +186,8 @@ MUTANTS = [
     Mutant(
         "the loss is divided by the rank's own count of tokens",
         "plait/train/trainer.py",
-        "valid = max(int(counts[0]), 1)",
-        "valid = max(valid_tokens(batch.labels) * dist.get_world_size(), 1)",
+        "valid = max(labels, 1)",
+        "valid = max(valid_tokens(batch[1]) * dist.get_world_size(), 1)",
         "test_a_run_equals_one_process",
         "loss is off",
     ),
@@ -356,5 +357,64 @@ MUTANTS = [
         "test_compiled_and_recomputed_equals_one_process",
         "gradients are wrong",
         strategy="simplefsdp",
+    ),
+    Mutant(
+        "labels are cut differently from their tokens",
+        CONTEXT + "__init__.py",
+        "order.own(labels)",
+        "labels.chunk(order.ranks, dim=1)[order.rank]",
+        "test_every_token_is_seen_once",
+        "tokens have another token's label or position",
+        strategy="context_parallel",
+        on={"layout": "gather cp 2"},
+    ),
+    Mutant(
+        "positions are those of the next rank",
+        CONTEXT + "__init__.py",
+        "order.own(positions)",
+        "attrs.evolve(order, rank=(order.rank + 1) % order.ranks).own(positions)",
+        "test_every_token_is_seen_once",
+        "tokens have another token's label or position",
+        strategy="context_parallel",
+        on={"layout": "gather cp 2"},
+    ),
+    Mutant(
+        "a token sees the key after it",
+        CONTEXT + "gather.py",
+        "mask = keys <= queries_S[:, None]",
+        "mask = keys <= queries_S[:, None] + 1",
+        "test_gradients_equal_one_process",
+        "gradients are wrong",
+        strategy="context_parallel",
+        on={"layout": "gather cp 2"},
+    ),
+    Mutant(
+        "a token sees the document before its own",
+        CONTEXT + "gather.py",
+        "keys >= first_BT[:, own, None]",
+        "keys >= first_BT[:, own, None] - 1",
+        "test_packed_documents_equal_one_process",
+        "gradients are wrong",
+        strategy="context_parallel",
+    ),
+    Mutant(
+        "gradients of gathered keys and values are not summed",
+        CONTEXT + "gather.py",
+        "grad_placements=[Partial()]",
+        "grad_placements=[Replicate()]",
+        "test_gradients_equal_one_process",
+        "gradients are wrong",
+        strategy="context_parallel",
+        on={"layout": "gather cp 2"},
+    ),
+    Mutant(
+        "the balance loss of a sequence counts one rank's tokens",
+        CONTEXT + "divide.py",
+        'collectives.wait_tensor(collectives.all_reduce(plain.forward(x).detach(), "sum", self._axis))',
+        "plain.forward(x).detach() * self._axis.size()",
+        "test_models_equal_one_process",
+        "gradients are wrong",
+        strategy="context_parallel",
+        on={"model": "moe"},
     ),
 ]

@@ -15,6 +15,7 @@ FILES = {
     "fsdp2": "plugins/fsdp2",
     "ddp": "examples/ddp",
     "tensor_parallel": "plugins/tensor_parallel",
+    "context_parallel": "plugins/context_parallel",
     "expert_parallel": "plugins/expert_parallel",
     "simplefsdp": "plugins/simplefsdp",
 }
