@@ -2,9 +2,11 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml examples/*/pyproject.toml))
 BIN := .venv/bin
+TORCH_PYTHON ?= python3
+GPU_PYTHON ?= 3.12
 PARALLEL := -n 2 --dist loadgroup --durations=10 # one process for tests that share the pool of ranks, one for the others
 
-.PHONY: install train test test-all faults mutants lint clean
+.PHONY: install train test test-all gpu gpu-wheels gpu-dry faults mutants lint clean
 
 install: .venv/.installed
 
@@ -29,6 +31,16 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest -m 'not gpu' $(PARALLEL)
+
+gpu-wheels: # where there is a network: what a machine with a GPU and Python $(GPU_PYTHON) lacks, into .gpu-wheels
+	$(PYTHON) benchmarks/gpu_setup.py wheels --python $(GPU_PYTHON)
+
+gpu: # on that machine: tests and benchmarks, with the torch of TORCH_PYTHON. GPU='--minutes 9 --only tests'
+	$(TORCH_PYTHON) benchmarks/gpu_setup.py environment
+	.gpu/venv/bin/python benchmarks/gpu.py $(GPU)
+
+gpu-dry: install # the same parts with small models on the CPU, into .gpu
+	$(BIN)/python benchmarks/gpu.py --dry-run --results .gpu $(GPU)
 
 faults: install # plants 1,000 faults in real runs; the results are in docs/reliability.md. FAULTS='--count 50 --seed 7'
 	$(BIN)/python -m tests.faults --write docs/reliability.md $(FAULTS)

@@ -7,7 +7,6 @@ Each run is a separate `plait train`. If one needs too much memory or time, that
 
 import json
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -42,20 +41,19 @@ class Case:
 
 
 GPU = (
-    Case("llama3_1b", ("train.seq_len=4096", "train.local_batch_size=4", "remat.mode=selective"), 15, 5, 90),
-    Case("llama3_8b", ("train.seq_len=4096", "train.local_batch_size=1", "remat.mode=full"), 12, 4, 170),
+    Case("llama3_1b", (*ON_GPU, "train.seq_len=4096", "train.local_batch_size=4"), 30, 10, 150),
+    Case("llama3_8b", (*ON_GPU, "train.seq_len=8192", "train.local_batch_size=1", "remat.mode=full"), 15, 5, 200),
 )
 CPU = (Case("llama3_debug", (), 12, 4, 180),)
 
 
 def overrides_of(case: Case, compiled: bool, given: list[str]) -> list[str]:
-    gpu = ON_GPU if case in GPU else ()
     own = [f"model={case.model}", f"train.steps={case.steps}", f"compile.enabled={compiled}".lower()]
-    return ["strategy=[fsdp2]", *FIXED, *gpu, *case.overrides, *own, "run.name=throughput", *given]
+    return ["strategy=[fsdp2]", *FIXED, *case.overrides, *own, "run.name=throughput", *given]
 
 
-def run(overrides: list[str], seconds: float) -> tuple[list[dict[str, Any]], str]:
-    """The rows of metrics.jsonl of one `plait train`, and why it ended early."""
+def run(overrides: list[str], seconds: float, keep: Path | None = None) -> tuple[list[dict[str, Any]], str]:
+    """The rows of metrics.jsonl of one `plait train`, and why it ended early. keep: a file that gets all it said."""
     if seconds <= 0:
         return [], "no time left"
     with tempfile.TemporaryDirectory(prefix="plait-throughput-") as scratch:
@@ -68,12 +66,37 @@ def run(overrides: list[str], seconds: float) -> tuple[list[dict[str, Any]], str
             except subprocess.TimeoutExpired:  # it is killed, and its ranks go with it
                 why, code = f"not done after {seconds:.0f} s", 0
         said = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
+        logs = "".join(log.read_text(errors="replace") for log in folder.glob("ranks/*.log"))
+        if keep is not None:
+            keep.write_text("\n".join([*said, logs]))
         if code:
-            logs = "".join(log.read_text(errors="replace") for log in folder.glob("ranks/*.log"))
             why = "out of memory" if OUT_OF_MEMORY.search(logs) else said[-1] if said else f"exit code {code}"
         rows = folder / "metrics.jsonl"
         lines = rows.read_text().splitlines() if rows.exists() else []
         return [json.loads(line) for line in lines], why
+
+
+@attrs.frozen
+class Measured:
+    """Of the steps after the warm-up: tokens over wall clock, the mean step in seconds, the model's share of the
+    device's peak (None if that is unknown), and the largest memory in bytes."""
+
+    tokens_per_second: float
+    step_seconds: float
+    mfu: float | None
+    peak_memory_bytes: int
+
+
+def measured(rows: list[dict[str, Any]], warm_up: int) -> Measured | None:
+    """None if no step counts."""
+    counted = rows[warm_up:]
+    if not counted:
+        return None
+    tokens = rows[0]["tokens"]
+    seconds = sum(tokens / row["tokens_per_second"] for row in counted) / len(counted)
+    last, speed = counted[-1], tokens / seconds
+    mfu = None if last["mfu"] is None else last["mfu"] / last["tokens_per_second"] * speed
+    return Measured(speed, seconds, mfu, max(row["peak_memory_bytes"] for row in counted))
 
 
 def table_row(case: Case, config: dict[str, Any], rows: list[dict[str, Any]], why: str) -> list[str]:
@@ -85,15 +108,12 @@ def table_row(case: Case, config: dict[str, Any], rows: list[dict[str, Any]], wh
         config["remat"]["mode"],
         "/".join(precision[key] for key in ("storage", "param", "reduce")),
     ]
-    counted = rows[case.warm_up :]
-    if why or not counted:
+    found = measured(rows, case.warm_up)
+    if why or found is None:
         return [*stated, why or "no step counted", "", "", ""]
-    shares = [row["mfu"] for row in counted if row["mfu"] is not None]
-    tokens = statistics.median(row["tokens_per_second"] for row in counted)
-    seconds = rows[0]["tokens"] / tokens
-    memory = max(row["peak_memory_bytes"] for row in counted) / 2**30
-    mfu = f"{statistics.median(shares):.1%}" if shares else "unknown"
-    return [*stated, f"{tokens:,.0f}", f"{seconds:.3f} s", mfu, f"{memory:.1f} GiB"]
+    mfu = "unknown" if found.mfu is None else f"{found.mfu:.1%}"
+    memory = f"{found.peak_memory_bytes / 2**30:.1f} GiB"
+    return [*stated, f"{found.tokens_per_second:,.0f}", f"{found.step_seconds:.3f} s", mfu, memory]
 
 
 def main() -> None:

@@ -127,3 +127,10 @@ def test_what_runs_a_training_step_stays_small():
     files = [Path(name) for name in found.stdout.split()]
     assert len(files) > 30
     assert sum(map(code_lines, files)) < 4000
+
+
+def test_tests_that_need_a_gpu_lie_together():
+    """`make gpu` collects one folder: the others import what a machine with a GPU may lack."""
+    files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("plugins/*/tests/**/*.py")]
+    marked = [file for file in files if "mark." + "gpu" in file.read_text()]
+    assert {file.parent for file in marked} == {ROOT / "tests" / "gpu"}

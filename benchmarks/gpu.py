@@ -1,0 +1,252 @@
+"""All that is measured on a GPU: python benchmarks/gpu.py [--minutes N] [--only PART ...] [--list] [--dry-run]
+
+The tests marked `gpu`; then Plait beside torchtitan 0.2.2 in runs that take turns; then Plait with other options. Each
+part is a process of its own, and its result is in benchmarks/gpu/<date>-<device>.json when it ends: the same command
+goes on after the last finished part. A part that fails is recorded with its reason, and the next begins.
+`make gpu` runs this in an environment that gpu_setup.py makes.
+"""
+
+import argparse
+import datetime
+import fnmatch
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from gpu_results import Record, Results
+from machine import about
+from throughput import GPU, ON_GPU, OUT_OF_MEMORY, Case, measured, overrides_of
+from throughput import run as train
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+PEER = HERE / "torchtitan_run.py"
+ALONE = ("launch.nproc_per_node=1", "metrics.log_every=10")
+
+CASES = (
+    *GPU,
+    Case("qwen3_0.6b", (*ON_GPU, "train.seq_len=4096", "train.local_batch_size=4"), 30, 10, 150),
+    Case(  # cut to 6 of its 27 blocks; torchtitan has no balance loss
+        "deepseek_v3_16b",
+        (*ON_GPU, "train.seq_len=4096", "train.local_batch_size=2", "model.n_layers=6", "model.balance_loss=0"),
+        30,
+        10,
+        200,
+    ),
+)
+VARIANTS: dict[str, Callable[[Case], tuple[str, ...]]] = {  # of the first case
+    "no strategy": lambda case: ("strategy=[]",),
+    "simplefsdp": lambda case: ("strategy=[simplefsdp]",),
+    "remat.mode=selective": lambda case: ("remat.mode=selective",),
+    "loss.chunks=8": lambda case: ("loss.chunks=8",),
+    "eager": lambda case: ("compile.enabled=false",),
+    "one save": lambda case: ("checkpoint.enabled=true", f"checkpoint.interval={case.steps * 2 // 3}", *NO_EXPORT),
+}
+NO_EXPORT = ("checkpoint.export=false",)
+SMALL = {"llama3_1b": "llama3_debug", "llama3_8b": "llama3_debug"} | {
+    "qwen3_0.6b": "qwen3_debug",
+    "deepseek_v3_16b": "deepseek_v3_debug",
+}
+DRY = ("train.seq_len=32", "train.local_batch_size=2", "compile.backend=aot_eager")
+TESTS = (
+    *("-m", "pytest", "-m", "gpu", "-rfE", "-p", "no:cacheprovider", "tests/gpu"),
+    *("-p", "plait.testing.plugin", "-p", "xdist.plugin", "-p", "pytest_timeout"),
+)
+
+
+@attrs.frozen
+class Part:
+    """seconds: its limit. run: takes the limit in force and the file for its output."""
+
+    name: str
+    seconds: float
+    run: Callable[[float, Path], Record]
+
+
+def parts(dry: bool, rounds: int) -> Iterator[Part]:
+    """In the order of their worth: a cut takes the last ones."""
+    device = "cpu" if dry else "cuda"
+    place = [*ALONE, f"launch.device={device}"]
+    yield Part("tests", 420, tests)
+    for number in range(1, rounds + 1):
+        for case in CASES:
+            sides = [("plait", train), ("torchtitan", peer)]
+            for side, how in sides if number % 2 else sides[::-1]:
+                run = partial(training, how, small(case) if dry else case, place)
+                yield Part(f"{case.model}/{side}/{number}", case.seconds, run)
+    for name, more in VARIANTS.items():
+        case = small(CASES[0]) if dry else CASES[0]
+        run = partial(training, train, case, [*place, *more(case)])
+        yield Part(f"{CASES[0].model}/{name}", CASES[0].seconds, run)
+    cheap = ["--cycles=2", "--warm-up=1", "--batch=1", "--seq-len=32"] if dry else ["--cycles=10"]
+    yield Part("experts", 180, partial(script, ["experts.py", *cheap]))
+
+
+def small(case: Case) -> Case:
+    """The same for a CPU: other sizes, a few steps."""
+    kept = [each for each in case.overrides if not each.startswith(("model.n_layers", "train."))]
+    ties = ["model.tie_embeddings=true"] if case.model == "llama3_1b" else []
+    return attrs.evolve(case, model=SMALL[case.model], overrides=(*kept, *DRY, *ties), steps=4, warm_up=1)
+
+
+def training(how: Callable[..., Any], case: Case, more: list[str], seconds: float, log: Path) -> Record:
+    """The figures of one training, by `how`: `train` or `peer`."""
+    overrides = overrides_of(case, True, more)
+    rows, why = how(overrides, seconds, log)
+    found = measured(rows, case.warm_up)
+    if why or found is None:
+        return {"failed": why or "no step counted"}
+    options = dict(each.split("=", 1) for each in overrides)
+    batch = f"{options['train.local_batch_size']} x {options['train.seq_len']}"
+    record = {**attrs.asdict(found), "batch": batch, "recomputed": options.get("remat.mode", "none")}
+    if options["checkpoint.enabled"] == "true":
+        tokens, every = rows[0]["tokens"], int(options["checkpoint.interval"])
+        laps = sorted(tokens / row["tokens_per_second"] for row in rows[case.warm_up :])
+        saves = sum(row["step"] % every == 0 for row in rows[:-1])
+        record["stand_still_seconds"] = (sum(laps) - laps[len(laps) // 2] * len(laps)) / saves
+    return {**record, "losses": [rows[0]["loss"], rows[-1]["loss"]], "overrides": overrides}
+
+
+def peer(overrides: list[str], seconds: float, log: Path) -> tuple[list[dict[str, Any]], str]:
+    """The rows of the same training by torchtitan, and why it ended early."""
+    if importlib.util.find_spec("torchtitan") is None:
+        return [], "torchtitan is not installed"
+    with tempfile.TemporaryDirectory(prefix="plait-peer-") as scratch:
+        out = Path(scratch, "rows")
+        why = process([str(PEER), str(out), *overrides], seconds, log)
+        return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() and not why else [], why
+
+
+def process(arguments: list[str], seconds: float, log: Path, **env: str) -> str:
+    """Run Python with these arguments; returns "", or why it failed."""
+    with open(log, "w") as file:
+        try:
+            command, env = [sys.executable, *arguments], {**os.environ, **env}
+            code = subprocess.run(command, cwd=ROOT, stdout=file, stderr=file, env=env, timeout=seconds).returncode
+        except subprocess.TimeoutExpired:
+            return f"not done after {seconds:.0f} s"
+    if not code:
+        return ""
+    said = log.read_text(errors="replace")
+    if OUT_OF_MEMORY.search(said):
+        return "out of memory"
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("[rank")]
+    return lines[-1] if lines else f"exit code {code}"
+
+
+def tests(seconds: float, log: Path) -> Record:
+    why = process(list(TESTS), seconds, log, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    said = log.read_text(errors="replace")
+    wrong = re.findall(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+    if why:
+        return {"failed": f"{why}: {', '.join(wrong)}" if wrong else why}
+    return {"said": said.strip().splitlines()[-1]}
+
+
+def script(arguments: list[str], seconds: float, log: Path) -> Record:
+    """Another benchmark, which prints tables."""
+    why = process([str(HERE / arguments[0]), *arguments[1:]], seconds, log)
+    return {"failed": why} if why else {"said": log.read_text(errors="replace").strip()}
+
+
+def gpu_name() -> str:
+    """Asked in a process of its own: this one must take no memory of the GPU."""
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def conditions(device: str, dry: bool) -> dict[str, Any]:
+    versions = f"CUDA {torch.version.cuda}; one GPU; memory: the allocator's peak in the steps that count"
+    kind = "NOT MEASURED ON A GPU; memory: a resident peak" if dry else versions
+    return {"title": f"{device}, {datetime.date.today()}", "conditions": f"{about()}; {kind}", "device": device}
+
+
+def commit() -> str | None:
+    asked = ["git", "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # a copy without its history
+        return None
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=25, help="no part runs longer than that in all")
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="PART", help="names of parts, or patterns of them")
+    parser.add_argument("--again", action="store_true", help="run parts anew that have a result")
+    parser.add_argument("--rounds", type=int, default=2, help="runs of each side; the first side changes each time")
+    parser.add_argument("--list", action="store_true", help="show the parts and run none")
+    parser.add_argument("--dry-run", action="store_true", help="every part on the CPU, with small models")
+    parser.add_argument("--results", type=Path, default=HERE / "gpu", help="the folder of results")
+    parser.add_argument("--date", default=str(datetime.date.today()), help="of the results to go on with")
+    return parser.parse_args()
+
+
+def main() -> None:
+    began, asked = time.monotonic(), arguments()
+    if not asked.dry_run and not asked.list and not torch.cuda.is_available():
+        sys.exit("gpu: torch sees no GPU here; --dry-run tries every part on the CPU")
+    dry = asked.dry_run or not torch.cuda.is_available()
+    device = "Dry run" if dry else gpu_name()
+    name = f"{asked.date}-{re.sub(r'[^a-z0-9]+', '-', device.lower())}"
+    results = Results.at(asked.results / f"{name}.json", conditions(device, dry))
+    logs = ROOT / ".gpu" / "logs" / name
+    chosen = [
+        part
+        for part in parts(asked.dry_run, asked.rounds)
+        if any(fnmatch.fnmatchcase(part.name, pattern) for pattern in asked.only)
+    ]
+    if asked.list:
+        for part in chosen:
+            record = results.parts.get(part.name)
+            state = "to do" if record is None else f"failed: {record['failed']}" if "failed" in record else "done"
+            print(f"{part.name:<32} at most {part.seconds:3.0f} s   {state}")
+        return
+    print(f"{results.about['conditions']}\nresults: {results.path}; logs: {logs}", flush=True)
+    for part in chosen:
+        if part.name in results.parts and not asked.again:
+            continue
+        left = asked.minutes * 60 - (time.monotonic() - began)
+        limit = min(part.seconds, left)
+        log = logs / f"{re.sub(r'[^a-z0-9.]+', '-', part.name)}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        start = time.monotonic()
+        record = part.run(limit, log) if left > 0 else {"failed": ""}
+        spent = time.monotonic() - start
+        if "failed" in record and (left <= 0 or (spent >= limit and limit < part.seconds)):
+            print(f"{part.name}: the {asked.minutes:g} minutes are over; the same command goes on here", flush=True)
+            break
+        when = datetime.datetime.now().isoformat(timespec="seconds")
+        results.add(part.name, {**record, "seconds": round(spent, 1), "ended": when, "commit": commit()})
+        print(f"{part.name}: {brief(record)}   ({spent:.0f} s)", flush=True)
+        if "failed" in record and log.exists():
+            print("".join(f"    {line}\n" for line in log.read_text(errors="replace").splitlines()[-15:]), flush=True)
+    else:
+        print("all of these parts have a result")
+    if results.parts:
+        print(f"\n{results.path.with_suffix('.md').read_text()}")
+
+
+def brief(record: Record) -> str:
+    """A record in one line."""
+    if "failed" in record:
+        return f"FAILED: {record['failed']}"
+    if "tokens_per_second" not in record:
+        return str(record["said"]).splitlines()[-1]
+    mfu = "" if record["mfu"] is None else f", MFU {record['mfu']:.1%}"
+    return f"{record['tokens_per_second']:,.0f} tokens/s{mfu}, {record['peak_memory_bytes'] / 2**30:.1f} GiB"
+
+
+if __name__ == "__main__":
+    main()

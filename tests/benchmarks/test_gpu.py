@@ -1,0 +1,153 @@
+"""`make gpu` on a CPU: the same parts, with small models; and what it makes of Plait's configs and of results."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.commands import environment
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+SOME = ("tests", "llama3_1b/plait/*", "deepseek*", "llama3_1b/one save")
+COMMAND = [sys.executable, str(FOLDER / "gpu.py"), "--dry-run", "--rounds=1", "--date=2026-01-02"]
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """A module of benchmarks/, by name."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return lambda name: __import__(name)
+
+
+def started(folder: Path, *options: str) -> subprocess.Popen[str]:
+    command = [*COMMAND, f"--results={folder}", *options, "--only", *SOME]
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment(CUDA_VISIBLE_DEVICES=""), text=True, start_new_session=True, **pipe
+    )
+
+
+@pytest.mark.slow
+def test_a_cut_loses_nothing(tmp_path: Path) -> None:
+    found, table = tmp_path / "2026-01-02-dry-run.json", tmp_path / "2026-01-02-dry-run.md"
+    first = started(tmp_path)
+    deadline = time.monotonic() + 200
+    while not (found.exists() and "llama3_1b/plait/1" in found.read_text()):
+        assert first.poll() is None, first.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    kept = json.loads(found.read_text())["parts"]
+    assert list(kept) == ["tests", "llama3_1b/plait/1"]
+    second = started(tmp_path)
+    said = second.communicate(timeout=280)[0]
+    assert second.returncode == 0, said
+    parts = json.loads(found.read_text())["parts"]
+    assert list(parts) == [*kept, "deepseek_v3_16b/plait/1", "deepseek_v3_16b/torchtitan/1", "llama3_1b/one save"]
+    assert {name: parts[name] for name in kept} == kept, "they are not run again"
+    assert "skipped" in parts["tests"]["said"]
+    for name in ("llama3_1b/plait/1", "deepseek_v3_16b/plait/1", "llama3_1b/one save"):
+        assert parts[name]["tokens_per_second"] > 0, parts[name]
+        assert all(3 < loss < 8 for loss in parts[name]["losses"])
+    assert parts["llama3_1b/one save"]["stand_still_seconds"] != 0
+    peer = parts["deepseek_v3_16b/torchtitan/1"]  # in an environment that has torchtitan, it trains
+    assert peer.get("failed") == "torchtitan is not installed" or peer["tokens_per_second"] > 0
+    text = table.read_text()
+    assert "NOT MEASURED ON A GPU" in text
+    assert f"| llama3_1b | 2 x 32 | none | {parts['llama3_1b/plait/1']['tokens_per_second']:,.0f} | - |" in text
+    assert "| llama3_1b | one save |" in text
+
+
+@pytest.mark.slow
+def test_a_part_that_the_whole_limit_cuts_is_still_to_do(tmp_path: Path) -> None:
+    process = started(tmp_path, "--minutes=0.01")
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, said
+    assert "tests: the 0.01 minutes are over; the same command goes on here" in said
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_every_part_has_a_limit_and_a_name_of_its_own(benchmark) -> None:
+    gpu = benchmark("gpu")
+    for dry in (True, False):
+        parts = list(gpu.parts(dry, 2))
+        assert len({part.name for part in parts}) == len(parts) > 20
+        assert all(0 < part.seconds <= 420 for part in parts)
+        first, second = ([part.name for part in parts if part.name.endswith(f"/{n}")] for n in (1, 2))
+        assert [name[:-1] for name in first] != [name[:-1] for name in second], "sides take turns at being first"
+        assert sorted(name[:-1] for name in first) == sorted(name[:-1] for name in second)
+
+
+def test_all_compositions_are_valid(benchmark) -> None:
+    from plait.launch.compose import resolve
+
+    gpu = benchmark("gpu")
+    for case in gpu.CASES:
+        for each in (case, gpu.small(case)):
+            config = resolve([*gpu.overrides_of(each, True, list(gpu.ALONE))])
+            assert config["compile"]["enabled"]
+            assert (config["precision"]["storage"], config["precision"]["param"]) == ("float32", "bfloat16")
+    for more in gpu.VARIANTS.values():
+        resolve([*gpu.overrides_of(gpu.CASES[0], True, [*gpu.ALONE, *more(gpu.CASES[0])])])
+
+
+@pytest.mark.parametrize("model", ["llama3_1b", "llama3_8b", "llama3_debug"])
+def test_torchtitans_feed_forward_gets_the_same_width(benchmark, model: str) -> None:
+    from plait.launch.compose import resolve
+
+    config = resolve([f"model={model}"])["model"]
+    named = benchmark("torchtitan_run").llama3(config)
+    width = int(named["ffn_dim_multiplier"] * int(2 * 4 * config["dim"] / 3))  # how its FeedForward computes it
+    multiple = named["multiple_of"]
+    assert multiple * ((width + multiple - 1) // multiple) == config["ffn_dim"]
+
+
+def test_the_table_joins_runs_and_names_what_failed(benchmark) -> None:
+    table = benchmark("gpu_results").table
+
+    def run(speed, memory=2**30):
+        figures = {"tokens_per_second": speed, "step_seconds": 1, "mfu": speed / 1000, "peak_memory_bytes": memory}
+        return {**figures, "batch": "4 x 4096", "recomputed": "none"}
+
+    parts = {
+        "tests": {"said": "12 passed in 60 s"},
+        "m/plait/1": run(500),
+        "m/torchtitan/1": run(400, 2**31),
+        "m/torchtitan/2": {"failed": "out of memory"},
+        "m/plait/2": run(520),
+        "m/eager": run(255),
+    }
+    lines = table({"title": "T", "conditions": "C"}, parts).splitlines()
+    assert "| m | 4 x 4096 | none | 500, 520 | 51.0% | 1.0 | 400 | 40.0% | 2.0 | 1.275 |" in lines
+    assert "| m | eager | 255 | 25.5% | 1.0 | 0.500 | - |" in lines
+    assert "- m/torchtitan/2: out of memory" in lines
+    assert "12 passed in 60 s" in lines
+
+
+def test_a_stand_in_is_a_wheel_that_needs_nothing(benchmark, tmp_path: Path) -> None:
+    setup = benchmark("gpu_setup")
+    setup.stand_in("some-thing", "1.2", tmp_path)
+    (file,) = tmp_path.iterdir()
+    assert file.name == "some_thing-1.2+elsewhere-py3-none-any.whl"
+    with zipfile.ZipFile(file) as wheel:
+        assert b"Requires-Dist" not in wheel.read("some_thing-1.2+elsewhere.dist-info/METADATA")
+    assert set(setup.LEFT_OUT) | set(setup.SOURCES) <= set(setup.pins())
+
+
+def test_without_torch_or_wheels_it_says_so(benchmark, tmp_path: Path) -> None:
+    """The Python of this test has torch; one without site-packages has none."""
+    command = [str(FOLDER / "gpu_setup.py"), "environment", f"--wheels={tmp_path}", f"--at={tmp_path / 'venv'}"]
+    for options, sentence in (((), "there are no wheels in"), (("-I", "-S"), "has no torch; name a Python")):
+        done = subprocess.run([sys.executable, *options, *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert done.stderr.startswith("make gpu: ")
+        assert sentence in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "venv").exists()
