@@ -88,12 +88,12 @@ def code_lines(path: Path) -> int:
 
 
 BUDGET = {  # lines of code; what takes more must be worth it, or something else must go
-    "contract": 875,
+    "contract": 885,
     "system": 380,
     "strategies": 480,
     "models": 1200,
     "data": 1200,
-    "parallel": 1490,
+    "parallel": 1520,
     "records": 700,
     "checkpoint": 1235,
     "convert": 360,

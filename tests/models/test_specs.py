@@ -85,6 +85,45 @@ def test_modules_are_where_the_spec_says(name):
     assert len({type(block) for block in blocks.values()}) == 1
 
 
+def test_before_and_after_hold_all_outside_blocks(name):
+    model = on_meta(name)
+    spec = model.spec()
+    held = {
+        p
+        for found in (spec.blocks_of, spec.before_of, spec.after_of)
+        for m in found(model).values()
+        for p in m.parameters()
+    }
+    assert held == set(model.parameters())
+
+
+def test_before_and_after_are_read_in_their_own_forward_alone(name):
+    """Elsewhere their parameters are not a number."""
+    model = real(name)
+    want = model(tokens())
+    spec, order = model.spec(), []
+    values = {p: p.detach().clone() for p in model.parameters()}
+
+    def fill(module, how):
+        for param in module.parameters():
+            param.data.copy_(how(param))
+
+    for field, found in (("before", spec.before_of), ("block", spec.blocks_of), ("after", spec.after_of)):
+        for fqn, module in found(model).items():
+            module.register_forward_pre_hook(lambda module, args, name=(field, fqn): order.append(name))
+            if field != "block":
+                fill(module, lambda param: torch.full_like(param, torch.nan))
+                module.register_forward_pre_hook(lambda module, args: fill(module, values.__getitem__))
+                module.register_forward_hook(
+                    lambda module, args, out: fill(module, lambda param: torch.full_like(param, torch.nan))
+                )
+    assert torch.equal(model(tokens()), want)
+    assert len(order) == len(set(order))
+    assert [field for field, _ in order] == sorted(
+        (field for field, _ in order), key=("before", "block", "after").index
+    )
+
+
 def test_logits(name):
     model = real(name)
     logits = model(tokens())

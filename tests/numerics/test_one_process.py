@@ -32,6 +32,9 @@ def test_mixed_precision(plait_ranks):
     assert apart(mixed.losses, single.losses)[0] < loss
 
 
+NAMED = ("blocks", "branches", "before", "after")
+
+
 class Buffered(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -44,7 +47,7 @@ class Buffered(torch.nn.Module):
             spec,
             axes={f"inner.{name}": axes for name, axes in spec.axes.items()},
             init={"exact": ones, **{f"inner.{name}": fn for name, fn in spec.init.items()}},
-            **{name: tuple(f"inner.{each}" for each in getattr(spec, name)) for name in ("blocks", "branches")},
+            **{name: tuple(f"inner.{each}" for each in getattr(spec, name)) for name in NAMED},
         )
 
 

@@ -255,7 +255,7 @@ def test_a_run_writes_the_loads_and_resumes_the_balance(plait_ranks, tmp_path, m
 
 def test_a_pattern_that_names_no_router_is_an_error(plait_ranks):
     assert plait_ranks.run(wrong_pattern, world=1) == [
-        "the model's spec names routers 'layers.*.gate', but no module matches that pattern"
+        "the model's spec names 'layers.*.gate' in `routers`, but no module matches that pattern"
     ]
 
 

@@ -36,6 +36,12 @@ class ModelSpec:
     row_means: patterns of the modules that compute a mean over a row's tokens, `forward(x (B, T, ...)) -> (B, ...)`,
                whose gradient is not used: a strategy that divides rows completes it.
     head:      FQN of the Linear whose result the model returns, unchanged, as its logits; `loss.chunks` needs it.
+    before:    patterns of the modules with parameters that stand before the first block, such as embeddings.
+    after:     patterns of those that stand after the last block, such as a norm and the head.
+
+    Each module of `before` and `after` is called as a module, once in every forward, and only its own forward reads its
+    parameters: those of modules that share a parameter (tied weights), which are all named. So a strategy may gather,
+    free or place them apart from the rest of the model. Both are optional: what neither names is the whole model's.
     """
 
     axes: Mapping[str, tuple[str | None, ...]]
@@ -48,6 +54,8 @@ class ModelSpec:
     routers: tuple[str, ...] = attrs.field(default=(), converter=_names)
     row_means: tuple[str, ...] = attrs.field(default=(), converter=_names)
     head: str | None = None
+    before: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    after: tuple[str, ...] = attrs.field(default=(), converter=_names)
 
     def axes_of(self, fqn: str) -> tuple[str | None, ...]:
         """The logical axes of parameter `fqn`. Raises PlaitError if no pattern names it."""
@@ -60,6 +68,14 @@ class ModelSpec:
     def blocks_of(self, model: Any) -> dict[str, Any]:
         """FQN -> module of every block of `model`, in order."""
         return named(model, self.blocks)
+
+    def before_of(self, model: Any) -> dict[str, Any]:
+        """FQN -> module of everything in `before`, in the order of `model`."""
+        return named(model, self.before)
+
+    def after_of(self, model: Any) -> dict[str, Any]:
+        """FQN -> module of everything in `after`, in the order of `model`."""
+        return named(model, self.after)
 
     def branches_of(self, model: Any) -> dict[str, Any]:
         """FQN -> module of every branch of `model`, in order."""

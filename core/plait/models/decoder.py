@@ -123,4 +123,6 @@ class Decoder(nn.Module):
             routers=routers,
             row_means=tuple(f"{router}.row_mean" for router in routers),
             head="output",
+            before=("tok_embeddings",),
+            after=("norm", "output"),
         )

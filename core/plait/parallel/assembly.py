@@ -11,10 +11,11 @@ from torch import nn
 from plait.contract.axes import MeshAxis, MeshLayout, MeshView, describe, join_axes
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
-from plait.contract.model_spec import ModelSpec, named
+from plait.contract.model_spec import ModelSpec
 from plait.contract.run import Run
 from plait.parallel.answers import ANSWERS
 from plait.parallel.build import build_model
+from plait.parallel.check_spec import check_spec
 from plait.parallel.defaults import Defaults
 from plait.parallel.process_group import device_of
 from plait.strategies.hooks import Hooks
@@ -120,7 +121,7 @@ def assemble_model(
     device_type: str,
 ) -> Assembly:
     """The same for an existing model and instances of strategies. Raises PlaitError if the spec does not fit."""
-    _check_spec(model, spec)
+    check_spec(model, spec)
     _check_recomputation(config)
     _check_compiler(config)
     if config.loss.chunks > 1:
@@ -156,24 +157,3 @@ def _check_compiler(config: Config) -> None:
         raise PlaitError(
             f"compile.mode={compile.mode} is a mode of inductor, but compile.backend={compile.backend}; use default"
         ).at("compile.mode", compile.mode, fits=("default",))
-
-
-def _check_spec(model: nn.Module, spec: ModelSpec) -> None:
-    for fqn, param in model.named_parameters():
-        axes = spec.axes_of(fqn)
-        if len(axes) != param.dim():
-            raise PlaitError(
-                f"the model's spec gives {fqn!r} the axes {axes}, but it has {param.dim()} dims: {tuple(param.shape)}"
-            )
-    for field in ("blocks", "branches", "routers", "row_means"):
-        for pattern in getattr(spec, field):
-            if not named(model, (pattern,)):
-                raise PlaitError(f"the model's spec names {field} {pattern!r}, but no module matches that pattern")
-    blocks, branches = spec.blocks_of(model), spec.branches_of(model)
-    for branch in branches:
-        for inner, kind in [*((b, "block") for b in blocks), *((b, "branch") for b in branches if b != branch)]:
-            if f"{inner}.".startswith(f"{branch}."):
-                raise PlaitError(
-                    f"the model's spec names the branch {branch!r}, which {'is' if inner == branch else 'holds'} the "
-                    f"{kind} {inner!r}: a branch returns one summand of the stream, and no stream runs inside it"
-                )

@@ -2,10 +2,13 @@
 
 import functools
 
+import attrs
 import pytest
-from crowd import Town
+from crowd import Crowd, Town
 from test_town import same
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from plait.models.init import Normal
 from plait.testing.count import Counting
 from plait.testing.models import moe
 from plait.testing.parity import unequal
@@ -69,10 +72,49 @@ def test_fewer_experts_than_ranks(plait_ranks, degree):
         assert found == {name: whole[name] // 4 for name in found}
 
 
+class Started(Town):
+    """A crowd before the first block too."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = Crowd(4, 24, 16, None)
+
+    def forward(self, tokens, positions=None):
+        x_BTD = self.words(tokens)
+        x_BTD = x_BTD + self.first(x_BTD)
+        for cell in self.cells:
+            x_BTD = cell(x_BTD)
+        return self.answer(self.norm(x_BTD))
+
+    def spec(self):
+        spec = super().spec()
+        own = {
+            f"first{name.removeprefix('cells.*.crowd')}": value for name, value in spec.axes.items() if "crowd" in name
+        }
+        names = {"before": ("words", "first"), "after": ("norm", "answer"), "branches": (*spec.branches, "first")}
+        return attrs.evolve(spec, axes=spec.axes | own, init={"first.*.*": Normal(0.2), **spec.init}, **names)
+
+
+def units():
+    """FQNs of the modules of each of fsdp2's groups."""
+    (model,) = Trial(Started).apply({"fsdp2": {}, "expert_parallel": {"degree": 2}}).parts
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            found.setdefault(id(fully_shard.state(module)), []).append(name)
+    return sorted(found.values())
+
+
+def test_experts_before_the_blocks_keep_to_their_own_ranks(plait_ranks):
+    same(plait_ranks, Trial(Started), 4, {"fsdp2": {}, "expert_parallel": {"degree": 2}})
+    assert plait_ranks.run(units, world=4)[0] == [
+        [""], ["cells.0"], ["cells.0.crowd.people"], ["cells.1"], ["cells.1.crowd.people"], ["first.people"],
+        ["norm", "answer"], ["words", "first"],
+    ]  # fmt: skip
+
+
 def ahead(options):
     """What fsdp2 is told to gather ahead of each module: FQN -> FQNs, in forward and in backward."""
-    from torch.distributed.fsdp import FSDPModule
-
     told = {"forward": {}, "backward": {}}
     for way, found in told.items():
         real = getattr(FSDPModule, f"set_modules_to_{way}_prefetch")
@@ -95,14 +137,18 @@ def test_what_is_needed_first_is_gathered_first(plait_ranks):
     (told, *_) = plait_ranks.run(ahead, {"prefetch": 2}, world=4)
     experts = "{}.feed_forward.experts".format
     assert told["forward"] == {
+        "tok_embeddings": ["0", "1", experts(1)],
         "0": ["1", experts(1), "2", experts(2)],
         "1": [experts(1), "2", experts(2), "3", experts(3)],
-        "2": [experts(2), "3", experts(3)],
-        "3": [experts(3)],
+        "2": [experts(2), "3", experts(3), "norm"],  # with the head
+        "3": [experts(3), "norm"],
+        "norm": [],
     }
     assert told["backward"] == {  # a block's experts come after what stands behind them, and before what leads to them
+        "norm": ["3", experts(3), "2", experts(2)],
         "3": [experts(3), "2", experts(2), "1", experts(1)],
         "2": [experts(2), "1", experts(1), "0"],
-        "1": [experts(1), "0"],
-        "0": [],
+        "1": [experts(1), "0", "tok_embeddings"],
+        "0": ["tok_embeddings"],
+        "tok_embeddings": [],
     }

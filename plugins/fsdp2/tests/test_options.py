@@ -5,8 +5,7 @@ import sys
 import cloudpickle
 import pytest
 
-import plait
-from plait.testing import Counting, Trial, batch, forward_backward, train, unequal
+from plait.testing import Trial, train, unequal
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
@@ -26,22 +25,6 @@ def test_same_training(plait_ranks, options):
     for rank, result in enumerate(plait_ranks.run(train, trial, {"fsdp2": options}, world=2)):
         assert result.losses == plain[rank].losses
         assert unequal(result.final, plain[rank].final) is None
-
-
-def gathers(options):
-    """How often ranks gather shards in one step."""
-    trial = Trial()
-    applied = trial.apply({"fsdp2": options})
-    forward_backward(applied, trial, 0)
-    tokens, labels = batch(1)
-    with Counting(applied.mesh) as counting:
-        plait.cross_entropy_sum(applied.parts[0](tokens), labels).backward()
-    return sum(c.count for c in counting.found() if c.op == "all_gather")
-
-
-def test_reshard_root_gathers_the_root_once_more(plait_ranks):
-    plain, root = (plait_ranks.run(gathers, {"reshard_root": on}, world=2) for on in (False, True))
-    assert root == [count + 1 for count in plain]
 
 
 @pytest.mark.parametrize(

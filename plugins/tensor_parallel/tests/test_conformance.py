@@ -37,6 +37,7 @@ class TestTensorParallel(StrategySuite):
         last = (size.blocks[-1].elements - 2 * size.dim) // tp + 2 * size.dim
         of_blocks = sum((block.elements - 2 * size.dim) // tp + 2 * size.dim for block in size.blocks)
         tokens = size.tokens // data
+        units = blocks + (1 if size.uses.tensors > size.tensors else 2)  # of fsdp2: what is tied is one
         moved = [
             # Forward and backward: into each branch and out of it, out of the embedding, into the head.
             Collective("all_gather", "tp", 2 * branches + 2, (2 * branches + 2) * stream),
@@ -46,7 +47,7 @@ class TestTensorParallel(StrategySuite):
         ]
         if data > 1:  # fsdp2 moves what a tensor rank has
             moved += [
-                Collective("all_gather", "dp_shard", 2 * blocks, local + of_blocks - last),
-                Collective("reduce_scatter", "dp_shard", blocks + 1, local),
+                Collective("all_gather", "dp_shard", units + blocks - 1, local + of_blocks - last),
+                Collective("reduce_scatter", "dp_shard", units, local),
             ]
         return moved

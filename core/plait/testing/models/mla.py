@@ -78,6 +78,8 @@ class Mla(nn.Module):
                 "head.weight": Normal(0.1),
             },
             head="head",
+            before=("embed",),
+            after=("norm", "head"),
             flops=Flops(
                 parameters=sum(p.numel() for p in self.parameters()) - self.embed.weight.numel(),
                 attention=self.attention_flops,

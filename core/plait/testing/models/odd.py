@@ -126,6 +126,8 @@ class Odd(nn.Module):
                 "readout.bias": Normal(0.1),
             },
             head="readout",
+            before=("words", "places"),
+            after=("trunk.ln", "readout"),
             flops=Flops(
                 parameters=sum(p.numel() for p in self.parameters()) - self.places.weight.numel(),
                 attention=self.attention_flops,

@@ -1,24 +1,28 @@
 """Applies `fully_shard`, and sets how gradients are reduced."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
+from torch.utils._pytree import tree_map_only
 
 from plait import Mesh, ModelSpec, Precision, shard_dim
+from plait_fsdp2.again import gather_again_if_kept
 
 if TYPE_CHECKING:
     from plait_fsdp2 import Fsdp2
 
 
 def wrap(options: "Fsdp2", model: nn.Module, mesh: Mesh, spec: ModelSpec, precision: Precision) -> None:
-    """Shard each block, then the rest as the root's own group; in place.
+    """Make units of what stands before the blocks, of each block, and of what stands after them, then a group of the
+    rest, which is the root's; in place.
 
-    Modules inside a block whose gradients are summed over other ranks than the block's (experts) are wrapped first,
-    over their own data ranks.
+    Modules inside a unit whose gradients are summed over other ranks than the unit's (experts) are wrapped first, over
+    their own data ranks.
     """
     common: dict[str, Any] = {
         "mp_policy": MixedPrecisionPolicy(_dtype(precision.param), _dtype(precision.reduce)),
@@ -27,29 +31,58 @@ def wrap(options: "Fsdp2", model: nn.Module, mesh: Mesh, spec: ModelSpec, precis
         else OffloadPolicy(),
     }
     dense = mesh.data(outer="dp_replicate")
-    blocks = list(spec.blocks_of(model).values())
-    units: list[list[nn.Module]] = []  # for each block the units that are gathered separately, in the order of use
-    for i, block in enumerate(blocks):
-        last = i == len(blocks) - 1
+    units: list[list[nn.Module]] = []  # of each unit what is gathered separately, in the order of use
+
+    def unit(modules: Iterable[nn.Module], inside: Iterable[nn.Module], last: bool) -> list[nn.Module]:
+        """last: backward needs it first, so nothing is gained by freeing it. Returns those that are one group."""
         reshard = {"default": not last, "always": True, "never": False}[options.reshard_after_forward]
-        inner = _elsewhere(block, mesh)
+        inner = _elsewhere(inside, mesh)
         for module, data in inner:
-            _shard(module, data, reshard, common)
-        _shard(block, dense, reshard, common)
-        units.append([block, *(module for module, _ in inner)])
-    for module, data in _elsewhere(model, mesh):
+            _shard([module], data, reshard, common)
+        own = [m for m in modules if not isinstance(m, FSDPModule) and any(True for _ in m.parameters())]
+        if own:
+            _shard(own, dense, reshard, common)
+        if found := [*own[:1], *(module for module, _ in inner)]:
+            units.append(found)
+        return own
+
+    before, after = (list(found(model).values()) for found in (spec.before_of, spec.after_of))
+    tied = not _parameters(before).isdisjoint(_parameters(after))
+    if tied:  # torch sums the gradients of a shared parameter within one group
+        before, after = [*before, *after], []
+    for module in before if not tied else []:
+        module.register_forward_hook(_copy_views)
+    first = unit(before, before, last=tied)
+    blocks = list(spec.blocks_of(model).values())
+    for block in blocks:
+        unit([block], block.children(), last=block is blocks[-1])
+    unit(after, after, last=True)
+    for module, data in _elsewhere(model.children(), mesh):
         if not isinstance(module, FSDPModule):
-            _shard(module, data, options.reshard_root, common)
-    _shard(model, dense, options.reshard_root, common)
+            _shard([module], data, options.reshard_root, common)
+    _shard([model], dense, options.reshard_root, common)
     _reduce_by_sum(model)
+    if not tied:
+        gather_again_if_kept(first)
     if options.prefetch:
         _prefetch(units, options.prefetch)
 
 
-def _shard(module: nn.Module, mesh: DeviceMesh, reshard: bool, common: dict[str, Any]) -> None:
+def _copy_views(module: nn.Module, args: Any, result: Any) -> Any:
+    """FSDP2 hooks a unit's results to gather it again in backward. A model that changes one of them in place, as
+    `x += places`, would lose the hook of a view. Blocks add to the stream, so theirs are none."""
+    return tree_map_only(Tensor, lambda tensor: tensor.clone() if tensor._is_view() else tensor, result)
+
+
+def _parameters(modules: Iterable[nn.Module]) -> set[nn.Parameter]:
+    return {param for module in modules for param in module.parameters()}
+
+
+def _shard(modules: list[nn.Module], mesh: DeviceMesh, reshard: bool, common: dict[str, Any]) -> None:
+    """Several modules are one group: gathered when the first of them runs, freed after the last."""
     ranks = mesh.size(mesh.ndim - 1)
     fully_shard(
-        module,
+        modules,
         mesh=mesh,  # of two dims: replicates over the first, shards over the second (HSDP)
         reshard_after_forward=reshard,
         shard_placement_fn=lambda param: Shard(shard_dim(param, ranks)),
@@ -57,16 +90,17 @@ def _shard(module: nn.Module, mesh: DeviceMesh, reshard: bool, common: dict[str,
     )
 
 
-def _elsewhere(root: nn.Module, mesh: Mesh) -> list[tuple[nn.Module, DeviceMesh]]:
-    """The outermost modules inside `root` whose parameters all live on one view other than the dense one."""
+def _elsewhere(modules: Iterable[nn.Module], mesh: Mesh) -> list[tuple[nn.Module, DeviceMesh]]:
+    """The outermost of `modules`, and of those inside them, whose parameters all live on one view other than the dense
+    one."""
     found: list[tuple[nn.Module, DeviceMesh]] = []
-    for child in root.children():
-        params = list(child.parameters())
+    for module in modules:
+        params = list(module.parameters())
         views = {mesh.view_of(p) for p in params}
         if len(views) == 1 and None not in views:
-            found.append((child, mesh.data(params[0], outer="dp_replicate")))
+            found.append((module, mesh.data(params[0], outer="dp_replicate")))
         elif len(views) > 1:
-            found += _elsewhere(child, mesh)
+            found += _elsewhere(module.children(), mesh)
     return found
 
 
@@ -79,13 +113,13 @@ def _reduce_by_sum(model: nn.Module) -> None:
 
 
 def _prefetch(units: list[list[nn.Module]], ahead: int) -> None:
-    """When a block starts, gathers what it will need inside, then the next blocks with what they need inside."""
-    for i, (block, *inner) in enumerate(units):
+    """When a unit starts, gathers what it will need inside, then the next units with what they need inside."""
+    for i, (first, *inner) in enumerate(units):
         after, before = units[i + 1 : i + 1 + ahead], units[max(i - ahead, 0) : i][::-1]
         forward = [*inner, *(module for unit in after for module in unit)]
-        backward = [*inner[::-1], *(module for block, *inside in before for module in (block, *inside[::-1]))]
-        block.set_modules_to_forward_prefetch(forward)  # type: ignore[operator]
-        block.set_modules_to_backward_prefetch(backward)  # type: ignore[operator]
+        backward = [*inner[::-1], *(module for first, *inside in before for module in (first, *inside[::-1]))]
+        first.set_modules_to_forward_prefetch(forward)  # type: ignore[operator]
+        first.set_modules_to_backward_prefetch(backward)  # type: ignore[operator]
 
 
 def _dtype(name: str) -> torch.dtype:

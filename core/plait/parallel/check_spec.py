@@ -1,0 +1,56 @@
+"""Does a spec fit its model? Asked before any rank starts."""
+
+from torch import nn
+
+from plait.contract.errors import PlaitError
+from plait.contract.model_spec import ModelSpec, named
+
+
+def check_spec(model: nn.Module, spec: ModelSpec) -> None:
+    """Raises PlaitError if `spec` says something about `model` that cannot be."""
+    for fqn, param in model.named_parameters():
+        axes = spec.axes_of(fqn)
+        if len(axes) != param.dim():
+            raise PlaitError(
+                f"the model's spec gives {fqn!r} the axes {axes}, but it has {param.dim()} dims: {tuple(param.shape)}"
+            )
+    for field in ("blocks", "branches", "routers", "row_means", "before", "after"):
+        for pattern in getattr(spec, field):
+            if not named(model, (pattern,)):
+                raise PlaitError(f"the model's spec names {pattern!r} in `{field}`, but no module matches that pattern")
+    blocks, branches = spec.blocks_of(model), spec.branches_of(model)
+    for branch in branches:
+        for inner, kind in [*((b, "block") for b in blocks), *((b, "branch") for b in branches if b != branch)]:
+            if _within(inner, branch):
+                raise PlaitError(
+                    f"the model's spec names the branch {branch!r}, which {'is' if inner == branch else 'holds'} the "
+                    f"{kind} {inner!r}: a branch returns one summand of the stream, and no stream runs inside it"
+                )
+    _check_ends(model, spec)
+
+
+def _check_ends(model: nn.Module, spec: ModelSpec) -> None:
+    """`before` and `after`: outside blocks, each module once, and with all that share their parameters."""
+    ends = [(f, fqn) for f in ("before", "after") for p in getattr(spec, f) for fqn in named(model, (p,))]
+    for i, (field, fqn) in enumerate(ends):
+        said = f"the model's spec names {fqn!r} in `{field}`"
+        for block in spec.blocks_of(model):
+            if _within(fqn, block) or _within(block, fqn):
+                raise PlaitError(f"{said}, but it {'is in' if _within(fqn, block) else 'holds'} the block {block!r}")
+        for other, overlapping in ends[:i]:
+            if _within(fqn, overlapping) or _within(overlapping, fqn):
+                raise PlaitError(f"{said}, which overlaps {overlapping!r} in `{other}`; name each module once")
+    owner = {id(p): (f, fqn) for f, fqn in ends for p in model.get_submodule(fqn).parameters()}
+    for fqn, module in model.named_modules():
+        for name, param in module.named_parameters(recurse=False):
+            if id(param) in owner and not any(_within(fqn, end) for _, end in ends):
+                field, end = owner[id(param)]
+                raise PlaitError(
+                    f"the model's spec names {end!r} in `{field}`, but {f'{fqn}.{name}'.lstrip('.')!r} is one of its "
+                    "parameters too; name all modules that share a parameter, or none"
+                )
+
+
+def _within(inner: str, outer: str) -> bool:
+    """Whether the module `inner` is `outer` or a part of it; "" is the model."""
+    return not outer or f"{inner}.".startswith(f"{outer}.")

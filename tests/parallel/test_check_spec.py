@@ -1,0 +1,66 @@
+"""A spec that does not fit its model is refused in one sentence, before any rank starts."""
+
+import attrs
+import pytest
+import torch
+
+from plait.contract.errors import PlaitError
+from plait.parallel.check_spec import check_spec
+from plait.testing.models import MODELS, llama3
+
+
+def refused(model, **changes):
+    with pytest.raises(PlaitError) as caught:
+        check_spec(model, attrs.evolve(model.spec(), **changes))
+    return str(caught.value).removeprefix("the model's spec names ")
+
+
+@pytest.fixture
+def model():
+    with torch.device("meta"):
+        return llama3(n_layers=12)
+
+
+@pytest.fixture
+def odd():
+    with torch.device("meta"):
+        return MODELS["odd"]()
+
+
+@pytest.mark.parametrize("field", ["blocks", "branches", "routers", "row_means", "before", "after"])
+def test_a_pattern_that_matches_nothing(model, field):
+    assert refused(model, **{field: ("embeddings.*",)}) == (
+        f"'embeddings.*' in `{field}`, but no module matches that pattern"
+    )
+
+
+def test_within_a_block_or_around_blocks(model):
+    assert refused(model, after=("layers.11.ffn_norm",)) == (
+        "'layers.11.ffn_norm' in `after`, but it is in the block 'layers.11'"
+    )
+    assert refused(model, before=("layers.1",)) == "'layers.1' in `before`, but it is in the block 'layers.1'"
+    assert refused(model, before=("layers",)) == "'layers' in `before`, but it holds the block 'layers.0'"
+    assert refused(model, before=("",)) == "'' in `before`, but it holds the block 'layers.0'"
+
+
+def test_overlaps(model, odd):
+    once = "; name each module once"
+    assert refused(model, after=("norm", "output", "tok_embeddings")) == (
+        f"'tok_embeddings' in `after`, which overlaps 'tok_embeddings' in `before`{once}"
+    )
+    assert refused(model, after=("norm", "*")).endswith(once)
+    unblocked = {"blocks": (), "branches": (), "attention": None}
+    assert refused(odd, after=("trunk", "readout", "trunk.ln"), **unblocked) == (
+        f"'trunk.ln' in `after`, which overlaps 'trunk' in `after`{once}"
+    )
+
+
+def test_a_shared_parameter_belongs_to_all_or_none(odd):
+    said = "too; name all modules that share a parameter, or none"
+    assert refused(odd, after=()) == f"'words' in `before`, but 'readout.weight' is one of its parameters {said}"
+    assert refused(odd, before=()) == f"'readout' in `after`, but 'words.weight' is one of its parameters {said}"
+    assert check_spec(odd, attrs.evolve(odd.spec(), before=("places",), after=("trunk.ln",))) is None
+
+
+def test_an_end_that_is_not_named_is_fine(model):
+    assert check_spec(model, attrs.evolve(model.spec(), before=(), after=("norm",))) is None
