@@ -57,7 +57,7 @@ def step_of(
     relevant = {
         k: v
         for k, v in config.node.items()
-        if k in ("model", "strategy", "optimizer", "train", "precision", "remat", "compile")
+        if k in ("model", "strategy", "optimizer", "train", "precision", "remat", "compile", "loss")
     }
     said = [relevant, assembly.run.world_size, rank, granularity, every, compiled, is_crowded()]
     key = json.dumps(said, sort_keys=True, default=str)

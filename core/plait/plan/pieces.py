@@ -115,7 +115,7 @@ def _key(config: Config, layout: MeshLayout, strategies: Mapping[str, Any], gran
     train = attrs.asdict(config.train)
     for number in ("local_batch_size", "global_batch_size", "steps"):
         del train[number]
-    nodes = [config.model, config.optimizer, attrs.asdict(config.precision), train]
+    nodes = [config.model, config.optimizer, attrs.asdict(config.precision), attrs.asdict(config.loss), train]
     said = [nodes, attrs.asdict(layout), strategies, granularity, is_crowded()]
     return json.dumps(said, sort_keys=True, default=str)
 
