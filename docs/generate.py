@@ -83,8 +83,9 @@ has its own instances and nothing is process-global, so jobs of a sweep in one p
   any strategy loads what another saved.
 - **`clip_grads`** is for strategies whose ranks hold different parts of the model, such as pipeline stages. The core's
   own groups parameters by their meshes and combines the norms, without knowing an axis by name.
-- **`deal`** decides which part of a row a rank gets, with labels and positions, before tokens are counted. It is called
-  in one place for training, validation, plans and tests, so no client can cut labels differently from their tokens.
+- **`deal`** decides which part of a row a rank gets, with its labels and true positions, before tokens are counted.
+  Training, validation, plans and tests all call it through `Applied.deal`, so none of them cuts labels differently from
+  their tokens.
 - **`after_step`** is for what follows the optimizer, such as a router's bias or local SGD's outer step. It gets the
   step's number, so that no strategy counts by itself and a resumed run agrees.
 
@@ -102,7 +103,6 @@ role, and two claims of one role are an error.
   replication sums but shards nothing. It is a claim so that its *absence* is visible: if an axis splits the tokens and
   nobody claims the sum, the run is refused. Such a run trains with a plausible loss and wrong gradients. In a trial,
   tensor and expert parallelism without a data strategy moved the gradient by 0.86 of its size while the loss was right.
-
 - `sequence`: along an axis with `splits="sequence"` each rank has a part of every row. This strategy lets attention,
   and the means that a spec names in `row_means`, see all of it. If an axis splits sequences and nobody claims the role,
   the run is refused: attention would see only a rank's own tokens.

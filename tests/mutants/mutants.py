@@ -186,7 +186,7 @@ MUTANTS = [
     Mutant(
         "the loss is divided by the rank's own count of tokens",
         "plait/train/trainer.py",
-        "valid = max(labels, 1)",
+        "valid = max(tokens, 1)",
         "valid = max(valid_tokens(batch[1]) * dist.get_world_size(), 1)",
         "test_a_run_equals_one_process",
         "loss is off",

@@ -46,7 +46,11 @@ def waits(node, folder, planted=False):
     return found, metrics.row()["step"]
 
 
-LAYOUTS = [({}, 1), ({"fsdp2": {}}, 2), ({"tensor_parallel": {"degree": 2}}, 2), ({"simplefsdp": {}}, 2)]
+LAYOUTS = [
+    ({}, 1),
+    ({"fsdp2": {}}, 2),
+    *(pytest.param(s, 2, marks=pytest.mark.slow) for s in ({"tensor_parallel": {"degree": 2}}, {"simplefsdp": {}})),
+]
 
 
 def run(ranks, folder, strategies, world, *overrides, **options):

@@ -91,10 +91,7 @@ def compile(model: "nn.Module", mesh: "Mesh", spec: "ModelSpec", run: "Run") -> 
 def deal(
     tokens: "torch.Tensor", labels: "torch.Tensor", positions: "torch.Tensor | None", mesh: "Mesh"
 ) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None":
-    """Returns what this rank sees of a batch along axes that split the sequence, each (B, T / ranks), with positions.
-
-    The core's own deals every rank one stretch, in order.
-    """
+    """Returns this rank's part of every row where an axis splits sequences. The core's own is a stretch per rank."""
 
 
 @hookspec(firstresult=True)

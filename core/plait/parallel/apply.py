@@ -175,11 +175,11 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
         if param.is_floating_point():
             param.data = param.data.to(dtype(run.config.precision.storage))
     options = run.config.compile
-    by_compiler = functools.partial(compiled, options=options, fullgraph=True) if options.enabled else lambda f: f
-    if run.config.loss.chunks > 1:
+    compiler = functools.partial(compiled, options=options, fullgraph=True) if options.enabled else lambda plain: plain
+    if run.config.loss.chunks > 1:  # imported only by runs that need it, here and where heads are checked
         from plait.parallel.chunked_loss import loss_in_head
 
-        loss_in_head(model, run.spec, run.config.loss.chunks, by_compiler)
+        loss_in_head(model, run.spec, run.config.loss.chunks, compiler)
     arguments = {"mesh": mesh, "spec": run.spec, "run": run}
     for phase in PHASES:
         if phase == "graph" and not ("parameter_sharding" in hooks.roles and mesh.layout.summed_axes()):
@@ -193,4 +193,4 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
         materialise(model, device, run.storage_device)
         initialise(model, run.spec, run.config.train.seed)
     balance = Balance([model], mesh, run.spec)
-    return Applied([model], mesh, run.spec, run, hooks, device, balance, compiled_sum(by_compiler))
+    return Applied([model], mesh, run.spec, run, hooks, device, balance, compiled_sum(compiler))

@@ -7,7 +7,6 @@ only scales them. The same idea: Liger Kernel (arXiv:2410.10989, section 3.2).
 Shapes: N tokens, C tokens of a chunk, D model width, V vocabulary, or this rank's part of it.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,10 +16,8 @@ from torch import Tensor, nn
 
 from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
-from plait.parallel.loss import IGNORE
+from plait.parallel.loss import IGNORE, Compiler
 from plait.parallel.mix_in import mix_in
-
-Compiled = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def divide_head(head: nn.Module, axis: Any) -> None:
@@ -32,18 +29,16 @@ def divide_head(head: nn.Module, axis: Any) -> None:
     head.__dict__["_vocab_axis"] = axis
 
 
-def loss_in_head(
-    model: nn.Module, spec: ModelSpec, chunks: int, compiled: Compiled = lambda function: function
-) -> None:
+def loss_in_head(model: nn.Module, spec: ModelSpec, chunks: int, compiler: Compiler) -> None:
     """Have `model(..., labels=labels)` return the summed cross entropy, which its head computes in `chunks` chunks.
 
     Without labels it returns logits, as before. In place; before any strategy acts, and after `check_head`.
-    compiled: compiles a function, if the run compiles.
+    compiler: compiles a function, or leaves it as it is.
     """
     head: Any = model.get_submodule(spec.head or "")
     mix_in(head, LossHead)
     head.__dict__ |= {"_chunks": chunks, "_labels": None, "_loss": None, "_vocab_axis": None}
-    head.__dict__ |= {"_vocab": len(head.weight), "_piece": compiled(loss_and_gradient)}
+    head.__dict__ |= {"_vocab": len(head.weight), "_piece": compiler(loss_and_gradient)}
     mix_in(model, LossModel)
     model.__dict__["_loss_head"] = head  # not a second name of its parameters
 

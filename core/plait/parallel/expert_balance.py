@@ -31,13 +31,10 @@ class Counted:
     names: Sequence[str]
     sizes: Sequence[int]
 
-    def row(self, on_host: Tensor) -> dict[str, float]:
-        """For metrics.jsonl: for every router the largest load over the mean, and the loads' entropy (1: even).
-
-        on_host: `counts`, in main memory.
-        """
+    def row(self) -> dict[str, float]:
+        """For metrics.jsonl: for every router the largest load over the mean, and the loads' entropy (1: even)."""
         row = {}
-        for name, counts in zip(self.names, on_host.split(list(self.sizes)), strict=True):
+        for name, counts in zip(self.names, self.counts.cpu().split(list(self.sizes)), strict=True):
             share = counts.double() / counts.sum()
             row[f"experts/{name}/max_over_mean"] = float(share.max() * len(counts))
             row[f"experts/{name}/entropy"] = float(torch.special.entr(share).sum()) / math.log(max(len(counts), 2))

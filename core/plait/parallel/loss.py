@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 IGNORE = -100
+Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def cross_entropy_sum(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
@@ -24,9 +25,10 @@ def cross_entropy_sum(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
     return loss.to_local() if isinstance(loss, DTensor) else loss  # equal on all ranks
 
 
-def compiled_sum(compiled: Callable[[Any], Any]) -> Callable[[Tensor, Tensor], Tensor]:
-    """`cross_entropy_sum` as `compiled` makes it: it keeps logits in their own dtype, and little else, for backward."""
-    fast = compiled(cross_entropy_sum)
+def compiled_sum(compiler: Compiler) -> Callable[[Tensor, Tensor], Tensor]:
+    """`cross_entropy_sum` through `compiler`. Compiled, it keeps logits in their own dtype, and little else, for
+    backward."""
+    fast = compiler(cross_entropy_sum)
 
     def loss(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
         return (fast if compiles(logits_BTV) else cross_entropy_sum)(logits_BTV, labels_BT)

@@ -11,6 +11,7 @@ from torch import Tensor
 from plait.contract.config import Config
 from plait.parallel.apply import Applied
 from plait.parallel.loss import compiles, cross_entropy_sum
+from plait.parallel.micro_batches import Rows, micro_batches
 from plait.plan.fused import LOSS
 from plait.plan.recorder import Recorder
 from plait.train.step_metrics import _all_gather
@@ -37,19 +38,17 @@ class Step:
         recorder.phase, recorder.micro = "start", 0
         tokens = torch.zeros(self.micro * self.rows, train.seq_len, dtype=torch.int64)
         labels = torch.zeros(self.micro * self.rows, train.seq_len, dtype=torch.int64)
-        tokens, labels, positions = self.applied.deal(tokens, labels)
-        own = [tokens, labels, *([] if positions is None else [positions])]
+        own = self.applied.deal(tokens, labels)
         recorder.mark(own, "other")
         counts = torch.zeros(EXCHANGED, dtype=torch.int64)
         counting = dist.all_reduce(counts, async_op=True)
         valid = self.micro * self.rows * train.seq_len * self.applied.mesh.rank_and_size("batch")[1]
         self.model.train()
-        parts = list(zip(*(whole.split(self.rows) for whole in own), strict=True))
 
-        def micro_batches() -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-            for micro, (rows, wanted, *at) in enumerate(parts[: self.driven]):
+        def told() -> Iterator[Rows]:
+            for micro, rows in enumerate(micro_batches(own, self.rows)[: self.driven]):
                 recorder.micro, recorder.phase = micro, "forward"
-                yield rows, wanted, at[0] if at else None
+                yield rows
 
         def loss(logits: Tensor, wanted: Tensor) -> Tensor:
             recorder.phase = "loss"
@@ -64,7 +63,7 @@ class Step:
             recorder.phase = "backward"
             return valid
 
-        total = self.applied.forward_backward(micro_batches(), agreed, loss)
+        total = self.applied.forward_backward(told(), agreed, loss)
         recorder.micro, recorder.phase = 0, "clip"
         recorder.mark([p.grad for p in self.applied.parameters()], "gradients")
         norm = self.applied.clip_grads(train.max_norm)

@@ -13,6 +13,7 @@ import plait
 from plait.contract.config import Compile, Loss, Precision, Remat
 from plait.parallel.apply import Applied
 from plait.parallel.loss import IGNORE, valid_tokens
+from plait.parallel.micro_batches import micro_batches
 from plait.parallel.state import canonical
 from plait.strategies.registry import create_all
 from plait.testing.models import MODELS, VOCAB
@@ -133,8 +134,8 @@ def forward_backward(applied: Applied, trial: Trial, step: int) -> float:
     mine = slice(index * size, (index + 1) * size)
     positions = documents(tokens)[mine] if trial.documents else None
     dealt = applied.deal(tokens[mine], labels[mine], positions)
-    parts = [[None] * trial.micro if whole is None else whole.chunk(trial.micro) for whole in dealt]
-    summed = (applied.forward_backward(list(zip(*parts, strict=True)), total) / total).cpu()
+    parts = micro_batches(dealt, -(-size // trial.micro))
+    summed = (applied.forward_backward(parts, total) / total).cpu()
     if not applied.mesh.is_dp_leader():
         summed.zero_()
     dist.all_reduce(summed)

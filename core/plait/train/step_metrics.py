@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -82,7 +83,9 @@ class StepMetrics:
     def check(self) -> float:
         """The loss over all ranks. Raises PlaitError if the loss or the gradient norm is not finite."""
         if self._loss is None:
-            gathered, norm, *self._counts = self._values.read()
+            gathered, norm, *counts = self._values.read()
+            if self._experts:
+                self._experts = attrs.evolve(self._experts, counts=counts[0])
             self._loss = float(gathered[0::2].sum())
             self._memory = int(gathered[1::2].max())
             self._norm = float(norm)
@@ -112,7 +115,7 @@ class StepMetrics:
             "peak_memory_bytes": self._memory,
             "memory_kind": self.memory_kind,
             "data_seconds": self.data_seconds,
-            **(self._experts.row(*self._counts) if self._experts else {}),
+            **(self._experts.row() if self._experts else {}),
             **self.extra,
         }
 

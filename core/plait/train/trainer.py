@@ -17,6 +17,7 @@ from plait.parallel.apply import set_up
 from plait.parallel.assembly import Assembly, assemble
 from plait.parallel.build import build_source
 from plait.parallel.loss import valid_tokens
+from plait.parallel.micro_batches import Rows, micro_batches
 from plait.records.peak_flops import peak_flops
 from plait.records.run_folder import RunFolder
 from plait.system.signals import ASKING
@@ -143,9 +144,9 @@ class Trainer:
             nonlocal valid, signals
             if not valid:
                 counting.wait()
-                labels, failed, due, *asking = counts.tolist()
+                tokens, failed, due, *asking = counts.tolist()
                 self._due = bool(due)
-                valid = max(labels, 1)
+                valid = max(tokens, 1)
                 if failed:
                     self.checkpoints.wait()  # raises, on all ranks
                 signals = [number for number, ranks in zip(ASKING, asking, strict=True) if ranks]
@@ -182,17 +183,15 @@ class Trainer:
         dist.all_reduce(sums)
         return float(sums[0] / sums[1].clamp(min=1))
 
-    def _own(self, batch: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _own(self, batch: Any) -> Rows:
         return self.applied.deal(batch.tokens, batch.labels, batch.positions)
 
-    def _micro_batches(self, batch: tuple[Tensor, Tensor, Tensor | None]) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-        size = self.config.train.local_batch_size
-        parts = []
-        for tensor in batch:
-            if tensor is None:
-                parts.append([None] * self.micro_batches)
-                continue
-            if self.device.type == "cuda":
-                tensor = tensor.pin_memory()  # from other memory a copy waits for the device
-            parts.append(tensor.to(self.device, non_blocking=True).split(size))
-        return list(zip(*parts, strict=True))
+    def _micro_batches(self, batch: Rows) -> list[Rows]:
+        tokens, labels, positions = batch
+        at = None if positions is None else self._moved(positions)
+        return micro_batches((self._moved(tokens), self._moved(labels), at), self.config.train.local_batch_size)
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        if self.device.type == "cuda":
+            tensor = tensor.pin_memory()  # from other memory a copy waits for the device
+        return tensor.to(self.device, non_blocking=True)

@@ -12,9 +12,14 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot impo
 METHODS = ("gather", "ring", "ulysses")
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("model", ["llama3", "mla", "odd"])
-def test_documents_do_not_see_each_other(plait_ranks, method, model):
+QUICK = [("llama3", method) for method in METHODS] + [("mla", "ulysses"), ("odd", "ring")]
+PAIRS = [(model, method) for model in ("llama3", "mla", "odd") for method in METHODS]
+
+
+@pytest.mark.parametrize(
+    ("model", "method"), [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.slow) for pair in PAIRS]
+)
+def test_documents_do_not_see_each_other(plait_ranks, model, method):
     trial = Trial(model, steps=2, documents=True)
     expected = plait_ranks.once(train, trial, world=1)[0]
     plain = plait_ranks.once(train, Trial(model, steps=2), world=1)[0]
@@ -38,7 +43,7 @@ MOE = {
 }
 
 
-@pytest.mark.parametrize("name", [*MOE])
+@pytest.mark.parametrize("name", [pytest.param("cp 4", marks=pytest.mark.slow), *list(MOE)[1:]])
 def test_experts_with_a_balance_loss(plait_ranks, name):
     trial = Trial("moe", steps=3)
     expected = plait_ranks.once(train, trial, world=1)[0]
@@ -113,10 +118,21 @@ def in_theory(method, degree):
     return [Collective("all_to_all", "cp", 4, 2 * (own + copies * both) + 2 * own)]
 
 
-@pytest.mark.parametrize("degree", [2, 4])
+@pytest.mark.parametrize("degree", [pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("method", METHODS)
 def test_attention_sends_what_theory_asks_for(plait_ranks, method, degree):
     for found, most in plait_ranks.once(watched, method, degree, world=degree):
         assert sorted(found, key=str) == sorted(in_theory(method, degree), key=str)
         if method == "ring":  # one stretch's queries with one stretch's keys
             assert most == BATCH * HEADS * (TOKENS // (2 * degree)) ** 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_compiled_blocks(plait_ranks, method):
+    expected = plait_ranks.once(train, Trial(steps=2), world=1)[0]
+    trial = Trial(steps=2, compile="aot_eager", remat="full")
+    strategies = {"context_parallel": {"degree": 2, "method": method}, "fsdp2": {}}
+    for result in plait_ranks.run(train, trial, strategies, world=2, timeout=240):
+        error, parameter = worst_gradient(result, expected)
+        assert error <= 1e-10, f"{parameter} is off by {error:.1e}"

@@ -12,7 +12,7 @@ LAYOUTS = {
     "ulysses cp 4": Layout(4, {"degree": 4, "method": "ulysses"}, FSDP2),
     "gather cp 4, contiguous": Layout(4, {"degree": 4, "order": "contiguous"}, FSDP2),
     "ring cp 2 x fsdp2 2": Layout(4, {"degree": 2, "method": "ring", "order": "contiguous"}, FSDP2),
-    "ulysses cp 2 x tp 2": Layout(4, {"degree": 2, "method": "ulysses"}, TENSOR),
+    "ulysses cp 2 x tp 2, contiguous": Layout(4, {"degree": 2, "method": "ulysses", "order": "contiguous"}, TENSOR),
     "gather cp 2 x tp 2": Layout(4, {"degree": 2}, TENSOR),
     "gather cp 2": Layout(2, {"degree": 2}, FSDP2),
 }

@@ -43,7 +43,9 @@ class ContextParallel:
     @hookimpl
     def deal(
         self, tokens: "Tensor", labels: "Tensor", positions: "Tensor | None", mesh: "Mesh"
-    ) -> "tuple[Tensor, Tensor, Tensor]":
+    ) -> "tuple[Tensor, Tensor, Tensor] | None":
+        if self.degree == 1:
+            return None
         import torch
 
         from plait_context_parallel.order import Order

@@ -65,17 +65,17 @@ def _refuse_unlike(fqn: str, inner: nn.Module, method: str) -> None:
     positions = torch.tensor([[0, 1, 2, 0, 1, 2]], device="cpu")
     mask = torch.ones(6, 6, dtype=torch.bool, device="cpu").tril()
     document = torch.arange(6, device="cpu") // 3
+    masks = [mask, mask & (document[:, None] == document)]
+    every = [x.repeat_interleave(2, dim=1) for x in (k, v)]
+    wanted = [F.scaled_dot_product_attention(q, *every, attn_mask=each) for each in masks]
+    refusal = PlaitError(
+        f"{KEY}.method={method} computes plain causal attention, but {fqn!r} computes something else, such as another "
+        "scale, a window or a cap; use ulysses"
+    ).at(f"{KEY}.method", method, fits=("ulysses",))
     try:
         with torch.no_grad(), torch.device("cpu"):
             found = [inner(q, k, v, None), inner(q, k, v, positions)]
-    except Exception:
-        found = []
-    k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
-    masks = [mask, mask & (document[:, None] == document)]
-    wanted = [F.scaled_dot_product_attention(q, k, v, attn_mask=each) for each in masks]
-    same = [a.shape == b.shape and torch.allclose(a, b) for a, b in zip(found, wanted, strict=bool(found))]
-    if not same or not all(same):
-        raise PlaitError(
-            f"{KEY}.method={method} computes plain causal attention, but {fqn!r} computes something else, such as "
-            "another scale, a window or a cap; use ulysses"
-        ).at(f"{KEY}.method", method, fits=("ulysses",))
+    except Exception as error:  # it needs something else than these numbers, so it is something else
+        raise refusal from error
+    if not all(a.shape == b.shape and torch.allclose(a, b) for a, b in zip(found, wanted, strict=True)):
+        raise refusal

@@ -22,9 +22,9 @@ class Gathered:
     _options: Any
 
     def forward(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, positions_BT: Tensor | None = None) -> Tensor:
-        order, documents = self._order, self._options.documents
+        order = self._order
         places_T = order.places(q_BHTE.shape[2], order.rank, q_BHTE.device)
-        first_BT = places_T - positions_BT if documents and positions_BT is not None else None
+        first_BT = order.begins(positions_BT) if self._options.documents and positions_BT is not None else None
         both = torch.cat([k_BKTE, v_BKTE], dim=-1)  # one collective for both
         both = order.whole(gathered(both, self._axis, dim=2), dim=2)
         both = both.repeat_interleave(q_BHTE.shape[1] // k_BKTE.shape[1], dim=1)

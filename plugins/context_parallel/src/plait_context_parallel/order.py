@@ -13,25 +13,25 @@ from plait_context_parallel.fits import stretches
 
 @attrs.frozen
 class Order:
-    """Of `ranks` ranks, of which this one is `rank`. zigzag: two stretches per rank, else one."""
+    """Of `ranks` ranks, of which this one is `rank`. name: "zigzag" or "contiguous"."""
 
     ranks: int
     rank: int
-    zigzag: bool
+    name: str
 
     @classmethod
     def on(cls, axis: object, name: str) -> "Order":
         """axis: 1-D DeviceMesh."""
-        return cls(axis.size(), axis.get_local_rank(), name == "zigzag")  # type: ignore[attr-defined]
+        return cls(axis.size(), axis.get_local_rank(), name)  # type: ignore[attr-defined]
 
     @property
     def parts(self) -> int:
         """Stretches of a sequence."""
-        return stretches(self.ranks, "zigzag" if self.zigzag else "contiguous")
+        return stretches(self.ranks, self.name)
 
     def of(self, rank: int) -> list[int]:
         """The numbers of a rank's stretches, ascending."""
-        return [rank, self.parts - 1 - rank] if self.zigzag else [rank]
+        return [rank, self.parts - 1 - rank] if self.name == "zigzag" else [rank]
 
     def own(self, whole_BT: Tensor) -> Tensor:
         """This rank's tokens of `whole_BT`, along dim 1."""
@@ -42,6 +42,10 @@ class Order:
         """The places in the sequence of the `tokens` tokens of a rank, (tokens,) int64."""
         length = tokens // len(self.of(rank))
         return torch.cat([torch.arange(n * length, (n + 1) * length, device=device) for n in self.of(rank)])
+
+    def begins(self, positions_BT: Tensor) -> Tensor:
+        """The place at which the document of each of this rank's tokens begins, (B, T)."""
+        return self.places(positions_BT.shape[1], self.rank, positions_BT.device) - positions_BT
 
     def whole(self, by_rank: Tensor, dim: int) -> Tensor:
         """All ranks' tokens, one rank after the other along `dim`, in the order of the sequence."""

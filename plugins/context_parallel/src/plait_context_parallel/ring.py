@@ -31,9 +31,7 @@ class Ring:
 
     def forward(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, positions_BT: Tensor | None = None) -> Tensor:
         order = self._order
-        first_BT = None
-        if self._options.documents and positions_BT is not None:
-            first_BT = order.places(q_BHTE.shape[2], order.rank, q_BHTE.device) - positions_BT
+        first_BT = order.begins(positions_BT) if self._options.documents and positions_BT is not None else None
         q_BKGTE = q_BHTE.unflatten(1, (k_BKTE.shape[1], -1))
         return _Ring.apply(q_BKGTE, k_BKTE, v_BKTE, first_BT, order, self._axis).flatten(1, 2)
 
