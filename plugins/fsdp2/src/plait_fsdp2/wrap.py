@@ -9,11 +9,13 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import Shard
 
 from plait import Mesh, ModelSpec, Precision, shard_dim
+from plait_fsdp2.worlds import OwnChunk, shared_meshes
 
 if TYPE_CHECKING:
     from plait_fsdp2 import Fsdp2
 
 
+@shared_meshes()
 def wrap(options: "Fsdp2", model: nn.Module, mesh: Mesh, spec: ModelSpec, precision: Precision) -> None:
     """Shard each block, then the rest as the root's own group; in place.
 
@@ -47,14 +49,15 @@ def wrap(options: "Fsdp2", model: nn.Module, mesh: Mesh, spec: ModelSpec, precis
 
 
 def _shard(module: nn.Module, mesh: DeviceMesh, reshard: bool, common: dict[str, Any]) -> None:
-    ranks = mesh.size(mesh.ndim - 1)
-    fully_shard(
-        module,
-        mesh=mesh,  # of two dims: replicates over the first, shards over the second (HSDP)
-        reshard_after_forward=reshard,
-        shard_placement_fn=lambda param: Shard(shard_dim(param, ranks)),
-        **common,
-    )
+    ranks, rank = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
+    with OwnChunk(ranks, rank):
+        fully_shard(
+            module,
+            mesh=mesh,  # of two dims: replicates over the first, shards over the second (HSDP)
+            reshard_after_forward=reshard,
+            shard_placement_fn=lambda param: Shard(shard_dim(param, ranks)),
+            **common,
+        )
 
 
 def _elsewhere(root: nn.Module, mesh: Mesh) -> list[tuple[nn.Module, DeviceMesh]]:
