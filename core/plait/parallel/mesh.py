@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -121,13 +122,13 @@ class Mesh:
     def _axis(self, name: str) -> DeviceMesh:
         if name not in self._single:
             return self._of(name)[name]
-        mesh = self.root[ALONE]
+        mesh = self.root[ALONE]  # a new one each time
         mesh._mesh_dim_names = (name,)
         return mesh
 
     def _of(self, name: str) -> DeviceMesh:
         """The dense mesh or the view that has this axis."""
-        return next(m for m in (self.dense, *self.views.values()) if m is not None and name in m.mesh_dim_names)
+        return next(m for m in (self.dense, *self.views.values()) if m and name in (m.mesh_dim_names or ()))
 
     def _factor(self, axes: tuple[MeshAxis, ...]) -> DeviceMesh | None:
         axes = tuple(a for a in axes if a.name not in self._single)
@@ -152,8 +153,9 @@ def _root(device_type: str, world_size: int, alone: bool) -> DeviceMesh:
     return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=(ALONE, "world"))
 
 
-def _group_of_this_rank(world_size: int) -> dist.ProcessGroup:
+def _group_of_this_rank(world_size: int) -> Any:
     """For all axes of one rank together."""
-    if dist.group.WORLD.bound_device_id is not None:  # then torch splits communicators, and all ranks have to take part
+    # torch splits the communicator of a group that is bound to devices, and all ranks have to take part in that
+    if getattr(dist.group.WORLD, "bound_device_id", None) is not None:
         return dist.split_group(split_ranks=[[rank] for rank in range(world_size)], group_desc=f"mesh_{ALONE}")
     return dist.new_group([dist.get_rank()], use_local_synchronization=True, group_desc=f"mesh_{ALONE}")
