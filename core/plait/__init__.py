@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from plait.parallel.loss import cross_entropy_sum
     from plait.parallel.mesh import Mesh
     from plait.parallel.mix_in import mix_in
-    from plait.parallel.sharding import distribute_params, shard_dim
+    from plait.parallel.sharding import distribute_params, own_chunk, shard_dim
     from plait.parallel.transform import transform_param
     from plait.plan import planning
 
@@ -49,6 +49,7 @@ __all__ = [
     "is_planning",
     "mix_in",
     "outside_of_graph",
+    "own_chunk",
     "planned_split",
     "planning",
     "read_values",
@@ -64,6 +65,7 @@ _LAZY = {
     "mix_in": "plait.parallel.mix_in",
     "divide_head": "plait.parallel.chunked_loss",
     "distribute_params": "plait.parallel.sharding",
+    "own_chunk": "plait.parallel.sharding",
     "shard_dim": "plait.parallel.sharding",
     "transform_param": "plait.parallel.transform",
     "planning": "plait.plan.planning",

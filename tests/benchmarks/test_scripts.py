@@ -58,6 +58,16 @@ def test_startup_finds_no_torch_and_no_foreign_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_worlds_compares_them(tmp_path: Path) -> None:
+    options = ("--worlds", "8", "64", "--tensor=2", "--experts=2", "--repeats=1")
+    text = printed("worlds.py", "llama3_debug", "deepseek_v3_debug", *options, cwd=tmp_path)
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    both = ["fsdp2", "fsdp2, TP 2"]
+    assert [row[1] for row in rows] == [*both, *both, "fsdp2, TP 2, EP 2"]  # one of the two has experts
+    assert all(float(row[2]) > 0 and float(row[4]) > 0 for row in rows)
+
+
+@pytest.mark.slow
 def test_throughput_says_that_a_processor_is_no_gpu(tmp_path: Path) -> None:
     text = printed("throughput.py", *TINY, "train.steps=6", "compile.backend=eager", cwd=tmp_path)
     assert "NOT MEASURED ON A GPU" in text

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -18,6 +19,9 @@ LAYOUTS: dict[str, list[Any]] = {
     "both": [Shard(0), Shard(1)],
     "rows twice": [Shard(0), Shard(0)],
     "nothing": [Replicate(), Replicate()],
+    "rows of tensor ranks": [_StridedShard(0, split_factor=2), Shard(0)],
+    "columns of tensor ranks": [_StridedShard(1, split_factor=2), Shard(1)],
+    "rows in threes": [_StridedShard(0, split_factor=3), Shard(1)],
 }
 
 
@@ -47,14 +51,17 @@ class Made(TorchDispatchMode):
         return out
 
 
-def test_it_makes_no_more_tensors_on_more_ranks() -> None:
+@pytest.mark.parametrize("over", [1, 2], ids=["ranks", "tensor ranks"])
+def test_it_makes_no_more_tensors_on_more_ranks(over: int) -> None:
     counts = []
     for world in (4, 1024):
-        with simulated(world, world // 2):
-            mesh = init_device_mesh("cpu", (world,))
-            param = DTensor.from_local(torch.empty(4096 // world, 2), mesh, [Shard(0)], run_check=False)
+        with simulated(world * over, world // 2 * over):
+            mesh = init_device_mesh("cpu", (world, over))
+            rows = [_StridedShard(0, split_factor=over), Shard(0)] if over > 1 else [Shard(0), Replicate()]
+            whole = {"shape": torch.Size((4096 * over, 2)), "stride": (2, 1), "run_check": False}
+            param = DTensor.from_local(torch.empty(4096 // world, 2), mesh, rows, **whole)
             with Made() as made:
                 held = held_indices(param, 0)
             assert held.tolist() == list(range(2048, 2048 + 4096 // world))
             counts.append(made.count)
-    assert counts[0] == counts[1] < 5
+    assert counts[0] == counts[1] < 10

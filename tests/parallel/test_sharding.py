@@ -1,12 +1,14 @@
 """Parameters as DTensors with ties kept, and which dim data-parallel ranks divide. One process, simulated ranks."""
 
+import math
+
 import attrs
 import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from plait import MeshAxis, distribute_params, divisors, shard_dim, valid_degree
+from plait import MeshAxis, distribute_params, divisors, own_chunk, shard_dim, valid_degree
 from plait.contract.axes import join_axes
 from plait.parallel.mesh import Mesh
 from plait.parallel.simulated import simulated
@@ -45,6 +47,17 @@ def test_parameters_become_dtensors_and_ties_stay():
 )
 def test_rows_are_divided_if_there_are_enough(shape, ranks, dim):
     assert shard_dim(torch.zeros(shape), ranks) == dim
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4, 5, 9])
+@pytest.mark.parametrize(("shape", "dim"), [((8, 4), 0), ((5,), 0), ((2, 7), 1), ((0, 3), 0)])
+def test_a_rank_gets_its_own_chunk(shape, dim, ranks):
+    whole = torch.arange(math.prod(shape)).view(shape)
+    chunks = torch.chunk(whole, ranks, dim)
+    for rank in range(ranks):
+        own = own_chunk(whole, ranks, rank, dim)
+        assert own.numel() == 0 if rank >= len(chunks) else torch.equal(own, chunks[rank])
+        assert own.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
 
 
 def test_a_dim_that_is_divided_already_is_left():

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
-from torch.distributed.tensor.placement_types import Placement
+from torch.distributed.tensor import DTensor
 
 from plait.contract.model_spec import ModelSpec
+from plait.parallel.sharding import own_chunk
 
 MANY = 100_000  # values that are worth another thread's turn
 
@@ -95,34 +95,21 @@ def _take(row: Tensor, inner: tuple[slice | Tensor, ...]) -> Tensor:
 
 
 def held_indices(param: Tensor, dim: int) -> Tensor:
-    """The global indices along `dim` that this rank holds.
+    """The global indices along `dim` that this rank holds. It computes no other's: torch would make those of all ranks.
 
-    A rank computes its own part only: torch would make those of all ranks. But the order of strided shards (FSDP over
-    tensor parallelism) is torch's to know, and is found by sharding the indices as the parameter is.
+    A strided shard (FSDP over tensor parallelism) is a part of each of `split_factor` pieces.
     """
     held = torch.arange(param.shape[dim])
-    if not isinstance(param, DTensor):
-        return held
-    mesh = param.device_mesh
-    if any(hasattr(p, "split_factor") for p in param.placements if _splits(p, dim)):
-        placements = [_onto_dim_0(p) if _splits(p, dim) else Replicate() for p in param.placements]
-        return distribute_tensor(held.to(mesh.device_type), mesh, placements, src_data_rank=None).to_local().cpu()
-    for axis, placement in enumerate(param.placements):
+    for axis, placement in enumerate(param.placements if isinstance(param, DTensor) else ()):
         if _splits(placement, dim):
-            length = -(-len(held) // mesh.size(axis))
-            start = length * mesh.get_local_rank(axis)
-            held = held[start : start + length]
+            ranks, rank = param.device_mesh.size(axis), param.device_mesh.get_local_rank(axis)  # type: ignore[attr-defined]
+            pieces = getattr(placement, "split_factor", 1)
+            held = torch.cat([own_chunk(own_chunk(held, pieces, i), ranks, rank) for i in range(pieces)])
     return held
 
 
 def _splits(placement: Any, dim: int) -> bool:
     return getattr(placement, "dim", None) == dim  # `is_shard` is False for a strided shard
-
-
-def _onto_dim_0(placement: Any) -> Placement:
-    if hasattr(placement, "split_factor"):
-        return type(placement)(0, split_factor=placement.split_factor)
-    return type(placement)(0)
 
 
 def _keys(seed: int, fqn: str) -> tuple[int, int]:

@@ -1,46 +1,57 @@
 """The axes of a run as torch DeviceMeshes: the dense view, further views of the same ranks, and who sums what."""
 
+import functools
 import math
 from collections.abc import Iterable
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from plait.contract.axes import MeshLayout
+from plait.contract.axes import MeshAxis, MeshLayout
 from plait.contract.errors import PlaitError
+
+ALONE = "alone"  # the name of a dim over one rank
 
 
 class Mesh:
     """All meshes of a run, created together: every rank must construct it at the same time.
 
-    world: 1-D over all ranks. dense: one dim per axis, None if no strategy asked for any. views: by name.
-    All share one root, so that torch joins data and model axes of one parameter into one DTensor mesh.
+    root: of all the others, so that torch joins data and model axes of one parameter into one DTensor mesh.
+    world: 1-D over all ranks. dense, views (by name): one dim per axis, but without axes of one rank if there are
+    several ranks: torch would make a group for every rank of the world on each rank. None: no axis is left.
+    Meshes are kept: to make one, to compare it and to hash it takes torch as long as there are ranks.
     """
 
     def __init__(self, layout: MeshLayout, device_type: str) -> None:
         self.layout = layout
         self.device_type = device_type
         self.rank = dist.get_rank()
-        self.world = init_device_mesh(device_type, (layout.world_size,), mesh_dim_names=("world",))
-        self.dense = self._factor(layout.dense) if layout.dense else None
+        all_axes = [axis for axes in (layout.dense, *layout.views.values()) for axis in axes]
+        self._single = {a.name for a in all_axes if a.degree == 1 < layout.world_size}
+        self.root = _root(device_type, layout.world_size, alone=bool(self._single))
+        self.world = self.root["world"]
+        self.dense = self._factor(layout.dense)
         self.views = {name: self._factor(axes) for name, axes in layout.views.items()}
+        self._axes = {axis.name: self._axis(axis.name) for axis in all_axes}
         self._joined: dict[tuple[str, ...], DeviceMesh] = {}
+        self._data = functools.cache(self._find_data)
         for view in (None, *layout.views):  # groups must be created in the same order on all ranks, so now
             for outer in (None, *(a.name.rpartition(".")[2] for a in layout.data_axes(view))):
                 self._data(view, outer)
 
     def __getitem__(self, name: str) -> DeviceMesh:
         """The 1-D mesh of axis `name`, of the dense view or (`view.axis` for what it left over) of another."""
-        for axes, mesh in self._all():
-            if name in [a.name for a in axes]:
-                return mesh[name]
-        known = ", ".join(a.name for axes, _ in self._all() for a in axes) or "none"
+        if name in self._axes:
+            return self._axes[name]
+        known = ", ".join(self._axes) or "none"
         raise PlaitError(f"there is no mesh axis {name!r}; available: {known}").at(name, fits=known)
 
     def __contains__(self, name: str) -> bool:
-        return any(name == a.name for axes, _ in self._all() for a in axes)
+        return name in self._axes
 
     def rank_and_size(self, splits: str | None) -> tuple[int, int]:
         """(index, count) of this rank along "batch", "sequence" or "layers": its part, and the number of parts.
@@ -87,7 +98,7 @@ class Mesh:
         """
         return self._data(self.view_of(param), outer)
 
-    def _data(self, view: str | None, outer: str | None) -> DeviceMesh | None:
+    def _find_data(self, view: str | None, outer: str | None) -> DeviceMesh | None:
         prefix = f"{view}." if view else ""
         axes = self.layout.data_axes(view)
         apart = next((a for a in axes if a.name == f"{prefix}{outer}" and a.degree > 1), None)
@@ -105,16 +116,23 @@ class Mesh:
         if len(names) == 1:
             return self[names[0]]
         if key not in self._joined:
-            mesh = next(mesh for axes, mesh in self._all() if names[0] in [a.name for a in axes])
-            self._joined[key] = mesh[key]._flatten(joined)
+            self._joined[key] = self._of(names[0])[key]._flatten(joined)
         return self._joined[key]
 
-    def _all(self) -> list[tuple[tuple, DeviceMesh]]:
-        dense = [(self.layout.dense, self.dense)] if self.dense is not None else []
-        return [*dense, *((self.layout.views[name], mesh) for name, mesh in self.views.items())]
+    def _axis(self, name: str) -> DeviceMesh:
+        if name not in self._single:
+            return self._of(name)[name]
+        mesh = self.root[ALONE]  # a new one each time
+        mesh._mesh_dim_names = (name,)
+        return mesh
 
-    def _factor(self, axes: tuple) -> DeviceMesh:
-        return self.world._unflatten(0, tuple(a.degree for a in axes), tuple(a.name for a in axes))
+    def _of(self, name: str) -> DeviceMesh:
+        """The dense mesh or the view that has this axis."""
+        return next(m for m in (self.dense, *self.views.values()) if m and name in (m.mesh_dim_names or ()))
+
+    def _factor(self, axes: tuple[MeshAxis, ...]) -> DeviceMesh | None:
+        axes = tuple(a for a in axes if a.name not in self._single)
+        return self.world._unflatten(0, tuple(a.degree for a in axes), tuple(a.name for a in axes)) if axes else None
 
     def _coordinates(self) -> list[int]:
         rest, coordinates = self.rank, []
@@ -123,3 +141,21 @@ class Mesh:
             coordinates.append(rest // inner)
             rest %= inner
         return coordinates
+
+
+def _root(device_type: str, world_size: int, alone: bool) -> DeviceMesh:
+    """A dim `world` over all ranks and, if `alone`, before it a dim over this rank alone."""
+    world = init_device_mesh(device_type, (world_size,), mesh_dim_names=("world",))
+    if not alone:
+        return world
+    ranks = torch.arange(world_size, dtype=torch.int, device="cpu").view(1, world_size)
+    groups = [_group_of_this_rank(world_size), world.get_group()]
+    return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=(ALONE, "world"))
+
+
+def _group_of_this_rank(world_size: int) -> Any:
+    """For all axes of one rank together."""
+    # torch splits the communicator of a group that is bound to devices, and all ranks have to take part in that
+    if getattr(dist.group.WORLD, "bound_device_id", None) is not None:
+        return dist.split_group(split_ranks=[[rank] for rank in range(world_size)], group_desc=f"mesh_{ALONE}")
+    return dist.new_group([dist.get_rank()], use_local_synchronization=True, group_desc=f"mesh_{ALONE}")

@@ -25,6 +25,18 @@ def distribute_params(model: nn.Module, mesh: DeviceMesh, placements: Mapping[st
             module._parameters[name] = made[id(param)]
 
 
+def own_chunk(tensor: Tensor, ranks: int, rank: int, dim: int = 0) -> Tensor:
+    """The part, as a view, that `rank` gets if `torch.chunk` divides `tensor` over `ranks` along `dim`.
+
+    Parts have the same length, but the last ones may be shorter or empty. torch itself makes the parts of all ranks, so
+    a rank of a large world would spend most of its set-up on those of the others.
+    """
+    size = tensor.shape[dim]
+    length = -(-size // ranks)
+    start = min(length * rank, size)
+    return tensor.narrow(dim, start, min(length, size - start))
+
+
 def shard_dim(param: Tensor, ranks: int) -> int:
     """The dim that `ranks` data-parallel ranks divide: rows, if there are as many as ranks.
 

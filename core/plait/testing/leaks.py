@@ -58,13 +58,8 @@ def _some_steps(trial: Trial, strategies: Mapping[str, Mapping[str, Any]]) -> li
 
 
 def _groups(mesh: Mesh) -> set[Any]:
-    meshes = [
-        mesh.world,
-        *mesh._joined.values(),
-        *([mesh.dense] if mesh.dense is not None else []),
-        *mesh.views.values(),
-    ]
-    return {dist.group.WORLD, *(group for each in meshes for group in each.get_all_groups())}
+    meshes = [mesh.root, mesh.dense, *mesh.views.values(), *mesh._joined.values()]
+    return {dist.group.WORLD, *(group for each in meshes if each is not None for group in each.get_all_groups())}
 
 
 def _hooks(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:

@@ -12,11 +12,13 @@ from torch.utils._pytree import tree_map_only
 
 from plait import Mesh, ModelSpec, Precision, shard_dim
 from plait_fsdp2.again import gather_again_if_kept
+from plait_fsdp2.worlds import OwnChunk, shared_meshes
 
 if TYPE_CHECKING:
     from plait_fsdp2 import Fsdp2
 
 
+@shared_meshes()
 def wrap(options: "Fsdp2", model: nn.Module, mesh: Mesh, spec: ModelSpec, precision: Precision) -> None:
     """Make units of what stands before the blocks, of each block, and of what stands after them, then a group of the
     rest, which is the root's; in place.
@@ -80,14 +82,15 @@ def _parameters(modules: Iterable[nn.Module]) -> set[nn.Parameter]:
 
 def _shard(modules: list[nn.Module], mesh: DeviceMesh, reshard: bool, common: dict[str, Any]) -> None:
     """Several modules are one group: gathered when the first of them runs, freed after the last."""
-    ranks = mesh.size(mesh.ndim - 1)
-    fully_shard(
-        modules,
-        mesh=mesh,  # of two dims: replicates over the first, shards over the second (HSDP)
-        reshard_after_forward=reshard,
-        shard_placement_fn=lambda param: Shard(shard_dim(param, ranks)),
-        **common,
-    )
+    ranks, rank = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
+    with OwnChunk(ranks, rank):
+        fully_shard(
+            modules,
+            mesh=mesh,  # of two dims: replicates over the first, shards over the second (HSDP)
+            reshard_after_forward=reshard,
+            shard_placement_fn=lambda param: Shard(shard_dim(param, ranks)),
+            **common,
+        )
 
 
 def _elsewhere(modules: Iterable[nn.Module], mesh: Mesh) -> list[tuple[nn.Module, DeviceMesh]]:

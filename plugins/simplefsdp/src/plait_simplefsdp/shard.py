@@ -8,14 +8,16 @@ import attrs
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.traceback import annotate
 
-from plait import Mesh, ModelSpec, PlaitError, Precision, shard_dim, transform_param
+from plait import Mesh, ModelSpec, PlaitError, Precision, own_chunk, shard_dim, transform_param
 
 # In the metadata of a graph's nodes: the block whose parameter they move, and the parameter's number in the model.
 BUCKET, NUMBER = "plait_bucket", "plait_number"
+
+Join = Callable[..., DeviceMesh]
 
 
 def shard(model: nn.Module, mesh: Mesh, spec: ModelSpec, precision: Precision) -> None:
@@ -31,6 +33,7 @@ def shard(model: nn.Module, mesh: Mesh, spec: ModelSpec, precision: Precision) -
             if param is not None:
                 owners.setdefault(id(param), []).append((fqn, module, name))
     tied = []
+    join = functools.cache(lambda *meshes: DeviceMesh._concatenate([*meshes]))  # takes as long as there are ranks
     for number, places in enumerate(owners.values()):
         fqn, module, name = places[0]
         if module._parameters[name].dim() == 0:
@@ -38,7 +41,8 @@ def shard(model: nn.Module, mesh: Mesh, spec: ModelSpec, precision: Precision) -
                 f"simplefsdp cannot divide the scalar {f'{fqn}.{name}'.lstrip('.')!r}; give it the shape (1,)"
             )
         block = next((b for b in blocks if f"{fqn}.".startswith(f"{b}.")), "")
-        made, stored = _sharded(module._parameters[name], mesh.data(module._parameters[name], outer="dp_replicate"))
+        param = module._parameters[name]
+        made, stored = _sharded(param, mesh.data(param, outer="dp_replicate"), join)
         whole = functools.partial(
             _whole,
             stored=stored,
@@ -107,7 +111,7 @@ class Stored:
     dim: int
 
 
-def _sharded(param: Any, data: DeviceMesh | None) -> tuple[nn.Parameter, Stored]:
+def _sharded(param: Any, data: DeviceMesh | None, join: Join) -> tuple[nn.Parameter, Stored]:
     """The parameter as FSDP2 would store it, so that checkpoints, clipping and optimizers see no difference."""
     inner, local = None, param.detach()
     if isinstance(param, DTensor):
@@ -115,19 +119,19 @@ def _sharded(param: Any, data: DeviceMesh | None) -> tuple[nn.Parameter, Stored]
         local = param.detach().to_local()
     if data is None:
         return param, Stored(False, None, None, None, local.shape, local.stride(), 0)
-    dim = shard_dim(param, data.size(data.ndim - 1))
+    ranks, rank = data.size(data.ndim - 1), data.get_local_rank(data.ndim - 1)
+    dim = shard_dim(param, ranks)
     placements: list[Placement] = [Replicate()] * (data.ndim - 1) + [Shard(dim)]
-    stored = distribute_tensor(local, data, placements, src_data_rank=None)
+    mesh, shape, stride = data, local.shape, local.stride()
     if inner is not None:
         factor = 1
         for size, placement in zip(inner[0].shape, inner[1], strict=True):
             factor *= size if getattr(placement, "dim", None) == dim else 1
         if factor > 1:
             placements[-1] = _StridedShard(dim, split_factor=factor)
-        joined = DeviceMesh._concatenate([data, inner[0]])
-        stored = DTensor.from_local(
-            stored.to_local(), joined, [*placements, *inner[1]], run_check=False, shape=inner[2], stride=inner[3]
-        )
+        mesh, placements, shape, stride = join(data, inner[0]), [*placements, *inner[1]], *inner[2:]
+    part = own_chunk(local, ranks, rank, dim).clone()
+    stored = DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
     copies, shards = _apart(data)
     made = nn.Parameter(stored, requires_grad=param.requires_grad)
     return made, Stored(True, shards, copies, inner, local.shape, local.stride(), dim)
