@@ -2,7 +2,7 @@
 
 Two ranks share a model under fsdp2 and AdamW's state of it. In each cycle these take turns, each in a new folder:
 
-1. a synchronous save, beside `dcp.save`;
+1. a synchronous save, beside `dcp.save`; older checkpoints are removed outside the time;
 2. the time that an asynchronous save stands still, beside `torch.save` of what the rank holds;
 3. a load as a resume does it, beside `dcp.load`. The files are still in the page cache.
 
@@ -12,6 +12,7 @@ A time is that of the slowest rank. `--folder` sets the disk.
 import argparse
 import json
 import os
+import random
 import shutil
 import statistics
 import sys
@@ -71,25 +72,31 @@ def as_rank(megabytes: int, cycles: int, folder: Path) -> None:
     rank = dist.get_rank()
     state, after = canonical_state(model, optimizer)
     local = {key: t.to_local() if isinstance(t, DTensor) else t for key, t in state.items()}
-    savers = {mode: Saver(Store(folder / mode), mode, keep=1) for mode in ("sync", "async")}
+    savers = {mode: Saver(Store(folder / mode), mode, keep=sys.maxsize) for mode in ("sync", "async")}
     savers["sync"].save(state, 1)
     dcp.save(state, checkpoint_id=folder / "dcp")
     step = iter(range(2, sys.maxsize))
 
-    def fresh(name: str) -> Path:
+    def remove(name: str) -> None:
         if rank == 0:
             shutil.rmtree(folder / name, ignore_errors=True)
         dist.barrier()
-        return folder / name
+
+    def remove_older(mode: str) -> None:
+        saver = savers[mode]
+        saver.wait()
+        if rank == 0:
+            saver.store.prune(1)
+        dist.barrier()
 
     def torch_save() -> None:
         torch.save(local, folder / f"local-{rank}")
 
     turns: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {  # what is measured, what follows
-        "plait sync": (lambda: savers["sync"].save(state, next(step)), lambda: None),
-        "dcp.save": (lambda: dcp.save(state, checkpoint_id=folder / "a"), lambda: fresh("a")),
-        "dcp.save again": (lambda: dcp.save(state, checkpoint_id=folder / "b"), lambda: fresh("b")),
-        "plait async": (lambda: savers["async"].save(state, next(step)), lambda: savers["async"].wait()),
+        "plait sync": (lambda: savers["sync"].save(state, next(step)), lambda: remove_older("sync")),
+        "dcp.save": (lambda: dcp.save(state, checkpoint_id=folder / "a"), lambda: remove("a")),
+        "dcp.save again": (lambda: dcp.save(state, checkpoint_id=folder / "b"), lambda: remove("b")),
+        "plait async": (lambda: savers["async"].save(state, next(step)), lambda: remove_older("async")),
         "torch.save": (torch_save, lambda: None),
         "torch.save again": (torch_save, lambda: None),
         "plait load": (lambda: load(savers["sync"].store.place(savers["sync"].saved or 0), state, after), lambda: None),
@@ -98,7 +105,9 @@ def as_rank(megabytes: int, cycles: int, folder: Path) -> None:
     }
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for cycle in range(cycles + 1):  # the first warms up, and the first asynchronous save takes its memory
-        for name in list(turns) if cycle % 2 else list(turns)[::-1]:
+        order = list(turns)
+        random.Random(cycle).shuffle(order)  # after a save the disk may still be slow
+        for name in order:
             measured, then = turns[name]
             os.sync()
             dist.barrier()

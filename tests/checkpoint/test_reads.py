@@ -140,11 +140,14 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-CHANGED = "was changed after it was written (sha256 differs)"
+CHANGED = "was changed after it was written (crc32 differs)"
 DAMAGE = {
     "tensors of rank 1": (lambda step: flip(step / "__1_0.distcp"), f"its file __1_0.distcp {CHANGED}"),
     "tensors of rank 0": (lambda step: flip(step / "__0_0.distcp"), f"its file __0_0.distcp {CHANGED}"),
-    "digests": (lambda step: flip(step / "__1_0.distcp.pieces"), f"its file __1_0.distcp.pieces {CHANGED}"),
+    "checksums": (
+        lambda step: flip(step / "__1_0.distcp.pieces"),
+        f"its file __1_0.distcp.pieces {CHANGED.replace('crc32', 'sha256')}",
+    ),
     "metadata": (lambda step: flip(step / ".metadata"), f"its file .metadata {CHANGED}"),
 }
 

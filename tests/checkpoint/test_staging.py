@@ -4,9 +4,10 @@ import gc
 import sys
 import threading
 import time
+import warnings
 import weakref
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import cloudpickle
 import pytest
@@ -146,26 +147,46 @@ def test_shards_are_copied_into_the_same_memory(plait_ranks: Pool, tmp_path: Pat
         assert form == ["DTensor", "(Shard(dim=0),)"]
 
 
-@pytest.mark.gpu
-def test_copies_from_a_gpu_go_to_locked_memory_with_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    state, staging, waits = {key: t.cuda() for key, t in state_of((300, 40), (7,)).items()}, Staging(), []
+def test_what_is_asked_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one: the calls, in order. The first copy locks its memory, later ones wait once for all tensors."""
+    calls, runtime, stream = [], mock.Mock(), mock.MagicMock()
+    runtime.cudaHostRegister.side_effect = lambda *args: calls.append("lock") or 0
+    runtime.cudaHostUnregister.side_effect = lambda *args: calls.append("unlock")
+    stream.wait_stream.side_effect = lambda other: calls.append("wait for training")
+    stream.synchronize.side_effect = lambda: calls.append("wait")
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda given: mock.MagicMock())
+    monkeypatch.setattr("plait.checkpoint.staging._on_gpu", lambda tensor: tensor.dim() > 0)
+    state, staging = state_of((300, 40), (7,), (0,)), Staging()
     staging.copy(state)
-    monkeypatch.setattr(torch.cuda.Stream, "synchronize", counted(torch.cuda.Stream.synchronize, waits))
+    assert calls == ["lock", "lock"]  # not for what is empty
+    for _ in range(2):
+        calls.clear()
+        for tensor in state.values():
+            tensor.add_(1)
+        assert equal(staging.copy(state), state)
+        assert calls == ["wait for training", "wait"]
+    calls.clear()
+    staging.copy({})
+    gc.collect()
+    assert calls == ["unlock", "unlock"]
+
+
+@pytest.mark.gpu
+def test_copies_from_a_gpu_go_to_locked_memory_with_one_wait() -> None:
+    state, staging = {key: t.cuda() for key, t in state_of((300, 40), (7,)).items()}, Staging()
+    staging.copy(state)
     for tensor in state.values():
         tensor.add_(1)
-    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("warn")
     try:
-        staged = staging.copy(state)
+        with warnings.catch_warnings(record=True) as waits:
+            warnings.simplefilter("always")
+            staged = staging.copy(state)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(waits) == 1
     assert staged["model.0"].is_pinned()
     assert equal(staged, {key: tensor.cpu() for key, tensor in state.items()})
-
-
-def counted(call: Any, calls: list[int]) -> Any:
-    def counting(*args: Any) -> Any:
-        calls.append(1)
-        return call(*args)
-
-    return counting

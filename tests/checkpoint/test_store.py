@@ -1,12 +1,12 @@
 """Folders of checkpoints: what counts as complete, what as sound, and what a kill leaves. No torch here."""
 
 import contextlib
-import hashlib
 import json
 import re
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -55,10 +55,6 @@ def test_nothing_there(tmp_path: Path) -> None:
     assert store.complete() == []
     store.clean()
     store.prune(1)
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def flip(file: Path, at: int) -> None:
@@ -226,7 +222,7 @@ def test_verify_reads_every_file_of_every_piece(tmp_path: Path) -> None:
     whole.mkdir()
     content, files = b"one" + b"two" * 50, {}
     (whole / "a").write_bytes(content)
-    (whole / "a.pieces").write_text(dumps([(len(part), sha256(part)) for part in (content[:3], content[3:])]))
+    (whole / "a.pieces").write_text(dumps([(len(part), zlib.crc32(part)) for part in (content[:3], content[3:])]))
     files["a"] = (len(content), None)
     files["a.pieces"] = ((whole / "a.pieces").stat().st_size, digest(whole / "a.pieces"))
     path = store.commit(whole, Manifest(1, files=files))
@@ -235,7 +231,7 @@ def test_verify_reads_every_file_of_every_piece(tmp_path: Path) -> None:
         for at in range((path / name).stat().st_size):
             flip(path / name, at)
             assert Store.look(path) is None
-            assert "was changed after it was written (sha256 differs)" in (Store.verify(path) or "")
+            assert "was changed after it was written (" in (Store.verify(path) or "")
             flip(path / name, at)
 
 

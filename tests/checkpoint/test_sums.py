@@ -177,4 +177,4 @@ def test_of_a_checkpoint_only_ranks_read_tensors_and_only_those_they_need(
     check_weights(tmp_path / "step-1", SHAPES)
     assert read == []
     read_weights(tmp_path / "step-1", {name: torch.zeros(shape) for name, shape in SHAPES.items()})
-    assert read == [".metadata", "__0_0.distcp.pieces", "__0_0.distcp", "__0_0.distcp"]
+    assert read == [".metadata.pieces", ".metadata", "__0_0.distcp.pieces", "__0_0.distcp", "__0_0.distcp"]

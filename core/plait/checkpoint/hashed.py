@@ -1,9 +1,10 @@
-"""A file system for torch's writer that takes digests of each file while it writes it, piece by piece."""
+"""A file system for torch's writer that takes checksums of each file while it writes it, piece by piece."""
 
 import contextlib
 import hashlib
 import io
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,9 @@ class HashedFiles(FileSystem):
         self.pieces[Path(new_path).name] = self.pieces.pop(Path(path).name)
 
     def seal(self, folder: Path) -> dict[str, Seal]:
-        """The entries of these files for the manifest, by name. Writes the `.pieces` of those that have several."""
+        """The entries of these files for the manifest, by name. Writes the `.pieces` of each."""
         seals: dict[str, Seal] = {}
         for name, pieces in sorted(self.pieces.items()):
-            if len(pieces) == 1:
-                seals[name] = pieces[0]
-                continue
             lines = dumps(pieces)
             write_synced(folder / (name + PIECES), lines)
             seals[name] = sum(length for length, _ in pieces), None
@@ -45,7 +43,7 @@ class HashedFiles(FileSystem):
 
 
 class _Hashed(io.BufferedWriter):
-    """A new file that is written from its beginning to its end; only then are the digests those of the file.
+    """A new file that is written from its beginning to its end; only then are the checksums those of the file.
 
     A piece ends where `tell` is called, which torch does between the parts of tensors, or when it is LONGEST.
     """
@@ -53,12 +51,10 @@ class _Hashed(io.BufferedWriter):
     def __init__(self, path: str | os.PathLike, mode: str) -> None:
         super().__init__(io.FileIO(os.fspath(path), mode.replace("b", "")))
         self._ended: list[Piece] = []
-        self._length, self._sha256 = 0, hashlib.sha256()
+        self._length = self._crc = 0
 
     def pieces(self) -> list[Piece]:
-        """At least one."""
-        if self._length or not self._ended:
-            self._end()
+        self._end()
         return self._ended
 
     def write(self, data: Any) -> int:
@@ -66,20 +62,20 @@ class _Hashed(io.BufferedWriter):
         rest = memoryview(data).cast("B")
         while rest:
             taken, rest = rest[: LONGEST - self._length], rest[LONGEST - self._length :]
-            self._sha256.update(taken)
+            self._crc = zlib.crc32(taken, self._crc)
             self._length += len(taken)
             if self._length == LONGEST:
                 self._end()
         return written
 
     def tell(self) -> int:
-        if self._length:
-            self._end()
+        self._end()
         return super().tell()
 
     def seek(self, *args: Any) -> int:
-        raise io.UnsupportedOperation("a file whose digest is taken while it is written cannot be written out of order")
+        raise io.UnsupportedOperation("a file whose checksum is taken while it is written is written in order")
 
     def _end(self) -> None:
-        self._ended.append((self._length, self._sha256.hexdigest()))
-        self._length, self._sha256 = 0, hashlib.sha256()
+        if self._length:
+            self._ended.append((self._length, self._crc))
+        self._length = self._crc = 0

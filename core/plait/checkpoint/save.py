@@ -13,6 +13,7 @@ import attrs
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.utils.serialization import config
 
 from plait.checkpoint.files import clear
 from plait.checkpoint.finite import Extremes, where_to_go_on
@@ -108,7 +109,8 @@ class Saver:
         try:
             writer = _Writer(path, per_thread_copy_ahead=copy_ahead)
             quiet = warnings.catch_warnings(action="ignore") if self._group is None else nullcontext()
-            with quiet:  # "no process group"
+            # torch's own checksums are of no use: it compares them never, and the writer takes some that are compared
+            with quiet, config.patch("save.compute_crc32", False):  # quiet: "no process group"
                 dcp.save(state, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
             files = {name: seal for own in self._all(writer.seal) for name, seal in own.items()}
             self._all(lambda: self._complete(path, manifest, files))

@@ -26,11 +26,11 @@ class Staging:
             room = before.pop(key, None)
             if room is None or not _same_form(room, tensor):
                 self._kept[key] = tensor.detach().to("cpu", copy=True)
-                if _local(tensor).is_cuda:
+                if _on_gpu(tensor):
                     _lock(_local(self._kept[key]))
                 continue
             self._kept[key] = room
-            if _local(tensor).is_cuda:
+            if _on_gpu(tensor):
                 on_gpu.append((_local(room), _local(tensor)))
             else:
                 _local(room).copy_(_local(tensor))
@@ -51,6 +51,10 @@ class Staging:
 def _local(tensor: Tensor) -> Tensor:
     """What this rank holds."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def _on_gpu(tensor: Tensor) -> bool:
+    return _local(tensor).is_cuda
 
 
 def _same_form(room: Tensor, tensor: Tensor) -> bool:
