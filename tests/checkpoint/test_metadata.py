@@ -130,8 +130,21 @@ def test_every_torn_or_flipped_metadata_is_refused_or_read(path: Path) -> None:
 
 
 def test_metadata_larger_than_any_is_not_read(path: Path) -> None:
+    sign(path, files={".metadata": [LARGEST + 1, "0"]})
     os.truncate(path / ".metadata", LARGEST + 1)  # a hole, which takes no room on the disk
     with pytest.raises(PlaitError, match=f"it has {LARGEST + 1} bytes, and no checkpoint needs more"):
+        read(path)
+
+
+def test_bytes_that_no_tensor_needs_are_not_read(path: Path) -> None:
+    """A hole takes no room on the disk, and memory when it is read."""
+    os.truncate(path / "__0_0.distcp", 1 << 24)
+    metadata = metadata_of(path)
+    place(metadata, offset=0, length=1 << 24)
+    plant(path, pickle.dumps(metadata))
+    with pytest.raises(
+        PlaitError, match=r"a part of 'model\.a' has 12 elements, for which 16777216 bytes are too many"
+    ):
         read(path)
 
 
@@ -154,6 +167,7 @@ def test_metadata_larger_than_any_is_not_read(path: Path) -> None:
         ({"files": {"../x": [1, "0"]}}, r"files has '\.\./x', which is not the name of a file in the folder"),
         ({"files": {"/etc/passwd": [1, "0"]}}, "files has '/etc/passwd'"),
         ({"files": {"x": ["1", "0"]}}, r"files\['x'\] must be a size and a digest"),
+        ({"files": {"x": [1, None]}}, r"files\['x'\] must be a size and a digest"),
     ],
 )
 def test_a_manifest_that_no_save_writes_is_refused(path: Path, changes: dict[str, Any], message: str) -> None:

@@ -6,11 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
 
 from plait.checkpoint.files import digest
+from plait.checkpoint.pieces import dumps
 from plait.checkpoint.store import MANIFEST, Manifest, NoneSound, Store
 from plait.contract.errors import PlaitError
 
@@ -61,6 +63,10 @@ def flip(file: Path, at: int) -> None:
     file.write_bytes(content)
 
 
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
 def shift_step(path: Path) -> None:
     """Still valid JSON, still the right size: only the manifest's digest of itself tells."""
     text = (path / MANIFEST).read_text()
@@ -69,32 +75,44 @@ def shift_step(path: Path) -> None:
 
 def of_a_later_plait(path: Path) -> None:
     body = json.loads((path / MANIFEST).read_text())
-    (path / MANIFEST).write_text(json.dumps({**body, "format": 2}))
+    (path / MANIFEST).write_text(json.dumps({**body, "format": 3}))
 
 
-DAMAGES = {
+HIDDEN = {
     "flipped byte": (lambda p: flip(p / "__1_0.distcp", 17), r"__1_0\.distcp was changed"),
     "flipped byte of the metadata": (lambda p: flip(p / ".metadata", 5), r"\.metadata was changed"),
+}
+DAMAGES = {
     "truncated": (lambda p: (p / "__0_0.distcp").write_bytes(b"short"), r"__0_0\.distcp has 5 bytes instead of \d+"),
     "missing file": (lambda p: (p / "__0_0.distcp").unlink(), r"__0_0\.distcp is missing"),
     "missing manifest": (lambda p: (p / MANIFEST).unlink(), "not written completely"),
     "torn manifest": (lambda p: (p / MANIFEST).write_text('{"step": 2, '), "is broken"),
     "not text": (lambda p: (p / MANIFEST).write_bytes(b"\xff\xfe\x00"), "is broken"),
     "other manifest": (shift_step, "was changed"),
-    "later format": (of_a_later_plait, "format is 2"),
+    "later format": (of_a_later_plait, "format is 3"),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", HIDDEN | DAMAGES)
 def test_a_damaged_one_is_named_and_skipped(tmp_path: Path, damage: str) -> None:
+    """At once, or when somebody has read it."""
     store, said = Store(tmp_path), []
     sound, damaged = put(store, 1), put(store, 2)
-    do, why = DAMAGES[damage]
+    do, why = (HIDDEN | DAMAGES)[damage]
     do(damaged)
+    found = Store.verify(damaged) or ""
+    assert re.search(why, found)
+    if damage in HIDDEN:
+        assert store.latest(pytest.fail) == damaged
+        assert store.complete() == [sound, damaged]
+        store.damaged[damaged] = found
     assert store.latest(said.append) == sound
-    assert len(said) == 1
-    assert str(damaged) in said[0]
-    assert re.search(why, said[0])
+    assert said == [f"skipping the checkpoint {damaged}: {found}"]
+    assert store.latest(pytest.fail) == sound  # it is said once
+    assert store.complete() == [sound]
+    put(store, 2)
+    assert store.latest(pytest.fail) == damaged
+    assert store.complete() == [sound, damaged]
 
 
 def test_every_flipped_bit_of_a_manifest_is_noticed(tmp_path: Path) -> None:
@@ -123,7 +141,7 @@ def test_a_run_that_went_back_keeps_what_it_saves(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for step in (40, 80):
         put(store, step)
-    flip(tmp_path / "step-80" / ".metadata", 0)
+    cut(tmp_path / "step-80" / ".metadata")
     put(store, 60)
     store.prune(1, newest=60)
     assert store.latest(lambda _: None) == tmp_path / "step-60"
@@ -134,8 +152,8 @@ def test_damaged_ones_do_not_push_out_sound_ones(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for step in (25, 30, 35, 40):
         put(store, step)
-    for step in (35, 40):
-        flip(store.place(step) / ".metadata", 0)
+    cut(store.place(35) / ".metadata")
+    store.damaged[store.place(40)] = "its tensors were changed"
     assert store.latest(lambda _: None) == store.place(30)
     put(store, 37)
     store.prune(2, newest=37)
@@ -152,7 +170,7 @@ def test_damaged_ones_do_not_push_out_sound_ones(tmp_path: Path) -> None:
 def test_none_sound_is_not_none_there(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for step in (1, 2):
-        flip(put(store, step) / "__0_0.distcp", 3)
+        cut(put(store, step) / "__0_0.distcp")
     with pytest.raises(
         NoneSound, match=rf"^no checkpoint in {tmp_path} is sound: step-2: its file .*; step-1: its file "
     ):
@@ -196,6 +214,25 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     put(store, 5, b"new")
     assert (store.latest() / ".metadata").read_bytes() == b"new"
     assert [p.name for p in tmp_path.iterdir()] == ["step-5"]
+
+
+def test_verify_reads_every_file_of_every_piece(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    whole = store.temporary(1)
+    whole.mkdir()
+    content, files = b"one" + b"two" * 50, {}
+    (whole / "a").write_bytes(content)
+    (whole / "a.pieces").write_text(dumps([(len(part), zlib.crc32(part)) for part in (content[:3], content[3:])]))
+    files["a"] = (len(content), None)
+    files["a.pieces"] = ((whole / "a.pieces").stat().st_size, digest(whole / "a.pieces"))
+    path = store.commit(whole, Manifest(1, files=files))
+    assert Store.verify(path) is None
+    for name in files:
+        for at in range((path / name).stat().st_size):
+            flip(path / name, at)
+            assert Store.look(path) is None
+            assert "was changed after it was written (" in (Store.verify(path) or "")
+            flip(path / name, at)
 
 
 def test_clean_finishes_what_lacked_only_its_name(tmp_path: Path) -> None:

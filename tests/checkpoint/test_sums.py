@@ -11,6 +11,9 @@ from safetensors.torch import save_file
 
 from plait.checkpoint import files, sums
 from plait.checkpoint.export import export
+from plait.checkpoint.pieces import Checked
+from plait.checkpoint.save import Saver
+from plait.checkpoint.store import Store
 from plait.checkpoint.sums import SUMS, check_sums
 from plait.checkpoint.weights import INDEX, check_weights, read_weights
 from plait.contract.errors import PlaitError
@@ -56,7 +59,9 @@ def test_sha256sum_checks_what_is_written(tmp_path: Path, writer: str) -> None:
 
 
 def start(path: Path) -> None:
+    """Both that the launcher does and that ranks do."""
     check_weights(path, SHAPES)
+    read_weights(path, weights())
 
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -150,14 +155,26 @@ def test_sums_that_cannot_be(exported: Path, line: str, message: str) -> None:
         check_sums(exported)
 
 
-@pytest.mark.parametrize("made", ["export", "checkpoint"])
-def test_ranks_do_not_compare_again(tmp_path: Path, exported: Path, made: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = exported if made == "export" else checkpoint(tmp_path)
-    check_weights(path, SHAPES)
+def test_ranks_do_not_compare_again(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_weights(exported, SHAPES)
 
     def forbidden(*_: object) -> None:
         raise AssertionError("a rank reads every byte once more")
 
     monkeypatch.setattr(files, "digest", forbidden)
     monkeypatch.setattr(sums, "digests", forbidden)
-    read_weights(path, {name: torch.zeros(shape) for name, shape in SHAPES.items()})
+    read_weights(exported, {name: torch.zeros(shape) for name, shape in SHAPES.items()})
+
+
+def test_of_a_checkpoint_only_ranks_read_tensors_and_only_those_they_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {f"model.{name}": tensor for name, tensor in weights().items()} | {"optimizer.a.m": torch.zeros(4, 3)}
+    Saver(Store(tmp_path), "sync").save(state, 1)
+    read: list[str] = []
+    before = Checked._read
+    monkeypatch.setattr(Checked, "_read", lambda self, *args: (read.append(self.name), before(self, *args)))
+    check_weights(tmp_path / "step-1", SHAPES)
+    assert read == []
+    read_weights(tmp_path / "step-1", {name: torch.zeros(shape) for name, shape in SHAPES.items()})
+    assert read == [".metadata.pieces", ".metadata", "__0_0.distcp.pieces", "__0_0.distcp", "__0_0.distcp"]

@@ -275,7 +275,7 @@ def test_tokens_split_and_nobody_sums(strategies):
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """A run with checkpoints of steps 5 and 10, of which only manifests and digests are read before ranks start."""
+    """A run with checkpoints of steps 5 and 10, of which only manifests are read before ranks start."""
     with contextlib.chdir(tmp_path_factory.mktemp("prepared")):
         assert plait("train", "run.name=a", "launch.device=cpu").code == STARTED
         folder = Path("runs/a").absolute()
@@ -315,14 +315,13 @@ def test_a_sound_checkpoint_is_taken(run):
 @pytest.mark.parametrize(
     ("act", "why"),
     [
-        (lambda step: damage(step / "tensors"), "its file tensors was changed after it was written"),
         (lambda step: damage(step / "manifest.json"), "its manifest.json"),
         (lambda step: (step / "manifest.json").write_text('{"step": 10'), "its manifest.json is broken"),
         (lambda step: (step / "manifest.json").unlink(), "it has no manifest.json"),
         (lambda step: (step / "tensors").unlink(), "its file tensors is missing"),
         (lambda step: (step / "tensors").write_bytes(b"short"), "its file tensors has 5 bytes instead of 100"),
     ],
-    ids=["flipped", "flipped manifest", "torn manifest", "no manifest", "missing", "cut"],
+    ids=["flipped manifest", "torn manifest", "no manifest", "missing", "cut"],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(run, act, why):
     step = run / "checkpoints" / "step-10"
@@ -387,7 +386,7 @@ def test_a_flipped_byte_in_a_real_checkpoint(tmp_path):
     done = train(*options, "train.steps=15", "schedule.decay_steps=0", cwd=tmp_path / "broken")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"skipping the checkpoint {last}: its file ") == 1
-    assert "checkpoint: resuming after step 5 from " in done.stdout
+    assert "checkpoint: resuming after step 5 from " in done.stdout  # its rank has found the damage
     whole, broken = (rows(tmp_path / folder / "runs/a") for folder in ("whole", "broken"))
     assert [r["step"] for r in broken] == list(range(1, 16))
     assert [r["loss"] for r in broken] == [r["loss"] for r in whole]

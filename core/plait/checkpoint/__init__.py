@@ -8,5 +8,6 @@ weights.py  weights alone, Plait's or safetensors, in       export.py      weigh
 manager.py  the checkpoints of a run on its ranks           finite.py      refuses NaN and infinity
 reader.py   torch's reader, which runs no code of a folder  pickled.py     data out of a pickle, calling nothing
 files.py    digests, and atomic changes of folders          wellformed.py  checks the form of a manifest
-sums.py     SHA256SUMS beside weights                       hashed.py      digests of files while they are written
+pieces.py   digests of parts of a file, and reading those   hashed.py      takes them while files are written
+staging.py  copies of the state in main memory              sums.py        SHA256SUMS beside weights
 """

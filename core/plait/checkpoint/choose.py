@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
+
 from plait.checkpoint.store import NoneSound, Store
 from plait.contract.config import Checkpoint
 from plait.contract.errors import PlaitError
@@ -19,10 +21,11 @@ Say = Callable[[str], None]
 
 
 def choose(conf: Checkpoint, store: Store, say: Say) -> Path | None:
-    """The run's own newest sound checkpoint, else the one that `checkpoint.load` names, else None.
+    """The run's own newest checkpoint that looks sound, else the one that `checkpoint.load` names, else None.
 
-    Its own come first, so that repeating the same command continues the run. Raises PlaitError if all its own are
-    damaged and `checkpoint.load` names none, or if it names one that is not sound.
+    Its own come first, so that repeating the same command continues the run. Reads no tensors: if they turn out to be
+    damaged, enter it in `store.damaged` and ask again. Raises PlaitError if all its own are damaged and
+    `checkpoint.load` names none, or if it names one that is damaged.
     """
     named = conf.load not in ("latest", "never")
     try:
@@ -38,7 +41,7 @@ def choose(conf: Checkpoint, store: Store, say: Say) -> Path | None:
     if not named:
         return None
     with reading(conf.load, "checkpoint.load"):
-        problem = Store.verify(conf.load)
+        problem = store.damaged.get(Path(conf.load)) or Store.look(conf.load)
     if problem:
         raise PlaitError(f"checkpoint.load={conf.load} cannot be loaded: {problem}").at("checkpoint.load", conf.load)
     return Path(conf.load)
@@ -57,4 +60,16 @@ def choose_on_ranks(conf: Checkpoint, store: Store, folder: "RunFolder", say: Sa
     path = choose(conf, store, log.info if first else say) if conf.enabled else None
     if path is None and not first:
         say("checkpoint: there is none to resume; all ranks start over at step 0")
+    return path
+
+
+def choose_again(conf: Checkpoint, store: Store, say: Say) -> Path | None:
+    """The one before those in `store.damaged`, for rank 0, when loading has found damage.
+
+    Raises PlaitError if the run has no other of its own: the launcher has not checked whether that of
+    `checkpoint.load` fits.
+    """
+    path = choose(attrs.evolve(conf, load="latest"), store, say) or choose(conf, store, say)
+    if path:
+        say(f"checkpoint: resuming after step {Store.read(path).step} from {path}")
     return path

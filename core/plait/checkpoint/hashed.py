@@ -1,46 +1,81 @@
-"""A file system for torch's writer that takes the digest of each file while it writes it."""
+"""A file system for torch's writer that takes checksums of each file while it writes it, piece by piece."""
 
 import contextlib
 import hashlib
 import io
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
+from plait.checkpoint.files import write_synced
+from plait.checkpoint.pieces import LONGEST, PIECES, Piece, Seal, dumps
+
 
 class HashedFiles(FileSystem):
-    """digests: name -> (bytes, sha256) of the files written so far."""
+    """pieces: name -> those of the files written so far."""
 
     def __init__(self) -> None:
-        self.digests: dict[str, tuple[int, str]] = {}
+        self.pieces: dict[str, list[Piece]] = {}
 
     @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[Any]:
-        raw = _Hashed(path, mode)
-        with io.BufferedWriter(raw) as stream:
+        with _Hashed(path, mode) as stream:
             yield stream
-        self.digests[Path(path).name] = raw.size, raw.sha256.hexdigest()
+        self.pieces[Path(path).name] = stream.pieces()
 
     def rename(self, path: str | os.PathLike, new_path: str | os.PathLike) -> None:
         super().rename(path, new_path)
-        self.digests[Path(new_path).name] = self.digests.pop(Path(path).name)
+        self.pieces[Path(new_path).name] = self.pieces.pop(Path(path).name)
+
+    def seal(self, folder: Path) -> dict[str, Seal]:
+        """The entries of these files for the manifest, by name. Writes the `.pieces` of each."""
+        seals: dict[str, Seal] = {}
+        for name, pieces in sorted(self.pieces.items()):
+            lines = dumps(pieces)
+            write_synced(folder / (name + PIECES), lines)
+            seals[name] = sum(length for length, _ in pieces), None
+            seals[name + PIECES] = len(lines), hashlib.sha256(lines.encode()).hexdigest()
+        return seals
 
 
-class _Hashed(io.FileIO):
-    """A new file that is written from its beginning to its end; only then is the digest that of the file."""
+class _Hashed(io.BufferedWriter):
+    """A new file that is written from its beginning to its end; only then are the checksums those of the file.
+
+    A piece ends where `tell` is called, which torch does between the parts of tensors, or when it is LONGEST.
+    """
 
     def __init__(self, path: str | os.PathLike, mode: str) -> None:
-        super().__init__(os.fspath(path), mode.replace("b", ""))
-        self.sha256, self.size = hashlib.sha256(), 0
+        super().__init__(io.FileIO(os.fspath(path), mode.replace("b", "")))
+        self._ended: list[Piece] = []
+        self._length = self._crc = 0
+
+    def pieces(self) -> list[Piece]:
+        self._end()
+        return self._ended
 
     def write(self, data: Any) -> int:
-        written = super().write(data) or 0
-        self.sha256.update(memoryview(data).cast("B")[:written])
-        self.size += written
+        written = super().write(data)  # all of it, or it raises
+        rest = memoryview(data).cast("B")
+        while rest:
+            taken, rest = rest[: LONGEST - self._length], rest[LONGEST - self._length :]
+            self._crc = zlib.crc32(taken, self._crc)
+            self._length += len(taken)
+            if self._length == LONGEST:
+                self._end()
         return written
 
+    def tell(self) -> int:
+        self._end()
+        return super().tell()
+
     def seek(self, *args: Any) -> int:
-        raise io.UnsupportedOperation("a file whose digest is taken while it is written cannot be written out of order")
+        raise io.UnsupportedOperation("a file whose checksum is taken while it is written is written in order")
+
+    def _end(self) -> None:
+        if self._length:
+            self._ended.append((self._length, self._crc))
+        self._length = self._crc = 0

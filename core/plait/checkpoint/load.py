@@ -5,34 +5,75 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
+from plait.checkpoint.pieces import Damaged
 from plait.checkpoint.reader import Reader
+from plait.checkpoint.store import Store
 from plait.contract.errors import PlaitError, near_miss
+from plait.parallel.agreement import on_all_ranks, on_rank_0
 from plait.parallel.state import is_absent, mark
+
+
+def load_latest(
+    store: Store,
+    state: Mapping[str, Tensor],
+    after: Callable[[], Any] | None = None,
+    newest: Callable[[], Path | None] | None = None,
+) -> Path | None:
+    """Load the newest sound checkpoint of `store` as `load` does; returns its path, None if there are none.
+
+    Called by all ranks. Damage that any rank finds is entered in `store.damaged` on all; then all load the one before.
+    newest: called on rank 0 for the first one and after each damaged one; None: `store.latest`. Raises PlaitError,
+    naming each, if there are some and none is sound, and as `load` does.
+    """
+    while path := on_rank_0(newest or store.latest):
+        try:
+            load(path, state, after)
+        except Damaged as error:
+            store.damaged[path] = error.why or str(error)
+        else:
+            return path
+    return None
 
 
 def load(path: str | os.PathLike[str], state: Mapping[str, Tensor], after: Callable[[], Any] | None = None) -> None:
     """Fill the tensors of `state` in place from the checkpoint at `path`, then call `after`. Called by all ranks.
 
-    Each rank reads what its own shards need; dtypes are cast. No code in the folder is run, whoever wrote it.
-    `Store.verify` checks beforehand whether the files are sound. Raises PlaitError, with `state` untouched, if the
-    checkpoint lacks an entry or has it in another shape, or if it keeps other optimizer state for a parameter than this
-    run's optimizer.
+    Each rank reads what its own shards need and compares its digests; of replicas one reads for all. Dtypes are cast.
+    No code in the folder is run, whoever wrote it.
+    Raises PlaitError, with `state` untouched, if the checkpoint lacks an entry or has it in another shape, or if it
+    keeps other optimizer state for a parameter than this run's optimizer. Raises Damaged if what any rank reads is not
+    as it was written; then `state` may hold some of it, all absent state is still absent, and `after` is not called.
+    Either is raised on all ranks.
     """
-    reader = Reader(path)
-    check_optimizer_state(path, reader.shapes, state)
-    fill(reader, state)
+    opened: list[tuple[Reader, dict[str, Tensor]]] = []
+
+    def match() -> None:
+        reader = Reader(path)
+        check_optimizer_state(path, reader.shapes, state)
+        opened.append((reader, _wanted(reader, state)))
+
+    on_all_ranks(match, dist.group.WORLD if dist.is_initialized() else None)
+    _read(*opened[0])
     if after:
         after()
 
 
 def fill(reader: Reader, state: Mapping[str, Tensor]) -> None:
     """Fill the tensors of `state` in place from what `reader` reads. Called by all ranks. Raises as `load` does."""
+    _read(reader, _wanted(reader, state))
+
+
+def _wanted(reader: Reader, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of `state` that the checkpoint has."""
     path, saved, wanted = reader.path, reader.shapes, {}
     for key, tensor in state.items():
         if key in saved:
@@ -43,15 +84,40 @@ def fill(reader: Reader, state: Mapping[str, Tensor]) -> None:
             wanted[key] = tensor
         elif not is_absent(tensor):
             raise PlaitError(f"the checkpoint {path} has no {key!r}{near_miss(key, list(saved))}; {_summary(saved)}")
+    return wanted
+
+
+def _read(reader: Reader, wanted: dict[str, Tensor]) -> None:
+    """Fill `wanted`; of replicas the first reads, and the others get what it has read."""
+    mine = {key: t for key, t in wanted.items() if all(dist.get_rank(group) == 0 for group in _replicas(t))}
     try:
         alone = not dist.is_initialized()
         with warnings.catch_warnings(action="ignore") if alone else nullcontext():  # "no process group"
-            dcp.load(dict(wanted), storage_reader=reader, no_dist=alone)
+            dcp.load(mine, storage_reader=reader, no_dist=alone)
     except dcp.CheckpointException as error:
+        for cause, _ in error.failures.values():
+            if isinstance(cause, Damaged):
+                raise cause from None
         rank, (cause, _) = next(iter(error.failures.items()))
-        raise PlaitError(f"the checkpoint {path} cannot be read: {cause} (rank {rank})") from error
+        raise PlaitError(f"the checkpoint {reader.path} cannot be read: {cause} (rank {rank})") from error
     for tensor in wanted.values():
+        for group in _replicas(tensor):
+            local = cast(DTensor, tensor).to_local()
+            data = local.contiguous()
+            dist.broadcast(data.reshape(-1).view(torch.uint8), dist.get_global_rank(group, 0), group)
+            if data is not local:
+                local.copy_(data)
         mark(tensor, False)
+
+
+def _replicas(tensor: Tensor) -> list[dist.ProcessGroup]:
+    """The groups of ranks, one per axis of its mesh, that hold the same part of `tensor` as this rank."""
+    if not isinstance(tensor, DTensor):
+        return []
+    mesh = tensor.device_mesh
+    return [
+        mesh.get_group(axis) for axis, p in enumerate(tensor.placements) if p.is_replicate() and mesh.size(axis) > 1
+    ]
 
 
 def check_optimizer_state(path: str | os.PathLike[str], saved: Iterable[str], state: Iterable[str]) -> None:

@@ -4,9 +4,10 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.checkpoint.choose import Say, choose_on_ranks
+from plait.checkpoint.choose import Say, choose_again, choose_on_ranks
 from plait.checkpoint.store import Store, samples_of
 from plait.contract.errors import DiskError, PlaitError, one_line, refused
 from plait.records.metrics import FILE, Seal
@@ -48,11 +49,15 @@ class Checkpoints:
 
     def restore(self) -> tuple[int, int, int]:
         """Load what `checkpoint.load` or `checkpoint.init_from` names; returns the steps, tokens and samples so far."""
-        from plait.checkpoint.load import load
-        from plait.parallel.agreement import on_rank_0
+        from plait.checkpoint.load import load_latest
 
-        path = on_rank_0(lambda: choose_on_ranks(self.conf, self.store, self.folder, self.say))
+        def newest() -> Path | None:
+            if self.store.damaged:
+                return choose_again(self.conf, self.store, self.say)
+            return choose_on_ranks(self.conf, self.store, self.folder, self.say)
+
         state, after = self.applied.checkpoint(self.optimizer)
+        path = load_latest(self.store, state, after, newest)
         if path is None:
             if self.conf.init_from:
                 from plait.checkpoint.weights import read_weights
@@ -61,7 +66,6 @@ class Checkpoints:
                 read_weights(self.conf.init_from, weights(state), tied_names(self.applied.parts[0]))
                 self.say(f"checkpoint: weights from {self.conf.init_from}")
             return 0, 0, 0
-        load(path, state, after)
         if self._saver is not None:
             self._saver.resumed = path
         manifest = Store.read(path)

@@ -1,10 +1,12 @@
 """Makes torch's DCP read a checkpoint's folder without running any code in it.
 
 By default torch unpickles `.metadata`, and every entry that it declares as bytes. This reader parses the metadata with
-`pickled.read` and a closed table of names, refuses bytes, and opens only files that the manifest lists.
+`pickled.read` and a closed table of names, refuses bytes, and opens only files that the manifest lists. All that it
+reads is compared with its digest before it is used.
 """
 
 import dataclasses
+import io
 import math
 import os
 import pickle
@@ -14,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -25,28 +28,33 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
 
 from plait.checkpoint.pickled import Refused, read
+from plait.checkpoint.pieces import Checked, Seal
 from plait.checkpoint.store import Store
 from plait.contract.errors import PlaitError
 
 METADATA = ".metadata"
 LARGEST = 1 << 32  # bytes; the metadata of 70 billion parameters on 256 ranks has 80 million
 MOST_DIMS = 64  # what torch itself allows
+AROUND = 1 << 16  # bytes that `torch.save` may add to those of a tensor
 DTYPES: dict[str, torch.dtype] = {name: kind for name, kind in vars(torch).items() if isinstance(kind, torch.dtype)}
 
 
 class Reader(dcp.FileSystemReader):
     """The checkpoint at `path`; its metadata is read once.
 
-    Raises PlaitError if there is no manifest, or if the metadata is not what torch writes for tensors.
+    Raises PlaitError if the metadata is not what torch writes for tensors, and Damaged if there is no manifest, or if
+    what is read was changed, is missing or cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
-        files = Store.read(path).files
+        self._folder, self._files = Path(path), Store.read(path).files
         try:
-            self.metadata = _checked(_metadata(Path(path), files), files)
+            self.metadata = _checked(_metadata(self._folder, self._files), self._files)
             entries: Mapping[str, Any] = self.metadata.state_dict_metadata
         except (Refused, AttributeError) as error:  # AttributeError if an object never got its fields
             why = error if isinstance(error, Refused) else "an object in it has no fields"
@@ -56,31 +64,81 @@ class Reader(dcp.FileSystemReader):
     def read_metadata(self) -> Metadata:  # type: ignore[override]  # given **kwargs, torch would try further files
         return self.metadata
 
-    def read_data(self, plan: Any, planner: Any) -> Any:
-        """As torch does: tensors by `torch.load(weights_only=True)`."""
-        try:
-            return super().read_data(plan, planner)
-        except pickle.UnpicklingError:  # torch's own message says how to run it anyway
-            raise PlaitError("one of its files holds something other than tensors; none of that was run") from None
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Each part that is needed is read once, in the order of its file; tensors by
+        `torch.load(weights_only=True)`."""
+        needed: dict[str, dict[tuple[int, int], list[ReadItem]]] = {}  # file -> (offset, bytes) -> what it is for
+        for item in plan.items:
+            place = self.storage_data[item.storage_index]
+            needed.setdefault(place.relative_path, {}).setdefault((place.offset, place.length), []).append(item)
+        for name, parts in sorted(needed.items()):
+            with Checked(self._folder, name, self._files) as file:
+                for offset, length in sorted(parts):
+                    saved = _tensor(file.read(offset, length))
+                    for item in parts[offset, length]:
+                        _give(saved, item, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
 
-def _metadata(folder: Path, files: Mapping[str, Any]) -> Any:
+def _tensor(data: memoryview) -> Tensor:
+    try:
+        found = torch.load(_Bytes(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # torch's own message says how to run it anyway
+        found = None
+    if not isinstance(found, Tensor):
+        raise PlaitError("one of its files holds something other than tensors; none of that was run")
+    return found
+
+
+def _give(saved: Tensor, item: ReadItem, planner: LoadPlanner) -> None:
+    """Copy the region of a saved part that `item` names to where the planner wants it."""
+    for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+        saved = saved.narrow(dim, start, length)
+    wanted = planner.resolve_tensor(item).detach()
+    wanted.copy_(saved)
+    planner.commit_tensor(item, wanted)
+
+
+class _Bytes(io.RawIOBase):
+    """A file that is in memory already; a BytesIO would copy it."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data, self._at = data, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        taken = self._data[self._at : self._at + len(into)]
+        into[: len(taken)] = taken
+        self._at += len(taken)
+        return len(taken)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, len(self._data))[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+
+def _metadata(folder: Path, files: Mapping[str, Seal]) -> Any:
     if METADATA not in files:
         raise Refused("the manifest does not list it")
-    if not (folder / METADATA).is_file():  # reading a pipe would never end
-        raise Refused("it is no file")
-    try:
-        with (folder / METADATA).open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > LARGEST:
-                raise Refused(f"it has {size} bytes, and no checkpoint needs more than {LARGEST}")
-            data = file.read()
-    except OSError as error:
-        raise Refused(str(error)) from None
+    size, _ = files[METADATA]
+    if size > LARGEST:
+        raise Refused(f"it has {size} bytes, and no checkpoint needs more than {LARGEST}")
+    with Checked(folder, METADATA, files) as file:
+        data = bytes(file.read(0, size))
     return read(data, NAMES, dict.fromkeys(FIELDS, _fill) | {TensorProperties: _fill_properties}, {str, MetadataIndex})
 
 
-def _checked(metadata: Any, files: Mapping[str, tuple[int, str]]) -> Metadata:
+def _checked(metadata: Any, files: Mapping[str, Seal]) -> Metadata:
     if type(metadata) is not Metadata:
         raise Refused("it holds something else")
     for place in metadata.storage_data.values():
@@ -118,6 +176,8 @@ def _check_parts(key: str, entry: TensorStorageMetadata, places: Mapping[Any, _S
         count = math.prod(part.sizes)
         if count * entry.properties.dtype.itemsize > place.length:
             raise Refused(f"a part of {key!r} has {count} elements, for which {place.length} bytes are too few")
+        if count * entry.properties.dtype.itemsize + AROUND < place.length:
+            raise Refused(f"a part of {key!r} has {count} elements, for which {place.length} bytes are too many")
         elements += count
     if elements != math.prod(entry.size):
         raise Refused(f"the parts of {key!r} have {elements} elements together, and it has {math.prod(entry.size)}")

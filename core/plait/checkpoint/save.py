@@ -13,10 +13,13 @@ import attrs
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.utils.serialization import config
 
 from plait.checkpoint.files import clear
 from plait.checkpoint.finite import Extremes, where_to_go_on
 from plait.checkpoint.hashed import HashedFiles
+from plait.checkpoint.pieces import Seal
+from plait.checkpoint.staging import Staging
 from plait.checkpoint.store import Manifest, Store
 from plait.contract.errors import DiskError, PlaitError, refused, sentence
 from plait.parallel.agreement import on_all_ranks
@@ -45,6 +48,7 @@ class Saver:
         self._rank = dist.get_rank() if self._group else 0
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: tuple[int, Future[None]] | None = None
+        self._staging = Staging()
         self.resumed: Path | None = None
         self.saved: int | None = None
 
@@ -69,7 +73,7 @@ class Saver:
         manifest = Manifest(step, tokens, config or {}, data or {}, versions or {}, parameters)
         extremes = Extremes(present)
         if self.mode == "async":
-            staged = {key: tensor.detach().to("cpu", copy=True) for key, tensor in present.items()}
+            staged = self._staging.copy(present)  # nobody reads the copy of before: that save is complete
             bad = extremes.first_bad()  # the copy has already waited for the device
             self._writing = step, self._thread.submit(self._write, staged, manifest, 0, bad)
         else:
@@ -105,10 +109,10 @@ class Saver:
         try:
             writer = _Writer(path, per_thread_copy_ahead=copy_ahead)
             quiet = warnings.catch_warnings(action="ignore") if self._group is None else nullcontext()
-            with quiet:  # "no process group"
+            # torch's own checksums are of no use: it compares them never, and the writer takes some that are compared
+            with quiet, config.patch("save.compute_crc32", False):  # quiet: "no process group"
                 dcp.save(state, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
-            digests = self._all(lambda: writer.hashed.digests)
-            files = {name: entry for own in digests for name, entry in sorted(own.items())}
+            files = {name: seal for own in self._all(writer.seal) for name, seal in own.items()}
             self._all(lambda: self._complete(path, manifest, files))
         except (Exception, dcp.CheckpointException):
             if self._rank == 0:  # an error in the wait above is raised on all ranks, so none is writing now
@@ -116,7 +120,7 @@ class Saver:
             raise
         self.saved = manifest.step
 
-    def _complete(self, path: Path, manifest: Manifest, files: dict[str, tuple[int, str]]) -> None:
+    def _complete(self, path: Path, manifest: Manifest, files: dict[str, Seal]) -> None:
         if self._rank == 0:
             with writing(path):
                 self.store.commit(path, attrs.evolve(manifest, files=files))
@@ -130,10 +134,7 @@ class Saver:
 
 
 class _Writer(dcp.FileSystemWriter):
-    """torch's writer, with errors that contain the system's: torch may hide it, and lose it between ranks.
-
-    hashed: the files of this rank, with their digests.
-    """
+    """torch's writer, with errors that contain the system's: torch may hide it, and lose it between ranks."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -146,6 +147,11 @@ class _Writer(dcp.FileSystemWriter):
     def finish(self, *args: Any, **kwargs: Any) -> None:
         with writing(self.path):
             super().finish(*args, **kwargs)
+
+    def seal(self) -> dict[str, Seal]:
+        """The entries of this rank's files for the manifest."""
+        with writing(self.path):
+            return self.hashed.seal(Path(self.path))
 
 
 def _tell(step: int, work: Callable[[], None]) -> None:

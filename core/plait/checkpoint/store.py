@@ -6,17 +6,19 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from plait.checkpoint.files import clear, digests, put_in_place, remove, write_synced
+from plait.checkpoint.files import clear, put_in_place, remove, write_synced
+from plait.checkpoint.pieces import Damaged, Seal, first_change
 from plait.checkpoint.wellformed import flaw
 from plait.contract.errors import PlaitError, near_miss
 
 log = logging.getLogger("plait")
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 
 
@@ -34,7 +36,7 @@ class Manifest:
     data:       what the data source needs to continue; JSON values.
     versions:   of Plait, torch and the plugins that wrote it.
     parameters: name -> (shape, dtype) of every parameter and persistent buffer.
-    files:      name -> (bytes, sha256) of every other file in the folder.
+    files:      name -> (bytes, sha256) of every other file in the folder; (bytes, None) if it has a `.pieces`.
     """
 
     step: int
@@ -43,7 +45,7 @@ class Manifest:
     data: Mapping[str, Any] = attrs.field(factory=dict)
     versions: Mapping[str, str] = attrs.field(factory=dict)
     parameters: Mapping[str, tuple[Sequence[int], str]] = attrs.field(factory=dict)
-    files: Mapping[str, tuple[int, str]] = attrs.field(factory=dict)
+    files: Mapping[str, Seal] = attrs.field(factory=dict)
     format: int = FORMAT
 
     def dumps(self) -> str:
@@ -83,11 +85,14 @@ class Store:
 
     A checkpoint knows its step: if the manifest and the folder's name disagree, it is left alone.
     Only the holder of the run's lock may call `commit`, `prune` and `clean`.
+    damaged: path -> what is wrong with a checkpoint, for those that somebody found damaged while reading them.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
+        self.damaged: dict[Path, str] = {}
         self._unsound: set[Path] = set()  # found by `latest`
+        self._said: set[Path] = set()
 
     def place(self, step: int) -> Path:
         return self.folder / f"step-{step}"
@@ -113,19 +118,23 @@ class Store:
 
         `verify` checks whether they are still sound.
         """
-        return [path for path in self.found() if path not in self._unsound and path.name == f"step-{_says(path)}"]
+        bad = self._unsound | self.damaged.keys()
+        return [path for path in self.found() if path not in bad and path.name == f"step-{_says(path)}"]
 
     def latest(self, say: Callable[[str], None] = print) -> Path | None:
-        """The newest sound checkpoint, or None if there are none. Names each unsound one through `say`.
+        """The newest checkpoint that looks sound, or None if there are none. Names each other one once through `say`.
 
-        Raises NoneSound, naming each, if there are some and none is sound.
+        Reads no tensors: who loads it compares their digests, enters it in `damaged` if they differ, and asks again.
+        Raises NoneSound, naming each, if there are some and none looks sound.
         """
         problems: dict[Path, str] = {}
         for path in reversed(self.found()):
             why = self.problem(path)
             if why is None:
                 for bad, reason in problems.items():
-                    say(f"skipping the checkpoint {bad}: {reason}")
+                    if bad not in self._said:
+                        say(f"skipping the checkpoint {bad}: {reason}")
+                self._said |= problems.keys()
                 return path
             self._unsound.add(path)
             problems[path] = why
@@ -135,15 +144,15 @@ class Store:
         return None
 
     def problem(self, path: Path) -> str | None:
-        """None if `path` is a sound checkpoint of the step in its name, else what is wrong with it."""
+        """None if `path` looks like a sound checkpoint of the step in its name, else what is wrong with it."""
         step = _says(path)
         if step is not None and path.name != f"step-{step}":
             return f"it is the checkpoint of step {step}, copied or renamed"
-        return self.verify(path)
+        return self.damaged.get(path) or self.look(path)
 
     @staticmethod
-    def verify(path: str | os.PathLike[str]) -> str | None:
-        """None if the checkpoint at `path` is sound, else what is wrong with it; reads every byte."""
+    def look(path: str | os.PathLike[str]) -> str | None:
+        """What is wrong with the checkpoint at `path`, as far as its manifest and the sizes of its files show."""
         path = Path(path)
         if not path.is_dir():
             return "it is not a folder" if os.path.lexists(path) else "there is no such folder"
@@ -161,26 +170,29 @@ class Store:
                 return f"its file {name} is missing"
             if file.stat().st_size != size:
                 return f"its file {name} has {file.stat().st_size} bytes instead of {size}"
-        try:
-            found = digests([path / name for name in manifest.files])
-        except OSError as error:
-            return f"it cannot be read ({error})"
-        for (name, (_, expected)), actual in zip(manifest.files.items(), found, strict=True):
-            if actual != expected:
-                return f"its file {name} was changed after it was written (sha256 differs)"
         return None
+
+    @classmethod
+    def verify(cls, path: str | os.PathLike[str]) -> str | None:
+        """None if the checkpoint at `path` is sound, else what is wrong with it; reads every byte."""
+        if problem := cls.look(path):
+            return problem
+        path, files = Path(path), cls.read(path).files
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:  # hashing releases Python's lock
+            found = list(threads.map(lambda name: first_change(path, name, files), files))
+        return next((why for why in found if why), None)
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Manifest:
-        """The manifest of the checkpoint at `path`. Raises PlaitError if none can be read."""
+        """The manifest of the checkpoint at `path`. Raises Damaged if none can be read."""
         try:
             if not (Path(path) / MANIFEST).is_file():
                 raise FileNotFoundError
             return Manifest.loads((Path(path) / MANIFEST).read_bytes())
         except OSError:
-            raise PlaitError(f"{path} is not a checkpoint: it has no {MANIFEST} that can be read") from None
+            raise Damaged(f"{path} is not a checkpoint: it has no {MANIFEST} that can be read") from None
         except ValueError as error:
-            raise PlaitError(f"the checkpoint {path} cannot be used: {error}") from None
+            raise Damaged.because(path, str(error)) from None
 
     @staticmethod
     def check_model(manifest: Manifest, parameters: Mapping[str, Sequence[int]]) -> None:
@@ -212,7 +224,7 @@ class Store:
         """Remove what a killed run left half done, and rename what only lacked its final name."""
         for path in self._left_over("tmp"):
             step, final = _step(path), self.place(_step(path))
-            if self._sound(path, step) and (not os.path.lexists(final) or self.problem(final)):
+            if self._sound(path, step) and not self._sound(final, step):
                 self._give_name(path, step)
             else:
                 clear(path)
@@ -240,6 +252,7 @@ class Store:
             log.warning("%s was not a checkpoint of step %d; it is now %s", final, step, kept)
         put_in_place(whole, final)
         self._unsound.discard(final)
+        self.damaged.pop(final, None)
 
 
 def _step(path: Path) -> int:

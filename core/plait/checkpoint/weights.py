@@ -34,8 +34,8 @@ def check_weights(
 ) -> None:
     """Raises PlaitError unless `path` holds exactly `parameters` (FQN -> shape), undamaged. Imports no torch.
 
-    Reads every byte if there are digests, in a Plait checkpoint or in a folder with a SHA256SUMS. So one process calls
-    it before the ranks start.
+    Reads every byte of a folder with a SHA256SUMS, so one process calls it before the ranks start. The tensors of a
+    Plait checkpoint are not read: `read_weights` compares their digests.
     ties: further FQN of a tied parameter -> its first, as `state.tied_names` gives them; a file may have either or
         both.
     """
@@ -43,7 +43,7 @@ def check_weights(
     _check_names(path, parameters, ties or {})
     if not (path / MANIFEST).is_file():
         check_sums(path)
-    elif problem := Store.verify(path):
+    elif problem := Store.look(path):
         raise PlaitError(f"the weights of the checkpoint {path} cannot be used: {problem}")
 
 
@@ -60,7 +60,7 @@ def read_weights(
     """Fill `state` (FQN -> tensor or DTensor) in place, cast to its dtypes. Called by all ranks.
 
     One parameter at a time; of a DTensor a rank reads its own part. `ties` and errors as for `check_weights`, except
-    that digests are not compared again.
+    that a SHA256SUMS is not compared again.
     """
     path = Path(path)
     _check_names(path, {fqn: tuple(tensor.shape) for fqn, tensor in state.items()}, ties or {})

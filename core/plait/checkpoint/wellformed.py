@@ -4,6 +4,8 @@ import os
 from collections.abc import Mapping, Set
 from typing import Any
 
+from plait.checkpoint.pieces import PIECES
+
 MOST = 2**63 - 1  # of a count
 
 
@@ -38,7 +40,8 @@ def flaw(body: Mapping[str, Any], keys: Set[str]) -> str | None:
     for name, entry in body["files"].items():
         if os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
             return f"files has {name!r}, which is not the name of a file in the folder"
-        if not _is_seal(entry):
+        whole = _is_pair(entry, int) and entry[1] is None  # the digests of its pieces are in a file of their own
+        if not _is_seal([entry[0], ""] if whole and name + PIECES in body["files"] else entry):
             return f"files[{name!r}] must be a size and a digest"
     return None
 

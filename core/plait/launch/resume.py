@@ -11,6 +11,7 @@ import attrs
 
 from plait.checkpoint.choose import Say, choose
 from plait.checkpoint.owner import check_owner
+from plait.checkpoint.pieces import Damaged
 from plait.checkpoint.store import Manifest, Store
 from plait.checkpoint.sums import check_sums
 from plait.contract.errors import PlaitError
@@ -48,17 +49,25 @@ def find_checkpoint(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
     _keep_what_is_elsewhere(conf.dir, store, folder)
     if conf.enabled:
         store.clean()
-    path = choose(conf, store, say) if conf.enabled else None
-    if path is None:
-        if conf.init_from:
-            from plait.checkpoint.weights import check_weights
+    while path := choose(conf, store, say) if conf.enabled else None:
+        try:
+            return _continued(path, store, checked, folder, say)
+        except Damaged as error:
+            store.damaged[path] = error.why or str(error)
+    if conf.init_from:
+        from plait.checkpoint.weights import check_weights
 
-            with reading(conf.init_from, "checkpoint.init_from"):
-                check_weights(conf.init_from, checked.shapes, checked.ties)
-        say(f"checkpoint: none to resume; starting at step 0{f' from {conf.init_from}' if conf.init_from else ''}")
-        if metrics.last_step(folder.path / metrics.FILE):
-            say(f"metrics: those of an earlier start move to {metrics.OLD}")
-        return Found(0, False)
+        with reading(conf.init_from, "checkpoint.init_from"):
+            check_weights(conf.init_from, checked.shapes, checked.ties)
+    say(f"checkpoint: none to resume; starting at step 0{f' from {conf.init_from}' if conf.init_from else ''}")
+    if metrics.last_step(folder.path / metrics.FILE):
+        say(f"metrics: those of an earlier start move to {metrics.OLD}")
+    return Found(0, False)
+
+
+def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder", say: Say) -> Found:
+    """What a start from the checkpoint at `path` finds. Raises as `find_checkpoint`, and Damaged."""
+    conf = checked.config.checkpoint
     manifest = Store.read(path)
     Store.check_model(manifest, checked.shapes)
     _check_optimizer(path, manifest, checked)
@@ -69,6 +78,8 @@ def find_checkpoint(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
         if rows < manifest.step:
             say(f"metrics: {metrics.FILE} has only {rows} rows of the {manifest.step} steps before")
     done = manifest.step >= checked.config.train.steps and (not conf.export or _exported(folder.path / "export", say))
+    if done and (problem := Store.verify(path)):  # else the ranks compare what they read
+        raise Damaged.because(path, problem)
     if not done:
         say(f"checkpoint: resuming after step {manifest.step} from {path}")
         if conf.load not in ("latest", "never") and own:

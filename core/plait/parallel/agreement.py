@@ -11,7 +11,12 @@ T = TypeVar("T")
 
 
 def on_rank_0(decide: Callable[[], T]) -> T:
-    """What `decide()` returns on rank 0, on all ranks; the PlaitError that it raises there is raised on all."""
+    """What `decide()` returns on rank 0, on all ranks; the PlaitError that it raises there is raised on all.
+
+    Without a process group: what it returns here.
+    """
+    if not dist.is_initialized():
+        return decide()
     shared: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:

@@ -1,0 +1,77 @@
+"""Copies of the state in main memory, in buffers that are kept from one save to the next."""
+
+import weakref
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+class Staging:
+    """The first copy takes memory; later ones take none, as long as keys, shapes, dtypes and layouts stay."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+        self._stream: torch.cuda.Stream | None = None
+
+    def copy(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A copy of each tensor, as `tensor.to("cpu", copy=True)` gives it, valid until the next call.
+
+        Copies from a GPU go to page-locked memory on a stream of their own, with one wait for all of them.
+        """
+        before, self._kept = self._kept, {}
+        on_gpu: list[tuple[Tensor, Tensor]] = []
+        for key, tensor in state.items():
+            room = before.pop(key, None)
+            if room is None or not _same_form(room, tensor):
+                self._kept[key] = tensor.detach().to("cpu", copy=True)
+                if _on_gpu(tensor):
+                    _lock(_local(self._kept[key]))
+                continue
+            self._kept[key] = room
+            if _on_gpu(tensor):
+                on_gpu.append((_local(room), _local(tensor)))
+            else:
+                _local(room).copy_(_local(tensor))
+        if on_gpu:
+            self._copy_from_gpu(on_gpu)
+        return dict(self._kept)
+
+    def _copy_from_gpu(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        device = pairs[0][1].device
+        self._stream = self._stream or torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream):
+            for room, tensor in pairs:
+                room.copy_(tensor, non_blocking=True)
+        self._stream.synchronize()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """What this rank holds."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def _on_gpu(tensor: Tensor) -> bool:
+    return _local(tensor).is_cuda
+
+
+def _same_form(room: Tensor, tensor: Tensor) -> bool:
+    if isinstance(room, DTensor) and isinstance(tensor, DTensor):
+        if (room.device_mesh, room.placements) != (tensor.device_mesh, tensor.placements):
+            return False
+    elif isinstance(room, DTensor) or isinstance(tensor, DTensor):
+        return False
+    mine, theirs = _local(room), _local(tensor)
+    return (room.shape, mine.shape, mine.dtype) == (tensor.shape, theirs.shape, theirs.dtype)
+
+
+def _lock(room: Tensor) -> None:
+    """Lock these pages in memory, so that a GPU writes to them directly. Without the lock a copy is slower, not wrong.
+
+    torch's own page-locked memory would be rounded up to a power of two.
+    """
+    runtime, storage = torch.cuda.cudart(), room.untyped_storage()
+    if storage.nbytes() and int(runtime.cudaHostRegister(storage.data_ptr(), storage.nbytes(), 1)) == 0:
+        weakref.finalize(storage, runtime.cudaHostUnregister, storage.data_ptr()).atexit = False
