@@ -14,7 +14,7 @@ import pytest
 
 from plait.contract.errors import PlaitError
 from plait.data import cache as cache_module
-from plait.data import documents, tokenise
+from plait.data import documents, encode, tokenise
 from plait.data.text import Text
 from plait.testing import raises_about
 
@@ -22,8 +22,8 @@ SLOW = """
 import sys, time
 from plait.data.text import Text
 from plait.data.tokenizer import Bytes
-from plait.data import documents, tokenise
-tokenise.GROUP = 1000
+from plait.data import documents, encode, tokenise
+encode.GROUP = 1000
 encode = Bytes.encode
 def slow(self, texts):
     time.sleep(float(sys.argv[2]))
@@ -210,7 +210,7 @@ def test_a_text_read_in_pieces_is_the_same_text(write: Callable[..., str], monke
         for part in parts:
             part.text.decode()
         assert max(len(part.text) for part in parts) <= 2 * size
-    monkeypatch.setattr(tokenise, "GROUP", 50)
+    monkeypatch.setattr(encode, "GROUP", 50)
     pieces = source(path, validation_fraction=0, cache_dir=str(Path(path).parent / "pieces"))
     assert tokens(pieces) == ([*text.encode(), 256], [])
     assert np.fromfile(whole.folder / "train.bin", np.uint16).tolist() == [*text.encode(), 256]
@@ -251,7 +251,7 @@ def test_few_unequal_documents_leave_the_share_that_was_asked_for(
 
 def test_progress_is_said_now_and_then(corpus: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "SECONDS", 0.0)
-    monkeypatch.setattr(tokenise, "GROUP", 2000)
+    monkeypatch.setattr(encode, "GROUP", 2000)
     source(corpus).prepare(said.append)
     shares = [
         int(line.removeprefix("tokenising: ").removesuffix("%"))

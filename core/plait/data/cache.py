@@ -7,12 +7,16 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import compress
 from pathlib import Path
+from threading import Lock
 
 from plait.contract.errors import misfit
 from plait.data.documents import File
 from plait.system.locks import try_lock, unlock, wait_lock
+from plait.system.processes import cores
 
 SECONDS = 2.0  # seconds between two lines of progress
 
@@ -27,17 +31,22 @@ def root(cache_dir: str | None) -> Path:
 
 
 class Progress:
-    """Reports which share of `total` is done, at most every two seconds; reports nothing for shorter work."""
+    """Reports which share of `total` is done, at most every two seconds; reports nothing for shorter work.
+
+    Several threads may add to it.
+    """
 
     def __init__(self, say: Callable[[str], None], what: str, total: int) -> None:
         self._say, self._what, self._total = say, what, max(total, 1)
         self._done, self._next = 0, time.monotonic() + SECONDS
+        self._lock = Lock()
 
     def add(self, amount: int) -> None:
-        self._done += amount
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + SECONDS
-            self._say(f"{self._what}: {min(100 * self._done // self._total, 100)}%")
+        with self._lock:
+            self._done += amount
+            if time.monotonic() >= self._next:
+                self._next = time.monotonic() + SECONDS
+                self._say(f"{self._what}: {min(100 * self._done // self._total, 100)}%")
 
 
 def ensure(
@@ -97,9 +106,9 @@ def digests(files: list[File], folder: Path, say: Callable[[str], None]) -> list
         return [index[name][2] for name in names]
     progress = Progress(say, "reading files", sum(file.size for file, new in zip(files, fresh, strict=True) if new))
     settled = time.time_ns() - int(SECONDS * 1e9)
-    found = [
-        _digest(file, progress) if new else index[name][2] for name, file, new in zip(names, files, fresh, strict=True)
-    ]
+    with ThreadPoolExecutor(cores()) as threads:
+        changed = threads.map(lambda file: _digest(file, progress), compress(files, fresh))
+        found = [next(changed) if new else index[name][2] for name, new in zip(names, fresh, strict=True)]
     index = {
         name: [file.size, file.mtime_ns, digest]
         for name, file, digest in zip(names, files, found, strict=True)

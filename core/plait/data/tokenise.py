@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -10,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from plait.data.cache import Progress
-from plait.data.documents import File, Piece, pieces
-from plait.data.order import digest64
+from plait.data.documents import File
+from plait.data.encode import encoded, id_dtype
 from plait.data.tokenizer import Tokenizer
 
 FORMAT = 1  # of the files below; another version uses another cache
-GROUP = 1 << 21  # bytes of text that the tokenizer gets at once, to spread over its threads
 SPLITS = ("train", "validation")
 WIDTHS = {"uint16": 2, "uint32": 4}  # the dtypes of stored ids; numpy knows some that hold addresses
 
@@ -31,32 +31,23 @@ def read_meta(folder: Path) -> dict[str, Any] | None:
     return meta if all(sizes) else None
 
 
-def held_out(text: bytes, fraction: float) -> bool:
-    """Whether a document that begins like this is for validation: by content, so equal documents are on one side."""
-    return digest64(text) < fraction * 2.0**64
-
-
 def tokenise(
     files: list[File], text_key: str, tokenizer: Tokenizer, fraction: float, folder: Path, say: Callable[[str], None]
 ) -> None:
     """Write `train.bin`, `validation.bin` and, last, `meta.json` into `folder`."""
-    dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
+    dtype = id_dtype(tokenizer)
     size = sum(file.size for file in files)
     say(f"tokenising {size / 1e6:,.1f} MB in {len(files):,} file{'s' * (len(files) != 1)}")
     progress = Progress(say, "tokenising", size)
     with (
         Tokens(folder / "train.bin", dtype, tokenizer.eod) as train,
         Tokens(folder / "validation.bin", dtype, tokenizer.eod) as validation,
+        closing(encoded(files, text_key, tokenizer, fraction)) as groups,
     ):
-        out = train
-        for group in _groups(files, text_key):
-            for piece, ids in zip(group, tokenizer.encode([piece.text for piece in group]), strict=True):
-                if piece.first:
-                    out = validation if held_out(piece.text, fraction) else train
-                out.write(ids)
-                if piece.last:
-                    out.write(np.array([tokenizer.eod]))
-            progress.add(sum(piece.read for piece in group))
+        for group in groups:
+            train.write(group.train)
+            validation.write(group.held)
+            progress.add(group.read)
         _balance(train, validation, fraction)
     splits = {
         name: {"tokens": s.tokens, "documents": s.documents}
@@ -68,20 +59,6 @@ def tokenise(
         f"{train.tokens + validation.tokens:,} tokens in {documents:,} document{'s' * (documents != 1)}, "
         f"{validation.tokens:,} tokens of them for validation"
     )
-
-
-def _groups(files: list[File], text_key: str) -> Iterator[list[Piece]]:
-    group: list[Piece] = []
-    size = 0
-    for file in files:
-        for piece in pieces(file, text_key):
-            group.append(piece)
-            size += len(piece.text)
-            if size >= GROUP:
-                yield group
-                group, size = [], 0
-    if group:
-        yield group
 
 
 def _balance(train: "Tokens", validation: "Tokens", fraction: float) -> None:
@@ -102,7 +79,7 @@ class Tokens:
         self.tokens = self.documents = 0
 
     def write(self, ids: np.ndarray) -> None:
-        self._file.write(ids.astype(self._dtype).data)
+        self._file.write(ids.data)
         self.tokens += len(ids)
         self.documents += int(np.count_nonzero(ids == self._eod))
 

@@ -1,11 +1,11 @@
 """What this machine can hold: how many ranks, and how many open files."""
 
 import contextlib
-import os
 import resource
 from pathlib import Path
 
 from plait.contract.errors import PlaitError
+from plait.system.processes import cores
 
 RANKS_PER_CORE = 16  # more would only wait for each other
 RANK_BYTES = 200 * 2**20  # of an interpreter that has imported torch, before it has a model
@@ -17,11 +17,11 @@ LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_by
 def check_ranks(ranks: int, device_type: str) -> None:
     """Raises PlaitError, with the number that fits, if this machine cannot hold `ranks` ranks."""
     if device_type == "cpu":
-        cores, memory = len(_cores()), _free_bytes()
-        by_cores = cores * RANKS_PER_CORE
+        here, memory = cores(), _free_bytes()
+        by_cores = here * RANKS_PER_CORE
         by_memory = by_cores if memory is None else memory // RANK_BYTES
         fits = max(min(by_cores, by_memory), 1)
-        why = f"its {cores} core(s) support at most {by_cores}"
+        why = f"its {here} core(s) support at most {by_cores}"
         if by_memory < by_cores:
             why = f"each takes {RANK_BYTES >> 20} MiB before it has a model, and {(memory or 0) >> 20} MiB are free"
     else:
@@ -43,10 +43,6 @@ def check_open_files() -> None:
         raise PlaitError(
             f"this process may have {most} open files (ulimit -n {most}), and a run needs {OPEN_FILES} or more"
         ).at("ulimit -n", most, fits=f"at least {OPEN_FILES}")
-
-
-def _cores() -> "set[int] | range":
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
 
 
 def _free_bytes() -> int | None:

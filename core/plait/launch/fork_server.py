@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from plait.launch.watchdog import killed_with_parent
 from plait.system.imports import importing
+from plait.system.processes import killed_with_parent
 from plait.system.signals import ASKING
 
 PRELOADED = (  # all without threads; a rank imports what its run names (model, data, strategies)

@@ -1,7 +1,6 @@
 """Ends a rank that hangs, after writing down where; and a rank whose launcher is gone."""
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
@@ -13,6 +12,7 @@ from typing import IO
 
 from plait.launch.rank_end import HUNG, place_of
 from plait.parallel.flight_recorder import last_collectives
+from plait.system.processes import killed_with_parent
 
 LINGER_SECONDS = 2.0  # when the first rank ends, its launcher ends the others: let them write first
 REPORT_SECONDS = 10.0  # seconds for writing all this, before the process is ended without it
@@ -94,14 +94,6 @@ class Watchdog:
     def _place(self) -> str:
         main = threading.main_thread().ident
         return place_of(sys._current_frames().get(main) if main is not None else None)
-
-
-def killed_with_parent() -> None:
-    """From now on the kernel kills this process when its parent ends, on Linux."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def die_with_parent(parent: int | None = None) -> None:

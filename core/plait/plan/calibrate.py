@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from plait.system.processes import cores
+
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed them
 _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -57,7 +59,7 @@ def measure(rank: int, ranks: int, device_type: str, folder: str, sizes: Sizes) 
     """Measure, on every rank together. Rank 0 saves its `Measured` as `folder`/measured."""
     if device_type == "cuda":
         torch.cuda.set_device(rank)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks) if device_type == "cpu" else 1)
+    torch.set_num_threads(max(1, cores() // ranks) if device_type == "cpu" else 1)
     backend = "nccl" if device_type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     try:

@@ -1,0 +1,123 @@
+"""Encodes documents on all cores, and gives their ids in the documents' order."""
+
+import math
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
+
+import attrs
+import numpy as np
+
+from plait.contract.errors import PlaitError
+from plait.data.documents import File, pieces
+from plait.data.order import digest64
+from plait.data.tokenizer import Tokenizer
+from plait.system.processes import can_fork, cores, processes
+
+GROUP = 1 << 19  # bytes of text that a core gets at once
+AHEAD = 2  # groups per core that are read, and not yet taken
+
+
+@attrs.frozen
+class Group:
+    """Documents, or pieces of long ones, in order.
+
+    held: whether each one's document is for validation. last: whether its document ends with it. read: bytes that were
+    read for them.
+    """
+
+    texts: list[bytes]
+    held: list[bool]
+    last: list[bool]
+    read: int
+
+
+@attrs.frozen
+class Encoded:
+    """The ids of a group, with those that end documents: to train on, and held out. read: the group's."""
+
+    train: np.ndarray
+    held: np.ndarray
+    read: int
+
+
+def held_out(text: bytes, fraction: float) -> bool:
+    """Whether a document that begins like this is for validation: by content, so equal documents are on one side."""
+    return digest64(text) < fraction * 2.0**64
+
+
+def encoded(files: list[File], text_key: str, tokenizer: Tokenizer, fraction: float) -> Iterator[Encoded]:
+    """All documents of `files`, by as many processes as there are cores, or by the tokenizer's own threads.
+
+    Close it if it is not taken to its end. Memory is that of a few groups for each core. Raises PlaitError for an
+    invalid document, or if a process is killed.
+    """
+    if tokenizer.cheap or not can_fork():
+        size = GROUP if tokenizer.cheap else GROUP * cores()  # for all threads at once
+        for group in _groups(files, text_key, fraction, size):
+            yield _encode(tokenizer, group)
+        return
+    workers = min(cores(), math.ceil(sum(file.size for file in files) / GROUP))
+    waiting = deque()
+    try:
+        with processes(workers, _begin, tokenizer) as pool:
+            for group in _groups(files, text_key, fraction, GROUP):
+                waiting.append(pool.submit(_of_worker, group))
+                if len(waiting) == AHEAD * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise PlaitError(
+            "a process that turned text into tokens was killed, perhaps because memory ran out; fewer cores "
+            "(taskset) need less"
+        ) from error
+
+
+def _groups(files: list[File], text_key: str, fraction: float, size: int) -> Iterator[Group]:
+    texts: list[bytes] = []
+    held: list[bool] = []
+    last: list[bool] = []
+    filled = read = 0
+    out = False
+    for file in files:
+        for piece in pieces(file, text_key):
+            out = held_out(piece.text, fraction) if piece.first else out
+            texts.append(piece.text)
+            held.append(out)
+            last.append(piece.last)
+            filled, read = filled + len(piece.text), read + piece.read
+            if filled >= size:
+                yield Group(texts, held, last, read)
+                texts, held, last, filled, read = [], [], [], 0, 0
+    if texts:
+        yield Group(texts, held, last, read)
+
+
+def _encode(tokenizer: Tokenizer, group: Group) -> Encoded:
+    dtype = id_dtype(tokenizer)
+    end = np.array([tokenizer.eod], dtype)
+    sides: list[list[np.ndarray]] = [[end[:0]], [end[:0]]]
+    for ids, held, last in zip(tokenizer.encode(group.texts), group.held, group.last, strict=True):
+        sides[held] += [ids, end] if last else [ids]
+    train, held_ids = (np.concatenate(side).astype(dtype, copy=False) for side in sides)
+    return Encoded(train, held_ids, group.read)
+
+
+def id_dtype(tokenizer: Tokenizer) -> np.dtype:
+    """Of the ids in a cache."""
+    return np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
+
+
+_tokenizer: Tokenizer  # of a worker
+
+
+def _begin(tokenizer: Tokenizer) -> None:
+    global _tokenizer
+    _tokenizer = tokenizer
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker is one of its threads
+
+
+def _of_worker(group: Group) -> Encoded:
+    return _encode(_tokenizer, group)

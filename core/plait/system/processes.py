@@ -1,0 +1,57 @@
+"""Processes beside this one, on the cores that it may use."""
+
+import contextlib
+import ctypes
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+from plait.system.signals import ASKING
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def can_fork() -> bool:
+    """Whether `processes` may fork from this process: on Linux, unless it is itself such a helper."""
+    return sys.platform == "linux" and not multiprocessing.current_process().daemon
+
+
+def killed_with_parent() -> None:
+    """From now on the kernel kills this process when its parent ends, on Linux."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def processes(
+    count: int, begin: Callable[..., None], *args: Any, method: str = "fork"
+) -> Iterator[ProcessPoolExecutor]:
+    """`count` processes, each of which first calls `begin(*args)`. An error in the block kills them.
+
+    They end without a word by any signal that asks to stop, and with this process; this process says what happened.
+    """
+    with ProcessPoolExecutor(count, multiprocessing.get_context(method), _begin, (begin, *args)) as pool:
+        try:
+            yield pool
+        except BaseException:  # a signal: do not wait for what they do
+            for process in list(pool._processes.values()):
+                process.kill()
+            raise
+
+
+def _begin(begin: Callable[..., None], *args: Any) -> None:
+    killed_with_parent()
+    for number in ASKING:
+        signal.signal(number, signal.SIG_DFL)
+    gc.freeze()  # collecting garbage would copy what is shared with the parent
+    begin(*args)
