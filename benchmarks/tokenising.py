@@ -30,7 +30,8 @@ def write(folder: Path, megabytes: int) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     draw = np.random.default_rng(0)
-    syllables = [a + b for a in "b c d f g h l m n p r s t v w st tr ch".split() for b in "a e i o u ai er on".split()]
+    onsets, vowels = "b c d f g h l m n p r s t v w st tr ch", "a e i o u ai er on"
+    syllables = [onset + vowel for onset in onsets.split(" ") for vowel in vowels.split(" ")]
     words = np.array(["".join(draw.choice(syllables, size=draw.integers(1, 5))) for _ in range(50_000)])
 
     def document() -> str:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from plait.checkpoint.checked import first_change
 from plait.checkpoint.files import digest
 from plait.checkpoint.hashed import HashedFiles
-from plait.checkpoint.pieces import LONGEST, first_change
+from plait.checkpoint.pieces import LONGEST
 from plait.checkpoint.reader import Reader
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store

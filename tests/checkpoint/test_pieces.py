@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from plait.checkpoint import pieces
-from plait.checkpoint.pieces import PIECES, Checked, Damaged, Seal, dumps, first_change, loads
+from plait.checkpoint.checked import Checked, first_change
+from plait.checkpoint.pieces import PIECES, Damaged, Seal, dumps, loads
 
 LENGTHS = [700, 1, 64, 3000, 5]
 CONTENT = random.Random(0).randbytes(sum(LENGTHS))

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from plait.checkpoint import files, sums
+from plait.checkpoint.checked import Checked
 from plait.checkpoint.export import export
-from plait.checkpoint.pieces import Checked
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
 from plait.checkpoint.sums import SUMS, check_sums

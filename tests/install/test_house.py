@@ -89,13 +89,13 @@ def code_lines(path: Path) -> int:
 
 BUDGET = {  # lines of code; what takes more must be worth it, or something else must go
     "contract": 885,
-    "system": 380,
+    "system": 415,
     "strategies": 480,
     "models": 1200,
     "data": 1200,
     "parallel": 1540,
     "records": 700,
-    "checkpoint": 1530,
+    "checkpoint": 1545,
     "convert": 360,
     "train": 440,
     "launch": 1895,

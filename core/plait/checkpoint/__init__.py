@@ -8,6 +8,7 @@ weights.py  weights alone, Plait's or safetensors, in       export.py      weigh
 manager.py  the checkpoints of a run on its ranks           finite.py      refuses NaN and infinity
 reader.py   torch's reader, which runs no code of a folder  pickled.py     data out of a pickle, calling nothing
 files.py    digests, and atomic changes of folders          wellformed.py  checks the form of a manifest
-pieces.py   digests of parts of a file, and reading those   hashed.py      takes them while files are written
-staging.py  copies of the state in main memory              sums.py        SHA256SUMS beside weights
+pieces.py   checksums of a file's pieces, as text           hashed.py      takes them while files are written
+checked.py  reads files, comparing each piece               sums.py        SHA256SUMS beside weights
+staging.py  copies of the state in main memory
 """

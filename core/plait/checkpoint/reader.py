@@ -31,8 +31,9 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
+from plait.checkpoint.checked import Checked
 from plait.checkpoint.pickled import Refused, read
-from plait.checkpoint.pieces import Checked, Seal
+from plait.checkpoint.pieces import Seal
 from plait.checkpoint.store import Store
 from plait.contract.errors import PlaitError
 

@@ -15,7 +15,6 @@ from plait.contract.model_spec import ModelSpec
 from plait.contract.run import Run
 from plait.parallel.answers import ANSWERS
 from plait.parallel.build import build_model
-from plait.parallel.check_spec import check_spec
 from plait.parallel.defaults import Defaults
 from plait.parallel.process_group import device_of
 from plait.strategies.hooks import Hooks
@@ -121,6 +120,8 @@ def assemble_model(
     device_type: str,
 ) -> Assembly:
     """The same for an existing model and instances of strategies. Raises PlaitError if the spec does not fit."""
+    from plait.parallel.check_spec import check_spec  # not what runs a step
+
     check_spec(model, spec)
     _check_recomputation(config)
     _check_compiler(config)
