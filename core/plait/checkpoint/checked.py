@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Self
 
-from plait.checkpoint.pieces import LONGEST, PIECES, Damaged, Seal, loads
+from plait.checkpoint.pieces import LONGEST, PIECES, Damaged, Piece, Seal, loads
 
 
 class Checked:
