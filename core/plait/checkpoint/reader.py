@@ -12,7 +12,7 @@ import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -85,7 +85,7 @@ class Reader(dcp.FileSystemReader):
 
 def _tensor(data: memoryview) -> Tensor:
     try:
-        found = torch.load(_Bytes(data), map_location="cpu", weights_only=True)
+        found = torch.load(cast(Any, _Bytes(data)), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # torch's own message says how to run it anyway
         found = None
     if not isinstance(found, Tensor):

@@ -108,9 +108,11 @@ class Saver:
                 raise PlaitError(f"{found} (rank {rank}); {where_to_go_on(self.store, self.resumed, self.saved)}")
         try:
             writer = _Writer(path, per_thread_copy_ahead=copy_ahead)
-            quiet = warnings.catch_warnings(action="ignore") if self._group is None else nullcontext()
+            quiet = (
+                warnings.catch_warnings(action="ignore") if self._group is None else nullcontext()
+            )  # "no process group"
             # torch's own checksums are of no use: it compares them never, and the writer takes some that are compared
-            with quiet, config.patch("save.compute_crc32", False):  # quiet: "no process group"
+            with quiet, config.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
                 dcp.save(state, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
             files = {name: seal for own in self._all(writer.seal) for name, seal in own.items()}
             self._all(lambda: self._complete(path, manifest, files))

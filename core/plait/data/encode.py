@@ -3,7 +3,8 @@
 import math
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 
 import attrs
@@ -47,7 +48,7 @@ def held_out(text: bytes, fraction: float) -> bool:
     return digest64(text) < fraction * 2.0**64
 
 
-def encoded(files: list[File], text_key: str, tokenizer: Tokenizer, fraction: float) -> Iterator[Encoded]:
+def encoded(files: list[File], text_key: str, tokenizer: Tokenizer, fraction: float) -> Generator[Encoded, None, None]:
     """All documents of `files`, by as many processes as there are cores, or by the tokenizer's own threads.
 
     Close it if it is not taken to its end. Memory is that of a few groups for each core. Raises PlaitError for an
@@ -59,7 +60,7 @@ def encoded(files: list[File], text_key: str, tokenizer: Tokenizer, fraction: fl
             yield _encode(tokenizer, group)
         return
     workers = min(cores(), math.ceil(sum(file.size for file in files) / GROUP))
-    waiting = deque()
+    waiting: deque[Future[Encoded]] = deque()
     try:
         with processes(workers, _begin, tokenizer) as pool:
             for group in _groups(files, text_key, fraction, GROUP):
