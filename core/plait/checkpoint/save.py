@@ -109,3 +109,62 @@ class Saver:
         try:
             writer = _Writer(path, per_thread_copy_ahead=copy_ahead)
             quiet = warnings.catch_warnings(action="ignore") if self._group is None else nullcontext()
+            # torch warns that there is no group. It never compares its own checksums, so it need not compute them.
+            with quiet, config.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
+                dcp.save(state, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
+            files = {name: seal for own in self._all(writer.seal) for name, seal in own.items()}
+            self._all(lambda: self._complete(path, manifest, files))
+        except (Exception, dcp.CheckpointException):
+            if self._rank == 0:  # an error in the wait above is raised on all ranks, so none is writing now
+                clear(path)
+            raise
+        self.saved = manifest.step
+
+    def _complete(self, path: Path, manifest: Manifest, files: dict[str, Seal]) -> None:
+        if self._rank == 0:
+            with writing(path):
+                self.store.commit(path, attrs.evolve(manifest, files=files))
+            try:
+                self.store.prune(self.keep, newest=manifest.step)
+            except OSError as error:  # the checkpoint is good; the next save tries again
+                log.warning(f"an older checkpoint could not be removed: {sentence(error)}")
+
+    def _all(self, work: Callable[[], T]) -> list[T]:
+        return on_all_ranks(work, self._group, lambda error: _named(error, self._rank))
+
+
+class _Writer(dcp.FileSystemWriter):
+    """torch's writer, with errors that contain the system's: torch may hide it, and lose it between ranks."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fs = self.hashed = HashedFiles()
+
+    def write_data(self, *args: Any, **kwargs: Any) -> Any:
+        with writing(self.path):
+            return super().write_data(*args, **kwargs)
+
+    def finish(self, *args: Any, **kwargs: Any) -> None:
+        with writing(self.path):
+            super().finish(*args, **kwargs)
+
+    def seal(self) -> dict[str, Seal]:
+        """The entries of this rank's files for the manifest."""
+        with writing(self.path):
+            return self.hashed.seal(Path(self.path))
+
+
+def _tell(step: int, work: Callable[[], None]) -> None:
+    try:
+        work()
+    except (Exception, dcp.CheckpointException) as error:  # the latter is not an Exception
+        named = _named(error)
+        raise type(named)(f"the checkpoint of step {step} could not be saved: {named}") from error
+
+
+def _named(error: BaseException, rank: int | None = None) -> PlaitError:
+    """What went wrong, and on which rank."""
+    if isinstance(error, dcp.CheckpointException):
+        rank, (error, _) = next(iter(error.failures.items()))
+    text = (sentence(error) if isinstance(error, OSError) else str(error)) or type(error).__name__
+    return (DiskError if refused(error) else PlaitError)(text if rank is None else f"{text} (rank {rank})")

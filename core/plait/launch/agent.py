@@ -109,6 +109,11 @@ class _Rank(SubprocessHandler):
         files = [(number, file.name) for number, file in ((1, self._stdout), (2, self._stderr)) if file]
         return self._forks.fork(args[1 + len(RANK) :], env, files) or super()._popen(args, env)
 
+    def close(self, death_sig: signal.Signals | None = None) -> None:
+        """Unlike a child's, the number of a fork that has ended is free before this process knows of its end."""
+        with contextlib.suppress(ProcessLookupError):
+            super().close(death_sig)
+
 
 @contextlib.contextmanager
 def _started_by(forks: Forks | None) -> Iterator[None]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from plait.testing.parity import apart, unequal, worst_gradient
     from plait.testing.suite import StrategySuite
     from plait.testing.suite.capabilities import Layout
-    from plait.testing.trial import Trial, TrialResult, batch, forward_backward, full, train, whole
+    from plait.testing.trial import Trial, TrialResult, batch, documents, forward_backward, full, train, whole
 
 __all__ = [
     "Collective",
@@ -22,6 +22,7 @@ __all__ = [
     "TrialResult",
     "apart",
     "batch",
+    "documents",
     "forward_backward",
     "full",
     "is_about",
@@ -38,7 +39,7 @@ _IN = {
     "plait.testing.parity": ("apart", "unequal", "worst_gradient"),
     "plait.testing.suite": ("StrategySuite",),
     "plait.testing.suite.capabilities": ("Layout",),
-    "plait.testing.trial": ("Trial", "TrialResult", "batch", "forward_backward", "full", "train", "whole"),
+    "plait.testing.trial": ("Trial", "TrialResult", "batch", "documents", "forward_backward", "full", "train", "whole"),
 }
 _LAZY = {name: module for module, names in _IN.items() for name in names}
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import plait
-from plait.testing import Trial, TrialResult, batch, full, whole
+from plait.testing import Trial, TrialResult, batch, documents, full, whole
 
 
 def simulate(trial: Trial, workers: int, every: int) -> list[TrialResult]:
@@ -18,9 +18,10 @@ def simulate(trial: Trial, workers: int, every: int) -> list[TrialResult]:
     for step in range(trial.steps):
         tokens, labels = batch(step)
         losses, total = [], int((labels != -100).sum())
-        shares = zip(tokens.chunk(workers), labels.chunk(workers), strict=True)
-        for result, copy, optimizer, (t, y) in zip(results, copies, optimizers, shares, strict=True):
-            loss = plait.cross_entropy_sum(copy.parts[0](t), y)
+        inputs = (tokens, documents(tokens)) if trial.documents else (tokens,)
+        shares = zip(zip(*(each.chunk(workers) for each in inputs), strict=True), labels.chunk(workers), strict=True)
+        for result, copy, optimizer, (x, y) in zip(results, copies, optimizers, shares, strict=True):
+            loss = plait.cross_entropy_sum(copy.parts[0](*x), y)
             losses.append(float(loss.detach() / total))
             copy.backward(loss, total / workers)
             if step == 0:
