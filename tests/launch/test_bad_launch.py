@@ -95,7 +95,7 @@ def test_what_fits_starts() -> None:
 
 def test_eight_ranks_fit_on_two_cores() -> None:
     plenty = mock.patch.object(capacity, "_free_bytes", return_value=None)
-    with mock.patch.object(capacity, "_cores", return_value={0, 1}), plenty:
+    with mock.patch.object(capacity, "cores", return_value=2), plenty:
         capacity.check_ranks(8, "cpu")
         capacity.check_ranks(32, "cpu")
         with raises_about("launch.nproc_per_node", 33, "at most 32"):
