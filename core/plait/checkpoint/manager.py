@@ -58,7 +58,9 @@ class Checkpoints:
                 from plait.checkpoint.weights import read_weights
                 from plait.parallel.state import tied_names, weights
 
-                read_weights(self.conf.init_from, weights(state), tied_names(self.applied.parts[0]))
+                whole = self.applied.whole
+                ties = whole.ties if whole else tied_names(self.applied.parts[0])
+                read_weights(self.conf.init_from, weights(state), ties, whole.shapes if whole else None)
                 self.say(f"checkpoint: weights from {self.conf.init_from}")
             return 0, 0, 0
         load(path, state, after)
@@ -85,7 +87,8 @@ class Checkpoints:
         self._saved_at = time.monotonic()
         state, _ = self.applied.checkpoint(self.optimizer)
         data = {**self.data, "samples": samples, "states": self._states(), "metrics": self._metrics.now()}
-        self._saver.save(state, step, tokens=tokens, config=self.config.node, data=data, versions=self._versions)
+        more: dict[str, Any] = {"data": data, "versions": self._versions, "known": self._known()}
+        self._saver.save(state, step, tokens=tokens, config=self.config.node, **more)
 
     def wait(self) -> None:
         """Return when the last save is on disk; raises PlaitError if it failed."""
@@ -138,7 +141,11 @@ class Checkpoints:
         from plait.parallel.state import weights
 
         state, _ = self.applied.checkpoint()
-        export(weights(state), self.folder.path / "export", dist.get_rank() == 0)
+        export(weights(state), self.folder.path / "export", dist.get_rank() == 0, known=self._known())
+
+    def _known(self) -> list[str]:
+        """The weights of which each must be on some rank, if this rank's parts are not the whole model."""
+        return list(self.applied.whole.shapes) if self.applied.whole else []
 
     def _states(self) -> list[Any]:
         """The data state of every data rank, in order; empty if the number of samples is enough."""

@@ -110,7 +110,9 @@ def matches(pattern: str, fqn: str) -> bool:
 
 
 def named(model: Any, patterns: tuple[str, ...]) -> dict[str, Any]:
-    return {fqn: module for fqn, module in model.named_modules() if any(matches(p, fqn) for p in patterns)}
+    """FQN -> module; those of other stages (`plait.parallel.stages`) are left out."""
+    found = ((fqn, m) for fqn, m in model.named_modules() if any(matches(p, fqn) for p in patterns))
+    return {fqn: module for fqn, module in found if not getattr(module, "absent", False)}
 
 
 def lookup(table: Mapping[str, Any], fqn: str, field: str) -> Any:

@@ -1,7 +1,8 @@
 """`plait.apply` and `set_up`: a model under strategies, for `plait train` and for your own training loop."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import attrs
@@ -21,9 +22,11 @@ from plait.parallel.loss import compiled_sum, cross_entropy_sum, parallel
 from plait.parallel.mesh import Mesh
 from plait.parallel.precision import apply_precision, dtype
 from plait.parallel.process_group import device_type_here, local_device, start_group
+from plait.parallel.stages import is_end
+from plait.parallel.whole import Whole
 from plait.strategies.hooks import Hooks
-from plait.strategies.order import PHASES
-from plait.strategies.registry import name_of
+from plait.strategies.order import PHASES, Turn
+from plait.strategies.registry import described, name_of
 
 
 @attrs.define
@@ -31,7 +34,8 @@ class Applied:
     """A model under its strategies.
 
     parts: what this rank runs: one module, or several under a pipeline. mesh: the ranks along each axis.
-    balance: of the parts' experts. loss: `cross_entropy_sum`, compiled if `compile.enabled`.
+    balance: of the parts' experts. loss: `cross_entropy_sum`, compiled if `compile.enabled`. whole: what is known of
+    the model, if the parts of this rank are not all of it.
     """
 
     parts: list[nn.Module]
@@ -42,6 +46,7 @@ class Applied:
     device: torch.device
     balance: Balance
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum
+    whole: Whole | None = None
 
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter once, tied ones too."""
@@ -70,22 +75,54 @@ class Applied:
         each backward, so that counting may run beside the first forward.
         loss: (logits, labels) -> the loss summed over this rank's tokens; None: `self.loss`. Not called if
         `loss.chunks` is above 1.
-        Returns the sum of the loss over this rank's tokens (float64 scalar). Without gradients, as under
-        `torch.no_grad()`, it runs forward only.
+        Returns the sum of the loss over this rank's tokens (float64 scalar); ranks that have other stages of the model
+        get it too. Without gradients, as under `torch.no_grad()`, it runs forward only.
         """
-        (model,), chunked = self.parts, self.run.config.loss.chunks > 1
+        chunked, divided = self.run.config.loss.chunks > 1, self.mesh.layout.count("layers") > 1
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for ids, labels, positions in micro_batches:
-            inputs = (ids,) if positions is None else (ids, positions)
-            result = model(*inputs, labels=labels) if chunked else model(*inputs)
-            with parallel(result):
-                value = result if chunked else (loss or self.loss)(result, labels)
-                del result  # backward needs only what autograd keeps
-                if torch.is_grad_enabled():
-                    self.backward(value, tokens() if callable(tokens) else tokens)
-            total += value.detach()
-            del value
-        return total
+        wanted: list[Tensor] = []
+        called: list[int] = []
+        if divided and torch.is_grad_enabled():  # ranks without logits call no loss
+            tokens = tokens() if callable(tokens) else tokens
+            self.balance.scale(tokens)
+
+        def arguments() -> Iterator[tuple[Any, ...]]:
+            for ids, labels, positions in micro_batches:
+                wanted.append(labels)
+                if chunked:
+                    yield ids, positions, labels
+                else:
+                    yield (ids,) if positions is None else (ids, positions)
+
+        with ExitStack() as context:
+
+            def loss_of(i: int, result: Tensor) -> Tensor:
+                if not called:  # its backward runs before this context ends
+                    context.enter_context(parallel(result))
+                called.append(i)
+                value = result if chunked else (loss or self.loss)(result, wanted[i])
+                total.add_(value.detach())
+                if not torch.is_grad_enabled():
+                    return value
+                count = tokens() if callable(tokens) else tokens
+                self.balance.scale(count)
+                return value / count
+
+            inputs = arguments()
+            self.hooks.first("forward_backward", parts=self.parts, inputs=inputs, loss=loss_of, mesh=self.mesh)
+        left = sum(1 for _ in inputs)
+        expected = list(range(len(wanted))) if any(map(is_end, self.parts)) else []
+        if left or sorted(called) != expected:
+            said = f"called the loss for the micro-batches {sorted(called)} instead of {expected}"
+            if left:
+                said = f"left {left} of {len(wanted)} micro-batches"
+            raise PlaitError(f"{self._runs()} {said}, in its hook 'forward_backward': the gradients would be wrong")
+        return self.mesh.over_stages(total) if divided else total
+
+    def _runs(self) -> str:
+        """Who runs micro-batches."""
+        names = self.hooks.owners("forward_backward")
+        return described(names[0]) if names else "the core"
 
     def backward(self, loss_sum: Tensor, tokens: int | Tensor) -> None:
         """Add the gradients of one micro-batch.
@@ -181,16 +218,33 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
 
         loss_in_head(model, run.spec, run.config.loss.chunks, compiler)
     arguments = {"mesh": mesh, "spec": run.spec, "run": run}
+    whole = Whole.of(model, run.spec) if mesh.layout.count("layers") > 1 else None
+    parts = [model]
     for phase in PHASES:
         if phase == "graph" and not ("parameter_sharding" in hooks.roles and mesh.layout.summed_axes()):
-            apply_precision(model, run.config.precision)  # before transforms of this phase, which see storage's dtype
+            for part in parts:  # before transforms of this phase, which see storage's dtype
+                apply_precision(part, run.config.precision)
         if phase == "runtime":
-            model = hooks.first("compile", model=model, **arguments)
+            parts = [hooks.first("compile", model=part, **arguments) for part in parts]
         for turn in hooks.turns:
             if turn.phase == phase:
-                model = hooks.fold("parallelize", turn.name, "model", model=model, **arguments)
+                parts = [made for part in parts for made in _made(hooks, turn, model=part, **arguments)]
     if on_meta and fill:
-        materialise(model, device, run.storage_device)
-        initialise(model, run.spec, run.config.train.seed)
-    balance = Balance([model], mesh, run.spec)
-    return Applied([model], mesh, run.spec, run, hooks, device, balance, compiled_sum(compiler))
+        for part in parts:
+            materialise(part, device, run.storage_device)
+            initialise(part, run.spec, run.config.train.seed)
+    balance = Balance(parts, mesh, run.spec, whole.routers if whole else None)
+    return Applied(parts, mesh, run.spec, run, hooks, device, balance, compiled_sum(compiler), whole)
+
+
+def _made(hooks: Hooks, turn: Turn, **arguments: Any) -> list[nn.Module]:
+    """What a strategy makes of one module: a module, or the stages that a rank has of it."""
+    made = hooks.fold("parallelize", turn.name, "model", **arguments)
+    if not isinstance(made, list):
+        return [made]
+    if turn.phase != "stages" or hooks.roles.get("stages") != turn.name:
+        raise PlaitError(
+            f"{described(turn.name)} returned a list of stages from its hook 'parallelize'; only a strategy with "
+            "phase = 'stages' that claims 'stages' may"
+        )
+    return made

@@ -18,6 +18,7 @@ from plait.parallel.build import build_model
 from plait.parallel.check_spec import check_spec
 from plait.parallel.defaults import Defaults
 from plait.parallel.process_group import device_of
+from plait.parallel.stages import check_stages
 from plait.strategies.hooks import Hooks
 from plait.strategies.registry import create, create_all
 
@@ -67,7 +68,8 @@ class Assembly:
     def layout_for(self, ranks: int) -> MeshLayout:
         """The layout of `ranks` ranks.
 
-        Raises PlaitError if the axes do not fit, if no strategy sums gradients, or if none joins divided sequences.
+        Raises PlaitError if the axes do not fit, if no strategy sums gradients, if none joins divided sequences, or if
+        layers are divided and none runs the stages, or the model cannot be cut.
         """
         layout = join_axes(self._asked(ranks), ranks)
         summed = layout.summed_axes()
@@ -82,6 +84,15 @@ class Assembly:
                 f"the axes {describe(divided, layout.owner)} split sequences, but no selected strategy lets attention "
                 "see the rest of them: the run would train wrong; add a strategy that claims 'sequence'"
             )
+        cut = [axis for axis in layout.dense if axis.splits == "layers" and axis.degree > 1]
+        if cut:
+            said = f"the axes {describe(cut, layout.owner)} split the layers"
+            if "stages" not in self.hooks.roles or not self.hooks.implemented("forward_backward"):
+                raise PlaitError(
+                    f"{said}, but no selected strategy cuts the model into stages and runs them; add a strategy that "
+                    "claims 'stages' and has the hook 'forward_backward'"
+                )
+            check_stages(self.model, self.run.spec, said)
         return layout
 
     def _asked(self, ranks: int) -> list[tuple[str, list[MeshAxis | MeshView]]]:

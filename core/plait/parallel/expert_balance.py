@@ -8,7 +8,7 @@ method `update()`, called after each step, that may read `counts` and change the
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -44,19 +44,21 @@ class Counted:
 class Balance:
     """The routers of a model's parts. `counted`: of the last step; None before the first, or without routers."""
 
-    def __init__(self, parts: Sequence[nn.Module], mesh: "Mesh", spec: ModelSpec) -> None:
+    def __init__(
+        self, parts: Sequence[nn.Module], mesh: "Mesh", spec: ModelSpec, every: Mapping[str, int] | None = None
+    ) -> None:
+        """every: name -> number of experts of all routers of the model, if the parts are not all of it."""
         self.counted: Counted | None = None
         # Ranks that see the same tokens and whose gradients are summed: along axes that divide parameters, not along
         # others.
         self._same = math.prod(a.degree for a in mesh.layout.dense if a.splits is None and a.shards)
         self._data = mesh.data()
         self._scaled = False
+        self._mesh, self._every = mesh, every
         self._routers: dict[str, Any] = {}
         for part in parts:
-            found, blocks = spec.routers_of(part), spec.blocks_of(part)
-            for fqn, router in found.items():
-                block = next((b for b in blocks if fqn.startswith(f"{b}.")), fqn)
-                self._routers[fqn if block in self._routers else block] = router
+            found = routers_by_block(part, spec)
+            self._routers |= found
             if found:
                 part.register_forward_pre_hook(functools.partial(_clear, list(found.values())))
                 part.register_forward_hook(functools.partial(self._add, list(found.values())))
@@ -77,8 +79,12 @@ class Balance:
     @torch.no_grad()
     def after_step(self) -> None:
         """Add what all ranks have seen since the last step, each token once, and update the routers."""
-        if not self._routers:
-            return
+        if self._routers:
+            self._update()
+        if self._every:
+            self.counted = self._of_all_stages(self._every)
+
+    def _update(self) -> None:
         routers = list(self._routers.values())
         seen = torch.cat([r.seen for r in routers])
         if self._data is not None and self._data.size() > 1:
@@ -89,6 +95,14 @@ class Balance:
         for router in routers:
             router.update()
         self.counted, self._scaled = Counted(seen, list(self._routers), sizes), False
+
+    def _of_all_stages(self, every: Mapping[str, int]) -> Counted:
+        """What the routers of all stages were sent, on all of their ranks."""
+        counts = torch.zeros(sum(every.values()), dtype=torch.int64, device=self._mesh.device_type)
+        for name, part in zip(every, counts.split(list(every.values())), strict=True):
+            if name in self._routers:
+                part.copy_(self._routers[name].counts)
+        return Counted(self._mesh.over_stages(counts), list(every), list(every.values()))
 
     @torch.no_grad()
     def _add(self, routers: list[Any], part: nn.Module, args: Any, result: Any) -> None:
@@ -105,6 +119,16 @@ class Balance:
                 "the model has a balance loss, which must be divided as the loss is: "
                 "call applied.backward(loss_sum, tokens) instead of (loss_sum / tokens).backward()"
             )
+
+
+def routers_by_block(model: nn.Module, spec: ModelSpec) -> dict[str, Any]:
+    """The routers of `model`, by the FQNs of their blocks; a second one in a block by its own."""
+    named: dict[str, Any] = {}
+    blocks = spec.blocks_of(model)
+    for fqn, router in spec.routers_of(model).items():
+        block = next((b for b in blocks if fqn.startswith(f"{b}.")), fqn)
+        named[fqn if block in named else block] = router
+    return named
 
 
 @torch.no_grad()

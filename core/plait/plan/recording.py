@@ -9,7 +9,9 @@ from typing import Any
 import attrs
 from torch import nn
 
+from plait.contract.axes import MeshLayout, describe
 from plait.contract.config import Config
+from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
 from plait.contract.planned import as_planned
 from plait.parallel.apply import Applied, set_up
@@ -42,6 +44,15 @@ class Recording:
         self.recorder.clear()
 
 
+def _refuse_stages(layout: MeshLayout) -> None:
+    cut = [axis for axis in layout.dense if axis.splits == "layers" and axis.degree > 1]
+    if cut:
+        raise PlaitError(
+            f"a run whose layers are divided cannot be planned yet, but there is {describe(cut, layout.owner)}; plan "
+            "it with degree 1, or leave the strategy out"
+        ).at(cut[0].name, cut[0].degree, fits=(1,))
+
+
 @contextmanager
 def recording(
     config: Config,
@@ -62,6 +73,7 @@ def recording(
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of what is slow, not wrong
     with simulated(world, rank), as_planned():
         assembly = assemble(config, world, strategies=strategies, device_type=DEVICE)
+        _refuse_stages(assembly.layout)
         config = assembly.run.config = prepare(assembly.model, assembly.run.spec)
         applied = set_up(assembly, fill=False)
         model = applied.parts[0]
