@@ -1,4 +1,4 @@
-"""A stranger's pipeline: GPipe (Huang et al., arXiv 1811.06965) with one stage per rank, from the public names alone."""
+"""A stranger's GPipe (Huang et al., arXiv 1811.06965) with one stage per rank, from public names alone."""
 
 import attrs
 import torch

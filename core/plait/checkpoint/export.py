@@ -138,7 +138,7 @@ class _Together:
         def all_ranks(work: Callable[[], Any]) -> list[Any]:
             return on_all_ranks(work, group)
 
-        self._writer = all_ranks(lambda: is_writer).index(True)
+        self._writer = next((rank for rank, writes in enumerate(all_ranks(lambda: is_writer)) if writes), -1)
         own = {fqn: _Entry(self._rank, tuple(t.shape), t.dtype) for fqn, t in state.items()}
         self.entries, self._alike = joined(own, all_ranks, known)
 

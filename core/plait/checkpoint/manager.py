@@ -37,6 +37,8 @@ class Checkpoints:
         self.config, self.conf = config, config.checkpoint
         self.folder, self.applied, self.optimizer = folder, applied, optimizer
         self.data, self.batches, self.say = data, batches, say
+        # Weights that some rank must have, if each rank has only some.
+        self._known = list(applied.whole.shapes) if applied.whole else []
         self.store = Store(folder.checkpoints(self.conf.dir))
         self._saver = Saver(self.store, self.conf.mode, self.conf.keep) if self.conf.enabled else None
         self._saved_at = time.monotonic()
@@ -87,8 +89,8 @@ class Checkpoints:
         self._saved_at = time.monotonic()
         state, _ = self.applied.checkpoint(self.optimizer)
         data = {**self.data, "samples": samples, "states": self._states(), "metrics": self._metrics.now()}
-        more: dict[str, Any] = {"data": data, "versions": self._versions, "known": self._known()}
-        self._saver.save(state, step, tokens=tokens, config=self.config.node, **more)
+        node, versions, known = self.config.node, self._versions, self._known
+        self._saver.save(state, step, tokens=tokens, config=node, data=data, versions=versions, known=known)
 
     def wait(self) -> None:
         """Return when the last save is on disk; raises PlaitError if it failed."""
@@ -141,11 +143,7 @@ class Checkpoints:
         from plait.parallel.state import weights
 
         state, _ = self.applied.checkpoint()
-        export(weights(state), self.folder.path / "export", dist.get_rank() == 0, known=self._known())
-
-    def _known(self) -> list[str]:
-        """The weights of which each must be on some rank, if this rank's parts are not the whole model."""
-        return list(self.applied.whole.shapes) if self.applied.whole else []
+        export(weights(state), self.folder.path / "export", dist.get_rank() == 0, known=self._known)
 
     def _states(self) -> list[Any]:
         """The data state of every data rank, in order; empty if the number of samples is enough."""

@@ -82,9 +82,7 @@ def choices(run: "Run", world_size: int) -> "Iterable[Choice]":  # type: ignore[
 
 
 @hookspec
-def parallelize(
-    model: "nn.Module", mesh: "Mesh", spec: "ModelSpec", run: "Run"
-) -> "nn.Module | list[nn.Module] | None":
+def parallelize(model: "nn.Module", mesh: "Mesh", spec: "ModelSpec", run: "Run") -> "nn.Module | list[Any] | None":
     """Changes the model in place, or returns a new one; in phase "stages" also a list of this rank's stages."""
 
 
@@ -102,10 +100,7 @@ def deal(
 
 @hookspec(firstresult=True)
 def forward_backward(
-    parts: "list[nn.Module]",
-    inputs: "Iterable[tuple[Any, ...]]",
-    loss: "Callable[[int, torch.Tensor], torch.Tensor]",
-    mesh: "Mesh",
+    parts: "list[nn.Module]", inputs: "Iterable[tuple[Any, ...]]", loss: "Callable[..., torch.Tensor]", mesh: "Mesh"
 ) -> "bool | None":
     """Runs the micro-batches of a step: forward, loss, and backward if gradients are on. True: all is done."""
 

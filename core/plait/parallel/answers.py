@@ -34,11 +34,8 @@ def _module(answer: Any) -> nn.Module | None:
 
 
 def _modules(answer: Any) -> nn.Module | list[nn.Module] | None:
-    if not isinstance(answer, list):
-        return _module(answer)
-    if not answer or not all(isinstance(item, nn.Module) for item in answer):
-        raise Misfit
-    return answer
+    several = isinstance(answer, list) and answer and all(isinstance(item, nn.Module) for item in answer)
+    return answer if several else _module(answer)
 
 
 def _done(answer: Any) -> bool | None:
@@ -80,7 +77,7 @@ def _state(answer: Any) -> Any:
 ANSWERS = {
     "build_mesh": Required("a list of MeshAxis and MeshView", _axes),
     "choices": Required("a list of Choice", _choices),
-    "parallelize": Required("a torch module or a list of stages, or None after a change in place", _modules),
+    "parallelize": Required("a torch module, or None after a change in place, or in phase 'stages' a list", _modules),
     "compile": Required("a torch module, or None for the core's default", _module),
     "deal": Required("tokens, labels and positions of one shape, or None for the core's default", _dealt),
     "forward_backward": Required("True, or None for the core's default", _done),

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -22,11 +22,12 @@ from plait.parallel.loss import compiled_sum, cross_entropy_sum, parallel
 from plait.parallel.mesh import Mesh
 from plait.parallel.precision import apply_precision, dtype
 from plait.parallel.process_group import device_type_here, local_device, start_group
-from plait.parallel.stages import is_end
-from plait.parallel.whole import Whole
 from plait.strategies.hooks import Hooks
-from plait.strategies.order import PHASES, Turn
-from plait.strategies.registry import described, name_of
+from plait.strategies.order import PHASES
+from plait.strategies.registry import name_of
+
+if TYPE_CHECKING:
+    from plait.parallel.divided_layers import Whole
 
 
 @attrs.define
@@ -46,7 +47,7 @@ class Applied:
     device: torch.device
     balance: Balance
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum
-    whole: Whole | None = None
+    whole: "Whole | None" = None
 
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter once, tied ones too."""
@@ -80,19 +81,14 @@ class Applied:
         """
         chunked, divided = self.run.config.loss.chunks > 1, self.mesh.layout.count("layers") > 1
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        wanted: list[Tensor] = []
-        called: list[int] = []
-        if divided and torch.is_grad_enabled():  # ranks without logits call no loss
-            tokens = tokens() if callable(tokens) else tokens
-            self.balance.scale(tokens)
+        wanted, called = list[Tensor](), list[int]()
+        if divided and torch.is_grad_enabled():
+            self._scaled(total, tokens)  # for ranks without logits, which call no loss
 
         def arguments() -> Iterator[tuple[Any, ...]]:
             for ids, labels, positions in micro_batches:
                 wanted.append(labels)
-                if chunked:
-                    yield ids, positions, labels
-                else:
-                    yield (ids,) if positions is None else (ids, positions)
+                yield (ids, positions, labels) if chunked else (ids,) if positions is None else (ids, positions)
 
         with ExitStack() as context:
 
@@ -102,35 +98,31 @@ class Applied:
                 called.append(i)
                 value = result if chunked else (loss or self.loss)(result, wanted[i])
                 total.add_(value.detach())
-                if not torch.is_grad_enabled():
-                    return value
-                count = tokens() if callable(tokens) else tokens
-                self.balance.scale(count)
-                return value / count
+                return self._scaled(value, tokens) if torch.is_grad_enabled() else value
 
             inputs = arguments()
             self.hooks.first("forward_backward", parts=self.parts, inputs=inputs, loss=loss_of, mesh=self.mesh)
-        left = sum(1 for _ in inputs)
-        expected = list(range(len(wanted))) if any(map(is_end, self.parts)) else []
-        if left or sorted(called) != expected:
-            said = f"called the loss for the micro-batches {sorted(called)} instead of {expected}"
-            if left:
-                said = f"left {left} of {len(wanted)} micro-batches"
-            raise PlaitError(f"{self._runs()} {said}, in its hook 'forward_backward': the gradients would be wrong")
-        return self.mesh.over_stages(total) if divided else total
+        if owners := self.hooks.owners("forward_backward"):
+            from plait.parallel.divided_layers import check_called
 
-    def _runs(self) -> str:
-        """Who runs micro-batches."""
-        names = self.hooks.owners("forward_backward")
-        return described(names[0]) if names else "the core"
+            check_called(owners[0], self.parts, called, len(wanted), sum(1 for _ in inputs))
+        if divided:  # imported only by runs that need it, here, at set-up and in clipping
+            from plait.parallel.divided_layers import over_stages
+
+            over_stages(total, self.mesh)
+        return total
 
     def backward(self, loss_sum: Tensor, tokens: int | Tensor) -> None:
         """Add the gradients of one micro-batch.
 
         loss_sum: summed over its tokens. tokens: the number of valid tokens of the step, over all ranks.
         """
-        self.balance.scale(tokens)
-        (loss_sum / tokens).backward()
+        self._scaled(loss_sum, tokens).backward()
+
+    def _scaled(self, loss_sum: Tensor, tokens: Any) -> Tensor:
+        count = tokens() if callable(tokens) else tokens
+        self.balance.scale(count)
+        return loss_sum / count
 
     def clip_grads(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip gradients in place to `max_norm` over all ranks; returns the norm before clipping (a scalar tensor)."""
@@ -218,8 +210,11 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
 
         loss_in_head(model, run.spec, run.config.loss.chunks, compiler)
     arguments = {"mesh": mesh, "spec": run.spec, "run": run}
-    whole = Whole.of(model, run.spec) if mesh.layout.count("layers") > 1 else None
-    parts = [model]
+    parts, whole = [model], None
+    if mesh.layout.count("layers") > 1:
+        from plait.parallel.divided_layers import Whole
+
+        whole = Whole.of(model, run.spec)
     for phase in PHASES:
         if phase == "graph" and not ("parameter_sharding" in hooks.roles and mesh.layout.summed_axes()):
             for part in parts:  # before transforms of this phase, which see storage's dtype
@@ -228,23 +223,14 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
             parts = [hooks.first("compile", model=part, **arguments) for part in parts]
         for turn in hooks.turns:
             if turn.phase == phase:
-                parts = [made for part in parts for made in _made(hooks, turn, model=part, **arguments)]
+                parts = [hooks.fold("parallelize", turn.name, "model", model=part, **arguments) for part in parts]
+                if any(isinstance(part, list) for part in parts):
+                    from plait.parallel.divided_layers import stages_of
+
+                    parts = stages_of(parts, turn, hooks)
     if on_meta and fill:
         for part in parts:
             materialise(part, device, run.storage_device)
             initialise(part, run.spec, run.config.train.seed)
-    balance = Balance(parts, mesh, run.spec, whole.routers if whole else None)
+    balance = Balance(parts, mesh, run.spec, whole)
     return Applied(parts, mesh, run.spec, run, hooks, device, balance, compiled_sum(compiler), whole)
-
-
-def _made(hooks: Hooks, turn: Turn, **arguments: Any) -> list[nn.Module]:
-    """What a strategy makes of one module: a module, or the stages that a rank has of it."""
-    made = hooks.fold("parallelize", turn.name, "model", **arguments)
-    if not isinstance(made, list):
-        return [made]
-    if turn.phase != "stages" or hooks.roles.get("stages") != turn.name:
-        raise PlaitError(
-            f"{described(turn.name)} returned a list of stages from its hook 'parallelize'; only a strategy with "
-            "phase = 'stages' that claims 'stages' may"
-        )
-    return made

@@ -18,7 +18,6 @@ from plait.parallel.build import build_model
 from plait.parallel.check_spec import check_spec
 from plait.parallel.defaults import Defaults
 from plait.parallel.process_group import device_of
-from plait.parallel.stages import check_stages
 from plait.strategies.hooks import Hooks
 from plait.strategies.registry import create, create_all
 
@@ -84,15 +83,10 @@ class Assembly:
                 f"the axes {describe(divided, layout.owner)} split sequences, but no selected strategy lets attention "
                 "see the rest of them: the run would train wrong; add a strategy that claims 'sequence'"
             )
-        cut = [axis for axis in layout.dense if axis.splits == "layers" and axis.degree > 1]
-        if cut:
-            said = f"the axes {describe(cut, layout.owner)} split the layers"
-            if "stages" not in self.hooks.roles or not self.hooks.implemented("forward_backward"):
-                raise PlaitError(
-                    f"{said}, but no selected strategy cuts the model into stages and runs them; add a strategy that "
-                    "claims 'stages' and has the hook 'forward_backward'"
-                )
-            check_stages(self.model, self.run.spec, said)
+        if layout.count("layers") > 1:  # imported only by runs that need it
+            from plait.parallel.divided_layers import check_divided
+
+            check_divided(layout, self.hooks, self.model, self.run.spec)
         return layout
 
     def _asked(self, ranks: int) -> list[tuple[str, list[MeshAxis | MeshView]]]:

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -32,29 +31,20 @@ def clip_grads(
             groups.setdefault((grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None, []).append(
                 param
             )
-    divided = mesh is not None and mesh.layout.count("layers") > 1
-    if not groups and not divided:
-        return torch.zeros(())
     norms = [
         plain(get_total_norm([p.grad for p in group if p.grad is not None], norm_type)) for group in groups.values()
-    ] or [torch.zeros((), device=mesh.device_type if mesh is not None else None)]
+    ] or [torch.zeros(())]
     total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), norm_type)
-    if divided and mesh is not None:
-        total = _over_stages(total, mesh, norm_type)
+    if mesh is not None and mesh.layout.count("layers") > 1:
+        from plait.parallel.divided_layers import norm_over_stages
+
+        total = norm_over_stages(total, mesh, norm_type)
     if not math.isinf(max_norm):
         for kind, group in groups.items():  # local parts of DTensors: a DTensor scaled whole gives the same, slower
             grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in group]
             local: Any = [SimpleNamespace(grad=grad) for grad in grads]
             clip_grads_with_norm_(local, max_norm, total, foreach=True if kind else None)
     return total
-
-
-def _over_stages(norm: Tensor, mesh: "Mesh", norm_type: float) -> Tensor:
-    """In float64: the squares of a float32 norm may overflow, and its root loses digits."""
-    wide = norm.to(mesh.device_type, torch.float64)
-    if math.isinf(norm_type):
-        return mesh.over_stages(wide, dist.ReduceOp.MAX).to(norm)
-    return (mesh.over_stages(wide**norm_type) ** (1 / norm_type)).to(norm)
 
 
 def plain(norm: Tensor) -> Tensor:

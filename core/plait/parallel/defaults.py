@@ -36,12 +36,9 @@ class Defaults:
         return own, ours, at
 
     @hookimpl
-    def forward_backward(
-        self, parts: list[nn.Module], inputs: Iterable[tuple[Any, ...]], loss: Callable[[int, Tensor], Tensor]
-    ) -> bool:
-        (model,) = parts
+    def forward_backward(self, parts: list[nn.Module], inputs: Iterable[Any], loss: Callable[..., Tensor]) -> bool:
         for i, each in enumerate(inputs):
-            scaled = loss(i, model(*each))
+            scaled = loss(i, parts[0](*each))
             if torch.is_grad_enabled():
                 scaled.backward()
             del scaled

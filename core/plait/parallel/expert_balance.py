@@ -8,7 +8,7 @@ method `update()`, called after each step, that may read `counts` and change the
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -20,6 +20,7 @@ from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
 
 if TYPE_CHECKING:
+    from plait.parallel.divided_layers import Whole
     from plait.parallel.mesh import Mesh
 
 
@@ -44,17 +45,15 @@ class Counted:
 class Balance:
     """The routers of a model's parts. `counted`: of the last step; None before the first, or without routers."""
 
-    def __init__(
-        self, parts: Sequence[nn.Module], mesh: "Mesh", spec: ModelSpec, every: Mapping[str, int] | None = None
-    ) -> None:
-        """every: name -> number of experts of all routers of the model, if the parts are not all of it."""
+    def __init__(self, parts: Sequence[nn.Module], mesh: "Mesh", spec: ModelSpec, whole: "Whole | None" = None) -> None:
+        """whole: of the model, if the parts are not all of it."""
         self.counted: Counted | None = None
         # Ranks that see the same tokens and whose gradients are summed: along axes that divide parameters, not along
         # others.
         self._same = math.prod(a.degree for a in mesh.layout.dense if a.splits is None and a.shards)
         self._data = mesh.data()
         self._scaled = False
-        self._mesh, self._every = mesh, every
+        self._mesh, self._whole = mesh, whole
         self._routers: dict[str, Any] = {}
         for part in parts:
             found = routers_by_block(part, spec)
@@ -81,8 +80,8 @@ class Balance:
         """Add what all ranks have seen since the last step, each token once, and update the routers."""
         if self._routers:
             self._update()
-        if self._every:
-            self.counted = self._of_all_stages(self._every)
+        if self._whole is not None:
+            self.counted = self._whole.counted(self._routers, self._mesh)
 
     def _update(self) -> None:
         routers = list(self._routers.values())
@@ -95,14 +94,6 @@ class Balance:
         for router in routers:
             router.update()
         self.counted, self._scaled = Counted(seen, list(self._routers), sizes), False
-
-    def _of_all_stages(self, every: Mapping[str, int]) -> Counted:
-        """What the routers of all stages were sent, on all of their ranks."""
-        counts = torch.zeros(sum(every.values()), dtype=torch.int64, device=self._mesh.device_type)
-        for name, part in zip(every, counts.split(list(every.values())), strict=True):
-            if name in self._routers:
-                part.copy_(self._routers[name].counts)
-        return Counted(self._mesh.over_stages(counts), list(every), list(every.values()))
 
     @torch.no_grad()
     def _add(self, routers: list[Any], part: nn.Module, args: Any, result: Any) -> None:

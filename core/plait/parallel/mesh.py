@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -58,13 +57,6 @@ class Mesh:
         """Whether this rank counts for its tokens: it is the first of the ranks that see the same ones."""
         pairs = zip(self.layout.dense, self._coordinates(), strict=True)
         return all(coordinate == 0 for axis, coordinate in pairs if axis.splits not in ("batch", "sequence"))
-
-    def over_stages(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
-        """`x`, of the mesh's device, reduced in place over the ranks that divide the layers."""
-        for axis in self.layout.dense:
-            if axis.splits == "layers" and axis.degree > 1:
-                dist.all_reduce(x, op, group=self[axis.name].get_group())
-        return x
 
     def sharding_axis(self, logical_axes: Iterable[str | None]) -> str | None:
         """The mesh axis that shards a parameter with these logical axes; a view's axis takes precedence over a dense

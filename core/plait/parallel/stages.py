@@ -94,12 +94,6 @@ def stream_into(part: nn.Module, spec: ModelSpec, *inputs: Any) -> Tensor:
         handle.remove()
 
 
-def is_end(part: nn.Module) -> bool:
-    """Whether `part` returns what the model returns: it is a last stage, or a whole model."""
-    now = getattr(part, "_passing", None)
-    return now is None or now.last
-
-
 @attrs.define
 class Passing:
     """first, last: which stage it is. stream: what it got, during its forward. entered: whether its blocks have it."""
