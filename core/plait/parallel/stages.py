@@ -105,11 +105,7 @@ class Passing:
 
 
 class Left(Exception):
-    """Ends the forward of a stage, with the stream that it returns."""
-
-    def __init__(self, stream: Any) -> None:
-        super().__init__("the forward of a stage ends here")
-        self.stream = stream
+    """Ends the forward of a stage. Its argument is the stream that the stage returns."""
 
 
 class Stage:
@@ -126,7 +122,7 @@ class Stage:
         try:
             result = plain.forward(*inputs, **named)
         except Left as left:
-            result = left.stream
+            (result,) = left.args
             if not isinstance(result, Tensor) or isinstance(result, DTensor):
                 kind = type(result).__name__
                 raise PlaitError(

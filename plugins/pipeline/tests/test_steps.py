@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import weakref
 
 import cloudpickle
 import pytest
@@ -54,3 +55,50 @@ def test_schedules_equal_one_process(plait_ranks, name):
         assert error <= 1e-10, f"{parameter} is off by {error:.1e}"
         assert apart(result.losses, expected.losses)[0] <= 1e-9
         assert apart(result.norms, expected.norms)[0] <= 1e-9
+
+
+MICRO = 8
+
+
+def watched(options):
+    """(most micro-batches whose activations a rank keeps, what it sends and receives) in the second step."""
+    import torch
+    from torch.autograd.graph import saved_tensors_hooks
+
+    from plait.testing.count import Counting
+    from plait.testing.trial import forward_backward
+
+    class Kept:
+        def __init__(self, tensor):
+            self.tensor, self.micro = tensor, seen[0]
+
+    alive, seen, most = weakref.WeakSet(), [0], [0]
+
+    def pack(tensor):
+        kept = Kept(tensor)
+        alive.add(kept)
+        most[0] = max(most[0], len({each.micro for each in alive}))
+        return kept
+
+    trial = Trial(LAYERS, micro=MICRO)
+    applied = trial.apply({"pipeline": options})
+    forward_backward(applied, trial, 0)
+    applied.parts[0].register_forward_pre_hook(lambda *_, **__: seen.__setitem__(0, seen[0] + 1))
+    with Counting(applied.mesh) as counting, saved_tensors_hooks(pack, lambda kept: kept.tensor):
+        forward_backward(applied, trial, 1)
+    assert torch.is_grad_enabled()
+    assert seen == [MICRO]
+    moved = {(c.op, c.axis): (c.count, c.elements) for c in counting.found()}
+    return most[0], {op: moved.get((op, "pp"), (0, 0)) for op in ("send", "recv")}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_1f1b_keeps_few_micro_batches_and_each_stream_crosses_once(plait_ranks, schedule):
+    ranks = 4
+    element = 16 * 32  # tokens and width of a micro-batch of one sample
+    for rank, (most, moved) in enumerate(
+        plait_ranks.run(watched, {"degree": ranks, "schedule": schedule}, world=ranks)
+    ):
+        assert most == (ranks - rank if schedule == "1f1b" else MICRO)
+        neighbours = (rank > 0) + (rank < ranks - 1)  # forward to or from one, gradients from or to it
+        assert moved["send"] == moved["recv"] == (neighbours * MICRO, neighbours * MICRO * element)

@@ -93,7 +93,9 @@ class Steps:
             first = (turns,) if self._own[0] == 0 else ()
             schedule.step(*first, target=turns, return_outputs=False, turn=turns)
         except RuntimeError as error:  # torch wraps those of forward
-            raise _refusal(error) or error from error
+            if (refusal := _refusal(error)) is None:
+                raise
+            raise refusal from error
         finally:
             for feed in feeds:
                 feed.inputs, feed.loss = [], None
