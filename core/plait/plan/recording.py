@@ -9,14 +9,13 @@ from typing import Any
 import attrs
 from torch import nn
 
-from plait.contract.axes import MeshLayout, describe
 from plait.contract.config import Config
-from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
 from plait.contract.planned import as_planned
 from plait.parallel.apply import Applied, set_up
 from plait.parallel.assembly import assemble
 from plait.parallel.simulated import simulated
+from plait.plan.cannot import refuse_divided_layers
 from plait.plan.fake import fake, forget, materialise_fake
 from plait.plan.recorder import Recorder
 from plait.plan.step import Step
@@ -44,15 +43,6 @@ class Recording:
         self.recorder.clear()
 
 
-def _refuse_stages(layout: MeshLayout) -> None:
-    cut = [axis for axis in layout.dense if axis.splits == "layers" and axis.degree > 1]
-    if cut:
-        raise PlaitError(
-            f"a run whose layers are divided cannot be planned yet, but there is {describe(cut, layout.owner)}; plan "
-            "it with degree 1, or leave the strategy out"
-        ).at(cut[0].name, cut[0].degree, fits=(1,))
-
-
 @contextmanager
 def recording(
     config: Config,
@@ -73,7 +63,7 @@ def recording(
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of what is slow, not wrong
     with simulated(world, rank), as_planned():
         assembly = assemble(config, world, strategies=strategies, device_type=DEVICE)
-        _refuse_stages(assembly.layout)
+        refuse_divided_layers(assembly.layout.dense, assembly.layout.owner)
         config = assembly.run.config = prepare(assembly.model, assembly.run.spec)
         applied = set_up(assembly, fill=False)
         model = applied.parts[0]

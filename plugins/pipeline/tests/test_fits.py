@@ -59,7 +59,7 @@ def test_weights_that_would_be_on_two_stages():
 
 
 def test_a_plan_refuses():
-    with pytest.raises(plait.PlaitError, match="cannot be planned yet, but there is pp=2"):
+    with pytest.raises(plait.PlaitError, match=r"cannot be planned yet, but there is pp=2 \(pipeline\)"):
         plan(resolve([*RUN]), 4)
 
 
@@ -93,3 +93,8 @@ def test_a_block_of_experts_costs_what_a_token_visits():
     assert first == second
     visited = 2 * 3 * 32 * 16 + 3 * 32 * 16 + 8 * 32  # of 8 experts 2, the shared one, the router
     assert first - dense == visited - 3 * 32 * 48
+
+
+def test_a_search_refuses():
+    with pytest.raises(plait.PlaitError, match=r"cannot be planned yet, but there is pp=2 \(pipeline\)"):
+        check(resolve(["strategy=[autoparallel,pipeline]"]), 4)
