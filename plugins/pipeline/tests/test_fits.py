@@ -14,6 +14,7 @@ from plait.testing.errors import is_about
 from plait.testing.models import llama3, moe
 from plait.testing.pool import RankError
 from plait.testing.trial import Trial, train
+from plait_pipeline import Pipeline
 from plait_pipeline.cut import balanced, costs, stages_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
@@ -42,7 +43,17 @@ def test_stages_that_the_schedule_does_not_run():
     is_about(refusal(f"{KEY}.stages_per_rank=2"), f"{KEY}.stages_per_rank", 2, fits=(None, 1))
     error = refusal(f"{KEY}.schedule=interleaved_1f1b", f"{KEY}.stages_per_rank=1")
     is_about(error, f"{KEY}.stages_per_rank", 1, fits="at least 2")
+    is_about(refusal(f"{KEY}.schedule=zbv", f"{KEY}.stages_per_rank=3"), f"{KEY}.stages_per_rank", 3, fits=(None, 2))
     assert "'other'" in str(refusal(f"{KEY}.schedule=other"))
+
+
+@pytest.mark.parametrize("schedule", ["zero_bubble", "zbv"])
+def test_gradients_of_weights_that_cannot_wait(schedule):
+    whole = ("gpipe", "1f1b", "interleaved_1f1b")
+    is_about(refusal(f"{KEY}.schedule={schedule}"), f"{KEY}.schedule", schedule, fits=whole)
+    compiled = ("strategy=[pipeline]", f"{KEY}.schedule={schedule}", "compile.enabled=true")
+    is_about(refusal(*compiled, world=2), f"{KEY}.schedule", schedule, fits=whole)
+    check(resolve([*RUN, "strategy=[pipeline,simplefsdp]", f"{KEY}.schedule={schedule}"]), 4)
 
 
 def test_a_run_with_too_few_micro_batches(tmp_path):
@@ -83,7 +94,8 @@ def test_stages_cost_the_same():
     assert balanced([1.0] * 8, 2.0, 2) == [5, 3]  # the head costs as much as two blocks
     assert balanced([1.0] * 6, 0.0, 4) == [1, 1, 2, 2]  # the first stages keep most
     assert balanced([5.0, 1.0, 1.0, 1.0, 1.0, 1.0], 0.0, 2) == [1, 5]
-    assert [stages_of(rank, 2, 2) for rank in (0, 1)] == [[0, 2], [1, 3]]
+    assert [stages_of(rank, Pipeline(schedule="interleaved_1f1b")) for rank in (0, 1)] == [[0, 2], [1, 3]]
+    assert [stages_of(rank, Pipeline(schedule="zbv")) for rank in (0, 1)] == [[0, 3], [1, 2]]
 
 
 def test_a_block_of_experts_costs_what_a_token_visits():

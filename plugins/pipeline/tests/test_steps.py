@@ -4,6 +4,7 @@ import functools
 import sys
 import weakref
 
+import attrs
 import cloudpickle
 import pytest
 
@@ -37,14 +38,34 @@ CASES = {
     "1f1b x fsdp2, packed documents": (Trial(LAYERS, micro=2, documents=True), {"degree": 2}, FSDP2),
     "1f1b x simplefsdp": (Trial(LAYERS, micro=2), {"degree": 2}, {"simplefsdp": {}}),
     "1f1b x simplefsdp, compiled": (Trial(LAYERS, micro=2, compile="aot_eager"), {"degree": 2}, {"simplefsdp": {}}),
+    "zero_bubble 2": (
+        Trial(LAYERS, micro=4),
+        {"degree": 2, "schedule": "zero_bubble"},
+        {"tensor_parallel": {"degree": 2}},
+    ),
+    "zbv 2": (Trial(LAYERS, micro=4), {"degree": 2, "schedule": "zbv"}, {"tensor_parallel": {"degree": 2}}),
+    "zbv 2, few": (Trial(LAYERS, micro=1), {"degree": 2, "schedule": "zbv"}, {"tensor_parallel": {"degree": 2}}),
+    "zbv, moe": (
+        Trial(functools.partial(moe, n_layers=4), micro=4),
+        {"degree": 2, "schedule": "zbv"},
+        {"tensor_parallel": {"degree": 2}},
+    ),
+    "zbv x simplefsdp": (Trial(LAYERS, micro=2), {"degree": 2, "schedule": "zbv"}, {"simplefsdp": {}}),
+    "zero_bubble x ddp": (Trial(LAYERS, micro=4), {"degree": 2, "schedule": "zero_bubble"}, {"ddp": {}}),
+    "zero_bubble, recomputed": (
+        Trial(LAYERS, micro=4, remat="full"),
+        {"degree": 2, "schedule": "zero_bubble"},
+        {"ddp": {}},
+    ),
     "1f1b x fsdp2, compiled": (Trial(LAYERS, micro=2, compile="aot_eager"), {"degree": 2}, FSDP2),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_schedules_equal_one_process(plait_ranks, name):
-    import attrs
+QUICK = ("1f1b x fsdp2", "interleaved x fsdp2", "1f1b x tp", "zero_bubble 2", "zbv, moe")
 
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+def test_schedules_equal_one_process(plait_ranks, name):
     trial, options, beside = CASES[name]
     plain = attrs.evolve(trial, micro=1, chunks=1, remat="none", compile=None)
     expected = plait_ranks.once(train, plain, world=1)[0]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from plait import ModelSpec, stage
+from plait_pipeline.fits import SCHEDULES
 
 if TYPE_CHECKING:
     from plait_pipeline import Pipeline
@@ -13,15 +14,17 @@ if TYPE_CHECKING:
 
 def cut(options: "Pipeline", model: nn.Module, rank: int, spec: ModelSpec) -> list[nn.Module]:
     """The stages of `rank`, in the order in which data passes them."""
-    numbers = stages_of(rank, options.degree, options.per_rank)
+    numbers = stages_of(rank, options)
     counts = options.layers_per_stage or balanced(*costs(model, spec), options.degree * options.per_rank)
     ends = [0, *accumulate(counts)]
     return [stage(model, spec, ends[number], ends[number + 1]) for number in numbers]
 
 
-def stages_of(rank: int, degree: int, per_rank: int) -> list[int]:
-    """The numbers of the stages of `rank`: every `degree`-th."""
-    return [rank + degree * turn for turn in range(per_rank)]
+def stages_of(rank: int, options: "Pipeline") -> list[int]:
+    """The numbers of the stages of `rank`: every `degree`-th; with zbv one on the way down the ranks, one back up."""
+    if SCHEDULES[options.schedule].v:
+        return [rank, 2 * options.degree - 1 - rank]
+    return [rank + options.degree * turn for turn in range(options.per_rank)]
 
 
 def costs(model: nn.Module, spec: ModelSpec) -> tuple[list[float], float]:

@@ -14,12 +14,15 @@ KEY = "strategy.pipeline"
 
 @attrs.frozen
 class Schedule:
-    """name: of torch's class. several: whether ranks have several stages. fewest: micro-batches per rank that it needs,
-    in units of `degree`; fewer run as in GPipe. stages: of a rank, by default."""
+    """name: of torch's class. several: whether ranks have several stages. fewest: micro-batches that it needs, in units
+    of `degree`; fewer run as in GPipe. split: whether gradients of weights come later than those of the stream. v:
+    whether a rank has two stages, one on the way down the ranks and one back up. stages: of a rank, by default."""
 
     name: str
     several: bool = False
     fewest: int = 0
+    split: bool = False
+    v: bool = False
 
     @property
     def stages(self) -> int:
@@ -30,20 +33,25 @@ SCHEDULES = {
     "gpipe": Schedule("ScheduleGPipe"),
     "1f1b": Schedule("Schedule1F1B", fewest=1),
     "interleaved_1f1b": Schedule("ScheduleInterleaved1F1B", several=True, fewest=1),
+    "zero_bubble": Schedule("ScheduleInterleavedZeroBubble", several=True, fewest=1, split=True),
+    "zbv": Schedule("ScheduleZBVZeroBubble", several=True, split=True, v=True),
 }
 
 
 def check(options: "Pipeline", run: Run) -> None:
     """Raise PlaitError for stages that the model's blocks cannot fill, and for too few micro-batches of a run."""
-    several, per_rank = SCHEDULES[options.schedule].several, options.per_rank
-    if several != (per_rank > 1):
-        fits = "at least 2" if several else (None, 1)
+    schedule, per_rank = SCHEDULES[options.schedule], options.per_rank
+    fits: object = (None, 2) if schedule.v else "at least 2" if schedule.several else (None, 1)
+    if schedule.several != (per_rank > 1) or (schedule.v and per_rank != 2):
+        needs = "2 stages" if schedule.v else "2 or more stages" if schedule.several else "1 stage"
         raise PlaitError(
-            f"{KEY}.schedule={options.schedule} needs {'several stages' if several else 'one stage'} per rank, but "
-            f"{KEY}.stages_per_rank={options.stages_per_rank}; {'2 or more' if several else '1'} would fit"
+            f"{KEY}.schedule={options.schedule} needs {needs} per rank, but {KEY}.stages_per_rank="
+            f"{options.stages_per_rank}; null would fit"
         ).at(f"{KEY}.stages_per_rank", options.stages_per_rank, fits=fits)
     if options.degree == 1:
         return
+    if schedule.split:
+        _check_split(options, run)
     stages, blocks = options.degree * per_rank, len(run.blocks)
     if blocks < stages:
         fits = blocks // per_rank
@@ -58,6 +66,22 @@ def check(options: "Pipeline", run: Run) -> None:
             f"at least 1 with the sum {blocks}"
         ).at(f"{KEY}.layers_per_stage", given, fits=f"{stages} numbers with the sum {blocks}")
     check_micro_batches(options, run, 1)
+
+
+def _check_split(options: "Pipeline", run: Run) -> None:
+    """Refuse what cannot compute gradients of weights later: they come from the graph that forward left."""
+    whole = tuple(name for name, schedule in SCHEDULES.items() if not schedule.split)
+    said = f"{KEY}.schedule={options.schedule} computes the gradients of weights later than those of the stream"
+    for name, other in run.strategies.items():
+        if "parameter_sharding" in getattr(other, "claims", ()) and getattr(other, "phase", "runtime") == "runtime":
+            raise PlaitError(
+                f"{said}, when strategy {name!r} has freed the weights that it gathered; schedules that fit: "
+                f"{', '.join(whole)}"
+            ).at(f"{KEY}.schedule", options.schedule, fits=whole)
+    if run.config.compile.enabled:
+        raise PlaitError(
+            f"{said}, which compiled blocks cannot, but compile.enabled=true; schedules that fit: {', '.join(whole)}"
+        ).at(f"{KEY}.schedule", options.schedule, fits=whole)
 
 
 def check_micro_batches(options: "Pipeline", run: Run, shares: int) -> None:

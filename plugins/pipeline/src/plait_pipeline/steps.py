@@ -51,8 +51,9 @@ class Steps:
     def __init__(self, options: "Pipeline", axis: Any, spec: ModelSpec) -> None:
         self._options, self._axis, self._spec = options, axis, spec
         self._group, self._rank = axis.get_group(), axis.get_local_rank()
-        self._own = stages_of(self._rank, options.degree, options.per_rank)
+        self._own = stages_of(self._rank, options)
         self._count = options.degree * options.per_rank
+        self._ranks = {number: rank for rank in range(options.degree) for number in stages_of(rank, options)}
         self._likes: dict[Any, Tensor] = {}
         self._made: dict[Any, tuple[Any, list[Feed]]] = {}
 
@@ -126,11 +127,19 @@ class Steps:
     def _forward(self, parts: list[nn.Module], inputs: list[Any], loss: Loss, like: Tensor) -> None:
         """Stage after stage; of each all micro-batches."""
         sent: list[Any] = []
+        here: dict[tuple[int, int], Tensor] = {}  # passed from one stage of this rank to its next
         for number, part in zip(self._own, parts, strict=True):
             for i, each in enumerate(inputs):
-                result = part(*each, **({"stream": self._received(like, number - 1)} if number else {}))
+                if number == 0:
+                    result = part(*each)
+                elif (number, i) in here:
+                    result = part(*each, stream=here.pop((number, i)))
+                else:
+                    result = part(*each, stream=self._received(like, number - 1))
                 if number == self._count - 1:
                     loss(i, result)
+                elif self._ranks[number + 1] == self._rank:
+                    here[number + 1, i] = result
                 else:
                     result = result.contiguous()
                     sent.append((result, dist.isend(result, self._peer(number + 1), self._group)))
@@ -144,7 +153,7 @@ class Steps:
 
     def _peer(self, number: int) -> int:
         """The rank with stage `number`."""
-        return dist.get_global_rank(self._group, number % self._options.degree)
+        return dist.get_global_rank(self._group, self._ranks[number])
 
     def _device(self) -> torch.device:
         kind = self._axis.device_type
