@@ -36,7 +36,7 @@ class Feed(nn.Module):
         result = self.part(*self.inputs[i], **stream)
         if self.is_last:
             assert self.loss is not None
-            return self.loss(i, result)
+            return self.loss(i, result).to(_loss_dtype(self.like))
         if result.shape != self.like.shape or result.dtype != self.like.dtype:
             raise PlaitError(
                 f"a stage returned a stream of {tuple(result.shape)} {result.dtype}, but {tuple(self.like.shape)} "
@@ -112,7 +112,7 @@ class Steps:
             is_last = number == self._count - 1
             feed = Feed(part, number == 0, is_last, like)
             given = (torch.empty(1, dtype=torch.int64),) if number == 0 else (like,)
-            result = torch.empty((), dtype=like.dtype, device="meta", requires_grad=True) if is_last else like
+            result = torch.empty((), dtype=_loss_dtype(like), device="meta", requires_grad=True) if is_last else like
             stages.append(
                 pipelining.PipelineStage(
                     feed, number, self._count, self._device(), input_args=given, output_args=result, group=self._group
@@ -158,6 +158,11 @@ class Steps:
     def _device(self) -> torch.device:
         kind = self._axis.device_type
         return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def _loss_dtype(like: Tensor) -> torch.dtype:
+    """What torch is told of the last stage's result."""
+    return torch.promote_types(like.dtype, torch.float32)
 
 
 def _refusal(error: BaseException | None) -> PlaitError | None:
