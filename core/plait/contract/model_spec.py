@@ -22,7 +22,7 @@ class ModelSpec:
 
     axes:      FQN pattern of a parameter -> the logical axis (or None) of each of its dims, in torch's order: a
                `Linear(dim, ffn)` weight is `("ffn", "embed")`, its bias `("ffn",)`; `experts` comes first.
-    blocks:    patterns of the repeated unit: sharded, compiled and recomputed as one, and divided into pipeline stages.
+    blocks:    patterns of the repeated unit: sharded, compiled and recomputed as one, and divided into stages.
     sizes:     logical axis -> number of its units, if that is not the number of rows (`{"heads": 32}`).
     branches:  patterns of the modules that read the residual stream and return what is added to it.
     attention: pattern of attention's inner function, a module `forward(q, k, v, positions)`: of (B, heads, T, width)

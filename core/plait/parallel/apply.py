@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Applied:
     """A model under its strategies.
 
-    parts: what this rank runs: one module, or several under a pipeline. mesh: the ranks along each axis.
+    parts: what this rank runs: the model, or its stages on this rank. mesh: the ranks along each axis.
     balance: of the parts' experts. loss: `cross_entropy_sum`, compiled if `compile.enabled`. whole: what is known of
     the model, if the parts of this rank are not all of it.
     """
