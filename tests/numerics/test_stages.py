@@ -113,12 +113,12 @@ def counts(strategies, extra):
     applied = trial.apply(strategies, extra)
     forward_backward(applied, trial, 0)
     applied.after_step(trial.optimizer(applied.parameters()), 1)
-    return applied.balance.counted.row()
+    return applied.balance.counted.row() | {"counts": applied.balance.counted.counts.tolist()}
 
 
 def test_metrics_name_the_experts_of_all_stages(plait_ranks):
     expected = plait_ranks.run(counts, {}, [], world=1)[0]
-    assert len(expected) == 6
+    assert len(expected) == 7
     assert plait_ranks.run(counts, {}, [gpipe.GPipe()], world=2) == [expected] * 2
 
 

@@ -210,6 +210,4 @@ def _copied(module: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
         made[module] = new
         for name, child in module._modules.items():
             new._modules[name] = None if child is None else _copied(child, made)
-        for name, buffer in module._buffers.items():
-            new._buffers[name] = None if buffer is None else buffer.clone()
     return made[module]

@@ -1,12 +1,14 @@
 """What does not fit ends with a sentence, before any rank starts; and blocks are divided by what they cost."""
 
 import functools
+import re
 import sys
 
 import cloudpickle
 import pytest
 
 import plait
+from plait.commands.inspect import report
 from plait.launch.check import check
 from plait.launch.compose import resolve
 from plait.plan.engine import plan
@@ -110,3 +112,11 @@ def test_a_block_of_experts_costs_what_a_token_visits():
 def test_a_search_refuses():
     with pytest.raises(plait.PlaitError, match=r"cannot be planned yet, but there is pp=2 \(pipeline\)"):
         check(resolve(["strategy=[autoparallel,pipeline]"]), 4)
+
+
+def test_inspect_shows_the_whole_model_and_what_each_stage_holds():
+    shown = report(resolve([*RUN, "model.n_layers=5"]), 4)
+    assert "layers.0 to layers.4, each" in shown
+    assert re.search(r"^parameters: 14,330,880 bytes in all, [\d,]+ on rank 0, [\d,]+ on rank 2$", shown, re.MULTILINE)
+    held = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) on rank", shown)]
+    assert 2 * sum(held) == 14_330_880  # two data ranks have half of each stage

@@ -78,6 +78,25 @@ def test_schedules_equal_one_process(plait_ranks, name):
         assert apart(result.norms, expected.norms)[0] <= 1e-9
 
 
+def without_gradients(trial, strategies):
+    import torch
+
+    from plait.testing.trial import forward_backward
+
+    applied = trial.apply(strategies)
+    with torch.no_grad():
+        return forward_backward(applied, trial, 0)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zbv"])
+def test_validation_gives_the_loss_of_one_process(plait_ranks, schedule):
+    trial = Trial(LAYERS, micro=4)
+    expected = plait_ranks.once(train, attrs.evolve(trial, micro=1), world=1)[0]
+    strategies = {"pipeline": {"degree": 2, "schedule": schedule}}
+    for loss in plait_ranks.run(without_gradients, trial, strategies, world=2):
+        assert apart([loss], expected.losses[:1])[0] <= 1e-9
+
+
 MICRO = 8
 
 
