@@ -55,7 +55,10 @@ def _leave_to_all(item: pytest.Item, strategy: str) -> bool:
 
 
 # Pairs that the suite of one of them runs for 20 steps.
-LAYOUTS = ({"fsdp2", "tensor_parallel"}, {"fsdp2", "expert_parallel"}, {"fsdp2", "context_parallel"})
+LAYOUTS = (
+    *({"fsdp2", "tensor_parallel"}, {"fsdp2", "expert_parallel"}, {"fsdp2", "context_parallel"}),
+    *({"fsdp2", "pipeline"}, {"tensor_parallel", "pipeline"}),
+)
 
 # With a plan, autoparallel only configures fsdp2 before anything is built: fsdp2's own suite runs the same features.
 FOLLOWED = (

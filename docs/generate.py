@@ -70,22 +70,32 @@ has its own instances and nothing is process-global, so jobs of a sweep in one p
   its cost, and a third party's strategy joins every search with a few lines.
 - **`parallelize`** is a fold by phase. Strategies act on each other's result, so their order matters, and users should
   not have to choose it. The order is phase, then `before` and `after`, then name; a cycle is an error that names its
-  members. Real strategies need three phases: one that changes what a module computes, before one that rewrites
-  parameters inside the graph, both before compilation; and one that wraps modules (FSDP2's hooks) after it. Returning
-  None means that the model was changed in place. Wrappers around a fold are rejected, because they could act out of
-  turn. Parameters may be on meta, so a laptop can inspect the set-up of a thousand ranks; values are drawn afterwards
-  in one place, the same in every layout.
+  members. Real strategies need four phases: one that changes what a module computes; one that cuts the model into
+  stages, so that it need not know what was changed before; one that rewrites parameters inside the graph; all before
+  compilation; and one that wraps modules (FSDP2's hooks) after it. Returning None means that the model was changed in
+  place. In phase "stages" a list of this rank's stages may be returned; every later call gets one stage at a time.
+  Wrappers around a fold are rejected, because they could act out of turn. Parameters may be on meta, so a laptop can
+  inspect the set-up of a thousand ranks; values are drawn afterwards in one place, the same in every layout.
 - **`compile`** covers compilation and recomputation, because they are one decision: recomputation must wrap the
   compiled block (the other order fails under tensor parallelism), and a whole-graph strategy lets the compiler
   recompute instead.
 - **`checkpoint`** is for a strategy whose state is not in parameters under their names; most need none. It returns
   tensors that alias the live state, or a pair of these and a function to call after loading. Names are canonical, so
   any strategy loads what another saved.
-- **`clip_grads`** is for strategies whose ranks hold different parts of the model, such as pipeline stages. The core's
-  own groups parameters by their meshes and combines the norms, without knowing an axis by name.
+- **`clip_grads`** is for strategies with another rule. The core's own groups parameters by their meshes and combines
+  the norms, also those of other stages, without knowing an axis by name.
 - **`deal`** decides which part of a row a rank gets, with its labels and true positions, before tokens are counted.
   Training, validation, plans and tests all call it through `Applied.deal`, so none of them cuts labels differently from
   their tokens.
+- **`forward_backward`** lets a pipeline decide the order of forwards and backwards of all micro-batches. The core
+  divides by the tokens, scales the balance of experts and adds the loss in the `loss` that it passes, so a schedule
+  cannot forget them. It refuses a step in which a micro-batch was left out. Training, validation, your own loop and all
+  tests call it through `Applied.forward_backward`. The rules:
+  - Call each of `parts` with the arguments of micro-batch i; stages after the first also get `stream=x`, what the stage
+    before returned.
+  - Where the logits are, call `loss(i, logits)` once for each i, and run backward on its result if gradients are on.
+    Pass each stage's gradient of `x` back to the stage before.
+  - When it returns True, gradients are complete sums, as after `backward`.
 - **`after_step`** is for what follows the optimizer, such as a router's bias or local SGD's outer step. It gets the
   step's number, so that no strategy counts by itself and a resumed run agrees.
 
@@ -106,12 +116,24 @@ role, and two claims of one role are an error.
 - `sequence`: along an axis with `splits="sequence"` each rank has a part of every row. This strategy lets attention,
   and the means that a spec names in `row_means`, see all of it. If an axis splits sequences and nobody claims the role,
   the run is refused: attention would see only a rank's own tokens.
+- `stages`: along an axis with `splits="layers"` each rank has some of the model's blocks. This strategy cuts the model
+  with `plait.stage` in phase "stages", and runs the stages in `forward_backward`. If an axis splits layers and nobody
+  does both, the run is refused.
 
 **After every `backward` call the gradients are complete sums.** There is no "last micro-batch" and no deferred
 synchronisation. This costs a reduction per micro-batch with accumulation. In return clipping, the optimizer and all
 strategies agree on what `.grad` is, and your own loop has nothing to remember. They are sums because averages do not
 compose: with experts, tensor ranks, accumulation and unequal token counts, each strategy would have to divide by
 another number. The loss is divided once, by the global token count, before backward.
+
+**Stages.** `plait.stage(model, spec, first, last)` is a part of the model that runs the model's own forward: blocks of
+other stages are absent, and stand-ins under their names pass the stream on. So a model with scaled embeddings, two
+embeddings, rotations, masks or capped logits needs no second forward for pipelines. Between stages the stream has the
+shape and dtype with which it enters the first block; `plait.stream_into(part, spec, *inputs)` tells them without
+running a block, whatever other strategies did to the stream. Ranks along the axis hold only their own parameters. The
+core joins what must be whole: norms, losses, counts of experts, checkpoints, exports, `plait inspect` and `plait
+verify`. A save or an export is refused if no rank holds one of the model's tensors. `plait plan` and searches for a
+layout refuse divided layers.
 
 **Transforms of parameters.** Strategies need to change what a module computes with, but not what is stored: names,
 optimizer and checkpoints depend on storage. torch's parametrisations rename parameters; getters that are always active

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from plait.parallel.mesh import Mesh
     from plait.parallel.mix_in import mix_in
     from plait.parallel.sharding import distribute_params, own_chunk, shard_dim
+    from plait.parallel.stages import stage, stream_into
     from plait.parallel.transform import transform_param
     from plait.plan import planning
 
@@ -54,6 +55,8 @@ __all__ = [
     "planning",
     "read_values",
     "shard_dim",
+    "stage",
+    "stream_into",
     "transform_param",
     "valid_degree",
 ]
@@ -67,6 +70,8 @@ _LAZY = {
     "distribute_params": "plait.parallel.sharding",
     "own_chunk": "plait.parallel.sharding",
     "shard_dim": "plait.parallel.sharding",
+    "stage": "plait.parallel.stages",
+    "stream_into": "plait.parallel.stages",
     "transform_param": "plait.parallel.transform",
     "planning": "plait.plan.planning",
     "outside_of_graph": "plait.parallel.compile",

@@ -84,7 +84,7 @@ def measure(node: dict[str, Any], collectives: bool, worst: bool = False) -> Mea
                 with record_function(STEP):
                     pending, _ = trainer._train_step()
             pending.row()
-            stored = [*trainer.applied.parameters(), *trainer.model.buffers()]
+            stored = [*trainer.applied.parameters(), *(b for part in trainer.parts for b in part.buffers())]
             state = [v for s in trainer.optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
             sizes = _bytes(stored), held[-1], _bytes(state)
         peaks = (0, 0) if collectives else _peak(profiler, Path(folder) / "trace.json")

@@ -88,22 +88,22 @@ def code_lines(path: Path) -> int:
 
 
 BUDGET = {  # lines of code; what takes more must be worth it, or something else must go
-    "contract": 885,
+    "contract": 895,
     "system": 415,
     "strategies": 480,
     "models": 1200,
     "data": 1200,
-    "parallel": 1540,
+    "parallel": 1820,
     "records": 700,
-    "checkpoint": 1545,
+    "checkpoint": 1620,
     "convert": 360,
     "train": 440,
     "launch": 1895,
-    "plan": 2660,
+    "plan": 2670,
     "report": 450,
     "sweep": 480,
     "testing": 2000,
-    "commands": 1120,
+    "commands": 1135,
 }
 
 

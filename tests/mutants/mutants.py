@@ -7,6 +7,7 @@ TENSOR, LOOKUP = "plait_tensor_parallel/shard.py", "plait_tensor_parallel/lookup
 WHOLE = "plait_simplefsdp/shard.py"
 EXCHANGE, BALANCE = "plait_expert_parallel/exchange.py", "plait/parallel/expert_balance.py"
 CONTEXT = "plait_context_parallel/"
+PIPELINE, DIVIDED = "plait_pipeline/", "plait/parallel/divided_layers.py"
 END_OF_WRAP = "    if options.prefetch:\n"
 
 MUTANTS = [
@@ -415,6 +416,65 @@ MUTANTS = [
         "test_models_equal_one_process",
         "gradients are wrong",
         strategy="context_parallel",
+        on={"model": "moe"},
+    ),
+    Mutant(
+        "a micro-batch is dropped by the schedule",
+        PIPELINE + "__init__.py",
+        "self._steps.run(parts, list(inputs), loss)",
+        "self._steps.run(parts, list(inputs)[1:], loss)",
+        "test_accumulation_equals_one_big_batch",
+        "loss for the micro-batches [0] instead of [0, 1]",
+        strategy="pipeline",
+    ),
+    Mutant(
+        "stages are swapped",
+        PIPELINE + "cut.py",
+        "    return [rank + options.degree * turn",
+        "    return [options.degree - 1 - rank + options.degree * turn",
+        "test_gradients_equal_one_process",
+        "this stage needs the stream before it",
+        strategy="pipeline",
+        on={"layout": "gpipe pp 2"},
+        timeout=20,
+    ),
+    Mutant(
+        "the norm of the gradients is that of a rank's stages",
+        DIVIDED,
+        "over_stages(wide**norm_type, mesh) ** (1 / norm_type)",
+        "wide",
+        "test_gradient_norms_equal_one_process",
+        "the norm of the gradients of step",
+        strategy="pipeline",
+        on={"layout": "gpipe pp 2"},
+    ),
+    Mutant(
+        "gradients are divided by the number of micro-batches",
+        PIPELINE + "steps.py",
+        "scale_grads=False",
+        "scale_grads=True",
+        "test_accumulation_equals_one_big_batch",
+        "gradients are wrong",
+        strategy="pipeline",
+    ),
+    Mutant(
+        "the loss of a step stays on the last stage",
+        "plait/parallel/apply.py",
+        "            over_stages(total, self.mesh)\n",
+        "            assert over_stages\n",
+        "test_losses_of_20_steps_equal_one_process",
+        "the loss of step 1 is off",
+        strategy="pipeline",
+        on={"layout": "gpipe pp 2"},
+    ),
+    Mutant(
+        "the balance of experts on ranks without logits is not scaled",
+        "plait/parallel/apply.py",
+        "            self._scaled(total, tokens)  # for",
+        "            self.balance._scaled = True  # for",
+        "test_models_equal_one_process",
+        "gradients are wrong",
+        strategy="pipeline",
         on={"model": "moe"},
     ),
 ]

@@ -17,6 +17,7 @@ FILES = {
     "tensor_parallel": "plugins/tensor_parallel",
     "context_parallel": "plugins/context_parallel",
     "expert_parallel": "plugins/expert_parallel",
+    "pipeline": "plugins/pipeline",
     "simplefsdp": "plugins/simplefsdp",
 }
 

@@ -51,7 +51,7 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
         if not torch.is_grad_enabled():
             found["validated"].append((part.training, args[0].tolist()))
 
-    trainer.model.register_forward_pre_hook(look)
+    trainer.parts[0].register_forward_pre_hook(look)
     with (
         mock.patch.object(Hooks, "all", all_),
         mock.patch.object(Applied, "forward_backward", step),

@@ -1,20 +1,26 @@
 """Writes a run's weights as safetensors files that other tools read."""
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import attrs
+import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from plait.checkpoint.files import put_in_place, sync, write_synced
+from plait.checkpoint.joined import joined
 from plait.checkpoint.sums import write_sums
 from plait.checkpoint.weights import INDEX
+from plait.parallel.agreement import on_all_ranks
 from plait.system.disk import writing
 
 
@@ -23,8 +29,12 @@ def export(
     folder: str | os.PathLike[str],
     is_writer: bool,
     max_shard_bytes: float = 5e9,
+    known: Collection[str] = (),
 ) -> None:
     """Write `state` (FQN -> tensor or DTensor) to `folder`: all ranks gather, the one with `is_writer` writes.
+
+    Ranks may have other entries than others: the writer gets those that it lacks. known: FQNs of which some rank must
+    have one, in their order in the files; if none has, PlaitError is raised on all ranks, and nothing is written.
 
     Writes one file `model.safetensors`, or several with an index if that would exceed `max_shard_bytes`, named as
     Hugging Face does, and a SHA256SUMS. Parameters are gathered one by one: the writer holds one file's in memory, the
@@ -33,16 +43,19 @@ def export(
     """
     folder = Path(folder)
     partial = folder.with_name(folder.name + ".tmp")
-    files = split({fqn: _bytes(tensor) for fqn, tensor in state.items()}, max_shard_bytes)
+    together = _Together(state, is_writer, known)
+    entries = together.entries
+    files = split({fqn: entry.bytes for fqn, entry in entries.items()}, max_shard_bytes)
     failure: Exception | None = None
     if is_writer:
         shutil.rmtree(partial, ignore_errors=True)
     for name, fqns in files.items():
         held: dict[str, Tensor] = {}
         for fqn in fqns:
-            whole = _whole(state[fqn])
-            if is_writer and failure is None:
-                held[fqn] = whole.to("cpu").contiguous()
+            whole = together.at_writer(fqn)
+            if whole is not None and failure is None:
+                held[fqn] = whole
+            del whole
         try:
             if held:
                 write_file(held, partial / name)
@@ -54,7 +67,7 @@ def export(
         try:
             if failure is not None:
                 raise failure
-            write_index(files, sum(_bytes(tensor) for tensor in state.values()), partial)
+            write_index(files, sum(entry.bytes for entry in entries.values()), partial)
             write_sums(partial)
             put_in_place(partial, folder)
         except (OSError, SafetensorError):
@@ -102,5 +115,47 @@ def _whole(tensor: Tensor) -> Tensor:
     return cast(DTensor, on_mesh).full_tensor()
 
 
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+@attrs.frozen
+class _Entry:
+    """A tensor of the export: a rank that has it, its shape and its dtype."""
+
+    rank: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class _Together:
+    """What all ranks export, in order: `entries`, FQN -> entry. Called by all ranks."""
+
+    def __init__(self, state: Mapping[str, Tensor], is_writer: bool, known: Collection[str]) -> None:
+        group = dist.group.WORLD if dist.is_initialized() else None
+        self._state, self._rank = state, dist.get_rank() if group else 0
+
+        def all_ranks(work: Callable[[], Any]) -> list[Any]:
+            return on_all_ranks(work, group)
+
+        self._writer = next((rank for rank, writes in enumerate(all_ranks(lambda: is_writer)) if writes), -1)
+        own = {fqn: _Entry(self._rank, tuple(t.shape), t.dtype) for fqn, t in state.items()}
+        self.entries, self._alike = joined(own, all_ranks, known)
+
+    def at_writer(self, fqn: str) -> Tensor | None:
+        """The whole tensor on the CPU of the writer; None on other ranks."""
+        entry, writes = self.entries[fqn], self._rank == self._writer
+        whole = _whole(self._state[fqn]) if fqn in self._state else None
+        if self._alike or entry.rank == self._writer:
+            return whole.to("cpu").contiguous() if whole is not None and writes else None
+        if self._rank == entry.rank and whole is not None:
+            dist.send(_raw(whole.to("cpu").contiguous()), dst=self._writer)
+        if not writes:
+            return None
+        got = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
+        dist.recv(_raw(got), src=entry.rank)
+        return got
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)

@@ -38,6 +38,8 @@ class Checkpoints:
         self.config, self.conf = config, config.checkpoint
         self.folder, self.applied, self.optimizer = folder, applied, optimizer
         self.data, self.batches, self.say = data, batches, say
+        # Weights that some rank must have, if each rank has only some.
+        self._known = list(applied.whole.shapes) if applied.whole else []
         self.store = Store(folder.checkpoints(self.conf.dir))
         self._saver = Saver(self.store, self.conf.mode, self.conf.keep) if self.conf.enabled else None
         self._saved_at = time.monotonic()
@@ -63,7 +65,9 @@ class Checkpoints:
                 from plait.checkpoint.weights import read_weights
                 from plait.parallel.state import tied_names, weights
 
-                read_weights(self.conf.init_from, weights(state), tied_names(self.applied.parts[0]))
+                whole = self.applied.whole
+                ties = whole.ties if whole else tied_names(self.applied.parts[0])
+                read_weights(self.conf.init_from, weights(state), ties, whole.shapes if whole else None)
                 self.say(f"checkpoint: weights from {self.conf.init_from}")
             return 0, 0, 0
         if self._saver is not None:
@@ -89,7 +93,8 @@ class Checkpoints:
         self._saved_at = time.monotonic()
         state, _ = self.applied.checkpoint(self.optimizer)
         data = {**self.data, "samples": samples, "states": self._states(), "metrics": self._metrics.now()}
-        self._saver.save(state, step, tokens=tokens, config=self.config.node, data=data, versions=self._versions)
+        node, versions, known = self.config.node, self._versions, self._known
+        self._saver.save(state, step, tokens=tokens, config=node, data=data, versions=versions, known=known)
 
     def wait(self) -> None:
         """Return when the last save is on disk; raises PlaitError if it failed."""
@@ -142,7 +147,7 @@ class Checkpoints:
         from plait.parallel.state import weights
 
         state, _ = self.applied.checkpoint()
-        export(weights(state), self.folder.path / "export", dist.get_rank() == 0)
+        export(weights(state), self.folder.path / "export", dist.get_rank() == 0, known=self._known)
 
     def _states(self) -> list[Any]:
         """The data state of every data rank, in order; empty if the number of samples is enough."""

@@ -3,7 +3,7 @@
 import datetime
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch.utils.serialization import config
 from plait.checkpoint.files import clear
 from plait.checkpoint.finite import Extremes, where_to_go_on
 from plait.checkpoint.hashed import HashedFiles
+from plait.checkpoint.joined import joined
 from plait.checkpoint.pieces import Seal
 from plait.checkpoint.staging import Staging
 from plait.checkpoint.store import Manifest, Store
@@ -61,11 +62,14 @@ class Saver:
         config: Mapping[str, Any] | None = None,
         data: Mapping[str, Any] | None = None,
         versions: Mapping[str, str] | None = None,
+        known: Collection[str] = (),
     ) -> None:
         """Save `state` as the checkpoint of `step`, after the previous one is complete. The rest is for the manifest.
 
-        Raises PlaitError, on all ranks, if this save (sync) or the previous one (async) failed on any of them, or if a
-        parameter or the optimizer's state is not finite on any of them; then nothing is written.
+        Ranks may have other entries in `state` than others. known: FQNs of which some rank must have the weight.
+        Raises PlaitError, on all ranks, if this save (sync) or the previous one (async) failed on any of them, if a
+        parameter or the optimizer's state is not finite on any of them, or if no rank has one of `known`; then nothing
+        is written.
         """
         self.wait()
         present = {key: tensor for key, tensor in state.items() if not is_absent(tensor)}
@@ -75,9 +79,9 @@ class Saver:
         if self.mode == "async":
             staged = self._staging.copy(present)  # nobody reads the copy of before: that save is complete
             bad = extremes.first_bad()  # the copy has already waited for the device
-            self._writing = step, self._thread.submit(self._write, staged, manifest, 0, bad)
+            self._writing = step, self._thread.submit(self._write, staged, manifest, known, 0, bad)
         else:
-            _tell(step, lambda: self._write(present, manifest, 10_000_000, extremes.first_bad()))
+            _tell(step, lambda: self._write(present, manifest, known, 10_000_000, extremes.first_bad()))
 
     def wait(self) -> None:
         """Return when the last save is complete. Call it before the process group ends; raises as `save` does."""
@@ -95,7 +99,9 @@ class Saver:
             with suppress(TimeoutError):
                 self._writing[1].exception(seconds)
 
-    def _write(self, state: dict[str, Tensor], manifest: Manifest, copy_ahead: int, bad: str | None) -> None:
+    def _write(
+        self, state: dict[str, Tensor], manifest: Manifest, known: Collection[str], copy_ahead: int, bad: str | None
+    ) -> None:
         path = self.store.temporary(manifest.step)
 
         def ready() -> str | None:
@@ -106,6 +112,7 @@ class Saver:
         for rank, found in enumerate(self._all(ready)):
             if found:
                 raise PlaitError(f"{found} (rank {rank}); {where_to_go_on(self.store, self.resumed, self.saved)}")
+        manifest = attrs.evolve(manifest, parameters=joined(manifest.parameters, self._all, known)[0])
         try:
             writer = _Writer(path, per_thread_copy_ahead=copy_ahead)
             quiet = warnings.catch_warnings(action="ignore") if self._group is None else nullcontext()

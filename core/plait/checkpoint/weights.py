@@ -55,22 +55,26 @@ def _check_names(path: Path, parameters: Mapping[str, Sequence[int]], ties: Mapp
 
 
 def read_weights(
-    path: str | os.PathLike[str], state: Mapping[str, "Tensor"], ties: Mapping[str, str] | None = None
+    path: str | os.PathLike[str],
+    state: Mapping[str, "Tensor"],
+    ties: Mapping[str, str] | None = None,
+    whole: Mapping[str, Sequence[int]] | None = None,
 ) -> None:
     """Fill `state` (FQN -> tensor or DTensor) in place, cast to its dtypes. Called by all ranks.
 
     One parameter at a time; of a DTensor a rank reads its own part. `ties` and errors as for `check_weights`, except
-    that a SHA256SUMS is not compared again.
+    that a SHA256SUMS is not compared again. whole: FQN -> shape of the model, if `state` has only a part of it.
     """
     path = Path(path)
-    _check_names(path, {fqn: tuple(tensor.shape) for fqn, tensor in state.items()}, ties or {})
+    parameters = whole or {fqn: tuple(tensor.shape) for fqn, tensor in state.items()}
+    _check_names(path, parameters, ties or {})
     if (path / MANIFEST).is_file():
         from plait.checkpoint.load import load
 
         load(path, {f"model.{fqn}": tensor for fqn, tensor in state.items()})
         return
     files = open_files(path)
-    names = _named(files, {fqn: tuple(tensor.shape) for fqn, tensor in state.items()}, ties or {})
+    names = _named(files, parameters, ties or {})
     by_file: dict[Path, list[str]] = {}
     for fqn in state:
         by_file.setdefault(files.where[names[fqn]], []).append(fqn)

@@ -3,9 +3,11 @@
 import itertools
 import re
 import sys
+from collections import namedtuple
 from typing import Any
 
 Row = tuple[str, str, str, str, str]
+Param = namedtuple("Param", "row whole held")  # of a parameter its line, and its bytes: in all, on a rank
 BLOCK = re.compile(r"(.*?\.)(\d+)\.(.*)")  # an FQN with the number of a block
 
 HELP = """usage: plait inspect [overrides] [world=N]
@@ -30,22 +32,45 @@ def main(argv: list[str]) -> int:
 def report(node: dict[str, Any], world_size: int | None = None) -> str:
     """The text that `plait inspect` prints for the resolved config `node`."""
     from plait.launch.check import check
+    from plait.parallel.apply import set_up
+    from plait.parallel.assembly import assemble
     from plait.parallel.simulated import simulated
 
     checked = check(node, world_size)
-    with simulated(checked.layout.world_size):
-        return "\n".join(_lines(checked))
+    world, stages = checked.layout.world_size, checked.layout.count("layers")
+    held: list[list[Param]] = []
+    for index in range(stages):  # ranks that divide the layers hold different parameters
+        assembly = (
+            checked.assembly
+            if not index
+            else assemble(checked.config, world, device_type=checked.assembly.run.device_type)
+        )
+        with simulated(world, index * world // stages):
+            held.append(_parameters(set_up(assembly, fill=False)))
+    return "\n".join(_lines(checked, held))
 
 
-def _lines(checked: Any) -> list[str]:
+def _parameters(applied: Any) -> list[Param]:
+    """What rank 0 of those with these stages holds."""
     from torch.distributed.tensor import DTensor
 
+    found = []
+    for part in applied.parts:
+        for fqn, param in part.named_parameters():
+            sharded = isinstance(param, DTensor)
+            local = (param.to_local() if sharded else param).numel() * param.element_size()
+            axes = ", ".join(str(a) for a in applied.spec.axes_of(fqn))
+            place = _placements(param) if sharded else "-"
+            row = (fqn, f"({axes})", "x".join(map(str, param.shape)) or "()", place, f"{local:,}")
+            found.append(Param(row, param.numel() * param.element_size(), local))
+    return found
+
+
+def _lines(checked: Any, held: list[list[Param]]) -> list[str]:
     from plait.contract.config import accumulation
-    from plait.parallel.apply import set_up
     from plait.strategies.registry import described
 
-    config, layout, run = checked.config, checked.layout, checked.assembly.run
-    applied = set_up(checked.assembly, fill=False)
+    config, layout, run, hooks = checked.config, checked.layout, checked.assembly.run, checked.assembly.hooks
     shares = layout.count("batch")
     micro = accumulation(config, shares)
     samples = micro * shares * config.train.local_batch_size
@@ -56,8 +81,8 @@ def _lines(checked: Any) -> list[str]:
         f"{shares} shares x {micro} x {config.train.local_batch_size}"
     ]
     lines += ["", "strategies, in the order in which they act"]
-    lines += [f"  {i}. {described(p.name)}: {p.reason}" for i, p in enumerate(applied.hooks.turns, 1)] or ["  none"]
-    lines += [f"  {role}: {name}" for role, name in applied.hooks.roles.items()]
+    lines += [f"  {i}. {described(p.name)}: {p.reason}" for i, p in enumerate(hooks.turns, 1)] or ["  none"]
+    lines += [f"  {role}: {name}" for role, name in hooks.roles.items()]
     lines += ["", "mesh, outermost axis first"]
     for title, axes in [("dense", layout.dense), *layout.views.items()]:
         for axis in axes:
@@ -66,22 +91,18 @@ def _lines(checked: Any) -> list[str]:
                 f"  {title:<10} {axis.name:<14} {axis.degree:>5}  {what}  ({layout.owner.get(axis.name, 'left over')})"
             )
     lines += [] if layout.dense else ["  one rank, no axes"]
-    rows: list[Row] = []
-    whole = held = 0
-    for part in applied.parts:
-        fqn: str
-        param: Any
-        for fqn, param in part.named_parameters():
-            sharded = isinstance(param, DTensor)
-            local = (param.to_local() if isinstance(param, DTensor) else param).numel() * param.element_size()
-            whole, held = whole + param.numel() * param.element_size(), held + local
-            axes = ", ".join(str(a) for a in run.spec.axes_of(fqn))
-            place = _placements(param) if sharded else "-"
-            rows.append((fqn, f"({axes})", "x".join(map(str, param.shape)) or "()", place, f"{local:,}"))
-    rows = [("parameter", "axes", "shape", "placements", "bytes per rank"), *_equal_once(rows)]
+    every = {param.row[0]: param for stage in held for param in stage}
+    ordered = [every[fqn] for fqn in dict.fromkeys([*run.shapes, *every]) if fqn in every]
+    head: Row = ("parameter", "axes", "shape", "placements", "bytes per rank")
+    rows = [head, *_equal_once([param.row for param in ordered])]
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     lines += ["", *("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)]
-    lines += ["", f"parameters: {whole:,} bytes in all, {held:,} on rank 0"]
+    whole = sum(param.whole for param in ordered)
+    each = [
+        f"{sum(param.held for param in stage):,} on rank {i * layout.world_size // len(held)}"
+        for i, stage in enumerate(held)
+    ]
+    lines += ["", f"parameters: {whole:,} bytes in all, {', '.join(each)}"]
     return lines
 
 

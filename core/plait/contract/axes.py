@@ -9,7 +9,7 @@ import attrs
 
 from plait.contract.errors import PlaitError
 
-# What an axis divides, from outermost to innermost: pipeline stages communicate least, tensor ranks most.
+# What an axis divides, from outermost to innermost: stages of layers communicate least, tensor ranks most.
 SPLITS = ("layers", "batch", "sequence", None)
 
 

@@ -17,17 +17,21 @@
 A strategy is an attrs class that an entry point in the group `plait.strategies` names. Its fields are its options, its
 methods marked `@plait.hookimpl` are hooks, and a few plain class attributes say how it combines with others:
 
-    phase     when it acts: "model" (changes what modules compute), "graph" (changes parameters inside the graph) or
-              "runtime" (wraps what was compiled); default "runtime"
+    phase     when it acts: "model" (changes what modules compute), "stages" (cuts the model), "graph" (changes
+              parameters inside the graph) or "runtime" (wraps what was compiled); default "runtime"
     before    names of strategies that must act after this one, if they are selected; `after` is the reverse
-    claims    roles that only one strategy of a run may have: "parameter_sharding", "gradient_sum", "sequence"
+    claims    roles that only one strategy of a run may have: "parameter_sharding", "gradient_sum", "sequence",
+              "stages"
     numerics  "exact" (equals one process), or "own" (differs on purpose and has its own reference)
 
 A hook takes any subset of its arguments, by name:
 
     run         plait.Run: config, world size, device type, the model's spec, the other strategies
     world_size  how many ranks the run has
-    model       the module; its parameters may be on the meta device until set-up ends
+    model       the module, or one of this rank's stages; its parameters may be on the meta device until set-up ends
+    parts       what this rank runs: the model, or its stages in the order in which data passes them
+    inputs      of each micro-batch the arguments of the model, a tuple; iterate over them once
+    loss        loss(i, logits) of micro-batch i: call it once, where its logits are, and backward on what it returns
     mesh        plait.Mesh: process groups by axis, and which ranks sum a parameter's gradient
     spec        plait.ModelSpec: what the model says about its tensors, blocks and branches
     optimizer   torch's, over all parameters of this rank; None if only weights are wanted
@@ -78,8 +82,8 @@ def choices(run: "Run", world_size: int) -> "Iterable[Choice]":  # type: ignore[
 
 
 @hookspec
-def parallelize(model: "nn.Module", mesh: "Mesh", spec: "ModelSpec", run: "Run") -> "nn.Module | None":
-    """Changes the model in place, or returns a new one. Parameters may be on the meta device."""
+def parallelize(model: "nn.Module", mesh: "Mesh", spec: "ModelSpec", run: "Run") -> "nn.Module | list[Any] | None":
+    """Changes the model in place, or returns a new one; in phase "stages" also a list of this rank's stages."""
 
 
 @hookspec(firstresult=True)
@@ -92,6 +96,13 @@ def deal(
     tokens: "torch.Tensor", labels: "torch.Tensor", positions: "torch.Tensor | None", mesh: "Mesh"
 ) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None":
     """Returns this rank's part of every row where an axis splits sequences. The core's own is a stretch per rank."""
+
+
+@hookspec(firstresult=True)
+def forward_backward(
+    parts: "list[nn.Module]", inputs: "Iterable[tuple[Any, ...]]", loss: "Callable[..., torch.Tensor]", mesh: "Mesh"
+) -> "bool | None":
+    """Runs the micro-batches of a step: forward, loss, and backward if gradients are on. True: all is done."""
 
 
 @hookspec(firstresult=True)
@@ -114,4 +125,4 @@ def after_step(model: "nn.Module", optimizer: "torch.optim.Optimizer", mesh: "Me
 
 
 FOLDS = ("parallelize",)
-FIRST_RESULT = ("compile", "deal", "checkpoint", "clip_grads")
+FIRST_RESULT = ("compile", "deal", "forward_backward", "checkpoint", "clip_grads")

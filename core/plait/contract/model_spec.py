@@ -22,7 +22,7 @@ class ModelSpec:
 
     axes:      FQN pattern of a parameter -> the logical axis (or None) of each of its dims, in torch's order: a
                `Linear(dim, ffn)` weight is `("ffn", "embed")`, its bias `("ffn",)`; `experts` comes first.
-    blocks:    patterns of the repeated unit: sharded, compiled and recomputed as one, and divided into pipeline stages.
+    blocks:    patterns of the repeated unit: sharded, compiled and recomputed as one, and divided into stages.
     sizes:     logical axis -> number of its units, if that is not the number of rows (`{"heads": 32}`).
     branches:  patterns of the modules that read the residual stream and return what is added to it.
     attention: pattern of attention's inner function, a module `forward(q, k, v, positions)`: of (B, heads, T, width)
@@ -110,7 +110,9 @@ def matches(pattern: str, fqn: str) -> bool:
 
 
 def named(model: Any, patterns: tuple[str, ...]) -> dict[str, Any]:
-    return {fqn: module for fqn, module in model.named_modules() if any(matches(p, fqn) for p in patterns)}
+    """FQN -> module; those of other stages (`plait.parallel.stages`) are left out."""
+    found = ((fqn, m) for fqn, m in model.named_modules() if any(matches(p, fqn) for p in patterns))
+    return {fqn: module for fqn, module in found if not getattr(module, "absent", False)}
 
 
 def lookup(table: Mapping[str, Any], fqn: str, field: str) -> Any:

@@ -155,7 +155,8 @@ def _train(
                 console.step(row)
                 last.update(row)
 
-        blocks, axes = trainer.run.spec.blocks_of(trainer.model), axes_by_group(trainer.mesh)
+        spec, axes = trainer.run.spec, axes_by_group(trainer.mesh)
+        blocks = {fqn: block for part in trainer.parts for fqn, block in spec.blocks_of(part).items()}
         profiler = stack.enter_context(
             Profiler(config.profile, folder.path, rank, blocks, trainer.device.type, axes, start, say)
         )

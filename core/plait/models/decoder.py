@@ -51,7 +51,7 @@ class Decoder(nn.Module):
         self.max_seq_len = max_seq_len
         self.tok_embeddings = nn.Embedding(vocab_size, dim)
         self.rope = rope
-        # not a list: a pipeline stage removes blocks, and names stay
+        # not a list: stages remove blocks, and names stay
         self.layers = nn.ModuleDict({str(layer): block for layer, block in enumerate(blocks)})
         self.n_layers = len(self.layers)
         self.norm = nn.RMSNorm(dim, norm_eps)

@@ -33,6 +33,17 @@ def _module(answer: Any) -> nn.Module | None:
     return answer
 
 
+def _modules(answer: Any) -> nn.Module | list[nn.Module] | None:
+    several = isinstance(answer, list) and answer and all(isinstance(item, nn.Module) for item in answer)
+    return answer if several else _module(answer)
+
+
+def _done(answer: Any) -> bool | None:
+    if answer is not None and answer is not True:
+        raise Misfit
+    return answer
+
+
 def _dealt(answer: Any) -> tuple[Tensor, Tensor, Tensor | None] | None:
     if answer is None:
         return None
@@ -66,9 +77,10 @@ def _state(answer: Any) -> Any:
 ANSWERS = {
     "build_mesh": Required("a list of MeshAxis and MeshView", _axes),
     "choices": Required("a list of Choice", _choices),
-    "parallelize": Required("a torch module, or None after a change in place", _module),
+    "parallelize": Required("a torch module, or None after a change in place, or in phase 'stages' a list", _modules),
     "compile": Required("a torch module, or None for the core's default", _module),
     "deal": Required("tokens, labels and positions of one shape, or None for the core's default", _dealt),
+    "forward_backward": Required("True, or None for the core's default", _done),
     "clip_grads": Required("the total norm as a tensor of one element, or None for the core's default", _norm),
     "checkpoint": Required("a dict of tensors by name, or that and a function, or None for the core's default", _state),
 }

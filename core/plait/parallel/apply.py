@@ -1,8 +1,9 @@
 """`plait.apply` and `set_up`: a model under strategies, for `plait train` and for your own training loop."""
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -25,13 +26,17 @@ from plait.strategies.hooks import Hooks
 from plait.strategies.order import PHASES
 from plait.strategies.registry import name_of
 
+if TYPE_CHECKING:
+    from plait.parallel.divided_layers import Whole
+
 
 @attrs.define
 class Applied:
     """A model under its strategies.
 
-    parts: what this rank runs: one module, or several under a pipeline. mesh: the ranks along each axis.
-    balance: of the parts' experts. loss: `cross_entropy_sum`, compiled if `compile.enabled`.
+    parts: what this rank runs: the model, or its stages on this rank. mesh: the ranks along each axis.
+    balance: of the parts' experts. loss: `cross_entropy_sum`, compiled if `compile.enabled`. whole: what is known of
+    the model, if the parts of this rank are not all of it.
     """
 
     parts: list[nn.Module]
@@ -42,6 +47,7 @@ class Applied:
     device: torch.device
     balance: Balance
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum
+    whole: "Whole | None" = None
 
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter once, tied ones too."""
@@ -70,21 +76,40 @@ class Applied:
         each backward, so that counting may run beside the first forward.
         loss: (logits, labels) -> the loss summed over this rank's tokens; None: `self.loss`. Not called if
         `loss.chunks` is above 1.
-        Returns the sum of the loss over this rank's tokens (float64 scalar). Without gradients, as under
-        `torch.no_grad()`, it runs forward only.
+        Returns the sum of the loss over this rank's tokens (float64 scalar); ranks that have other stages of the model
+        get it too. Without gradients, as under `torch.no_grad()`, it runs forward only.
         """
-        (model,), chunked = self.parts, self.run.config.loss.chunks > 1
+        chunked, divided = self.run.config.loss.chunks > 1, self.mesh.layout.count("layers") > 1
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for ids, labels, positions in micro_batches:
-            inputs = (ids,) if positions is None else (ids, positions)
-            result = model(*inputs, labels=labels) if chunked else model(*inputs)
-            with parallel(result):
-                value = result if chunked else (loss or self.loss)(result, labels)
-                del result  # backward needs only what autograd keeps
-                if torch.is_grad_enabled():
-                    self.backward(value, tokens() if callable(tokens) else tokens)
-            total += value.detach()
-            del value
+        wanted, called = list[Tensor](), list[int]()
+        if divided and torch.is_grad_enabled():
+            self._scaled(total, tokens)  # for ranks without logits, which call no loss
+
+        def arguments() -> Iterator[tuple[Any, ...]]:
+            for ids, labels, positions in micro_batches:
+                wanted.append(labels)
+                yield (ids, positions, labels) if chunked else (ids,) if positions is None else (ids, positions)
+
+        with ExitStack() as context:
+
+            def loss_of(i: int, result: Tensor) -> Tensor:
+                if not called:  # its backward runs before this context ends
+                    context.enter_context(parallel(result))
+                called.append(i)
+                value = result if chunked else (loss or self.loss)(result, wanted[i])
+                total.add_(value.detach())
+                return self._scaled(value, tokens) if torch.is_grad_enabled() else value
+
+            inputs = arguments()
+            self.hooks.first("forward_backward", parts=self.parts, inputs=inputs, loss=loss_of, mesh=self.mesh)
+        if owners := self.hooks.owners("forward_backward"):
+            from plait.parallel.divided_layers import check_called
+
+            check_called(owners[0], self.parts, called, len(wanted), sum(1 for _ in inputs))
+        if divided:  # imported only by runs that need it, here, at set-up and in clipping
+            from plait.parallel.divided_layers import over_stages
+
+            over_stages(total, self.mesh)
         return total
 
     def backward(self, loss_sum: Tensor, tokens: int | Tensor) -> None:
@@ -92,8 +117,12 @@ class Applied:
 
         loss_sum: summed over its tokens. tokens: the number of valid tokens of the step, over all ranks.
         """
-        self.balance.scale(tokens)
-        (loss_sum / tokens).backward()
+        self._scaled(loss_sum, tokens).backward()
+
+    def _scaled(self, loss_sum: Tensor, tokens: Any) -> Tensor:
+        count = tokens() if callable(tokens) else tokens
+        self.balance.scale(count)
+        return loss_sum / count
 
     def clip_grads(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip gradients in place to `max_norm` over all ranks; returns the norm before clipping (a scalar tensor)."""
@@ -181,16 +210,27 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
 
         loss_in_head(model, run.spec, run.config.loss.chunks, compiler)
     arguments = {"mesh": mesh, "spec": run.spec, "run": run}
+    parts, whole = [model], None
+    if mesh.layout.count("layers") > 1:
+        from plait.parallel.divided_layers import Whole
+
+        whole = Whole.of(model, run.spec)
     for phase in PHASES:
         if phase == "graph" and not ("parameter_sharding" in hooks.roles and mesh.layout.summed_axes()):
-            apply_precision(model, run.config.precision)  # before transforms of this phase, which see storage's dtype
+            for part in parts:  # before transforms of this phase, which see storage's dtype
+                apply_precision(part, run.config.precision)
         if phase == "runtime":
-            model = hooks.first("compile", model=model, **arguments)
+            parts = [hooks.first("compile", model=part, **arguments) for part in parts]
         for turn in hooks.turns:
             if turn.phase == phase:
-                model = hooks.fold("parallelize", turn.name, "model", model=model, **arguments)
+                parts = [hooks.fold("parallelize", turn.name, "model", model=part, **arguments) for part in parts]
+                if any(isinstance(part, list) for part in parts):
+                    from plait.parallel.divided_layers import stages_of
+
+                    parts = stages_of(parts, turn, hooks)
     if on_meta and fill:
-        materialise(model, device, run.storage_device)
-        initialise(model, run.spec, run.config.train.seed)
-    balance = Balance([model], mesh, run.spec)
-    return Applied([model], mesh, run.spec, run, hooks, device, balance, compiled_sum(compiler))
+        for part in parts:
+            materialise(part, device, run.storage_device)
+            initialise(part, run.spec, run.config.train.seed)
+    balance = Balance(parts, mesh, run.spec, whole)
+    return Applied(parts, mesh, run.spec, run, hooks, device, balance, compiled_sum(compiler), whole)

@@ -66,7 +66,8 @@ class Assembly:
     def layout_for(self, ranks: int) -> MeshLayout:
         """The layout of `ranks` ranks.
 
-        Raises PlaitError if the axes do not fit, if no strategy sums gradients, or if none joins divided sequences.
+        Raises PlaitError if the axes do not fit, if no strategy sums gradients, if none joins divided sequences, or if
+        layers are divided and none runs the stages, or the model cannot be cut.
         """
         layout = join_axes(self._asked(ranks), ranks)
         summed = layout.summed_axes()
@@ -81,6 +82,10 @@ class Assembly:
                 f"the axes {describe(divided, layout.owner)} split sequences, but no selected strategy lets attention "
                 "see the rest of them: the run would train wrong; add a strategy that claims 'sequence'"
             )
+        if layout.count("layers") > 1:  # imported only by runs that need it
+            from plait.parallel.divided_layers import check_divided
+
+            check_divided(layout, self.hooks, self.model, self.run.spec)
         return layout
 
     def _asked(self, ranks: int) -> list[tuple[str, list[MeshAxis | MeshView]]]:

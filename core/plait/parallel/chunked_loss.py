@@ -58,14 +58,15 @@ class LossModel:
 
     _loss_head: Any
 
-    def forward(self, *args: Any, labels: Tensor | None = None, **kwargs: Any) -> Any:
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, labels: Tensor | None = None) -> Any:
         plain: Any = super()
+        inputs = (tokens,) if positions is None else (tokens, positions)
         if labels is None:
-            return plain.forward(*args, **kwargs)
+            return plain.forward(*inputs)
         head = self._loss_head
         head._labels = labels
         try:
-            result = plain.forward(*args, **kwargs)
+            result = plain.forward(*inputs)
             if result is not head._loss:
                 raise PlaitError(
                     f"loss.chunks={head._chunks} needs a model that returns its head's result unchanged, but this "

@@ -3,22 +3,26 @@
 import math
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+if TYPE_CHECKING:
+    from plait.parallel.mesh import Mesh
+
 
 @torch.no_grad()
 def clip_grads(
-    parameters: Iterable[nn.Parameter], max_norm: float, mesh: object = None, norm_type: float = 2.0
+    parameters: Iterable[nn.Parameter], max_norm: float, mesh: "Mesh | None" = None, norm_type: float = 2.0
 ) -> Tensor:
     """Scale gradients in place so that their norm over all ranks is at most `max_norm`; returns the norm before.
 
     Parameters are grouped by the mesh that they live on, the norm of a group is reduced over that mesh, and the
-    groups' norms are joined; so no axis is known by name, and plain tensors and DTensors mix.
+    groups' norms are joined, also those of other stages; so no axis is known by name, and plain tensors and DTensors
+    mix.
     """
     groups: dict[object, list[nn.Parameter]] = {}
     for param in parameters:
@@ -27,12 +31,14 @@ def clip_grads(
             groups.setdefault((grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None, []).append(
                 param
             )
-    if not groups:
-        return torch.zeros(())
     norms = [
         plain(get_total_norm([p.grad for p in group if p.grad is not None], norm_type)) for group in groups.values()
-    ]
+    ] or [torch.zeros(())]
     total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    if mesh is not None and mesh.layout.count("layers") > 1:
+        from plait.parallel.divided_layers import norm_over_stages
+
+        total = norm_over_stages(total, mesh, norm_type)
     if not math.isinf(max_norm):
         for kind, group in groups.items():  # local parts of DTensors: a DTensor scaled whole gives the same, slower
             grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in group]

@@ -1,6 +1,6 @@
 """The core's own answers to the first-result hooks: a plugin of lowest rank, for hooks that no strategy answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from plait.parallel.state import canonical_state
 
 
 class Defaults:
-    """Compiles block by block, deals each rank a stretch of every sequence, saves parameters and optimizer state by
-    name, clips over the parameters' own meshes."""
+    """Compiles block by block, deals each rank a stretch of every sequence, runs one micro-batch after the other, saves
+    parameters and optimizer state by name, clips over the parameters' own meshes."""
 
     @hookimpl
     def compile(self, model: nn.Module, mesh: Mesh, spec: ModelSpec, run: Run) -> nn.Module:
@@ -34,6 +34,15 @@ class Defaults:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         own, ours, at = (whole.tensor_split(count, dim=1)[index] for whole in (tokens, labels, positions))
         return own, ours, at
+
+    @hookimpl
+    def forward_backward(self, parts: list[nn.Module], inputs: Iterable[Any], loss: Callable[..., Tensor]) -> bool:
+        for i, each in enumerate(inputs):
+            scaled = loss(i, parts[0](*each))
+            if torch.is_grad_enabled():
+                scaled.backward()
+            del scaled
+        return True
 
     @hookimpl
     def checkpoint(

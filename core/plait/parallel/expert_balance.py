@@ -20,6 +20,7 @@ from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
 
 if TYPE_CHECKING:
+    from plait.parallel.divided_layers import Whole
     from plait.parallel.mesh import Mesh
 
 
@@ -44,19 +45,19 @@ class Counted:
 class Balance:
     """The routers of a model's parts. `counted`: of the last step; None before the first, or without routers."""
 
-    def __init__(self, parts: Sequence[nn.Module], mesh: "Mesh", spec: ModelSpec) -> None:
+    def __init__(self, parts: Sequence[nn.Module], mesh: "Mesh", spec: ModelSpec, whole: "Whole | None" = None) -> None:
+        """whole: of the model, if the parts are not all of it."""
         self.counted: Counted | None = None
         # Ranks that see the same tokens and whose gradients are summed: along axes that divide parameters, not along
         # others.
         self._same = math.prod(a.degree for a in mesh.layout.dense if a.splits is None and a.shards)
         self._data = mesh.data()
         self._scaled = False
+        self._mesh, self._whole = mesh, whole
         self._routers: dict[str, Any] = {}
         for part in parts:
-            found, blocks = spec.routers_of(part), spec.blocks_of(part)
-            for fqn, router in found.items():
-                block = next((b for b in blocks if fqn.startswith(f"{b}.")), fqn)
-                self._routers[fqn if block in self._routers else block] = router
+            found = routers_by_block(part, spec)
+            self._routers |= found
             if found:
                 part.register_forward_pre_hook(functools.partial(_clear, list(found.values())))
                 part.register_forward_hook(functools.partial(self._add, list(found.values())))
@@ -77,8 +78,12 @@ class Balance:
     @torch.no_grad()
     def after_step(self) -> None:
         """Add what all ranks have seen since the last step, each token once, and update the routers."""
-        if not self._routers:
-            return
+        if self._routers:
+            self._update()
+        if self._whole is not None:
+            self.counted = self._whole.counted(self._routers, self._mesh)
+
+    def _update(self) -> None:
         routers = list(self._routers.values())
         seen = torch.cat([r.seen for r in routers])
         if self._data is not None and self._data.size() > 1:
@@ -105,6 +110,16 @@ class Balance:
                 "the model has a balance loss, which must be divided as the loss is: "
                 "call applied.backward(loss_sum, tokens) instead of (loss_sum / tokens).backward()"
             )
+
+
+def routers_by_block(model: nn.Module, spec: ModelSpec) -> dict[str, Any]:
+    """The routers of `model`, by the FQNs of their blocks; a second one in a block by its own."""
+    named: dict[str, Any] = {}
+    blocks = spec.blocks_of(model)
+    for fqn, router in spec.routers_of(model).items():
+        block = next((b for b in blocks if fqn.startswith(f"{b}.")), fqn)
+        named[fqn if block in named else block] = router
+    return named
 
 
 @torch.no_grad()

@@ -2,14 +2,25 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
+from plait.contract.axes import MeshAxis, describe
 from plait.contract.errors import PlaitError, one_line
 from plait.strategies.hooks import TRACE, blamed
 
 DEVICE = ("cuda", "nvidia driver", "hip", "nccl")  # what torch's errors say if a GPU is missing
+
+
+def refuse_divided_layers(axes: Iterable[Any], owner: Mapping[str, str]) -> None:
+    """Raises PlaitError if one of these axes and views of strategies divides the layers of the model."""
+    cut = [axis for axis in axes if isinstance(axis, MeshAxis) and axis.splits == "layers" and axis.degree > 1]
+    if cut:
+        raise PlaitError(
+            f"a run whose layers are divided cannot be planned yet, but there is {describe(cut, owner)}; use degree 1, "
+            "or leave the strategy out"
+        ).at(cut[0].name, cut[0].degree, fits=(1,))
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from plait.contract.planned import as_planned
 from plait.parallel.apply import Applied, set_up
 from plait.parallel.assembly import assemble
 from plait.parallel.simulated import simulated
+from plait.plan.cannot import refuse_divided_layers
 from plait.plan.fake import fake, forget, materialise_fake
 from plait.plan.recorder import Recorder
 from plait.plan.step import Step
@@ -62,6 +63,7 @@ def recording(
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of what is slow, not wrong
     with simulated(world, rank), as_planned():
         assembly = assemble(config, world, strategies=strategies, device_type=DEVICE)
+        refuse_divided_layers(assembly.layout.dense, assembly.layout.owner)
         config = assembly.run.config = prepare(assembly.model, assembly.run.spec)
         applied = set_up(assembly, fill=False)
         model = applied.parts[0]

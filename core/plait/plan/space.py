@@ -12,6 +12,7 @@ from plait.contract.choices import Choice
 from plait.contract.errors import PlaitError, visible
 from plait.contract.run import Run
 from plait.parallel.answers import ANSWERS
+from plait.plan.cannot import refuse_divided_layers
 from plait.plan.ranks import degrees
 from plait.strategies.hooks import Hooks
 from plait.strategies.order import claimed, order
@@ -71,6 +72,8 @@ def compositions(run: Run, offered: Mapping[str, Any]) -> tuple[list[Composition
     Strategies that the run has already selected take part in each, as they are.
     """
     fixed = [_fixed(run, name, strategy) for name, strategy in run.strategies.items()]
+    for each in fixed:
+        refuse_divided_layers(each.axes, dict.fromkeys([a.name for a in each.axes], each.name))
     reasons: dict[str, str] = {}
     choices = []
     for name, strategy in sorted(offered.items()):

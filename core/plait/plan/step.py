@@ -29,7 +29,7 @@ class Step:
         self, applied: Applied, optimizer: Any, config: Config, recorder: Recorder, micro: int, driven: int
     ) -> None:
         self.applied, self.optimizer, self.config, self.recorder = applied, optimizer, config, recorder
-        self.micro, self.driven, self.model = micro, driven, applied.parts[0]
+        self.micro, self.driven = micro, driven
         self.rows, self.steps = config.train.local_batch_size, 0
         self._waiting: list[Any] = []  # what the trainer keeps of the step before
 
@@ -43,7 +43,8 @@ class Step:
         counts = torch.zeros(EXCHANGED, dtype=torch.int64)
         counting = dist.all_reduce(counts, async_op=True)
         valid = self.micro * self.rows * train.seq_len * self.applied.mesh.rank_and_size("batch")[1]
-        self.model.train()
+        for part in self.applied.parts:
+            part.train()
 
         def told() -> Iterator[Rows]:
             for micro, rows in enumerate(micro_batches(own, self.rows)[: self.driven]):

@@ -9,7 +9,7 @@ import attrs
 from plait.contract.errors import PlaitError
 from plait.strategies.registry import described
 
-PHASES = ("model", "graph", "runtime")
+PHASES = ("model", "stages", "graph", "runtime")
 
 
 @attrs.frozen

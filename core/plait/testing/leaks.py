@@ -36,7 +36,6 @@ def left_behind(trial: Trial, strategies: Mapping[str, Mapping[str, Any]]) -> li
 def _some_steps(trial: Trial, strategies: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Three steps; returns what grew from the first to the last, and process groups that the mesh does not know."""
     applied = trial.apply(strategies)
-    (model,) = applied.parts
     optimizer = trial.optimizer(applied.parameters())
     groups = _groups(applied.mesh)
     counts = []
@@ -46,7 +45,7 @@ def _some_steps(trial: Trial, strategies: Mapping[str, Mapping[str, Any]]) -> li
         optimizer.step()
         optimizer.zero_grad()
         applied.after_step(optimizer, step + 1)
-        counts.append(_hooks(model, optimizer))
+        counts.append(_hooks(applied.parts, optimizer))
     applied.checkpoint(optimizer)
     grown = [
         f"hooks on {name} grow from step to step" for name in counts[-1] if counts[-1][name] > counts[0].get(name, 0)
@@ -62,13 +61,15 @@ def _groups(mesh: Mesh) -> set[Any]:
     return {dist.group.WORLD, *(group for each in meshes if each is not None for group in each.get_all_groups())}
 
 
-def _hooks(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+def _hooks(parts: list[nn.Module], optimizer: torch.optim.Optimizer) -> dict[str, int]:
     counts = {}
     kinds: tuple[str, ...]
-    for fqn, module in model.named_modules():
+    for fqn, module in (
+        (f"{i}: {fqn}" if i else fqn, m) for i, part in enumerate(parts) for fqn, m in part.named_modules()
+    ):
         kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         counts[f"module {fqn!r}"] = sum(len(getattr(module, kind)) for kind in kinds)
-    for fqn, param in model.named_parameters():
+    for fqn, param in (pair for part in parts for pair in part.named_parameters()):
         kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
         counts[f"parameter {fqn!r}"] = sum(len(getattr(param, kind) or ()) for kind in kinds)
     kinds = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")

@@ -106,23 +106,22 @@ def train(
 ) -> TrialResult:
     """Train, on all ranks that call it together."""
     applied = trial.apply(strategies or {}, extra)
-    (model,) = applied.parts
-    initial = whole(model)
-    placements = {canonical(name): _lies(p) for name, p in model.named_parameters()}
+    initial = held(applied)
+    placements = held(applied, _lies)
     optimizer = trial.optimizer(applied.parameters())
     losses, norms, gradients, last = [], [], {}, {}
     for step in range(trial.steps):
         losses.append(forward_backward(applied, trial, step))
         if step == 0:
-            gradients = _gradients(model)
+            gradients = _gradients(applied)
         if trial.last and step == trial.steps - 1:
-            last = _gradients(model)
+            last = _gradients(applied)
         norms.append(float(applied.clip_grads(trial.max_norm)))
         optimizer.step()
         optimizer.zero_grad()
         applied.after_step(optimizer, step + 1)
-    buffers = {canonical(name): full(b) for name, b in model.named_buffers()}
-    return TrialResult(initial, gradients, losses, norms, whole(model), placements, buffers, last)
+    buffers = of_all_stages(applied, {canonical(n): full(b) for part in applied.parts for n, b in part.named_buffers()})
+    return TrialResult(initial, gradients, losses, norms, held(applied), placements, buffers, last)
 
 
 def forward_backward(applied: Applied, trial: Trial, step: int) -> float:
@@ -164,8 +163,31 @@ def whole(model: nn.Module) -> dict[str, Tensor]:
     return {canonical(name): full(p) for name, p in model.named_parameters()}
 
 
-def _gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {canonical(name): full(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+def held(applied: Applied, what: Callable[[nn.Parameter], Any] | None = None) -> dict[str, Any]:
+    """FQN -> `what` of every parameter of the model, those of other stages too; by default its value as a whole tensor
+    on the CPU. Collective."""
+    found = {canonical(n): (what or full)(p) for part in applied.parts for n, p in part.named_parameters()}
+    return of_all_stages(applied, found)
+
+
+def of_all_stages(applied: Applied, own: Mapping[str, Any]) -> dict[str, Any]:
+    """`own`, by FQN, and the entries of the ranks with other stages; those of a whole model in its order. Collective
+    over these ranks."""
+    if applied.whole is None:
+        return dict(own)
+    found = dict(own)
+    for axis in applied.mesh.layout.dense:
+        if axis.splits == "layers":
+            answers: list[Any] = [None] * axis.degree
+            dist.all_gather_object(answers, found, group=applied.mesh[axis.name].get_group())
+            found = {name: value for answer in answers for name, value in answer.items()}
+    order = [*applied.whole.shapes, *applied.whole.ties]
+    return {name: found[name] for name in dict.fromkeys([*order, *found]) if name in found}
+
+
+def _gradients(applied: Applied) -> dict[str, Tensor]:
+    found = held(applied, lambda p: None if p.grad is None else full(p.grad))
+    return {name: grad for name, grad in found.items() if grad is not None}
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class Trainer:
         self.run: Run = assembly.run
         alive("setting up the strategies")
         self.applied = set_up(assembly)
-        self.mesh, self.model, self.device = self.applied.mesh, self.applied.parts[0], self.applied.device
+        self.mesh, self.parts, self.device = self.applied.mesh, self.applied.parts, self.applied.device
         self.optimizer = make_optimizer(config.optimizer, self.applied.parameters())
         self.dp = self.mesh.rank_and_size("batch")
         self.micro_batches = accumulation(config, self.dp[1])
@@ -152,7 +152,8 @@ class Trainer:
                 signals = [number for number, ranks in zip(ASKING, asking, strict=True) if ranks]
             return valid
 
-        self.model.train()
+        for part in self.parts:
+            part.train()
         total = self.applied.forward_backward(self._micro_batches(batch), agreed)
         norm = self.applied.clip_grads(self.config.train.max_norm)
         lr = learning_rate(self.config.schedule, self.config.optimizer["lr"], self.step, self.config.train.steps)
@@ -171,7 +172,8 @@ class Trainer:
     @torch.no_grad()
     def validate(self) -> float:
         """The mean loss over the tokens of the validation batches, over all ranks."""
-        self.model.eval()
+        for part in self.parts:
+            part.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for index in range(self.config.validation.batches):
             self.alive(f"validation batch {index + 1} after step {self.step}")

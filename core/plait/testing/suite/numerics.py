@@ -11,7 +11,7 @@ from plait.contract.model_spec import named
 from plait.testing.parity import BOUNDS, apart, unequal, wrong_gradients
 from plait.testing.pool import Pool
 from plait.testing.suite.capabilities import SINGLE_STEPS, Capabilities, spec_of
-from plait.testing.trial import SAMPLES, SEQ_LEN, Trial, TrialResult, batch, forward_backward, full
+from plait.testing.trial import SAMPLES, SEQ_LEN, Trial, TrialResult, forward_backward, full, held
 
 STEPS = 20
 
@@ -167,13 +167,13 @@ def _clipped(trial: Trial, strategies: Mapping[str, Any]) -> tuple[float, float,
     """(norm, largest relative error, FQN) of gradients clipped to half their norm; torch adds 1e-6 to that norm."""
     applied = trial.apply(strategies)
     forward_backward(applied, trial, 0)
-    (model,) = applied.parts
     norm = float(applied.clip_grads(math.inf))
-    before = {name: full(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    named = [pair for part in applied.parts for pair in part.named_parameters()]
+    before = {name: full(p.grad) for name, p in named if p.grad is not None}
     applied.clip_grads(norm / 2)
     errors = {
         name: float((full(p.grad) - before[name] / 2).norm() / before[name].norm().clamp(min=1e-30))
-        for name, p in model.named_parameters()
+        for name, p in named
         if p.grad is not None
     }
     worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
@@ -181,9 +181,7 @@ def _clipped(trial: Trial, strategies: Mapping[str, Any]) -> tuple[float, float,
 
 
 def _names(trial: Trial, strategies: Mapping[str, Any]) -> set[str]:
-    from plait.parallel.state import canonical
-
-    return {canonical(name) for name, _ in trial.apply(strategies).parts[0].named_parameters()}
+    return set(held(trial.apply(strategies), lambda p: None))
 
 
 def _dtypes(trial: Trial, strategies: Mapping[str, Any]) -> tuple[set[str], set[str]]:
@@ -208,12 +206,12 @@ def _dtypes(trial: Trial, strategies: Mapping[str, Any]) -> tuple[set[str], set[
     applied = trial.apply(strategies)
     left_out: list[Any] = []
     patterns = (*applied.spec.routers, *([applied.spec.attention] if applied.spec.attention else []))
-    for module in named(applied.parts[0], patterns).values():
-        module.register_forward_pre_hook(lambda module, args: left_out.append(module))
-        module.register_forward_hook(lambda module, args, result: left_out.clear())
-    tokens, _, positions = applied.deal(*(whole.to(applied.device) for whole in batch(0)))
-    with Watch():
-        applied.parts[0](*((tokens,) if positions is None else (tokens, positions)))
+    for part in applied.parts:
+        for module in named(part, patterns).values():
+            module.register_forward_pre_hook(lambda module, args: left_out.append(module))
+            module.register_forward_hook(lambda module, args, result: left_out.clear())
+    with Watch(), torch.no_grad():
+        forward_backward(applied, trial, 0)
     forward_backward(applied, trial, 0)
     params = applied.parameters()
     return seen, {str(p.dtype) for p in params} | {str(p.grad.dtype) for p in params if p.grad is not None}

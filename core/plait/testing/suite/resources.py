@@ -83,8 +83,8 @@ def _holds(trial: Trial, strategies: Mapping[str, Any]) -> tuple[dict[str, tuple
     optimizer.step()
     optimizer.zero_grad()
     forward_backward(applied, trial, 1)
-    (model,) = applied.parts
-    held = {canonical(name): (_local(p).numel(), _lies(p)) for name, p in model.named_parameters()}
+    named = [pair for part in applied.parts for pair in part.named_parameters()]
+    held = {canonical(name): (_local(p).numel(), _lies(p)) for name, p in named}
     tensors: list[Tensor] = []
     for param in applied.parameters():
         own = [param, param.grad, *optimizer.state[param].values()]

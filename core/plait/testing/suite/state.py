@@ -13,7 +13,7 @@ from plait.testing import whole_run
 from plait.testing.parity import apart, unequal, wrong_gradients
 from plait.testing.pool import Pool
 from plait.testing.suite.capabilities import SINGLE_STEPS, Capabilities, spec_of
-from plait.testing.trial import Trial, forward_backward, full
+from plait.testing.trial import Trial, forward_backward, full, of_all_stages
 
 
 class State(Capabilities):
@@ -177,24 +177,24 @@ def _step(applied: Any, optimizer: torch.optim.Optimizer, trial: Trial, number: 
 
 
 def _everything(applied: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    return {key: full(tensor) for key, tensor in applied.checkpoint(optimizer)[0].items()}
+    return of_all_stages(applied, {key: full(tensor) for key, tensor in applied.checkpoint(optimizer)[0].items()})
 
 
 def _contents(trial: Trial, strategies: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """(parameters before a step, AdamW's first moments after it), by FQN, as a checkpoint would hold them."""
     applied, optimizer = _ready(trial, strategies)
     params = {name for name, _ in trial.build().named_parameters()}
-    state = applied.checkpoint()[0]
-    before = {name: full(state[f"model.{name}"]) for name in sorted(params)}
+    state = of_all_stages(applied, {key: full(tensor) for key, tensor in applied.checkpoint()[0].items()})
+    before = {name: state[f"model.{name}"] for name in sorted(params)}
     _step(applied, optimizer, trial, 0)
-    state = applied.checkpoint(optimizer)[0]
-    return before, {name: full(state[f"optimizer.{name}.exp_avg"]) for name in sorted(params)}
+    state = _everything(applied, optimizer)
+    return before, {name: state[f"optimizer.{name}.exp_avg"] for name in sorted(params)}
 
 
 def _names(trial: Trial, strategies: Mapping[str, Any]) -> set[str]:
     applied, optimizer = _ready(trial, strategies)
     _step(applied, optimizer, trial, 0)
-    return set(applied.checkpoint(optimizer)[0])
+    return set(of_all_stages(applied, dict.fromkeys(applied.checkpoint(optimizer)[0])))
 
 
 def _save(trial: Trial, strategies: Mapping[str, Any], folder: Path) -> dict[str, torch.Tensor]:

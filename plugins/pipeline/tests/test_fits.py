@@ -1,0 +1,122 @@
+"""What does not fit ends with a sentence, before any rank starts; and blocks are divided by what they cost."""
+
+import functools
+import re
+import sys
+
+import cloudpickle
+import pytest
+
+import plait
+from plait.commands.inspect import report
+from plait.launch.check import check
+from plait.launch.compose import resolve
+from plait.plan.engine import plan
+from plait.testing.errors import is_about
+from plait.testing.models import llama3, moe
+from plait.testing.pool import RankError
+from plait.testing.trial import Trial, train
+from plait_pipeline import Pipeline
+from plait_pipeline.cut import balanced, costs, stages_of
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
+KEY = "strategy.pipeline"
+RUN = ("strategy=[pipeline,fsdp2]", "model.n_layers=4", "train.local_batch_size=2")
+
+
+def refusal(*overrides, world=4, folder=None):
+    with pytest.raises(plait.PlaitError) as caught:
+        check(resolve([*RUN, *overrides]), world, folder)
+    return caught.value
+
+
+def test_more_stages_than_blocks():
+    is_about(refusal(f"{KEY}.degree=8", world=8), f"{KEY}.degree", 8, fits="at most 4")
+    is_about(refusal(f"{KEY}.degree=4", f"{KEY}.schedule=interleaved_1f1b"), f"{KEY}.degree", 4, fits="at most 2")
+
+
+@pytest.mark.parametrize("given", [[4], [2, 1], [4, 0], [1, 1, 2]])
+def test_stages_that_are_not_the_model(given):
+    error = refusal(f"{KEY}.layers_per_stage={given}".replace(" ", ""))
+    is_about(error, f"{KEY}.layers_per_stage", given, fits="2 numbers with the sum 4")
+
+
+def test_stages_that_the_schedule_does_not_run():
+    is_about(refusal(f"{KEY}.stages_per_rank=2"), f"{KEY}.stages_per_rank", 2, fits=(None, 1))
+    error = refusal(f"{KEY}.schedule=interleaved_1f1b", f"{KEY}.stages_per_rank=1")
+    is_about(error, f"{KEY}.stages_per_rank", 1, fits="at least 2")
+    is_about(refusal(f"{KEY}.schedule=zbv", f"{KEY}.stages_per_rank=3"), f"{KEY}.stages_per_rank", 3, fits=(None, 2))
+    assert "'other'" in str(refusal(f"{KEY}.schedule=other"))
+
+
+@pytest.mark.parametrize("schedule", ["zero_bubble", "zbv"])
+def test_gradients_of_weights_that_cannot_wait(schedule):
+    whole = ("gpipe", "1f1b", "interleaved_1f1b")
+    is_about(refusal(f"{KEY}.schedule={schedule}"), f"{KEY}.schedule", schedule, fits=whole)
+    compiled = ("strategy=[pipeline]", f"{KEY}.schedule={schedule}", "compile.enabled=true")
+    is_about(refusal(*compiled, world=2), f"{KEY}.schedule", schedule, fits=whole)
+    check(resolve([*RUN, "strategy=[pipeline,simplefsdp]", f"{KEY}.schedule={schedule}"]), 4)
+
+
+def test_a_run_with_too_few_micro_batches(tmp_path):
+    for given in ((), ("train.global_batch_size=2",)):
+        found = 2 if given else None
+        error = refusal(*given, world=2, folder=tmp_path / "run")
+        is_about(error, "train.global_batch_size", found, fits="at least 4")
+    fine = resolve([*RUN, "train.global_batch_size=4"])
+    check(fine, 2, tmp_path / "run")
+
+
+def test_weights_that_would_be_on_two_stages():
+    assert "are one tied weight" in str(refusal("model.tie_embeddings=true"))
+
+
+def test_a_plan_refuses():
+    with pytest.raises(plait.PlaitError, match=r"cannot be planned yet, but there is pp=2 \(pipeline\)"):
+        plan(resolve([*RUN]), 4)
+
+
+def _widening():
+    model = llama3(n_layers=4)
+    model.layers["1"].forward = functools.partial(_shorter, model.layers["1"].forward)
+    return model
+
+
+def _shorter(forward, *args):
+    return forward(*args)[:, 1:]
+
+
+def test_a_block_that_changes_the_stream(plait_ranks):
+    with pytest.raises(RankError, match="every block returns what it gets"):
+        plait_ranks.run(train, Trial(_widening, micro=2), {"pipeline": {"degree": 2}}, world=2, timeout=60)
+
+
+def test_stages_cost_the_same():
+    assert balanced([1.0] * 8, 0.0, 4) == [2, 2, 2, 2]
+    assert balanced([1.0] * 8, 2.0, 2) == [5, 3]  # the head costs as much as two blocks
+    assert balanced([1.0] * 6, 0.0, 4) == [1, 1, 2, 2]  # the first stages keep most
+    assert balanced([5.0, 1.0, 1.0, 1.0, 1.0, 1.0], 0.0, 2) == [1, 5]
+    assert [stages_of(rank, Pipeline(schedule="interleaved_1f1b")) for rank in (0, 1)] == [[0, 2], [1, 3]]
+    assert [stages_of(rank, Pipeline(schedule="zbv")) for rank in (0, 1)] == [[0, 3], [1, 2]]
+
+
+def test_a_block_of_experts_costs_what_a_token_visits():
+    model = moe()
+    (dense, first, second), head = costs(model, model.spec())
+    assert head == 64 * 32
+    assert first == second
+    visited = 2 * 3 * 32 * 16 + 3 * 32 * 16 + 8 * 32  # of 8 experts 2, the shared one, the router
+    assert first - dense == visited - 3 * 32 * 48
+
+
+def test_a_search_refuses():
+    with pytest.raises(plait.PlaitError, match=r"cannot be planned yet, but there is pp=2 \(pipeline\)"):
+        check(resolve(["strategy=[autoparallel,pipeline]"]), 4)
+
+
+def test_inspect_shows_the_whole_model_and_what_each_stage_holds():
+    shown = report(resolve([*RUN, "model.n_layers=5"]), 4)
+    assert "layers.0 to layers.4, each" in shown
+    assert re.search(r"^parameters: 14,330,880 bytes in all, [\d,]+ on rank 0, [\d,]+ on rank 2$", shown, re.MULTILINE)
+    held = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) on rank", shown)]
+    assert 2 * sum(held) == 14_330_880  # two data ranks have half of each stage
