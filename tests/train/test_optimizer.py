@@ -91,6 +91,12 @@ def test_a_step_that_wants_something_else_is_refused(name, wants):
         make_optimizer({"_target_": f"torch.optim.{name}", "lr": 0.1}, [nn.Parameter(torch.zeros(2))])
 
 
+def test_options_that_are_refused_need_no_other_optimizer():
+    with pytest.raises(PlaitError, match="refuses these options") as error:
+        make_optimizer({"_target_": "torch.optim.AdamW", "lr": -1.0}, params())
+    assert "take one that works element by element" not in str(error.value)
+
+
 BAD = [
     ({"_target_": "torch.optim.AdamW", "lr": 0.1, "momentun": 1}, ("optimizer.momentun", None, ("lr", "betas"))),
     ({"_target_": "torch.optim.AdamW", "lr": -1.0}, ("optimizer",)),

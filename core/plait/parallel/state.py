@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from plait.contract.errors import PlaitError
-from plait.parallel.rehearsal import stand_in, undisturbed
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # what torch's own wrappers add to a name
 _ABSENT, _FREE = "_plait_absent", "_plait_may_be_infinite"
@@ -137,6 +136,8 @@ def _first_state(optimizer: Any, group: Mapping[str, Any], param: nn.Parameter) 
     torch has no public way to create it. A step with learning rate 0 on the real ones would count as a step, decay
     momenta, run hooks, and with eps=0 make parameters NaN. Only keys, dtypes and layout are used, not values.
     """
+    from plait.parallel.rehearsal import stand_in, undisturbed
+
     like = stand_in(torch.zeros_like(param), torch.zeros_like(param))
     spare = object.__new__(type(optimizer))
     spare.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})  # a patched one

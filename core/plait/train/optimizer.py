@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,10 @@ from plait.contract.config import Schedule
 from plait.contract.errors import PlaitError, misfit, one_line
 from plait.parallel.agreement import on_all_ranks
 from plait.parallel.build import check_options, options_of, target_of
-from plait.parallel.rehearsal import Build, Groups, Kind, compare_shards, try_step, try_step_without_values
 from plait.parallel.state import canonical_state
+
+if TYPE_CHECKING:
+    from plait.parallel.rehearsal import Build, Groups
 
 FUSED_ON = ("cuda", "cpu", "mps", "xpu")  # devices for which torch has fused kernels
 KERNELS = ("fused", "foreach")  # arguments that choose kernels, in torch's optimizers
@@ -37,6 +39,8 @@ def make_optimizer(
     PlaitError for options that the class refuses, and if it makes no correct step on such parameters.
     values: whether tensors have values. Without values, as in a plan, any step that runs counts as correct.
     """
+    from plait.parallel.rehearsal import Kind, compare_shards, try_step, try_step_without_values  # no step needs it
+
     groups = _by_mesh(parameters)
     kinds = [list(dict.fromkeys(map(Kind.of, group))) for group in groups]
     cls, options = _target(node)
@@ -62,6 +66,8 @@ def check_optimizer(node: Mapping[str, Any], parameters: Iterable[Tensor]) -> No
 
     Parameters may be on meta. No step is made, because its kernels may need a device that this process lacks.
     """
+    from plait.parallel.rehearsal import Kind
+
     cls, options = _target(node)
     kernels = _candidates(cls, options, torch.device("cpu"))[-1]
     params = [nn.Parameter(torch.zeros(kind.shape)) for kind in dict.fromkeys(map(Kind.of, parameters))]
@@ -133,11 +139,11 @@ def _candidates(cls: Callable[..., Any], options: Mapping[str, Any], device: tor
     return [*fused, plain, *([{**plain, "foreach": False}] if "foreach" in known else [])]
 
 
-def _builder(cls: Callable[..., Any], options: Mapping[str, Any]) -> Build:
+def _builder(cls: Callable[..., Any], options: Mapping[str, Any]) -> "Build":
     return lambda groups: cls(groups, **options)
 
 
-def _built(node: Mapping[str, Any], build: Build, groups: Groups) -> Any:
+def _built(node: Mapping[str, Any], build: "Build", groups: "Groups") -> Any:
     try:
         made = build(groups)
     except Exception as error:
@@ -163,7 +169,7 @@ def _agreed(problem: str | None) -> str | None:
 def _sentence(node: Mapping[str, Any], options: Mapping[str, Any], problem: str) -> str:
     asked = [f"optimizer.{key}={str(options[key]).lower()}" for key in KERNELS if options.get(key) is not None]
     text = f"{', '.join(asked) or 'optimizer'}: {node['_target_']} {problem}"
-    if problem.startswith("raises_about"):
+    if problem.startswith("refuses"):
         return text
     if any(options.get(key) for key in KERNELS):
         return f"{text}; null chooses kernels that work"
