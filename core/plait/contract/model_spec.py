@@ -21,7 +21,8 @@ class ModelSpec:
     Patterns are FQNs in which `*` stands for one name (`layers.*.attention.wq.weight`); the first that matches counts.
 
     axes:      FQN pattern of a parameter -> the logical axis (or None) of each of its dims, in torch's order: a
-               `Linear(dim, ffn)` weight is `("ffn", "embed")`, its bias `("ffn",)`; `experts` comes first.
+               `Linear(dim, ffn)` weight is `("ffn", "embed")`, its bias `("ffn",)`; `experts` comes first. Of a tied
+               parameter, here and in `init`, one name is enough.
     blocks:    patterns of the repeated unit: sharded, compiled and recomputed as one, and divided into pipeline stages.
     sizes:     logical axis -> number of its units, if that is not the number of rows (`{"heads": 32}`).
     branches:  patterns of the modules that read the residual stream and return what is added to it.
@@ -113,10 +114,14 @@ def named(model: Any, patterns: tuple[str, ...]) -> dict[str, Any]:
     return {fqn: module for fqn, module in model.named_modules() if any(matches(p, fqn) for p in patterns)}
 
 
+def find(table: Mapping[str, Any], fqn: str) -> Any:
+    """The value of the first pattern that matches; None if there is none."""
+    return next((value for pattern, value in table.items() if matches(pattern, fqn)), None)
+
+
 def lookup(table: Mapping[str, Any], fqn: str, field: str) -> Any:
-    for pattern, value in table.items():
-        if matches(pattern, fqn):
-            return value
+    if (found := find(table, fqn)) is not None:
+        return found
     raise PlaitError(
         f"the model's spec says nothing about {fqn!r}: no pattern in `{field}` matches it (there are {list(table)})"
     )
