@@ -36,6 +36,8 @@ class ModelSpec:
     routers:   patterns of the modules that send tokens to experts and hold the state of their balance.
     row_means: patterns of the modules that compute a mean over a row's tokens, `forward(x (B, T, ...)) -> (B, ...)`,
                whose gradient is not used: a strategy that divides rows completes it.
+    elementwise: patterns of 1-D parameters each of whose elements acts on its own unit alone, such as a sink per head
+               or a slope per element of a feed-forward: a part of them is right beside a part of the units.
     head:      FQN of the Linear whose result the model returns, unchanged, as its logits; `loss.chunks` needs it.
     before:    patterns of the modules with parameters that stand before the first block, such as embeddings.
     after:     patterns of those that stand after the last block, such as a norm and the head.
@@ -54,6 +56,7 @@ class ModelSpec:
     flops: Callable[[int], int] | None = None
     routers: tuple[str, ...] = attrs.field(default=(), converter=_names)
     row_means: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    elementwise: tuple[str, ...] = attrs.field(default=(), converter=_names)
     head: str | None = None
     before: tuple[str, ...] = attrs.field(default=(), converter=_names)
     after: tuple[str, ...] = attrs.field(default=(), converter=_names)
@@ -95,6 +98,10 @@ class ModelSpec:
         names = fqn.split(".")
         outer = (".".join(names[: i + 1]) for i in range(len(names)))
         return next((f for f in outer if any(matches(b, f) for b in self.branches)), None)
+
+    def is_elementwise(self, fqn: str) -> bool:
+        """Whether each element of parameter `fqn` acts on its own unit alone."""
+        return any(matches(pattern, fqn) for pattern in self.elementwise)
 
     def routers_of(self, model: Any) -> dict[str, Any]:
         """FQN -> module of every router of `model`, in order."""

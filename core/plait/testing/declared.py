@@ -146,7 +146,8 @@ def meaning(findings: list[Finding]) -> list[str]:
             "The loss of the first step is off, so forward differs. The usual causes: a non-linear function after a "
             "branch's last projection, such as a norm at its end; work between tokens outside branches; a bias whose "
             "axes do not match those of its matrix, or that is added separately from it; a count of heads in a view; "
-            "queries, keys and values in one matrix.",
+            "queries, keys and values in one matrix; a matrix that reads or writes the stream whose axes do not name "
+            "`embed`.",
         ]
     elif FIRST in wrong or LAST in wrong or NORMS in wrong:
         said += [

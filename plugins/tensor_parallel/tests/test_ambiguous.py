@@ -89,6 +89,73 @@ class Normed(Raw):
     axes = {**Raw.axes, "norm.weight": ("ffn",)}  # noqa: RUF012
 
 
+class OwnNorm(nn.Module):
+    """A norm that is none of torch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(INNER))
+
+    def forward(self, x):
+        return x * self.weight / x.pow(2).mean(-1, keepdim=True).sqrt()
+
+
+class OwnNormed(Normed):
+    def __init__(self):
+        super().__init__()
+        self.norm = OwnNorm()
+
+
+class Slope(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.by = nn.Parameter(torch.empty(INNER))
+
+    def forward(self, x):
+        return x * self.by
+
+
+class Sloped(Raw):
+    """The same axes as a norm's, but each element acts alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.slope = Slope()
+
+    def forward(self, x):
+        return F.linear(self.slope(F.linear(x, self.up)), self.down)
+
+    axes = {**Raw.axes, "slope.by": ("ffn",)}  # noqa: RUF012
+
+
+class Stack(nn.Module):
+    """Experts, each of which sees every token."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.empty(2, INNER, WIDTH)), nn.Parameter(torch.empty(2, WIDTH, INNER))
+
+    def forward(self, x):
+        return torch.einsum("btxf,xdf->btd", F.gelu(torch.einsum("btd,xfd->btxf", x, self.up)), self.down)
+
+
+class Shared(Raw):
+    """A stack of experts that nothing divides, beside a shared one that is divided."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = Stack()
+
+    def forward(self, x):
+        return super().forward(x) + self.experts(x)
+
+    axes = {**Raw.axes, "experts.up": ("experts", None, "embed"), "experts.down": ("experts", "embed", None)}  # noqa: RUF012
+
+
+class BothDivided(Shared):
+    axes = {**Raw.axes, "experts.up": ("experts", "ffn", "embed"), "experts.down": ("experts", "embed", "ffn")}  # noqa: RUF012
+
+
 class Split(nn.Module):
     """Divided matrices in modules of their own, and a slope between them."""
 
@@ -157,7 +224,15 @@ class Model(nn.Module):
     """One such feed-forward a block; flat: the spec names no branches; temperature: a parameter behind the head."""
 
     def __init__(
-        self, work=Split, flat=False, places=False, temperature=False, flatten=False, branches=None, fold=None
+        self,
+        work=Split,
+        flat=False,
+        places=False,
+        temperature=False,
+        flatten=False,
+        branches=None,
+        fold=None,
+        elementwise=(),
     ):
         super().__init__()
         self.words = nn.Embedding(64, WIDTH)
@@ -165,6 +240,7 @@ class Model(nn.Module):
         self.head = nn.Linear(WIDTH, 64, bias=False)
         self.places = nn.Parameter(torch.empty(64, WIDTH)) if places else None
         self.temperature = nn.Parameter(torch.empty(1)) if temperature else None
+        self.elementwise = elementwise
         self.flatten, self.fold, self.axes = flatten, fold, work.axes
         self.branches = branches if branches is not None else () if flat else ("blocks.*.work",)
 
@@ -194,6 +270,7 @@ class Model(nn.Module):
             },
             blocks=("blocks.*",),
             branches=self.branches,
+            elementwise=self.elementwise,
             sizes={"heads": 4},
             attention="blocks.*.work.inner" if "qkv.*.weight" in self.axes else None,
             head="head",
@@ -210,9 +287,13 @@ def outcome(ranks, model, options):
 
 
 @pytest.mark.parametrize("options", [{}, WHOLE, {"loss_parallel": False}], ids=str)
-@pytest.mark.parametrize("work", [Raw, Split, Named])
+@pytest.mark.parametrize("work", [Raw, Split, Named, BothDivided])
 def test_right(plait_ranks, work, options):
     outcome(plait_ranks, lambda: Model(work), options)
+
+
+def test_a_parameter_that_acts_element_by_element(plait_ranks):
+    outcome(plait_ranks, lambda: Model(Sloped, elementwise=("blocks.*.work.slope.by",)), {})
 
 
 def test_a_parameter_between_flat_matrices(plait_ranks):
@@ -268,7 +349,10 @@ def test_what_a_branch_gets_and_returns(plait_ranks, model, says, options):
         (lambda: Model(Biased), r"cannot tell whether 'blocks\.0\.work\.bias' \(embed,\) is the bias of a matrix"),
         (lambda: Model(Columns), r"cannot tell whether 'blocks\.0\.work\.down\.bias' \(embed,\) is the bias"),
         (lambda: Model(Skip), r"'blocks\.0\.work\.skip\.weight' \(embed, embed\) writes to the stream undivided"),
-        (lambda: Model(Normed), r"'blocks\.0\.work\.norm' normalises over an axis that tensor_parallel divides"),
+        (lambda: Model(Normed), r"'blocks\.0\.work\.norm\.weight' \(ffn,\) lies along an axis that .* divides"),
+        (lambda: Model(OwnNormed), r"'blocks\.0\.work\.norm\.weight' \(ffn,\) lies along an axis that .* divides"),
+        (lambda: Model(Sloped), r"'blocks\.0\.work\.slope\.by' \(ffn,\) lies along an axis that .* divides"),
+        (lambda: Model(Shared), r"'blocks\.0\.work\.experts\.\w+' \(experts, .*\) writes to the stream undivided"),
         (lambda: Model(branches=("blocks.*",)), r"the branch 'blocks\.0', which is the block 'blocks\.0'"),
         (lambda: Model(branches=("blocks.*.work", "*.*.work.up")), r"which holds the branch 'blocks\.0\.work\.up'"),
     ],
