@@ -30,8 +30,8 @@ class ModelSpec:
                each, the mean of values weighted by the softmax of the scaled products of queries and keys; a token sees
                those up to itself, of its own document if there are positions.
     init:      FQN pattern of a parameter or buffer -> `fn(tensor, generator)` that fills it in place. Parameters are
-               filled in fp32, one row of dim 0 at a time (1-D ones whole); the function sees one row. Buffers are
-               filled whole, in their own dtype.
+               filled in fp32, one row of dim 0 at a time (1-D ones whole); the function sees one row, and if it
+               has a parameter `row`, the row's index. Buffers are filled whole, in their own dtype.
     flops:     `fn(seq_len)` -> floating point operations per token, forward and backward; None leaves `mfu` empty.
     routers:   patterns of the modules that send tokens to experts and hold the state of their balance.
     row_means: patterns of the modules that compute a mean over a row's tokens, `forward(x (B, T, ...)) -> (B, ...)`,
