@@ -34,6 +34,13 @@ def test_a_pattern_that_matches_nothing(model, field):
     )
 
 
+def test_elementwise_parameters_have_one_dim(model):
+    says = "in `elementwise`, which must match parameters of 1 dim, and only these; it matches"
+    assert refused(model, elementwise=("layers.*.sink",)) == f"'layers.*.sink' {says} none"
+    assert refused(model, elementwise=("output.weight",)) == f"'output.weight' {says} some of 2 dims"
+    assert check_spec(model, attrs.evolve(model.spec(), elementwise=("layers.*.ffn_norm.weight",))) is None
+
+
 def test_within_a_block_or_around_blocks(model):
     assert refused(model, after=("layers.11.ffn_norm",)) == (
         "'layers.11.ffn_norm' in `after`, but it is in the block 'layers.11'"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from plait import ModelSpec
-from plait.models.init import Normal
+from plait.models.init import Normal, ZeroRow
 from plait.parallel.initialize import initialise
 
 SPEC = ModelSpec(axes={}, init={"*": Normal(0.02)})
@@ -61,3 +61,11 @@ def test_threads_draw_the_same_values_beside_each_other(monkeypatch):
         found.append((model.weight.detach(), len(threads)))
     assert torch.equal(found[0][0], found[1][0])
     assert [number for _, number in found] == [1, 4]
+
+
+def test_a_row_knows_its_index():
+    model = nn.Embedding(5, 3)
+    initialise(model, ModelSpec(axes={}, init={"weight": ZeroRow(Normal(0.02), 2)}), 0)
+    plain = drawn(shape=(5, 3))
+    plain[2] = 0.0
+    assert torch.equal(model.weight, plain)

@@ -21,7 +21,8 @@ class ModelSpec:
     Patterns are FQNs in which `*` stands for one name (`layers.*.attention.wq.weight`); the first that matches counts.
 
     axes:      FQN pattern of a parameter -> the logical axis (or None) of each of its dims, in torch's order: a
-               `Linear(dim, ffn)` weight is `("ffn", "embed")`, its bias `("ffn",)`; `experts` comes first.
+               `Linear(dim, ffn)` weight is `("ffn", "embed")`, its bias `("ffn",)`; `experts` comes first. Of a tied
+               parameter, here and in `init`, one name is enough.
     blocks:    patterns of the repeated unit: sharded, compiled and recomputed as one, and divided into stages.
     sizes:     logical axis -> number of its units, if that is not the number of rows (`{"heads": 32}`).
     branches:  patterns of the modules that read the residual stream and return what is added to it.
@@ -29,12 +30,14 @@ class ModelSpec:
                each, the mean of values weighted by the softmax of the scaled products of queries and keys; a token sees
                those up to itself, of its own document if there are positions.
     init:      FQN pattern of a parameter or buffer -> `fn(tensor, generator)` that fills it in place. Parameters are
-               filled in fp32, one row of dim 0 at a time (1-D ones whole); the function sees one row. Buffers are
-               filled whole, in their own dtype.
+               filled in fp32, one row of dim 0 at a time (1-D ones whole); the function sees one row, and if it
+               has a parameter `row`, the row's index. Buffers are filled whole, in their own dtype.
     flops:     `fn(seq_len)` -> floating point operations per token, forward and backward; None leaves `mfu` empty.
     routers:   patterns of the modules that send tokens to experts and hold the state of their balance.
     row_means: patterns of the modules that compute a mean over a row's tokens, `forward(x (B, T, ...)) -> (B, ...)`,
                whose gradient is not used: a strategy that divides rows completes it.
+    elementwise: patterns of 1-D parameters each of whose elements acts on its own unit alone, such as a sink per head
+               or a slope per element of a feed-forward: a part of them is right beside a part of the units.
     head:      FQN of the Linear whose result the model returns, unchanged, as its logits; `loss.chunks` needs it.
     before:    patterns of the modules with parameters that stand before the first block, such as embeddings.
     after:     patterns of those that stand after the last block, such as a norm and the head.
@@ -53,6 +56,7 @@ class ModelSpec:
     flops: Callable[[int], int] | None = None
     routers: tuple[str, ...] = attrs.field(default=(), converter=_names)
     row_means: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    elementwise: tuple[str, ...] = attrs.field(default=(), converter=_names)
     head: str | None = None
     before: tuple[str, ...] = attrs.field(default=(), converter=_names)
     after: tuple[str, ...] = attrs.field(default=(), converter=_names)
@@ -95,6 +99,10 @@ class ModelSpec:
         outer = (".".join(names[: i + 1]) for i in range(len(names)))
         return next((f for f in outer if any(matches(b, f) for b in self.branches)), None)
 
+    def is_elementwise(self, fqn: str) -> bool:
+        """Whether each element of parameter `fqn` acts on its own unit alone."""
+        return any(matches(pattern, fqn) for pattern in self.elementwise)
+
     def routers_of(self, model: Any) -> dict[str, Any]:
         """FQN -> module of every router of `model`, in order."""
         return named(model, self.routers)
@@ -115,10 +123,14 @@ def named(model: Any, patterns: tuple[str, ...]) -> dict[str, Any]:
     return {fqn: module for fqn, module in found if not getattr(module, "absent", False)}
 
 
+def find(table: Mapping[str, Any], fqn: str) -> Any:
+    """The value of the first pattern that matches; None if there is none."""
+    return next((value for pattern, value in table.items() if matches(pattern, fqn)), None)
+
+
 def lookup(table: Mapping[str, Any], fqn: str, field: str) -> Any:
-    for pattern, value in table.items():
-        if matches(pattern, fqn):
-            return value
+    if (found := find(table, fqn)) is not None:
+        return found
     raise PlaitError(
         f"the model's spec says nothing about {fqn!r}: no pattern in `{field}` matches it (there are {list(table)})"
     )

@@ -3,6 +3,8 @@
 They compare by value and can be pickled, so that two specs can be compared.
 """
 
+from collections.abc import Callable
+
 import attrs
 from torch import Generator, Tensor, nn
 
@@ -27,6 +29,17 @@ class TruncNormal:
     def __call__(self, tensor: Tensor, generator: Generator | None = None) -> Tensor:
         bound = self.cut * self.std
         return nn.init.trunc_normal_(tensor, 0.0, self.std, -bound, bound, generator=generator)
+
+
+@attrs.frozen
+class ZeroRow:
+    """`fill`, but row `zero` of dim 0 is 0, such as that of a padding token. For parameters of two or more dims."""
+
+    fill: Callable[[Tensor, Generator | None], Tensor]
+    zero: int
+
+    def __call__(self, tensor: Tensor, generator: Generator | None = None, row: int | None = None) -> Tensor:
+        return tensor.zero_() if row == self.zero else self.fill(tensor, generator)
 
 
 @attrs.frozen

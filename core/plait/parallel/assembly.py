@@ -17,6 +17,7 @@ from plait.parallel.answers import ANSWERS
 from plait.parallel.build import build_model
 from plait.parallel.defaults import Defaults
 from plait.parallel.process_group import device_of
+from plait.parallel.ties import with_ties
 from plait.strategies.hooks import Hooks
 from plait.strategies.registry import create, create_all
 
@@ -127,6 +128,7 @@ def assemble_model(
     """The same for an existing model and instances of strategies. Raises PlaitError if the spec does not fit."""
     from plait.parallel.check_spec import check_spec  # not what runs a step
 
+    spec = with_ties(model, spec)
     check_spec(model, spec)
     _check_recomputation(config)
     _check_compiler(config)

@@ -78,7 +78,7 @@ def make(node: Mapping[str, Any], key: str) -> Any:
             raise misfit(f"{key}.{name}", node[name], " or ".join(map(in_yaml, values)))
     check_options(target, node, key)
     try:
-        return instantiate(dict(node))
+        return instantiate({"_convert_": "all", **node})  # lists arrive as lists
     except (Exception, SystemExit) as error:
         raise _cannot(node, key, error) from error
 

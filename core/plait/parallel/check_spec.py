@@ -3,7 +3,7 @@
 from torch import nn
 
 from plait.contract.errors import PlaitError
-from plait.contract.model_spec import ModelSpec, named
+from plait.contract.model_spec import ModelSpec, matches, named
 
 
 def check_spec(model: nn.Module, spec: ModelSpec) -> None:
@@ -18,6 +18,13 @@ def check_spec(model: nn.Module, spec: ModelSpec) -> None:
         for pattern in getattr(spec, field):
             if not named(model, (pattern,)):
                 raise PlaitError(f"the model's spec names {pattern!r} in `{field}`, but no module matches that pattern")
+    for pattern in spec.elementwise:
+        dims = {param.dim() for fqn, param in model.named_parameters() if matches(pattern, fqn)}
+        if dims != {1}:
+            raise PlaitError(
+                f"the model's spec names {pattern!r} in `elementwise`, which must match parameters of 1 dim, and only "
+                f"these; it matches {f'some of {max(dims)} dims' if dims else 'none'}"
+            )
     blocks, branches = spec.blocks_of(model), spec.branches_of(model)
     for branch in branches:
         for inner, kind in [*((b, "block") for b in blocks), *((b, "branch") for b in branches if b != branch)]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from plait.contract.exact import parameters_of
 from plait.contract.model_spec import ModelSpec
 from plait.parallel.sharding import own_chunk
 
@@ -58,9 +59,7 @@ def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> int:
     return drawn
 
 
-def _fill(
-    param: Tensor, fqn: str, fn: Callable[[Tensor, torch.Generator], Any], seed: int, pool: ThreadPoolExecutor
-) -> int:
+def _fill(param: Tensor, fqn: str, fn: Callable[..., Any], seed: int, pool: ThreadPoolExecutor) -> int:
     local = param.to_local() if isinstance(param, DTensor) else param
     if local.numel() == 0:
         return 0
@@ -70,12 +69,14 @@ def _fill(
     rows = held[0].tolist() if param.dim() > 1 else [0]
     filled = torch.empty(local.shape, dtype=torch.float32)
     shape = param.shape[1:] if param.dim() > 1 else param.shape
+    told = param.dim() > 1 and "row" in list(parameters_of(fn) or ())[2:]  # after the tensor and the generator
 
     @torch.no_grad()  # which is a thread's own
     def draw(some: range) -> None:
         row = torch.empty(shape, dtype=torch.float32)
         for i in some:
-            fn(row, _generator(start, step, rows[i]))
+            more = {"row": rows[i]} if told else {}
+            fn(row, _generator(start, step, rows[i]), **more)
             if param.dim() > 1:
                 filled[i] = _take(row, inner)
             else:

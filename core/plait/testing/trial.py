@@ -1,6 +1,7 @@
 """One trial: a small model trained for a few steps under some strategies, and its complete result."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import attrs
@@ -57,6 +58,10 @@ class Trial:
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """(tokens, labels) of global batch `step`."""
         return batch(step)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Active during forward and backward."""
+        return nullcontext()
 
     def precision(self) -> Precision:
         if self.dtype == "mixed":
@@ -134,7 +139,8 @@ def forward_backward(applied: Applied, trial: Trial, step: int) -> float:
     positions = documents(tokens)[mine] if trial.documents else None
     dealt = applied.deal(tokens[mine], labels[mine], positions)
     parts = micro_batches(dealt, -(-size // trial.micro))
-    summed = (applied.forward_backward(parts, total) / total).cpu()
+    with trial.computing():
+        summed = (applied.forward_backward(parts, total) / total).cpu()
     if not applied.mesh.is_dp_leader():
         summed.zero_()
     dist.all_reduce(summed)

@@ -261,7 +261,7 @@ def too_long():
 
 
 def test_a_sequence_that_is_not_divided_is_refused_when_it_comes(plait_ranks):
-    with pytest.raises(RankError, match="PlaitError: a sequence of 15 tokens is not divisible by"):
+    with pytest.raises(RankError, match="PlaitError: at 'tok_embeddings' a sequence of 15 tokens is not divisible by"):
         plait_ranks.run(too_long, world=2)
 
 

@@ -2,7 +2,8 @@
 plausible loss.
 
 A branch in which something is divided returns a summand on each rank. So everything that it adds must go through one
-matrix that is divided along its input, or be a bias beside such a matrix, which one rank adds.
+matrix that is divided along its input, or be a bias beside such a matrix, which one rank adds. Whatever combines the
+elements of a divided axis otherwise, such as a norm, would see only a part of them.
 """
 
 from collections.abc import Collection, Mapping
@@ -26,21 +27,36 @@ def refuse(axes: Mapping[str, Axes], spec: ModelSpec, working: Collection[str], 
     flat = _flat(owners, branch)
     for owner, own in owners.items():
         matrices = [its for its in own.values() if divided(its) and len(its) > 1]
+        stacks = [its for its in own.values() if "experts" in its]
         for fqn, its in own.items():
             if divided(its):
+                _refuse_alone(fqn, its, owner, matrices, spec)
                 continue
             if its in [_output(m) for m in matrices] and any(m[-1] not in SHARDED for m in matrices):
                 raise PlaitError(
                     f"{KEY} cannot tell whether {fqn!r} {_said(its)} is the bias of a matrix beside it; give each "
                     "matrix and its bias a module of their own, with rows for what comes out, as nn.Linear has them"
                 )
-            if branch[owner] in working and len(its) > 1 and its[0] == "embed":
+            whole_stack = its in stacks and "embed" in its and not any(map(divided, stacks))
+            if branch[owner] in working and len(its) > 1 and (its[0] == "embed" or whole_stack):
                 raise PlaitError(
                     f"{KEY} divides the work of the branch {branch[owner]!r}, but {fqn!r} {_said(its)} writes to the "
                     "stream undivided, so its part would be added once per rank; make it a branch of its own"
                 )
             if branch[owner] is None:
                 _refuse_outside(fqn, its, owner, owners, flat, sequence_parallel)
+
+
+def _refuse_alone(fqn: str, its: Axes, owner: str, matrices: list[Axes], spec: ModelSpec) -> None:
+    """A norm over a divided axis has such a parameter; a bias has a matrix beside it, which may be a tied one."""
+    named = [axes for name, axes in spec.axes.items() if name.rpartition(".")[0] == owner and len(axes) > 1]
+    beside = any(its[0] in matrix for matrix in (*matrices, *named))
+    if len(its) == 1 and not beside and not spec.is_elementwise(fqn):
+        raise PlaitError(
+            f"{fqn!r} {_said(its)} lies along an axis that {KEY} divides, without a matrix beside it, as the weight of "
+            "a norm over that axis does, of which a rank would see only a part; normalise along dims that are not "
+            "divided, or, if each of its elements acts on its own unit alone, name it in the spec's `elementwise`"
+        )
 
 
 def _refuse_outside(

@@ -13,7 +13,7 @@ from plait import Mesh, ModelSpec, PlaitError, Precision, distribute_params, div
 from plait_tensor_parallel.ambiguous import is_bias, refuse
 from plait_tensor_parallel.degrees import SHARDED
 from plait_tensor_parallel.lookup import look_up_in_part
-from plait_tensor_parallel.stream import ResidualStream, wide, wrap_forward
+from plait_tensor_parallel.stream import ResidualStream, check_heads, same_tokens, wide, wrap_forward
 
 if TYPE_CHECKING:
     from plait_tensor_parallel import TensorParallel
@@ -47,7 +47,7 @@ def shard(options: "TensorParallel", model: nn.Module, mesh: Mesh, spec: ModelSp
     branches, blocks = spec.branches_of(model), spec.blocks_of(model)
     divided = {b for b, branch in branches.items() if _is_divided(b, branch, mesh, spec)}
     refuse({_name(m, n): p.axes for m in places for n, p in places[m].items()}, spec, divided, on_sequence)
-    model.register_forward_pre_hook(lambda module, args: setattr(stream, "ended", False))
+    model.register_forward_pre_hook(lambda module, args: stream.start())
     stored = {_name(m, n): Shard(p.dim) if p.stored else Replicate() for m in places for n, p in places[m].items()}
     distribute_params(model, axis, stored)  # type: ignore[arg-type]
     for fqn, module in list(model.named_modules()):
@@ -57,7 +57,7 @@ def shard(options: "TensorParallel", model: nn.Module, mesh: Mesh, spec: ModelSp
                 f"{fqn!r} normalises over an axis that tensor_parallel divides; a rank has only a part of it"
             )
         if branch is None and places[fqn]:
-            _join(module, places[fqn], stream, options.loss_parallel)
+            _join(module, fqn, places[fqn], stream, options.loss_parallel)
         matrices = [p.axes for p in places[fqn].values() if p.axis and len(p.axes) > 1]
         for name, place in places[fqn].items():
             once = place.axis is None and is_bias(place.axes, matrices)
@@ -65,10 +65,16 @@ def shard(options: "TensorParallel", model: nn.Module, mesh: Mesh, spec: ModelSp
             after = stream if branch is None and not any(_in(fqn, b) for b in blocks) else None
             transform_param(module, name, _transform(place, axis, summed, once, reduce, after))
     for fqn, branch in branches.items():
-        if fqn in divided:
-            wrap_forward(branch, stream.enter, lambda y, x: stream.leave(y))
-        else:
-            wrap_forward(branch, stream.gather, lambda y, x: stream.scatter(y))
+        _connect(branch, fqn, stream, fqn in divided)
+    with_heads = {spec.branch_of(m) for m in places if any(p.axis == "heads" for p in places[m].values())} - {None}
+    for fqn, inner in spec.attention_of(model).items():
+        if spec.branch_of(fqn) in with_heads and "heads" in spec.sizes:
+            check_heads(inner, fqn, spec.sizes["heads"] // axis.size())
+
+
+def _connect(branch: nn.Module, fqn: str, stream: ResidualStream, divided: bool) -> None:
+    enter, leave = (stream.enter, stream.leave) if divided else (stream.gather, stream.scatter)
+    wrap_forward(branch, lambda x: enter(x, fqn), lambda y, x: leave(same_tokens(y, x, fqn), fqn))
 
 
 def _places(fqn: str, module: nn.Module, mesh: Mesh, spec: ModelSpec) -> dict[str, ParamPlacement]:
@@ -146,7 +152,7 @@ def _one(param: Any, dim: int, unit: int, units: int, reduce: torch.dtype) -> Te
 
 
 def _join(
-    module: nn.Module, places: Mapping[str, ParamPlacement], stream: ResidualStream, sharded_logits: bool
+    module: nn.Module, fqn: str, places: Mapping[str, ParamPlacement], stream: ResidualStream, sharded_logits: bool
 ) -> None:
     """Connect a module outside branches to the stream: an embedding, a head, a norm, a part of a flat feed-forward.
 
@@ -155,19 +161,19 @@ def _join(
     name = next((n for n, p in places.items() if p.axis and module._parameters[n].dim() > 1), None)  # type: ignore[union-attr]
     if name is None:
         if not any(module.children()):
-            wrap_forward(module, before=lambda x: x if x.is_floating_point() else stream.scatter_ids(x))
+            wrap_forward(module, before=lambda x: x if x.is_floating_point() else stream.scatter_ids(x, fqn))
     elif places[name].axis == "vocab" and places[name].dim == 0:
         divide_head(module, stream.axis)
         look_up_in_part(module, module._parameters[name].shape[0], stream.axis)  # type: ignore[union-attr]
         wrap_forward(
             module,
-            before=lambda x: stream.enter(x) if x.is_floating_point() else x,
-            after=lambda y, x: stream.logits(y, sharded_logits) if x.is_floating_point() else stream.leave(y),
+            before=lambda x: stream.enter_head(x, fqn) if x.is_floating_point() else stream.ids(x),
+            after=lambda y, x: stream.logits(y, sharded_logits) if x.is_floating_point() else stream.leave(y, fqn),
         )
     else:
         width = module._parameters[name].shape[-1]  # type: ignore[union-attr]
         if _contracts(module, name, places[name]):
             width //= stream.axis.size()
-            wrap_forward(module, before=lambda x: wide(x, width), after=lambda y, x: stream.leave(y))
+            wrap_forward(module, before=lambda x: wide(x, width, fqn), after=lambda y, x: stream.leave(y, fqn))
         else:
-            wrap_forward(module, before=lambda x: stream.enter(wide(x, width)))
+            wrap_forward(module, before=lambda x: stream.enter(wide(x, width, fqn), fqn))

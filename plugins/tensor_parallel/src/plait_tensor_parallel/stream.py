@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import attrs
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
@@ -23,36 +24,61 @@ class ResidualStream:
 
     axis: 1-D DeviceMesh. sequence: whether a rank holds only its share of the sequence.
     ended: whether all ranks already have the logits in the current forward: what follows is the same on all.
+    looked_up: the shapes of all token ids that were looked up in the current forward.
+
+    `where` is the module that reads or writes the stream, for errors.
     """
 
     axis: Any
     sequence: bool
     ended: bool = False
+    looked_up: tuple[torch.Size, ...] = ()
 
-    def enter(self, x: Tensor) -> Tensor:
+    def start(self) -> None:
+        """A new forward."""
+        self.ended, self.looked_up = False, ()
+
+    def ids(self, ids: Tensor) -> Tensor:
+        """Token ids that are looked up on all ranks."""
+        self.looked_up = (*self.looked_up, ids.shape)
+        return ids
+
+    def enter_head(self, x: Tensor, where: str) -> Tensor:
+        """The whole stream, for the head. Its tokens must be those that were looked up, in rows as they came."""
+        whole = self.enter(x, where)
+        tokens = whole.shape[:-1]
+        if self.looked_up and tokens not in (*self.looked_up, *(torch.Size([i.numel()]) for i in self.looked_up)):
+            raise PlaitError(
+                f"{where!r} computes logits of {tuple(tokens)} (batch, tokens), but the ids that were looked up are "
+                f"{tuple(self.looked_up[0])}: the model folds tokens into the batch or drops some; outside branches, "
+                "the stream keeps its shape"
+            )
+        return whole
+
+    def enter(self, x: Tensor, where: str) -> Tensor:
         """The whole stream, for ranks that each do a part of the work: their gradients of it are summed."""
-        self._is_one(x)
+        self._is_one(x, where)
         return self._move(x, self._lies(x), WHOLE, SUMMAND)
 
-    def leave(self, x: Tensor) -> Tensor:
+    def leave(self, x: Tensor, where: str) -> Tensor:
         """The sum of the ranks' results, back on the stream."""
-        self._divides(x)
+        self._divides(x, where)
         return self._move(x, SUMMAND, self._lies(x), self._lies(x))
 
-    def gather(self, x: Tensor) -> Tensor:
+    def gather(self, x: Tensor, where: str) -> Tensor:
         """The whole stream, for ranks that all do the same work with it."""
-        self._is_one(x)
+        self._is_one(x, where)
         return self._move(x, self._lies(x), WHOLE, WHOLE)
 
-    def scatter(self, x: Tensor) -> Tensor:
+    def scatter(self, x: Tensor, where: str) -> Tensor:
         """This rank's share of the stream, from what all ranks have."""
-        self._divides(x)
+        self._divides(x, where)
         return self._move(x, WHOLE, self._lies(x), self._lies(x))
 
-    def scatter_ids(self, ids: Tensor) -> Tensor:
+    def scatter_ids(self, ids: Tensor, where: str) -> Tensor:
         """The same for token ids or positions, (B, T) or (T,)."""
         if self.sequence and ids.shape[-1] % self.axis.size():
-            self._refuse_length(ids.shape[-1])
+            self._refuse_length(ids.shape[-1], where)
         return ids.chunk(self.axis.size(), dim=-1)[self.axis.get_local_rank()] if self.sequence else ids
 
     def logits(self, x: Tensor, sharded: bool) -> Tensor:
@@ -70,35 +96,61 @@ class ResidualStream:
         found = DTensor.from_local(x, self.axis, [lies], run_check=False)
         return found.redistribute(placements=[wanted]).to_local(grad_placements=[gradient])
 
-    def _divides(self, x: Tensor) -> None:
-        self._is_one(x)
+    def _divides(self, x: Tensor, where: str) -> None:
+        self._is_one(x, where)
         if self.sequence and x.shape[-2] % self.axis.size():
-            self._refuse_length(x.shape[-2])
+            self._refuse_length(x.shape[-2], where)
 
-    def _refuse_length(self, tokens: int) -> NoReturn:
+    def _refuse_length(self, tokens: int, where: str) -> NoReturn:
         raise PlaitError(
-            f"a sequence of {tokens} tokens is not divisible by strategy.tensor_parallel.degree="
+            f"at {where!r} a sequence of {tokens} tokens is not divisible by strategy.tensor_parallel.degree="
             f"{self.axis.size()}, as strategy.tensor_parallel.sequence_parallel=true needs"
         ).at("strategy.tensor_parallel.degree", self.axis.size(), fits=f"a divisor of {tokens}")
 
-    def _is_one(self, x: Tensor) -> None:
+    def _is_one(self, x: Tensor, where: str) -> None:
         if not x.is_floating_point():
-            raise PlaitError(f"a branch got {x.dtype} as its first argument, which must be the residual stream")
+            raise PlaitError(f"{where!r} got {x.dtype} as its first argument, which must be the residual stream")
         if self.sequence and x.dim() != 3:
             raise PlaitError(
-                f"the residual stream has {x.dim()} dims here, {tuple(x.shape)}; with "
+                f"the residual stream has {x.dim()} dims at {where!r}, {tuple(x.shape)}; with "
                 "strategy.tensor_parallel.sequence_parallel=true it must be (batch, tokens, width)"
             ).at("strategy.tensor_parallel.sequence_parallel", True, fits=(False,))
 
 
-def wide(x: Tensor, width: int) -> Tensor:
+def wide(x: Tensor, width: int, where: str) -> Tensor:
     """`x`, with which a matrix with rows of `width` elements is called."""
     if x.shape[-1] != width:
         raise PlaitError(
-            f"a divided matrix outside branches has rows of {width} elements, but its input has {x.shape[-1]}: its "
-            "output is along its columns; store it as nn.Linear does, or name its feed-forward as a branch"
+            f"{where!r} is a divided matrix outside branches with rows of {width} elements, but its input has "
+            f"{x.shape[-1]}: its output is along its columns; store it as nn.Linear does, or name its feed-forward as "
+            "a branch"
         )
     return x
+
+
+def same_tokens(y: Tensor, x: Tensor, where: str) -> Tensor:
+    """`y`, which the branch `where` returns for `x`."""
+    if y.shape[:-1] != x.shape[:-1]:
+        raise PlaitError(
+            f"the branch {where!r} returns {tuple(y.shape)} for a stream of {tuple(x.shape)}: what it returns is added "
+            "to the stream, so it must have the same batch and tokens"
+        )
+    return y
+
+
+def check_heads(inner: nn.Module, where: str, heads: int) -> None:
+    """Have the attention `inner`, of which this rank has `heads` query heads, raise PlaitError if it gets others."""
+    names = list(inspect.signature(inner.forward).parameters)
+
+    def check(module: nn.Module, args: Any, kwargs: Any) -> None:
+        q = args[0] if args else kwargs[names[0]]
+        if q.dim() != 4 or q.shape[1] != heads:
+            raise PlaitError(
+                f"the attention {where!r} got queries of {tuple(q.shape)}, but this rank has {heads} of the heads, so "
+                f"(batch, {heads}, tokens, width) must come: in views, write -1 instead of the number of heads"
+            )
+
+    inner.register_forward_pre_hook(check, with_kwargs=True)
 
 
 def wrap_forward(
