@@ -120,7 +120,7 @@ def test_plugins_checked_one_by_one(strategies, tmp_path_factory, monkeypatch):
     assert "'build_mseh'" in states["hooks"]
     assert (
         states["stage"]
-        == "strategy 'stage' (plait-stage 1.0) has the unknown phase 'late'; available: model, graph, runtime"
+        == "strategy 'stage' (plait-stage 1.0) has the unknown phase 'late'; available: model, stages, graph, runtime"
     )
     assert states["heavy"] == "imports torch when it is imported: move that into the methods"
 

@@ -11,10 +11,19 @@ from tests.install.environments import EXAMPLES, PLUGINS, clean_environment
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
+# A pytest plugin: each test function once, with its first parameters. The checkout runs all of them, of the same code.
+ONCE = """
+def pytest_collection_modifyitems(config, items):
+    first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
+    items[:] = [item for item in items if item in first.values()]
+"""
+
+
 def grade_of(clean, tests, folder):
-    """Run the quick tests from a copy outside the checkout, of which nothing may be imported; slow ones run in it."""
+    """Run the quick tests from a copy outside the checkout, of which nothing may be imported."""
     shutil.copytree(tests, folder / "tests")
-    quick = ("-m", "not slow", "-k", "not killed_and_resumed")
+    (folder / "once.py").write_text(ONCE)
+    quick = ("-m", "not slow", "-k", "not killed_and_resumed", "-p", "once")
     said = clean.run(
         "python", "-m", "pytest", *quick, "-p", "no:cacheprovider", "tests", cwd=folder, timeout=1000
     ).stdout
