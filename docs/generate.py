@@ -113,9 +113,9 @@ role, and two claims of one role are an error.
   replication sums but shards nothing. It is a claim so that its *absence* is visible: if an axis splits the tokens and
   nobody claims the sum, the run is refused. Such a run trains with a plausible loss and wrong gradients. In a trial,
   tensor and expert parallelism without a data strategy moved the gradient by 0.86 of its size while the loss was right.
-- `sequence`: along an axis with `splits="sequence"` each rank has a part of every row. This strategy lets attention,
-  and the means that a spec names in `row_means`, see all of it. If an axis splits sequences and nobody claims the role,
-  the run is refused: attention would see only a rank's own tokens.
+- `sequence`: along an axis with `splits="sequence"` each rank has a part of every row. This strategy lets attention
+  see all of it; the core completes the means that a spec names in `row_means`. If an axis splits sequences and nobody
+  claims the role, the run is refused: attention would see only a rank's own tokens.
 - `stages`: along an axis with `splits="layers"` each rank has some of the model's blocks. This strategy cuts the model
   with `plait.stage` in phase "stages", and runs the stages in `forward_backward`. If an axis splits layers and nobody
   does both, the run is refused.

@@ -89,8 +89,10 @@ def test_plans_recompute_then_shard_then_divide_tensors(plans):
 @pytest.mark.slow
 def test_ranks_need_what_was_planned(plans, plait_ranks):
     """The last plan of each layout and batch: it has the least room. Threads of gloo free what they moved a little late
-    on busy cores, which only adds, and differs: the least of all ranks and runs counts."""
+    on busy cores, which only adds, and differs: the least of all ranks counts, of up to three runs."""
     for plan in {(plan.layout, plan.batch): plan for plan in plans}.values():
-        runs = [plait_ranks.run(measured.measure, plan.config.node, False, world=WORLD) for _ in range(3)]
-        real = min(each.peak for ranks in runs for each in ranks)
-        assert plan.peak == pytest.approx(real, rel=0.05), plan.layout
+        real = []
+        while not real or (len(real) < 3 and min(real) > 1.05 * plan.peak):
+            ranks = plait_ranks.run(measured.measure, plan.config.node, False, world=WORLD)
+            real.append(min(each.peak for each in ranks))
+        assert plan.peak == pytest.approx(min(real), rel=0.05), plan.layout

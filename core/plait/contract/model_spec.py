@@ -35,7 +35,7 @@ class ModelSpec:
     flops:     `fn(seq_len)` -> floating point operations per token, forward and backward; None leaves `mfu` empty.
     routers:   patterns of the modules that send tokens to experts and hold the state of their balance.
     row_means: patterns of the modules that compute a mean over a row's tokens, `forward(x (B, T, ...)) -> (B, ...)`,
-               whose gradient is not used: a strategy that divides rows completes it.
+               whose gradient is not used: if rows are divided, the core completes it.
     elementwise: patterns of 1-D parameters each of whose elements acts on its own unit alone, such as a sink per head
                or a slope per element of a feed-forward: a part of them is right beside a part of the units.
     head:      FQN of the Linear whose result the model returns, unchanged, as its logits; `loss.chunks` needs it.

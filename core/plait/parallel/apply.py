@@ -210,6 +210,10 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
 
         loss_in_head(model, run.spec, run.config.loss.chunks, compiler)
     arguments = {"mesh": mesh, "spec": run.spec, "run": run}
+    if run.spec.row_means and mesh.layout.count("sequence") > 1:
+        from plait.parallel.row_means import complete_row_means
+
+        complete_row_means(model, run.spec, mesh)
     parts, whole = [model], None
     if mesh.layout.count("layers") > 1:
         from plait.parallel.divided_layers import Whole

@@ -1,9 +1,8 @@
-"""Gives a model's attention the whole sequence, and completes its means over a sequence."""
+"""Gives a model's attention the whole sequence."""
 
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed._functional_collectives as collectives
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -34,9 +33,6 @@ def divide(options: "ContextParallel", model: nn.Module, axis: Any, spec: ModelS
             _refuse_unlike(fqn, inner, options.method)
         mix_in(inner, HOW[options.method])
         inner.__dict__ |= {"_axis": axis, "_order": order, "_options": options}
-    for module in spec.row_means_of(model).values():
-        mix_in(module, WholeMean)
-        module.__dict__["_axis"] = axis
 
 
 def _refuse_undealt(options: "ContextParallel", tokens_BT: Tensor) -> None:
@@ -45,17 +41,6 @@ def _refuse_undealt(options: "ContextParallel", tokens_BT: Tensor) -> None:
             f"the model got {tokens_BT.shape[1]} tokens of a sequence, and this rank was dealt {options.dealt}: with "
             "context_parallel every batch goes through `applied.deal(tokens, labels, positions)`"
         )
-
-
-class WholeMean:
-    """Mixed into the class of a module that computes a mean over a rank's tokens: the mean over all ranks' tokens."""
-
-    _axis: Any
-
-    def forward(self, x: Tensor) -> Tensor:
-        plain: Any = super()
-        mean = collectives.wait_tensor(collectives.all_reduce(plain.forward(x).detach(), "sum", self._axis))
-        return mean / self._axis.size()
 
 
 def _refuse_unlike(fqn: str, inner: nn.Module, method: str) -> None:

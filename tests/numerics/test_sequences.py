@@ -1,0 +1,45 @@
+"""A stranger's context parallelism, which deals with the core's own hook, computes what one process computes."""
+
+import sys
+
+import cloudpickle
+import pytest
+
+import plait
+from plait.testing.models import llama3, moe
+from plait.testing.parity import apart, unequal, worst_gradient
+from plait.testing.trial import Trial, train
+from tests.helpers import stretches
+
+for module in (sys.modules[__name__], stretches):  # ranks cannot import a test
+    cloudpickle.register_pickle_by_value(module)
+
+FSDP2 = {"fsdp2": {}}
+CASES = {
+    "plain": (Trial(llama3), FSDP2, 2, 2),
+    "packed documents, beside fsdp2 2": (Trial(llama3, micro=2, documents=True), FSDP2, 2, 4),
+    "four ranks": (Trial(llama3, documents=True), FSDP2, 4, 4),
+    "divided tensors": (Trial(llama3), {**FSDP2, "tensor_parallel": {"degree": 2}}, 2, 4),
+    "divided experts": (Trial(moe), {**FSDP2, "expert_parallel": {"degree": 2}}, 2, 2),
+}
+QUICK = ("packed documents, beside fsdp2 2",)
+
+
+def divided(trial, strategies, degree):
+    return train(trial, strategies, [stretches.Stretches(degree)])
+
+
+@pytest.mark.parametrize("case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
+def test_a_strangers_gather_of_keys_equals_one_process(plait_ranks, case):
+    trial, strategies, degree, world = CASES[case]
+    expected = plait_ranks.run(train, trial, world=1)[0]
+    for result in plait_ranks.run(divided, trial, strategies, degree, world=world):
+        assert unequal(result.initial, expected.initial) is None
+        error, parameter = worst_gradient(result, expected)
+        assert error <= 1e-10, f"{parameter} is off by {error:.1e}"
+        assert apart(result.losses, expected.losses)[0] <= 1e-9
+        assert apart(result.norms, expected.norms)[0] <= 1e-9
+
+
+def test_it_names_what_is_public():
+    assert all(hasattr(plait, name) for name in ("MeshAxis", "mix_in", "hookimpl"))
