@@ -103,7 +103,7 @@ BUDGET = {  # lines of code; what takes more must be worth it, or something else
     "report": 450,
     "sweep": 480,
     "testing": 2000,
-    "commands": 1135,
+    "commands": 1145,
 }
 
 

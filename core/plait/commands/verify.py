@@ -1,6 +1,7 @@
 """`plait verify`: checks that a model under strategies computes what one process does, and so that its spec is
 right."""
 
+import inspect
 import math
 import signal
 import sys
@@ -62,15 +63,20 @@ def verify(node: Mapping[str, Any], world: int | None = None) -> int:
     for title, axes in [("layout", layout.dense), *layout.views.items()]:
         print(f"{title:<7} {layout.world_size} ranks: {describe(axes, layout.owner)}")
     samples = 2 * layout.count("batch")
-    print(f"batch   {samples} samples of {config.train.seq_len} random tokens, a new batch for each step", flush=True)
-    findings, placements = _run(checked, spec, _say)
+    documents = _takes_positions(model)
+    print(
+        f"batch   {samples} samples of {config.train.seq_len} random tokens, a new batch for each step, in two "
+        f"micro-batches{'; in the last step packed documents' if documents else ''}",
+        flush=True,
+    )
+    findings, placements = _run(checked, spec, documents, _say)
     print()
     for finding in findings:
         print(_line(finding))
     if all(finding.fine for finding in findings):
         print("all agree")
         return 0
-    for text in _explained(findings, placements, spec):
+    for text in _explained(findings, placements, spec, documents):
         print(text)
     return 1
 
@@ -150,15 +156,16 @@ def _acts(name: str) -> bool:
     return any(hasattr(getattr(load(name), hook, None), "plait_impl") for hook in hooks)
 
 
-def _run(checked: "Checked", spec: "ModelSpec", say: Any) -> tuple[list["Finding"], dict[str, str]]:
+def _run(checked: "Checked", spec: "ModelSpec", documents: bool, say: Any) -> tuple[list["Finding"], dict[str, str]]:
     """Both trainings, on ranks that end afterwards. Raises PlaitError if a rank fails, and prints its traceback."""
     from plait.contract.config import Compile, Remat
     from plait.testing.declared import OfRun, compare, failed, reference
     from plait.testing.pool import Pool, RankError
 
     config, layout = checked.config, checked.layout
-    trial = OfRun(config=config, vocab=_vocab(checked, spec), shares=layout.count("batch"), last=True)
-    plain = attrs.evolve(trial, config=attrs.evolve(config, remat=Remat(), compile=Compile()))
+    vocab, shares = _vocab(checked, spec), layout.count("batch")
+    trial = OfRun(config=config, vocab=vocab, shares=shares, last=True, micro=2, documents=documents)
+    plain = attrs.evolve(trial, config=attrs.evolve(config, remat=Remat(), compile=Compile()), micro=1)
     pool, world = Pool(layout.world_size), layout.world_size
     before = {number: signal.signal(number, _end) for number in (signal.SIGINT, signal.SIGTERM)}
     with Scratch() as folder:
@@ -188,6 +195,12 @@ def _run(checked: "Checked", spec: "ModelSpec", say: Any) -> tuple[list["Finding
     return found, answers[0][1]
 
 
+def _takes_positions(model: Any) -> bool:
+    """Whether the model's forward takes more than tokens, as `forward(tokens, positions=None)` does."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return len(parameters) > 1 or any(each.kind is each.VAR_POSITIONAL for each in parameters)
+
+
 def _vocab(checked: "Checked", spec: "ModelSpec") -> int:
     """The number of tokens of the model."""
     config = checked.config
@@ -214,7 +227,9 @@ def _line(finding: "Finding") -> str:
     return f"{what} off by {finding.error:.1e} at most ({bound}), {finding.at}{many}"
 
 
-def _explained(findings: list["Finding"], placements: Mapping[str, str], spec: "ModelSpec") -> list[str]:
+def _explained(
+    findings: list["Finding"], placements: Mapping[str, str], spec: "ModelSpec", documents: bool
+) -> list[str]:
     from plait.testing.declared import meaning
 
     lines = []
@@ -227,7 +242,7 @@ def _explained(findings: list["Finding"], placements: Mapping[str, str], spec: "
             widths = [max(len(row[i]) for row in rows) for i in range(4)]
             lines += ["  " + "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
             lines += [f"  and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
-    return [*lines, "", *meaning(findings)]
+    return [*lines, "", *meaning(findings, documents)]
 
 
 def _axes(spec: "ModelSpec", name: str) -> str:

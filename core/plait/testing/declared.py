@@ -20,7 +20,7 @@ from plait.parallel.apply import Applied, set_up
 from plait.parallel.assembly import assemble
 from plait.parallel.build import build_model
 from plait.parallel.loss import IGNORE
-from plait.testing.parity import BOUNDS, apart, gradient_errors
+from plait.testing.parity import BOUNDS, apart, common_factor, gradient_errors
 from plait.testing.trial import Trial, TrialResult, train
 from plait.testing.widened import Widened
 
@@ -33,7 +33,8 @@ INITIAL, BUFFERS = "initial parameters", f"buffers after {STEPS} steps"
 
 @attrs.frozen(kw_only=True)
 class OfRun(Trial):
-    """A trial of the model that a run's config names, on random tokens.
+    """A trial of the model that a run's config names, on random tokens. With `documents`, those of the last step are
+    packed documents.
 
     vocab: tokens that exist. shares: data ranks of the layout under test; each has two samples.
     """
@@ -52,6 +53,9 @@ class OfRun(Trial):
             row[: i * length // (2 * samples)] = IGNORE
         return tokens[:, :-1], labels
 
+    def positions(self, tokens: Tensor, step: int) -> Tensor | None:
+        return super().positions(tokens, step) if step == self.steps - 1 else None
+
     def computing(self) -> contextlib.AbstractContextManager[Any]:
         """Float64 also where the model casts to float32 by hand; not in what is compiled."""
         return contextlib.nullcontext() if self.config.compile.enabled else Widened()
@@ -65,7 +69,8 @@ class Finding:
     """One comparison with one process, over all ranks.
 
     what: a name from above. error: the largest, and `at` which parameter or step. wrong: parameter -> its error, if
-    above the bound. count: how many were compared. skipped: the reason for not comparing.
+    above the bound. count: how many were compared. skipped: the reason for not comparing. factor: what all gradients
+    are multiplied with, if it is one number other than 1.
     """
 
     what: str
@@ -75,6 +80,7 @@ class Finding:
     wrong: Mapping[str, float] = attrs.Factory(dict)
     count: int = 0
     skipped: str = ""
+    factor: float | None = None
 
     @property
     def fine(self) -> bool:
@@ -137,10 +143,11 @@ def compare(trial: OfRun, strategies: Mapping[str, Any], folder: Path) -> tuple[
         return [*found, *([_bitwise(BUFFERS, mine, theirs)] if theirs else [])], result.placements
 
 
-def meaning(findings: list[Finding]) -> list[str]:
-    """The usual causes of such differences: sentences, most likely first."""
+def meaning(findings: list[Finding], documents: bool) -> list[str]:
+    """The usual causes of such differences: sentences, most likely first. documents: whether the last step had some."""
     wrong = {finding.what: finding for finding in findings if not finding.fine}
-    said = []
+    said, last = [], f"step {STEPS}"
+    steps = {wrong[what].at for what in (LOSSES, NORMS) if what in wrong} | ({last} if LAST in wrong else set())
     if INITIAL in wrong:
         said.append(
             "Initial values depend on the layout: a function in `init` may use only its generator and the one row that "
@@ -154,6 +161,13 @@ def meaning(findings: list[Finding]) -> list[str]:
             "queries, keys and values in one matrix; a matrix that reads or writes the stream whose axes do not name "
             "`embed`.",
         ]
+    elif FIRST in wrong and (factor := wrong[FIRST].factor):
+        said.append(f"All gradients are {factor:.6g} times what they should be: is something counted twice?")
+    elif documents and FIRST not in wrong and steps == {last}:
+        said.append(
+            f"Only {last} is wrong, whose rows are packed documents: attention, or what took its place under the "
+            "strategy, does not use `positions` as docs/models.md says."
+        )
     elif FIRST in wrong or LAST in wrong or NORMS in wrong:
         said += [
             "Forward is right and backward is wrong: a sum over ranks is missing, or done twice. The usual causes: a "
@@ -189,7 +203,9 @@ def _gradients(what: str, tensors: dict[str, Tensor], expected: dict[str, Tensor
             if name not in each:
                 each[name] = torch.zeros_like(other[name])
     result, reference = (TrialResult({}, gradients, [], [], {}) for gradients in both[::-1])
-    return _worst(what, gradient_errors(result, reference), bound)
+    return attrs.evolve(
+        _worst(what, gradient_errors(result, reference), bound), factor=common_factor(result, reference)
+    )
 
 
 def _steps(what: str, numbers: list[float], expected: list[float]) -> Finding:

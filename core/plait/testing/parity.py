@@ -30,6 +30,18 @@ def worst_gradient(result: TrialResult, reference: TrialResult) -> tuple[float, 
     return errors[name], name
 
 
+def common_factor(result: TrialResult, reference: TrialResult) -> float | None:
+    """What all gradients of `reference` are multiplied with in `result`; None if that is 1, or differs."""
+    pairs = [(result.gradients.get(name), r) for name, r in reference.gradients.items()]
+    if any(g is None or g.shape != r.shape for g, r in pairs):
+        return None
+    wide = [(g.double(), r.double()) for g, r in pairs if g is not None]
+    whole = sum(float(r.square().sum()) for _, r in wide)
+    factor = sum(float((g * r).sum()) for g, r in wide) / whole if whole else math.nan
+    alike = all(float((g - factor * r).norm()) <= 1e-3 * abs(factor) * float(r.norm()) for g, r in wide)
+    return factor if alike and abs(factor - 1) > 1e-3 else None
+
+
 def wrong_gradients(result: TrialResult, reference: TrialResult, bound: float, spec: ModelSpec) -> str | None:
     """The message if a gradient is off by more than `bound`: the first such parameter, and how many there are."""
     errors = gradient_errors(result, reference)
@@ -40,6 +52,8 @@ def wrong_gradients(result: TrialResult, reference: TrialResult, bound: float, s
     ratio = ""
     if (g := result.gradients.get(first)) is not None and (norm := float(reference.gradients[first].norm())):
         ratio = f"; its norm is {float(g.double().norm()) / norm:.6g} of what it should be"
+    if factor := common_factor(result, reference):
+        ratio += f"; all gradients are {factor:.6g} times what they should be: is something counted twice?"
     return (
         f"{len(wrong)} of {len(errors)} gradients are wrong; the first is {first!r}, off by {errors[first]:.2e} "
         f"(bound {bound:.0e}){ratio}; its logical axes are {spec.axes_of(first)}, its placement: "

@@ -59,6 +59,10 @@ class Trial:
         """(tokens, labels) of global batch `step`."""
         return batch(step)
 
+    def positions(self, tokens: Tensor, step: int) -> Tensor | None:
+        """Of the rows of that batch; None: each is one document."""
+        return documents(tokens) if self.documents else None
+
     def computing(self) -> AbstractContextManager[Any]:
         """Active during forward and backward."""
         return nullcontext()
@@ -136,8 +140,8 @@ def forward_backward(applied: Applied, trial: Trial, step: int) -> float:
     total = valid_tokens(labels)
     size = len(tokens) // count
     mine = slice(index * size, (index + 1) * size)
-    positions = documents(tokens)[mine] if trial.documents else None
-    dealt = applied.deal(tokens[mine], labels[mine], positions)
+    positions = trial.positions(tokens, step)
+    dealt = applied.deal(tokens[mine], labels[mine], None if positions is None else positions[mine])
     parts = micro_batches(dealt, -(-size // trial.micro))
     with trial.computing():
         summed = (applied.forward_backward(parts, total) / total).cpu()
@@ -157,10 +161,10 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 
 def documents(tokens: Tensor) -> Tensor:
-    """Positions of packed documents, (B, T): of several lengths, other ones in other rows."""
-    first = torch.zeros_like(tokens, dtype=torch.bool)
-    first[:, 0] = first[::2, 5] = first[1::3, 9] = first[:, 14] = True
-    place = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    """Positions of packed documents, (B, T), T at least 2: of several lengths, other ones in other rows."""
+    first, length = torch.zeros_like(tokens, dtype=torch.bool), tokens.shape[1]
+    first[:, 0] = first[::2, length // 3] = first[1::3, length // 2 + 1] = first[:, length - 2] = True
+    place = torch.arange(length, device=tokens.device).expand_as(tokens)
     return place - torch.where(first, place, 0).cummax(1).values
 
 
