@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from plait.models.layers import CausalAttention, Rope, RopeScaling, document_mask
+from plait.models.attention import CausalAttention, document_mask
+from plait.models.layers import Rope, RopeScaling
 from plait.testing import Trial
 
 SCALING = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192)

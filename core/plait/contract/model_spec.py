@@ -28,7 +28,8 @@ class ModelSpec:
     branches:  patterns of the modules that read the residual stream and return what is added to it.
     attention: pattern of attention's inner function, a module `forward(q, k, v, positions)`: of (B, heads, T, width)
                each, the mean of values weighted by the softmax of the scaled products of queries and keys; a token sees
-               those up to itself, of its own document if there are positions.
+               those up to itself, of its own document if there are positions. What is not so is a keyword of the call:
+               `scale`, `window`, `softcap`, `sinks` (`plait.models.attention`).
     init:      FQN pattern of a parameter or buffer -> `fn(tensor, generator)` that fills it in place. Parameters are
                filled in fp32, one row of dim 0 at a time (1-D ones whole); the function sees one row, and if it
                has a parameter `row`, the row's index. Buffers are filled whole, in their own dtype.

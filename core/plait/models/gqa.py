@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from plait.models.attention import CausalAttention
 from plait.models.init import ones
-from plait.models.layers import CausalAttention, Turns
+from plait.models.layers import Turns
 
 
 class GroupedQueryAttention(nn.Module):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 
 import attrs
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.contract.errors import misfit
@@ -88,26 +87,3 @@ class Rope(nn.Module):
             frequencies = self.scaling(frequencies)
         angles = (positions_BT.to(dtype)[..., None] * frequencies)[..., None, :]
         return Turns(angles.cos(), angles.sin())
-
-
-class CausalAttention(nn.Module):
-    """Attention's inner function, a module so that a strategy can wrap it."""
-
-    def forward(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, positions_BT: Tensor | None = None) -> Tensor:
-        """The mean of values weighted by the softmax of scores, (B, H, T, width of a value head); K divides H.
-
-        Without positions a token attends to itself and all tokens before it; with positions only to those in its own
-        document: positions restart at 0 at the start of a document.
-        """
-        if positions_BT is None:
-            return F.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, is_causal=True, enable_gqa=True)
-        groups = q_BHTE.shape[1] // k_BKTE.shape[1]  # on GPUs no fused kernel takes a mask and grouped heads
-        if groups > 1:
-            k_BKTE, v_BKTE = (x.repeat_interleave(groups, dim=1) for x in (k_BKTE, v_BKTE))
-        return F.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, attn_mask=document_mask(positions_BT))
-
-
-def document_mask(positions_BT: Tensor) -> Tensor:
-    """(B, 1, T, T), true if the row's token may attend to the column's: same document, not later."""
-    document = (positions_BT == 0).cumsum(-1)
-    return (document[:, :, None] == document[:, None, :]).tril()[:, None]

@@ -12,8 +12,9 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from plait.models.attention import CausalAttention
 from plait.models.init import ones
-from plait.models.layers import CausalAttention, Turns
+from plait.models.layers import Turns
 from plait.models.options import checked
 
 

@@ -64,7 +64,7 @@ def watched(method, degree):
     from torch.utils._pytree import tree_leaves
 
     import plait
-    from plait.models.layers import CausalAttention
+    from plait.models.attention import CausalAttention
     from plait.testing.count import Counting
     from plait_context_parallel import ContextParallel
     from plait_context_parallel.order import Order

@@ -1,12 +1,13 @@
 """Gives a model's attention the whole sequence."""
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait import ModelSpec, PlaitError, mix_in
+from plait.models.attention import attend
 from plait_context_parallel.fits import KEY
 from plait_context_parallel.gather import Gathered
 from plait_context_parallel.order import Order
@@ -44,23 +45,29 @@ def _refuse_undealt(options: "ContextParallel", tokens_BT: Tensor) -> None:
 
 
 def _refuse_unlike(fqn: str, inner: nn.Module, method: str) -> None:
-    """`gather` and `ring` compute attention themselves: compare their formula with the module's on a few numbers."""
+    """`gather` and `ring` compute attention themselves: compare their formula with the module's on a few numbers, with
+    each keyword that it takes."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, n, 6, 8, dtype=torch.float64, generator=generator, device="cpu") for n in (4, 2, 2))
     positions = torch.tensor([[0, 1, 2, 0, 1, 2]], device="cpu")
     mask = torch.ones(6, 6, dtype=torch.bool, device="cpu").tril()
     document = torch.arange(6, device="cpu") // 3
-    masks = [mask, mask & (document[:, None] == document)]
-    every = [x.repeat_interleave(2, dim=1) for x in (k, v)]
-    wanted = [F.scaled_dot_product_attention(q, *every, attn_mask=each) for each in masks]
+    takes = inspect.signature(inner.forward).parameters
+    sinks = torch.linspace(-1, 1, 4, dtype=torch.float64, device="cpu")
+    given = {"scale": 0.5, "softcap": 0.7, "sinks": sinks}
+    cases: list[tuple[Any, Tensor, dict[str, Any]]] = [(None, mask, {})]
+    cases.append((positions, mask & (document[:, None] == document), {}))
+    cases += [(None, mask, {name: value}) for name, value in given.items() if name in takes]
     refusal = PlaitError(
-        f"{KEY}.method={method} computes plain causal attention, but {fqn!r} computes something else, such as another "
-        "scale, a window or a cap; use ulysses"
+        f"{KEY}.method={method} computes attention as docs/models.md declares it, but {fqn!r} computes something else, "
+        "such as another scale, a window or a cap that is not a keyword of the call; use ulysses"
     ).at(f"{KEY}.method", method, fits=("ulysses",))
     try:
         with torch.no_grad(), torch.device("cpu"):
-            found = [inner(q, k, v, None), inner(q, k, v, positions)]
+            pairs = [(inner(q, k, v, at, **how), attend(q, k, v, sees, **how)) for at, sees, how in cases]
+            if "window" in takes:
+                pairs.append((inner(q, k, v, None, window=2), attend(q, k, v, mask.triu(-1))))
     except Exception as error:  # it needs something else than these numbers, so it is something else
         raise refusal from error
-    if not all(a.shape == b.shape and torch.allclose(a, b) for a, b in zip(found, wanted, strict=True)):
+    if not all(a.shape == b.shape and torch.allclose(a, b) for a, b in pairs):
         raise refusal

@@ -1,5 +1,6 @@
 """Refuses what does not fit before any rank starts. Arithmetic only."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from plait import PlaitError, Run
@@ -10,6 +11,18 @@ if TYPE_CHECKING:
 KEY = "strategy.context_parallel"
 METHODS = ("gather", "ring", "ulysses")
 ORDERS = ("zigzag", "contiguous")
+
+
+KEYWORDS = ("scale", "window", "softcap", "sinks")  # of attention, as docs/models.md declares them
+
+
+def refuse_keywords(others: Iterable[str], method: str) -> None:
+    """Raise PlaitError if there are keywords of attention that `method` cannot serve."""
+    for name in others:
+        raise PlaitError(
+            f"the model calls its attention with the keyword {name!r}, which {KEY}.method={method} does not know; it "
+            f"knows {', '.join(KEYWORDS)}"
+        ).at(f"{KEY}.method", method)
 
 
 def stretches(degree: int, order: str) -> int:

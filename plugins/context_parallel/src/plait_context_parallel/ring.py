@@ -10,12 +10,13 @@ of a stretch.
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed._functional_collectives as collectives
 from torch import Tensor
 
+from plait_context_parallel.fits import refuse_keywords
 from plait_context_parallel.gather import visible
 from plait_context_parallel.order import Order
 
@@ -29,17 +30,63 @@ class Ring:
     _order: Order
     _options: Any
 
-    def forward(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        q_BHTE: Tensor,
+        k_BKTE: Tensor,
+        v_BKTE: Tensor,
+        positions_BT: Tensor | None = None,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        **others: Any,
+    ) -> Tensor:
+        refuse_keywords(others, "ring")
         order = self._order
         first_BT = order.begins(positions_BT) if self._options.documents and positions_BT is not None else None
         q_BKGTE = q_BHTE.unflatten(1, (k_BKTE.shape[1], -1))
-        return _Ring.apply(q_BKGTE, k_BKTE, v_BKTE, first_BT, order, self._axis).flatten(1, 2)
+        sinks_KG = None if sinks is None else sinks.unflatten(0, (k_BKTE.shape[1], -1))
+        scores = Scores(q_BHTE.shape[-1] ** -0.5 if scale is None else scale, softcap, window)
+        return _Ring.apply(q_BKGTE, k_BKTE, v_BKTE, sinks_KG, first_BT, order, self._axis, scores).flatten(1, 2)
+
+
+class Scores(NamedTuple):
+    """scale, softcap: as in `plait.models.attention.attend`. window: of keys that a query sees."""
+
+    scale: float
+    softcap: float | None
+    window: int | None
+
+    def of(self, q_BKGSE: Tensor, k_BKSE: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+        scores = (q_BKGSE @ k_BKSE[:, :, None].mT).to(dtype) * self.scale
+        if self.softcap is not None:
+            scores = (scores / self.softcap).tanh_() * self.softcap
+        if mask is None:
+            return scores
+        return scores.masked_fill(~(mask if mask.dim() == 2 else mask[:, :, None]), -torch.inf)
+
+    def backward(self, dscores: Tensor, scores: Tensor) -> Tensor:
+        """The gradient of the products of queries and keys, from that of `scores`."""
+        if self.softcap is not None:
+            capped = scores.masked_fill(scores.isneginf(), 0.0) / self.softcap
+            dscores = dscores * (1 - capped.square())
+        return dscores * self.scale
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q_BKGTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, first_BT: Tensor | None, order: Order, axis: Any
+        ctx: Any,
+        q_BKGTE: Tensor,
+        k_BKTE: Tensor,
+        v_BKTE: Tensor,
+        sinks_KG: Tensor | None,
+        first_BT: Tensor | None,
+        order: Order,
+        axis: Any,
+        how: Scores,
     ) -> Tensor:
         dtype = torch.promote_types(q_BKGTE.dtype, torch.float32)
         out = q_BKGTE.new_zeros(*q_BKGTE.shape[:-1], v_BKTE.shape[-1], dtype=dtype)
@@ -49,8 +96,8 @@ class _Ring(torch.autograd.Function):
         for step in range(order.ranks):
             coming = _pass_on(passing, axis) if step < order.ranks - 1 else None
             k, v = passing.split(width, dim=-1)
-            for queries, keys, mask in _pairs(q_BKGTE, first_BT, order, (order.rank - step) % order.ranks):
-                scores = _scores(q_BKGTE[..., queries, :], k[..., keys, :], mask, dtype)
+            for queries, keys, mask in _pairs(q_BKGTE, first_BT, order, (order.rank - step) % order.ranks, how.window):
+                scores = how.of(q_BKGTE[..., queries, :], k[..., keys, :], mask, dtype)
                 sums = scores.logsumexp(-1)
                 total = torch.logaddexp(lse[..., queries], sums)
                 part = (scores - total[..., None]).exp_().to(v.dtype) @ v[:, :, None, keys]
@@ -58,16 +105,19 @@ class _Ring(torch.autograd.Function):
                 lse[..., queries] = total
             if coming is not None:
                 passing = collectives.wait_tensor(coming).view_as(passing)
+        if sinks_KG is not None:  # a share of the exponentials that has no value
+            total = torch.logaddexp(lse, sinks_KG[..., None].to(dtype))
+            out.mul_((lse - total).exp_()[..., None])
+            lse = total
         out = out.to(q_BKGTE.dtype)
-        ctx.save_for_backward(q_BKGTE, k_BKTE, v_BKTE, first_BT, out, lse)
-        ctx.order, ctx.axis = order, axis
+        ctx.save_for_backward(q_BKGTE, k_BKTE, v_BKTE, sinks_KG, first_BT, out, lse)
+        ctx.order, ctx.axis, ctx.how = order, axis, how
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        q, k_BKTE, v_BKTE, first_BT, out, lse = ctx.saved_tensors
-        order, axis, dtype = ctx.order, ctx.axis, lse.dtype
-        scale = q.shape[-1] ** -0.5
+        q, k_BKTE, v_BKTE, sinks_KG, first_BT, out, lse = ctx.saved_tensors
+        order, axis, how, dtype = ctx.order, ctx.axis, ctx.how, lse.dtype
         width = k_BKTE.shape[-1], v_BKTE.shape[-1]
         dq = torch.zeros_like(q, dtype=dtype)
         delta = (dout.to(dtype) * out).sum(-1)
@@ -76,12 +126,12 @@ class _Ring(torch.autograd.Function):
         for step in range(order.ranks):
             coming = _pass_on(passing, axis) if step < order.ranks - 1 else None
             (k, v), (dk, dv) = passing.split(width, dim=-1), grads.split(width, dim=-1)
-            for queries, keys, mask in _pairs(q, first_BT, order, (order.rank - step) % order.ranks):
-                scores = _scores(q[..., queries, :], k[..., keys, :], mask, dtype)
+            for queries, keys, mask in _pairs(q, first_BT, order, (order.rank - step) % order.ranks, how.window):
+                scores = how.of(q[..., queries, :], k[..., keys, :], mask, dtype)
                 p = (scores - lse[..., queries, None]).exp_()
                 d, of = dout[..., queries, :], p.to(dout.dtype)
                 dv[..., keys, :] += (of.mT @ d).sum(2)
-                dscores = p * (d @ v[:, :, None, keys].mT - delta[..., queries, None]) * scale
+                dscores = how.backward(p * (d @ v[:, :, None, keys].mT - delta[..., queries, None]), scores)
                 dscores = dscores.to(q.dtype)
                 dq[..., queries, :] += dscores @ k[:, :, None, keys]
                 dk[..., keys, :] += (dscores.mT @ q[..., queries, :]).sum(2)
@@ -89,7 +139,11 @@ class _Ring(torch.autograd.Function):
             if coming is not None:
                 passing = collectives.wait_tensor(coming).view_as(passing)
         dk, dv = grads.split(width, dim=-1)
-        return dq.to(q.dtype), dk.to(k_BKTE.dtype), dv.to(v_BKTE.dtype), None, None, None
+        dsinks = None
+        if sinks_KG is not None:
+            shares = (sinks_KG[..., None].to(dtype) - lse).exp_()
+            dsinks = -(shares * delta).sum((0, -1)).to(sinks_KG.dtype)
+        return dq.to(q.dtype), dk.to(k_BKTE.dtype), dv.to(v_BKTE.dtype), dsinks, None, None, None, None
 
 
 def _pass_on(x: Tensor, axis: Any) -> Tensor:
@@ -99,7 +153,7 @@ def _pass_on(x: Tensor, axis: Any) -> Tensor:
 
 
 def _pairs(
-    q: Tensor, first_BT: Tensor | None, order: Order, source: int
+    q: Tensor, first_BT: Tensor | None, order: Order, source: int, window: int | None
 ) -> Iterator[tuple[slice, slice, Tensor | None]]:
     """(queries, keys, mask) of every two stretches of which one may see something of the other, some queries at a time.
 
@@ -112,16 +166,10 @@ def _pairs(
     rows = max(LARGEST // (math.prod(q.shape[:-2]) * length), 1)
     for i, mine in enumerate(own):
         for j, other in reversed(list(enumerate(theirs))):  # first a query's own place, so that no sum is of nothing
-            if other > mine:
+            if other > mine or (window is not None and (mine - other - 1) * length + 1 >= window):
                 continue
-            of, masked = slice(j * length, (j + 1) * length), first_BT is not None or other == mine
+            of = slice(j * length, (j + 1) * length)
+            masked = first_BT is not None or other == mine or window is not None
             for start in range(i * length, (i + 1) * length, rows):
                 at = slice(start, min(start + rows, (i + 1) * length))
-                yield at, of, visible(places[at], keys[of], first_BT, at) if masked else None
-
-
-def _scores(q_BKGSE: Tensor, k_BKSE: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-    scores = (q_BKGSE @ k_BKSE[:, :, None].mT).to(dtype) * q_BKGSE.shape[-1] ** -0.5
-    if mask is None:
-        return scores
-    return scores.masked_fill(~(mask if mask.dim() == 2 else mask[:, :, None]), -torch.inf)
+                yield at, of, visible(places[at], keys[of], first_BT, at, window) if masked else None

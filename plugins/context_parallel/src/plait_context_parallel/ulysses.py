@@ -11,7 +11,7 @@ import torch.distributed._functional_collectives as collectives
 from torch import Tensor
 
 from plait import PlaitError
-from plait_context_parallel.fits import KEY
+from plait_context_parallel.fits import KEY, refuse_keywords
 from plait_context_parallel.order import Order
 
 
@@ -22,9 +22,11 @@ class Ulysses:
     _order: Order
     _options: Any
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, positions_BT: Tensor | None = None, **how: Any) -> Tensor:
         plain: Any = super()
         ranks, heads = self._axis.size(), q.shape[1]
+        tensors = {name for name, value in how.items() if isinstance(value, Tensor)}
+        refuse_keywords(tensors - {"sinks"}, "ulysses")  # which dim of it is that of heads?
         if heads % ranks:
             raise PlaitError(
                 f"attention has {heads} heads on a rank, which {KEY}.degree={ranks} does not divide, as "
@@ -40,7 +42,9 @@ class Ulysses:
         if self._options.documents and positions_BT is not None:
             every = collectives.wait_tensor(collectives.all_gather_tensor(positions_BT.contiguous(), 0, self._axis))
             positions = self._order.whole(torch.cat(every.chunk(ranks), dim=1), dim=1)
-        result = self._order.by_rank(plain.forward(q, k, v, positions), dim=2)
+        if how.get("sinks") is not None:  # of this rank's heads
+            how["sinks"] = how["sinks"].chunk(ranks)[self._axis.get_local_rank()]
+        result = self._order.by_rank(plain.forward(q, k, v, positions, **how), dim=2)
         by_tokens = result.unflatten(2, (ranks, -1)).movedim(2, 0).contiguous()
         return _Swap.apply(by_tokens, self._axis).movedim(0, 1).flatten(1, 2)
 

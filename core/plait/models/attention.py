@@ -1,0 +1,75 @@
+"""Attention's inner function as a spec declares it: which keys a query sees, and how scores become weights.
+
+Shapes: B batch, T queries, S keys, H query heads, K key and value heads, E width of a head. K divides H.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class CausalAttention(nn.Module):
+    """Attention's inner function, a module so that a strategy can wrap it."""
+
+    def forward(
+        self,
+        q_BHTE: Tensor,
+        k_BKTE: Tensor,
+        v_BKTE: Tensor,
+        positions_BT: Tensor | None = None,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """The mean of values weighted by the softmax of scores, (B, H, T, width of a value head).
+
+        Without positions a token attends to itself and all tokens before it; with positions only to those in its own
+        document: positions restart at 0 at the start of a document. `window`: at most to so many, itself included. The
+        others are those of `attend`.
+        """
+        if positions_BT is None and window is None and softcap is None and sinks is None:
+            return F.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, is_causal=True, enable_gqa=True, scale=scale)
+        mask = document_mask(q_BHTE.new_ones(1, q_BHTE.shape[2]) if positions_BT is None else positions_BT)
+        if window is not None:
+            mask = mask.triu(1 - window)
+        return attend(q_BHTE, k_BKTE, v_BKTE, mask, scale, softcap, sinks)
+
+
+def attend(
+    q_BHTE: Tensor,
+    k_BKSE: Tensor,
+    v_BKSE: Tensor,
+    mask: Tensor,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of queries to the keys that `mask` allows; each query sees one at least.
+
+    mask: bool, broadcast to (B, H, T, S). scale: factor of the products of queries and keys; None: E ** -0.5. softcap:
+    scores are c tanh(score / c) (Gemma 2, arXiv:2408.00118, section 2). sinks: (H,), a further score per head, of a key
+    whose value is 0 (gpt-oss; Xiao et al., arXiv:2309.17453).
+    """
+    groups = q_BHTE.shape[1] // k_BKSE.shape[1]  # on GPUs no fused kernel takes a mask and grouped heads
+    if groups > 1:
+        k_BKSE, v_BKSE = (x.repeat_interleave(groups, dim=1) for x in (k_BKSE, v_BKSE))
+    if softcap is None and sinks is None:
+        return F.scaled_dot_product_attention(q_BHTE, k_BKSE, v_BKSE, attn_mask=mask, scale=scale)
+    wide = torch.promote_types(q_BHTE.dtype, torch.float32)
+    scores = (q_BHTE @ k_BKSE.mT).to(wide) * (q_BHTE.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        sink = sinks.to(wide)[:, None, None].expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    weights = scores.softmax(-1).to(v_BKSE.dtype)
+    return weights[..., : v_BKSE.shape[2]] @ v_BKSE
+
+
+def document_mask(positions_BT: Tensor) -> Tensor:
+    """(B, 1, T, T), true if the row's token may attend to the column's: same document, not later."""
+    document = (positions_BT == 0).cumsum(-1)
+    return (document[:, :, None] == document[:, None, :]).tril()[:, None]
