@@ -3,7 +3,8 @@
 Tokens per second of simplefsdp (the whole model in one graph, its collectives scheduled) and fsdp2 (block by block),
 each without a compiler, with aot_eager and with inductor. All run in the same processes and take turns, one step each,
 so that a slow minute slows all. A step takes as long as its slowest rank. The first step compiles and does not count.
-For peak memory and models of billions on a GPU: throughput.py 'strategy=[simplefsdp]'.
+`--model 'llama3_debug model.n_layers=2'` takes overrides too. For peak memory and models of billions on a GPU:
+throughput.py 'strategy=[simplefsdp]'.
 """
 
 import numpy as np
@@ -23,7 +24,7 @@ def as_rank_of(model: str, cycles: int, warm_up: int, batch: int, seq_len: int) 
     from plait.strategies.registry import create
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
-    config = resolve([f"model={model}", "strategy=[fsdp2]"])
+    config = resolve([*f"model={model}".split(), "strategy=[fsdp2]"])
     steps = {}
     for backend in BACKENDS:
         for name in ("fsdp2", "simplefsdp"):

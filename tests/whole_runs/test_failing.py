@@ -116,8 +116,7 @@ def test_a_restart_names_the_rank_and_goes_on(tmp_path, site):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["raise", "hang", "parallelize"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("rank", "how"), [(0, "parallelize"), (0, "hang"), (1, "raise")])
 def test_under_torchrun_it_is_told_once(tmp_path, site, how, rank):
     soon = [SOON] if how == "hang" else []
     command = [*TORCHRUN, "--nproc-per-node=2", f"--master-port={free_port()}", PLAIT, "train", *SMALL, *RUN, *soon]
