@@ -12,6 +12,7 @@ from plait.contract.planned import is_planning, planned_split, read_values
 from plait.contract.run import Run
 
 if TYPE_CHECKING:
+    from plait.models.attention import attend
     from plait.parallel.apply import Applied, apply
     from plait.parallel.chunked_loss import divide_head
     from plait.parallel.compile import SELECTIVE_KEEPS, budget_config, outside_of_graph
@@ -41,6 +42,7 @@ __all__ = [
     "Run",
     "Schedule",
     "apply",
+    "attend",
     "budget_config",
     "cross_entropy_sum",
     "distribute_params",
@@ -70,6 +72,7 @@ _LAZY = {
     "distribute_params": "plait.parallel.sharding",
     "own_chunk": "plait.parallel.sharding",
     "shard_dim": "plait.parallel.sharding",
+    "attend": "plait.models.attention",
     "stage": "plait.parallel.stages",
     "stream_into": "plait.parallel.stages",
     "transform_param": "plait.parallel.transform",

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from plait import ModelSpec, PlaitError, mix_in
-from plait.models.attention import attend
+from plait import ModelSpec, PlaitError, attend, mix_in
 from plait_context_parallel.fits import KEY
 from plait_context_parallel.gather import Gathered
 from plait_context_parallel.order import Order
