@@ -1,0 +1,183 @@
+"""Bugs of gradients: divided or counted twice, or not summed over ranks that have summands of them."""
+
+from tests.mutants.planted import Mutant
+
+WRAP = "plait_fsdp2/wrap.py"
+TENSOR = "plait_tensor_parallel/shard.py"
+LOOKUP = "plait_tensor_parallel/lookup.py"
+WHOLE = "plait_simplefsdp/shard.py"
+END_OF_WRAP = "    if options.prefetch:\n"
+STREAM = "plait_tensor_parallel/stream.py"
+
+MUTANTS = [
+    Mutant(
+        "a gradient is averaged twice: by the loss, and by the reduction",
+        WRAP,
+        "set_gradient_divide_factor(1.0)",
+        "set_gradient_divide_factor(2.0)",
+        "test_gradients_equal_one_process",
+        "its norm is 0.5 of what it should be",
+        on={"layout": "2 shards"},
+    ),
+    Mutant(
+        "accumulation is scaled wrong: what was summed before is summed again",
+        "plait_ddp/buckets.py",
+        "self.arrived[param] = grad\n",
+        "self.arrived[param] = grad if param.grad is None else grad + param.grad\n",
+        "test_accumulation_equals_one_big_batch",
+        "gradients are wrong",
+        strategy="ddp",
+    ),
+    Mutant(
+        "gradients are summed over all ranks, not over those of the strategy's own axes",
+        "plait_ddp/buckets.py",
+        "group = mesh.data(param).get_group()",
+        "group = dist.group.WORLD",
+        "test_keeps_to_the_ranks_of_its_own_axes",
+        "its norm is 2 of what it should be",
+        strategy="ddp",
+    ),
+    Mutant(
+        "one rank calls a collective that the others do not",
+        WRAP,
+        END_OF_WRAP,
+        "    if mesh.rank == 0:\n        torch.distributed.barrier()\n" + END_OF_WRAP,
+        "test_gradients_equal_one_process",
+        "they hang",
+        on={"layout": "2 shards"},
+        timeout=6.0,
+    ),
+    Mutant(
+        "the gradient of a norm is not summed over the ranks that share the sequence",
+        TENSOR,
+        "(on_sequence if branch is None",
+        "(False if branch is None",
+        "test_gradients_equal_one_process",
+        "the first is 'layers.0.attention_norm.weight'",
+        strategy="tensor_parallel",
+        on={"layout": "tp 2"},
+    ),
+    Mutant(
+        "the gradient of a query's norm is not summed over the ranks that share the heads",
+        TENSOR,
+        "else branch in divided)",
+        "else False)",
+        "test_models_equal_one_process",
+        "the first is 'layers.0.attention.q_norm.weight'",
+        strategy="tensor_parallel",
+        on={"model": "qk_norm"},
+    ),
+    Mutant(
+        "a rank looks tokens up by the vocabulary offset of its neighbour",
+        LOOKUP,
+        "part._first = axis.get_local_rank() * part._rows",
+        "part._first = (axis.get_local_rank() + 1) % axis.size() * part._rows",
+        "test_gradients_equal_one_process",
+        "the first is 'tok_embeddings.weight'",
+        strategy="tensor_parallel",
+        on={"layout": "tp 2"},
+    ),
+    Mutant(
+        "a bias is added on every rank, though the ranks' results are summed",
+        TENSOR,
+        "return local if keep is None else local * keep",
+        "return local",
+        "test_models_equal_one_process",
+        "gradients are wrong",
+        strategy="tensor_parallel",
+        on={"model": "odd"},
+    ),
+    Mutant(
+        "the gradient of a parameter that ranks share is summed twice",
+        TENSOR,
+        "    return local if keep is None else local * keep",
+        "    return Twice.apply(local, param.device_mesh.get_group()) if keep is None else local * keep\n\n\n"
+        "class Twice(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, x, group):\n        ctx.group = group\n        return x.clone()\n\n"
+        "    @staticmethod\n    def backward(ctx, grad):\n        total = grad.clone()\n"
+        "        torch.distributed.all_reduce(total, group=ctx.group)\n        return total, None",
+        "test_collectives_are_those_declared",
+        "all_reduce over tp",
+        strategy="tensor_parallel",
+        on={"layout": "tp 2", "size": "llama3"},
+    ),
+    Mutant(
+        "the gradients of copies of a shard are not summed",
+        WHOLE,
+        "            whole = whole.to_local(grad_placements=[Partial()])\n        if stored.shards",
+        "            whole = whole.to_local(grad_placements=[Replicate()])\n        if stored.shards",
+        "test_gradients_equal_one_process",
+        "gradients are wrong",
+        strategy="simplefsdp",
+        on={"layout": "2 copies of 2 shards"},
+    ),
+    Mutant(
+        "a tied parameter, gathered once, is still there in the next step",
+        WHOLE,
+        "one.on, one.whole = False, None",
+        "one.on = False",
+        "test_models_equal_one_process",
+        "the loss of step",
+        strategy="simplefsdp",
+        on={"model": "tied"},
+    ),
+    Mutant(
+        "a bucket of gradients is scattered as if it were one parameter",
+        "plait_simplefsdp/join.py",
+        "rows = [new(aten.reshape.default, x, [ranks, -1] if kind == SCATTER else [-1]) for x in inputs]\n"
+        "        flat = new(aten.cat.default, rows, 1 if kind == SCATTER else 0)",
+        "rows = [new(aten.reshape.default, x, [-1]) for x in inputs]\n        flat = new(aten.cat.default, rows, 0)",
+        "test_compiled_and_recomputed_equals_one_process",
+        "gradients are wrong",
+        strategy="simplefsdp",
+    ),
+    Mutant(
+        "one weight is left out of the reduction",
+        "plait_ddp/buckets.py",
+        "reversed([p for p in params if",
+        "reversed([p for p in params[:-1] if",
+        "test_gradients_equal_one_process",
+        "1 of 21 gradients are wrong",
+        strategy="ddp",
+        on={"layout": "two"},
+    ),
+    Mutant(
+        "the gradient of what divided experts read is one rank's summand",
+        STREAM,
+        "return self._move(x, self._lies(x), WHOLE, SUMMAND)",
+        "return self._move(x, self._lies(x), WHOLE, WHOLE)",
+        "test_models_equal_one_process",
+        "gradients are wrong",
+        strategy="tensor_parallel",
+        on={"model": "moe"},
+    ),
+    Mutant(
+        "the gradient that the loss by chunks returns is taken for the sum over ranks",
+        STREAM,
+        "whole = self.enter(x, where)",
+        "self._is_one(x, where)\n        whole = self._move(x, self._lies(x), WHOLE, WHOLE)",
+        "test_the_loss_by_chunks_equals_one_process",
+        "gradients are wrong",
+        strategy="tensor_parallel",
+    ),
+    Mutant(
+        "the gradient of keys and values that tensor ranks share is one rank's",
+        TENSOR,
+        "return _all(param, True, reduce).narrow(",
+        "return _all(param, False, reduce).narrow(",
+        "test_gradients_equal_one_process",
+        "the first is 'layers.0.attention.wk.weight'",
+        strategy="tensor_parallel",
+        on={"layout": "tp 4"},
+    ),
+    Mutant(
+        "the loss counts once for every rank that sees the same tokens",
+        "plait/parallel/apply.py",
+        "        return loss_sum / count\n",
+        "        return loss_sum / count * self.mesh.rank_and_size(None)[1]\n",
+        "test_gradients_equal_one_process",
+        "its norm is 2 of what it should be",
+        strategy="tensor_parallel",
+        on={"layout": "tp 2"},
+    ),
+]

@@ -1,0 +1,149 @@
+"""Bugs of initial values, checkpoints and memory, and of what a strategy leaves behind."""
+
+from tests.mutants.planted import Mutant
+
+WRAP = "plait_fsdp2/wrap.py"
+STATE = "plait/parallel/state.py"
+END_OF_WRAP = "    if options.prefetch:\n"
+
+MUTANTS = [
+    Mutant(
+        "shards are initialised alike on all ranks",
+        "plait/parallel/initialize.py",
+        "rows = held[0].tolist() if",
+        "rows = list(range(len(held[0]))) if",
+        "test_initial_parameters_are_bitwise_those_of_one_process",
+        "initial parameters on rank",
+        on={"layout": "2 shards"},
+    ),
+    Mutant(
+        "initial values depend on the number of ranks",
+        "plait/parallel/initialize.py",
+        'f"{seed}/{fqn}".encode()',
+        'f"{seed}/{fqn}/{torch.distributed.get_world_size()}".encode()',
+        "test_initial_parameters_are_bitwise_those_of_one_process",
+        "initial parameters on rank",
+        on={"layout": "2 shards"},
+    ),
+    Mutant(
+        "the names of wrappers get into the checkpoint",
+        WRAP,
+        END_OF_WRAP,
+        "    model.register_state_dict_post_hook(lambda model, state, prefix, _: [\n"
+        "        state.update({f'module.{k}': state.pop(k)}) for k in list(state)] and None)\n" + END_OF_WRAP,
+        "test_checkpoint_has_the_names_of_one_process",
+        "not expected ['module.",
+    ),
+    Mutant(
+        "the optimizer's state is left out of the checkpoint",
+        STATE,
+        "                state |= own\n",
+        "",
+        "test_checkpoint_holds_the_optimizer",
+        "exp_avg",
+    ),
+    Mutant(
+        "the checkpoint holds other values than the run, and loading undoes it",
+        STATE,
+        'state[f"model.{fqn}"] = tensor.detach()',
+        'state[f"model.{fqn}"] = -tensor.detach()',
+        "test_checkpoint_holds_what_one_process_holds",
+        "would save other initial parameters",
+    ),
+    Mutant(
+        "parameters that should be sharded are silently replicated",
+        "plait_fsdp2/__init__.py",
+        'self.replicate, splits="batch"),\n            MeshAxis("dp_shard", self.shard,',
+        'self.shard, splits="batch"),\n            MeshAxis("dp_shard", self.replicate,',
+        "test_no_rank_holds_more_than_declared",
+        "holds 3072 elements of 'tok_embeddings.weight', declared 1536",
+        on={"layout": "2 shards"},
+    ),
+    Mutant(
+        "tied parameters are untied when they get storage",
+        "plait/parallel/initialize.py",
+        "torch.__future__.set_swap_module_params_on_conversion(True)",
+        "torch.__future__.set_swap_module_params_on_conversion(False)",
+        "test_tied_parameters_stay_tied",
+        "that should be one are several",
+        strategy="ddp",
+    ),
+    Mutant(
+        "a hook is left behind",
+        WRAP,
+        END_OF_WRAP,
+        "    torch.nn.modules.module.register_module_forward_hook(lambda *_: None)\n" + END_OF_WRAP,
+        "test_nothing_is_left_behind",
+        "global hooks of torch.nn.Module",
+    ),
+    Mutant(
+        "torch is patched for good",
+        WRAP,
+        END_OF_WRAP,
+        "    torch.optim.Optimizer.zero_grad = torch.optim.Adam.zero_grad = lambda *_: None\n" + END_OF_WRAP,
+        "test_nothing_is_left_behind",
+        "torch.optim.Optimizer.zero_grad was patched",
+    ),
+    Mutant(
+        "a setting of torch is changed for the whole process",
+        WRAP,
+        END_OF_WRAP,
+        '    torch.set_float32_matmul_precision("medium")\n' + END_OF_WRAP,
+        "test_nothing_is_left_behind",
+        "torch.get_float32_matmul_precision() was highest, is medium",
+    ),
+    Mutant(
+        "torch's random state is seeded by rank",
+        WRAP,
+        END_OF_WRAP,
+        "    torch.manual_seed(mesh.rank)\n" + END_OF_WRAP,
+        "test_nothing_is_left_behind",
+        "torch's random state",
+    ),
+    Mutant(
+        "a process group of the strategy's own outlives the run",
+        WRAP,
+        END_OF_WRAP,
+        "    torch.distributed.new_group()\n" + END_OF_WRAP,
+        "test_nothing_is_left_behind",
+        "does not belong to the mesh",
+    ),
+    Mutant(
+        "a block is gathered once more than necessary",
+        WRAP,
+        '"default": not last',
+        '"default": True',
+        "test_collectives_are_those_declared",
+        "declared: ",
+        on={"layout": "2 shards", "size": "llama3"},
+    ),
+    Mutant(
+        "a matrix that should be sharded over tensor ranks is replicated",
+        "plait_tensor_parallel/degrees.py",
+        '"kv_heads", "ffn", "vocab")',
+        '"kv_heads", "vocab")',
+        "test_no_rank_holds_more_than_declared",
+        "holds 3072 elements of 'layers.0.feed_forward.w1.weight', declared 1536",
+        strategy="tensor_parallel",
+        on={"layout": "tp 2"},
+    ),
+    Mutant(
+        "every stage counts its layers from 0 in a checkpoint",
+        "plait/parallel/apply.py",
+        "            state |= own\n",
+        "            for number, block in enumerate(self.spec.blocks_of(part)):\n"
+        "                own = {k.replace(f'.{block}.', f'.layers.{number}.'): t for k, t in own.items()}\n"
+        "            state |= own\n",
+        "test_checkpoint_has_the_names_of_one_process",
+        "missing ['layers.",
+        strategy="pipeline",
+    ),
+    Mutant(
+        "a tied weight is saved under its last name",
+        STATE,
+        "names.setdefault(id(tensor), (tensor, canonical(key)))",
+        "names[id(tensor)] = (tensor, canonical(key))",
+        "test_checkpoint_has_the_names_of_one_process",
+        "missing ['tok_embeddings.weight']",
+    ),
+]
