@@ -61,7 +61,7 @@ def check(node: Mapping[str, Any], world_size: int | None = None, folder: Path |
     _check_model(config, model)
     accumulation(config, layout.count("batch"))
     source = build_source(config.data)
-    source.check(seq_len=config.train.seq_len, vocab_size=config.model.get("vocab_size"))
+    source.check(seq_len=config.train.seq_len, vocab_size=_said(config, model, "vocab_size"))
     if config.validation.interval and not source.has_validation:
         raise PlaitError(
             f"validation.interval={config.validation.interval}, but no data is held out; set "
@@ -98,7 +98,7 @@ def check(node: Mapping[str, Any], world_size: int | None = None, folder: Path |
 
 
 def _check_model(config: Config, model: Any) -> None:
-    longest = config.model.get("max_seq_len")
+    longest = _said(config, model, "max_seq_len")
     if longest is not None and config.train.seq_len > longest:
         raise PlaitError(
             f"train.seq_len={config.train.seq_len} is longer than the model's: model.max_seq_len={longest}"
@@ -107,6 +107,11 @@ def _check_model(config: Config, model: Any) -> None:
     if not 0 <= lr < math.inf:
         raise misfit("optimizer.lr", lr, "finite and not negative")
     check_optimizer(config.optimizer, model.parameters())
+
+
+def _said(config: Config, model: Any, key: str) -> Any:
+    """The option model.<key>, or what the model itself says if it has no such option."""
+    return config.model.get(key, getattr(model, key, None))
 
 
 def _check_backend(config: Config) -> None:
