@@ -53,6 +53,8 @@ def check(node: Mapping[str, Any], world_size: int | None = None, folder: Path |
     device_type = device_of(config.launch.device)
     assembly = assemble(config, world_size or _guess(config, device_type), device_type=device_type, folder=folder)
     model, run = assembly.model, assembly.run
+    if config.checkpoint.init_from is None and (own := getattr(model, "weights_from", None)):
+        config.checkpoint.init_from = config.node["checkpoint"]["init_from"] = own
     assembly.configure()
     if world_size is None and config.launch.nproc_per_node == "auto":
         run.world_size = assembly.fit_world(run.world_size)

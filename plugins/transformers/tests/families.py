@@ -67,9 +67,9 @@ class OfFamily(Trial):
         return Widened()
 
 
-def result(kind: str, strategies: dict[str, Any], documents: bool = False) -> TrialResult:
+def result(kind: str, strategies: dict[str, Any], documents: bool = False, chunks: int = 1) -> TrialResult:
     """Called on every rank."""
-    return train(OfFamily(kind=kind, steps=2, documents=documents), strategies)
+    return train(OfFamily(kind=kind, steps=2, documents=documents, chunks=chunks), strategies)
 
 
 def apart(found: TrialResult, wanted: TrialResult) -> tuple[float, str]:

@@ -1,5 +1,6 @@
 """Builds a decoder of transformers that Plait can train."""
 
+import os
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,12 +11,22 @@ from plait_transformers.attention import NAME, give_inner, register
 from plait_transformers.source import read_config
 
 
-def decoder(path: str | None = None, config: dict[str, Any] | None = None) -> nn.Module:
+def decoder(path: str | None = None, weights: str = "files", config: dict[str, Any] | None = None) -> nn.Module:
     """The model of the local folder `path`, or of the keys in `config` alone; names of parameters are transformers'.
 
+    weights: "files", those of the folder, or "init".
     Raises PlaitError for a folder or keys that are not those of a decoder, and for one that cannot be trained here.
     """
-    return of_config(read_config(path, config or {}))
+    if weights not in ("files", "init"):
+        raise PlaitError(f"model.weights is {weights}; it must be files or init").at(
+            "model.weights", weights, fits=("files", "init")
+        )
+    read = read_config(path, config or {})
+    model = of_config(read)
+    model.source, model.kept = path, read.to_dict()
+    if path is not None and weights == "files":
+        model.weights_from = os.path.abspath(path)
+    return model
 
 
 def of_config(config: Any, attention: str = NAME) -> nn.Module:
@@ -35,6 +46,7 @@ def of_config(config: Any, attention: str = NAME) -> nn.Module:
         give_inner(model)
     _refuse_late_rope(model, config.model_type)
     mix_in(model, Decoder)
+    model.architecture = cls.__name__
     model.max_seq_len = getattr(config, "max_position_embeddings", None)
     model.vocab_size = config.vocab_size
     return model
@@ -44,6 +56,9 @@ class Decoder:
     """Mixed into the class of transformers' model: called as Plait calls models."""
 
     config: Any
+    source: str | None = None
+    architecture: str  # the name of transformers' class, which strategies may change
+    kept: dict[str, Any]  # the configuration as it was read, dropout included
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """Logits (B, T, V). `positions` (B, T) restart at 0 where a packed document starts; None: a row is one."""
@@ -61,6 +76,13 @@ class Decoder:
         from plait_transformers.spec import spec_of
 
         return spec_of(self)
+
+    def export_files(self) -> dict[str, str]:
+        """What `from_pretrained` needs beside the weights: config.json, and the tokenizer of the folder."""
+        from plait_transformers.source import beside
+
+        dtype = str(next(self.parameters()).dtype).removeprefix("torch.")  # type: ignore[attr-defined]
+        return beside(self.source, {**self.kept, "architectures": [self.architecture], "dtype": dtype})
 
     def warn_if_padding_and_no_attention_mask(self, *args: Any, **kwargs: Any) -> None:
         """transformers looks at the values of tokens here, which costs time on a GPU."""

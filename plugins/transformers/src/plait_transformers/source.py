@@ -9,6 +9,10 @@ from typing import Any
 from plait import PlaitError
 
 CONFIG = "config.json"
+KEPT = (  # what a tokenizer and generation have, all of it text
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("merges.txt", "chat_template.jinja", "generation_config.json"),
+)
 
 
 def read_config(path: str | None, given: Mapping[str, Any]) -> Any:
@@ -62,3 +66,10 @@ def _stored(folder: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise PlaitError(f"{file} holds no object").at("model.path", str(folder))
     return content
+
+
+def beside(path: str | None, config: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> text of the files that belong to weights of `config`; those of the folder `path` as they are there."""
+    found = {name: Path(path) / name for name in KEPT} if path is not None else {}
+    kept = {name: file.read_text(encoding="utf-8") for name, file in found.items() if file.is_file()}
+    return {CONFIG: json.dumps(config, indent=2, sort_keys=True, default=str) + "\n", **kept}

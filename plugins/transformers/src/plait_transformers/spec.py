@@ -1,6 +1,5 @@
 """The spec of a decoder of transformers, from facts about its family that were tried."""
 
-import math
 from typing import Any
 
 from plait import ModelSpec, PlaitError
@@ -47,7 +46,6 @@ def _sizes(facts: Facts, named: dict[str, Any], config: Any) -> dict[str, int]:
         for axis, rows in zip(facts.roles.get(facts.pattern(fqn), ()), param.shape, strict=False):
             if axis in ("heads", "kv_heads"):
                 counts.setdefault(axis, set()).add(rows)
-    sizes = {}
-    for axis, rows in counts.items():
-        sizes[axis] = math.gcd(*rows) // facts.head_width
-    return sizes
+    if any(len(rows) > 1 for rows in counts.values()):
+        raise PlaitError(f"model=transformers cannot train a {config.model_type} whose layers differ in heads")
+    return {axis: min(rows) // facts.head_width for axis, rows in counts.items()}
