@@ -199,18 +199,25 @@ def configuration() -> str:
     defaults = dict(re.findall(r"^  - (\w+): (\w+)$", (CONF / "train.yaml").read_text(), re.MULTILINE))
     parts += [group(name, defaults[name]) for name in ("model", "data", "optimizer")]
     parts += [group("cluster", "h100", alike=True)]
+    parts += ["\n## model, of packages\n\nThose of this repository:"]
+    for path in sorted(ROOT.glob("plugins/*/src/*/conf/model/*.yaml")):
+        parts += packaged(path, f"`model={path.stem}`", "model")
     parts += ["\n## strategy\n\nEach comes with an installed package. Those of this repository:"]
     for path in sorted(ROOT.glob("plugins/*/src/*/conf/strategy/*.yaml")):
-        plugin = path.relative_to(ROOT / "plugins").parts[0]
-        parts += [f"\n`'strategy=[{path.stem}]'` ([README](../plugins/{plugin}/README.md))\n"]
-        rows = [(code(f"strategy.{path.stem}.{key.path}"), code(key.value), key.comment) for key in keys(path)]
-        parts += [table("key, default, meaning", rows)]
+        parts += packaged(path, f"`'strategy=[{path.stem}]'`", f"strategy.{path.stem}")
     parts += ["\n## recipe and hardware\n\nSeveral keys at once, added with a plus: `plait train +hardware=laptop`.\n"]
     found = [path for root in (CONF, *ROOT.glob("plugins/*/src/*/conf")) for path in root.glob("*/*.yaml")]
     found = [path for path in found if path.parent.name in ("recipe", "hardware")]
     options = [(code(f"+{path.parent.name}={path.stem}"), header(path)) for path in found]
     parts += [table("option, what it is", sorted(options, reverse=True))]
     return "\n".join(parts) + "\n"
+
+
+def packaged(path: Path, option: str, node: str) -> list[str]:
+    """The options of a plugin's file."""
+    plugin = path.relative_to(ROOT / "plugins").parts[0]
+    rows = [(code(f"{node}.{k.path}"), code(k.value), k.comment) for k in keys(path) if k.path != "_target_"]
+    return [f"\n{option} ([README](../plugins/{plugin}/README.md))\n", table("key, default, meaning", rows)]
 
 
 def group(name: str, default: str, alike: bool = False) -> str:

@@ -19,7 +19,7 @@ def project(folder: Path) -> dict:
 
 
 def strategies(folder: Path) -> dict[str, str]:
-    return project(folder)["entry-points"]["plait.strategies"]
+    return project(folder)["entry-points"].get("plait.strategies", {})
 
 
 def core_files() -> list[Path]:
@@ -66,11 +66,14 @@ def test_the_core_names_no_strategy_and_imports_none():
 
 @pytest.mark.parametrize("folder", PROJECTS, ids=lambda p: p.name)
 def test_a_plugin_says_what_it_is(folder):
-    """The hook API beside each strategy, an options file each, the core as a dependency."""
+    """The hook API beside each strategy, an options file for each strategy or model, the core as a dependency."""
     entries = project(folder)["entry-points"]
-    assert entries["plait.api"].keys() == entries["plait.strategies"].keys()
+    assert entries.get("plait.api", {}).keys() == strategies(folder).keys()
+    assert strategies(folder) or entries["plait.models"]
     assert any(re.match(r"plait\b", d) for d in project(folder)["dependencies"])
-    for name, target in entries["plait.strategies"].items():
+    for name, package in entries.get("plait.models", {}).items():
+        assert "_target_: " in (folder / "src" / package / "conf" / "model" / f"{name}.yaml").read_text()
+    for name, target in strategies(folder).items():
         options = folder / "src" / target.partition(":")[0] / "conf" / "strategy" / f"{name}.yaml"
         assert f"# @package strategy.{name}" in options.read_text()
 

@@ -1,6 +1,7 @@
 """Wheels in an environment that holds nothing else of Plait: what a user gets by pip, and what a stranger can add."""
 
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def test_what_is_in_them(wheels):
     assert not [name for name in names if name.startswith(("tests", "plugins", "conf/"))]
     for wheel in wheels.glob("plait_*.whl"):
         inside = zipfile.ZipFile(wheel).namelist()
-        assert any("/conf/strategy/" in name and name.endswith(".yaml") for name in inside), wheel
+        assert any(re.search(r"/conf/(strategy|model)/\w+\.yaml$", name) for name in inside), wheel
     assert len(list(wheels.glob("*.whl"))) == len(list(wheels.glob("*.tar.gz"))) == 2 + len(PLUGINS) + len(EXAMPLES)
 
 

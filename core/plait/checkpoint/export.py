@@ -30,11 +30,14 @@ def export(
     is_writer: bool,
     max_shard_bytes: float = 5e9,
     known: Collection[str] = (),
+    beside: Mapping[str, str] | None = None,
 ) -> None:
     """Write `state` (FQN -> tensor or DTensor) to `folder`: all ranks gather, the one with `is_writer` writes.
 
     Ranks may have other entries than others: the writer gets those that it lacks. known: FQNs of which some rank must
     have one, in their order in the files; if none has, PlaitError is raised on all ranks, and nothing is written.
+
+    beside: name -> text of further files of the folder, such as config.json; used on the writer.
 
     Writes one file `model.safetensors`, or several with an index if that would exceed `max_shard_bytes`, named as
     Hugging Face does, and a SHA256SUMS. Parameters are gathered one by one: the writer holds one file's in memory, the
@@ -68,6 +71,8 @@ def export(
             if failure is not None:
                 raise failure
             write_index(files, sum(entry.bytes for entry in entries.values()), partial)
+            for name, text in (beside or {}).items():
+                write_synced(partial / name, text)
             write_sums(partial)
             put_in_place(partial, folder)
         except (OSError, SafetensorError):

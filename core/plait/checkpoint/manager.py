@@ -140,14 +140,16 @@ class Checkpoints:
         return finite.where_to_go_on(self.store, *((saver.resumed, saver.saved) if saver else ()))
 
     def export(self) -> None:
-        """Write the weights as safetensors into the run's folder `export/`."""
+        """Write the weights as safetensors into the run's folder `export/`, and what the model puts beside them."""
         import torch.distributed as dist
 
         from plait.checkpoint.export import export
         from plait.parallel.state import weights
 
         state, _ = self.applied.checkpoint()
-        export(weights(state), self.folder.path / "export", dist.get_rank() == 0, known=self._known)
+        beside: dict[str, str] = getattr(self.applied.parts[0], "export_files", dict)()
+        folder, writes = self.folder.path / "export", dist.get_rank() == 0
+        export(weights(state), folder, writes, known=self._known, beside=beside)
 
     def _states(self) -> list[Any]:
         """The data state of every data rank, in order; empty if the number of samples is enough."""

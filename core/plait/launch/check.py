@@ -53,6 +53,8 @@ def check(node: Mapping[str, Any], world_size: int | None = None, folder: Path |
     device_type = device_of(config.launch.device)
     assembly = assemble(config, world_size or _guess(config, device_type), device_type=device_type, folder=folder)
     model, run = assembly.model, assembly.run
+    if config.checkpoint.init_from is None and (own := getattr(model, "weights_from", None)):
+        config.checkpoint.init_from = config.node["checkpoint"]["init_from"] = own
     assembly.configure()
     if world_size is None and config.launch.nproc_per_node == "auto":
         run.world_size = assembly.fit_world(run.world_size)
@@ -61,7 +63,7 @@ def check(node: Mapping[str, Any], world_size: int | None = None, folder: Path |
     _check_model(config, model)
     accumulation(config, layout.count("batch"))
     source = build_source(config.data)
-    source.check(seq_len=config.train.seq_len, vocab_size=config.model.get("vocab_size"))
+    source.check(seq_len=config.train.seq_len, vocab_size=_said(config, model, "vocab_size"))
     if config.validation.interval and not source.has_validation:
         raise PlaitError(
             f"validation.interval={config.validation.interval}, but no data is held out; set "
@@ -98,7 +100,7 @@ def check(node: Mapping[str, Any], world_size: int | None = None, folder: Path |
 
 
 def _check_model(config: Config, model: Any) -> None:
-    longest = config.model.get("max_seq_len")
+    longest = _said(config, model, "max_seq_len")
     if longest is not None and config.train.seq_len > longest:
         raise PlaitError(
             f"train.seq_len={config.train.seq_len} is longer than the model's: model.max_seq_len={longest}"
@@ -107,6 +109,11 @@ def _check_model(config: Config, model: Any) -> None:
     if not 0 <= lr < math.inf:
         raise misfit("optimizer.lr", lr, "finite and not negative")
     check_optimizer(config.optimizer, model.parameters())
+
+
+def _said(config: Config, model: Any, key: str) -> Any:
+    """The option model.<key>, or what the model itself says if it has no such option."""
+    return config.model.get(key, getattr(model, key, None))
 
 
 def _check_backend(config: Config) -> None:

@@ -17,6 +17,7 @@ from plait.system.signals import asked_to_stop
 
 GROUP = "plait.strategies"
 API_GROUP = "plait.api"  # <strategy> = "v1": the hook API that it was written for, readable without an import
+MODELS = "plait.models"  # <any name> = "package": a package that ships models, as conf/model/*.yaml
 DISABLE = "PLAIT_DISABLE_PLUGINS"
 
 
@@ -66,6 +67,12 @@ def _installed(changed: Any, blocking: str) -> dict[str, Plugin]:
         version = entry.dist.version if entry.dist else "?"
         found[entry.name] = Plugin(entry.name, entry.value, _distribution(entry), version, number, state)
     return found
+
+
+def packages() -> list[str]:
+    """The installed packages that may have a `conf` folder: those of strategies and those of models."""
+    models = {entry.value.partition(":")[0].partition(".")[0] for entry in entry_points(group=MODELS)}
+    return sorted(models | {plugin.package for plugin in installed().values()})
 
 
 def disabled() -> set[str]:

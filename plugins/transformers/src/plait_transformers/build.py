@@ -1,0 +1,103 @@
+"""Builds a decoder of transformers that Plait can train."""
+
+import os
+from typing import Any
+
+from torch import Tensor, nn
+
+from plait import ModelSpec, PlaitError, mix_in
+from plait_transformers import experts
+from plait_transformers.attention import NAME, give_inner, register
+from plait_transformers.source import read_config
+
+
+def decoder(path: str | None = None, weights: str = "files", config: dict[str, Any] | None = None) -> nn.Module:
+    """The model of the local folder `path`, or of the keys in `config` alone; names of parameters are transformers'.
+
+    weights: "files", those of the folder, or "init".
+    Raises PlaitError for a folder or keys that are not those of a decoder, and for one that cannot be trained here.
+    """
+    if weights not in ("files", "init"):
+        raise PlaitError(f"model.weights is {weights}; it must be files or init").at(
+            "model.weights", weights, fits=("files", "init")
+        )
+    read = read_config(path, config or {})
+    model = of_config(read)
+    model.source, model.kept = path, read.to_dict()
+    if path is not None and weights == "files":
+        model.weights_from = os.path.abspath(path)
+    return model
+
+
+def of_config(config: Any, attention: str = NAME) -> nn.Module:
+    """The model of transformers' `config`, on the current device, without dropout, in float32."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    register()
+    experts.register()
+    kept = config.to_dict()
+    config = type(config).from_dict({**kept, **_without_dropout(kept), "use_cache": False})
+    cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    config._attn_implementation = attention
+    model = cls._from_config(config, attn_implementation=attention, experts_implementation=experts.NAME)
+    if attention == NAME:
+        give_inner(model)
+    _refuse_late_rope(model, config.model_type)
+    mix_in(model, Decoder)
+    model.architecture = cls.__name__
+    model.max_seq_len = getattr(config, "max_position_embeddings", None)
+    model.vocab_size = config.vocab_size
+    return model
+
+
+class Decoder:
+    """Mixed into the class of transformers' model: called as Plait calls models."""
+
+    config: Any
+    source: str | None = None
+    architecture: str  # the name of transformers' class, which strategies may change
+    kept: dict[str, Any]  # the configuration as it was read, dropout included
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V). `positions` (B, T) restart at 0 where a packed document starts; None: a row is one."""
+        import torch
+
+        places = positions
+        if places is None:
+            places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        # four dims: passed through to attention as it is
+        mask = None if positions is None else positions[:, None, None]
+        plain: Any = super()
+        return plain.forward(input_ids=tokens, attention_mask=mask, position_ids=places, use_cache=False).logits
+
+    def spec(self) -> ModelSpec:
+        from plait_transformers.spec import spec_of
+
+        return spec_of(self)
+
+    def export_files(self) -> dict[str, str]:
+        """What `from_pretrained` needs beside the weights: config.json, and the tokenizer of the folder."""
+        from plait_transformers.source import beside
+
+        dtype = str(next(self.parameters()).dtype).removeprefix("torch.")  # type: ignore[attr-defined]
+        return beside(self.source, {**self.kept, "architectures": [self.architecture], "dtype": dtype})
+
+    def warn_if_padding_and_no_attention_mask(self, *args: Any, **kwargs: Any) -> None:
+        """transformers looks at the values of tokens here, which costs time on a GPU."""
+
+
+def _without_dropout(config: dict[str, Any]) -> dict[str, float]:
+    return {name: 0.0 for name, value in config.items() if "drop" in name and isinstance(value, float)}
+
+
+def _refuse_late_rope(model: nn.Module, kind: str) -> None:
+    for module in model.modules():
+        types = getattr(module, "rope_type", None)
+        for each in types.values() if isinstance(types, dict) else [types]:
+            if each is not None and ("dynamic" in each or each == "longrope"):
+                raise PlaitError(
+                    f"this {kind} has rope_type={each}, which changes RoPE with the length of the input; Plait trains "
+                    "models whose positions turn in the same way at every length"
+                )

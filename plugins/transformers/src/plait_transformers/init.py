@@ -1,0 +1,145 @@
+"""How a family initialises its parameters, by recording what its own `_init_weights` does to each.
+
+The functions compare by value and can be pickled.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import torch
+from torch import Generator, Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from plait import PlaitError
+from plait.models.init import Constant, Normal, TruncNormal, ZeroRow
+
+Fill = Callable[..., Any]
+
+
+@attrs.frozen
+class Value:
+    """What is computed from the configuration, such as the frequencies of RoPE."""
+
+    value: Tensor = attrs.field(eq=attrs.cmp_using(eq=torch.equal))
+
+    def __call__(self, tensor: Tensor, generator: Generator | None = None, row: int | None = None) -> Tensor:
+        return tensor.copy_(self.value if row is None else self.value[row])
+
+
+@attrs.frozen
+class Uniform:
+    """Draws evenly between `low` and `high`."""
+
+    low: float
+    high: float
+
+    def __call__(self, tensor: Tensor, generator: Generator | None = None) -> Tensor:
+        return tensor.uniform_(self.low, self.high, generator=generator)
+
+
+def recorded(model: nn.Module) -> dict[str, Fill]:
+    """FQN -> how `model`, on any device, fills that parameter or buffer. Values are not changed."""
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    recorder = _Recorder({id(tensor): fqn for fqn, tensor in named.items()})
+    with torch.no_grad(), recorder, torch.device("cpu"):
+        for module in reversed(list(model.modules())):  # as transformers does: a parent after its children
+            model._init_weights(module)  # type: ignore[operator]
+    missing = [fqn for fqn in named if fqn not in recorder.fills]
+    if missing:
+        kind = model.config.model_type  # type: ignore[union-attr]
+        raise PlaitError(
+            f"how {kind} initialises {missing[0]!r} is not known: its `_init_weights` does not fill it in a way that "
+            "can be repeated row by row"
+        )
+    return recorder.fills
+
+
+def _normal(tensor: Any, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Fill | None:
+    return Normal(float(std)) if not mean else None
+
+
+def _trunc(tensor: Any, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, **_: Any) -> Fill | None:
+    return TruncNormal(float(std), cut=b / std) if not mean and a == -b else None
+
+
+def _uniform(tensor: Any, a: float = 0.0, b: float = 1.0, generator: Any = None) -> Fill | None:
+    return Uniform(float(a), float(b))
+
+
+def _fill(tensor: Any, value: Any = 0.0) -> Fill | None:
+    return Constant(float(value))
+
+
+def _constant(tensor: Any, val: Any = 0.0) -> Fill | None:
+    return Constant(float(val))
+
+
+def _ones(tensor: Any) -> Fill | None:
+    return Constant(1.0)
+
+
+def _copy(tensor: Any, other: Any, *args: Any, **_: Any) -> Fill | None:
+    return Value(other.detach().clone()) if isinstance(other, Tensor) and not other.is_meta else None
+
+
+FILLS: dict[Any, Callable[..., Fill | None]] = {
+    **{nn.init.normal_: _normal, Tensor.normal_: _normal, nn.init.trunc_normal_: _trunc},
+    **{nn.init.uniform_: _uniform, Tensor.uniform_: _uniform, nn.init.constant_: _constant, nn.init.ones_: _ones},
+    **{nn.init.zeros_: _fill, Tensor.zero_: _fill, Tensor.fill_: _fill, Tensor.copy_: _copy},
+}
+
+
+class _Recorder(TorchFunctionMode):
+    """Inside, what would fill a tensor of `names` (id -> FQN) is noted and not done."""
+
+    def __init__(self, names: dict[int, str]) -> None:
+        super().__init__()
+        self.names, self.fills = names, {}  # type: ignore[var-annotated]
+        self._views: dict[int, tuple[str, int]] = {}
+        self._alive: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        target = args[0] if args else kwargs.get("tensor")
+        known = self.names.get(id(target)) if isinstance(target, Tensor) else None
+        if func in FILLS and isinstance(target, Tensor):
+            if known is not None:
+                self._note(known, FILLS[func](*args, **kwargs))
+            elif id(target) in self._views:
+                fqn, index = self._views[id(target)]
+                zero = FILLS[func](*args, **kwargs) == Constant(0.0)
+                self._note(fqn, ZeroRow(self.fills[fqn], index) if zero and fqn in self.fills else None)
+            elif not target.is_meta:
+                return func(*args, **kwargs)
+            return target
+        result = func(*args, **kwargs)
+        if known is not None and isinstance(result, Tensor) and result is not target:
+            self._alive.append(result)  # so that no other tensor gets its id
+            if func is Tensor.__getitem__ and isinstance(args[1], int):
+                self._views[id(result)] = (known, args[1])
+            elif func is Tensor.data.__get__:  # type: ignore[attr-defined]
+                self.names[id(result)] = known
+        return result
+
+    def _note(self, fqn: str, fill: Fill | None) -> None:
+        self.fills.pop(fqn, None)
+        if fill is not None:
+            self.fills[fqn] = fill
+
+
+def patterns(fills: dict[str, Fill], pattern_of: Callable[[str], str]) -> dict[str, Fill]:
+    """The same by pattern, where all tensors of a pattern are filled alike; others by their own name, first."""
+    groups: dict[str, list[str]] = {}
+    for fqn in fills:
+        groups.setdefault(pattern_of(fqn), []).append(fqn)
+    return dict(_entries(fills, groups, single=True)) | dict(_entries(fills, groups, single=False))
+
+
+def _entries(fills: dict[str, Fill], groups: dict[str, list[str]], single: bool) -> Iterator[tuple[str, Fill]]:
+    for pattern, names in groups.items():
+        alike = all(fills[name] == fills[names[0]] for name in names)
+        if alike and not single:
+            yield pattern, fills[names[0]]
+        elif not alike and single:
+            yield from ((name, fills[name]) for name in names)

@@ -1,0 +1,268 @@
+"""What holds for a family, found by experiments on a small copy of it in float64, in this process.
+
+A derived spec must not be wrong in silence. So nothing is declared that was not seen: attention agrees with the
+family's own, packed documents do not see each other, nothing outside the branches mixes tokens, and the halves of a
+divided branch add up to the whole.
+
+Shapes: B batch, T tokens, V vocabulary.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from plait import PlaitError
+from plait_transformers.branch import Roles, divided, undivided
+from plait_transformers.build import Decoder, of_config
+from plait_transformers.init import recorded
+from plait_transformers.shrink import VOCAB, shrunken
+from plait_transformers.watch import Watch, watching
+
+BOUND = 1e-4  # families compute parts in float32 by hand; what is wrong is off by far more
+TOKENS = 12
+
+
+@attrs.frozen
+class Facts:
+    """About a family; FQNs are patterns, in which `*` is the number of a block.
+
+    blocks:    the blocks. branches: modules that read the stream and return a summand of it.
+    roles:     parameter -> its logical axes. whole: branch -> why it is not divided.
+    attention: the inner attention, if it is plain or can be wrapped at least. head_width: of queries.
+    first, last: modules with parameters before and after the blocks. head: whose result is the logits, unchanged.
+    """
+
+    blocks: str
+    branches: tuple[str, ...]
+    roles: dict[str, tuple[str | None, ...]]
+    whole: dict[str, str]
+    attention: str | None
+    head_width: int
+    first: tuple[str, ...]
+    last: tuple[str, ...]
+    head: str | None
+
+    def pattern(self, fqn: str) -> str:
+        """The pattern of `fqn`: the number of its block as `*`."""
+        prefix = self.blocks.removesuffix("*")
+        return re.sub(rf"^{re.escape(prefix)}\d+(?=\.|$)", self.blocks, fqn)
+
+
+def facts_of(config: Any) -> Facts:
+    """The facts about transformers' `config`. Raises PlaitError for a family that cannot be trained, saying why."""
+    return _facts(type(config), json.dumps(config.to_dict(), sort_keys=True, default=str))
+
+
+@functools.lru_cache(maxsize=8)
+def _facts(cls: Any, said: str) -> Facts:
+    config = cls.from_dict(json.loads(said))
+    kind = config.model_type
+    try:
+        small = shrunken(config)
+        model, own = _built(small), _built(small, own=True)
+        own.load_state_dict(model.state_dict())
+        return _tried(kind, model, own)
+    except PlaitError:
+        raise
+    except Exception as error:
+        raise PlaitError(
+            f"model=transformers cannot derive the spec of {kind}: a small copy of it fails with "
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        ) from error
+
+
+def _built(config: Any, own: bool = False) -> nn.Module:
+    """A model of `config` with random weights, in float64. own: with transformers' attention, masks and buffers."""
+    with torch.device("cpu" if own else "meta"), torch.random.fork_rng(devices=[]):
+        model = of_config(config, **({"attention": "eager"} if own else {}))
+    if not own:
+        fills = recorded(model)
+        model.to_empty(device="cpu")
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for param in model.parameters():
+                scale = param.shape[-1] ** -0.5 if param.dim() > 1 else 0.2
+                param.normal_(0.0 if param.dim() > 1 else 1.0, 1.5 * scale, generator=generator)
+            for fqn, buffer in model.named_buffers():
+                fills[fqn](buffer, generator)
+        model.tie_weights()  # type: ignore[operator]
+    for module in model.modules():
+        for name, param in module._parameters.items():
+            if param is not None and param.is_floating_point():
+                module._parameters[name] = nn.Parameter(param.detach().double())
+    model.tie_weights()  # type: ignore[operator]
+    return model.eval()
+
+
+@torch.no_grad()
+def _tried(kind: str, model: nn.Module, own: nn.Module) -> Facts:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(4, VOCAB, (2, TOKENS), generator=generator)
+    with watching(model) as watch:
+        logits = model(tokens)
+    wanted = _check_causal(kind, own, tokens)
+    if _apart(logits, wanted) > BOUND:
+        raise PlaitError(
+            f"model=transformers cannot train {kind}: its attention does not go through transformers' registry of "
+            "attention functions in a form that Plait computes"
+        )
+    _check_documents(kind, model, tokens)
+    blocks = _blocks(model)
+    branches = list(_branches(model, blocks))
+    _check_apart(kind, model, tokens, [model.get_submodule(b) for b in branches])
+    return _derived(model, watch, blocks, branches, logits)
+
+
+def _apart(x: Tensor, y: Tensor) -> float:
+    return float((x - y).abs().max() / y.abs().max()) if x.shape == y.shape else float("inf")
+
+
+def _check_causal(kind: str, own: nn.Module, tokens: Tensor) -> Tensor:
+    """The logits of transformers' own forward."""
+    plain: Any = super(Decoder, own)
+    logits, other = (plain.forward(input_ids=ids, use_cache=False).logits for ids in (tokens, _with_other(tokens, -1)))
+    if _apart(other[:, :-1], logits[:, :-1]) > BOUND:
+        raise PlaitError(
+            f"{kind} is an encoder: its tokens see later ones; model=transformers trains models that predict the next "
+            "token"
+        )
+    return logits
+
+
+def _with_other(tokens: Tensor, place: int) -> Tensor:
+    """`tokens`, of which the one at `place` in the first row is another one; the first 4 are left alone."""
+    other = tokens.clone()
+    other[0, place] = (other[0, place] - 3) % (VOCAB - 4) + 4
+    return other
+
+
+def _check_documents(kind: str, model: nn.Module, tokens: Tensor) -> None:
+    cut = TOKENS // 2 - 1
+    positions = torch.cat([torch.arange(cut), torch.arange(TOKENS - cut)]).expand_as(tokens)
+    apart = torch.cat([model(tokens[:, :cut]), model(tokens[:, cut:])], dim=1)
+    if _apart(model(tokens, positions), apart) > BOUND:
+        raise PlaitError(f"model=transformers cannot train {kind}: packed documents would see each other")
+
+
+def _check_apart(kind: str, model: nn.Module, tokens: Tensor, branches: list[nn.Module]) -> None:
+    """Without what the branches add, a token's logits depend on that token alone."""
+
+    def nothing(module: nn.Module, args: Any, result: Any) -> Any:
+        first = result[0] if isinstance(result, tuple) else result
+        none = torch.zeros_like(first)
+        return (none, *result[1:]) if isinstance(result, tuple) else none
+
+    hooks = [branch.register_forward_hook(nothing) for branch in branches]
+    change = (model(tokens) - model(_with_other(tokens, 3))).abs().amax(-1)
+    for hook in hooks:
+        hook.remove()
+    change[0, 3] = 0
+    if float(change.max()) > 0:
+        raise PlaitError(f"model=transformers cannot train {kind}: it mixes tokens outside attention and feed-forward")
+
+
+def _blocks(model: nn.Module) -> str:
+    """The FQN of the list of blocks."""
+    count = model.config.num_hidden_layers  # type: ignore[union-attr]
+    for fqn, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return fqn
+    raise PlaitError(f"{model.config.model_type} has no list of {count} blocks")  # type: ignore[union-attr]
+
+
+def _branches(model: nn.Module, blocks: str) -> Iterator[str]:
+    for number, block in enumerate(model.get_submodule(blocks)):  # type: ignore[arg-type]
+        for name, child in block.named_children():
+            if any(p.dim() > 1 for p in child.parameters()):
+                yield f"{blocks}.{number}.{name}"
+
+
+def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], logits: Tensor) -> Facts:
+    facts = Facts(f"{blocks}.*", (), {}, {}, None, 1, (), (), None)
+    found: dict[str, list[Roles]] = {}
+    for fqn in branches:
+        found.setdefault(facts.pattern(fqn), []).append(divided(fqn, model.get_submodule(fqn), watch))
+    roles: dict[str, tuple[str | None, ...]] = {}
+    whole: dict[str, str] = {}
+    for pattern, answers in found.items():
+        why = next((each.why for each in answers if each.why), "")
+        alike = {facts.pattern(n): a for each in answers for n, a in each.axes.items()}
+        if not why and any(alike[facts.pattern(n)] != a for each in answers for n, a in each.axes.items()):
+            why = "its layers differ"
+        if why:
+            whole[pattern] = why
+            alike = {}
+            for fqn in (b for b in branches if facts.pattern(b) == pattern):
+                alike |= {facts.pattern(n): a for n, a in undivided(fqn, model.get_submodule(fqn), watch).items()}
+        roles |= alike
+    inside = {id(p) for p in model.get_submodule(blocks).parameters()}
+    roles |= _others(model, facts, roles, inside)
+    first, last = _ends(model, watch, blocks)
+    head = next(
+        (
+            fqn
+            for fqn, call in watch.calls.items()
+            if fqn in last
+            and call.result is not None
+            and call.result.data_ptr() == logits.data_ptr()
+            and call.result.shape == logits.shape
+            and isinstance(model.get_submodule(fqn), nn.Linear)
+        ),
+        None,
+    )
+    attention = {facts.pattern(fqn) for fqn in watch.attended}
+    widths = {call.q[-1] for call in watch.attended.values()}
+    simple = len(attention) == 1 and len(widths) == 1 and not any(call.extra for call in watch.attended.values())
+    return attrs.evolve(
+        facts,
+        branches=tuple(found),
+        roles=roles,
+        whole=whole,
+        attention=attention.pop() if simple else None,
+        head_width=max(widths, default=1),
+        first=first,
+        last=last,
+        head=head,
+    )
+
+
+def _others(model: nn.Module, facts: Facts, roles: dict, inside: set[int]) -> dict[str, tuple[str | None, ...]]:
+    """Parameters that are in no branch."""
+    hidden = model.config.hidden_size  # type: ignore[union-attr]
+    tables = [m for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m is not None]  # type: ignore[operator]
+    vocab = {id(p) for module in tables for p in module.parameters()}
+    found: dict[str, tuple[str | None, ...]] = {}
+    for fqn, param in model.named_parameters():
+        pattern = facts.pattern(fqn)
+        if pattern in roles:
+            continue
+        axes: list[str | None] = [None] * param.dim()
+        if id(param) in vocab and param.shape[0] == VOCAB:
+            axes[0] = "vocab"
+        if param.shape[-1] == hidden and (param.dim() > 1 or axes[0] is None):
+            axes[-1] = "embed"
+        found[pattern] = tuple(axes)
+    return found
+
+
+def _ends(model: nn.Module, watch: Watch, blocks: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The modules with parameters of their own before and after the blocks; none, if one is called otherwise."""
+    inside = f"{blocks}."
+    own = [
+        fqn
+        for fqn, module in model.named_modules()
+        if not fqn.startswith(inside) and any(p is not None for p in module._parameters.values())
+    ]
+    places = [watch.places.get(fqn, []) for fqn in own]
+    if any(len(each) != 1 for each in places) or not watch.block_places:
+        return (), ()
+    start, end = min(watch.block_places), max(watch.block_places)
+    first = tuple(f for f, each in zip(own, places, strict=True) if each[0] < start)
+    last = tuple(f for f, each in zip(own, places, strict=True) if each[0] > end)
+    return (first, last) if len(first) + len(last) == len(own) else ((), ())

@@ -1,0 +1,51 @@
+"""A small configuration of the same family: the same kinds of layers and heads, fewer and narrower."""
+
+from typing import Any
+
+VOCAB, HEADS, EXPERTS, WINDOW = 64, 4, 4, 5
+
+
+def shrunken(config: Any) -> Any:
+    """A configuration like `config` with 4 heads of the same width, a vocabulary of 64, and the fewest layers, at least
+    2, that have every kind of layer."""
+    said = config.to_dict()
+    alias = getattr(config, "attribute_map", {})
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kept = _layers_with_all_kinds(said, layers)
+    wanted: dict[str, Any] = {
+        "num_hidden_layers": kept,
+        "vocab_size": VOCAB,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS if groups == heads else 1 if groups == 1 else HEADS // 2,
+        "hidden_size": width * (HEADS if config.hidden_size == heads * width else HEADS + 2),
+        "intermediate_size": 96,
+        "ffn_dim": 96,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), EXPERTS),
+        **dict.fromkeys(("num_experts_per_tok", "moe_topk"), 2),
+        **dict.fromkeys(("n_group", "topk_group"), 1),
+        "sliding_window": WINDOW,
+        "pad_token_id": 1,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+    }
+    changed = {}
+    for name, value in wanted.items():
+        own = alias.get(name, name)
+        if said.get(own) is not None:
+            changed[own] = value
+    for name, value in said.items():
+        if isinstance(value, list | tuple) and len(value) == layers and layers > 1:
+            changed[name] = list(value)[:kept]
+    return type(config).from_dict({**said, **changed})
+
+
+def _layers_with_all_kinds(said: dict[str, Any], layers: int) -> int:
+    lists = [v for v in said.values() if isinstance(v, list | tuple) and len(v) == layers and layers > 1]
+    kinds = [tuple(map(str, each)) for each in zip(*lists, strict=True)]
+    needed = max((kinds.index(kind) + 1 for kind in set(kinds)), default=1)
+    first_dense = said.get("first_k_dense_replace") or 0
+    return min(layers, max(2, needed, first_dense + 1))

@@ -1,0 +1,75 @@
+"""The configuration of a model: of a local folder, of given keys, or of both. Nothing is downloaded, and no code of a
+folder is run."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from plait import PlaitError
+
+CONFIG = "config.json"
+KEPT = (  # what a tokenizer and generation have, all of it text
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("merges.txt", "chat_template.jinja", "generation_config.json"),
+)
+
+
+def read_config(path: str | None, given: Mapping[str, Any]) -> Any:
+    """transformers' configuration. Raises PlaitError, naming the key, for what is not that of a decoder."""
+    import transformers
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+    stored = {} if path is None else _stored(Path(path))
+    known = {**stored, **given}
+    where = "model.config" if path is None else f"{Path(path) / CONFIG}"
+    kind = known.get("model_type")
+    key, version = ("model.config" if path is None else "model.path"), transformers.__version__
+    if not isinstance(kind, str):
+        raise PlaitError(f"{where} has no model_type, such as model_type: llama").at(key, path, fits="a model_type")
+    if kind not in CONFIG_MAPPING:
+        code = ", and Plait does not run the code of a folder" if "auto_map" in stored else ""
+        raise PlaitError(f"{where} has model_type={kind}, which transformers {version} does not have{code}").at(
+            key, path, fits="a decoder of transformers"
+        )
+    try:
+        config = CONFIG_MAPPING[kind].from_dict(known)
+    except Exception as error:
+        raise PlaitError(f"{where} is not a configuration of {kind}: {str(error).splitlines()[0]}").at(
+            key, path
+        ) from error
+    unknown = [name for name in given if name != "model_type" and not hasattr(CONFIG_MAPPING[kind](), name)]
+    if unknown:
+        raise PlaitError(f"unknown key model.config.{unknown[0]}: a configuration of {kind} has no such key").at(
+            f"model.config.{unknown[0]}", given[unknown[0]]
+        )
+    parts = set(getattr(config, "sub_configs", {})) - {"text_config"}
+    if config.is_encoder_decoder or parts or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise PlaitError(
+            f"{where} has model_type={kind}, which is not a decoder of text alone; model=transformers trains models "
+            "that predict the next token"
+        ).at(key, path, fits="a decoder of transformers")
+    return config
+
+
+def _stored(folder: Path) -> dict[str, Any]:
+    file = folder / CONFIG
+    try:
+        content = json.loads(file.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        what = f"has no {CONFIG}" if folder.is_dir() else "is not a folder"
+        raise PlaitError(f"model.path={folder} {what}; it takes a local folder as save_pretrained writes it").at(
+            "model.path", str(folder), fits=f"a local folder with {CONFIG}"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise PlaitError(f"{file} cannot be read: {error}").at("model.path", str(folder)) from None
+    if not isinstance(content, dict):
+        raise PlaitError(f"{file} holds no object").at("model.path", str(folder))
+    return content
+
+
+def beside(path: str | None, config: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> text of the files that belong to weights of `config`; those of the folder `path` as they are there."""
+    found = {name: Path(path) / name for name in KEPT} if path is not None else {}
+    kept = {name: file.read_text(encoding="utf-8") for name, file in found.items() if file.is_file()}
+    return {CONFIG: json.dumps(config, indent=2, sort_keys=True, default=str) + "\n", **kept}

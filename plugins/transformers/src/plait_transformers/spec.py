@@ -1,0 +1,51 @@
+"""The spec of a decoder of transformers, from facts about its family that were tried."""
+
+from typing import Any
+
+from plait import ModelSpec, PlaitError
+from plait.models.flops import Flops
+from plait_transformers.init import patterns, recorded
+from plait_transformers.proof import Facts, facts_of
+
+
+def spec_of(model: Any) -> ModelSpec:
+    """The spec of `model`, on any device. Raises PlaitError for a family that cannot be trained, saying why."""
+    facts = facts_of(model.config)
+    named = dict(model.named_parameters())
+    axes = {facts.pattern(fqn): _axes(facts, fqn, param.dim()) for fqn, param in named.items()}
+    sizes = _sizes(facts, named, model.config)
+    embedding = model.get_input_embeddings().weight
+    tied = any(p is embedding for p in (getattr(model.get_output_embeddings(), "weight", None),))
+    matrices = sum(p.numel() for p in named.values()) - (0 if tied else embedding.numel())
+    heads, layers = model.config.num_attention_heads, model.config.num_hidden_layers
+    return ModelSpec(
+        axes=axes,
+        blocks=(facts.blocks,),
+        sizes=sizes,
+        branches=facts.branches,
+        attention=facts.attention,
+        init=patterns(recorded(model), facts.pattern),
+        flops=Flops(parameters=matrices, attention=2 * layers * heads * facts.head_width),
+        head=facts.head,
+        before=facts.first,
+        after=facts.last,
+    )
+
+
+def _axes(facts: Facts, fqn: str, dims: int) -> tuple[str | None, ...]:
+    axes = facts.roles.get(facts.pattern(fqn))
+    if axes is None or len(axes) != dims:
+        raise PlaitError(f"model=transformers cannot derive the axes of {fqn!r}: a small copy of the model has no such")
+    return axes
+
+
+def _sizes(facts: Facts, named: dict[str, Any], config: Any) -> dict[str, int]:
+    """Heads are counted by their width, which is that of the small copy."""
+    counts: dict[str, set[int]] = {}
+    for fqn, param in named.items():
+        for axis, rows in zip(facts.roles.get(facts.pattern(fqn), ()), param.shape, strict=False):
+            if axis in ("heads", "kv_heads"):
+                counts.setdefault(axis, set()).add(rows)
+    if any(len(rows) > 1 for rows in counts.values()):
+        raise PlaitError(f"model=transformers cannot train a {config.model_type} whose layers differ in heads")
+    return {axis: min(rows) // facts.head_width for axis, rows in counts.items()}

@@ -1,0 +1,80 @@
+"""What modules are called with, and what they return, in one forward."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+from torch import Tensor, nn
+
+from plait_transformers.attention import Inner
+
+
+@attrs.frozen
+class Call:
+    """Of a module: its arguments, the first tensor among them and of its results."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    entered: Tensor | None
+    result: Tensor | None
+
+
+@attrs.frozen
+class Attended:
+    """Of an inner attention: shapes of queries, keys and values, and whether it got more than these."""
+
+    q: tuple[int, ...]
+    k: tuple[int, ...]
+    v: tuple[int, ...]
+    extra: bool
+
+
+@attrs.define
+class Watch:
+    """calls: FQN -> the last call of a module. places: FQN -> when it was called. attended: of inner attentions."""
+
+    calls: dict[str, Call] = attrs.Factory(dict)
+    places: dict[str, list[int]] = attrs.Factory(dict)
+    block_places: list[int] = attrs.Factory(list)
+    attended: dict[str, Attended] = attrs.Factory(dict)
+
+
+@contextmanager
+def watching(model: nn.Module) -> Iterator[Watch]:
+    """Notes all calls inside; tensors are kept alive, so that the same storage means the same values."""
+    watch, count, hooks = Watch(), [0], []
+    lists = [fqn for fqn, m in model.named_modules() if isinstance(m, nn.ModuleList)]
+
+    def note(fqn: str) -> Any:
+        def after(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+            count[0] += 1
+            watch.places.setdefault(fqn, []).append(count[0])
+            if fqn.rpartition(".")[0] in lists and any(True for _ in module.children()):
+                watch.block_places.append(count[0])
+            watch.calls[fqn] = Call(args, kwargs, _first((*args, *kwargs.values())), _first(result))
+            if isinstance(module, Inner):
+                q, k, v = (tuple(x.shape) for x in args[:3])
+                watch.attended[fqn] = Attended(q, k, v, bool(kwargs))
+
+        return after
+
+    for fqn, module in model.named_modules():
+        if fqn:
+            hooks.append(module.register_forward_hook(note(fqn), with_kwargs=True))
+    try:
+        yield watch
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _first(values: Any) -> Tensor | None:
+    if isinstance(values, Tensor):
+        return values
+    return next((v for v in values if isinstance(v, Tensor)), None) if isinstance(values, tuple | list) else None
+
+
+def same(x: Tensor | None, y: Tensor | None) -> bool:
+    """Whether both are the same values, perhaps in another shape."""
+    return x is not None and y is not None and x.data_ptr() == y.data_ptr() and x.numel() == y.numel()

@@ -1,0 +1,80 @@
+"""Small models of many families, and how they are compared with one process."""
+
+from typing import Any
+
+import attrs
+from torch import nn
+
+from plait.testing import Trial, TrialResult, train, worst_gradient
+from plait.testing.widened import Widened
+
+SIZES = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+    "sliding_window": 6,
+    "pad_token_id": 1,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
+MORE: dict[str, dict[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3_text": {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention", "full_attention"]},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "granite": {"attention_multiplier": 0.3, "residual_multiplier": 0.5, "logits_scaling": 2.0},
+    "deepseek_v3": {
+        **{"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16},
+        **{"q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
+        **{"num_key_value_heads": 4, "head_dim": 8},
+    },
+}
+
+
+def keys_of(kind: str) -> dict[str, Any]:
+    """`model.config` of a small model of the family `kind`."""
+    from transformers import CONFIG_MAPPING
+
+    known = CONFIG_MAPPING[kind]()
+    fits = {name: value for name, value in SIZES.items() if hasattr(known, name)}
+    return {"model_type": kind, **fits, **MORE.get(kind, {})}
+
+
+@attrs.frozen
+class OfFamily(Trial):
+    """A trial of a small model of `kind`, in float64 also where it casts to float32 by hand."""
+
+    kind: str = "llama"
+
+    def build(self) -> nn.Module:
+        import torch
+
+        from plait_transformers.build import decoder
+
+        with torch.device("meta"):
+            return decoder(config=keys_of(self.kind))
+
+    def computing(self) -> Any:
+        return Widened()
+
+
+def result(kind: str, strategies: dict[str, Any], documents: bool = False, chunks: int = 1) -> TrialResult:
+    """Called on every rank."""
+    return train(OfFamily(kind=kind, steps=2, documents=documents, chunks=chunks), strategies)
+
+
+def apart(found: TrialResult, wanted: TrialResult) -> tuple[float, str]:
+    """The worst gradient and its name; infinite if initial values differ."""
+    for name, value in wanted.initial.items():
+        if not value.equal(found.initial[name]):
+            return float("inf"), f"initial {name}"
+    return worst_gradient(found, wanted)

@@ -1,0 +1,126 @@
+"""What is derived from a family: axes, attention, initial values, refusals to divide."""
+
+import pytest
+import torch
+from families import keys_of
+
+from plait import PlaitError
+from plait_transformers import attention, branch, proof
+from plait_transformers.build import decoder
+from plait_transformers.proof import facts_of
+
+LLAMA = {
+    "model.embed_tokens.weight": ("vocab", "embed"),
+    "model.layers.*.self_attn.q_proj.weight": ("heads", "embed"),
+    "model.layers.*.self_attn.k_proj.weight": ("kv_heads", "embed"),
+    "model.layers.*.self_attn.v_proj.weight": ("kv_heads", "embed"),
+    "model.layers.*.self_attn.o_proj.weight": ("embed", "heads"),
+    "model.layers.*.mlp.gate_proj.weight": ("ffn", "embed"),
+    "model.layers.*.mlp.up_proj.weight": ("ffn", "embed"),
+    "model.layers.*.mlp.down_proj.weight": ("embed", "ffn"),
+    "model.layers.*.input_layernorm.weight": ("embed",),
+    "model.layers.*.post_attention_layernorm.weight": ("embed",),
+    "model.norm.weight": ("embed",),
+    "lm_head.weight": ("vocab", "embed"),
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    proof._facts.cache_clear()
+    yield
+    proof._facts.cache_clear()
+
+
+def built(kind, **more):
+    with torch.device("meta"):
+        return decoder(config={**keys_of(kind), **more})
+
+
+def test_the_spec_of_llama():
+    spec = built("llama").spec()
+    assert dict(spec.axes) == LLAMA
+    assert spec.sizes == {"heads": 4, "kv_heads": 2}
+    assert (spec.blocks, spec.head) == (("model.layers.*",), "lm_head")
+    assert (spec.before, spec.after) == (("model.embed_tokens",), ("model.norm", "lm_head"))
+    assert spec.branches == ("model.layers.*.self_attn", "model.layers.*.mlp")
+    assert spec.attention == "model.layers.*.self_attn.inner"
+
+
+def test_any_size_is_described_on_meta():
+    sizes = {"hidden_size": 16384, "num_hidden_layers": 126, "num_attention_heads": 128, "num_key_value_heads": 8}
+    with torch.device("meta"):
+        model = decoder(config={"model_type": "llama", **sizes, "intermediate_size": 53248, "vocab_size": 128256})
+    spec = model.spec()
+    assert sum(p.numel() for p in model.parameters()) == 405_853_388_800
+    assert spec.sizes == {"heads": 128, "kv_heads": 8}
+    assert spec.flops(8192) / 1e9 == pytest.approx(2625, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "why"),
+    [
+        ("olmo2", "model.layers.*.self_attn", "half of it fails"),
+        ("phi3", "model.layers.*.self_attn", "holds several in one"),
+        ("phi3", "model.layers.*.mlp", "holds several in one"),
+        ("mixtral", "model.layers.*.mlp", "not all of its matrices"),
+        ("opt", "model.decoder.layers.*.self_attn", "do not add up"),
+    ],
+)
+def test_what_does_not_divide_stays_whole(kind, part, why):
+    model = built(kind)
+    assert why in facts_of(model.config).whole[part]
+    inside = {axis for name, axes in model.spec().axes.items() if name.startswith(part) for axis in axes}
+    assert inside <= {None, "embed"}
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "mistral", "granite", "gpt_oss"])
+def test_attention_with_more_than_scores_is_not_offered_to_others_unless_it_is_plain(kind):
+    """A window, a cap or sinks reach the inner module as arguments that a strategy in its place would not get."""
+    assert (built(kind).spec().attention is None) == (kind != "granite")
+
+
+def test_initial_values_are_the_family_s_own():
+    gpt2 = built("gpt2", initializer_range=0.1).spec()
+    assert gpt2.init_of("transformer.h.1.mlp.c_proj.weight").std == pytest.approx(0.1 / 2)  # 0.1 / (2 * layers)^0.5
+    assert gpt2.init_of("transformer.h.1.mlp.c_fc.weight").std == pytest.approx(0.1)
+    llama = built("llama")
+    angles = torch.empty(4)
+    llama.spec().init_of("model.rotary_emb.inv_freq")(angles, None)
+    assert torch.allclose(angles, 10000.0 ** (-torch.arange(0, 8, 2) / 8))
+    table = built("gemma", pad_token_id=5).spec().init_of("model.embed_tokens.weight")
+    row = torch.ones(3)
+    assert not table(row, torch.Generator(), row=5).any()
+    assert table(row, torch.Generator(), row=4).all()
+
+
+PLANTED = {
+    "window": ("mistral", "attention does not go through"),
+    "cap": ("gemma2", "attention does not go through"),
+    "positions": ("llama", "packed documents would see each other"),
+    "causal": ("llama", "attention does not go through"),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_attention_that_is_wrong_is_refused(fault, monkeypatch):
+    kind, why = PLANTED[fault]
+    forward = attention.Inner.forward
+
+    def broken(self, q, k, v, positions=None, **more):
+        if fault == "causal":
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        more.pop(fault, None)
+        return forward(self, q, k, v, None if fault == "positions" else positions, **more)
+
+    monkeypatch.setattr(attention.Inner, "forward", broken)
+    with pytest.raises(PlaitError, match=why):
+        built(kind).spec()
+
+
+def test_wrong_roles_do_not_pass(monkeypatch):
+    """Keys and values that are taken for queries, say: the halves do not add up."""
+    swapped = lambda rows, inner, seen: dict(zip(rows, ("kv_heads", "heads", "heads"), strict=True))  # noqa: E731
+    monkeypatch.setattr(branch, "_of_attention", swapped)
+    spec = built("llama", num_key_value_heads=1).spec()
+    assert not {"heads", "kv_heads"} & {axis for axes in spec.axes.values() for axis in axes}

@@ -1,0 +1,75 @@
+"""Families under strategies, against one process: gradients in float64."""
+
+import functools
+
+import families
+import pytest
+
+from plait import PlaitError
+
+QUICK = ("qwen2", "gemma2")  # grouped heads and biases; windows, caps and packed documents
+EXACT = (
+    *("llama", "qwen3", "mistral", "gemma", "gemma3_text", "olmo", "olmo2", "phi3", "gpt2", "gpt_neox", "stablelm"),
+    *("starcoder2", "granite", "cohere", "glm", "smollm3", "phi", "olmo3", "cohere2", "glm4", "helium", "ernie4_5"),
+    *("exaone4", "arcee", "seed_oss", "mixtral", "qwen3_moe"),
+)
+UNDER = {
+    "ddp": {"ddp": {}},
+    "fsdp2": {"fsdp2": {}},
+    "simplefsdp": {"simplefsdp": {}},
+    "tensor_parallel": {"tensor_parallel": {"degree": 2}},
+}
+FOLDS = {"gpt2"}  # tokens into the batch
+BOUND = 1e-10
+
+
+def on_rank(kind, strategies, documents=False, chunks=1):
+    try:
+        return families.result(kind, strategies, documents, chunks)
+    except PlaitError as error:
+        return str(error)
+
+
+def check(pool, kind, strategy, documents=False):
+    run = functools.partial(pool.run, on_rank, kind)
+    kept = pool.kept.setdefault("families", {})
+    if (kind, documents) not in kept:
+        kept[kind, documents] = run({}, documents, world=1)[0]
+    answers = run(UNDER[strategy], documents, world=2)
+    if strategy == "tensor_parallel" and kind in FOLDS:
+        assert all("folds tokens into the batch" in answer for answer in answers)
+        return
+    for answer in answers:
+        error, name = families.apart(answer, kept[kind, documents])
+        assert error < BOUND, (name, error)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "tensor_parallel"])
+@pytest.mark.parametrize("kind", QUICK)
+def test_quick(kind, strategy, plait_ranks):
+    check(plait_ranks, kind, strategy, documents=kind == "gemma2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", UNDER)
+@pytest.mark.parametrize("kind", EXACT)
+def test_gradients_equal_those_of_one_process(kind, strategy, plait_ranks):
+    check(plait_ranks, kind, strategy)
+
+
+MORE = {
+    "fewer groups than ranks": ("qwen2", {"tensor_parallel": {"degree": 4}}, 1),
+    "tp 2 x fsdp2 2": ("gemma3_text", {"tensor_parallel": {"degree": 2}, "fsdp2": {}}, 1),
+    "cp 2 x fsdp2 2": ("llama", {"context_parallel": {"degree": 2}, "fsdp2": {}}, 1),
+    "the loss in chunks": ("llama", {"tensor_parallel": {"degree": 2}, "fsdp2": {}}, 2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MORE)
+def test_on_4_ranks(case, plait_ranks):
+    kind, strategies, chunks = MORE[case]
+    wanted = plait_ranks.run(on_rank, kind, {}, world=1)[0]
+    for answer in plait_ranks.run(on_rank, kind, strategies, chunks=chunks, world=4):
+        error, name = families.apart(answer, wanted)
+        assert error < BOUND, (name, error)

@@ -1,0 +1,75 @@
+"""What cannot be trained is refused in one sentence that names the key."""
+
+import json
+
+import pytest
+import torch
+from families import keys_of
+
+from plait import PlaitError
+from plait.testing import raises_about
+from plait_transformers.build import decoder
+
+
+def build(**options):
+    with torch.device("meta"):
+        return decoder(**options)
+
+
+def folder(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    return str(tmp_path)
+
+
+def test_a_folder_without_a_config(tmp_path):
+    with raises_about("model.path", str(tmp_path)) as caught:
+        build(path=str(tmp_path))
+    assert f"model.path={tmp_path} has no config.json" in str(caught.value)
+    with raises_about("model.path", "nowhere"):
+        build(path="nowhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "holds no object"),
+        ("{}", "has no model_type"),
+        ('{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}', "does not run the code of a folder"),
+        ('{"model_type": "t5"}', "not a decoder of text alone"),
+        ('{"model_type": "gemma3"}', "not a decoder of text alone"),
+    ],
+)
+def test_folders_of_others(text, said, tmp_path):
+    with pytest.raises(PlaitError, match=said):
+        build(path=folder(tmp_path, text))
+
+
+def test_an_encoder():
+    model = build(config={"model_type": "bert", "num_hidden_layers": 2})
+    with pytest.raises(PlaitError, match="bert is an encoder: its tokens see later ones"):
+        model.spec()
+
+
+def test_an_unknown_key():
+    with pytest.raises(
+        PlaitError, match=r"unknown key model\.config\.layers: a configuration of llama has no such key"
+    ):
+        build(config={**keys_of("llama"), "layers": 3})
+
+
+def test_rope_that_changes_with_the_length():
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    with pytest.raises(PlaitError, match="rope_type=dynamic"):
+        build(config={**keys_of("llama"), "rope_parameters": scaling})
+
+
+def test_keys_of_a_folder_can_be_replaced(tmp_path):
+    path = folder(tmp_path, json.dumps(keys_of("llama")))
+    assert len(build(path=path, config={"num_hidden_layers": 3}).model.layers) == 3
+    assert len(build(path=path).model.layers) == 2
+
+
+def test_dropout_is_left_out():
+    model = build(config=keys_of("gpt2"))
+    assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
