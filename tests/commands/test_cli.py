@@ -205,7 +205,10 @@ def test_hydra_finds_conf_of_packages_and_of_the_folder(tmp_path):
     assert (shown["model"], shown["data"]) == ({"_target_": "mine.Model"}, {"_target_": "other.Data"})
 
 
-@pytest.mark.parametrize("arguments", [("--info",), ("-m", "--help"), ("--hydra-help",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--info",), *(pytest.param(a, marks=pytest.mark.slow) for a in (("-m", "--help"), ("--hydra-help",)))],
+)
 def test_hydra_explains_itself(arguments):
     done = plait("train", *arguments)
     assert (done.code, done.err) == (0, "")

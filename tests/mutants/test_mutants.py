@@ -63,6 +63,8 @@ LONG = {  # their tests take models with experts through every way of running th
     "the gradient of a query's norm is not summed over the ranks that share the heads",
     "the validation loss is averaged per rank",
     "a bucket of gradients is scattered as if it were one parameter",
+    "the gradients of copies of a shard are not summed",
+    "a tied parameter, gathered once, is still there in the next step",
 }
 FIRST = {mutant.strategy: mutant for mutant in reversed(MUTANTS) if mutant.bug not in LONG}  # one of each is quick
 MARKED = [m if m is FIRST.get(m.strategy) else pytest.param(m, marks=pytest.mark.slow) for m in MUTANTS]

@@ -103,7 +103,7 @@ def tuned(strategies, mode):
     return found[0]
 
 
-@pytest.mark.parametrize("strategies", [{}, {"simplefsdp": {}}])
+@pytest.mark.parametrize("strategies", [{}, pytest.param({"simplefsdp": {}}, marks=pytest.mark.slow)])
 def test_the_mode_reaches_inductor(plait_ranks, strategies):
     assert plait_ranks.run(tuned, strategies, "max-autotune-no-cudagraphs", world=1) == [True]
     assert plait_ranks.run(tuned, strategies, "default", world=1) == [False]
@@ -196,7 +196,7 @@ def applied_loss(chunks):
     return found
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("chunks", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_compiled_loss_is_the_same(plait_ranks, chunks):
     ((plain, grad), (again, same)) = plait_ranks.run(applied_loss, chunks, world=1)[0]
     assert again == pytest.approx(plain, rel=1e-6)
