@@ -11,7 +11,23 @@ QUICK = ("qwen2", "gemma2")  # grouped heads and biases; windows, caps and packe
 EXACT = (
     *("llama", "qwen3", "mistral", "gemma", "gemma3_text", "olmo", "olmo2", "phi3", "gpt2", "gpt_neox", "stablelm"),
     *("starcoder2", "granite", "cohere", "glm", "smollm3", "phi", "olmo3", "cohere2", "glm4", "helium", "ernie4_5"),
-    *("exaone4", "arcee", "seed_oss", "mixtral", "qwen3_moe"),
+    *(
+        "exaone4",
+        "arcee",
+        "seed_oss",
+        "mixtral",
+        "qwen3_moe",
+        "bitnet",
+        "deepseek_v3",
+        "gpt_oss",
+        "granitemoe",
+        "olmoe",
+    ),
+    *("qwen2_moe", "diffllama", "lfm2", "vaultgemma", "gpt_bigcode", "modernbert-decoder"),
+    *("persimmon", "nemotron", "nanochat", "ministral", "ministral3", "hunyuan_v1_dense", "cwm", "internlm3", "jais2"),
+    *("hyperclovax", "iquestcoder", "granite_swa", "flint", "laguna", "mellum", "solar_open", "glm4_moe", "hy_v3"),
+    *("ernie4_5_moe", "granitemoeshared", "hunyuan_v1_moe", "aria_text", "exaone_moe", "cohere2_moe", "kolibri1"),
+    *("minimax_m2", "flex_olmo", "mimo_v2_flash", "afmoe", "granitemoe_swa", "beam", "gpt-sw3"),
 )
 UNDER = {
     "ddp": {"ddp": {}},
@@ -19,7 +35,7 @@ UNDER = {
     "simplefsdp": {"simplefsdp": {}},
     "tensor_parallel": {"tensor_parallel": {"degree": 2}},
 }
-FOLDS = {"gpt2"}  # tokens into the batch
+FOLDS = {"gpt2", "gpt-sw3"}  # tokens into the batch
 BOUND = 1e-10
 
 

@@ -51,6 +51,13 @@ def test_an_encoder():
         model.spec()
 
 
+def test_attention_in_chunks_that_are_longer_than_the_experiment():
+    """Whatever acts only on long inputs is shortened in the small copy, so that it is seen."""
+    model = build(config={**keys_of("llama4_text"), "attention_chunk_size": 8192})
+    with pytest.raises(PlaitError, match="attention does not go through"):
+        model.spec()
+
+
 def test_an_unknown_key():
     with pytest.raises(
         PlaitError, match=r"unknown key model\.config\.layers: a configuration of llama has no such key"

@@ -64,10 +64,11 @@ def _facts(cls: Any, said: str) -> Facts:
     config = cls.from_dict(json.loads(said))
     kind = config.model_type
     try:
-        small = shrunken(config)
-        model, own = _built(small), _built(small, own=True)
-        own.load_state_dict(model.state_dict())
-        return _tried(kind, model, own)
+        with torch.device("cpu"):
+            small = shrunken(config)
+            model, own = _built(small), _built(small, own=True)
+            own.load_state_dict(model.state_dict())
+            return _tried(kind, model, own)
     except PlaitError:
         raise
     except Exception as error:
@@ -201,8 +202,7 @@ def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], l
             for fqn in (b for b in branches if facts.pattern(b) == pattern):
                 alike |= {facts.pattern(n): a for n, a in undivided(fqn, model.get_submodule(fqn), watch).items()}
         roles |= alike
-    inside = {id(p) for p in model.get_submodule(blocks).parameters()}
-    roles |= _others(model, facts, roles, inside)
+    roles |= _others(model, facts, roles)
     first, last = _ends(model, watch, blocks)
     head = next(
         (
@@ -232,7 +232,7 @@ def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], l
     )
 
 
-def _others(model: nn.Module, facts: Facts, roles: dict, inside: set[int]) -> dict[str, tuple[str | None, ...]]:
+def _others(model: nn.Module, facts: Facts, roles: dict) -> dict[str, tuple[str | None, ...]]:
     """Parameters that are in no branch."""
     hidden = model.config.hidden_size  # type: ignore[union-attr]
     tables = [m for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m is not None]  # type: ignore[operator]

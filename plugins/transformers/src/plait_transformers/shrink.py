@@ -1,8 +1,11 @@
 """A small configuration of the same family: the same kinds of layers and heads, fewer and narrower."""
 
+import re
 from typing import Any
 
 VOCAB, HEADS, EXPERTS, WINDOW = 64, 4, 4, 5
+# What acts only on inputs longer than it: shortened, so that the few tokens of an experiment see it act.
+REACH = re.compile(r"(window|chunk|block)_size|local_attention|(sliding|attention)_window|index_topk|floor_scale")
 
 
 def shrunken(config: Any) -> Any:
@@ -27,7 +30,6 @@ def shrunken(config: Any) -> Any:
         **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), EXPERTS),
         **dict.fromkeys(("num_experts_per_tok", "moe_topk"), 2),
         **dict.fromkeys(("n_group", "topk_group"), 1),
-        "sliding_window": WINDOW,
         "pad_token_id": 1,
         "bos_token_id": 2,
         "eos_token_id": 3,
@@ -38,6 +40,10 @@ def shrunken(config: Any) -> Any:
         if said.get(own) is not None:
             changed[own] = value
     for name, value in said.items():
+        if type(value) is int and value > WINDOW and REACH.search(name):
+            changed[name] = 2 if "topk" in name else WINDOW
+        if isinstance(value, dict) and "llama_4_scaling_beta" in value:
+            changed[name] = {**value, "original_max_position_embeddings": WINDOW}
         if isinstance(value, list | tuple) and len(value) == layers and layers > 1:
             changed[name] = list(value)[:kept]
     return type(config).from_dict({**said, **changed})
