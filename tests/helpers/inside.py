@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -67,8 +68,12 @@ def _started(*arguments: object) -> None:
 @contextlib.contextmanager
 def _as_it_was(start_ranks: Callable[..., Any]) -> Iterator[None]:
     argv, path = sys.argv, list(sys.path)
+    loggers = [logging.getLogger(name) for name in (None, "hydra")]
+    levels = [logger.level for logger in loggers]
     with mock.patch.dict(os.environ), mock.patch("plait.launch.launcher.start_ranks", start_ranks):
         try:
             yield
         finally:
             sys.argv, sys.path[:] = argv, path
+            for logger, level in zip(loggers, levels, strict=True):  # `--info` makes Hydra say more
+                logger.setLevel(level)

@@ -75,9 +75,9 @@ def test_what_does_not_divide_stays_whole(kind, part, why):
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "mistral", "granite", "gpt_oss"])
-def test_attention_with_more_than_scores_is_not_offered_to_others_unless_it_is_plain(kind):
-    """A window, a cap or sinks reach the inner module as arguments that a strategy in its place would not get."""
-    assert (built(kind).spec().attention is None) == (kind != "granite")
+def test_attention_is_offered_to_strategies(kind):
+    """A scale, a window, a cap or sinks reach a strategy in the inner module's place as keywords."""
+    assert built(kind).spec().attention == "model.layers.*.self_attn.inner"
 
 
 def test_initial_values_are_the_family_s_own():
@@ -96,7 +96,7 @@ def test_initial_values_are_the_family_s_own():
 
 PLANTED = {
     "window": ("mistral", "attention does not go through"),
-    "cap": ("gemma2", "attention does not go through"),
+    "softcap": ("gemma2", "attention does not go through"),
     "positions": ("llama", "packed documents would see each other"),
     "causal": ("llama", "attention does not go through"),
 }

@@ -77,6 +77,8 @@ MORE = {
     "fewer groups than ranks": ("qwen2", {"tensor_parallel": {"degree": 4}}, 1),
     "tp 2 x fsdp2 2": ("gemma3_text", {"tensor_parallel": {"degree": 2}, "fsdp2": {}}, 1),
     "cp 2 x fsdp2 2": ("llama", {"context_parallel": {"degree": 2}, "fsdp2": {}}, 1),
+    "a ring with windows and caps": ("gemma2", {"context_parallel": {"degree": 2, "method": "ring"}, "fsdp2": {}}, 1),
+    "keys gathered, windows and a scale": ("gemma3_text", {"context_parallel": {"degree": 2}, "fsdp2": {}}, 1),
     "the loss in chunks": ("llama", {"tensor_parallel": {"degree": 2}, "fsdp2": {}}, 2),
 }
 

@@ -58,6 +58,12 @@ def test_attention_in_chunks_that_are_longer_than_the_experiment():
         model.spec()
 
 
+@pytest.mark.parametrize("kind", ["deepseek_v4", "minimax_m3_vl_text"])
+def test_an_indexer_of_keys(kind):
+    with pytest.raises(PlaitError, match=rf"cannot train {kind}: an indexer chooses the keys .*index_"):
+        build(config={"model_type": kind, "num_hidden_layers": 2})
+
+
 def test_an_unknown_key():
     with pytest.raises(
         PlaitError, match=r"unknown key model\.config\.layers: a configuration of llama has no such key"

@@ -38,6 +38,7 @@ def of_config(config: Any, attention: str = NAME) -> nn.Module:
     register()
     experts.register()
     kept = config.to_dict()
+    _refuse_selection(kept)
     config = type(config).from_dict({**kept, **_without_dropout(kept), "use_cache": False})
     cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     config._attn_implementation = attention
@@ -90,6 +91,15 @@ class Decoder:
 
 def _without_dropout(config: dict[str, Any]) -> dict[str, float]:
     return {name: 0.0 for name, value in config.items() if "drop" in name and isinstance(value, float)}
+
+
+def _refuse_selection(config: dict[str, Any]) -> None:
+    """An indexer chooses keys only in long sequences: the small copy would not see it act."""
+    if keys := sorted(name for name, value in config.items() if name.startswith("index_") and value):
+        raise PlaitError(
+            f"model=transformers cannot train {config['model_type']}: an indexer chooses the keys that a token sees "
+            f"({keys[0]}={config[keys[0]]}), and Plait's attention does not know such a choice"
+        )
 
 
 def _refuse_late_rope(model: nn.Module, kind: str) -> None:

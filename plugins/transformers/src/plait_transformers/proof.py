@@ -34,7 +34,7 @@ class Facts:
 
     blocks:    the blocks. branches: modules that read the stream and return a summand of it.
     roles:     parameter -> its logical axes. whole: branch -> why it is not divided.
-    attention: the inner attention, if it is plain or can be wrapped at least. head_width: of queries.
+    attention: the inner attention, if all layers have the same. head_width: of queries.
     first, last: modules with parameters before and after the blocks. head: whose result is the logits, unchanged.
     """
 
@@ -218,7 +218,7 @@ def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], l
     )
     attention = {facts.pattern(fqn) for fqn in watch.attended}
     widths = {call.q[-1] for call in watch.attended.values()}
-    simple = len(attention) == 1 and len(widths) == 1 and not any(call.extra for call in watch.attended.values())
+    simple = len(attention) == 1 and len(widths) == 1
     return attrs.evolve(
         facts,
         branches=tuple(found),

@@ -22,12 +22,11 @@ class Call:
 
 @attrs.frozen
 class Attended:
-    """Of an inner attention: shapes of queries, keys and values, and whether it got more than these."""
+    """Of an inner attention: shapes of queries, keys and values."""
 
     q: tuple[int, ...]
     k: tuple[int, ...]
     v: tuple[int, ...]
-    extra: bool
 
 
 @attrs.define
@@ -55,7 +54,7 @@ def watching(model: nn.Module) -> Iterator[Watch]:
             watch.calls[fqn] = Call(args, kwargs, _first((*args, *kwargs.values())), _first(result))
             if isinstance(module, Inner):
                 q, k, v = (tuple(x.shape) for x in args[:3])
-                watch.attended[fqn] = Attended(q, k, v, bool(kwargs))
+                watch.attended[fqn] = Attended(q, k, v)
 
         return after
 
