@@ -358,3 +358,10 @@ def test_launchers_are_found():
     launcher = yaml.safe_load(done.out)["hydra"]["launcher"]
     assert launcher["_target_"].endswith(".SlurmLauncher")
     assert launcher["gpus_per_node"] == 8
+
+
+def test_hydra_may_say_more():
+    """Then it composes the sweep several times, in a folder that the command itself holds."""
+    ranks = Ranks()
+    assert plait(*TWO, "hydra.verbose=true", ranks=ranks).code == 0
+    assert len(ranks.started) == 2

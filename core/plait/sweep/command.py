@@ -33,6 +33,8 @@ class Command:
 
         Raises PlaitError if a command runs this sweep already, or if the folder cannot be created.
         """
+        if self._held is not None:  # with hydra.verbose, Hydra composes a sweep several times
+            return
         place = Path(self.folder)
         with writing(place, "the sweep's folder"):
             place.mkdir(parents=True, exist_ok=True)
