@@ -27,16 +27,19 @@ def grade_of(clean, tests, folder):
     said = clean.run(
         "python", "-m", "pytest", *quick, "-p", "no:cacheprovider", "tests", cwd=folder, timeout=1000
     ).stdout
-    (grade,) = re.findall(r"^(\w+: .*\d+ passed.*)$", said, re.MULTILINE)
-    assert "failed" not in grade
-    return grade
+    ended = said.strip().splitlines()[-1]
+    assert "passed" in ended
+    assert "failed" not in ended
+    grades = re.findall(r"^(\w+: .*\d+ passed.*)$", said, re.MULTILINE)
+    return grades[0] if grades else ""  # a package of models has no conformance suite
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
 def test_a_plugin_passes_alone(wheels, plugin, tmp_path):
     """With the core, and no other plugin than its own tests ask for."""
     clean = clean_environment(tmp_path / "venv", wheels, "plait", f"plait-{plugin.name.replace('_', '-')}[test]")
-    assert grade_of(clean, plugin / "tests", tmp_path).startswith(f"{plugin.name}: ")
+    conforms = (plugin / "tests" / "test_conformance.py").exists()
+    assert grade_of(clean, plugin / "tests", tmp_path).startswith(f"{plugin.name}: " if conforms else "")
 
 
 @pytest.fixture(scope="module")
