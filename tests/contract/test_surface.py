@@ -14,7 +14,8 @@ from tests.docs.pages import PAGES, ROOT, blocks
 
 PAGE = ROOT / "docs" / "compatibility.md"
 WHOLE = ("plait", "plait.planning", "plait.testing")  # all that they export
-EXAMPLES = sorted(ROOT.glob("examples/*/**/*.py"))
+STRANGERS = [ROOT / "tests" / "helpers" / name for name in ("gpipe.py", "stretches.py")]
+EXAMPLES = [*sorted(ROOT.glob("examples/*/**/*.py")), *STRANGERS]
 PLUGINS = sorted(ROOT.glob("plugins/*/src/**/*.py"))
 TEMPLATE = sorted(ROOT.glob("core/plait/commands/template/**/*.py.jinja"))
 # named on pages, but not to be imported: entry point groups, and a module that is run

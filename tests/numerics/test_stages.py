@@ -13,10 +13,11 @@ import plait
 from plait.models.llama3 import Llama3
 from plait.testing.models import llama3, moe
 from plait.testing.models.odd import Odd
-from plait.testing.parity import apart, unequal, worst_gradient
+from plait.testing.parity import unequal
 from plait.testing.pool import RankError
 from plait.testing.trial import Trial, forward_backward, full, held, of_all_stages, train
 from tests.helpers import gpipe
+from tests.helpers.equal import equal
 
 for module in (sys.modules[__name__], gpipe):  # ranks cannot import a test
     cloudpickle.register_pickle_by_value(module)
@@ -63,17 +64,6 @@ class Backwards(Llama3):
 
 def piped(trial, strategies, degree=2):
     return train(trial, strategies, [gpipe.GPipe(degree)])
-
-
-def equal(results, expected, bound=1e-10):
-    for result in results:
-        assert unequal(result.initial, expected.initial) is None
-        assert result.gradients.keys() == expected.gradients.keys()
-        error, parameter = worst_gradient(result, expected)
-        assert error <= bound, f"{parameter} is off by {error:.1e}"
-        assert apart(result.losses, expected.losses)[0] <= 1e-9
-        assert apart(result.norms, expected.norms)[0] <= 1e-9
-        assert set(result.final) == set(expected.final)
 
 
 def test_two_stages_beside_fsdp2_equal_one_process(plait_ranks):

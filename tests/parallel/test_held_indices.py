@@ -7,11 +7,10 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from plait.parallel.initialize import held_indices
 from plait.parallel.simulated import simulated
+from tests.helpers.made import Made
 
 LAYOUTS: dict[str, list[Any]] = {
     "rows": [Shard(0), Replicate()],
@@ -36,19 +35,6 @@ def test_every_rank_holds_what_torch_gives_it(placements: list[Any], shape: tupl
             param = distribute_tensor(whole, mesh, placements, src_data_rank=None)
             rows, columns = held_indices(param, 0), held_indices(param, 1)
             assert torch.equal(whole[rows][:, columns], param.to_local())
-
-
-class Made(TorchDispatchMode):
-    """Counts the tensors that operations return."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.count += len(tree_leaves(out))
-        return out
 
 
 @pytest.mark.parametrize("over", [1, 2], ids=["ranks", "tensor ranks"])

@@ -8,11 +8,8 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from plait import MeshAxis, MeshView
 from plait.contract.axes import join_axes
@@ -21,6 +18,7 @@ from plait.launch.compose import resolve
 from plait.parallel.apply import set_up
 from plait.parallel.mesh import Mesh
 from plait.parallel.simulated import simulated
+from tests.helpers.made import Made
 
 FEW, MANY = 64, 16_384
 BATCH = MeshAxis("dp_shard", -1, splits="batch")
@@ -99,19 +97,6 @@ def test_axes_of_one_rank_are_meshes_like_others(rank: int) -> None:
         assert mesh["tp"] is mesh["tp"]
 
 
-class Made(TorchDispatchMode):
-    """Counts the tensors without values that operations return: parts of parameters, not lists of ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.count += sum(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves(out))
-        return out
-
-
 def made(world: int, *overrides: str) -> tuple[int, int]:
     """How many tensors and how many meshes a set-up makes on rank 0 of `world`."""
     arguments = ["launch.device=cpu", f"launch.nproc_per_node={world}", "train.local_batch_size=1", *overrides]
@@ -121,7 +106,7 @@ def made(world: int, *overrides: str) -> tuple[int, int]:
         meshes.append(self)
         plain(self, *args, **kwargs)
 
-    with simulated(world), mock.patch.object(DeviceMesh, "__init__", init), Made() as tensors:
+    with simulated(world), mock.patch.object(DeviceMesh, "__init__", init), Made(on_meta=True) as tensors:
         set_up(assembly, fill=False)
     return tensors.count, len(meshes)
 

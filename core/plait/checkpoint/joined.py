@@ -31,4 +31,4 @@ def joined(own: Mapping[str, T], all_ranks: AllRanks, known: Collection[str] = (
         raise PlaitError(
             f"no rank holds {missing[0]!r}{f' and {len(missing) - 1} more' if missing[1:] else ''}, which the model has"
         )
-    return {name: found[name] for name in (*known, *(name for name in found if name not in set(known)))}, alike
+    return {name: found[name] for name in dict.fromkeys((*known, *found))}, alike

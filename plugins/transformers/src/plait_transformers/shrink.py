@@ -5,7 +5,7 @@ from typing import Any
 
 VOCAB, HEADS, EXPERTS, WINDOW = 64, 4, 4, 5
 # What acts only on inputs longer than it: shortened, so that the few tokens of an experiment see it act.
-REACH = re.compile(r"(window|chunk|block)_size|local_attention|(sliding|attention)_window|index_topk|floor_scale")
+REACH = re.compile(r"(window|chunk|block)_size|local_attention|(sliding|attention)_window|floor_scale")
 
 
 def shrunken(config: Any) -> Any:
@@ -41,7 +41,7 @@ def shrunken(config: Any) -> Any:
             changed[own] = value
     for name, value in said.items():
         if type(value) is int and value > WINDOW and REACH.search(name):
-            changed[name] = 2 if "topk" in name else WINDOW
+            changed[name] = WINDOW
         if isinstance(value, dict) and "llama_4_scaling_beta" in value:
             changed[name] = {**value, "original_max_position_embeddings": WINDOW}
         if isinstance(value, list | tuple) and len(value) == layers and layers > 1:
