@@ -9,7 +9,7 @@ from torch import nn
 pytest.importorskip("plait_fsdp2")
 
 from plait import ModelSpec, Precision
-from plait.testing.models import VOCAB, llama3
+from plait.testing.models import VOCAB, llama3, moe
 from plait.testing.parity import apart, unequal
 from plait.testing.trial import Trial, train
 
@@ -41,7 +41,7 @@ def same(pairs):
 
 
 PLANS = [("aot_eager", passes) for passes in ([], BLOCK, AUTO, ALL)]
-WAYS = [(None, [], {}), *((*plan, options) for options in ({}, HYBRID) for plan in PLANS)]
+WAYS = [(None, [], {}), *((*plan, {}) for plan in PLANS), *(("aot_eager", passes, HYBRID) for passes in (AUTO, ALL))]
 
 
 @pytest.mark.parametrize(
@@ -96,26 +96,27 @@ def test_beside_tensor_parallel(plait_ranks):
 @SLOW
 @pytest.mark.parametrize(("compile", "passes"), [(None, []), ("aot_eager", ALL)])
 def test_beside_experts(plait_ranks, compile, passes):
-    """On some CPUs (an AMD EPYC) the gradients of two norms differ in the last bit without a compiler: not explained
-    yet. The conformance suite has the same layout in float64, within 1e-10 of one process."""
+    """Gloo adds the ranks' values in an order that depends on which 8th of the buffer they lie in, rounded up (of 4
+    ranks). So a rank's part of each buffer has an even number of elements here, or the last bits depend on what shares
+    a buffer."""
     pytest.importorskip("plait_expert_parallel")
-    trial = Trial("moe", dtype="float32", compile=compile, steps=20)
+    trial = Trial(functools.partial(moe, q_lora_rank=16), dtype="float32", compile=compile, steps=20)
     same(both(plait_ranks, trial, {}, passes, {"expert_parallel": {"degree": 2}}))
 
 
 @SLOW
-@pytest.mark.parametrize("degree", [2, 4])
-def test_beside_both(plait_ranks, degree):
+def test_beside_both(plait_ranks):
     pytest.importorskip("plait_tensor_parallel")
     pytest.importorskip("plait_expert_parallel")
-    beside = {**TENSOR, "expert_parallel": {"degree": degree}}
+    beside = {**TENSOR, "expert_parallel": {"degree": 2}}
     same(both(plait_ranks, Trial("moe", dtype="float32", compile="aot_eager", steps=20), {}, ALL, beside))
 
 
 @SLOW
 def test_inductor_is_near(plait_ranks):
     """It fuses, and so rounds otherwise: within 1e-5, as in float32 every layout is."""
-    for theirs, ours in both(plait_ranks, Trial("llama3", dtype="float32", compile="inductor"), {}, ALL):
+    trial = Trial("llama3", dtype="float32", compile="inductor")
+    for theirs, ours in both(plait_ranks, trial, {}, ALL, world=2):
         assert apart(ours.losses, theirs.losses)[0] < 1e-5
         assert max(float((ours.gradients[n] - g).norm() / g.norm()) for n, g in theirs.gradients.items()) < 1e-5
 
