@@ -135,6 +135,14 @@ def _border(block: bytes) -> int:
 
 
 def _lines(file: File, text_key: str) -> Iterator[Piece]:
+    for where, row, read in rows(file):
+        text = encode(row.get(text_key), row, text_key, where)
+        if text:
+            yield Piece(text, True, True, read)
+
+
+def rows(file: File) -> Iterator[tuple[str, dict[str, Any], int]]:
+    """(file and line in words, the object, its bytes) of each line of JSON lines. Raises PlaitError that names both."""
     with file.path.open("rb") as handle:
         for number, line in enumerate(handle, 1):
             if not line.strip():
@@ -146,9 +154,7 @@ def _lines(file: File, text_key: str) -> Iterator[Piece]:
                 raise PlaitError(f"{where}: each line must be a JSON object, but this one is not: {error}") from error
             if not isinstance(row, dict):
                 raise PlaitError(f"{where}: each line must be a JSON object, but this is of type {type(row).__name__}")
-            text = encode(row.get(text_key), row, text_key, where)
-            if text:
-                yield Piece(text, True, True, len(line))
+            yield where, row, len(line)
 
 
 def encode(value: Any, row: dict[str, Any], text_key: str, where: str) -> bytes:

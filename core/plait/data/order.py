@@ -24,6 +24,15 @@ def shuffled(positions: np.ndarray, size: int, *key: int) -> np.ndarray:
     return cells.astype(np.int64)
 
 
+def epochs(numbers: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """Which of `size` samples has each number (n,), ascending, in one endless sequence: epoch after epoch, each a
+    permutation of all."""
+    epoch, places = np.divmod(numbers, size)
+    return np.concatenate(
+        [shuffled(places[epoch == one], size, seed, one) for one in range(int(epoch[0]), int(epoch[-1]) + 1)]
+    )
+
+
 def _permute(cells: np.ndarray, height: int, width: int, key: tuple[int, ...]) -> np.ndarray:
     row, column = np.divmod(cells, np.uint64(width))
     for number in range(0, ROUNDS, 2):  # each half moves by an amount that depends only on the other half: invertible

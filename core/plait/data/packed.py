@@ -6,7 +6,7 @@ import numpy as np
 
 from plait.contract.errors import PlaitError
 from plait.data.batches import Batch, Batches, to_batch, windows
-from plait.data.order import shuffled
+from plait.data.order import epochs
 from plait.data.tokenise import read_meta
 
 
@@ -33,14 +33,7 @@ class Packed(Batches):
         self._validation = windows(_read(folder, "validation"), seq_len)
 
     def take(self, first: int) -> Batch:
-        size = len(self._train)
-        epochs, places = np.divmod(first + self.rows, size)
-        samples = np.concatenate(
-            [
-                shuffled(places[epochs == epoch], size, self._seed, epoch)
-                for epoch in range(int(epochs[0]), int(epochs[-1]) + 1)
-            ]
-        )
+        samples = epochs(first + self.rows, len(self._train), self._seed)
         return to_batch(self._train[samples], self._eod, self._attention)
 
     def validation(self, index: int) -> Batch:

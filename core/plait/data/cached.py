@@ -1,0 +1,115 @@
+"""Sources made of files that are prepared once per machine, in a folder of the cache."""
+
+import hashlib
+import os
+from abc import abstractmethod
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+
+from plait.contract.errors import DiskError, PlaitError, in_words, misfit, shown
+from plait.data import cache
+from plait.data.documents import File
+from plait.data.source import Say, Source
+from plait.system.disk import reading
+
+
+def check_fraction(_: Any, __: Any, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise misfit("data.validation_fraction", value, "a number from 0 to below 1")
+
+
+def silent(line: str) -> None:
+    pass
+
+
+@attrs.define(kw_only=True, slots=False)
+class Cached(Source):
+    """A source of files.
+
+    validation_fraction: about this share of the content is held out, chosen by content; 0: none.
+    cache_dir: an absolute path; None takes the environment's PLAIT_CACHE, or else ~/.cache/plait.
+    """
+
+    validation_fraction: float = attrs.field(default=0.01, validator=check_fraction)
+    cache_dir: str | None = None
+    _known: list[tuple[File, str]] | None = attrs.field(init=False, default=None, repr=False, eq=False)
+
+    indexable: ClassVar[bool] = True
+
+    @abstractmethod
+    def files(self) -> list[File]:
+        """The files, in an order that depends only on names. Raises PlaitError if there are none."""
+
+    @abstractmethod
+    def write(self, files: list[File], folder: Path, say: Say) -> None:
+        """What ranks read, from these files, into an empty folder."""
+
+    @abstractmethod
+    def is_complete(self, folder: Path) -> bool:
+        """Whether `folder` holds all that `write` writes."""
+
+    @abstractmethod
+    def key(self, files: list[File]) -> tuple[Any, ...]:
+        """What determines the folder's content besides that of the files and the validation split."""
+
+    def left_out(self) -> str:
+        """What `files` skipped, in words for the user; "" if nothing."""
+        return ""
+
+    @property
+    def has_validation(self) -> bool:
+        return self.validation_fraction > 0
+
+    def check(self, *, seq_len: int, vocab_size: int | None) -> None:
+        super().check(seq_len=seq_len, vocab_size=vocab_size)
+        root = cache.root(self.cache_dir)
+        with reading(root, "data.cache_dir" if self.cache_dir else "PLAIT_CACHE"), suppress(FileNotFoundError):
+            os.stat(root)
+        self.files()
+
+    def prepare(self, say: Say) -> None:
+        try:
+            files = [file for file, _ in self._content(say)]
+            cache.ensure(self.folder, self.is_complete, lambda part: self.write(files, part, say), say)
+        except OSError as error:
+            root = cache.root(self.cache_dir)
+            at = f" ({shown(error.filename)})" if error.filename else ""
+            raise DiskError(
+                f"data cannot be tokenised into {shown(root)}: {in_words(error, root)}{at}; "
+                "set data.cache_dir or PLAIT_CACHE to another folder"
+            ) from error
+
+    def _content(self, say: Say) -> list[tuple[File, str]]:
+        """The files that are read, with the digest of each; computed once."""
+        if self._known is None:
+            files = self.files()
+            if line := self.left_out():
+                say(line)
+            digests = cache.digests(files, cache.root(self.cache_dir), say)
+            strange = [file.path for file, digest in zip(files, digests, strict=True) if digest is None]
+            if strange and (len(strange) == len(files) or any(file.named for file in files)):
+                raise PlaitError(f"{strange[0]} is not text in UTF-8: convert it, or leave it out")
+            if strange:
+                some = ", ".join(path.name for path in strange[:3]) + ", ..." * (len(strange) > 3)
+                say(f"left out {len(strange)} of {len(files)} files, which are not text in UTF-8: {some}")
+            self._known = [(file, digest) for file, digest in zip(files, digests, strict=True) if digest is not None]
+        return self._known
+
+    def fingerprint(self) -> str:
+        return self._digest
+
+    @property
+    def folder(self) -> Path:
+        """What was prepared; it may not be there yet."""
+        return cache.root(self.cache_dir) / f"tokens-{self._digest[:32]}"
+
+    @cached_property
+    def _digest(self) -> str:
+        files = self._content(silent)
+        content = [(file.kind, file.size, digest) for file, digest in files]
+        key = self.key([file for file, _ in files])
+        return hashlib.sha256(repr((*key, content)).encode()).hexdigest()

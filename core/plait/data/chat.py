@@ -1,0 +1,92 @@
+"""Conversations to fine-tune on: JSON lines of messages, of which the model learns the answers."""
+
+import hashlib
+import math
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from plait.contract.errors import PlaitError, misfit
+from plait.data import conversations
+from plait.data.at_path import AtPath
+from plait.data.cached import silent
+from plait.data.documents import File
+from plait.data.source import Say
+from plait.data.template import Template, template_of
+
+if TYPE_CHECKING:
+    from plait.data.bins import Bins
+
+
+@attrs.define(kw_only=True, slots=False)
+class Chat(AtPath):
+    """JSON lines, each an object with a list of messages: `{"role": ..., "content": ...}`; `tools` beside it, if any.
+
+    tokenizer: a folder with a `tokenizer.json` and a chat template.
+    messages_key: the key that holds the messages.
+    template: a file with a chat template; None: that of the tokenizer's folder.
+    """
+
+    tokenizer: str = "???"
+    attention: str = attrs.field(init=False, default="document")
+    messages_key: str = "messages"
+    template: str | None = None
+
+    def files(self) -> list[File]:
+        files = super().files()
+        wrong = [file for file in files if file.kind != "lines"]
+        if wrong and (len(wrong) == len(files) or wrong[0].named):
+            raise misfit("data.path", self.path, "JSON lines (.jsonl, .json or .ndjson), one conversation a line")
+        return [file for file in files if file.kind == "lines"]
+
+    def check(self, *, seq_len: int, vocab_size: int | None) -> None:
+        folder = Path(self.tokenizer).expanduser()
+        if not folder.is_dir():
+            raise misfit("data.tokenizer", self.tokenizer, "a folder with tokenizer.json and a chat template")
+        super().check(seq_len=seq_len, vocab_size=vocab_size)
+        if find_spec("transformers") is None:
+            raise PlaitError("data=chat needs the library transformers: pip install 'plait[chat]'").at("data", "chat")
+        next(conversations.conversations(self.files()[0], self.messages_key), None)  # the others are read in `prepare`
+        self._template  # noqa: B018 (raises)
+
+    @cached_property
+    def _template(self) -> str:
+        return template_of(Path(self.tokenizer).expanduser(), self.template)
+
+    def write(self, files: list[File], folder: Path, say: Say) -> None:
+        template = Template(Path(self.tokenizer).expanduser(), self._template)
+        conversations.write(files, self.messages_key, template, folder, say)
+
+    def is_complete(self, folder: Path) -> bool:
+        return conversations.read_meta(folder) is not None
+
+    def key(self, files: list[File]) -> tuple[Any, ...]:
+        template = hashlib.sha256(self._template.encode()).hexdigest()
+        fraction = float(self.validation_fraction)
+        return "chat", conversations.FORMAT, self.encoder.digest, template, self.messages_key, fraction
+
+    def fits(self, *, seq_len: int) -> None:
+        keys = conversations.read(self.folder).keys
+        held = int(self._held(keys).sum())
+        if held == len(keys):
+            raise PlaitError(
+                f"data has {len(keys)} different conversations, of which data.validation_fraction="
+                f"{self.validation_fraction:g} holds out all: take more, or data.validation_fraction=0"
+            ).at("data.validation_fraction", self.validation_fraction, fits="0")
+
+    def open(self, *, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> "Bins":
+        from plait.data.bins import Bins
+
+        self.prepare(silent)  # the parent has done it, unless the cache was removed since
+        self.fits(seq_len=seq_len)
+        tokens = conversations.read(self.folder)
+        return Bins(tokens, self._held(tokens.keys), self.encoder.eod, seq_len, seed, global_batch_size, dp)
+
+    def _held(self, keys: np.ndarray) -> np.ndarray:
+        """Which conversations (n,) are held out: those with the smallest digests, equal ones on one side."""
+        count = math.ceil(self.validation_fraction * len(keys))
+        return keys <= np.partition(keys, count - 1)[count - 1] if count else np.zeros(len(keys), bool)

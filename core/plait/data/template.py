@@ -1,0 +1,116 @@
+"""Conversations as token ids, by the chat template of a tokenizer's folder; and which of them the model is to learn."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from plait.contract.errors import PlaitError
+
+GENERATION = "generation %}"  # a template that marks its answers by this tag of transformers needs no second rendering
+ANSWERS = "assistant"
+
+
+@attrs.frozen
+class Conversation:
+    """messages: each {"role", "content", ...}. tools: JSON schemas, or None. where: its file and line, in words."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    where: str
+
+
+def template_of(folder: Path, given: str | None) -> str:
+    """The text of the template file `given`, or that of the folder. Raises PlaitError if there is none."""
+    if given is not None:
+        path = Path(given).expanduser()
+        if not path.is_file():
+            raise PlaitError(f"data.template={given} is not a file").at("data.template", given, fits="a Jinja template")
+        return path.read_text()
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text()
+    try:
+        found = json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template")
+    except (OSError, ValueError, AttributeError):
+        found = None
+    if isinstance(found, list):  # several, by name
+        found = next((one.get("template") for one in found if one.get("name") == "default"), None)
+    if not isinstance(found, str):
+        raise PlaitError(
+            f"data.tokenizer={folder} has no chat template (chat_template.jinja, or in tokenizer_config.json): "
+            "name a file with one by data.template"
+        ).at("data.template", fits="a Jinja template")
+    return found
+
+
+class Template:
+    """Renders and encodes. An answer is a message of the role `assistant`, with what the template puts after it."""
+
+    def __init__(self, folder: Path, template: str) -> None:
+        from transformers import PreTrainedTokenizerFast
+
+        try:
+            self._tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        except Exception as error:  # the library raises nothing more specific
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise PlaitError(f"data.tokenizer={folder} cannot be read by transformers: {reason}").at(
+                "data.tokenizer", str(folder)
+            ) from error
+        self._template = template
+
+    def encode(self, conversations: Sequence[Conversation]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """(ids (n,) uint32, learned (n,) bool) of each. Raises PlaitError for one that the template refuses."""
+        if GENERATION in self._template:
+            return [self._marked(one) for one in conversations]
+        rendered = [self._rendered(one) for one in conversations]
+        texts = [text for text, _ in rendered]
+        found = self._tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+        return [
+            (np.array(ids, np.uint32), _inside(np.array(offsets).reshape(-1, 2), answers))
+            for ids, offsets, (_, answers) in zip(found["input_ids"], found["offset_mapping"], rendered, strict=True)
+        ]
+
+    def _marked(self, one: Conversation) -> tuple[np.ndarray, np.ndarray]:
+        options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        found = self._apply(one, one.messages, **options)
+        return np.array(found["input_ids"], np.uint32), np.array(found["assistant_masks"], bool)
+
+    def _rendered(self, one: Conversation) -> tuple[str, list[tuple[int, int]]]:
+        """The text, and where its answers begin and end: what the messages before each one do not render."""
+        text = self._apply(one, one.messages, tokenize=False)
+        answers = []
+        for number, message in enumerate(one.messages):
+            if message["role"] == ANSWERS:
+                before = self._apply(one, one.messages[:number], tokenize=False, add_generation_prompt=True)
+                until = self._apply(one, one.messages[: number + 1], tokenize=False)
+                if not (text.startswith(until) and until.startswith(before)):
+                    raise PlaitError(
+                        f"{one.where}: the chat template writes message {number + 1} otherwise when others follow, or "
+                        "its beginning otherwise than a prompt for it, so where the answer lies cannot be told: "
+                        "name a template by data.template that marks answers by {% generation %}"
+                    ).at("data.template", fits="a template that marks answers")
+                answers.append((len(before), len(until)))
+        return text, answers
+
+    def _apply(self, one: Conversation, messages: list[dict[str, Any]], **options: Any) -> Any:
+        if not messages:
+            return ""
+        try:
+            return self._tokenizer.apply_chat_template(
+                messages, tools=one.tools, chat_template=self._template, **options
+            )
+        except Exception as error:  # templates raise what they like
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise PlaitError(f"{one.where}: the chat template refuses this conversation: {reason}") from error
+
+
+def _inside(offsets: np.ndarray, answers: list[tuple[int, int]]) -> np.ndarray:
+    """Whether each token, from offset to offset (n, 2) of the text, lies within an answer."""
+    begin, end = offsets[:, 0], offsets[:, 1]
+    learned = np.zeros(len(offsets), bool)
+    for first, last in answers:
+        learned |= (begin >= first) & (end <= last) & (end > begin)
+    return learned

@@ -1,0 +1,245 @@
+"""Conversations: what of them is learned, how they share rows, and what is refused."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from plait.contract.errors import PlaitError
+from plait.data.bins import pack
+from plait.data.chat import Chat
+from plait.testing import raises_about
+from plait.testing.models import llama3
+from tests.helpers.chats import CHATML, CHATS, pieces, tokenizer_in, written
+
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "<|im_end|>\n{% endgeneration %}{% else %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+)
+FORGETS = CHATML.replace(
+    "{{ m.content }}", "{% if loop.last and m.role == 'assistant' %}(thinks) {% endif %}{{ m.content }}"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tokenizer_in(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def chats(tmp_path):
+    return written(tmp_path / "chats.jsonl", CHATS)
+
+
+def source(path, folder, **options):
+    made = Chat(path=str(path), tokenizer=str(folder), **{"validation_fraction": 0.1, **options})
+    made.check(seq_len=64, vocab_size=512)
+    return made
+
+
+def opened(path, folder, seq_len=64, dp=(0, 1), batch=4, **options):
+    return source(path, folder, **options).open(seq_len=seq_len, seed=1, global_batch_size=batch, dp=dp)
+
+
+def test_answers_are_learned_and_nothing_else(chats, folder):
+    """By a tokenizer of transformers: what is learned is the text of the answers, with the end of their turns."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    learned = {tuple(f"{m['content']}<|im_end|>\n" for m in chat if m["role"] == "assistant"): chat for chat in CHATS}
+    batches = opened(chats, folder, seq_len=256, validation_fraction=0)
+    seen = []
+    for tokens, labels in (one for step in range(20) for one in pieces(batches.train(step))):
+        whole = tokenizer.decode(torch.cat([tokens, labels[-1:].clamp(min=0)]))
+        runs = np.split(labels.numpy(), np.flatnonzero(np.diff(labels.numpy() < 0)) + 1)
+        answers = tuple(tokenizer.decode(run) for run in runs if run[0] >= 0)
+        rendered = tokenizer.apply_chat_template(learned[answers], tokenize=False)
+        assert whole == rendered
+        assert torch.equal(labels[:-1][labels[:-1] >= 0], tokens[1:][labels[:-1] >= 0])
+        seen.append(answers)
+    assert {*seen} == {*learned}
+
+
+def test_a_template_that_marks_its_answers_gives_the_same(chats, folder, tmp_path):
+    (tmp_path / "marked.jinja").write_text(MARKED)
+    one, other = opened(chats, folder), opened(chats, folder, template=str(tmp_path / "marked.jinja"))
+    for step in range(8):
+        ours, theirs = one.train(step), other.train(step)
+        assert torch.equal(ours.tokens, theirs.tokens)
+        assert torch.equal(ours.labels, theirs.labels)
+
+
+def test_every_conversation_once_an_epoch_on_any_number_of_ranks(chats, folder):
+    whole = opened(chats, folder, seq_len=256, batch=4)
+    rows = len(whole._train)
+    for dp in (1, 2, 4):
+        ranks = [opened(chats, folder, seq_len=256, batch=4, dp=(index, dp)) for index in range(dp)]
+        for step in (0, 1, 5):
+            parts = [rank.train(step) for rank in ranks]
+            for name in ("tokens", "labels", "positions"):
+                assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole.train(step), name))
+    singly = opened(chats, folder, seq_len=256, batch=1)
+    found = [tuple(t.tolist()) for number in range(rows) for t, _ in pieces(singly.take(number))]
+    held = [
+        tuple(t.tolist()) for number in range(len(singly._validation)) for t, _ in pieces(singly.validation(number))
+    ]
+    assert len(found) == len({*found}) == 54
+    assert len(held) == 6
+    assert not {*found} & {*held}
+    again = [tuple(t.tolist()) for number in range(rows, 2 * rows) for t, _ in pieces(singly.take(number))]
+    assert again != found
+    assert {*again} == {*found}
+
+
+def test_a_row_computes_each_conversation_as_if_it_were_alone(chats, folder):
+    torch.manual_seed(0)
+    model = llama3(vocab_size=512, max_seq_len=256).double()
+    batch = opened(chats, folder, seq_len=256).train(0)
+    together = F.cross_entropy(
+        model(batch.tokens, batch.positions).flatten(0, 1), batch.labels.flatten(), reduction="sum"
+    )
+    alone = sum(F.cross_entropy(model(tokens[None])[0], labels, reduction="sum") for tokens, labels in pieces(batch))
+    assert len(pieces(batch)) >= 8
+    assert torch.testing.assert_close(together, alone, rtol=1e-12, atol=0) is None
+
+
+def test_a_long_conversation_is_cut(folder, tmp_path):
+    long = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well " * 300}]
+    batches = opened(written(tmp_path / "a.jsonl", [long] * 2), folder, seq_len=64, batch=1, validation_fraction=0)
+    ((tokens, labels),) = pieces(batches.train(0))
+    assert len(tokens) == 64
+    assert labels[-1] >= 0
+
+
+def test_it_is_tokenised_once_and_says_what_it_found(folder, tmp_path, said):
+    path = written(tmp_path / "a.jsonl", [*CHATS, [{"role": "user", "content": "anybody here?"}]])
+    one = source(path, folder)
+    one.prepare(said.append)
+    assert re.fullmatch(
+        r"[\d,]+ tokens in 60 conversations, [\d,]+ of them to learn; left out 1 without an answer", said[-1]
+    )
+    said.clear()
+    source(path.rename(tmp_path / "b.jsonl"), folder).prepare(said.append)
+    assert not said
+    others = [
+        source(tmp_path / "b.jsonl", folder, **o) for o in ({"validation_fraction": 0.2}, {"eod_token": "<|im_end|>"})
+    ]
+    assert len({one.fingerprint(), *(other.fingerprint() for other in others)}) == 3
+    (one.folder / "keys.bin").write_bytes(b"12345678")
+    with pytest.raises(PlaitError, match="damaged or gone; run again"):
+        one.fits(seq_len=64)
+    source(tmp_path / "b.jsonl", folder).prepare(said.append)
+    one.fits(seq_len=64)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 40), max_size=60), st.integers(40, 100))
+def test_bins(sizes, room):
+    sizes = np.array(sizes, np.int64)
+    bins = pack(sizes, room)
+    assert sorted(item for one in bins for item in one) == list(range(len(sizes)))
+    filled = [int(sizes[one].sum()) for one in bins]
+    assert all(0 < size <= room for size in filled)
+    assert len(bins) <= 11 / 9 * -(-sizes.sum() // room) + 2 or min(map(len, bins)) <= 2
+    assert sum(2 * size <= room for size in filled) <= 1  # two half empty ones would have been one
+
+
+def test_bad_input(chats, folder, tmp_path):
+    with raises_about("data.tokenizer", "bytes"):
+        source(chats, "bytes")
+    with raises_about("data.tokenizer"):
+        source(chats, "???")
+    with raises_about("data.path"):
+        source(tmp_path / "nothing.jsonl", folder)
+    (tmp_path / "a.txt").write_text("text")
+    with raises_about("data.path", str(tmp_path / "a.txt")):
+        source(tmp_path / "a.txt", folder)
+    with raises_about("data.template", str(tmp_path / "no.jinja")):
+        source(chats, folder, template=str(tmp_path / "no.jinja"))
+    with raises_about("data.messages_key", "turns", ("messages",)):
+        source(chats, folder, messages_key="turns")
+    with raises_about("model.vocab_size", 300):
+        Chat(path=str(chats), tokenizer=str(folder)).check(seq_len=64, vocab_size=300)
+
+
+def test_a_folder_without_a_template(chats, folder, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    with pytest.raises(PlaitError, match=r"has no chat template .*: name a file with one by data\.template"):
+        source(chats, bare)
+    (tmp_path / "own.jinja").write_text(CHATML)
+    assert source(chats, bare, template=str(tmp_path / "own.jinja")).open(
+        seq_len=64, seed=0, global_batch_size=1, dp=(0, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "each line must be a JSON object, but this one is not"),
+        ("[]", "each line must be a JSON object, but this is of type list"),
+        ('{"messages": "hello"}', r"data\.messages_key=messages must hold a list of messages"),
+        ('{"messages": ["hello"]}', "message 1 must be an object with a role and a content"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, {"content": "a"}]}',
+            "message 2 must be an object with a role",
+        ),
+        ('{"text": "hello"}', r"there is no data\.messages_key=messages; available: text"),
+    ],
+)
+def test_a_bad_line_is_named(folder, tmp_path, line, said):
+    path = written(tmp_path / "a.jsonl", CHATS[:3])
+    path.write_text(f"{path.read_text()}{line}\n")
+    with pytest.raises(PlaitError, match=rf"a\.jsonl, line 4: {said}"):
+        source(path, folder).prepare(print)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (FORGETS, r"a\.jsonl, line 2: the chat template writes message 2 otherwise when others follow"),
+        ("{{ raise_exception('roles must alternate') }}", "line 1: the chat template refuses .*: roles must alternate"),
+        ("{% for %}", "line 1: the chat template refuses this conversation"),
+    ],
+)
+def test_a_template_that_does_not_fit(folder, tmp_path, template, said):
+    (tmp_path / "a.jinja").write_text(template)
+    path = written(tmp_path / "a.jsonl", CHATS[:3])
+    with pytest.raises(PlaitError, match=said):
+        source(path, folder, template=str(tmp_path / "a.jinja")).prepare(print)
+
+
+def test_nothing_to_learn(folder, tmp_path):
+    silent = written(tmp_path / "a.jsonl", [[{"role": "user", "content": "hello?"}]])
+    with pytest.raises(PlaitError, match="no conversation has a message of the role 'assistant'"):
+        source(silent, folder).prepare(print)
+    one = written(tmp_path / "b.jsonl", CHATS[:1])
+    made = source(one, folder)
+    made.prepare(print)
+    with raises_about("data.validation_fraction", 0.1, ("0",)):
+        made.fits(seq_len=64)
+
+
+def test_the_library_is_named(chats, folder, monkeypatch):
+    from plait.data import chat
+
+    monkeypatch.setattr(chat, "find_spec", lambda name: None)
+    with pytest.raises(PlaitError, match=re.escape("pip install 'plait[chat]'")):
+        source(chats, folder)
+
+
+def test_checked_without_torch_or_transformers(chats, folder, tmp_path):
+    program = (
+        "import sys; from plait.data.chat import Chat\n"
+        f"Chat(path={str(chats)!r}, tokenizer={str(folder)!r}).check(seq_len=64, vocab_size=512)\n"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(tmp_path))
+    assert done.stdout == "[]\n", done.stderr
