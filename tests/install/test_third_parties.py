@@ -34,15 +34,19 @@ def grade_of(clean, tests, folder):
     assert "passed" in ended
     assert "failed" not in ended
     grades = re.findall(r"^(\w+: .*\d+ passed.*)$", said, re.MULTILINE)
-    return grades[0] if grades else ""  # a package of models has no conformance suite
+    return grades[0] if grades else ""
+
+
+def begins(project):
+    """How its grade begins; a package of models has no conformance suite."""
+    return f"{project.name}: " if (project / "tests" / "test_conformance.py").exists() else ""
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
 def test_a_plugin_passes_alone(wheels, plugin, tmp_path):
     """With the core, and no other plugin than its own tests ask for."""
     clean = clean_environment(tmp_path / "venv", wheels, "plait", f"plait-{plugin.name.replace('_', '-')}[test]")
-    conforms = (plugin / "tests" / "test_conformance.py").exists()
-    assert grade_of(clean, plugin / "tests", tmp_path).startswith(f"{plugin.name}: " if conforms else "")
+    assert grade_of(clean, plugin / "tests", tmp_path).startswith(begins(plugin))
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +58,7 @@ def examples(wheels, tmp_path_factory):
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_passes(examples, example, tmp_path):
-    grade = grade_of(examples, example / "tests", tmp_path)
-    assert grade.startswith(f"{example.name}: ")
+    assert grade_of(examples, example / "tests", tmp_path).startswith(begins(example))
 
 
 def test_what_plait_new_writes_passes(wheels, tmp_path_factory, tmp_path):
