@@ -117,6 +117,28 @@ def test_a_long_conversation_is_cut(folder, tmp_path):
     assert labels[-1] >= 0
 
 
+def test_what_is_cut_before_its_answer_is_left_out(folder, tmp_path):
+    late = [{"role": "user", "content": "hi " * 200}, {"role": "assistant", "content": "well"}]
+    path = written(tmp_path / "a.jsonl", [late, *CHATS[:3], late])
+    batches = opened(path, folder, seq_len=64, batch=1, validation_fraction=0)
+    found = [tokens for number in range(len(batches._train)) for tokens, _ in pieces(batches.take(number))]
+    assert len(found) == 3
+    least = next(at for at in range(1, 64) if fits(path, folder, at))
+    with raises_about("train.seq_len", least - 1, (str(least),)):
+        source(path, folder, validation_fraction=0).fits(seq_len=least - 1)
+    assert (opened(path, folder, seq_len=least, validation_fraction=0).train(0).labels >= 0).any()
+
+
+def fits(path, folder, seq_len):
+    made = source(path, folder, validation_fraction=0)
+    made.prepare(lambda line: None)
+    try:
+        made.fits(seq_len=seq_len)
+    except PlaitError:
+        return False
+    return True
+
+
 def test_it_is_tokenised_once_and_says_what_it_found(folder, tmp_path, said):
     path = written(tmp_path / "a.jsonl", [*CHATS, [{"role": "user", "content": "anybody here?"}]])
     one = source(path, folder)

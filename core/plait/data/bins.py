@@ -43,7 +43,8 @@ def pack(sizes: np.ndarray, room: int) -> list[list[int]]:
 class Bins(Batches):
     """Rows of conversations, each attended within itself and in its own positions; only answers have labels.
 
-    A conversation that is longer than a row is cut. Rows come epoch after epoch, each a permutation of all.
+    A conversation that is longer than a row is cut, and left out if no answer begins before that. Rows come epoch
+    after epoch, each a permutation of all.
     """
 
     def __init__(
@@ -62,8 +63,9 @@ class Bins(Batches):
         self._starts = self._ends - tokens.lengths
         sizes = np.minimum(tokens.lengths.astype(np.int64) - 1, seq_len)  # the last token is a label only
         self._sizes = sizes
-        self._train = self._packed(np.flatnonzero(~held))
-        self._validation = self._packed(np.flatnonzero(held))
+        answered = tokens.answers <= seq_len
+        self._train = self._packed(np.flatnonzero(answered & ~held))
+        self._validation = self._packed(np.flatnonzero(answered & held))
 
     def _packed(self, chosen: np.ndarray) -> list[np.ndarray]:
         return [chosen[one] for one in pack(self._sizes[chosen], self.seq_len)]

@@ -70,13 +70,20 @@ class Chat(AtPath):
         return "chat", conversations.FORMAT, self.encoder.digest, template, self.messages_key, fraction
 
     def fits(self, *, seq_len: int) -> None:
-        keys = conversations.read(self.folder).keys
-        held = int(self._held(keys).sum())
-        if held == len(keys):
+        tokens = conversations.read(self.folder)
+        held, answered = self._held(tokens.keys), tokens.answers <= seq_len
+        if held.all():
             raise PlaitError(
-                f"data has {len(keys)} different conversations, of which data.validation_fraction="
+                f"data has {len(held)} different conversations, of which data.validation_fraction="
                 f"{self.validation_fraction:g} holds out all: take more, or data.validation_fraction=0"
             ).at("data.validation_fraction", self.validation_fraction, fits="0")
+        for name, part in {"to train on": ~held, "held out for validation": held}.items():
+            if part.any() and not (part & answered).any():
+                least = int(tokens.answers[part].min())
+                raise PlaitError(
+                    f"of the conversations {name} no answer begins within train.seq_len={seq_len} tokens; "
+                    f"the first does with train.seq_len={least}"
+                ).at("train.seq_len", seq_len, fits=f"at least {least}")
 
     def open(self, *, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> "Bins":
         from plait.data.bins import Bins

@@ -19,18 +19,20 @@ from plait.data.template import ANSWERS, Conversation, Template
 FORMAT = 1  # of the files below; another version uses another cache
 GROUP = 256  # conversations that the tokenizer gets at once, to spread over its threads
 LEARNED = np.uint32(1 << 31)  # the bit of a stored id that says: to be learned
-WIDTHS = {"tokens": "uint32", "lengths": "uint32", "keys": "uint64"}
+WIDTHS = {"tokens": "uint32", "lengths": "uint32", "answers": "uint32", "keys": "uint64"}
 
 
 @attrs.frozen
 class Tokens:
     """ids: of all conversations, one after the other, with the bit LEARNED. lengths: (n,) of each.
 
-    keys: (n,) digests of each one's content, which choose what is held out.
+    answers: (n,) the place in each of the first token to learn. keys: (n,) digests of each one's content, which choose
+    what is held out.
     """
 
     ids: np.ndarray
     lengths: np.ndarray
+    answers: np.ndarray
     keys: np.ndarray
 
 
@@ -62,6 +64,7 @@ def write(files: list[File], key: str, template: Template, folder: Path, say: Sa
     say(f"tokenising {size / 1e6:,.1f} MB of conversations in {len(files):,} file{'s' * (len(files) != 1)}")
     progress, tokens, silent, learned = Progress(say, "tokenising", size), 0, 0, 0
     lengths: list[int] = []
+    first: list[int] = []
     keys: list[int] = []
     found = (one for file in files for one in conversations(file, key))
     with (folder / "tokens.bin").open("wb") as out:
@@ -72,14 +75,16 @@ def write(files: list[File], key: str, template: Template, folder: Path, say: Sa
                     continue
                 out.write((ids | np.where(answers, LEARNED, np.uint32(0))).data)
                 lengths.append(len(ids))
+                first.append(1 + int(answers[1:].argmax()))
                 keys.append(digest64(ids.tobytes()))
                 tokens, learned = tokens + len(ids), learned + int(answers.sum())
             progress.add(sum(length for _, length in group))
     if not lengths:
         raise PlaitError(f"{files[0].path}: no conversation has a message of the role {ANSWERS!r} to learn from")
     np.array(lengths, np.uint32).tofile(folder / "lengths.bin")
+    np.array(first, np.uint32).tofile(folder / "answers.bin")
     np.array(keys, np.uint64).tofile(folder / "keys.bin")
-    counts = {"tokens": tokens, "lengths": len(lengths), "keys": len(keys)}
+    counts = {"tokens": tokens, "lengths": len(lengths), "answers": len(first), "keys": len(keys)}
     (folder / "meta.json").write_text(json.dumps({"format": FORMAT, **counts}))
     without = f"; left out {silent:,} without an answer" if silent else ""
     say(f"{tokens:,} tokens in {len(lengths):,} conversations, {learned:,} of them to learn{without}")
