@@ -7,6 +7,7 @@ other `python` block is a complete script. Of a `sh` block the lines that begin 
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.helpers.commands import environment
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("plugins/*/README.md"))]
+SOME = ROOT / "tests" / "helpers" / "some.py"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"(?:# @package \S+\n)?# (\S+\.\w+)\n")
 BIN = Path(sys.executable).parent
@@ -75,8 +77,10 @@ def run(step: list[str], folder: Path, timeout: float = 900) -> str:
     """What the command prints; AssertionError where it does not end with 0."""
     if step[:2] == ["plait", "train"] and not any(a.startswith("train.steps=") or a.startswith("--") for a in step):
         step = [*step, *SHORT]
-    if step[0] == "pytest":  # a suite, whose slow tests run where its plugin lies
-        step = [*step, "-m", "not slow"]
+    if step[0] == "pytest":  # a suite, which runs whole where its plugin lies
+        (folder / "site").mkdir(exist_ok=True)
+        shutil.copy(SOME, folder / "site")
+        step = [*step, "-m", "not slow", "-p", "some"]
     path = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(folder / "site")}
     done = subprocess.run(
         step,

@@ -8,24 +8,14 @@ import pytest
 
 from tests.install.environments import EXAMPLES, PLUGINS, clean_environment
 
+SOME = Path(__file__).parents[1] / "helpers" / "some.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-
-
-# A pytest plugin: of each file every fourth test function, with its first parameters. What could be missing here is a
-# module, a file or a dependency; that the code is right is shown in the checkout, by all of them.
-SOME = """
-def pytest_collection_modifyitems(config, items):
-    functions = {}
-    for item in items:
-        functions.setdefault(item.path, {}).setdefault(item.nodeid.partition("[")[0], item)
-    items[:] = [item for found in functions.values() for item in list(found.values())[::4]]
-"""
 
 
 def grade_of(clean, tests, folder):
     """Run some quick tests from a copy outside the checkout, of which nothing may be imported."""
     shutil.copytree(tests, folder / "tests")
-    (folder / "some.py").write_text(SOME)
+    shutil.copy(SOME, folder)
     quick = ("-m", "not slow", "-k", "not killed_and_resumed", "-p", "some")
     said = clean.run(
         "python", "-m", "pytest", *quick, "-p", "no:cacheprovider", "tests", cwd=folder, timeout=1000
