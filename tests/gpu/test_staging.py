@@ -7,7 +7,7 @@ import torch
 
 from plait.checkpoint.staging import Staging
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")]
 
 
 def test_copies_go_to_locked_memory_with_one_wait() -> None:
