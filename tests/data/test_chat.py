@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from plait.contract.errors import PlaitError
 from plait.data.bins import pack
@@ -51,6 +50,8 @@ def opened(path, folder, seq_len=64, dp=(0, 1), batch=4, **options):
 
 def test_answers_are_learned_and_nothing_else(chats, folder):
     """By a tokenizer of transformers: what is learned is the text of the answers, with the end of their turns."""
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     learned = {tuple(f"{m['content']}<|im_end|>\n" for m in chat if m["role"] == "assistant"): chat for chat in CHATS}
     batches = opened(chats, folder, seq_len=256, validation_fraction=0)
@@ -66,8 +67,10 @@ def test_answers_are_learned_and_nothing_else(chats, folder):
     assert {*seen} == {*learned}
 
 
-def test_a_template_that_marks_its_answers_gives_the_same(chats, folder, tmp_path):
-    (tmp_path / "marked.jinja").write_text(MARKED)
+@pytest.mark.parametrize("tag", ["{% generation %}", "{%generation -%}"])
+def test_a_template_that_marks_its_answers_gives_the_same(chats, folder, tmp_path, tag):
+    """It renders no prompts, so without its marks no answer could be located."""
+    (tmp_path / "marked.jinja").write_text(MARKED.replace("{% generation %}", tag))
     one, other = opened(chats, folder), opened(chats, folder, template=str(tmp_path / "marked.jinja"))
     for step in range(8):
         ours, theirs = one.train(step), other.train(step)
@@ -106,7 +109,7 @@ def test_a_row_computes_each_conversation_as_if_it_were_alone(chats, folder):
     )
     alone = sum(F.cross_entropy(model(tokens[None])[0], labels, reduction="sum") for tokens, labels in pieces(batch))
     assert len(pieces(batch)) >= 8
-    assert torch.testing.assert_close(together, alone, rtol=1e-12, atol=0) is None
+    torch.testing.assert_close(together, alone, rtol=1e-12, atol=0)
 
 
 def test_a_long_conversation_is_cut(folder, tmp_path):
@@ -226,7 +229,7 @@ def test_a_bad_line_is_named(folder, tmp_path, line, said):
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        (FORGETS, r"a\.jsonl, line 2: the chat template writes message 2 otherwise when others follow"),
+        (FORGETS, r"a\.jsonl, line 2: the chat template renders message 2 differently in the whole"),
         ("{{ raise_exception('roles must alternate') }}", "line 1: the chat template refuses .*: roles must alternate"),
         ("{% for %}", "line 1: the chat template refuses this conversation"),
     ],

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from plait.data.batches import Batch
 
@@ -33,6 +32,8 @@ CHATS = [conversation(number) for number in range(60)]
 
 def tokenizer_in(folder: Path) -> Path:
     """Save a tokenizer that was trained on CHATS, with a template, in `folder`."""
+    from transformers import PreTrainedTokenizerFast
+
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()

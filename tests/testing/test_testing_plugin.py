@@ -154,3 +154,15 @@ def test_a_rank_that_was_ended_between_two_calls_is_replaced(plait_ranks):
 def test_more_ranks_than_gpus():
     with pytest.raises(TooFewDevices, match="64 ranks need a GPU each, but there are "):
         Pool(4, "nccl").run(print, world=64)
+
+
+def test_a_rank_that_crashes_leaves_its_stack(plait_ranks):
+    def segfaults():
+        import ctypes
+
+        ctypes.string_at(0)
+
+    with pytest.raises(RankError, match="the process of rank 0 died") as caught, plait_ranks.fresh(1) as ranks:
+        ranks.run(segfaults, world=1)
+    assert "Fatal Python error: Segmentation fault" in str(caught.value)
+    assert "in segfaults" in str(caught.value)

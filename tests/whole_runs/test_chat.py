@@ -1,10 +1,9 @@
-"""A folder of transformers is fine-tuned on conversations: step by step with the losses of its own model there."""
+"""A folder of transformers is fine-tuned on conversations: its losses are those of transformers, step by step."""
 
 import json
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from plait.data.chat import Chat
 from tests.helpers.chats import CHATS, VOCAB, pieces, tokenizer_in, written
@@ -15,6 +14,8 @@ STEPS, ROWS, LENGTH = 12, 4, 128
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     monkeypatch.setenv("PLAIT_CACHE", str(tmp_path / "cache"))
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -24,7 +25,12 @@ def folder(tmp_path, monkeypatch):
 
 
 def theirs(folder, rates):
-    """Losses of transformers' model, each conversation a row of its own, padded, with its mask and its loss."""
+    """(losses of transformers' model, that model, the run's export).
+
+    Each conversation is a row of its own, padded, with its mask; the loss is the model's own.
+    """
+    from transformers import LlamaForCausalLM
+
     source = Chat(path=str(folder.with_name("chats.jsonl")), tokenizer=str(folder), validation_fraction=0.1)
     batches = source.open(seq_len=LENGTH, seed=0, global_batch_size=ROWS, dp=(0, 1))
     model = LlamaForCausalLM.from_pretrained(folder)
@@ -51,7 +57,7 @@ def theirs(folder, rates):
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return losses, model
+    return losses, model, LlamaForCausalLM.from_pretrained(folder.parent / "runs" / "a" / "export")
 
 
 @pytest.mark.slow
@@ -69,11 +75,10 @@ def test_the_losses_of_transformers(folder, tmp_path):
     done = plait(*command, "strategy=[fsdp2]", "run.name=a", "launch.device=cpu", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = rows(tmp_path / "runs" / "a")
-    losses, model = theirs(folder, [row["lr"] for row in found])
+    losses, model, exported = theirs(folder, [row["lr"] for row in found])
     assert len(found) == STEPS
     assert max(abs(row["loss"] - loss) for row, loss in zip(found, losses, strict=True)) < 1e-5
     assert losses[-1] < losses[0] - 0.5
-    exported = LlamaForCausalLM.from_pretrained(tmp_path / "runs" / "a" / "export")
     for (name, ours), parameter in zip(exported.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours, parameter, rtol=0, atol=1e-4, msg=name)
     assert json.loads((tmp_path / "runs" / "a" / "export" / "config.json").read_text())["vocab_size"] == VOCAB

@@ -68,6 +68,13 @@ class Batches(ABC):
         """Continue where `state` was taken."""
 
 
+def nothing_held_out() -> PlaitError:
+    """The error if there is nothing to validate on."""
+    return PlaitError(
+        "nothing is held out for validation: raise data.validation_fraction, or set validation.interval=0"
+    ).at("data.validation_fraction", 0, fits="more")
+
+
 def windows(tokens: np.ndarray, seq_len: int) -> np.ndarray:
     """All samples in `tokens` (n,): a view (samples, seq_len + 1), each starting at the last token of the one
     before."""

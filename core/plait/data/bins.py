@@ -6,8 +6,7 @@ from collections import defaultdict
 import numpy as np
 import torch
 
-from plait.contract.errors import PlaitError
-from plait.data.batches import NO_TARGET, Batch, Batches
+from plait.data.batches import NO_TARGET, Batch, Batches, nothing_held_out
 from plait.data.conversations import LEARNED, Tokens
 from plait.data.order import epochs
 
@@ -59,10 +58,8 @@ class Bins(Batches):
     ) -> None:
         super().__init__(seq_len, global_batch_size, dp)
         self._ids, self._pad, self._seed = tokens.ids, pad, seed
-        self._ends = np.cumsum(tokens.lengths, dtype=np.int64)
-        self._starts = self._ends - tokens.lengths
-        sizes = np.minimum(tokens.lengths.astype(np.int64) - 1, seq_len)  # the last token is a label only
-        self._sizes = sizes
+        self._starts = np.cumsum(tokens.lengths, dtype=np.int64) - tokens.lengths
+        self._sizes = np.minimum(tokens.lengths.astype(np.int64) - 1, seq_len)  # the last token is a label only
         answered = tokens.answers <= seq_len
         self._train = self._packed(np.flatnonzero(answered & ~held))
         self._validation = self._packed(np.flatnonzero(answered & held))
@@ -76,9 +73,7 @@ class Bins(Batches):
 
     def validation(self, index: int) -> Batch:
         if not self._validation:
-            raise PlaitError(
-                "nothing is held out for validation: raise data.validation_fraction, or set validation.interval=0"
-            ).at("data.validation_fraction", 0, fits="more")
+            raise nothing_held_out()
         numbers = (index * self.global_batch_size + self.rows) % len(self._validation)
         return self._batch([self._validation[number] for number in numbers])
 

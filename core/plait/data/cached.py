@@ -54,7 +54,7 @@ class Cached(Source):
 
     @abstractmethod
     def key(self, files: list[File]) -> tuple[Any, ...]:
-        """What determines the folder's content besides that of the files and the validation split."""
+        """What determines what is written, besides the content of the files."""
 
     def left_out(self) -> str:
         """What `files` skipped, in words for the user; "" if nothing."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from plait.contract.errors import PlaitError
-from plait.data.batches import Batch, Batches, to_batch, windows
+from plait.data.batches import Batch, Batches, nothing_held_out, to_batch, windows
 from plait.data.order import epochs
 from plait.data.tokenise import read_meta
 
@@ -38,9 +38,7 @@ class Packed(Batches):
 
     def validation(self, index: int) -> Batch:
         if not len(self._validation):
-            raise PlaitError(
-                "nothing is held out for validation: raise data.validation_fraction, or set validation.interval=0"
-            ).at("data.validation_fraction", 0, fits="more")
+            raise nothing_held_out()
         samples = (index * self.global_batch_size + self.rows) % len(self._validation)
         return to_batch(self._validation[samples], self._eod, self._attention)
 

@@ -1,6 +1,7 @@
 """Conversations as token ids, by the chat template of a tokenizer's folder; and which of them the model is to learn."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from plait.contract.errors import PlaitError
 
-GENERATION = "generation %}"  # a template that marks its answers by this tag of transformers needs no second rendering
+MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")  # transformers' tag around what a template calls an answer
 ANSWERS = "assistant"
 
 
@@ -47,7 +48,8 @@ def template_of(folder: Path, given: str | None) -> str:
 
 
 class Template:
-    """Renders and encodes. An answer is a message of the role `assistant`, with what the template puts after it."""
+    """Renders and encodes conversations. An answer is a message of the role `assistant`, with what the template adds
+    after it."""
 
     def __init__(self, folder: Path, template: str) -> None:
         from transformers import PreTrainedTokenizerFast
@@ -63,7 +65,7 @@ class Template:
 
     def encode(self, conversations: Sequence[Conversation]) -> list[tuple[np.ndarray, np.ndarray]]:
         """(ids (n,) uint32, learned (n,) bool) of each. Raises PlaitError for one that the template refuses."""
-        if GENERATION in self._template:
+        if MARK.search(self._template):
             return [self._marked(one) for one in conversations]
         rendered = [self._rendered(one) for one in conversations]
         texts = [text for text, _ in rendered]
@@ -79,7 +81,7 @@ class Template:
         return np.array(found["input_ids"], np.uint32), np.array(found["assistant_masks"], bool)
 
     def _rendered(self, one: Conversation) -> tuple[str, list[tuple[int, int]]]:
-        """The text, and where its answers begin and end: what the messages before each one do not render."""
+        """The text, and where each answer begins and ends in it: what its message adds to a prompt for it."""
         text = self._apply(one, one.messages, tokenize=False)
         answers = []
         for number, message in enumerate(one.messages):
@@ -88,9 +90,9 @@ class Template:
                 until = self._apply(one, one.messages[: number + 1], tokenize=False)
                 if not (text.startswith(until) and until.startswith(before)):
                     raise PlaitError(
-                        f"{one.where}: the chat template writes message {number + 1} otherwise when others follow, or "
-                        "its beginning otherwise than a prompt for it, so where the answer lies cannot be told: "
-                        "name a template by data.template that marks answers by {% generation %}"
+                        f"{one.where}: the chat template renders message {number + 1} differently in the whole "
+                        "conversation than at its end or after a prompt for it, so its answer cannot be located; set "
+                        "data.template to a template that marks answers with {% generation %}"
                     ).at("data.template", fits="a template that marks answers")
                 answers.append((len(before), len(until)))
         return text, answers

@@ -109,7 +109,11 @@ class Pool:
                     try:
                         answers[rank] = pipe.recv()
                     except EOFError:
-                        answers[rank] = (False, f"the process of rank {rank} died (exit code {process.exitcode})")
+                        stack = (self.folder / f"rank-{rank}.stack").read_text()  # if it crashed
+                        answers[rank] = (
+                            False,
+                            f"{stack}the process of rank {rank} died (exit code {process.exitcode})",
+                        )
                     if not answers[rank][0]:
                         deadline = min(deadline, time.monotonic() + 5)  # the others may wait for it for ever
                         why = "were still waiting for it"
@@ -179,7 +183,9 @@ def _serve(rank: int, pipe: Connection, stack_file: str, backend: str) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on the CPU, whatever devices there are
     import faulthandler
 
-    faulthandler.register(signal.SIGUSR1, file=open(stack_file, "w"), all_threads=True)  # noqa: SIM115
+    stacks = open(stack_file, "w")  # noqa: SIM115
+    faulthandler.enable(stacks)  # if it crashes
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     import torch
     import torch.distributed as dist
 

@@ -1,11 +1,10 @@
-"""The model computes what GPT-2 computes, and every strategy trains it as one process does."""
+"""The model computes what GPT-2 computes, and strategies train it as one process does."""
 
 import functools
 
 import pytest
 import torch
 from plait_gpt2 import Gpt2
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from plait import PlaitError
 from plait.testing import Trial, train, worst_gradient
@@ -26,6 +25,8 @@ def test_heads_that_do_not_fit_are_refused():
 
 
 def test_the_logits_of_transformers():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     torch.manual_seed(0)
     ours = Gpt2(**SMALL).double()
     config = GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=4)

@@ -96,9 +96,9 @@ def test_beside_tensor_parallel(plait_ranks):
 @SLOW
 @pytest.mark.parametrize(("compile", "passes"), [(None, []), ("aot_eager", ALL)])
 def test_beside_experts(plait_ranks, compile, passes):
-    """Gloo adds the ranks' values in an order that depends on which 8th of the buffer they lie in, rounded up (of 4
-    ranks). So a rank's part of each buffer has an even number of elements here, or the last bits depend on what shares
-    a buffer."""
+    """Gloo's sum over 4 ranks cuts a buffer into 8 segments, rounded up, and each segment's order of addition is its
+    own. If a rank's part has an odd number of elements, the segments straddle the parts, and the last bit of an element
+    depends on what shares its buffer. So the parts are even here."""
     pytest.importorskip("plait_expert_parallel")
     trial = Trial(functools.partial(moe, q_lora_rank=16), dtype="float32", compile=compile, steps=20)
     same(both(plait_ranks, trial, {}, passes, {"expert_parallel": {"degree": 2}}))
