@@ -156,9 +156,10 @@ def room_again(disk: Disk, two: Path, run: Path, *overrides: str, cwd: Path, kep
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("played", [False, True], ids=["real", "played"])
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("what", ["checkpoints", "run"])
+@pytest.mark.parametrize(
+    ("what", "mode", "played"),  # each pair of two of them
+    [("checkpoints", "sync", False), ("checkpoints", "async", True), ("run", "async", False), ("run", "sync", True)],
+)
 def test_a_disk_that_fills_up_under_two_ranks(two: Path, tmp_path: Path, what: str, mode: str, played: bool) -> None:
     cwd = tmp_path / "work"
     cwd.mkdir()

@@ -15,12 +15,19 @@ BOTH = "fsdp2 x tp 2 x ep 2"
 
 
 SLOW = pytest.mark.slow
-OFTEN = [(None, "selective")]
-WAYS = [(compile, remat) for compile in (None, "aot_eager") for remat in ("none", "full", "selective")]
+WAYS = [
+    (moe, None, "selective"),
+    *(
+        pytest.param(*way, marks=SLOW)
+        for way in [
+            *((moe, None, "full"), (moe, "aot_eager", "none"), (moe, "aot_eager", "selective")),
+            *((Town, None, "selective"), (Town, "aot_eager", "full")),
+        ]
+    ),
+]
 
 
-@pytest.mark.parametrize(("compile", "remat"), [pytest.param(*w, marks=() if w in OFTEN else SLOW) for w in WAYS[1:]])
-@pytest.mark.parametrize("model", [pytest.param(Town, marks=SLOW), moe])
+@pytest.mark.parametrize(("model", "compile", "remat"), WAYS)
 def test_parity(plait_ranks, model, compile, remat):
     same(plait_ranks, Trial(model, compile=compile, remat=remat), *LAYOUTS[BOTH])
 
@@ -59,11 +66,9 @@ EP2 = {"fsdp2": {}, "expert_parallel": {"degree": 2}}
         *(
             pytest.param(model, remat, 20, *LAYOUTS[layout], marks=SLOW)
             for layout, model, remat in [
-                ("fsdp2 x ep 2", Town, "none"),
                 ("fsdp2 x ep 2", Town, "full"),
                 (BOTH, Town, "none"),
-                (BOTH, moe, "full"),
-                ("fsdp2 x ep 2", moe, "selective"),
+                (BOTH, moe, "selective"),
             ]
         ),
     ],
