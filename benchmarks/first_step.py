@@ -1,4 +1,4 @@
-"""Seconds from the command to its first step and to its end: python benchmarks/first_step.py [--cycles N]
+"""Seconds from the command to its first step and to its end: python benchmarks/first_step.py [--cycles N] [overrides]
 
 `plait train` and the bare loop under torchrun train one step of the debug model on two ranks of this machine, in turns.
 The bare loop runs twice per cycle, which shows how much equal runs differ.
@@ -51,13 +51,15 @@ def run(command: list[str]) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cycles", type=int, default=5, help="runs of each that count")
-    cycles = parser.parse_args().cycles
+    parser.add_argument("--warm-up", type=int, default=1, help="runs of each before, which read files from the disk")
+    parser.add_argument("overrides", nargs="*", help="of plait train, for all loops")
+    arguments = parser.parse_args()
     print(f"{about()}\n", flush=True)
     spent: dict[str, list[list[float]]] = {name: [] for name in LOOPS}
-    for cycle in range(cycles + 1):
+    for cycle in range(-arguments.warm_up, arguments.cycles):
         for name in list(LOOPS) if cycle % 2 else list(LOOPS)[::-1]:
-            found = run(LOOPS[name])
-            if cycle:  # the first reads files from the disk
+            found = run([*LOOPS[name], *arguments.overrides])
+            if cycle >= 0:
                 spent[name].append(found)
     print("| seconds, medians | plait | bare | plait / bare | bare again / bare |")
     print("|---|---|---|---|---|")

@@ -35,7 +35,7 @@ def test_overhead_compares_three_loops(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_first_step_comes_beside_a_bare_loop(tmp_path: Path) -> None:
-    text = printed("first_step.py", "--cycles=1", cwd=tmp_path)
+    text = printed("first_step.py", "--cycles=1", "--warm-up=0", *TINY, "schedule.warmup_steps=0", cwd=tmp_path)
     rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
     assert [row.split("|")[1].strip() for row in rows] == [
         "a first word",
