@@ -1,13 +1,16 @@
 """`plait calibrate`: what it measures, the file that it writes, and what it refuses."""
 
+import math
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from omegaconf import OmegaConf
 
 from plait.commands.calibrate import measured, written
 from plait.contract.cluster import cluster_of
-from plait.plan.calibrate import DTYPES, SENDS, Measured, Sizes, links
+from plait.plan.calibrate import DTYPES, SENDS, TIMES, Measured, Sizes, links
+from plait.testing.pool import Pool
 from tests.helpers.inside import plait
 
 
@@ -36,6 +39,20 @@ def test_the_file_is_a_cluster() -> None:
     assert cluster.achieved.products == [0.75, 1.0]
     assert cluster.achieved.memory == [0.667, 1.0]
     assert cluster.inside.bandwidth == pytest.approx(1e11, rel=0.01)
+
+
+def _calls(slow: float) -> int:
+    from plait.plan import calibrate
+
+    calls: list[int] = []
+    with mock.patch.object(calibrate, "SLOW", slow):
+        calibrate._seconds("cpu", lambda: calls.append(0))
+    return len(calls)
+
+
+def test_what_takes_long_is_called_once_on_all_ranks(plait_ranks: Pool) -> None:
+    assert plait_ranks.run(_calls, -1.0, world=2) == [1, 1]
+    assert plait_ranks.run(_calls, math.inf, world=2) == [TIMES + 1] * 2
 
 
 @pytest.mark.slow
