@@ -25,7 +25,7 @@ def both(ranks, trial, options, passes, beside=None, world=4):
     remat = "none" if trial.remat == "budget" else trial.remat  # fsdp2 has no compiler here
     plain = Trial(trial.model, dtype=trial.dtype, micro=trial.micro, remat=remat, steps=trial.steps)
     beside = beside or {}
-    theirs = ranks.run(train, plain, {**beside, "fsdp2": options}, world=world)
+    theirs = ranks.once(train, plain, {**beside, "fsdp2": options}, world=world)
     ours = ranks.run(train, trial, {**beside, "simplefsdp": {**options, "passes": passes}}, world=world, timeout=240)
     return zip(theirs, ours, strict=True)
 

@@ -35,11 +35,11 @@ class State(Capabilities):
         for got in plait_ranks.once(_names, trial, self.selected(found), world=found.world):
             assert wanted <= got, f"the checkpoint lacks {sorted(wanted - got)[:3]}, ..."
 
-    def test_checkpoint_loads_in_every_other_layout(
+    def test_checkpoint_loads_in_other_layouts(
         self, plait_ranks: Pool, layout: str, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
-        """What one process and every other layout saved while training continued, loaded under this one: bitwise the
-        same.
+        """What one process, this layout and the next two saved while training continued, loaded under this one: bitwise
+        the same. So three layouts load each into each; of more, each is saved for three and loads three.
 
         With the last layout, one process loads them all, and every other installed strategy what the last layout saved.
         """
@@ -62,7 +62,9 @@ class State(Capabilities):
                     wrong = unequal(answer, state)
                     assert wrong is None, f"{other} -> {name}, rank {rank}: {wrong}"
 
-        loads(layout, *every[layout], every)
+        number = list(layouts).index(layout)
+        near = ([*layouts] * 2)[number : number + 3]
+        loads(layout, *every[layout], dict.fromkeys(["one process", *near]))
         if layout == self.last:
             loads("one process", *every["one process"], layouts)
             for name, foreign in self._foreign().items():
