@@ -10,6 +10,7 @@ from plait.contract.hookspecs import hookimpl
 from plait.contract.model_spec import ModelSpec
 from plait.contract.planned import is_planning, planned_split, read_values
 from plait.contract.run import Run
+from plait.contract.stage_plan import StageAction, StagePlan
 
 if TYPE_CHECKING:
     from plait.models.attention import attend
@@ -41,6 +42,8 @@ __all__ = [
     "Remat",
     "Run",
     "Schedule",
+    "StageAction",
+    "StagePlan",
     "apply",
     "attend",
     "budget_config",

@@ -26,7 +26,7 @@ class Toy(nn.Module):
 
 def test_a_kernel_reads_its_inputs_once_and_writes_what_is_used_after_it() -> None:
     model, x = nn.Sequential(Toy(), Toy()), torch.ones(8, 8)
-    with torch.no_grad(), Where(model) as where, Recorder(where, {}) as recorder:
+    with torch.no_grad(), Where([model]) as where, Recorder(where, {}) as recorder:
         model(x).sum()
     found = fused(recorder.operators, recorder.touched, {"0": (0, 0), "1": (0, 1)})
     kernels = [(o.name, o.bytes // SIZE) for o in found if o.module and o.bytes]
@@ -43,7 +43,7 @@ def test_a_kernel_reads_its_inputs_once_and_writes_what_is_used_after_it() -> No
 
 def recorded_backward(model: nn.Module, x: torch.Tensor, loss) -> tuple[Recorder, list]:
     """A forward, a loss and a backward, and what of them a compiler leaves."""
-    with Where(model) as where, Recorder(where, {}) as recorder:
+    with Where([model]) as where, Recorder(where, {}) as recorder:
         recorder.phase = "forward"
         result = model(x)
         recorder.phase = "loss"

@@ -41,6 +41,7 @@ A hook takes any subset of its arguments, by name:
     max_norm    the norm that gradients are clipped to; inf: they are only measured
     norm_type   which norm: 2.0, or inf
     step        number of the finished step, from 1
+    micro       how many micro-batches a step has
 """
 
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,7 @@ if TYPE_CHECKING:  # `import plait` must not import torch
     from plait.contract.choices import Choice
     from plait.contract.model_spec import ModelSpec
     from plait.contract.run import Run
+    from plait.contract.stage_plan import StagePlan
     from plait.parallel.mesh import Mesh
 
 API = 1  # removals and changes raise it; new hooks and new arguments do not
@@ -106,6 +108,11 @@ def forward_backward(
 
 
 @hookspec(firstresult=True)
+def plan_stages(model: "nn.Module", spec: "ModelSpec", run: "Run", micro: int) -> "StagePlan | None":
+    """Returns which blocks each stage has, and what each rank runs in which order. Only plans call it."""
+
+
+@hookspec(firstresult=True)
 def checkpoint(
     model: "nn.Module", optimizer: "torch.optim.Optimizer | None", mesh: "Mesh", spec: "ModelSpec"
 ) -> "dict[str, Any] | tuple[dict[str, Any], Callable[[], None]] | None":
@@ -125,4 +132,4 @@ def after_step(model: "nn.Module", optimizer: "torch.optim.Optimizer", mesh: "Me
 
 
 FOLDS = ("parallelize",)
-FIRST_RESULT = ("compile", "deal", "forward_backward", "checkpoint", "clip_grads")
+FIRST_RESULT = ("compile", "deal", "forward_backward", "plan_stages", "checkpoint", "clip_grads")

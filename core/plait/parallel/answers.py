@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from plait.contract.axes import MeshAxis, MeshView
 from plait.contract.choices import Choice
 from plait.contract.exact import Misfit
+from plait.contract.stage_plan import StagePlan
 from plait.parallel.clip import plain
 from plait.strategies.hooks import Required
 
@@ -55,6 +56,12 @@ def _dealt(answer: Any) -> tuple[Tensor, Tensor, Tensor | None] | None:
     return answer
 
 
+def _stage_plan(answer: Any) -> StagePlan | None:
+    if not isinstance(answer, StagePlan | None):
+        raise Misfit
+    return answer
+
+
 def _norm(answer: Any) -> Tensor | None:
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = torch.tensor(float(answer))
@@ -81,6 +88,7 @@ ANSWERS = {
     "compile": Required("a torch module, or None for the core's default", _module),
     "deal": Required("tokens, labels and positions of one shape, or None for the core's default", _dealt),
     "forward_backward": Required("True, or None for the core's default", _done),
+    "plan_stages": Required("a StagePlan, or None", _stage_plan),
     "clip_grads": Required("the total norm as a tensor of one element, or None for the core's default", _norm),
     "checkpoint": Required("a dict of tensors by name, or that and a function, or None for the core's default", _state),
 }

@@ -2,8 +2,10 @@
 
 import json
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from plait.contract.cluster import Cluster, cluster_of
 from plait.contract.config import Config
@@ -16,8 +18,14 @@ from plait.plan.cannot import in_words
 from plait.plan.recorder import Operator
 from plait.plan.roofline import Spent, spend
 from plait.plan.trace import Trace, trace
-from plait.plan.values import KINDS, Axis, Memory, Peak, Plan, Time, Traffic, Work
+from plait.plan.values import KINDS, Axis, Memory, Peak, Plan, Stages, Time, Traffic, Work
 from plait.plan.whole import Whole, whole
+
+if TYPE_CHECKING:
+    from plait.plan.divided import Divided
+    from plait.plan.stage_step import StageStep
+
+    Step = Whole | StageStep
 
 
 def plan(node: Mapping[str, Any], world: int | None = None, rank: int | None = None, every: bool = False) -> Plan:
@@ -37,8 +45,14 @@ def plan(node: Mapping[str, Any], world: int | None = None, rank: int | None = N
             "rank", rank, fits=f"0 to {size - 1}"
         )
     # Parameters are cut so that the first rank along an axis has the largest piece.
-    found = step_of(checked.config, checked.assembly, rank or 0, cluster, every, bool(node["compile"]["enabled"]))
-    return _plan(checked, found, rank or 0, cluster, notes)
+    given = (checked.config, checked.assembly, rank or 0, cluster, every, bool(node["compile"]["enabled"]))
+    if checked.layout.count("layers") > 1:  # imported only by plans that need it
+        from plait.plan.stage_report import plan_of_stages
+
+        return plan_of_stages(checked, stages_of(*given), rank, cluster, notes)
+    found = step_of(*given)
+    time = _time(checked, found, cluster) if cluster else None
+    return plan_of(checked, found, rank or 0, cluster, notes, time)
 
 
 def step_of(
@@ -54,23 +68,42 @@ def step_of(
     compiled: count the operators of a block that a compiler fuses as one.
     """
     granularity = cluster.granularity if cluster else 1
+
+    def make() -> Whole:
+        with in_words(config.node):
+            return _traced(config, assembly, rank, granularity, every, compiled)
+
+    return _once([granularity], config, assembly, [rank, every, compiled], make)
+
+
+def stages_of(
+    config: Config, assembly: Assembly, rank: int, cluster: Cluster | None, every: bool, compiled: bool
+) -> "Divided":
+    """The steps of all ranks that have a stage of what `rank` computes; the arguments are those of `step_of`."""
+    from plait.plan.divided import divided
+
+    return _once([attrs.asdict(cluster) if cluster else None, "stages"], config, assembly, [rank, every, compiled],
+                 lambda: divided(config, assembly, rank, cluster, every, compiled))  # fmt: skip
+
+
+def _once(what: list[Any], config: Config, assembly: Assembly, given: list[Any], make: Callable[[], Any]) -> Any:
+    """What `make` returns, or has returned for the same run."""
     relevant = {
         k: v
         for k, v in config.node.items()
         if k in ("model", "strategy", "optimizer", "train", "precision", "remat", "compile", "loss")
     }
-    said = [relevant, assembly.run.world_size, rank, granularity, every, compiled, is_crowded()]
+    said = [what, relevant, assembly.run.world_size, given, is_crowded()]
     key = json.dumps(said, sort_keys=True, default=str)
     if key not in _steps:
         if len(_steps) >= CACHED:
             _steps.pop(next(iter(_steps)))
-        with in_words(config.node):
-            _steps[key] = _traced(config, assembly, rank, granularity, every, compiled)
+        _steps[key] = make()
     return _steps[key]
 
 
 CACHED = 64
-_steps: dict[str, Whole] = {}
+_steps: dict[str, Any] = {}
 
 
 def _traced(config: Config, assembly: Assembly, rank: int, granularity: int, every: bool, compiled: bool) -> Whole:
@@ -98,14 +131,28 @@ def _plannable(node: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     return changed
 
 
-def _plan(checked: Checked, found: Whole, rank: int, cluster: Cluster | None, notes: list[str]) -> Plan:
+def _tokens(checked: Checked, found: "Step") -> int:
+    train = checked.config.train
+    return found.base.micro[0] * train.local_batch_size * checked.layout.count("batch") * train.seq_len
+
+
+def plan_of(
+    checked: Checked,
+    found: "Step",
+    rank: int,
+    cluster: Cluster | None,
+    notes: list[str],
+    time: Time | None,
+    stages: Stages | None = None,
+) -> Plan:
+    """The plan of `rank`, whose step is `found`."""
     layout, config = checked.layout, checked.config
-    memory = _memory(found)
+    memory = memory_of(found)
     work = found.table(_work)
     traffic = found.table(_traffic)
     flops = sum(values[1] for values in work.values())
     members = found.base.members
-    tokens = found.base.micro[0] * config.train.local_batch_size * layout.count("batch") * config.train.seq_len
+    most = max(one.peak for one in stages.ranks) if stages else memory.peak
     capacity = int(cluster.memory - cluster.reserved) if cluster else None
     return Plan(
         model=str(config.model["_target_"]),
@@ -113,7 +160,7 @@ def _plan(checked: Checked, found: Whole, rank: int, cluster: Cluster | None, no
         parameters=_count(checked),
         world=layout.world_size,
         rank=rank,
-        tokens=tokens,
+        tokens=_tokens(checked, found),
         axes=_axes(checked, members, cluster),
         memory=memory,
         collectives=[
@@ -125,19 +172,20 @@ def _plan(checked: Checked, found: Whole, rank: int, cluster: Cluster | None, no
             for name, (n, operations, size) in sorted(work.items(), key=lambda item: (-item[1][1], -item[1][2]))
         ],
         flops=flops,
-        time=_time(checked, found, cluster, tokens) if cluster else None,
-        fits=memory.peak <= capacity if capacity is not None else None,
-        free=capacity - memory.peak if capacity is not None else None,
+        time=time,
+        fits=most <= capacity if capacity is not None else None,
+        free=capacity - most if capacity is not None else None,
         capacity=capacity,
         cluster=cluster.name if cluster else None,
         node=cluster.node if cluster else None,
         traced=(len(found.base.places), sum(len(g.fqns) for g in found.base.groups)),
+        stages=stages,
         notes=notes,
         reports=checked.assembly.run.reports,
     )
 
 
-def _memory(found: Whole) -> Memory:
+def memory_of(found: "Step") -> Memory:
     levels = found.levels()
     place, held = max(levels, key=lambda item: sum(item[1]))
     most = {kind: max(level[i] for _, level in levels) for i, kind in enumerate(KINDS)}
@@ -148,9 +196,8 @@ def _memory(found: Whole) -> Memory:
 
 def _work(one: Trace) -> dict[Any, tuple[int, ...]]:
     found: dict[Any, tuple[int, ...]] = {}
-    for operator in one.operators:
+    for operator, weight in zip(one.operators, one.weights, strict=True):
         if operator.bytes:
-            weight = one.weight(operator)
             n, flops, size = found.get(operator.name, (0, 0, 0))
             found[operator.name] = (n + weight, flops + weight * operator.flops, size + weight * operator.bytes)
     return found
@@ -158,21 +205,20 @@ def _work(one: Trace) -> dict[Any, tuple[int, ...]]:
 
 def _traffic(one: Trace) -> dict[Any, tuple[int, ...]]:
     found: dict[Any, tuple[int, ...]] = {}
-    for operator in one.operators:
+    for operator, weight in zip(one.operators, one.weights, strict=True):
         if operator.kind:
-            weight = one.weight(operator)
             n, size = found.get((operator.axis, operator.kind), (0, 0))
             found[operator.axis, operator.kind] = (n + weight, size + weight * operator.sent)
     return found
 
 
-def _time(checked: Checked, found: Whole, cluster: Cluster, tokens: int) -> Time:
+def _time(checked: Checked, found: Whole, cluster: Cluster) -> Time:
     best, worst = ({t: spend(t, cluster, b) for t in _traces(found)} for b in (True, False))
 
     def total(spent: dict[Any, Spent], what: Any) -> float:
         return found.sum(lambda t: what(spent[t]))
 
-    low, high = total(best, lambda s: s.step), total(worst, lambda s: s.step)
+    band = total(best, lambda s: s.step), total(worst, lambda s: s.step)
     compute = tuple(total(s, lambda x: x.products + x.memory) for s in (best, worst))
     exchange = tuple(total(s, lambda x: sum(x.sending.values())) for s in (best, worst))
     parts = {
@@ -181,13 +227,27 @@ def _time(checked: Checked, found: Whole, cluster: Cluster, tokens: int) -> Time
     }
     for axis in {a for s in worst.values() for a in s.exposed}:
         parts[f"collectives over {axis}"] = total(worst, lambda s, axis=axis: s.exposed.get(axis, 0.0))
+    return time_of(checked, found, cluster, band, compute, exchange, parts)  # type: ignore[arg-type]
+
+
+def time_of(
+    checked: Checked,
+    found: "Step",
+    cluster: Cluster,
+    step: tuple[float, float],
+    compute: tuple[float, float],
+    exchange: tuple[float, float],
+    parts: Mapping[str, float],
+) -> Time:
+    """step, compute, exchange: those of `Time`. parts: what takes the step's time -> seconds."""
+    (low, high), tokens = step, _tokens(checked, found)
     mfu = None
     spec = checked.assembly.run.spec
     if spec.flops is not None:
         ideal = spec.flops(checked.config.train.seq_len) * tokens / checked.layout.world_size
         rate = cluster.rate(checked.config.precision.param)
         mfu = (ideal / high / rate, ideal / low / rate)
-    return Time((low, high), (tokens / high, tokens / low), mfu, compute, exchange, max(parts, key=lambda k: parts[k]))  # type: ignore[arg-type]
+    return Time(step, (tokens / high, tokens / low), mfu, compute, exchange, max(parts, key=lambda k: parts[k]))
 
 
 def _traces(found: Whole) -> list[Trace]:

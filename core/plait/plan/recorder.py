@@ -26,6 +26,7 @@ _LIKE = {
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _aten._scaled_dot_product_flash_attention_backward,
 }
 _SILENT = ("prim::device", "profiler::")  # questions about a tensor, and remarks for a profiler
+BOUNDARY = "plait::boundary"  # the name of a mark
 _FREE = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided")
 
 _FUSES = frozenset(f"aten::{name}" for name in (  # beside what torch tags as pointwise
@@ -247,6 +248,12 @@ class Recorder(TorchDispatchMode):
             Touched.by(func, operator, zip(given, inputs, strict=True), zip(made, outputs, strict=True))
         )
         return result
+
+    def boundary(self) -> None:
+        """Mark this moment by calls that do nothing; the level of the second is exactly what is in use now."""
+        for _ in range(2):
+            self.operators.append(Operator(self.phase, self.micro, "", BOUNDARY, 0, 0, ""))
+            self.touched.append(Touched({}, {}, False))
 
     def _opens(self, inputs: list[Any]) -> bool:
         new = self._received.intersection(map(id, inputs))

@@ -4,7 +4,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from torch import nn
@@ -22,6 +22,9 @@ from plait.plan.step import Step
 from plait.plan.traffic import axes_of
 from plait.plan.where import Where
 from plait.train.optimizer import make_optimizer
+
+if TYPE_CHECKING:
+    from plait.plan.alone import Alone
 
 DEVICE = "cpu"  # what stands for any device: no tensor has values, and torch needs no driver for it
 
@@ -53,31 +56,38 @@ def recording(
     prepare: Callable[[nn.Module, ModelSpec], Config],
     joined: Callable[[Any], Mapping[str, str]] | None = None,
     unit: int = 0,
+    stand_in: "Alone | None" = None,
 ) -> Iterator[Recording]:
     """Set up the model under `strategies` (name -> options) as rank `rank` of `world` ranks.
 
     granularity: what an allocator rounds sizes up to. prepare: may take blocks out of the model, and returns the config
-    to set it up with. joined: further names of groups, of the mesh. unit: the recorder's.
+    to set it up with. joined: further names of groups, of the mesh. unit: the recorder's. stand_in: what cuts and runs
+    the stages, if the layers are divided.
     """
     forget()
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of what is slow, not wrong
     with simulated(world, rank), as_planned():
         assembly = assemble(config, world, strategies=strategies, device_type=DEVICE)
-        refuse_divided_layers(assembly.layout.dense, assembly.layout.owner)
+        if stand_in is None:
+            refuse_divided_layers(assembly.layout.dense, assembly.layout.owner)
+        else:
+            stand_in.take_over(assembly)
         config = assembly.run.config = prepare(assembly.model, assembly.run.spec)
         applied = set_up(assembly, fill=False)
-        model = applied.parts[0]
         axes = {**axes_of(applied.mesh), **(joined(applied.mesh) if joined else {})}
         collects = gc.isenabled()
         gc.disable()  # a collection would come at another moment in the real run
         try:
             with (
                 fake() as mode,
-                Where(model) as where,
+                Where(applied.parts) as where,
                 Recorder(where, axes, lambda size: -(-size // granularity) * granularity, unit) as recorder,
             ):
-                materialise_fake(model, mode, DEVICE)
-                recorder.mark([*model.parameters(), *model.buffers()], "parameters")
+                for part in applied.parts:
+                    materialise_fake(part, mode, DEVICE)
+                    recorder.mark([*part.parameters(), *part.buffers()], "parameters")
+                if stand_in is not None:
+                    stand_in.recorder = recorder
                 optimizer = make_optimizer(config.optimizer, applied.parameters(), values=False)
                 yield Recording(applied, axes, Step(applied, optimizer, config, recorder, 1, 1), recorder, where)
         finally:

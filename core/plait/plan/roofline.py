@@ -23,8 +23,8 @@ class Spent:
     exposed: dict[str, float]
 
 
-def spend(trace: Trace, cluster: Cluster, best: bool) -> Spent:
-    """Go through the operators in order. best: with the upper ends of `achieved`, and collectives overlapping
+def spend(trace: Trace, cluster: Cluster, best: bool, within: range | None = None) -> Spent:
+    """Go through the operators in order; within: only through these, each once. best: with the upper ends of `achieved`, and collectives overlapping
     computation wherever the code allows it; otherwise with the lower ends, and every all-gather waited for."""
     end = 1 if best else 0
     products, memory, links = (getattr(cluster.achieved, k)[end] for k in ("products", "memory", "links"))
@@ -32,8 +32,8 @@ def spend(trace: Trace, cluster: Cluster, best: bool) -> Spent:
     arithmetic = moving = 0.0
     sending: dict[str, float] = {}
     phase = ""
-    for operator in trace.operators:
-        weight = trace.weight(operator)
+    for number in range(len(trace.operators)) if within is None else within:
+        operator, weight = trace.operators[number], trace.weights[number] if within is None else 1
         if operator.phase != phase and operator.phase == "clip":
             clock.finish()
         phase = operator.phase

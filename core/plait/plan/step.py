@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -21,8 +22,7 @@ from plait.train.trainer import EXCHANGED
 class Step:
     """Runs steps of a model that is set up, and tells `recorder` what runs.
 
-    micro: how many micro-batches a step has. Only the first `driven` of them run; the others cost the same as the last
-    of these.
+    micro: how many micro-batches a step has. `driven` of them run, some twice if a step has fewer.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Step:
             part.train()
 
         def told() -> Iterator[Rows]:
-            for micro, rows in enumerate(micro_batches(own, self.rows)[: self.driven]):
+            for micro, rows in enumerate(islice(cycle(micro_batches(own, self.rows)), self.driven)):
                 recorder.micro, recorder.phase = micro, "forward"
                 yield rows
 

@@ -15,6 +15,7 @@ def text(plan: Plan) -> str:
         "",
         *mesh(plan),
         "",
+        *stages(plan),
         *memory(plan),
         "",
         *collectives(plan),
@@ -59,11 +60,31 @@ def memory(plan: Plan) -> list[str]:
     if plan.fits is None:
         return [*lines, "no cluster is given, so whether this fits is not known: cluster=h100"]
     said = "fits" if plan.fits else "DOES NOT FIT"
+    said = f"the largest rank {said}" if plan.stages else said
     more = f"{size_of(abs(plan.free or 0))} {'are left' if plan.fits else 'too much'}"
     lines.append(f"{said} on {plan.cluster}: {size_of(plan.capacity or 0)} for torch, {more}")
     if plan.fits and expandable > (plan.capacity or 0):
         lines.append("it fits only because torch gives back what it has cached, which makes steps slower")
     return lines
+
+
+def stages(plan: Plan) -> list[str]:
+    """The ranks that divide the layers, side by side."""
+    one = plan.stages
+    if one is None:
+        return []
+    rows = [("rank", "stages", "blocks", "parameters", "micro-batches kept", "peak", "sends", "busy")]
+    for each in one.ranks:
+        numbers, blocks = (" ".join(map(str, values)) for values in (each.stages, each.blocks))
+        sends = f"{each.sends:,}, {size_of(each.sent)}"
+        busy = f"{each.busy[0]:.4f} to {each.busy[1]:.4f} s" if each.busy else ""
+        peak, held = size_of(each.peak), size_of(each.parameters)
+        rows.append((str(each.rank), numbers, blocks, held, str(each.live), peak, sends, busy))
+    lines = [f"stages   {one.schedule} over {one.axis}, {one.micro} micro-batches", "", *table(rows, left=(1, 2))]
+    if one.bubble:
+        low, high = sorted(one.bubble)
+        lines += ["", f"bubble: ranks wait for {100 * low:.1f} to {100 * high:.1f}% of the micro-batches' time"]
+    return [*lines, "", f"what follows is of rank {plan.rank}", ""]
 
 
 def collectives(plan: Plan) -> list[str]:

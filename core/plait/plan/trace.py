@@ -8,11 +8,13 @@ from torch import nn
 
 from plait.contract.config import Config, accumulation
 from plait.contract.model_spec import ModelSpec
+from plait.parallel.apply import Applied
 from plait.plan.blocks import Group, groups, keep
 from plait.plan.fused import fused
 from plait.plan.recorder import Operator, Recorder, Storage
 from plait.plan.recording import recording
 from plait.plan.reserved import Pools, pools
+from plait.plan.scripts import Span
 from plait.plan.values import KINDS
 
 
@@ -27,6 +29,8 @@ class Trace:
     members: mesh axis -> the ranks of this rank's group along it.
     grows: phases of the core in which one collective serves all blocks, and grows evenly with their number.
     pools: what the allocator's pools hold at each operator.
+    weights: how many times the step makes each call: micro-batches that were not traced repeat the last traced one.
+    spans: the actions of the stages, if the layers are divided.
     """
 
     operators: list[Operator]
@@ -37,12 +41,8 @@ class Trace:
     members: dict[str, tuple[int, ...]]
     grows: tuple[str, ...]
     pools: Pools
-
-    def weight(self, operator: Operator) -> int:
-        """How many times the step makes this call: micro-batches that were not traced repeat the last traced one."""
-        total, driven = self.micro
-        last = operator.micro == driven - 1 and operator.phase in ("forward", "loss", "backward", "recompute")
-        return total - driven + 1 if last else 1
+    weights: list[int]
+    spans: list[Span] = attrs.Factory(list)
 
 
 def trace(
@@ -78,9 +78,13 @@ def trace(
         operators = recorded.recorder.operators
         if compiled:
             operators = fused(operators, recorded.recorder.touched, places)
-        grows = ("balance",) if applied.hooks.implemented("clip_grads") else ("balance", "clip")
-        members = _members(recorded.axes)
-        return Trace(operators, levels, places, alike, (micro, step.driven), members, grows, held)
+        grows = growing(applied)
+        members, driven = members_of(recorded.axes), step.driven
+        weights = [micro - driven + 1 if o.micro == driven - 1 and o.phase in REPEATED else 1 for o in operators]
+        return Trace(operators, levels, places, alike, (micro, driven), members, grows, held, weights)
+
+
+REPEATED = ("forward", "loss", "backward", "recompute")  # phases of a micro-batch
 
 
 def kind(storage: Storage) -> int:
@@ -122,7 +126,12 @@ def levels_of(recorder: Recorder, sized: Callable[[int], int] = int) -> list[lis
     return found
 
 
-def _members(axes: Any) -> dict[str, tuple[int, ...]]:
+def growing(applied: Applied) -> tuple[str, ...]:
+    """The phases in which the core sends something of all blocks at once."""
+    return ("balance",) if applied.hooks.implemented("clip_grads") else ("balance", "clip")
+
+
+def members_of(axes: Any) -> dict[str, tuple[int, ...]]:
     from torch.distributed.distributed_c10d import _resolve_process_group, get_process_group_ranks
 
     return {axis: tuple(get_process_group_ranks(_resolve_process_group(name))) for name, axis in axes.items()}

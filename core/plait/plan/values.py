@@ -98,6 +98,43 @@ class Time:
 
 
 @attrs.frozen
+class StageCost:
+    """A rank that has some of the model's stages, and what a step costs it.
+
+    rank: in the world. stages: their numbers; blocks: how many each has. parameters, gradients, optimizer, peak: as in
+    `Memory`. live: the most micro-batches at once whose activations it keeps, each stage counted. sends, sent: streams
+    and gradients that it sends, and their bytes. busy: seconds of its micro-batches, without waiting: [low, high].
+    """
+
+    rank: int
+    stages: list[int]
+    blocks: list[int]
+    parameters: int
+    gradients: int
+    optimizer: int
+    peak: int
+    live: int
+    sends: int
+    sent: int
+    busy: tuple[float, float] | None
+
+
+@attrs.frozen
+class Stages:
+    """How the ranks that divide the layers share a step. axis: which they are on. micro: micro-batches of a step.
+
+    bubble: the share of the time of the micro-batches in which ranks wait, over all ranks, at the [low, high] end of
+    the step's time; None without a cluster.
+    """
+
+    axis: str
+    schedule: str
+    micro: int
+    bubble: tuple[float, float] | None
+    ranks: list[StageCost]
+
+
+@attrs.frozen
 class Axis:
     """One axis of the mesh. nodes: how many nodes its ranks span; None without a cluster."""
 
@@ -113,6 +150,7 @@ class Axis:
 class Plan:
     """What one step of a run will cost one rank.
 
+    stages: of all ranks, if the layers are divided; else None.
     fits: whether the peak is below the free memory of the cluster's device; None without a cluster.
     free: bytes left at the peak; negative if it does not fit. node: ranks per node of the cluster.
     traced: (traced blocks, blocks). reports: by name, of strategies.
@@ -136,6 +174,7 @@ class Plan:
     cluster: str | None
     node: int | None
     traced: tuple[int, int]
+    stages: Stages | None = None
     notes: list[str] = attrs.field(factory=list)
     reports: dict[str, Any] = attrs.field(factory=dict)
 

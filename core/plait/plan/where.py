@@ -1,7 +1,7 @@
 """Which module runs, in forward and in backward: from hooks on modules and the numbers of autograd's nodes."""
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,14 +12,14 @@ _next_node = torch._C._autograd._get_sequence_nr
 
 
 class Where:
-    """`with Where(model, blocks) as where:`; then `where.now()` while the model runs.
+    """`with Where(parts) as where:`; then `where.now()` while one of these modules runs.
 
     An operator of forward belongs to the innermost module whose forward runs. One of backward belongs to the module
     whose forward created the autograd node that runs now: nodes are numbered in the order of their creation.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        self.parts = parts
         self._stack: list[str] = []
         self._starts: list[int] = []  # numbers of nodes, ascending; from each number on a module created them
         self._makers: list[str] = []
@@ -27,7 +27,7 @@ class Where:
         self._hooks: list[Any] = []
 
     def __enter__(self) -> "Where":
-        for fqn, module in self.model.named_modules():
+        for fqn, module in [named for part in self.parts for named in part.named_modules()]:
 
             def enter(module: nn.Module, args: Any, fqn: str = fqn) -> None:
                 self._enter(fqn)

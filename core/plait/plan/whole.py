@@ -11,6 +11,7 @@ from plait.plan.trace import Trace
 LEAST = 4  # blocks of a group that are traced: two at each end, so that the others are between equal ones
 
 Label = tuple[Any, ...]
+Level = list[int]  # bytes by kind, or by stream
 
 
 @attrs.frozen(eq=False)
@@ -44,19 +45,28 @@ class Whole:
             )
         return found
 
-    def levels(self) -> list[tuple[int, list[int]]]:
+    def levels(self) -> list[tuple[int, Level]]:
         """(index in base.operators, bytes by kind) of every operator that all traces have, for the whole model."""
         return self._levels(lambda trace: trace.levels)
 
     def reserved(self) -> tuple[int, int]:
         """Bytes that torch's allocator takes from a GPU: (with expandable segments, without). Peaks of the streams are
         those of the whole model; gaps between blocks of memory are the largest that were seen."""
-        levels = [level for _, level in self._levels(lambda trace: trace.pools.levels)]
+        levels = [level for _, level in self.pool_levels()]
         peaks = sum(max(each) for each in zip(*levels, strict=True))
-        gaps = [trace.pools.gaps for trace in (self.base, *(trace for trace, _ in self.more))]
-        return peaks + max(g for g, _ in gaps), peaks + max(g for _, g in gaps)
+        expandable, segments = self.gaps()
+        return peaks + expandable, peaks + segments
 
-    def _levels(self, of: Callable[[Trace], list[list[int]]]) -> list[tuple[int, list[int]]]:
+    def pool_levels(self) -> list[tuple[int, Level]]:
+        """As `levels`, by stream."""
+        return self._levels(lambda trace: trace.pools.levels)
+
+    def gaps(self) -> tuple[int, int]:
+        """The largest gaps that were seen: (with expandable segments, without)."""
+        gaps = [trace.pools.gaps for trace in (self.base, *(trace for trace, _ in self.more))]
+        return max(g for g, _ in gaps), max(g for _, g in gaps)
+
+    def _levels(self, of: Callable[[Trace], list[Level]]) -> list[tuple[int, Level]]:
         base = of(self.base)
         if not self.more:
             return list(enumerate(base))

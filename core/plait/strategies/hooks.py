@@ -109,6 +109,15 @@ def blamed(error: BaseException) -> bool:
     return any(note.startswith(BLAME) for note in getattr(error, "__notes__", ()))
 
 
+def marked(strategy: Any) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """(attribute, hook, options of the mark) of every method that is marked as a hook."""
+    for attribute in dir(strategy):
+        static = inspect.getattr_static(strategy, attribute, None)  # properties are left alone
+        options = getattr(getattr(static, "__func__", static), "plait_impl", None)
+        if options is not None:
+            yield attribute, options["specname"] or attribute, options
+
+
 def _call(implementation: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
     return implementation.function(*(arguments[a] for a in implementation.argnames))
 
@@ -119,12 +128,7 @@ def _attributed(strategy: Any, name: str, answers: Mapping[str, Required]) -> An
     Raises PlaitError for a wrapper around a fold.
     """
     body: dict[str, Any] = {"__repr__": lambda self: repr(strategy)}
-    for attribute in dir(strategy):
-        static = inspect.getattr_static(strategy, attribute, None)  # properties are left alone
-        options = getattr(getattr(static, "__func__", static), "plait_impl", None)
-        if options is None:
-            continue
-        hook = options["specname"] or attribute
+    for attribute, hook, options in marked(strategy):
         wraps = options["wrapper"] or options["hookwrapper"]
         if wraps and hook in hookspecs.FOLDS:
             raise PlaitError(f"{described(name)} wraps the hook {hook!r}; a fold takes no wrappers")

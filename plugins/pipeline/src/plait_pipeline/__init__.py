@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 from attrs.validators import ge, in_, optional
 
-from plait import MeshAxis, ModelSpec, PlaitError, Run, hookimpl
-from plait_pipeline.fits import SCHEDULES, check, check_micro_batches
+from plait import MeshAxis, ModelSpec, PlaitError, Run, StagePlan, hookimpl
+from plait_pipeline.fits import SCHEDULES, check, check_count, check_micro_batches
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,7 +56,17 @@ class Pipeline:
 
         check_micro_batches(self, run, mesh.layout.count("batch"))
         self._steps = Steps(self, mesh["pp"], spec)
-        return cut(self, model, mesh["pp"].get_local_rank(), spec)
+        return cut(self, model, mesh["pp"].get_local_rank(), spec, run.config.train.seq_len)
+
+    @hookimpl
+    def plan_stages(self, model: "nn.Module", spec: ModelSpec, run: Run, micro: int) -> StagePlan:
+        from plait_pipeline.cut import blocks_of
+        from plait_pipeline.order import stage_plan
+
+        train = run.config.train
+        rows = train.global_batch_size // micro if train.global_batch_size else train.local_batch_size
+        check_count(self, run, micro, rows)
+        return stage_plan(self, blocks_of(self, model, spec, run.config.train.seq_len), micro)
 
     @hookimpl
     def forward_backward(

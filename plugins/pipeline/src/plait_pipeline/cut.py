@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from plait_pipeline import Pipeline
 
 
-def cut(options: "Pipeline", model: nn.Module, rank: int, spec: ModelSpec) -> list[nn.Module]:
+def cut(options: "Pipeline", model: nn.Module, rank: int, spec: ModelSpec, seq_len: int) -> list[nn.Module]:
     """The stages of `rank`, in the order in which data passes them."""
-    numbers = stages_of(rank, options)
-    counts = options.layers_per_stage or balanced(*costs(model, spec), options.degree * options.per_rank)
-    ends = [0, *accumulate(counts)]
-    return [stage(model, spec, ends[number], ends[number + 1]) for number in numbers]
+    ends = [0, *accumulate(blocks_of(options, model, spec, seq_len))]
+    return [stage(model, spec, ends[number], ends[number + 1]) for number in stages_of(rank, options)]
+
+
+def blocks_of(options: "Pipeline", model: nn.Module, spec: ModelSpec, seq_len: int) -> list[int]:
+    """The number of blocks of each stage."""
+    return options.layers_per_stage or balanced(*costs(model, spec, seq_len), options.degree * options.per_rank)
 
 
 def stages_of(rank: int, options: "Pipeline") -> list[int]:
@@ -27,12 +30,14 @@ def stages_of(rank: int, options: "Pipeline") -> list[int]:
     return [rank + options.degree * turn for turn in range(options.per_rank)]
 
 
-def costs(model: nn.Module, spec: ModelSpec) -> tuple[list[float], float]:
-    """(of each block, of what stands after the blocks): elements of matrices that a token is multiplied with.
+def costs(model: nn.Module, spec: ModelSpec, seq_len: int) -> tuple[list[float], float]:
+    """(of each block, of what stands after the blocks): elements that a token is multiplied with.
 
-    Embeddings are looked up, which costs next to nothing. Of stacked experts as many count as a token visits, which is
-    the router's `top_k`, or one.
+    These are the elements of matrices, and in attention those of keys and values: what `spec.flops` adds for the length
+    of a sequence, in equal parts for all blocks. Embeddings are looked up, which costs next to nothing. Of stacked
+    experts as many count as a token visits, which is the router's `top_k`, or one.
     """
+    attention = (spec.flops(seq_len) - spec.flops(0)) / 6 / len(spec.blocks_of(model)) if spec.flops else 0.0
     routers = spec.routers_of(model)
 
     def cost(fqn: str, module: nn.Module) -> float:
@@ -44,7 +49,7 @@ def costs(model: nn.Module, spec: ModelSpec) -> tuple[list[float], float]:
                 total += param.numel() * (min(visits / param.shape[0], 1) if axes[0] == "experts" else 1)
         return total
 
-    blocks = [cost(fqn, block) for fqn, block in spec.blocks_of(model).items()]
+    blocks = [attention + cost(fqn, block) for fqn, block in spec.blocks_of(model).items()]
     return blocks, sum(cost(fqn, module) for fqn, module in spec.after_of(model).items())
 
 

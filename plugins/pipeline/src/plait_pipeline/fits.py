@@ -89,12 +89,19 @@ def check_micro_batches(options: "Pipeline", run: Run, shares: int) -> None:
 
     Other loops may pass what they like: with too few micro-batches a step runs as in GPipe.
     """
+    train = run.config.train
+    if run.folder is not None and options.degree > 1:
+        rows = train.local_batch_size * shares
+        check_count(options, run, 1 if train.global_batch_size is None else train.global_batch_size // rows, rows)
+
+
+def check_count(options: "Pipeline", run: Run, found: int, rows: int) -> None:
+    """Raise PlaitError if `found` micro-batches are too few for the schedule, or not in equal rounds.
+
+    rows: of one micro-batch on all data ranks.
+    """
     train, degree = run.config.train, options.degree
-    if run.folder is None or degree == 1:
-        return
     needs = SCHEDULES[options.schedule].fewest * degree
-    rows = train.local_batch_size * shares
-    found = 1 if train.global_batch_size is None else train.global_batch_size // rows
     if found < needs:
         raise PlaitError(
             f"a step has {found} micro-batch{'es' * (found > 1)} per rank, and {KEY}.schedule={options.schedule} with "

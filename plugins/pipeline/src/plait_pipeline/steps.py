@@ -11,6 +11,7 @@ from torch.distributed import pipelining
 from plait import ModelSpec, PlaitError, stream_into
 from plait_pipeline.cut import stages_of
 from plait_pipeline.fits import KEY, SCHEDULES
+from plait_pipeline.order import torch_class, torch_name
 
 if TYPE_CHECKING:
     from plait_pipeline import Pipeline
@@ -104,9 +105,6 @@ class Steps:
     def _schedule(self, parts: list[nn.Module], like: Tensor, count: int) -> tuple[Any, list[Feed]]:
         options = self._options
         chosen = SCHEDULES[options.schedule]
-        name, rounds = chosen.name, max(count // options.degree, 1)
-        if count < chosen.fewest * options.degree or (chosen.several and count % rounds):
-            name = "ScheduleLoopedBFS" if chosen.several else "ScheduleGPipe"
         feeds, stages = [], []
         for number, part in zip(self._own, parts, strict=True):
             is_last = number == self._count - 1
@@ -119,7 +117,7 @@ class Steps:
                 )
             )
             feeds.append(feed)
-        made = getattr(pipelining, name, None) or getattr(pipelining.schedules, name)
+        made = torch_class(torch_name(options, count))
         run = stages if chosen.several else stages[0]
         # Gradients are plain sums: the loss is divided by the tokens of the whole step.
         return made(run, count, loss_fn=lambda result, target: result, scale_grads=False), feeds

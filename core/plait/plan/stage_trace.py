@@ -1,0 +1,128 @@
+"""The trace of one rank whose layers are divided: its own stages, each alone, and a block in place of each other."""
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+import attrs
+from torch import nn
+
+from plait.contract.config import Config, accumulation
+from plait.contract.model_spec import ModelSpec
+from plait.contract.stage_plan import StagePlan
+from plait.parallel.build import build_model
+from plait.plan.alone import Alone
+from plait.plan.blocks import Group, groups, keep
+from plait.plan.cannot import in_words
+from plait.plan.fused import fused
+from plait.plan.recording import recording
+from plait.plan.reserved import pools
+from plait.plan.scripts import ONCE, micros_of, scripts_of, turns_of
+from plait.plan.trace import Trace, growing, levels_of, members_of
+from plait.plan.whole import Whole, whole
+
+Like = tuple[Any, Any]  # shape and dtype of the stream between stages
+
+
+@attrs.frozen
+class Place:
+    """A rank along the axis that divides the layers. strategy: the name of the one that cuts. rank: in the world."""
+
+    strategy: str
+    plan: StagePlan
+    place: int
+    rank: int
+
+
+def trace_place(
+    config: Config, world: int, place: Place, granularity: int, every: bool, compiled: bool, like: Like | None
+) -> tuple[Whole, Like]:
+    """(the step of this rank, what passes between stages). The arguments are those of `plait.plan.engine.step_of`; like:
+    None if the first stage is here."""
+    model, spec = build_model(config.model)
+    own, others = grouped(place, groups(model, spec, config.remat), list(spec.blocks_of(model)))
+    found: list[Like] = [like] if like else []
+
+    def make(counts: list[int] | None) -> Trace:
+        counts = counts or [len(group.fqns) for group in own]
+        made, told = _trace(config, world, place, granularity, compiled, own, others, counts, next(iter(found), None))
+        found.append(told)
+        return made
+
+    with in_words(config.node):
+        return whole(make, [len(group.fqns) for group in own], every), found[-1]
+
+
+def ends(place: Place, blocks: list[str]) -> list[list[str]]:
+    """The blocks of each stage."""
+    return [blocks[a:b] for a, b in pairwise([0, *accumulate(place.plan.blocks)])]
+
+
+def grouped(place: Place, alike: list[Group], blocks: list[str]) -> tuple[list[Group], list[Group]]:
+    """(groups of equal blocks of each own stage, the blocks of each other stage)."""
+    kind = {fqn: number for number, group in enumerate(alike) for fqn in group.fqns}
+    own: list[Group] = []
+    others: list[Group] = []
+    for number, stage in enumerate(ends(place, blocks)):
+        if number in place.plan.stages_of(place.place):
+            kinds = dict.fromkeys(kind[fqn] for fqn in stage)
+            own += [Group(tuple(fqn for fqn in stage if kind[fqn] == k)) for k in kinds]
+        else:
+            others.append(Group(tuple(stage)))
+    return own, others
+
+
+def _trace(
+    config: Config,
+    world: int,
+    place: Place,
+    granularity: int,
+    compiled: bool,
+    own: list[Group],
+    others: list[Group],
+    counts: list[int],
+    like: Like | None,
+) -> tuple[Trace, Like]:
+    alone = Alone(place.strategy, place.plan, place.place, like)
+    places: dict[str, tuple[int, int]] = {}
+
+    def prepare(model: nn.Module, spec: ModelSpec) -> Config:
+        whole = ends(place, list(spec.blocks_of(model)))
+        places.update(keep(model, [*own, *others], [*counts, *(1 for _ in others)]))
+        left = {fqn: number for number, fqn in enumerate(spec.blocks_of(model))}
+        stages = [[left[fqn] for fqn in whole[number] if fqn in left] for number in alone.numbers]
+        alone.cuts = [(stage[0], stage[-1] + 1) for stage in stages]
+        return config
+
+    with recording(config, config.strategy, world, place.rank, granularity, prepare, stand_in=alone) as recorded:
+        applied, step = recorded.applied, recorded.step
+        micro = accumulation(config, applied.mesh.rank_and_size("batch")[1])
+        step.micro = micro
+        for scripts in ([ONCE] * len(alone.numbers), scripts_of(place.plan, place.place)):
+            recorded.forget()
+            alone.scripts, step.driven = scripts, micros_of(scripts[0])
+            step()
+        operators = recorded.recorder.operators
+        if compiled:
+            operators = fused(operators, recorded.recorder.touched, places)
+        made = Trace(
+            operators,
+            levels_of(recorded.recorder),
+            {fqn: at for fqn, at in places.items() if at[0] < len(own)},
+            own,
+            (micro, step.driven),
+            members_of(recorded.axes),
+            growing(applied),
+            pools(recorded.recorder),
+            _weights(len(operators), place, alone),
+            alone.spans,
+        )
+        return made, alone.like
+
+
+def _weights(count: int, place: Place, alone: Alone) -> list[int]:
+    """How many times the real step makes each call of the trace."""
+    found = [1] * count
+    turns = [span for _, span in turns_of(place.plan, place.place, alone.spans)]
+    for number, span in enumerate(alone.spans):
+        found[span.start : span.end] = [turns.count(number)] * (span.end - span.start)
+    return found
