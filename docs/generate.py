@@ -96,6 +96,10 @@ has its own instances and nothing is process-global, so jobs of a sweep in one p
   - Where the logits are, call `loss(i, logits)` once for each i, and run backward on its result if gradients are on.
     Pass each stage's gradient of `x` back to the stage before.
   - When it returns True, gradients are complete sums, as after `backward`.
+- **`plan_stages`** tells `plait plan` what a pipeline does: the number of blocks of each stage, and the order in which
+  each rank runs them, as a `plait.StagePlan`. Only plans call it: without it a pipeline trains, but is not planned. The
+  order is enough: the plan measures each stage by itself, and plays the ranks against each other, so it knows no
+  schedule by name, and no formula for its bubble.
 - **`after_step`** is for what follows the optimizer, such as a router's bias or local SGD's outer step. It gets the
   step's number, so that no strategy counts by itself and a resumed run agrees.
 
@@ -132,8 +136,8 @@ embeddings, rotations, masks or capped logits needs no second forward for pipeli
 shape and dtype with which it enters the first block; `plait.stream_into(part, spec, *inputs)` tells them without
 running a block, whatever other strategies did to the stream. Ranks along the axis hold only their own parameters. The
 core joins what must be whole: norms, losses, counts of experts, checkpoints, exports, `plait inspect` and `plait
-verify`. A save or an export is refused if no rank holds one of the model's tensors. `plait plan` and searches for a
-layout refuse divided layers.
+verify`. A save or an export is refused if no rank holds one of the model's tensors. Searches for a layout refuse
+divided layers.
 
 **Transforms of parameters.** Strategies need to change what a module computes with, but not what is stored: names,
 optimizer and checkpoints depend on storage. torch's parametrisations rename parameters; getters that are always active

@@ -10,9 +10,9 @@ from plait.contract.hookspecs import hookimpl
 from plait.contract.model_spec import ModelSpec
 from plait.contract.planned import is_planning, planned_split, read_values
 from plait.contract.run import Run
-from plait.contract.stage_plan import StageAction, StagePlan
 
 if TYPE_CHECKING:
+    from plait.contract.stage_plan import StageAction, StagePlan
     from plait.models.attention import attend
     from plait.parallel.apply import Applied, apply
     from plait.parallel.chunked_loss import divide_head
@@ -77,6 +77,8 @@ _LAZY = {
     "shard_dim": "plait.parallel.sharding",
     "attend": "plait.models.attention",
     "stage": "plait.parallel.stages",
+    "StageAction": "plait.contract.stage_plan",
+    "StagePlan": "plait.contract.stage_plan",
     "stream_into": "plait.parallel.stages",
     "transform_param": "plait.parallel.transform",
     "planning": "plait.plan.planning",
@@ -88,7 +90,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch is imported when it is first asked for."""
+    """What needs torch, or is for plans alone, is imported when it is first asked for."""
     if name not in _LAZY:
         raise AttributeError(f"module 'plait' has no attribute {name!r}")
     import importlib

@@ -91,18 +91,18 @@ def code_lines(path: Path) -> int:
 
 
 BUDGET = {  # lines of code; what takes more must be worth it, or something else must go
-    "contract": 895,
+    "contract": 935,
     "system": 415,
     "strategies": 480,
     "models": 1200,
     "data": 1540,
-    "parallel": 1865,
+    "parallel": 1875,
     "records": 700,
     "checkpoint": 1620,
     "convert": 360,
     "train": 440,
     "launch": 1895,
-    "plan": 2670,
+    "plan": 3360,
     "report": 450,
     "sweep": 480,
     "testing": 2000,

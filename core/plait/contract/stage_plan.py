@@ -1,7 +1,8 @@
-"""What the ranks of a pipeline do in a step, as a strategy tells a plan."""
+"""What the ranks that divide the layers do in a step, as a strategy tells a plan."""
 
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import accumulate
 
 import attrs
 from attrs.validators import ge, in_
@@ -49,6 +50,22 @@ class StagePlan:
     def stages_of(self, rank: int) -> list[int]:
         """The stages of a rank, in the order in which data passes them."""
         return sorted(stage for stage, owner in self.ranks.items() if owner == rank)
+
+    def live(self, rank: int) -> int:
+        """The most micro-batches at once whose activations a rank keeps, each stage counted."""
+        changes = [(a.kind == "forward") - (a.kind in (WHOLE, "weights")) for a in self.actions[rank]]
+        return max(accumulate(changes))
+
+    def transfers(self, rank: int) -> dict[str, int]:
+        """How many streams and gradients a rank sends and receives in a step."""
+        found = {"send": 0, "recv": 0}
+        for action in self.actions[rank]:
+            up, down = (self.sends(action.stage, action.stage + way) for way in (1, -1))
+            if action.kind != "weights":
+                to, of = (up, down) if action.kind == "forward" else (down, up)
+                found["send"] += to
+                found["recv"] += of
+        return found
 
     def sends(self, stage: int, to: int) -> bool:
         """Whether `stage` sends to the stage `to`: it exists, and is on another rank."""

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from plait.contract.axes import MeshAxis, MeshView
 from plait.contract.choices import Choice
 from plait.contract.exact import Misfit
-from plait.contract.stage_plan import StagePlan
 from plait.parallel.clip import plain
 from plait.strategies.hooks import Required
 
@@ -56,7 +55,9 @@ def _dealt(answer: Any) -> tuple[Tensor, Tensor, Tensor | None] | None:
     return answer
 
 
-def _stage_plan(answer: Any) -> StagePlan | None:
+def _stage_plan(answer: Any) -> Any:
+    from plait.contract.stage_plan import StagePlan  # only plans have one
+
     if not isinstance(answer, StagePlan | None):
         raise Misfit
     return answer

@@ -41,7 +41,7 @@ class Alone:
         """Put a strategy with the same other hooks in place of the one that cuts. Call it before hooks are asked."""
         plain = assembly.run.strategies[self.name]
         own = {"parallelize": self.parallelize, "forward_backward": self.forward_backward}
-        methods = {attribute: getattr(plain, attribute) for attribute, hook, _ in marked(plain) if hook not in own} | own
+        methods = {name: getattr(plain, name) for name, hook, _ in marked(plain) if hook not in own} | own
         traits = {name: getattr(plain, name) for name in TRAITS if hasattr(plain, name)}
         body = traits | {name: staticmethod(method) for name, method in methods.items()}
         assembly.run.strategies[self.name] = type("StandsIn", (), body)()

@@ -14,12 +14,13 @@ DEVICE = ("cuda", "nvidia driver", "hip", "nccl")  # what torch's errors say if 
 
 
 def refuse_divided_layers(axes: Iterable[Any], owner: Mapping[str, str]) -> None:
-    """Raises PlaitError if one of these axes and views of strategies divides the layers of the model."""
+    """Raises PlaitError if one of these axes and views of strategies divides the layers of the model: then a step is
+    not put together of the pieces of one trace."""
     cut = [axis for axis in axes if isinstance(axis, MeshAxis) and axis.splits == "layers" and axis.degree > 1]
     if cut:
         raise PlaitError(
-            f"a run whose layers are divided cannot be planned yet, but there is {describe(cut, owner)}; use degree 1, "
-            "or leave the strategy out"
+            f"a search for a layout does not divide layers, but there is {describe(cut, owner)}; use degree 1, leave "
+            "the strategy out, or plan this layout without a search"
         ).at(cut[0].name, cut[0].degree, fits=(1,))
 
 

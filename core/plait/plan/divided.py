@@ -59,10 +59,14 @@ def divided(
     def alike(place: Place) -> Any:
         """Equal for ranks whose stages do the same, and whose groups lie in nodes alike."""
         stages, last = ends(place, blocks), len(plan.blocks) - 1
-        return place.rank % (cluster.node if cluster else 1), scripts_of(plan, place.place), [
-            ([kind[fqn] for fqn in stages[n]], n == 0, n == last, plan.sends(n, n + 1), plan.sends(n, n - 1))
-            for n in plan.stages_of(place.place)
-        ]
+        return (
+            place.rank % (cluster.node if cluster else 1),
+            scripts_of(plan, place.place),
+            [
+                ([kind[fqn] for fqn in stages[n]], n == 0, n == last, plan.sends(n, n + 1), plan.sends(n, n - 1))
+                for n in plan.stages_of(place.place)
+            ],
+        )
 
     first = {str(alike(place)): place for place in reversed(places)}
     granularity = cluster.granularity if cluster else 1
@@ -110,8 +114,7 @@ def _check(plan: StagePlan, name: str, layout: MeshLayout, blocks: int, micro: i
 
 @attrs.frozen
 class Times:
-    """Of all ranks, with one end of the cluster's band. spent: by rank, of the operators before and after its actions.
-    """
+    """Of all ranks, at one end of the cluster's band. around: by rank, seconds before and after its actions."""
 
     played: Played
     around: list[float]

@@ -15,17 +15,14 @@ from plait.launch.check import Checked, check
 from plait.parallel.assembly import Assembly
 from plait.plan.blocks import groups
 from plait.plan.cannot import in_words
-from plait.plan.recorder import Operator
 from plait.plan.roofline import Spent, spend
+from plait.plan.summary import plan_of, time_of
 from plait.plan.trace import Trace, trace
-from plait.plan.values import KINDS, Axis, Memory, Peak, Plan, Stages, Time, Traffic, Work
+from plait.plan.values import Plan, Time
 from plait.plan.whole import Whole, whole
 
 if TYPE_CHECKING:
     from plait.plan.divided import Divided
-    from plait.plan.stage_step import StageStep
-
-    Step = Whole | StageStep
 
 
 def plan(node: Mapping[str, Any], world: int | None = None, rank: int | None = None, every: bool = False) -> Plan:
@@ -131,87 +128,6 @@ def _plannable(node: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     return changed
 
 
-def _tokens(checked: Checked, found: "Step") -> int:
-    train = checked.config.train
-    return found.base.micro[0] * train.local_batch_size * checked.layout.count("batch") * train.seq_len
-
-
-def plan_of(
-    checked: Checked,
-    found: "Step",
-    rank: int,
-    cluster: Cluster | None,
-    notes: list[str],
-    time: Time | None,
-    stages: Stages | None = None,
-) -> Plan:
-    """The plan of `rank`, whose step is `found`."""
-    layout, config = checked.layout, checked.config
-    memory = memory_of(found)
-    work = found.table(_work)
-    traffic = found.table(_traffic)
-    flops = sum(values[1] for values in work.values())
-    members = found.base.members
-    most = max(one.peak for one in stages.ranks) if stages else memory.peak
-    capacity = int(cluster.memory - cluster.reserved) if cluster else None
-    return Plan(
-        model=str(config.model["_target_"]),
-        strategies=list(config.strategy),
-        parameters=_count(checked),
-        world=layout.world_size,
-        rank=rank,
-        tokens=_tokens(checked, found),
-        axes=_axes(checked, members, cluster),
-        memory=memory,
-        collectives=[
-            Traffic(axis, kind, n, size, len(members.get(axis, (0,))), _nodes(members.get(axis), cluster))
-            for (axis, kind), (n, size) in sorted(traffic.items())
-        ],
-        work=[
-            Work(name, n, operations, size)
-            for name, (n, operations, size) in sorted(work.items(), key=lambda item: (-item[1][1], -item[1][2]))
-        ],
-        flops=flops,
-        time=time,
-        fits=most <= capacity if capacity is not None else None,
-        free=capacity - most if capacity is not None else None,
-        capacity=capacity,
-        cluster=cluster.name if cluster else None,
-        node=cluster.node if cluster else None,
-        traced=(len(found.base.places), sum(len(g.fqns) for g in found.base.groups)),
-        stages=stages,
-        notes=notes,
-        reports=checked.assembly.run.reports,
-    )
-
-
-def memory_of(found: "Step") -> Memory:
-    levels = found.levels()
-    place, held = max(levels, key=lambda item: sum(item[1]))
-    most = {kind: max(level[i] for _, level in levels) for i, kind in enumerate(KINDS)}
-    at: Operator = found.base.operators[place]
-    peak = Peak(at.phase, at.module, at.name, dict(zip(KINDS, held, strict=True)))
-    return Memory(**most, peak=sum(held), reserved=found.reserved(), at=peak)
-
-
-def _work(one: Trace) -> dict[Any, tuple[int, ...]]:
-    found: dict[Any, tuple[int, ...]] = {}
-    for operator, weight in zip(one.operators, one.weights, strict=True):
-        if operator.bytes:
-            n, flops, size = found.get(operator.name, (0, 0, 0))
-            found[operator.name] = (n + weight, flops + weight * operator.flops, size + weight * operator.bytes)
-    return found
-
-
-def _traffic(one: Trace) -> dict[Any, tuple[int, ...]]:
-    found: dict[Any, tuple[int, ...]] = {}
-    for operator, weight in zip(one.operators, one.weights, strict=True):
-        if operator.kind:
-            n, size = found.get((operator.axis, operator.kind), (0, 0))
-            found[operator.axis, operator.kind] = (n + weight, size + weight * operator.sent)
-    return found
-
-
 def _time(checked: Checked, found: Whole, cluster: Cluster) -> Time:
     best, worst = ({t: spend(t, cluster, b) for t in _traces(found)} for b in (True, False))
 
@@ -230,45 +146,5 @@ def _time(checked: Checked, found: Whole, cluster: Cluster) -> Time:
     return time_of(checked, found, cluster, band, compute, exchange, parts)  # type: ignore[arg-type]
 
 
-def time_of(
-    checked: Checked,
-    found: "Step",
-    cluster: Cluster,
-    step: tuple[float, float],
-    compute: tuple[float, float],
-    exchange: tuple[float, float],
-    parts: Mapping[str, float],
-) -> Time:
-    """step, compute, exchange: those of `Time`. parts: what takes the step's time -> seconds."""
-    (low, high), tokens = step, _tokens(checked, found)
-    mfu = None
-    spec = checked.assembly.run.spec
-    if spec.flops is not None:
-        ideal = spec.flops(checked.config.train.seq_len) * tokens / checked.layout.world_size
-        rate = cluster.rate(checked.config.precision.param)
-        mfu = (ideal / high / rate, ideal / low / rate)
-    return Time(step, (tokens / high, tokens / low), mfu, compute, exchange, max(parts, key=lambda k: parts[k]))
-
-
 def _traces(found: Whole) -> list[Trace]:
     return [found.base, *(t for t, _ in found.more)]
-
-
-def _axes(checked: Checked, members: Mapping[str, tuple[int, ...]], cluster: Cluster | None) -> list[Axis]:
-    layout, found = checked.layout, []
-    for view, axes in [("dense", layout.dense), *layout.views.items()]:
-        for axis in axes:
-            role = f"splits {axis.splits}" if axis.splits else f"shards {', '.join(axis.shards) or 'nothing'}"
-            owner = layout.owner.get(axis.name, "left over")
-            found.append(Axis(view, axis.name, axis.degree, role, owner, _nodes(members.get(axis.name), cluster)))
-    return found
-
-
-def _nodes(members: tuple[int, ...] | None, cluster: Cluster | None) -> int | None:
-    return len({m // cluster.node for m in members}) if cluster and members else None
-
-
-def _count(checked: Checked) -> int:
-    import math
-
-    return sum(math.prod(shape) for fqn, shape in checked.shapes.items() if fqn not in checked.ties)

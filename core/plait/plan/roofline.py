@@ -24,8 +24,9 @@ class Spent:
 
 
 def spend(trace: Trace, cluster: Cluster, best: bool, within: range | None = None) -> Spent:
-    """Go through the operators in order; within: only through these, each once. best: with the upper ends of `achieved`, and collectives overlapping
-    computation wherever the code allows it; otherwise with the lower ends, and every all-gather waited for."""
+    """Go through the operators in order, or once through those `within`. best: with the upper ends of `achieved`, and
+    collectives overlapping computation wherever the code allows it; otherwise with the lower ends, and every all-gather
+    waited for."""
     end = 1 if best else 0
     products, memory, links = (getattr(cluster.achieved, k)[end] for k in ("products", "memory", "links"))
     clock = Clock(best, {o.axis for o in trace.operators if o.kind and not o.name.startswith("c10d::")})

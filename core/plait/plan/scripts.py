@@ -89,7 +89,7 @@ def turns_of(plan: StagePlan, place: int, spans: list[Span]) -> list[tuple[Stage
         own = [action for action in actions if action.stage == stage]
         for action, state in zip(own, states(action.kind for action in own), strict=True):
             fits = [number for number, span in enumerate(spans) if (span.part, span.kind) == (part, action.kind)]
-            like[action] = max(fits, key=lambda number: _likeness(spans[number], state))  # noqa: B023
+            like[action] = max(fits, key=lambda number: _likeness(spans[number], state))
     return [(action, like[action]) for action in actions]
 
 

@@ -3,10 +3,10 @@
 from plait.contract.cluster import Cluster
 from plait.launch.check import Checked
 from plait.plan.divided import Divided, Times, times
-from plait.plan.engine import memory_of, plan_of, time_of
 from plait.plan.ranks import members
 from plait.plan.roofline import Spent, spend
 from plait.plan.stage_step import StageStep
+from plait.plan.summary import memory_of, plan_of, time_of
 from plait.plan.values import Plan, StageCost, Stages, Time, Traffic
 
 WAITING = "waiting for other stages"
@@ -35,8 +35,8 @@ def plan_of_stages(
                 memory.gradients,
                 memory.optimizer,
                 memory.peak,
-                each.live,
-                sends := each.transfers()["send"],
+                found.plan.live(place),
+                sends := found.plan.transfers(place)["send"],
                 sends * each.sent,
                 (ends[0].played.busy[place], ends[1].played.busy[place]) if ends else None,
             )
@@ -56,7 +56,7 @@ def _sent(checked: Checked, found: Divided, step: StageStep, cluster: Cluster | 
     nodes = len({rank // cluster.node for rank in ranks}) if cluster else None
     return [
         Traffic(found.axis, kind, count, count * step.sent, len(ranks), nodes)
-        for kind, count in step.transfers().items()
+        for kind, count in found.plan.transfers(step.place.place).items()
         if count
     ]
 

@@ -1,7 +1,6 @@
-"""A whole step of one rank of a pipeline, put together of the actions that were traced."""
+"""A whole step of one rank whose layers are divided, put together of the actions that were traced."""
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -88,23 +87,3 @@ class StageStep:
         end = spans[-1].end + 2
         add(end, len(self.base.operators), now - at(end - 1))
         return moments
-
-    @cached_property
-    def live(self) -> int:
-        """The most micro-batches at once whose activations the rank keeps, each stage counted."""
-        now = most = 0
-        for action, _ in self.turns:
-            now += (action.kind == "forward") - (action.kind in ("backward", "weights"))
-            most = max(most, now)
-        return most
-
-    def transfers(self) -> dict[str, int]:
-        """How many streams and gradients the rank sends and receives in a step."""
-        found = {"send": 0, "recv": 0}
-        for action, _ in self.turns:
-            up, down = (self.place.plan.sends(action.stage, action.stage + way) for way in (1, -1))
-            if action.kind != "weights":
-                to, of = (up, down) if action.kind == "forward" else (down, up)
-                found["send"] += to
-                found["recv"] += of
-        return found

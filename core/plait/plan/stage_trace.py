@@ -36,8 +36,10 @@ class Place:
 def trace_place(
     config: Config, world: int, place: Place, granularity: int, every: bool, compiled: bool, like: Like | None
 ) -> tuple[Whole, Like]:
-    """(the step of this rank, what passes between stages). The arguments are those of `plait.plan.engine.step_of`; like:
-    None if the first stage is here."""
+    """(the step of this rank, what passes between stages). The arguments are those of `step_of`.
+
+    like: None if the first stage is here.
+    """
     model, spec = build_model(config.model)
     own, others = grouped(place, groups(model, spec, config.remat), list(spec.blocks_of(model)))
     found: list[Like] = [like] if like else []

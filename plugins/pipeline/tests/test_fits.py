@@ -71,9 +71,10 @@ def test_weights_that_would_be_on_two_stages():
     assert "are one tied weight" in str(refusal("model.tie_embeddings=true"))
 
 
-def test_a_plan_refuses():
-    with pytest.raises(plait.PlaitError, match=r"cannot be planned yet, but there is pp=2 \(pipeline\)"):
+def test_a_plan_of_too_few_micro_batches_is_refused_like_the_run():
+    with pytest.raises(plait.PlaitError) as caught:
         plan(resolve([*RUN]), 4)
+    is_about(caught.value, "train.global_batch_size", None, fits="at least 4")
 
 
 def _widening():
@@ -102,15 +103,26 @@ def test_stages_cost_the_same():
 
 def test_a_block_of_experts_costs_what_a_token_visits():
     model = moe()
-    (dense, first, second), head = costs(model, model.spec())
+    (dense, first, second), head = costs(model, model.spec(), 0)
     assert head == 64 * 32
     assert first == second
     visited = 2 * 3 * 32 * 16 + 3 * 32 * 16 + 8 * 32  # of 8 experts 2, the shared one, the router
     assert first - dense == visited - 3 * 32 * 48
 
 
+def test_long_sequences_make_the_head_count_less():
+    model = llama3(n_layers=4)
+    spec = model.spec()
+    (short, *_), head = costs(model, spec, 0)
+    (long, *_), same = costs(model, spec, 4096)
+    assert head == same
+    assert long - short == 4096 * 2 * 32  # of each key and each value, all heads
+    assert balanced([short] * 16, 4 * short, 4) == [5, 5, 5, 1]
+    assert balanced([long] * 16, 4 * short, 4) == [4, 4, 4, 4]
+
+
 def test_a_search_refuses():
-    with pytest.raises(plait.PlaitError, match=r"cannot be planned yet, but there is pp=2 \(pipeline\)"):
+    with pytest.raises(plait.PlaitError, match=r"search for a layout does not divide layers, .* pp=2 \(pipeline\)"):
         check(resolve(["strategy=[autoparallel,pipeline]"]), 4)
 
 
