@@ -108,7 +108,7 @@ def _beside_echo(trial: Trial, strategies: Mapping[str, Any]) -> TrialResult:
 
 
 def _failing(name: str, hook: str, trial: Trial, strategies: Mapping[str, Any]) -> None:
-    """A search, set-up and a step in which `hook` of the strategy raises."""
+    """A search, a plan's question, set-up and a step in which `hook` of the strategy raises."""
     from unittest import mock
 
     from plait.testing.trial import forward_backward
@@ -124,6 +124,8 @@ def _failing(name: str, hook: str, trial: Trial, strategies: Mapping[str, Any]) 
     with mock.patch.object(cls, hook, marked):
         applied = trial.apply(strategies)
         applied.hooks.answers("choices", run=applied.run, world_size=applied.run.world_size)  # what a search asks
+        if hook == "plan_stages":  # what a plan asks of the undivided model
+            applied.hooks.first(hook, model=trial.build(), spec=applied.spec, run=applied.run, micro=1)
         optimizer = trial.optimizer(applied.parameters())
         forward_backward(applied, trial, 0)
         applied.clip_grads(1.0)
