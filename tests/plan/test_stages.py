@@ -11,7 +11,9 @@ from plait.launch.compose import resolve
 from plait.parallel.assembly import assemble_model
 from plait.plan.divided import divided
 from plait.plan.engine import plan, stages_of
+from plait.plan.stage_step import StageStep
 from plait.plan.stage_times import play_stages
+from plait.plan.stage_trace import trace_place
 from plait.testing.models import llama3
 from plait_pipeline import Pipeline
 from plait_pipeline.order import stage_plan
@@ -31,7 +33,6 @@ LAYOUTS = {
     "interleaved x fsdp2": (4, [FSDP2, f"{SCHEDULE}=interleaved_1f1b", "train.global_batch_size=32"]),
     "zero_bubble": (2, ["strategy=[pipeline]", f"{SCHEDULE}=zero_bubble", "train.global_batch_size=16"]),
     "1f1b x tp": (4, ["strategy=[pipeline,tensor_parallel]", "train.global_batch_size=16", "remat.mode=selective"]),
-    "never": (4, [FSDP2, "strategy.fsdp2.reshard_after_forward=never", "train.global_batch_size=40"]),
 }
 
 
@@ -125,6 +126,20 @@ def test_a_few_blocks_stand_for_all_and_equal_stages_for_each_other() -> None:
     assert few.time is not None
     assert every.time is not None
     assert few.time.step == pytest.approx(every.time.step, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_equal_stages_share_a_trace_but_not_the_order_of_their_rank() -> None:
+    more = ["model.n_layers=8", "strategy.pipeline.degree=4", "strategy.fsdp2.reshard_after_forward=never"]
+    run = check(resolve([*RUN, FSDP2, *more, "train.local_batch_size=1", "train.global_batch_size=12"]), 8)
+    steps = stages_of(run.config, run.assembly, 0, None, False, False).steps
+    assert steps[1].base.operators is steps[2].base.operators
+    assert steps[1].base.weights != steps[2].base.weights  # the first of them runs more micro-batches ahead
+    for step in steps[1:3]:
+        alone, _ = trace_place(run.config, 8, step.place, 1, False, False, steps[0].like)
+        own = StageStep(step.place, alone, steps[0].like, 1)
+        assert step.base.weights == own.base.weights
+        assert step.levels() == own.levels()
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def times(found: Divided, cluster: Cluster, best: bool) -> Times:
     seconds, around = [], []
     cache: dict[Any, Any] = {}
     for step in found.steps:
-        key = id(step.found)
+        key = id(step.base.operators)  # shared by ranks whose stages are equal
         if key not in cache:
             cache[key] = _spent(step, cluster, best)
         by_span, rest = cache[key]

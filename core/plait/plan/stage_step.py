@@ -1,8 +1,10 @@
 """A whole step of one rank whose layers are divided, put together of the actions that were traced."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import numpy as np
 
 from plait.plan.scripts import micros_of, scripts_of, turns_of
@@ -18,16 +20,25 @@ class StageStep:
     """What `Whole` is for a model in one piece. found: the traces. like: shape and dtype of the stream."""
 
     def __init__(self, place: Place, found: Whole, like: Like, granularity: int) -> None:
-        self.place, self.found = place, found
+        self.place, self.like = place, like
         shape, dtype = like
         self.sent = shape.numel() * dtype.itemsize
         self.stream = -(-self.sent // granularity) * granularity
         plan, own = place.plan, place.plan.stages_of(place.place)
         self.turns = turns_of(plan, place.place, found.base.spans)
+        more = [(self._weighed(trace), missing) for trace, missing in found.more]
+        self.found = attrs.evolve(found, base=self._weighed(found.base), more=more)
         made = micros_of(scripts_of(plan, place.place)[0])
         # Of each stage that gets a stream, or a gradient: what was made for the trace, and what the run has.
         ways = sum(number > 0 for number in own) + sum(number < len(plan.blocks) - 1 for number in own)
         self._more = ways * ((plan.buffers or 0) - made) * self.stream
+
+    def _weighed(self, trace: Trace) -> Trace:
+        """The trace with the number of times that this rank makes each call; other ranks may share it."""
+        weights, turns = [1] * len(trace.operators), Counter(number for _, number in self.turns)
+        for number, span in enumerate(trace.spans):
+            weights[span.start : span.end] = [turns[number]] * (span.end - span.start)
+        return attrs.evolve(trace, weights=weights)
 
     @property
     def base(self) -> Trace:

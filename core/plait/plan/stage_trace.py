@@ -16,7 +16,7 @@ from plait.plan.cannot import in_words
 from plait.plan.fused import fused
 from plait.plan.recording import recording
 from plait.plan.reserved import pools
-from plait.plan.scripts import ONCE, micros_of, scripts_of, turns_of
+from plait.plan.scripts import ONCE, micros_of, scripts_of
 from plait.plan.trace import Trace, growing, levels_of, members_of
 from plait.plan.whole import Whole, whole
 
@@ -115,16 +115,7 @@ def _trace(
             members_of(recorded.axes),
             growing(applied),
             pools(recorded.recorder),
-            _weights(len(operators), place, alone),
+            [1] * len(operators),
             alone.spans,
         )
         return made, alone.like
-
-
-def _weights(count: int, place: Place, alone: Alone) -> list[int]:
-    """How many times the real step makes each call of the trace."""
-    found = [1] * count
-    turns = [span for _, span in turns_of(place.plan, place.place, alone.spans)]
-    for number, span in enumerate(alone.spans):
-        found[span.start : span.end] = [turns.count(number)] * (span.end - span.start)
-    return found
