@@ -3,6 +3,7 @@
 from itertools import chain
 from typing import Any
 
+import attrs
 import pytest
 
 from plait import PlaitError, StageAction, StagePlan
@@ -140,6 +141,10 @@ def test_equal_stages_share_a_trace_but_not_the_order_of_their_rank() -> None:
         own = StageStep(step.place, alone, steps[0].like, 1)
         assert step.base.weights == own.base.weights
         assert step.levels() == own.levels()
+    last, plain = steps[3], attrs.evolve(steps[3].place.plan, buffers=None)
+    without = StageStep(attrs.evolve(last.place, plan=plain), last.found, last.like, 1)
+    peaks = [max(sum(level) for _, level in one.levels()) for one in (last, without)]
+    assert peaks[0] - peaks[1] == (6 - 1) * last.stream  # it receives one stream at a time, not into 6 buffers
 
 
 @pytest.mark.slow
