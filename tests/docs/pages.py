@@ -14,7 +14,7 @@ from pathlib import Path
 
 import attrs
 
-from tests.helpers.commands import environment
+from tests.helpers.commands import environment, plait
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("plugins/*/README.md"))]
@@ -82,15 +82,10 @@ def run(step: list[str], folder: Path, timeout: float = 900) -> str:
         shutil.copy(SOME, folder / "site")
         step = [*step, "-m", "not slow", "-p", "some"]
     path = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(folder / "site")}
-    done = subprocess.run(
-        step,
-        cwd=folder,
-        env=environment(**path),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    assert done.returncode == 0, f"{shlex.join(step)}\n{done.stdout}"
+    if step[0] == "plait":
+        done = plait(*step[1:], cwd=folder, timeout=timeout, **path)
+    else:
+        env = environment(**path)
+        done = subprocess.run(step, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, f"{shlex.join(step)}\n{done.stdout}{done.stderr}"
     return done.stdout

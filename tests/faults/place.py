@@ -1,6 +1,7 @@
 """Where a run lives while faults befall it: folders of its own, its command, and what that left behind."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ from typing import Any
 import attrs
 
 from tests.faults.inject import sitecustomize
-from tests.faults.warm import be_plait, dies_with_parent
+from tests.helpers.warm import be_plait, dies_with_parent
 
 MODEL = (
     *("model.dim=32", "model.n_layers=2", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=48"),
@@ -173,7 +174,9 @@ class Sandbox:
             return Started(process.pid, console, since)
         pid = os.fork()
         if pid == 0:
-            be_plait(argv, self.work, env, console)
+            out = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            fault_in_env = functools.partial(sitecustomize.install, env.get("PLAIT_FAULT"))
+            be_plait(argv, self.work, env, out, out, fault_in_env)
         return Started(pid, console, since)
 
     def run(self, *overrides: str, seconds: float = SECONDS, **options: Any) -> Ended:

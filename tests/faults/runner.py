@@ -20,7 +20,7 @@ from tests.faults.place import SHORT, Sandbox
 from tests.faults.report import Result
 from tests.faults.scenario import Scenario, wait_for_row
 from tests.faults.verdict import Defect, Reference, equal, result_of
-from tests.faults.warm import dies_with_parent, import_all
+from tests.helpers.warm import dies_with_parent, import_all
 
 WHOLE = 0.1  # of the scenarios consist of whole commands, as a user gives them
 LIMIT = 2400.0  # seconds after which a scenario counts as hung

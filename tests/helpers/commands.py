@@ -9,6 +9,7 @@ from typing import Any
 
 from plait.testing import whole_run
 from plait.testing.whole_run import alive, kill_all, ranks_of, rows, wait_for_step
+from tests.helpers.starter import fits, starter
 
 __all__ = ["alive", "kill_all", "numbers", "plait", "ranks_of", "rows", "start", "train", "wait_for_step"]
 
@@ -33,11 +34,15 @@ def environment(**more: str) -> dict[str, str]:
     return {**env, "OMP_NUM_THREADS": "1", **more}
 
 
-def plait(*arguments: str, cwd: Path, timeout: float = 240, **env: str) -> subprocess.CompletedProcess[str]:
+def plait(
+    *arguments: str, cwd: Path, timeout: float = 240, cold: bool = False, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own: a fork of one that has imported torch; with `cold`, a new interpreter."""
+    whole = environment(**env)
+    if fits(whole) and not cold:
+        return starter().run([*arguments], cwd, whole, timeout)
     command = [PLAIT, *arguments]
-    return subprocess.run(
-        command, cwd=cwd, env=environment(**env), capture_output=True, text=True, timeout=timeout, check=False
-    )
+    return subprocess.run(command, cwd=cwd, env=whole, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def train(*overrides: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -64,7 +64,7 @@ def test_a_sweep_of_two_layouts(tmp_path):
 )
 def test_three_finish_and_the_fourth_is_named(tmp_path, launcher):
     overrides = ("model=mine", *SMALL, "train.steps=6", "validation.interval=0")
-    done = plait(*SWEEP, *overrides, *launcher, cwd=tmp_path, timeout=280)
+    done = plait(*SWEEP, *overrides, *launcher, cwd=tmp_path, timeout=280, cold=bool(launcher))
     assert done.returncode == 3, done.stderr
     job = [tmp_path / "runs/sweep" / str(number) for number in range(4)]
     for number in (0, 1, 3):

@@ -54,7 +54,7 @@ def alive(pid: str) -> bool:
 
 def test_ranks_import_while_the_run_is_checked_and_nothing_is_left_if_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "watched.py").write_text(SOURCE)
-    done = train("data._target_=watched.Watched", *FSDP, cwd=tmp_path, REFUSE="1")
+    done = train("data._target_=watched.Watched", *FSDP, cwd=tmp_path, cold=True, REFUSE="1")
     assert (done.returncode, done.stdout) == (1, f"check: a, with torch {version()}\n"), done.stderr
     assert "it is refused" in done.stderr
     assert not alive((tmp_path / "server").read_text())
@@ -111,7 +111,9 @@ def test_also_for_ranks_that_are_started_again(undisturbed: Path, tmp_path: Path
 def test_a_process_with_threads_is_not_forked(tmp_path: Path, notes) -> None:
     with (tmp_path / "site" / "sitecustomize.py").open("a") as file:
         file.write(THREAD)
-    done = train(*FSDP, "train.steps=2", "checkpoint.enabled=false", "validation.interval=0", cwd=tmp_path, **notes)
+    done = train(
+        *FSDP, "train.steps=2", "checkpoint.enabled=false", "validation.interval=0", cwd=tmp_path, cold=True, **notes
+    )
     assert done.returncode == 0, done.stderr
     assert len(rows(tmp_path / "runs" / "a")) == 2
     assert len(importers(tmp_path)) == 4  # the launcher, what cannot be forked, and two ranks
@@ -189,6 +191,6 @@ def test_a_model_on_meta_draws_nothing_and_one_with_values_does() -> None:
 
 
 def test_a_word_comes_before_torch_is_imported(tmp_path: Path, notes) -> None:
-    done = plait("train", "model=none", cwd=tmp_path, **notes)
+    done = plait("train", "model=none", cwd=tmp_path, cold=True, **notes)
     assert done.returncode == 1
     assert not (tmp_path / "notes").exists()

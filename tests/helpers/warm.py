@@ -1,7 +1,7 @@
-"""`plait` in a fork of this process, which has imported all that a run needs: most starts of the campaign.
+"""`plait` in a fork of this process, which has imported all that a run needs: a start costs tenths of a second.
 
 The launcher is a fork, and so is its fork server, which would otherwise import torch for each start. All that these
-processes do afterwards is Plait's own code. A `cold` start is the whole command instead.
+processes do afterwards is Plait's own code.
 """
 
 import contextlib
@@ -17,19 +17,18 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from tests.faults.inject import sitecustomize
-
 PR_SET_PDEATHSIG = 1
+JOBS = 6  # of a sweep whose fork servers are forks; those of later ones are new interpreters
 ELASTIC = ("torch.distributed.launcher.api", "torch.distributed.elastic.multiprocessing")
 
 
 def import_all() -> None:
     """What the launcher and its fork server import, so that forks need not."""
-    os.environ["MKL_CBWR"] = "COMPATIBLE"  # as in `Sandbox.environment`; MKL reads it once
+    os.environ["MKL_CBWR"] = "COMPATIBLE"  # bitwise equal wherever memory lies; MKL reads it once
     import torch
 
     from plait.launch.fork_server import PRELOADED
@@ -57,28 +56,37 @@ def dies_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def be_plait(argv: list[str], work: Path, env: Mapping[str, str], console: Path) -> NoReturn:
-    """The rest of a forked process: what `python -m plait ARGV` does, without importing again."""
+def be_plait(
+    argv: list[str],
+    work: Path,
+    env: Mapping[str, str],
+    out: int,
+    err: int,
+    prepare: Callable[[], None] = lambda: None,
+) -> NoReturn:
+    """The rest of a forked process: what `plait ARGV` does in the folder `work`, without importing again.
+
+    out, err: descriptors of the standard streams. prepare: called before anything of Plait runs.
+    """
     code = 1
     try:
         os.setsid()
         dies_with_parent()
         os.chdir(work)
-        out = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, out), (2, out)):
+        for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, out), (2, err)):
             os.dup2(source, target)
         os.environ.clear()
         os.environ.update(env)
         paths = [*filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
         sys.path[:0] = paths
-        sitecustomize.install(env.get("PLAIT_FAULT"))
+        prepare()
         sys.stdout, sys.stderr = _stream(1, "w"), _stream(2, "w")
         import tempfile
 
         tempfile.tempdir = None
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        _serve_forks_from_here()
+        _serve_forks_from_here(JOBS if {"-m", "--multirun"} & set(argv) else 1)
         sys.argv = ["plait", *argv]
         sys.path.append(os.getcwd())
         from plait.commands.main import main
@@ -102,13 +110,15 @@ def _stream(number: int, mode: str) -> IO[str]:
     return open(number, mode, buffering=1, closefd=False)
 
 
-def _serve_forks_from_here() -> None:
-    """From now on the launcher's fork server is a fork of this process as it is now."""
+def _serve_forks_from_here(count: int) -> None:
+    """From now on the launcher's first `count` fork servers are forks of this process as it is now."""
     from plait.launch import forks
 
-    server = _Server()
+    servers = [_Server() for _ in range(count)]
     stand_in = types.SimpleNamespace(**vars(subprocess))
-    stand_in.Popen = server.begin
+    stand_in.Popen = lambda *given, **options: (servers.pop(0).begin if servers else subprocess.Popen)(
+        *given, **options
+    )
     forks.subprocess = stand_in  # type: ignore[assignment]
 
 
