@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.traceback import annotate
 
 from plait import Mesh, ModelSpec, PlaitError, Run
+from plait_simplefsdp.cached import key_of
 from plait_simplefsdp.collectives import GATHER, REDUCE, SCATTER
 from plait_simplefsdp.estimate import Machine
 from plait_simplefsdp.partition import divide
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from plait_simplefsdp import SimpleFsdp
 
 Partition = Callable[..., tuple[GraphModule, GraphModule]]
-Planner = Callable[[Graph, str], None]  # of a "forward", "backward" or "inference" graph, in place
+Planner = Callable[[Graph, str], dict[str, Any]]  # of a "forward", "backward" or "inference" graph, in place
 
 
 def compile_whole(options: "SimpleFsdp", model: nn.Module, mesh: Mesh, spec: ModelSpec, run: Run) -> nn.Module:
@@ -37,12 +38,18 @@ def compile_whole(options: "SimpleFsdp", model: nn.Module, mesh: Mesh, spec: Mod
     partition = functools.partial(divide, blocks=names, again=again, remat=run.config.remat, fused=fused)
     report, machine, expected = Report(run), Machine.of(run.cluster), expected_in(model, mesh)
 
-    def planner(graph: Graph, kind: str) -> None:
-        report.add(
-            plan(graph, kind, options.passes, machine, expected["backward" if kind == "backward" else "forward"])
-        )
+    def planner(graph: Graph, kind: str) -> dict[str, Any]:
+        return plan(graph, kind, options.passes, machine, expected["backward" if kind == "backward" else "forward"])
 
-    made = _of_inductor(partition, planner, run.config.compile.mode) if fused else _of_aot(partition, planner)
+    def known(gm: GraphModule) -> str:
+        return key_of(gm, model, run, options=options, machine=machine, expected=expected, blocks=names, again=again)
+
+    if fused:
+        from plait_simplefsdp.inductor import of_inductor
+
+        made = of_inductor(partition, planner, report.add, run.config.compile.mode, known)
+    else:
+        made = _of_aot(partition, planner, report.add)
     whole = torch.compile(model.forward, backend=made, fullgraph=True)
     model.forward = _of_any_size(whole)  # type: ignore[method-assign]
     return model
@@ -99,12 +106,12 @@ def _named(forward: Callable[..., Any], fqn: str) -> Callable[..., Any]:
     return call
 
 
-def _of_aot(partition: Partition, planner: Planner) -> Any:
+def _of_aot(partition: Partition, planner: Planner, report: Callable[[dict[str, Any]], None]) -> Any:
     from functorch.compile import make_boxed_func
 
     def compiler(kind: str) -> Any:
         def compiled(module: GraphModule, inputs: Any) -> Any:
-            planner(module.graph, kind)
+            report(planner(module.graph, kind))
             module.recompile()
             return make_boxed_func(module.forward)
 
@@ -117,37 +124,3 @@ def _of_aot(partition: Partition, planner: Planner) -> Any:
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-
-
-def _of_inductor(partition: Partition, planner: Planner, mode: str) -> Any:
-    from torch._inductor import config, list_mode_options
-    from torch._inductor.compile_fx import compile_fx
-    from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
-
-    halves: list[str] = []  # of a partitioned joint graph: the parts still to come
-
-    class Divided(CustomPartitionerFn):
-        def __call__(self, gm: GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-            halves[:] = ["forward"]
-            return partition(gm, joint_inputs, **kwargs)
-
-        def uuid(self) -> None:
-            return None  # no cache, because the passes must run to report
-
-    class Planned(CustomGraphPass):
-        def __call__(self, graph: Graph) -> None:
-            backward = any(n.op == "placeholder" and n.name.startswith("tangents") for n in graph.nodes)
-            planner(graph, "backward" if backward else halves.pop() if halves else "inference")
-
-        def uuid(self) -> None:
-            return None
-
-    patches: dict[str, Any] = {"custom_partitioner_fn": Divided(), "post_grad_custom_post_pass": Planned()}
-    patches |= list_mode_options(mode)
-    if hasattr(config, "reorder_for_peak_memory"):
-        patches["reorder_for_peak_memory"] = False  # it would undo what the passes moved
-
-    def backend(gm: GraphModule, inputs: Any) -> Any:
-        return compile_fx(gm, inputs, config_patches=patches)
-
-    return backend
