@@ -66,11 +66,11 @@ def main() -> None:
     for i, moment in enumerate(MOMENTS):
         seconds = {name: [each[i] for each in times] for name, times in spent.items()}
         middle = {name: statistics.median(times) for name, times in seconds.items()}
-        ratios = [_ratio(seconds[name], seconds["bare"]) for name in ("plait", "bare again")]
+        ratios = [ratio(seconds[name], seconds["bare"]) for name in ("plait", "bare again")]
         print(f"| {moment} | {middle['plait']:.2f} | {middle['bare']:.2f} | {ratios[0]} | {ratios[1]} |")
 
 
-def _ratio(above: list[float], below: list[float]) -> str:
+def ratio(above: list[float], below: list[float]) -> str:
     """The median of the cycles' ratios, and the least and the greatest."""
     ratios = sorted(a / b for a, b in zip(above, below, strict=True))
     return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"

@@ -207,6 +207,9 @@ def job(config: Config, folder: str) -> Any:
     made.compile.enable, made.compile.backend = config["compile"]["enabled"], config["compile"]["backend"]
     made.metrics.log_freq = config["metrics"]["log_every"]
     made.debug.seed = train["seed"]
+    made.checkpoint.enable = config["checkpoint"]["enabled"]
+    made.checkpoint.interval = config["checkpoint"]["interval"] or train["steps"] + 1
+    made.checkpoint.last_save_model_only = False
     return made
 
 
@@ -268,6 +271,9 @@ def main() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    from torchtitan.tools.logging import init_logger
+
+    init_logger()  # its line per step, which torchtitan computes in any case
     with tempfile.TemporaryDirectory(prefix="plait-torchtitan-") as folder:
         try:
             rows = train(config, folder)

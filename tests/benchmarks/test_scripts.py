@@ -46,6 +46,16 @@ def test_the_first_step_comes_beside_a_bare_loop(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow  # without those whose environments pip fills
+def test_peers_come_beside_a_bare_loop(tmp_path: Path) -> None:
+    options = ("--cycles=1", "--warm-up=0", "--steps=3", "--only", "plait", "--", *TINY, "schedule.warmup_steps=0")
+    text = printed("peers.py", *options, cwd=tmp_path)
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows if len(row) == 3 and row[0] in ("bare", "plait")] == ["bare", "plait"] * 4
+    assert all(float(row[1]) > 0 for row in rows if row[0] in ("bare", "plait"))
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_startup_finds_no_torch_and_no_foreign_rows(tmp_path: Path) -> None:
     text = printed("startup.py", "--repeats=1", "--model=llama3_debug", "--world=8", cwd=tmp_path)
