@@ -83,7 +83,10 @@ has its own instances and nothing is process-global, so jobs of a sweep in one p
   tensors that alias the live state, or a pair of these and a function to call after loading. Names are canonical, so
   any strategy loads what another saved.
 - **`clip_grads`** is for strategies with another rule. The core's own groups parameters by their meshes and combines
-  the norms, also those of other stages, without knowing an axis by name.
+  the norms, also those of other stages, without knowing an axis by name. It scales the gradients itself and does not
+  hand the factor to a fused optimizer: torch's fused kernels take it as a float32 number that they divide by (the
+  protocol of `GradScaler`), so a step would not be bitwise that of other optimizers and of a loop by hand, in float64
+  the factor would be off by 6e-8, above the bound of 1e-10, and the kernels write the gradients back in any case.
 - **`deal`** decides which part of a row a rank gets, with its labels and true positions, before tokens are counted.
   Training, validation, plans and tests all call it through `Applied.deal`, so none of them cuts labels differently from
   their tokens.
