@@ -150,8 +150,10 @@ def main() -> None:
     for cycle in range(-asked.warm_up, asked.cycles):
         for name in random.Random(cycle).sample(names, len(names)):
             values = result(name, asked.steps, tokens, overrides)
+            print(f"cycle {cycle}, {name}: " + ", ".join(f"{k} {v:.1f}" for k, v in values.items()), flush=True)
             if cycle >= 0:
                 found[name].append(values)
+    print()
     for key, title in COLUMNS.items():
         print(f"| {title} | median | relative to bare |\n|---|---|---|")
         columns = {name: [values[key] for values in each] for name, each in found.items()}
