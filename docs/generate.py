@@ -112,10 +112,10 @@ written for. It is metadata and not a class attribute, because importing the cla
 **Claims.** Some things may be done by only one strategy. Instead of knowing all others by name, a strategy claims a
 role, and two claims of one role are an error.
 
-- `parameter_sharding`: this strategy shards storage, so it sees parameters first and last, and it does the casts of
-  mixed precision. If nobody claims it, or if no gradients are summed over ranks (`mesh.layout.summed_axes()` is empty),
-  the core casts, so no layout silently computes in another dtype. In the second case the strategy may leave the
-  model as it is.
+- `parameter_sharding`: this strategy shards storage, so it gathers parameters before all others use them and reduces
+  their gradients after all others, and it does the casts of mixed precision. If nobody claims it, or if no gradients
+  are summed over ranks (`mesh.layout.summed_axes()` is empty), the core casts, so no layout silently computes in
+  another dtype. If none are summed, the strategy that claims it may leave the model as it is.
 - `gradient_sum`: this strategy sums gradients over the ranks that see other tokens. It is separate because plain
   replication sums but shards nothing. It is a claim so that its *absence* is visible: if an axis splits the tokens and
   nobody claims the sum, the run is refused. Such a run trains with a plausible loss and wrong gradients. In a trial,
@@ -144,8 +144,8 @@ divided layers.
 
 **Transforms of parameters.** Strategies need to change what a module computes with, but not what is stored: names,
 optimizer and checkpoints depend on storage. torch's parametrisations rename parameters; getters that are always active
-break FSDP2's first use and lose the writes of initialisation. So `transform_param(module, name, fn)` is active only
-inside the owning module's forward. Transforms nest: a later one is nearer to storage.
+break FSDP2's first use, and what initialisation writes through them is lost. So `transform_param(module, name, fn)` is
+active only inside the owning module's forward. Transforms nest: a later one is nearer to storage.
 
 **`run.storage_device`.** The core allocates parameters as the last step of set-up. A strategy that keeps them off the
 GPU (fsdp2's `cpu_offload`) sets this field in `parallelize`, before that. Besides what `configure` may do (`run.use`,

@@ -26,6 +26,11 @@ def test_pages_are_up_to_date(generate: ModuleType) -> None:
         assert path.read_text() == text, f"{path.name} is stale: run `python docs/generate.py`"
 
 
+def test_the_example_of_a_suite_is_that_of_fsdp2() -> None:
+    code = (ROOT / "plugins" / "fsdp2" / "tests" / "test_conformance.py").read_text()
+    assert f"# fsdp2_conformance.py\n{code}```" in (ROOT / "docs" / "testing.md").read_text()
+
+
 def test_every_typed_key_is_there(generate: ModuleType) -> None:
     text = generate.configuration()
     for node in attrs.fields(Config):

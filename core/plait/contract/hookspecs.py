@@ -70,7 +70,7 @@ hookimpl = pluggy.HookimplMarker("plait")
 
 @hookspec
 def configure(run: "Run") -> None:
-    """May select and configure further strategies. Called once, in the parent, before anything is checked."""
+    """May select and configure further strategies. Called once, in the launcher, before anything is checked."""
 
 
 @hookspec
