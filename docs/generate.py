@@ -65,6 +65,11 @@ has its own instances and nothing is process-global, so jobs of a sweep in one p
   and an error could not name the cause. Views are part of the answer, because process groups must be created in the
   same order on all ranks, and because a data strategy must find them: `mesh.data(param)` reads the ranks that sum a
   gradient from the mesh that the parameter lives on. So fsdp2 works with the experts of a plugin that it does not know.
+- **`extend`** adds parameters to the model, such as adapters, and freezes others. It comes before `build_mesh`, and
+  before anything is divided, so that every other strategy, whatever its phase, finds one model and one spec: it treats
+  what was added by its axes. New parameters are on meta; the core gives them values by the `init` of the returned spec,
+  also in a model that has values. What extends a model is part of it: `plait verify` and the conformance suite compare
+  with one process under the same extension.
 - **`choices`** lets a search set a strategy's options without knowing the strategy. The core composes all combinations
   and keeps those whose mesh fits. The cost of a combination comes from a traced step, so a strategy need not describe
   its cost, and a third party's strategy joins every search with a few lines.
@@ -82,6 +87,9 @@ has its own instances and nothing is process-global, so jobs of a sweep in one p
 - **`checkpoint`** is for a strategy whose state is not in parameters under their names; most need none. It returns
   tensors that alias the live state, or a pair of these and a function to call after loading. Names are canonical, so
   any strategy loads what another saved.
+- **`export`** decides what the exported folder holds, because a run need not have trained a whole model: adapters have
+  a format of their own. It gets the state of this rank, and returns tensors by name, which may be DTensors; the core
+  gathers them one by one.
 - **`clip_grads`** is for strategies with another rule. The core's own groups parameters by their meshes and combines
   the norms, also those of other stages, without knowing an axis by name. It scales the gradients itself and does not
   hand the factor to a fused optimizer: torch's fused kernels take it as a float32 number that they divide by (the

@@ -6,6 +6,7 @@ from plait.contract.axes import MeshAxis, MeshView, divisors, valid_degree
 from plait.contract.choices import Choice
 from plait.contract.config import Compile, Config, Loss, Precision, Remat, Schedule
 from plait.contract.errors import PlaitError
+from plait.contract.exported import Export
 from plait.contract.hookspecs import hookimpl
 from plait.contract.model_spec import ModelSpec
 from plait.contract.planned import is_planning, planned_split, read_values
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from plait.parallel.apply import Applied, apply
     from plait.parallel.chunked_loss import divide_head
     from plait.parallel.compile import SELECTIVE_KEEPS, budget_config, outside_of_graph
+    from plait.parallel.initialize import held_indices
     from plait.parallel.loss import cross_entropy_sum
     from plait.parallel.mesh import Mesh
     from plait.parallel.mix_in import mix_in
@@ -32,6 +34,7 @@ __all__ = [
     "Choice",
     "Compile",
     "Config",
+    "Export",
     "Loss",
     "Mesh",
     "MeshAxis",
@@ -51,6 +54,7 @@ __all__ = [
     "distribute_params",
     "divide_head",
     "divisors",
+    "held_indices",
     "hookimpl",
     "is_planning",
     "mix_in",
@@ -73,6 +77,7 @@ _LAZY = {
     "mix_in": "plait.parallel.mix_in",
     "divide_head": "plait.parallel.chunked_loss",
     "distribute_params": "plait.parallel.sharding",
+    "held_indices": "plait.parallel.initialize",
     "own_chunk": "plait.parallel.sharding",
     "shard_dim": "plait.parallel.sharding",
     "attend": "plait.models.attention",

@@ -91,17 +91,17 @@ def code_lines(path: Path) -> int:
 
 
 BUDGET = {  # lines of code; what takes more must be worth it, or something else must go
-    "contract": 935,
+    "contract": 945,
     "system": 415,
     "strategies": 480,
     "models": 1200,
     "data": 1540,
-    "parallel": 1875,
+    "parallel": 1925,
     "records": 700,
-    "checkpoint": 1620,
+    "checkpoint": 1755,
     "convert": 360,
-    "train": 440,
-    "launch": 1895,
+    "train": 445,
+    "launch": 1900,
     "plan": 3360,
     "report": 450,
     "sweep": 480,

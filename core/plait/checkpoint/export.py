@@ -31,6 +31,7 @@ def export(
     max_shard_bytes: float = 5e9,
     known: Collection[str] = (),
     beside: Mapping[str, str] | None = None,
+    stem: str = "model",
 ) -> None:
     """Write `state` (FQN -> tensor or DTensor) to `folder`: all ranks gather, the one with `is_writer` writes.
 
@@ -39,7 +40,7 @@ def export(
 
     beside: name -> text of further files of the folder, such as config.json; used on the writer.
 
-    Writes one file `model.safetensors`, or several with an index if that would exceed `max_shard_bytes`, named as
+    Writes one file `<stem>.safetensors`, or several with an index if that would exceed `max_shard_bytes`, named as
     Hugging Face does, and a SHA256SUMS. Parameters are gathered one by one: the writer holds one file's in memory, the
     others one. The folder appears complete or not at all, and replaces one of the same name. Raises DiskError, on the
     writer, if it cannot be written.
@@ -48,7 +49,7 @@ def export(
     partial = folder.with_name(folder.name + ".tmp")
     together = _Together(state, is_writer, known)
     entries = together.entries
-    files = split({fqn: entry.bytes for fqn, entry in entries.items()}, max_shard_bytes)
+    files = split({fqn: entry.bytes for fqn, entry in entries.items()}, max_shard_bytes, stem)
     failure: Exception | None = None
     if is_writer:
         shutil.rmtree(partial, ignore_errors=True)
@@ -70,7 +71,7 @@ def export(
         try:
             if failure is not None:
                 raise failure
-            write_index(files, sum(entry.bytes for entry in entries.values()), partial)
+            write_index(files, sum(entry.bytes for entry in entries.values()), partial, stem)
             for name, text in (beside or {}).items():
                 write_synced(partial / name, text)
             write_sums(partial)
@@ -80,7 +81,7 @@ def export(
             raise
 
 
-def split(sizes: Mapping[str, int], max_shard_bytes: float) -> dict[str, list[str]]:
+def split(sizes: Mapping[str, int], max_shard_bytes: float, stem: str = "model") -> dict[str, list[str]]:
     """File name -> names, in order, each file up to `max_shard_bytes` (a larger tensor has its own file)."""
     shards: list[list[str]] = []
     room = 0.0
@@ -91,8 +92,8 @@ def split(sizes: Mapping[str, int], max_shard_bytes: float) -> dict[str, list[st
         shards[-1].append(name)
         room -= size
     if len(shards) == 1:
-        return {"model.safetensors": shards[0]}
-    return {f"model-{i:05}-of-{len(shards):05}.safetensors": shard for i, shard in enumerate(shards, 1)}
+        return {f"{stem}.safetensors": shards[0]}
+    return {f"{stem}-{i:05}-of-{len(shards):05}.safetensors": shard for i, shard in enumerate(shards, 1)}
 
 
 def write_file(tensors: Mapping[str, Tensor], file: Path) -> None:
@@ -104,12 +105,12 @@ def write_file(tensors: Mapping[str, Tensor], file: Path) -> None:
     sync(file)
 
 
-def write_index(files: Mapping[str, list[str]], total_bytes: int, folder: Path) -> None:
+def write_index(files: Mapping[str, list[str]], total_bytes: int, folder: Path, stem: str = "model") -> None:
     """The index beside the files of `split`, if there are several."""
     if len(files) > 1:
         where = {name: file for file, names in files.items() for name in names}
         index = {"metadata": {"total_size": total_bytes}, "weight_map": where}
-        write_synced(folder / INDEX, json.dumps(index, indent=2) + "\n")
+        write_synced(folder / INDEX.replace("model", stem, 1), json.dumps(index, indent=2) + "\n")
 
 
 def _whole(tensor: Tensor) -> Tensor:

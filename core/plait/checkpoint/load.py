@@ -14,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from plait.checkpoint.frozen import is_frozen
 from plait.checkpoint.pieces import Damaged
 from plait.checkpoint.reader import Reader
 from plait.checkpoint.store import Store
@@ -49,10 +50,10 @@ def load(path: str | os.PathLike[str], state: Mapping[str, Tensor], after: Calla
 
     Each rank reads what its own shards need and compares its digests; of replicas one reads for all. Dtypes are cast.
     No code in the folder is run, whoever wrote it.
-    Raises PlaitError, with `state` untouched, if the checkpoint lacks an entry or has it in another shape, or if it
-    keeps other optimizer state for a parameter than this run's optimizer. Raises Damaged if what any rank reads is not
-    as it was written; then `state` may hold some of it, all absent state is still absent, and `after` is not called.
-    Either is raised on all ranks.
+    Raises PlaitError, with `state` untouched, if the checkpoint lacks an entry (other than a frozen parameter's) or has
+    it in another shape, or if it keeps other optimizer state for a parameter than this run's optimizer. Raises Damaged
+    if what any rank reads is not as it was written; then `state` may hold some of it, all absent state is still absent,
+    and `after` is not called. Either is raised on all ranks.
     """
     opened: list[tuple[Reader, dict[str, Tensor]]] = []
 
@@ -82,7 +83,7 @@ def _wanted(reader: Reader, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
                     f"the checkpoint {path} has {key!r} in shape {saved[key]}, and this run needs {tuple(tensor.shape)}"
                 )
             wanted[key] = tensor
-        elif not is_absent(tensor):
+        elif not (is_absent(tensor) or is_frozen(tensor)):
             raise PlaitError(f"the checkpoint {path} has no {key!r}{near_miss(key, list(saved))}; {_summary(saved)}")
     return wanted
 

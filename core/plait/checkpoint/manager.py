@@ -13,6 +13,7 @@ from plait.contract.errors import DiskError, PlaitError, one_line, refused
 from plait.records.metrics import FILE, Seal
 
 if TYPE_CHECKING:
+    from plait.checkpoint.frozen import Base
     from plait.contract.config import Config
     from plait.parallel.apply import Applied
     from plait.records.run_folder import RunFolder
@@ -40,6 +41,7 @@ class Checkpoints:
         self.data, self.batches, self.say = data, batches, say
         # Weights that some rank must have, if each rank has only some.
         self._known = list(applied.whole.shapes) if applied.whole else []
+        self._base: Base | None = None
         self.store = Store(folder.checkpoints(self.conf.dir))
         self._saver = Saver(self.store, self.conf.mode, self.conf.keep) if self.conf.enabled else None
         self._saved_at = time.monotonic()
@@ -51,24 +53,16 @@ class Checkpoints:
 
     def restore(self) -> tuple[int, int, int]:
         """Load what `checkpoint.load` or `checkpoint.init_from` names; returns the steps, tokens and samples so far."""
-        from plait.checkpoint.load import load_latest
+        from plait.checkpoint.restore import restore
 
         def newest() -> Path | None:
             if self.store.damaged:
                 return choose_again(self.conf, self.store, self.say)
             return choose_on_ranks(self.conf, self.store, self.folder, self.say)
 
-        state, after = self.applied.checkpoint(self.optimizer)
-        path = load_latest(self.store, state, after, newest)
+        init_from = self.conf.init_from
+        path, self._base = restore(self.store, self.applied, self.optimizer, init_from, newest, self.say)
         if path is None:
-            if self.conf.init_from:
-                from plait.checkpoint.weights import read_weights
-                from plait.parallel.state import tied_names, weights
-
-                whole = self.applied.whole
-                ties = whole.ties if whole else tied_names(self.applied.parts[0])
-                read_weights(self.conf.init_from, weights(state), ties, whole.shapes if whole else None)
-                self.say(f"checkpoint: weights from {self.conf.init_from}")
             return 0, 0, 0
         if self._saver is not None:
             self._saver.resumed = path
@@ -92,8 +86,12 @@ class Checkpoints:
         assert self._saver is not None
         self._saved_at = time.monotonic()
         state, _ = self.applied.checkpoint(self.optimizer)
-        data = {**self.data, "samples": samples, "states": self._states(), "metrics": self._metrics.now()}
-        node, versions, known = self.config.node, self._versions, self._known
+        known, data = self._known, self.data
+        if self._base:
+            state, known = self._base.without(state, known)
+            data = {**data, "frozen": self._base.digest}
+        data = {**data, "samples": samples, "states": self._states(), "metrics": self._metrics.now()}
+        node, versions = self.config.node, self._versions
         self._saver.save(state, step, tokens=tokens, config=node, data=data, versions=versions, known=known)
 
     def wait(self) -> None:
@@ -140,16 +138,19 @@ class Checkpoints:
         return finite.where_to_go_on(self.store, *((saver.resumed, saver.saved) if saver else ()))
 
     def export(self) -> None:
-        """Write the weights as safetensors into the run's folder `export/`, and what the model puts beside them."""
+        """Write weights as safetensors into the run's folder `export/`, and what lies beside them: all, with what the
+        model puts beside them, unless a strategy exports something else."""
         import torch.distributed as dist
 
         from plait.checkpoint.export import export
         from plait.parallel.state import weights
 
-        state, _ = self.applied.checkpoint()
-        beside: dict[str, str] = getattr(self.applied.parts[0], "export_files", dict)()
+        own = weights(self.applied.checkpoint()[0])
+        made = self.applied.export(own)
+        beside = getattr(self.applied.parts[0], "export_files", dict)() if made.files is None else made.files
         folder, writes = self.folder.path / "export", dist.get_rank() == 0
-        export(weights(state), folder, writes, known=self._known, beside=beside)
+        known = self._known if made.tensors.keys() == own.keys() else ()
+        export(made.tensors, folder, writes, known=known, beside=beside, stem=made.stem)
 
     def _states(self) -> list[Any]:
         """The data state of every data rank, in order; empty if the number of samples is enough."""

@@ -57,7 +57,7 @@ def verify(node: Mapping[str, Any], world: int | None = None) -> int:
     from plait.parallel.build import build_model
 
     config, layout = checked.config, checked.layout
-    model, spec = build_model(config.model)
+    (model, _), spec = build_model(config.model), checked.assembly.run.spec
     count = sum(p.numel() for p in model.parameters())
     print(f"model   {config.model['_target_']}, {count:,} parameters, all in float64 on this machine's processor")
     for title, axes in [("layout", layout.dense), *layout.views.items()]:
@@ -159,6 +159,7 @@ def _acts(name: str) -> bool:
 def _run(checked: "Checked", spec: "ModelSpec", documents: bool, say: Any) -> tuple[list["Finding"], dict[str, str]]:
     """Both trainings, on ranks that end afterwards. Raises PlaitError if a rank fails, and prints its traceback."""
     from plait.contract.config import Compile, Remat
+    from plait.strategies.extending import extending
     from plait.testing.declared import OfRun, compare, failed, reference
     from plait.testing.pool import Pool, RankError
 
@@ -171,7 +172,8 @@ def _run(checked: "Checked", spec: "ModelSpec", documents: bool, say: Any) -> tu
     with Scratch() as folder:
         where = "in one process"
         try:
-            seconds = pool.run(reference, plain, folder, world=1, timeout=math.inf)[0]
+            one = extending(config.strategy)
+            seconds = pool.run(reference, plain, one, folder, world=1, timeout=math.inf)[0]
             say(f"one process took {seconds:.1f} s")
             where = f"on {world} ranks"
             patience = 300 + 20 * world * seconds  # ranks share the processor, and compilation takes long

@@ -42,6 +42,7 @@ A hook takes any subset of its arguments, by name:
     norm_type   which norm: 2.0, or inf
     step        number of the finished step, from 1
     micro       how many micro-batches a step has
+    state       FQN -> parameter or persistent buffer of this rank, with its live values
 """
 
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,7 @@ if TYPE_CHECKING:  # `import plait` must not import torch
 
     from plait.contract.axes import MeshAxis, MeshView
     from plait.contract.choices import Choice
+    from plait.contract.exported import Export
     from plait.contract.model_spec import ModelSpec
     from plait.contract.run import Run
     from plait.contract.stage_plan import StagePlan
@@ -71,6 +73,11 @@ hookimpl = pluggy.HookimplMarker("plait")
 @hookspec
 def configure(run: "Run") -> None:
     """May select and configure further strategies. Called once, in the launcher, before anything is checked."""
+
+
+@hookspec
+def extend(model: "nn.Module", spec: "ModelSpec", run: "Run") -> "ModelSpec | None":
+    """Adds parameters, on meta, to the whole model or freezes some; returns the spec with what it added."""
 
 
 @hookspec
@@ -120,6 +127,11 @@ def checkpoint(
 
 
 @hookspec(firstresult=True)
+def export(state: "dict[str, torch.Tensor]", spec: "ModelSpec", run: "Run") -> "Export | None":
+    """Returns what the exported folder holds. The core's own is all weights, and the model's own files."""
+
+
+@hookspec(firstresult=True)
 def clip_grads(
     parameters: "list[nn.Parameter]", max_norm: float, mesh: "Mesh", norm_type: float
 ) -> "torch.Tensor | None":
@@ -131,5 +143,5 @@ def after_step(model: "nn.Module", optimizer: "torch.optim.Optimizer", mesh: "Me
     """Called once per step, after the optimizer. `step` counts from 1."""
 
 
-FOLDS = ("parallelize",)
-FIRST_RESULT = ("compile", "deal", "forward_backward", "plan_stages", "checkpoint", "clip_grads")
+FOLDS = ("extend", "parallelize")
+FIRST_RESULT = ("compile", "deal", "forward_backward", "plan_stages", "checkpoint", "export", "clip_grads")

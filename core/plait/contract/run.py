@@ -26,6 +26,7 @@ class Run:
     strategies:     name -> instance of every selected strategy.
     shapes:         FQN -> shape of every parameter; a tied one under its first name.
     blocks:         FQN of every block of the model, in order.
+    added:          FQNs of the parameters that strategies added to the model in `extend`.
     folder:         the run's folder, where a strategy may write a file; None outside `plait train`.
     files, said, reports: from `leave`, `say` and `report`.
     storage_device: where parameters stay between steps; a strategy that offloads sets it to "cpu" in `parallelize`.
@@ -39,6 +40,7 @@ class Run:
     strategies: dict[str, Any] = attrs.field(factory=dict)
     shapes: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
     blocks: tuple[str, ...] = ()
+    added: frozenset[str] = frozenset()
     folder: Path | None = None
     storage_device: str | None = None
     files: dict[str, str] = attrs.field(factory=dict)

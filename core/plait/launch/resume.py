@@ -55,10 +55,7 @@ def find_checkpoint(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
         except Damaged as error:
             store.damaged[path] = error.why or str(error)
     if conf.init_from:
-        from plait.checkpoint.weights import check_weights
-
-        with reading(conf.init_from, "checkpoint.init_from"):
-            check_weights(conf.init_from, checked.shapes, checked.ties)
+        _check_weights(conf.init_from, checked)
     say(f"checkpoint: none to resume; starting at step 0{f' from {conf.init_from}' if conf.init_from else ''}")
     if metrics.last_step(folder.path / metrics.FILE):
         say(f"metrics: those of an earlier start move to {metrics.OLD}")
@@ -69,7 +66,11 @@ def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder"
     """What a start from the checkpoint at `path` finds. Raises as `find_checkpoint`, and Damaged."""
     conf = checked.config.checkpoint
     manifest = Store.read(path)
-    Store.check_model(manifest, checked.shapes)
+    # Which parameters do not train, the ranks know: each strategy may freeze some.
+    absent = checked.shapes.keys() - manifest.parameters.keys() if manifest.data.get("frozen") else ()
+    Store.check_model(manifest, {fqn: shape for fqn, shape in checked.shapes.items() if fqn not in absent})
+    if absent and conf.init_from:
+        _check_weights(conf.init_from, checked)
     _check_optimizer(path, manifest, checked)
     own = path.parent == store.folder
     if own:
@@ -95,6 +96,15 @@ def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder"
     return Found(manifest.step, done)
 
 
+def _check_weights(path: str, checked: "Checked") -> None:
+    """Raises PlaitError unless `path` holds the model, without what strategies added to it."""
+    from plait.checkpoint.weights import check_weights
+
+    added = checked.assembly.run.added
+    with reading(path, "checkpoint.init_from"):
+        check_weights(path, {fqn: shape for fqn, shape in checked.shapes.items() if fqn not in added}, checked.ties)
+
+
 def _check_optimizer(path: Path, manifest: Manifest, checked: "Checked") -> None:
     """Raises PlaitError if this run's optimizer has other state than the checkpoint's; ranks would find that late."""
     optimizer = checked.config.node["optimizer"]
@@ -111,7 +121,7 @@ def _check_optimizer(path: Path, manifest: Manifest, checked: "Checked") -> None
 
 def _exported(export: Path, say: Say) -> bool:
     """Whether the final weights exist undamaged; otherwise they will be written again."""
-    if not any(export.glob("model*.safetensors*")):
+    if not any(export.glob("*.safetensors*")):
         return False
     try:
         check_sums(export)

@@ -18,8 +18,14 @@ _grouped_mm = getattr(F, "grouped_mm", None)
 _CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def grouped_linear(x_ND: Tensor, w_XFD: Tensor, counts_X: Tensor) -> Tensor:
-    """(N, F). The rows of `x_ND` are sorted by expert; `counts_X` (int64) has the rows of each expert, N in total."""
+def grouped_linear(x_ND: Tensor, w_XFD: Any, counts_X: Tensor) -> Tensor:
+    """(N, F). The rows of `x_ND` are sorted by expert; `counts_X` (int64) has the rows of each expert, N in total.
+
+    A strategy's transform may put another object in the place of `w_XFD`, whose `grouped_linear(x_ND, counts_X,
+    product)` is the result, such as a sum of products: `product` is this function.
+    """
+    if not isinstance(w_XFD, Tensor):
+        return w_XFD.grouped_linear(x_ND, counts_X, grouped_linear)
     if x_ND.device.type == "cuda" and runs_grouped(x_ND, w_XFD):  # the compiler knows this one and tunes it
         return _grouped_mm(x_ND, w_XFD.mT, offs=_ends(counts_X))  # type: ignore[misc]
     return _linear(x_ND, w_XFD, counts_X)

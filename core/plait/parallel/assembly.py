@@ -26,7 +26,8 @@ class Assembly:
     """A model and the strategies of its run. `set_up` in `plait.parallel.apply` makes it run in parallel, once.
 
     model:  on the meta device, or with values. run: what strategies are told.
-    hooks:  of all selected strategies, in order; made when first asked for, so after `configure`.
+    hooks:  of all selected strategies, in order; made when first asked for, so after `configure`. Then strategies have
+            extended the model.
     layout: the joined axes of all strategies for `run.world_size` ranks; made when first asked for.
     """
 
@@ -36,8 +37,13 @@ class Assembly:
 
     @cached_property
     def hooks(self) -> Hooks:
-        """Raises PlaitError for strategies that do not go together."""
-        return Hooks(self.run.strategies, ANSWERS, Defaults())
+        """Raises PlaitError for strategies that do not go together, or that extend the model wrongly."""
+        hooks = Hooks(self.run.strategies, ANSWERS, Defaults())
+        if hooks.implemented("extend"):
+            from plait.parallel.extension import extend
+
+            extend(self.model, self.run, hooks)
+        return hooks
 
     @cached_property
     def layout(self) -> MeshLayout:

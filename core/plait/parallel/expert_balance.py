@@ -92,7 +92,8 @@ class Balance:
         torch._foreach_copy_([r.counts for r in routers], list(seen.split(sizes)))
         torch._foreach_zero_([r.seen for r in routers])
         for router in routers:
-            router.update()
+            if {p.requires_grad for p in router.parameters()} != {False}:  # the choice of a frozen one is frozen too
+                router.update()
         self.counted, self._scaled = Counted(seen, list(self._routers), sizes), False
 
     @torch.no_grad()

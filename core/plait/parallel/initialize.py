@@ -51,7 +51,7 @@ def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> int:
     drawn = 0
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for fqn, param in model.named_parameters():
-            drawn += _fill(param, fqn, spec.init_of(fqn), seed, pool)
+            drawn += fill(param, fqn, spec.init_of(fqn), seed, pool)
     for fqn, buffer in model.named_buffers():
         value = torch.empty(buffer.shape, dtype=buffer.dtype)  # on the CPU, as its generator is
         spec.init_of(fqn)(value, _generator(*_keys(seed, fqn), 0))
@@ -59,7 +59,8 @@ def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> int:
     return drawn
 
 
-def _fill(param: Tensor, fqn: str, fn: Callable[..., Any], seed: int, pool: ThreadPoolExecutor) -> int:
+def fill(param: Tensor, fqn: str, fn: Callable[..., Any], seed: int, pool: ThreadPoolExecutor) -> int:
+    """Fill one parameter as `initialise` does; returns how many values this rank drew."""
     local = param.to_local() if isinstance(param, DTensor) else param
     if local.numel() == 0:
         return 0

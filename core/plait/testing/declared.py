@@ -93,14 +93,16 @@ class Finding:
         return attrs.evolve(self if self.error >= other.error else other, wrong=wrong)
 
 
-def reference(trial: OfRun, folder: Path) -> float:
+def reference(trial: OfRun, strategies: Mapping[str, Any], folder: Path) -> float:
     """One process trains, and writes its result to `folder`. Returns its seconds.
+
+    strategies: those that extend the model.
 
     Raises PlaitError if there is nothing to compare with: values that are random or not finite.
     """
     with _noted(folder):
         start = time.monotonic()
-        applied = trial.apply({})
+        applied = trial.apply(strategies)
         tokens, _ = trial.batch(0)
         with torch.no_grad():
             first, second = (applied.parts[0](tokens) for _ in range(2))
@@ -110,7 +112,7 @@ def reference(trial: OfRun, folder: Path) -> float:
                 "switch off what is random in it, such as dropout"
             )
         del applied, first, second
-        result = train(trial)
+        result = train(trial, strategies)
         if not all(map(math.isfinite, result.losses + result.norms)):
             raise PlaitError(
                 f"losses {result.losses} and norms of gradients {result.norms} of one process are not all finite, so "

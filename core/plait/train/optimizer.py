@@ -35,13 +35,15 @@ def make_optimizer(
 
     Fused and foreach kernels process the tensors of a group at once, and torch cannot mix meshes, or DTensors and plain
     tensors, in one call. If the config leaves `fused` and `foreach` open, the first of these kernels that makes a
-    correct step on stand-ins for the parameters is used: fused, torch's default, one tensor at a time. Raises
-    PlaitError for options that the class refuses, and if it makes no correct step on such parameters.
+    correct step on stand-ins for the parameters is used: fused, torch's default, one tensor at a time. Parameters that
+    do not train are left out, unless a rank has no others. Raises PlaitError for options that the class refuses, and if
+    it makes no correct step on such parameters.
     values: whether tensors have values. Without values, as in a plan, any step that runs counts as correct.
     """
     from plait.parallel.rehearsal import Kind, compare_shards, try_step, try_step_without_values  # no step needs it
 
-    groups = _by_mesh(parameters)
+    every = list(parameters)
+    groups = _by_mesh([param for param in every if param.requires_grad] or every)
     kinds = [list(dict.fromkeys(map(Kind.of, group))) for group in groups]
     cls, options = _target(node)
     exact = getattr(cls, "numerics", "exact") == "exact"  # "own": it differs on purpose

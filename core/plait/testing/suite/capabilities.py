@@ -12,6 +12,7 @@ import cloudpickle
 import pytest
 from torch import Tensor, nn
 
+from plait.strategies.extending import extending
 from plait.strategies.order import traits
 from plait.strategies.registry import create, create_all, installed, load
 from plait.testing import whole_run
@@ -71,9 +72,10 @@ class Capabilities:
     def reference(self, layout: Layout, trial: Trial) -> "TrialResult | list[TrialResult]":
         """What the ranks of `layout` must equal, computed by one process: a result, or one per rank.
 
-        Default: the model trained by one process without any strategy. Override it for `numerics = "own"`.
+        Default: the model trained by one process, under no strategy other than those that extend it. Override it for
+        `numerics = "own"`.
         """
-        return train(trial)
+        return train(trial, extending(self.selected(layout)))
 
     # How tests get their parameters and results.
 
@@ -129,7 +131,7 @@ class Capabilities:
             reference, name = functools.partial(type(self).reference, type(self)()), f"reference of {type(self)}"
             answer = ranks.once(reference, found, plain, world=1, name=name)[0]
         else:
-            answer = ranks.once(train, plain, world=1)[0]
+            answer = ranks.once(train, plain, extending(self.selected(found)), world=1)[0]
         return answer if isinstance(answer, list) else [answer] * found.world
 
     def try_or_be_refused(self, ranks: Pool, trial: Trial, *call: Any, world: int) -> list[Any]:
@@ -151,7 +153,18 @@ class Capabilities:
     def initial(self, ranks: Pool, trial: Trial) -> dict[str, Tensor]:
         """The initial parameters of one process, which are those of every strategy, whatever its mathematics."""
         plain = attrs.evolve(trial, steps=1, micro=1, chunks=1, remat="none", compile=None)
-        return ranks.once(train, plain, world=1)[0].initial
+        return ranks.once(train, plain, self.extending, world=1)[0].initial
+
+    @property
+    def extending(self) -> dict[str, Mapping[str, Any]]:
+        """Name -> options of the strategies in the last layout that extend the model: they belong to the model."""
+        return extending(self.selected(self.layouts[self.last]))
+
+    def extended(self, trial: Trial, strategies: Any = None) -> tuple[nn.Module, Any]:
+        """A trial's model on the meta device, and its spec, as these of `strategies` (the last layout's) extend it."""
+        assembly = self._assembly(Layout(1), trial, extending(strategies) if strategies else self.extending)
+        assert assembly.hooks
+        return assembly.model, assembly.run.spec
 
     def degrees(self, layout: Layout, trial: Trial | None = None) -> dict[str, int]:
         """Mesh axis -> degree in a layout, without starting ranks."""
@@ -161,13 +174,13 @@ class Capabilities:
         found = self._assembly(layout, trial).layout
         return [found.dense, *found.views.values()]
 
-    def _assembly(self, layout: Layout, trial: Trial | None = None) -> Any:
+    def _assembly(self, layout: Layout, trial: Trial | None = None, strategies: Any = None) -> Any:
         from plait.contract.config import Config
         from plait.parallel.assembly import assemble_model
 
         trial = trial or self.trying()
         model: Any = trial.build()
-        made = create_all(self.selected(layout))
+        made = create_all(self.selected(layout) if strategies is None else strategies)
         config = Config(precision=trial.precision())
         assembly = assemble_model(model, model.spec(), made, config, layout.world, "cpu")
         assembly.configure()
@@ -180,10 +193,6 @@ class Capabilities:
         hooks = Hooks({self.strategy: create(self.strategy, self.layouts[self.last].options)})
         specs = [name for name, value in vars(hookspecs).items() if hasattr(value, "plait_spec")]
         return [hook for hook in specs if hooks.implemented(hook)]
-
-
-def spec_of(model: nn.Module) -> Any:
-    return model.spec()  # type: ignore[operator]
 
 
 def _asked(trial: Trial) -> list[str]:

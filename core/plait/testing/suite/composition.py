@@ -8,6 +8,7 @@ import pytest
 
 from plait import MeshAxis, hookimpl
 from plait.contract.errors import PlaitError
+from plait.strategies.extending import extending
 from plait.strategies.hooks import Hooks
 from plait.strategies.order import traits
 from plait.strategies.registry import create, described, installed, load
@@ -15,7 +16,7 @@ from plait.testing.models import MODELS
 from plait.testing.parity import BOUNDS, apart, unequal, wrong_gradients
 from plait.testing.plugin import REFUSED
 from plait.testing.pool import Pool, RankError
-from plait.testing.suite.capabilities import Capabilities, Layout, spec_of
+from plait.testing.suite.capabilities import Capabilities, Layout
 from plait.testing.trial import Trial, TrialResult, train
 
 
@@ -47,13 +48,13 @@ class Combination(Capabilities):
                 pytest.skip(f"{REFUSED}{error}")
             pytest.skip(f"their axes do not fit 4 ranks together, so set `trial` on one of the classes: {error}")
         results = plait_ranks.once(train, trial, pair, world=4)
-        expected = plait_ranks.once(train, trial, world=1)[0]
+        expected = plait_ranks.once(train, trial, extending(pair), world=1)[0]
         exact = all(traits(name, load(name)).numerics == "exact" for name in pair)
         for rank, result in enumerate(results):
             where = f"rank {rank} of {degree}"
             assert (wrong := unequal(result.initial, expected.initial)) is None, f"{where}, initial: {wrong}"
             if exact:
-                wrong = wrong_gradients(result, expected, BOUNDS["float64"][0], spec_of(trial.build()))
+                wrong = wrong_gradients(result, expected, BOUNDS["float64"][0], self.extended(trial, pair)[1])
                 assert wrong is None, f"{where}: {wrong}"
                 off, step = apart(result.losses, expected.losses)
                 assert off <= BOUNDS["float64"][1], f"{where}: the loss of step {step} is off by {off:.2e}"
@@ -80,7 +81,7 @@ class Combination(Capabilities):
         echoed = plait_ranks.run(_beside_echo, trial, self.selected(found), world=2 * found.world)
         for rank, result in enumerate(echoed):
             own = expected[rank // 2]  # the echo is the innermost axis
-            wrong = wrong_gradients(result, own, BOUNDS["float64"][0], spec_of(trial.build()))
+            wrong = wrong_gradients(result, own, BOUNDS["float64"][0], self.extended(trial)[1])
             assert wrong is None, f"rank {rank}, whose neighbour sees the same tokens: {wrong}"
             off, step = apart(result.norms, own.norms)
             assert off <= BOUNDS["float64"][1], f"rank {rank}: the norm of step {step} is off by {off:.2e}"
@@ -131,7 +132,7 @@ def _failing(name: str, hook: str, trial: Trial, strategies: Mapping[str, Any]) 
         applied.clip_grads(1.0)
         optimizer.step()
         applied.after_step(optimizer, 1)
-        applied.checkpoint(optimizer)
+        applied.export(applied.checkpoint(optimizer)[0])
 
 
 def _like(original: Any, fails: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from plait.contract.model_spec import named
 from plait.testing.parity import BOUNDS, apart, unequal, wrong_gradients
 from plait.testing.pool import Pool
-from plait.testing.suite.capabilities import SINGLE_STEPS, Capabilities, spec_of
+from plait.testing.suite.capabilities import SINGLE_STEPS, Capabilities
 from plait.testing.trial import SAMPLES, SEQ_LEN, Trial, TrialResult, forward_backward, full, held
 
 STEPS = 20
@@ -72,8 +72,7 @@ class Numerics(Capabilities):
             pytest.skip("it refuses all models with tied parameters")
         found = self.layouts[self.last]
         for model in tied:
-            plain = Trial(model).build()
-            names = {name for name, _ in plain.named_parameters()}
+            names = {name for name, _ in self.extended(Trial(model))[0].named_parameters()}
             for got in plait_ranks.run(_names, Trial(model), self.selected(found), world=found.world):
                 assert got == names, f"parameters of {model!r} that should be one are several: {sorted(got - names)}"
 
@@ -133,7 +132,7 @@ class Numerics(Capabilities):
 
     def _buffers(self, ranks: Pool, layout: str, trial: Trial) -> None:
         """Those in a checkpoint: others may be a rank's own."""
-        saved = set(trial.build().state_dict())
+        saved = set(self.extended(trial)[0].state_dict())
         expected = self.expected(ranks, layout, trial)
         for rank, result in enumerate(self.results(ranks, layout, trial)):
             found, one = ({k: b for k, b in t.buffers.items() if k in saved} for t in (result, expected[rank]))
@@ -141,7 +140,7 @@ class Numerics(Capabilities):
 
     def _check_gradients(self, result: TrialResult, expected: TrialResult, trial: Trial, rank: int) -> None:
         assert result.gradients.keys() == expected.gradients.keys(), "not the gradients of every parameter"
-        wrong = wrong_gradients(result, expected, BOUNDS[trial.dtype][0], spec_of(trial.build()))
+        wrong = wrong_gradients(result, expected, BOUNDS[trial.dtype][0], self.extended(trial)[1])
         assert wrong is None, f"rank {rank}: {wrong}"
 
     def _check_losses(self, result: TrialResult, expected: TrialResult, trial: Trial, rank: int) -> None:
@@ -171,8 +170,9 @@ def _clipped(trial: Trial, strategies: Mapping[str, Any]) -> tuple[float, float,
     named = [pair for part in applied.parts for pair in part.named_parameters()]
     before = {name: full(p.grad) for name, p in named if p.grad is not None}
     applied.clip_grads(norm / 2)
+    scale = norm / 2 / (norm + 1e-6)
     errors = {
-        name: float((full(p.grad) - before[name] / 2).norm() / before[name].norm().clamp(min=1e-30))
+        name: float((full(p.grad) - before[name] * scale).norm() / before[name].norm().clamp(min=1e-30))
         for name, p in named
         if p.grad is not None
     }

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from plait.testing.count import Collective, Counting, Size
 from plait.testing.leaks import left_behind
 from plait.testing.pool import Pool
-from plait.testing.suite.capabilities import Capabilities, spec_of
+from plait.testing.suite.capabilities import Capabilities
 from plait.testing.trial import SAMPLES, SEQ_LEN, Trial, forward_backward
 
 SIZES = ("llama3", "tied")  # two sizes of one architecture
@@ -20,11 +20,8 @@ class Resources(Capabilities):
     def test_no_rank_holds_more_than_declared(self, plait_ranks: Pool, layout: str) -> None:
         """Elements of every parameter, then bytes of all storages of parameters, gradients and optimizer together."""
         found, trial = self.layouts[layout], self.trying_tied(dtype="float32")
-        degree, model = self.degrees(found, trial), trial.build()
-        allowed = {
-            name: self.held(tuple(p.shape), spec_of(model).axes_of(name), degree)
-            for name, p in model.named_parameters()
-        }
+        degree, (model, spec) = self.degrees(found, trial), self.extended(trial)
+        allowed = {name: self.held(tuple(p.shape), spec.axes_of(name), degree) for name, p in model.named_parameters()}
         for rank, (held, total) in enumerate(plait_ranks.run(_holds, trial, self.selected(found), world=found.world)):
             for name, (elements, lies) in held.items():
                 assert elements <= allowed[name], (
@@ -38,9 +35,8 @@ class Resources(Capabilities):
         if f"model {size}" in self.refuses:
             pytest.skip(f"it refuses the model {size}")
         found, trial = self.layouts[layout], Trial(size, dtype="float32")
-        model = trial.build()
         degree = self.degrees(found, trial)
-        wanted = self.collectives(Size.of(model, spec_of(model), SAMPLES * SEQ_LEN), degree)
+        wanted = self.collectives(Size.of(*self.extended(trial), SAMPLES * SEQ_LEN), degree)
         if wanted is None:
             pytest.skip("collectives are not declared")
         for rank, counted in enumerate(plait_ranks.run(_counted, trial, self.selected(found), world=found.world)):

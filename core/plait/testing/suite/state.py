@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from plait.parallel.state import shapes
+from plait.strategies.extending import extending
 from plait.testing import whole_run
 from plait.testing.parity import apart, unequal, wrong_gradients
 from plait.testing.pool import Pool, RankError
-from plait.testing.suite.capabilities import SINGLE_STEPS, Capabilities, spec_of
+from plait.testing.suite.capabilities import SINGLE_STEPS, Capabilities
 from plait.testing.trial import Trial, forward_backward, full, of_all_stages
 
 
@@ -21,16 +22,16 @@ class State(Capabilities):
         """Canonical FQNs, a tied parameter once."""
         found = self.layouts[self.last]
         trial = self.trying_tied(dtype="float32")
-        plain = set(shapes(trial.build()))
+        plain = set(shapes(self.extended(trial)[0]))
         for got in plait_ranks.once(_names, trial, self.selected(found), world=found.world):
             names = {key.removeprefix("model.") for key in got if key.startswith("model.")}
             assert names == plain, f"missing {sorted(plain - names)[:3]}, not expected {sorted(names - plain)[:3]}"
 
     def test_checkpoint_holds_the_optimizer(self, plait_ranks: Pool) -> None:
-        """Both moments and the step of AdamW, for every parameter."""
+        """Both moments and the step of AdamW, for every parameter that trains."""
         found = self.layouts[self.last]
         trial = self.trying_tied(dtype="float32")
-        names = {name for name, _ in trial.build().named_parameters()}
+        names = {name for name, p in self.extended(trial)[0].named_parameters() if p.requires_grad}
         wanted = {f"optimizer.{name}.{key}" for name in names for key in ("exp_avg", "exp_avg_sq", "step")}
         for got in plait_ranks.once(_names, trial, self.selected(found), world=found.world):
             assert wanted <= got, f"the checkpoint lacks {sorted(wanted - got)[:3]}, ..."
@@ -45,7 +46,7 @@ class State(Capabilities):
         """
         trial = self.trying_tied(dtype="float32")
         layouts = {name: (found.world, self.selected(found)) for name, found in self.layouts.items()}
-        every = {"one process": (1, {}), **layouts}
+        every = {"one process": (1, self.extending), **layouts}
 
         def saved(world: int, strategies: Any) -> tuple[Path, dict[str, torch.Tensor]]:
             key = repr(("saved", trial, world, strategies))
@@ -82,13 +83,13 @@ class State(Capabilities):
         initial = self.initial(plait_ranks, trial)
         expected = self.expected(plait_ranks, self.last, trial)
         for rank, (before, moments) in enumerate(
-            plait_ranks.run(_contents, trial, self.selected(found), world=found.world)
+            plait_ranks.run(_contents, trial, self.selected(found), self._params(trial), world=found.world)
         ):
             wrong = unequal(before, initial)
             assert wrong is None, f"rank {rank} would save other initial parameters: {wrong}"
             if not self.own:
                 held = attrs.evolve(expected[rank], gradients={name: 10 * moment for name, moment in moments.items()})
-                off = wrong_gradients(held, expected[rank], 1e-9, spec_of(trial.build()))
+                off = wrong_gradients(held, expected[rank], 1e-9, self.extended(trial)[1])
                 assert off is None, f"rank {rank} would save other moments: {off}"
 
     def test_two_runs_are_bitwise_equal(self, plait_ranks: Pool) -> None:
@@ -109,7 +110,7 @@ class State(Capabilities):
             pytest.skip("its mathematics are its own")
         found = self.layouts[self.last]
         runs = []
-        for strategies, world in (({}, 1), (self.selected(found), found.world)):
+        for strategies, world in ((self.extending, 1), (self.selected(found), found.world)):
             runs.append(self._run_trainer(plait_ranks, strategies, tmp_path, world))
         one, many = runs
         assert [row["tokens"] for row in many] == [row["tokens"] for row in one]
@@ -153,10 +154,16 @@ class State(Capabilities):
         return ranks.run(whole_run.run, node, own, world=world)[0]
 
     def _foreign(self) -> dict[str, tuple[int, dict[str, Mapping[str, Any]]]]:
-        """Every other installed strategy alone, on two ranks."""
+        """Every other installed strategy alone, on two ranks, beside those that extend the model."""
         from plait.testing.suite.composition import others, trial_options
 
-        return {name: (2, {name: trial_options(name)}) for name in others(self.strategy) if _fits_two(name)}
+        found = {name: trial_options(name) for name in others(self.strategy)}
+        names = [name for name in found if not extending({name: {}}) and _fits_two(name)]
+        return {name: (2, {**self.extending, name: found[name]}) for name in names}
+
+    def _params(self, trial: Trial) -> dict[str, bool]:
+        """FQN of each parameter -> whether it trains."""
+        return {name: p.requires_grad for name, p in self.extended(trial)[0].named_parameters()}
 
 
 def _fits_two(name: str) -> bool:
@@ -188,15 +195,19 @@ def _everything(applied: Any, optimizer: torch.optim.Optimizer) -> dict[str, tor
     return of_all_stages(applied, {key: full(tensor) for key, tensor in applied.checkpoint(optimizer)[0].items()})
 
 
-def _contents(trial: Trial, strategies: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """(parameters before a step, AdamW's first moments after it), by FQN, as a checkpoint would hold them."""
+def _contents(
+    trial: Trial, strategies: Mapping[str, Any], params: Mapping[str, bool]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """(parameters before a step, AdamW's first moments after it), by FQN, as a checkpoint would hold them.
+
+    params: FQN -> whether it trains.
+    """
     applied, optimizer = _ready(trial, strategies)
-    params = {name for name, _ in trial.build().named_parameters()}
     state = of_all_stages(applied, {key: full(tensor) for key, tensor in applied.checkpoint()[0].items()})
     before = {name: state[f"model.{name}"] for name in sorted(params)}
     _step(applied, optimizer, trial, 0)
     state = _everything(applied, optimizer)
-    return before, {name: state[f"optimizer.{name}.exp_avg"] for name in sorted(params)}
+    return before, {name: state[f"optimizer.{name}.exp_avg"] for name in sorted(params) if params[name]}
 
 
 def _names(trial: Trial, strategies: Mapping[str, Any]) -> set[str]:

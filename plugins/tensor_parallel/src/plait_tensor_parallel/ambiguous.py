@@ -37,6 +37,8 @@ def refuse(axes: Mapping[str, Axes], spec: ModelSpec, working: Collection[str], 
                     f"{KEY} cannot tell whether {fqn!r} {_said(its)} is the bias of a matrix beside it; give each "
                     "matrix and its bias a module of their own, with rows for what comes out, as nn.Linear has them"
                 )
+            if is_second(its, own.values()):
+                continue
             whole_stack = its in stacks and "embed" in its and not any(map(divided, stacks))
             if branch[owner] in working and len(its) > 1 and (its[0] == "embed" or whole_stack):
                 raise PlaitError(
@@ -78,6 +80,18 @@ def _refuse_outside(
 def is_bias(its: Axes, matrices: list[Axes]) -> bool:
     """Whether an undivided parameter is added to the result of a matrix beside it, of which each rank has a summand."""
     return not divided(its) and its in [_output(m) for m in matrices if m[-1] in SHARDED]
+
+
+def is_second(its: Axes, beside: Collection[Axes]) -> bool:
+    """Whether a matrix reads only what one beside it writes, of which each rank has a summand: so its result is one.
+
+    The axis between the two has a name, and is the one's last and the other's next to last.
+    """
+    return (
+        len(its) > 1
+        and its[-1] is not None
+        and any(len(m) > 1 and m[-1] in SHARDED and m[-2] == its[-1] for m in beside)
+    )
 
 
 def divided(its: Axes) -> bool:

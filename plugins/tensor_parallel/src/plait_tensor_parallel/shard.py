@@ -61,7 +61,7 @@ def shard(options: "TensorParallel", model: nn.Module, mesh: Mesh, spec: ModelSp
         matrices = [p.axes for p in places[fqn].values() if p.axis and len(p.axes) > 1]
         for name, place in places[fqn].items():
             once = place.axis is None and is_bias(place.axes, matrices)
-            summed = once or (on_sequence if branch is None else branch in divided)
+            summed = once or (on_sequence or bool(matrices) if branch is None else branch in divided)
             after = stream if branch is None and not any(_in(fqn, b) for b in blocks) else None
             transform_param(module, name, _transform(place, axis, summed, once, reduce, after))
     for fqn, branch in branches.items():
