@@ -1,0 +1,49 @@
+"""Low-rank adapters on the matrices of a frozen model, chosen by their logical axes.
+
+Source: Hu et al., "LoRA", arXiv 2106.09685.
+"""
+
+from typing import TYPE_CHECKING
+
+import attrs
+from attrs.validators import ge, gt
+
+from plait import Export, ModelSpec, PlaitError, Run, hookimpl
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@attrs.define
+class Lora:
+    """Matrices W in blocks with one of the axes `targets` compute W x + alpha / rank B (A x); only A and B train.
+
+    `conf/strategy/lora.yaml` explains the options.
+    """
+
+    phase = "model"
+    trial = {"rank": 2}  # noqa: RUF012 - its options in the tests of others
+
+    rank: int = attrs.field(default=8, validator=ge(1))
+    alpha: float = attrs.field(default=16.0, validator=gt(0))
+    targets: list[str] = attrs.field(factory=lambda: ["heads", "ffn"])
+    merge: bool = False
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    @hookimpl
+    def extend(self, model: "nn.Module", spec: ModelSpec) -> ModelSpec:
+        from plait_lora.adapt import adapt
+
+        return adapt(self, model, spec)
+
+    @hookimpl
+    def export(self, state: "dict[str, Tensor]", spec: ModelSpec, run: Run) -> Export:
+        from plait_lora.exported import adapters, merged
+
+        return merged(self, state, run) if self.merge else adapters(self, state, run)
+
+
+__all__ = ["Lora", "PlaitError"]
