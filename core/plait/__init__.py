@@ -6,13 +6,13 @@ from plait.contract.axes import MeshAxis, MeshView, divisors, valid_degree
 from plait.contract.choices import Choice
 from plait.contract.config import Compile, Config, Loss, Precision, Remat, Schedule
 from plait.contract.errors import PlaitError
-from plait.contract.exported import Export
 from plait.contract.hookspecs import hookimpl
 from plait.contract.model_spec import ModelSpec
 from plait.contract.planned import is_planning, planned_split, read_values
 from plait.contract.run import Run
 
 if TYPE_CHECKING:
+    from plait.contract.exported import Export
     from plait.contract.stage_plan import StageAction, StagePlan
     from plait.models.attention import attend
     from plait.parallel.apply import Applied, apply
@@ -71,6 +71,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Export": "plait.contract.exported",
     "apply": "plait.parallel.apply",
     "Applied": "plait.parallel.apply",
     "Mesh": "plait.parallel.mesh",

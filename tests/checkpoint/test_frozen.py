@@ -38,7 +38,7 @@ def test_a_checkpoint_holds_what_trains(tmp_path):
     model, state, base = frozen(0)
     base.check(state, None, None)
     fresh, _ = canonical_state(model)
-    saved, known = base.without(fresh, ["0.weight", "1.weight"])
+    saved, known, _ = base.without(fresh, ["0.weight", "1.weight"])
     assert (set(saved), known) == ({"model.1.weight", "model.1.bias"}, ["1.weight"])
     Saver(Store(tmp_path), "sync").save(saved, 1, config=CONFIG, data={"frozen": base.digest})
 

@@ -46,11 +46,13 @@ class Base:
         names = {fqn for theirs in on_all_ranks(lambda: own, _group()) for fqn in theirs}
         return cls(names, applied.parts) if names else None
 
-    def without(self, state: Mapping[str, Tensor], known: Iterable[str]) -> tuple[dict[str, Tensor], list[str]]:
-        """What a checkpoint holds of `state`, and of the names of all weights."""
+    def without(
+        self, state: Mapping[str, Tensor], known: Iterable[str]
+    ) -> tuple[dict[str, Tensor], list[str], dict[str, str]]:
+        """What a checkpoint holds of `state` and of the names `known`, and what its manifest says of the rest."""
         _mark(state, self.parts)
         saved = {key: tensor for key, tensor in state.items() if not is_frozen(tensor)}
-        return saved, [fqn for fqn in known if fqn not in self.names]
+        return saved, [fqn for fqn in known if fqn not in self.names], {"frozen": self.digest}
 
     def check(self, state: Mapping[str, Tensor], path: Path | None, init_from: str | None) -> None:
         """Raises PlaitError if the checkpoint at `path` was trained beside another base than this one, whose values are

@@ -86,11 +86,8 @@ class Checkpoints:
         assert self._saver is not None
         self._saved_at = time.monotonic()
         state, _ = self.applied.checkpoint(self.optimizer)
-        known, data = self._known, self.data
-        if self._base:
-            state, known = self._base.without(state, known)
-            data = {**data, "frozen": self._base.digest}
-        data = {**data, "samples": samples, "states": self._states(), "metrics": self._metrics.now()}
+        state, known, frozen = self._base.without(state, self._known) if self._base else (state, self._known, {})
+        data = {**self.data, **frozen, "samples": samples, "states": self._states(), "metrics": self._metrics.now()}
         node, versions = self.config.node, self._versions
         self._saver.save(state, step, tokens=tokens, config=node, data=data, versions=versions, known=known)
 
@@ -148,9 +145,9 @@ class Checkpoints:
         own = weights(self.applied.checkpoint()[0])
         made = self.applied.export(own)
         beside = getattr(self.applied.parts[0], "export_files", dict)() if made.files is None else made.files
-        folder, writes = self.folder.path / "export", dist.get_rank() == 0
+        folder = self.folder.path / "export"
         known = self._known if made.tensors.keys() == own.keys() else ()
-        export(made.tensors, folder, writes, known=known, beside=beside, stem=made.stem)
+        export(made.tensors, folder, dist.get_rank() == 0, known=known, beside=beside, stem=made.stem)
 
     def _states(self) -> list[Any]:
         """The data state of every data rank, in order; empty if the number of samples is enough."""

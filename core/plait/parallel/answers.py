@@ -1,6 +1,7 @@
 """The required answers of hooks. A wrong answer is refused where it is given, with its strategy's name."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,34 +10,33 @@ from torch import Tensor, nn
 from plait.contract.axes import MeshAxis, MeshView
 from plait.contract.choices import Choice
 from plait.contract.exact import Misfit
-from plait.contract.exported import Export
 from plait.contract.model_spec import ModelSpec
 from plait.parallel.clip import plain
 from plait.strategies.hooks import Required
 
 
-def _list_of(kind: Any) -> Callable[[Any], list[Any]]:
-    def take(answer: Any) -> list[Any]:
-        items: list[Any] = list(answer) if isinstance(answer, Iterable) else [None]
-        if not all(isinstance(item, kind) for item in items):
-            raise Misfit
-        return items
-
-    return take
+def _list_of(kind: Any, answer: Any) -> list[Any]:
+    items: list[Any] = list(answer) if isinstance(answer, Iterable) else [None]
+    if not all(isinstance(item, kind) for item in items):
+        raise Misfit
+    return items
 
 
-def _of(kind: type) -> Callable[[Any], Any]:
-    def take(answer: Any) -> Any:
-        if not isinstance(answer, kind | None):
-            raise Misfit
-        return answer
+def _of(kind: Any, answer: Any) -> Any:
+    if not isinstance(answer, kind | None):
+        raise Misfit
+    return answer
 
-    return take
+
+def _export(answer: Any) -> Any:
+    from plait.contract.exported import Export  # made once, at the end of a run
+
+    return _of(Export, answer)
 
 
 def _modules(answer: Any) -> nn.Module | list[nn.Module] | None:
     several = isinstance(answer, list) and answer and all(isinstance(item, nn.Module) for item in answer)
-    return answer if several else _of(nn.Module)(answer)
+    return answer if several else _of(nn.Module, answer)
 
 
 def _done(answer: Any) -> bool | None:
@@ -84,15 +84,15 @@ def _state(answer: Any) -> Any:
 
 
 ANSWERS = {
-    "extend": Required("a ModelSpec, or None if it added nothing", _of(ModelSpec)),
-    "build_mesh": Required("a list of MeshAxis and MeshView", _list_of(MeshAxis | MeshView)),
-    "choices": Required("a list of Choice", _list_of(Choice)),
+    "extend": Required("a ModelSpec, or None if it added nothing", partial(_of, ModelSpec)),
+    "build_mesh": Required("a list of MeshAxis and MeshView", partial(_list_of, MeshAxis | MeshView)),
+    "choices": Required("a list of Choice", partial(_list_of, Choice)),
     "parallelize": Required("a torch module, or None after a change in place, or in phase 'stages' a list", _modules),
-    "compile": Required("a torch module, or None for the core's default", _of(nn.Module)),
+    "compile": Required("a torch module, or None for the core's default", partial(_of, nn.Module)),
     "deal": Required("tokens, labels and positions of one shape, or None for the core's default", _dealt),
     "forward_backward": Required("True, or None for the core's default", _done),
     "plan_stages": Required("a StagePlan, or None", _stage_plan),
     "clip_grads": Required("the total norm as a tensor of one element, or None for the core's default", _norm),
-    "export": Required("a plait.Export, or None for the core's default", _of(Export)),
+    "export": Required("a plait.Export, or None for the core's default", _export),
     "checkpoint": Required("a dict of tensors by name, or that and a function, or None for the core's default", _state),
 }

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from plait.contract.config import Compile, Config, Loss, Precision, Remat, Train
 from plait.contract.errors import PlaitError
-from plait.contract.exported import Export
 from plait.contract.model_spec import ModelSpec
 from plait.contract.run import Run
 from plait.parallel.assembly import Assembly, assemble_model
@@ -130,9 +129,11 @@ class Applied:
         arguments = {"parameters": self.parameters(), "max_norm": max_norm, "mesh": self.mesh, "norm_type": norm_type}
         return self.hooks.first("clip_grads", **arguments)
 
-    def export(self, state: dict[str, Tensor]) -> Export:
+    def export(self, state: dict[str, Tensor]) -> Any:
         """What the exported folder holds. state: FQN -> parameter or persistent buffer of this rank."""
-        return self.hooks.first("export", state=state, spec=self.spec, run=self.run)
+        from plait.contract.exported import Export
+
+        return self.hooks.first("export", state=state, spec=self.spec, run=self.run) or Export(state)
 
     def checkpoint(self, optimizer: torch.optim.Optimizer | None = None) -> tuple[dict[str, Any], Callable[[], None]]:
         """(state, after): the state under canonical FQNs, aliasing the live tensors, and a function to call after

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.contract.exported import Export
 from plait.contract.hookspecs import hookimpl
 from plait.contract.model_spec import ModelSpec
 from plait.contract.run import Run
@@ -18,7 +17,7 @@ from plait.parallel.state import canonical_state
 
 class Defaults:
     """Compiles block by block, deals each rank a stretch of every sequence, runs one micro-batch after the other, saves
-    parameters and optimizer state by name, exports all weights, clips over the parameters' own meshes."""
+    parameters and optimizer state by name, clips over the parameters' own meshes."""
 
     @hookimpl
     def compile(self, model: nn.Module, mesh: Mesh, spec: ModelSpec, run: Run) -> nn.Module:
@@ -50,10 +49,6 @@ class Defaults:
         self, model: nn.Module, optimizer: torch.optim.Optimizer | None
     ) -> tuple[dict[str, Any], Callable[[], None]]:
         return canonical_state(model, optimizer)
-
-    @hookimpl
-    def export(self, state: dict[str, Tensor]) -> Export:
-        return Export(state)
 
     @hookimpl
     def clip_grads(self, parameters: list[nn.Parameter], max_norm: float, mesh: Mesh, norm_type: float) -> Tensor:
