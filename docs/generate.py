@@ -66,10 +66,10 @@ has its own instances and nothing is process-global, so jobs of a sweep in one p
   same order on all ranks, and because a data strategy must find them: `mesh.data(param)` reads the ranks that sum a
   gradient from the mesh that the parameter lives on. So fsdp2 works with the experts of a plugin that it does not know.
 - **`extend`** adds parameters to the model, such as adapters, and freezes others. It comes before `build_mesh`, and
-  before anything is divided, so that every other strategy, whatever its phase, finds one model and one spec: it treats
-  what was added by its axes. New parameters are on meta; the core gives them values by the `init` of the returned spec,
-  also in a model that has values. What extends a model is part of it: `plait verify` and the conformance suite compare
-  with one process under the same extension.
+  before anything is divided. So every other strategy, whatever its phase, finds one model and one spec, and handles
+  added parameters by their axes. New parameters are on meta; the core gives them values by the `init` of the returned
+  spec, also in a model that has values. What extends a model is part of it: `plait verify` and the conformance suite
+  compare with one process under the same extension.
 - **`choices`** lets a search set a strategy's options without knowing the strategy. The core composes all combinations
   and keeps those whose mesh fits. The cost of a combination comes from a traced step, so a strategy need not describe
   its cost, and a third party's strategy joins every search with a few lines.
@@ -109,8 +109,8 @@ has its own instances and nothing is process-global, so jobs of a sweep in one p
   - When it returns True, gradients are complete sums, as after `backward`.
 - **`plan_stages`** tells `plait plan` what a pipeline does: the number of blocks of each stage, and the order in which
   each rank runs them, as a `plait.StagePlan`. Only plans call it: without it a pipeline trains, but is not planned. The
-  order is enough: the plan measures each stage by itself, and plays the ranks against each other, so it knows no
-  schedule by name, and no formula for its bubble.
+  order is enough: the plan traces each stage by itself and simulates all ranks, so it knows no schedule by name and
+  needs no formula for the bubble.
 - **`after_step`** is for what follows the optimizer, such as a router's bias or local SGD's outer step. It gets the
   step's number, so that no strategy counts by itself and a resumed run agrees.
 

@@ -77,11 +77,3 @@ def test_a_digest_sees_every_bit_and_place(dtype):
     seen = [of(lambda weight: None), of(one_bit), of(lambda w: w.copy_(w.flip(0))), of(lambda w: w.copy_(w.flip(1)))]
     assert len(set(seen)) == 4
     assert of(lambda weight: None) == seen[0]
-
-
-@pytest.fixture(autouse=True)
-def _no_group_is_left():
-    yield
-    from plait.parallel.process_group import end_group
-
-    end_group()

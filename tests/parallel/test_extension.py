@@ -68,11 +68,3 @@ def test_what_was_added_must_be_described(said, sentence):
 def test_an_answer_is_a_spec():
     with pytest.raises(WrongAnswer, match="'extend', which must return a ModelSpec"):
         assembled(Adds(lambda spec: spec.axes))
-
-
-@pytest.fixture(autouse=True)
-def _no_group_is_left():
-    yield
-    from plait.parallel.process_group import end_group
-
-    end_group()

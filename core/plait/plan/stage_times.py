@@ -1,4 +1,4 @@
-"""The time of a step in which ranks wait for each other: the actions of all ranks, played against each other."""
+"""The time of a step in which ranks wait for each other: a simulation of all ranks."""
 
 from collections.abc import Sequence
 
