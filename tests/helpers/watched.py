@@ -80,7 +80,7 @@ def is_loopback(address: str) -> bool:
 
 @attrs.frozen
 class Seen:
-    """What a command's processes had open: at any time (pid, protocol, address), more than twice (pid, file)."""
+    """What a command's processes had open, each more than twice: (pid, protocol, address), (pid, file)."""
 
     sockets: set[tuple[int, str, str]]
     files: set[tuple[int, str]]
@@ -93,13 +93,14 @@ class Seen:
 
 
 def watch(process: "subprocess.Popen[str]", folder: Path) -> Seen:
-    sockets, times, ranks = set(), Counter[tuple[int, str]](), set[int]()
+    listened, opened, ranks = Counter[tuple[int, str, str]](), Counter[tuple[int, str]](), set[int]()
     deadline = time.monotonic() + 240
     while process.poll() is None and time.monotonic() < deadline:
         for pid in tree(process.pid):
-            sockets |= {(pid, *found) for found in listening(pid)}
-            times.update((pid, name) for name in open_files(pid))
+            listened.update({(pid, *found) for found in listening(pid)})
+            opened.update((pid, name) for name in open_files(pid))
         ranks |= set(ranks_of(folder))
         time.sleep(0.1)
-    files = {held for held, count in times.items() if count > 2}  # a child has its parent's until it begins its program
+    # a child has those of its parent until it begins its program
+    sockets, files = ({held for held, n in counted.items() if n > 2} for counted in (listened, opened))
     return Seen(sockets, files, ranks, process.communicate(timeout=5)[0], process.returncode)

@@ -50,8 +50,8 @@ MUTANTS = [
     Mutant(
         "the gradient of a norm is not summed over the ranks that share the sequence",
         TENSOR,
-        "(on_sequence if branch is None",
-        "(False if branch is None",
+        "(on_sequence or bool(matrices) if branch is None",
+        "(bool(matrices) if branch is None",
         "test_gradients_equal_one_process",
         "the first is 'layers.0.attention_norm.weight'",
         strategy="tensor_parallel",

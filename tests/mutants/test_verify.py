@@ -42,7 +42,7 @@ def test_verify_finds(plait_ranks, tmp_path, case):
     one = attrs.evolve(trial, micro=1)
     for number, places in enumerate((ranks.places, copied(tmp_path / "planted", mutant))):
         (folder := tmp_path / str(number)).mkdir()
-        ranks.run(declared.reference, one, folder, world=1)
+        ranks.run(declared.reference, one, {}, folder, world=1)
         under = Planted(plait_ranks, places)
         answers = under.run(declared.compare, trial, dict(config.strategy), folder, world=layout.world_size)
         found = answers[0][0]

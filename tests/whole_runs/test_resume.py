@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import time
 
@@ -82,7 +83,7 @@ def test_a_killed_launcher_leaves_no_rank_and_the_command_goes_on(undisturbed, t
     assert left_in(temporary)
     output = finish(tmp_path, TMPDIR=str(temporary))
     assert not left_in(temporary)
-    assert "checkpoint: resuming after step 15" in output or "checkpoint: resuming after step 10" in output
+    assert re.search("checkpoint: resuming after step (10|15|20)", output), output
     assert numbers(folder) == numbers(undisturbed)
 
 
