@@ -14,20 +14,19 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from tests.helpers.starter import serve; serve(int(sys.argv[2]))"
-)
+PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from {} import serve; serve(int(sys.argv[2]))"
 READ_AT_THE_START = ("LD_PRELOAD", "PLAIT_LINES", "TORCH_LOGS")  # of a process: a fork is too late for them
 
 
 @functools.cache
 def starter() -> "Starter":
     """The one of this process."""
-    return Starter()
+    return Starter.begun(__name__)
 
 
 def fits(env: Mapping[str, str]) -> bool:
@@ -36,19 +35,24 @@ def fits(env: Mapping[str, str]) -> bool:
 
 
 class Starter:
-    """The tests' side."""
+    """The tests' side. channel: to a process that runs `serve_forks`."""
 
-    def __init__(self) -> None:
-        self._channel, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+
+    @classmethod
+    def begun(cls, module: str, root: Path = ROOT, env: Mapping[str, str] | None = None) -> "Starter":
+        """That of a new interpreter, which calls the module's function `serve` with a descriptor of the channel."""
+        ours, theirs = channel()
         with theirs:
-            given = [str(ROOT), str(theirs.fileno())]
-            command = [sys.executable, "-P", "-c", PROGRAM, *given]
-            self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
+            command = [sys.executable, "-P", "-c", PROGRAM.format(module), str(root), str(theirs.fileno())]
+            subprocess.Popen(command, cwd=root, env=env, pass_fds=[theirs.fileno()])
+        return cls(ours)
 
     def run(
         self, argv: list[str], cwd: Path, env: Mapping[str, str], timeout: float
     ) -> subprocess.CompletedProcess[str]:
-        """`plait ARGV`. Raises subprocess.TimeoutExpired after killing it."""
+        """What the fork does with ARGV. Raises subprocess.TimeoutExpired after killing it and its process group."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             asked = json.dumps({"argv": argv, "cwd": str(cwd), "env": dict(env)})
             socket.send_fds(self._channel, [asked.encode()], [out.fileno(), err.fileno()])
@@ -67,12 +71,21 @@ class Starter:
         return subprocess.CompletedProcess(argv, code, *said)
 
 
+def channel() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(type=socket.SOCK_SEQPACKET)
+
+
 def serve(descriptor: int) -> None:
     """The process that is forked: one command after another, until the tests are gone."""
     from tests.helpers.warm import be_plait, import_all
 
     import_all()
     sys.path.remove(str(ROOT))
+    serve_forks(descriptor, be_plait)
+
+
+def serve_forks(descriptor: int, be: Callable[..., NoReturn], ended: Callable[[], None] = lambda: None) -> None:
+    """Answer `Starter.run` by forks, each of which calls `be(argv, cwd, env, out, err)`. ended: called after each."""
     with socket.socket(fileno=descriptor) as channel:
         while True:
             message, descriptors, _, _ = socket.recv_fds(channel, 2**20, 2)
@@ -82,8 +95,10 @@ def serve(descriptor: int) -> None:
             pid = os.fork()
             if pid == 0:
                 channel.close()
-                be_plait(asked["argv"], Path(asked["cwd"]), asked["env"], *descriptors)
+                be(asked["argv"], Path(asked["cwd"]), asked["env"], *descriptors)
             for each in descriptors:
                 os.close(each)
             channel.send(str(pid).encode())
-            channel.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            ended()
+            channel.send(str(code).encode())

@@ -1,12 +1,13 @@
 """`make mutants`: plants random single-line bugs, and counts those that the quick tests notice.
 
-    python -m tests.mutation [--count 300] [--seed 0] [--jobs 2] [--minutes M] [--file PART] [--write PAGE]
+    python -m tests.mutation [--count 300] [--seed 0] [--jobs 2] [--minutes M] [--file PART] [--again] [--write PAGE]
 
-First it records which tests run which lines, once per commit. Both parts continue where a cut one stopped: their
-results are in the folder `.mutants`.
+First it records which tests run which lines, once per state of the source, and then new tests only. Both parts continue
+where a cut one stopped: their results are in the folder `.mutants`.
 """
 
 import argparse
+import hashlib
 import json
 import math
 import queue
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutation import page, recorded
-from tests.mutation.draw import ROOT, Mutant, chosen, drawn
+from tests.mutation.draw import ROOT, Mutant, chosen, drawn, sources
 from tests.mutation.judge import Copy, Verdict
 
 FOLDER = ROOT / ".mutants"
@@ -33,17 +34,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="mutants at once")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no mutant after so long")
     parser.add_argument("--file", default="", help="only mutants of files whose path contains this")
+    parser.add_argument("--again", action="store_true", help="survivors too: tests were added since")
     parser.add_argument("--write", type=Path, help="write the table to this page")
     options = parser.parse_args(argv)
 
-    commit = _git("rev-parse", "--short", "HEAD")
-    folder = FOLDER / commit
-    if not (folder / "whole").exists():
-        recorded.record(folder)
-        (folder / "whole").touch()
+    folder = FOLDER / _digest()
+    recorded.record(folder)
     tests = recorded.read(folder)
     sample = chosen((m for m in drawn(options.seed) if options.file in m.file), options.count)
     done = _known(folder / "verdicts.jsonl")
+    if options.again:
+        done = {name: verdict for name, verdict in done.items() if verdict.caught}
     left = [mutant for mutant in sample if mutant.name not in done]
     print(f"{len(sample)} mutants, {len(sample) - len(left)} judged before, {len(tests)} tests", flush=True)
     for mutant, verdict in _judged(left, tests, options.jobs, options.minutes):
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     found = [(mutant, done[mutant.name]) for mutant in sample if mutant.name in done]
     print(page.summary(found))
     if options.write:
-        page.write(options.write, found, options.seed, commit)
+        page.write(options.write, found, options.seed, _git("rev-parse", "--short", "HEAD"))
     return 0
 
 
@@ -85,6 +86,12 @@ def _judged(
 def _known(file: Path) -> dict[str, Verdict]:
     rows: list[Any] = [json.loads(line) for line in file.open()] if file.exists() else []
     return {name: Verdict(caught, count, seconds) for name, caught, count, seconds in rows}
+
+
+def _digest() -> str:
+    """Of all source that mutants are drawn from."""
+    texts = [f"{file}\n{(ROOT / file).read_text()}" for file in sources(ROOT)]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
 
 
 def _git(*arguments: str) -> str:

@@ -3,20 +3,19 @@
 import os
 import re
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
 
+from tests.helpers.starter import Starter
 from tests.mutation.draw import ROOT, Mutant
 from tests.mutation.recorded import Recorded
 
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.+?)(?:@\S+)?(?: - .*)?$", re.MULTILINE)
-START = 120  # seconds that a busy machine may need until the first test runs
+START = 60  # seconds that a busy machine may need until the first test runs
 
 
 @attrs.frozen
@@ -38,6 +37,8 @@ class Copy:
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name)
+        self.pytest = Starter.begun("tests.mutation.forked", folder, self._environment())
+        self._second = int(time.time())
         self.unsound: set[str] = set()  # tests that fail in a copy without any mutant
 
     def judge(self, mutant: Mutant, tests: Iterable[Recorded]) -> Verdict:
@@ -46,11 +47,11 @@ class Copy:
         left = [test for test in tests if test.name not in self.unsound]
         count = len(left)
         while left:
-            path.write_text(mutant.applied(text))
+            self._write(path, mutant.applied(text))
             try:
                 failed = self._failed(left)
             finally:
-                path.write_text(text)
+                self._write(path, text)
             if failed is None:
                 return Verdict(None, count, time.monotonic() - since)
             suspects = [test for test in left if test.name == failed]
@@ -64,30 +65,30 @@ class Copy:
         """The first of them that fails; "time" if they do not end; the last line of pytest if it cannot start."""
         names = self.folder / ".tests"
         names.write_text("\n".join(test.name for test in tests))
-        command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--timeout=120", f"@{names}"]
-        process = subprocess.Popen(
-            command, cwd=self.folder, env=self._environment(), text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        argv = ["-x", "-p", "no:cacheprovider", "--timeout=120", f"@{names}"]
         try:
-            said, _ = process.communicate(timeout=START + 4 * sum(test.seconds for test in tests))
+            done = self.pytest.run(
+                argv, self.folder, self._environment(), START + 4 * sum(test.seconds for test in tests)
+            )
         except subprocess.TimeoutExpired:
             return "time"
-        finally:
-            _end(process)
-        if process.returncode == 0:
+        if done.returncode == 0:
             return None
-        failed = FAILED.search(said)
-        return failed[1] if failed else (said.strip().splitlines() or ["pytest said nothing"])[-1][:200]
+        failed = FAILED.search(done.stdout)
+        said = f"{done.stdout}\n{done.stderr}".strip().splitlines()
+        return failed[1] if failed else (said or ["pytest said nothing"])[-1][:200]
+
+    def _write(self, path: Path, text: str) -> None:
+        """Python takes a file for unchanged if size and second are the same: each text has its own second."""
+        path.write_text(text)
+        self._second += 1
+        os.utime(path, (self._second, self._second))
 
     def _environment(self) -> dict[str, str]:
         places = [self.folder / "core", *sorted(self.folder.glob("plugins/*/src"))]
-        return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, places))}
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    process.wait()
+        return {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "MKL_CBWR": "COMPATIBLE",
+            "PYTHONPATH": os.pathsep.join(map(str, places)),
+        }

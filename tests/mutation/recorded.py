@@ -15,7 +15,7 @@ from tests.mutation.draw import ROOT, Mutant
 # They read the source, and would catch any change of it.
 READERS = ("tests/install/", "tests/docs/", "tests/mutants/", "tests/mutation/", "tests/benchmarks/")
 NEAR = 1.0  # seconds: quicker tests of the same file may look at a run that another test started
-MOST = 300.0  # seconds of tests for one mutant
+MOST = 120.0  # seconds of tests for one mutant
 
 
 @attrs.frozen
