@@ -147,8 +147,24 @@ embeddings, rotations, masks or capped logits needs no second forward for pipeli
 shape and dtype with which it enters the first block; `plait.stream_into(part, spec, *inputs)` tells them without
 running a block, whatever other strategies did to the stream. Ranks along the axis hold only their own parameters. The
 core joins what must be whole: norms, losses, counts of experts, checkpoints, exports, `plait inspect` and `plait
-verify`. A save or an export is refused if no rank holds one of the model's tensors. Searches for a layout refuse
-divided layers.
+verify`. A save or an export is refused if no rank holds one of the model's tensors.
+
+One step with two stages, each on two ranks that divide the sequence. The core calls `deal` and `forward_backward`; the
+strategies do what is between the lines:
+
+```text
+             rows of a step, the same on all four ranks
+                              | deal: tokens, labels and positions, before they are counted
+             +----------------+----------------+
+   cp=0      v                       cp=1      v
+   rank 0    blocks 0 and 1 <-k, v-> rank 1    blocks 0 and 1        pp=0: has the embedding
+             | x                               | x
+   rank 2    v blocks 2 and 3 <-k, v-> rank 3  v blocks 2 and 3      pp=1: has the norm and the head
+             loss(i, logits) of its tokens     loss(i, logits) of its tokens
+             ---------------- forward_backward ----------------      then dx goes back from pp=1 to pp=0
+             gradients are summed over cp, where a strategy claims it: each rank has all of its own stage's
+             clip_grads: norms are joined over pp and cp; the loss of the step reaches all four ranks
+```
 
 **Transforms of parameters.** Strategies need to change what a module computes with, but not what is stored: names,
 optimizer and checkpoints depend on storage. torch's parametrisations rename parameters; getters that are always active

@@ -25,7 +25,7 @@ def ends(run: Run, found: list[Composition], chosen: list[int]) -> dict[int, End
     mixes: dict[int, Ends] = {}
     for i in chosen:
         one = found[i]
-        axes = {a.name: a for v in (one.layout.dense, *one.layout.views.values()) for a in v}
+        axes = {a.name: a for v in (one.pieces.dense, *one.pieces.views.values()) for a in v}
         mixes[i], most = [(1.0, i)], 0
         for name, degree in one.inner.items():
             numbers = [n for logical in axes[name].shards for n in units.get(logical, ())]
@@ -34,7 +34,7 @@ def ends(run: Run, found: list[Composition], chosen: list[int]) -> dict[int, End
             if degree not in fit[1:-1] or degree % fit[0] or fit[-1] % degree or len(fit) <= most:
                 continue
             low, high = fit[0], fit[-1]
-            if all(_same_copies(one.layout, found[kin[d]].layout) for d in (low, high)):
+            if all(_same_copies(one.pieces, found[kin[d]].pieces) for d in (low, high)):
                 weight = (1 / degree - 1 / high) / (1 / low - 1 / high)
                 mixes[i], most = [(weight, kin[low]), (1 - weight, kin[high])], len(fit)
     return mixes

@@ -19,8 +19,8 @@ def refuse_divided_layers(axes: Iterable[Any], owner: Mapping[str, str]) -> None
     cut = [axis for axis in axes if isinstance(axis, MeshAxis) and axis.splits == "layers" and axis.degree > 1]
     if cut:
         raise PlaitError(
-            f"a search for a layout does not divide layers, but there is {describe(cut, owner)}; use degree 1, leave "
-            "the strategy out, or plan this layout without a search"
+            f"a step is traced in pieces only if ranks have all layers, but there is {describe(cut, owner)}; use "
+            "degree 1, or leave the strategy out"
         ).at(cut[0].name, cut[0].degree, fits=(1,))
 
 

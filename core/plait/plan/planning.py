@@ -14,7 +14,8 @@ from plait.plan.pieces import Pieces
 from plait.plan.price import BlockCost, Price, Total, price, put_together
 from plait.plan.ranks import degrees, members
 from plait.plan.roofline import seconds_of, seconds_to_send
-from plait.plan.space import Composition, compositions, offering
+from plait.plan.space import Composition, compositions, offering, stage_plan
+from plait.plan.stage_price import StageTotal, planned_stages, shares, stage_total
 from plait.plan.tables import size_of, table
 from plait.plan.traces import traces
 
@@ -25,6 +26,7 @@ __all__ = [
     "Composition",
     "Pieces",
     "Price",
+    "StageTotal",
     "Total",
     "block_graphs",
     "build_model",
@@ -40,12 +42,16 @@ __all__ = [
     "needs",
     "offering",
     "on_all_cores",
+    "planned_stages",
     "price",
     "put_together",
     "seconds_of",
     "seconds_to_send",
+    "shares",
     "simulated",
     "size_of",
+    "stage_plan",
+    "stage_total",
     "table",
     "traces",
 ]

@@ -30,12 +30,16 @@ class BlockCost:
     forward:  peak during its forward, above everything that was in use when it started, except buffers of collectives.
     backward: peak during its backward, above static and base (see `Price`), what it and the blocks before it keep, and
               the gradients of the blocks after it.
+    ahead:    of seconds, those of its forward.
+    exposed:  seconds that its forward, and its backward, takes longer between no other blocks, which hide collectives.
     """
 
     seconds: float
     kept: float
     forward: float
     backward: float
+    ahead: float
+    exposed: tuple[float, float]
 
 
 @attrs.frozen
@@ -52,6 +56,7 @@ class Price:
     head:      peak between the last block's forward and its backward, above static, base and what blocks keep.
     tail:      peak after the first block's backward, above static, base and gradients.
     end:       peak in clipping and the optimizer, above static.
+    after:     of micro, the seconds of what stands after the blocks.
     """
 
     blocks: tuple[Mapping[str, BlockCost], ...]
@@ -64,13 +69,14 @@ class Price:
     head: float
     tail: float
     end: float
+    after: float
 
 
 def price(
     found: list[Pieces], layout: MeshLayout, cluster: Cluster, rows: int, blocks: Iterable[str] | None = None
 ) -> Price:
     """The cost of a step in `layout` with `rows` samples per micro-batch. `found`: the pieces of a layout that differs
-    only in the degrees of axes that split the batch. `blocks`: those that the model has; None: all."""
+    only in the degrees of axes that split the batch or the layers. `blocks`: those that the model has; None: all."""
     priced = [_PricedTrace(pieces, layout, cluster, rows, blocks) for pieces in found]
     first = priced[-1]
     kinds = []
@@ -106,14 +112,16 @@ class _PricedTrace:
         if block is None:
             return None
         forward, backward = self.indices["forward", block], self.indices["backward", block]
-        seconds = self._steady(forward) + self._steady(backward)
+        steady = [self._steady(places) for places in (forward, backward)]
+        alone = [self._once(places) for places in (forward, backward)]
+        exposed = tuple(max(one - usual, 0.0) for one, usual in zip(alone, steady, strict=True))
         traced = list(self.pieces.modes)
         place = traced.index(block)
         kept = sum(self._usual(b) for b in traced[: place + 1])
         left = sum(self.left(self.kind_of[b]) for b in traced[place + 1 :])
         peak_forward = float(self.levels[forward].max() - self.lasting[forward[0]])
         peak_backward = float(self.levels[backward].max()) - self._base() - kept - left
-        return BlockCost(seconds, self._kept(block), peak_forward, peak_backward)
+        return BlockCost(sum(steady), self._kept(block), peak_forward, peak_backward, steady[0], exposed)  # type: ignore[arg-type]
 
     def left(self, kind: int) -> float:
         """Bytes of gradients that the backward of a block of this kind leaves."""
@@ -141,8 +149,9 @@ class _PricedTrace:
         base = self._base()
         end = self.indices["end", ""]
         whole, held = self._local(self.all), self._local([None, *traced])
+        outside = {name: self._once(self.indices.get((name, ""), [])) for name in ("embed", "head", "tail")}
         return {
-            "micro": sum(self._once(self.indices.get((name, ""), [])) for name in ("embed", "head", "tail")),
+            "micro": sum(outside.values()),
             "step": self._once(self.indices["start", ""]) + self._once(end, whole / held),
             "adds": self._adds(),
             "static": self._static(whole),
@@ -150,6 +159,7 @@ class _PricedTrace:
             "head": float(self.levels[head].max()) - base - kept,
             "tail": float(self.levels[tail].max()) - base - gradients if len(tail) else 0.0,
             "end": float(self.levels[end].max()) * whole / held,
+            "after": outside["head"],
         }
 
     def _example(self, kind: int, mode: str) -> str | None:

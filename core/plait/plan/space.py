@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
+from torch import nn
 
 from plait.contract.axes import MeshAxis, MeshLayout, MeshView, join_axes
 from plait.contract.choices import Choice
 from plait.contract.errors import PlaitError, visible
+from plait.contract.model_spec import ModelSpec
 from plait.contract.run import Run
+from plait.contract.stage_plan import StagePlan
 from plait.parallel.answers import ANSWERS
-from plait.plan.cannot import refuse_divided_layers
 from plait.plan.ranks import degrees
 from plait.strategies.hooks import Hooks
 from plait.strategies.order import claimed, order
@@ -43,12 +45,17 @@ class Alternative:
 class Composition:
     """Strategies with their options, in order of their names, and their mesh.
 
-    family: equal for compositions that differ only in the degrees of axes that split the batch. kin: equal for those
-    that differ only in degrees. inner: the axes that split no batch and whose degrees may differ among kin.
+    pieces: the mesh of the ranks that have the same layers; a step of them is traced with the whole model. divides: the
+    strategy that divides the layers, if one does.
+    family: equal for compositions that differ only in the degrees of axes that split the batch or the layers. kin:
+    equal for those on as many ranks that differ only in degrees. inner: the axes that split neither, and whose degrees
+    may differ among kin.
     """
 
     strategies: dict[str, dict[str, Any]]
     layout: MeshLayout
+    pieces: MeshLayout
+    divides: str | None
     family: str
     kin: str
     inner: dict[str, int]
@@ -72,8 +79,6 @@ def compositions(run: Run, offered: Mapping[str, Any]) -> tuple[list[Composition
     Strategies that the run has already selected take part in each, as they are.
     """
     fixed = [_fixed(run, name, strategy) for name, strategy in run.strategies.items()]
-    for each in fixed:
-        refuse_divided_layers(each.axes, dict.fromkeys([a.name for a in each.axes], each.name))
     reasons: dict[str, str] = {}
     choices = []
     for name, strategy in sorted(offered.items()):
@@ -175,18 +180,38 @@ def _composed(run: Run, picked: list[Alternative], fixed: set[str]) -> Compositi
         return None
     if layout.summed_axes() and "gradient_sum" not in roles:
         return None
-    if any(a.splits == "layers" and a.degree > 1 for a in layout.dense):
+    cut = {a.name for a in layout.dense if a.splits == "layers" and a.degree > 1}
+    divides = next((layout.owner[name] for name in cut), None)
+    if divides is not None and (
+        roles.get("stages") != divides or not hasattr(by_name[divides].instance, "plan_stages")
+    ):
         return None
+    alike = [(name, [a for a in by_name[name].axes if a.name not in cut]) for name in places]
+    pieces = join_axes(alike, run.world_size // layout.count("layers"))
     strategies = {a.name: a.options for a in picked if a.name not in fixed}
-    sets = {(a.name, option): axis for a in picked for option, axis in a.sets.items()}
+    sets = {(a.name, option): axis for a in picked if a.name != divides for option, axis in a.sets.items()}
     inner = [axis.name for axis in sets.values() if axis.splits != "batch"]
-    still = {a.name: a.degree for a in layout.dense if a.splits != "batch"}
-    still |= {a.name: a.degree for v, axes in layout.views.items() for a in axes if not a.name.startswith(f"{v}.")}
-    apart = {n: {k: v for k, v in options.items() if (n, k) not in sets} for n, options in strategies.items()}
-    kin = json.dumps([apart, {n: 0 if n in inner else d for n, d in still.items()}], sort_keys=True, default=str)
+    still = {a.name: a.degree for a in pieces.dense if a.splits != "batch"}
+    still |= {a.name: a.degree for v, axes in pieces.views.items() for a in axes if not a.name.startswith(f"{v}.")}
+    rest = {name: options for name, options in strategies.items() if name != divides}
+    apart = {n: {k: v for k, v in options.items() if (n, k) not in sets} for n, options in rest.items()}
+    same = [pieces.world_size, apart, {n: 0 if n in inner else d for n, d in still.items()}]
+    kin = json.dumps(same, sort_keys=True, default=str)
     family = json.dumps([apart, still], sort_keys=True, default=str)
     ordered = dict(sorted(strategies.items()))
-    return Composition(ordered, layout, family, kin, {n: d for n, d in still.items() if n in inner})
+    own = {n: d for n, d in still.items() if n in inner}
+    return Composition(ordered, layout, pieces, divides, family, kin, own)
+
+
+def stage_plan(run: Run, composition: Composition, micro: int, model: nn.Module, spec: ModelSpec) -> StagePlan:
+    """What the strategy that divides the layers says of a step with `micro` micro-batches. Raises PlaitError if it
+    refuses so many."""
+    name = composition.divides
+    assert name is not None
+    strategy = run.strategies[name] if name in run.strategies else create(name, composition.strategies[name])
+    asked = {"model": model, "spec": spec, "run": run, "micro": micro}
+    found: StagePlan = Hooks({name: strategy}, ANSWERS).first("plan_stages", **asked)
+    return found
 
 
 def representatives(found: list[Composition]) -> dict[int, int]:
@@ -195,7 +220,7 @@ def representatives(found: list[Composition]) -> dict[int, int]:
     large = [large_axes(c) for c in found]
     kept: list[int] = []
     serves: dict[int, int] = {}
-    for i in sorted(range(len(found)), key=lambda i: (-len(large[i]), _few_copies(found[i]), found[i].text())):
+    for i in sorted(range(len(found)), key=lambda i: (-len(large[i]), *_first(found[i]), found[i].text())):
         fits = [j for j in kept if found[j].family == found[i].family and large[i] <= large[j]]
         if not fits:
             kept.append(i)
@@ -205,10 +230,12 @@ def representatives(found: list[Composition]) -> dict[int, int]:
 
 
 def large_axes(composition: Composition) -> frozenset[str]:
-    """Those with more than one rank."""
-    return frozenset(name for name, degree in degrees(composition.layout).items() if degree > 1)
+    """Those with more than one rank, of the ranks that have the same layers."""
+    return frozenset(name for name, degree in degrees(composition.pieces).items() if degree > 1)
 
 
-def _few_copies(composition: Composition) -> tuple[int, ...]:
-    """A sort key that prefers few copies and many shards, because searches mostly choose such layouts."""
-    return tuple(a.degree for a in composition.layout.dense if a.splits == "batch")
+def _first(composition: Composition) -> tuple[Any, ...]:
+    """A sort key that prefers whole models, and few copies and many shards, because searches mostly choose such
+    layouts."""
+    copies = tuple(a.degree for a in composition.layout.dense if a.splits == "batch")
+    return composition.layout.count("layers"), copies

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from plait.contract.cluster import Cluster
 from plait.launch.check import Checked
@@ -14,7 +14,7 @@ from plait.plan.whole import Whole
 if TYPE_CHECKING:
     from plait.plan.stage_step import StageStep
 
-    Step = Whole | StageStep
+    Step: TypeAlias = Whole | StageStep
 
 
 def _tokens(checked: Checked, found: "Step") -> int:

@@ -27,8 +27,11 @@ def traces(
     needed = sorted({serves[i] for i in wanted})
     made: dict[int, list[Pieces]] = {}
 
+    def whole(one: Composition) -> dict[str, Mapping[str, Any]]:
+        return {name: given for name, given in {**fixed, **one.strategies}.items() if name != one.divides}
+
     def trace(indices: Iterable[int]) -> None:
-        jobs = {i: (run.config, found[i].layout, {**fixed, **found[i].strategies}, granularity) for i in indices}
+        jobs = {i: (run.config, found[i].pieces, whole(found[i]), granularity) for i in indices}
         new = [i for i, job in jobs.items() if known(*job) is None]
         for i, result in zip(new, on_all_cores(pieces, [jobs[i] for i in new]), strict=True):
             remember(*jobs[i], result)
@@ -38,7 +41,7 @@ def traces(
     served: dict[int, list[Pieces]] = {}
     for i in needed:
         mix = [(weight, made[j]) for weight, j in mixes[i]]
-        put = mix[0][1] if len(mix) == 1 else between(mix, found[i].layout)
+        put = mix[0][1] if len(mix) == 1 else between(mix, found[i].pieces)
         if put is not None:
             served[i] = put
     rest = [i for i in needed if i not in served]

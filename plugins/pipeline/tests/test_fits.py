@@ -121,11 +121,6 @@ def test_long_sequences_make_the_head_count_less():
     assert balanced([long] * 16, 4 * short, 4) == [4, 4, 4, 4]
 
 
-def test_a_search_refuses():
-    with pytest.raises(plait.PlaitError, match=r"search for a layout does not divide layers, .* pp=2 \(pipeline\)"):
-        check(resolve(["strategy=[autoparallel,pipeline]"]), 4)
-
-
 def test_inspect_shows_the_whole_model_and_what_each_stage_holds():
     shown = report(resolve([*RUN, "model.n_layers=5"]), 4)
     assert "layers.0 to layers.4, each" in shown

@@ -64,3 +64,15 @@ MODELS: dict[str, Callable[[], Any]] = {
     "mla": _mla,
     "moe": moe,
 }
+
+
+def llama3_of_four() -> Any:
+    return llama3(n_layers=4)
+
+
+def moe_of_four() -> Any:
+    return moe(n_layers=4)
+
+
+# With four blocks: two have a block on both sides, also if layers are divided.
+OF_FOUR: dict[str, Callable[[], Any]] = {"llama3": llama3_of_four, "moe": moe_of_four}

@@ -17,7 +17,7 @@ from plait.strategies.order import traits
 from plait.strategies.registry import create, create_all, installed, load
 from plait.testing import whole_run
 from plait.testing.count import Collective, Size
-from plait.testing.models import MODELS
+from plait.testing.models import MODELS, OF_FOUR
 from plait.testing.plugin import REFUSED
 from plait.testing.pool import Pool, RankError
 from plait.testing.trial import Trial, TrialResult, train
@@ -99,6 +99,11 @@ class Capabilities:
     def trying_tied(self, **changes: Any) -> Trial:
         """A trial of a model with tied parameters, if the strategy trains one."""
         return Trial(self._allowed("tied", "odd", *MODELS), **changes)
+
+    def trying_four(self, **changes: Any) -> Trial:
+        """A trial of that model with four blocks, if there is one."""
+        model = self._allowed(*MODELS)
+        return Trial(OF_FOUR.get(model, model), **changes)
 
     def _allowed(self, *models: str) -> str:
         return next(name for name in models if f"model {name}" not in self.refuses)

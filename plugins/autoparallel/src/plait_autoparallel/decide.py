@@ -9,6 +9,7 @@ import attrs
 
 from plait import PlaitError, Run, planning
 from plait_autoparallel import file, words
+from plait_autoparallel.applied import apply, config_under
 from plait_autoparallel.constraints import Constraints
 
 if TYPE_CHECKING:
@@ -57,20 +58,6 @@ def follow(run: Run, path: Path, blocks: list[str], unused: list[str]) -> None:
     run.say(f"autoparallel: follows the plan {path}{idle}")
 
 
-def apply(run: Run, decision: file.Decision, blocks: list[str]) -> None:
-    """Configures the run as a person would: options of strategies and keys of the configuration."""
-    for name, given in decision.strategies.items():
-        run.use(name, **given)
-    run.set("train.local_batch_size", decision.rows)
-    run.set("train.global_batch_size", decision.samples)
-    if run.config.remat.mode != "none":
-        return  # the user decides on recomputation
-    modes = [next((m for p, m in decision.modes.items() if planning.matches(p, b)), "none") for b in blocks]
-    usual = max(dict.fromkeys(modes), key=modes.count) if modes else "none"
-    run.set("remat.mode", usual)
-    run.set("remat.blocks", {b: m for b, m in zip(blocks, modes, strict=True) if m != usual} or None)
-
-
 def _still_meant(path: Path, run: Run, asked: dict[str, Any]) -> bool:
     """Whether the run's own plan is for as many ranks and samples, and under the same constraints; if not, a new one is
     needed."""
@@ -102,7 +89,7 @@ def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: Path | N
         ).at("spec.blocks")
     require, forbid = _lists(options.require or {}), _lists(options.forbid or {})
     wanted = Constraints(options.axes or {}, require, forbid, run.spec, run.shapes, samples, run.config.remat.mode)
-    layouts, reasons = planning.compositions(run, offered)
+    layouts, reasons = planning.compositions(_in_single_samples(run, samples), offered)
     wanted.check(blocks, {a for c in layouts for a in _axes(c)})
     limit = capacity
     for _ in range(TRIES):
@@ -129,6 +116,8 @@ def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: Path | N
 
 def _advice(run: Run, found: Any, cluster: Any) -> str:
     """How far the plan's blocks are from a lower bound; also for `plait plan --json`."""
+    if found.best.candidate.composition.divides:
+        return "advisor: it has no bound for layouts that divide the layers"
     from plait_autoparallel.advisor import report
     from plait_autoparallel.advisor.advise import advise
     from plait_autoparallel.advisor.program import Unsolved
@@ -151,21 +140,21 @@ def decision_of(found: Any, samples: int) -> file.Decision:
     return file.Decision(best.candidate.composition.strategies, best.candidate.rows, samples, modes)
 
 
+def _in_single_samples(run: Run, samples: int) -> Run:
+    """The run with as many micro-batches as can be: how many there will be is not known yet."""
+    trial = copy.copy(run)
+    trial.config = copy.deepcopy(run.config)
+    trial.config.train = attrs.evolve(run.config.train, local_batch_size=1, global_batch_size=samples)
+    return trial
+
+
 def _needed(run: Run, decision: file.Decision, blocks: list[str], cluster: "planning.Cluster", found: Any) -> float:
     """Bytes at the peak of the run under `decision`, which is traced: the search puts it together of pieces."""
+    if found.best.candidate.composition.divides:
+        return found.best.mix.total.peak  # planned stage by stage
     config = config_under(run, decision, blocks)
     (times,) = planning.on_all_cores(planning.needs, [(config, run.world_size, cluster, found.pieces)])
     return times * found.best.mix.total.peak
-
-
-def config_under(run: Run, decision: file.Decision, blocks: list[str]) -> Any:
-    """The config of a run that follows `decision`; `run` stays as it is."""
-    trial = copy.copy(run)
-    trial.config, trial.strategies = copy.deepcopy(run.config), dict(run.strategies)
-    apply(trial, decision, blocks)
-    trial.config.strategy = {name: attrs.asdict(strategy) for name, strategy in trial.strategies.items()}
-    trial.config.node["strategy"] = trial.config.strategy
-    return trial.config
 
 
 def _axes(composition: Any) -> list[str]:

@@ -39,7 +39,6 @@ def plan(found: Any, run: Run, cluster: Any, capacity: float, samples: int, aske
     """asked: the constraints of the search."""
     best = found.best
     total = best.mix.total
-    adds = (best.candidate.micro - 1) * best.price.adds
     blocks = [b for s in found.segments for b in s.blocks]
     return {
         "version": VERSION,
@@ -58,16 +57,13 @@ def plan(found: Any, run: Run, cluster: Any, capacity: float, samples: int, aske
         "cluster": cluster.name,
         "seconds": {
             "step": _rounded(total.seconds),
-            "blocks": _rounded(total.seconds - best.candidate.micro * best.price.micro - best.price.step - adds),
-            "embedding, head and loss": _rounded(best.candidate.micro * best.price.micro),
-            "adding gradients of micro-batches": _rounded(adds),
-            "clipping and optimizer": _rounded(best.price.step),
+            **{what: _rounded(seconds) for what, seconds in _parts(best).items()},
             **({"step with the worst routing": _rounded(found.worst.seconds)} if found.worst else {}),
         },
         "bytes": {
             "limit": round(capacity),
             "peak": round(total.peak),
-            "parameters and optimizer": round(best.price.static),
+            **({"parameters and optimizer": round(best.price.static)} if best.bubble is None else {}),
             **{f"at {moment}": round(value) for moment, value in total.moments.items()},
             **({"peak with the worst routing": round(found.worst.peak)} if found.worst else {}),
         },
@@ -84,6 +80,20 @@ def plan(found: Any, run: Run, cluster: Any, capacity: float, samples: int, aske
         "too_large": [
             {"layout": words.described(s.candidate), "needs": round(s.needs)} for s in found.short[: words.SHOWN]
         ],
+    }
+
+
+def _parts(best: Any) -> dict[str, float]:
+    """What takes the time of a step -> seconds."""
+    if best.bubble is not None:
+        return {"waiting for other stages": best.bubble * best.mix.total.seconds}
+    micro, price = best.candidate.micro, best.price
+    adds = (micro - 1) * price.adds
+    return {
+        "blocks": best.mix.total.seconds - micro * price.micro - price.step - adds,
+        "embedding, head and loss": micro * price.micro,
+        "adding gradients of micro-batches": adds,
+        "clipping and optimizer": price.step,
     }
 
 

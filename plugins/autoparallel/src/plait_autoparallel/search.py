@@ -8,40 +8,13 @@ from typing import Any
 import attrs
 
 from plait import PlaitError, Run, planning
+from plait_autoparallel import stages
+from plait_autoparallel.candidates import Candidate, Priced, Scored, Short
 from plait_autoparallel.constraints import Constraints, Infeasible
-from plait_autoparallel.solve import Mix, Segment, bound, kinds_of, smallest, solve
+from plait_autoparallel.solve import Mix, Segment, kinds_of, smallest, solve
 from plait_autoparallel.words import described, recomputed
 
 NAME = "autoparallel"  # of this strategy, which takes no part in what it plans
-
-
-@attrs.frozen
-class Candidate:
-    """A composition with a batch: `rows` samples at once, `micro` times per step."""
-
-    composition: planning.Composition
-    rows: int
-    micro: int
-
-    def order(self) -> tuple[Any, ...]:
-        """Among equals, the one with fewer parts and axes comes first, on any machine."""
-        large = sum(d > 1 for d in planning.degrees(self.composition.layout).values())
-        return len(self.composition.strategies), large, self.micro, self.composition.text()
-
-
-@attrs.frozen
-class Scored:
-    candidate: Candidate
-    mix: Mix
-    price: planning.Price
-
-
-@attrs.frozen
-class Short:
-    """A candidate that does not fit, whatever is recomputed: the bytes that it needs at least."""
-
-    candidate: Candidate
-    needs: float
 
 
 def or_what_helps(attempt: "Callable[[Constraints], Found]", wanted: Constraints) -> "Found":
@@ -65,7 +38,8 @@ def or_what_helps(attempt: "Callable[[Constraints], Found]", wanted: Constraints
 @attrs.frozen
 class Found:
     """best: the plan. others: the best of every other composition, fastest first. short: what does not fit, by need.
-    hand: plans as people make them: one mode of recomputation for all blocks. traced: the number of traces.
+    hand: plans as people make them: one mode of recomputation for all blocks. traced: the number of traces. estimated:
+    how many candidates that divide the layers fit by estimate.
     ideal: seconds of the plan's step with its own batch, links that take no time, and nothing recomputed.
     undivided: the model's logical axes that no layout divides.
     unlimited: seconds of the fastest step if memory were no limit. worst: the plan's step if all tokens go to the
@@ -79,6 +53,7 @@ class Found:
     segments: list[Segment]
     pieces: list[planning.Pieces]
     traced: int
+    estimated: int
     reasons: Mapping[str, str]
     ideal: float
     undivided: list[str]
@@ -106,7 +81,8 @@ def search(
     samples = wanted.samples
     shared = [places[id(c)] for c in found if samples % c.layout.count("batch") == 0]
     traced, number = planning.traces(run, layouts, shared, fixed(run), cluster.granularity)
-    candidates: list[tuple[float, tuple[Any, ...], Candidate, planning.Price, list[Segment]]] = []
+    whole: list[Priced] = []
+    divided: list[Priced] = []
     for i in shared:
         composition = layouts[i]
         if not wanted.placed(traced[i][0], composition.layout):
@@ -115,49 +91,63 @@ def search(
         for rows, micro in _batches(samples, composition):
             candidate = Candidate(composition, rows, micro)
             cost = planning.price(traced[i], composition.layout, cluster, rows)
-            candidates.append((bound(cost, segments, micro), candidate.order(), candidate, cost, segments))
-    if not candidates:
+            priced = Priced(candidate, traced[i], cost, segments)
+            (divided if composition.divides else whole).append(priced)
+    if not whole and not divided:
         raise wanted.nothing(found, samples, reasons)
-    candidates.sort(key=lambda c: c[:2])
+    for each in (whole, divided):
+        each.sort(key=lambda one: (one.least, one.candidate.order()))
     best: Scored | None = None
     scored: dict[str, Scored] = {}
     short: dict[str, Short] = {}
     hand: list[Scored] = []
-    for least, _, candidate, cost, segments in candidates:
+    for one in whole:
+        candidate, cost, segments = one.candidate, one.price, one.segments
         text = candidate.composition.text()
         hand += _uniform(candidate, cost, segments, capacity)
-        if text in scored and scored[text].mix.total.seconds <= least:
+        if text in scored and scored[text].mix.total.seconds <= one.least:
             continue
         mix = solve(cost, segments, candidate.micro, capacity)
         if mix is None:
             modes = smallest(cost, segments)
-            needs = planning.put_together(cost, kinds_of(segments), modes, candidate.micro).peak
-            if text not in short or needs < short[text].needs:
-                short[text] = Short(candidate, needs)
+            _keep(short, Short(candidate, planning.put_together(cost, kinds_of(segments), modes, candidate.micro).peak))
             continue
-        one = Scored(candidate, mix, cost)
-        if text not in scored or _key(one) < _key(scored[text]):
-            scored[text] = one
-        if best is None or _key(one) < _key(best):
-            best = one
+        made = Scored(candidate, mix, cost)
+        if text not in scored or made.key() < scored[text].key():
+            scored[text] = made
+        if best is None or made.key() < best.key():
+            best = made
+    cut = stages.search(run, divided, cluster, capacity, samples, best)
+    for made in cut.fit:
+        scored[made.candidate.composition.text()] = made
+        if best is None or made.key() < best.key():
+            best = made
+    for less in cut.short:
+        _keep(short, less)
     missing = sorted(
         (s for text, s in short.items() if text not in scored), key=lambda s: (s.needs, s.candidate.order())
     )
     if best is None:
         raise wanted.too_little(missing[0], capacity)
-    hand.sort(key=_key)
+    hand.sort(key=Scored.key)
     if hand and hand[0].mix.total.seconds < best.mix.total.seconds * (1 - 1e-9):
         raise PlaitError("a plan made by hand is faster than what the search found: please report this")
-    others = sorted((s for s in scored.values() if s is not best), key=_key)
+    others = sorted((s for s in scored.values() if s is not best), key=Scored.key)
     pieces = traced[places[id(best.candidate.composition)]]
     segments = wanted.segments(pieces[0])
     ideal, undivided = _ideal(best.candidate, pieces, cluster, segments), _undivided(wanted, layouts)
-    unlimited, worst = candidates[0][0], _worst(run, best, segments, cluster)
-    return Found(best, others, missing, hand, segments, pieces, number, reasons, ideal, undivided, unlimited, worst)
+    unlimited = min(best.mix.total.seconds, cut.lost, *(one.least for one in whole[:1]))
+    worst = _worst(run, best, segments, cluster)
+    return Found(
+        *(best, others, missing, hand, segments, pieces, number, cut.estimated),
+        *(reasons, ideal, undivided, unlimited, worst),
+    )
 
 
 def _worst(run: Run, best: Scored, segments: list[Segment], cluster: planning.Cluster) -> planning.Total | None:
     composition, rows = best.candidate.composition, best.candidate.rows
+    if composition.divides:
+        return None
     views = [axis for axes in composition.layout.views.values() for axis in axes]
     if planning.is_crowded() or not any(a.degree > 1 and "." not in a.name for a in views):
         return None
@@ -173,7 +163,7 @@ def _ideal(
     free = attrs.evolve(cluster.inside, bandwidth=float("inf"), latency=0.0)
     without_links = attrs.evolve(cluster, inside=free, between=free)
     price = planning.price(pieces, candidate.composition.layout, without_links, candidate.rows)
-    return bound(price, segments, candidate.micro)
+    return Priced(candidate, pieces, price, segments).least
 
 
 def _undivided(wanted: Constraints, layouts: list[planning.Composition]) -> list[str]:
@@ -183,14 +173,18 @@ def _undivided(wanted: Constraints, layouts: list[planning.Composition]) -> list
 
 
 def _inside(composition: planning.Composition, cluster: planning.Cluster) -> bool:
-    """Whether each axis that every block waits for, because it splits no batch, lies inside nodes."""
-    waited = [a.name for a in composition.layout.dense if a.splits != "batch" and a.degree > 1]
+    """Whether each axis that every block waits for, because it splits no batch and no layers, lies inside nodes."""
+    beside = ("batch", "layers")
+    waited = [a.name for a in composition.layout.dense if a.splits not in beside and a.degree > 1]
     groups = [planning.members(composition.layout, [name]) for name in waited]
     return all(len({rank // cluster.node for rank in group}) == 1 for group in groups)
 
 
-def _key(one: Scored) -> tuple[Any, ...]:
-    return one.mix.total.seconds, one.candidate.order()
+def _keep(short: dict[str, Short], one: Short) -> None:
+    """Of each composition, the candidate that needs least."""
+    text = one.candidate.composition.text()
+    if text not in short or one.needs < short[text].needs:
+        short[text] = one
 
 
 def _uniform(candidate: Candidate, cost: planning.Price, segments: list[Segment], capacity: float) -> list[Scored]:

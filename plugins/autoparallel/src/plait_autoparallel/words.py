@@ -75,6 +75,7 @@ def explanation(found: Any, cluster: Any, capacity: float) -> str:
         f"blocks   {recomputed(best.mix.modes)}",
         f"step     {time(total.seconds)} on {cluster.name}",
         f"memory   {size(total.peak)} of {size(capacity)} per rank, most in {moment}",
+        *([f"waiting  {100 * best.bubble:.1f}% of the step, for other stages"] if best.bubble is not None else []),
         f"bound by {binding(found)}",
         *([_routing(found.worst, capacity)] if found.worst else []),
         "",
@@ -92,6 +93,10 @@ def explanation(found: Any, cluster: Any, capacity: float) -> str:
         "",
         f"{len(found.others) + 1} layouts fit, {len(found.short)} do not; {found.traced} traced; axes: {large}",
     ]
+    if found.estimated:
+        lines.append(
+            f"{found.estimated} estimates of layouts that divide the layers are about as fast; the best are planned"
+        )
     if found.hand:
         gain = found.hand[0].mix.total.seconds / total.seconds - 1
         lines.append(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 from attrs.validators import ge, in_, optional
 
-from plait import MeshAxis, ModelSpec, PlaitError, Run, StagePlan, hookimpl
+from plait import Choice, MeshAxis, ModelSpec, PlaitError, Run, StagePlan, divisors, hookimpl
 from plait_pipeline.fits import SCHEDULES, check, check_count, check_micro_batches
 
 if TYPE_CHECKING:
@@ -46,6 +46,11 @@ class Pipeline:
     def build_mesh(self, run: Run) -> list[MeshAxis]:
         check(self, run)
         return [MeshAxis("pp", self.degree, splits="layers")]
+
+    @hookimpl
+    def choices(self, run: Run, world_size: int) -> list[Choice]:
+        degrees = [degree for degree in divisors(world_size) if degree <= len(run.blocks)]
+        return [Choice("degree", degrees), Choice("schedule", ("1f1b", "interleaved_1f1b"))]
 
     @hookimpl
     def parallelize(self, model: "nn.Module", mesh: "Mesh", spec: ModelSpec, run: Run) -> "list[nn.Module] | None":

@@ -1,0 +1,59 @@
+"""What a search chooses among."""
+
+from typing import Any
+
+import attrs
+
+from plait import planning
+from plait_autoparallel.solve import Mix, Segment, bound
+
+
+@attrs.frozen
+class Candidate:
+    """A composition with a batch: `rows` samples at once, `micro` times per step."""
+
+    composition: planning.Composition
+    rows: int
+    micro: int
+
+    def order(self) -> tuple[Any, ...]:
+        """Among equals, the one with fewer parts and axes comes first, on any machine."""
+        large = sum(d > 1 for d in planning.degrees(self.composition.layout).values())
+        return len(self.composition.strategies), large, self.micro, self.composition.text()
+
+
+@attrs.frozen(eq=False)
+class Priced:
+    """A candidate, its pieces, and what each of its parts costs."""
+
+    candidate: Candidate
+    pieces: list[planning.Pieces]
+    price: planning.Price
+    segments: list[Segment]
+
+    @property
+    def least(self) -> float:
+        """Seconds: no mix of recomputation takes less."""
+        ranks = self.candidate.composition.layout.count("layers")
+        return bound(self.price, self.segments, self.candidate.micro) / ranks
+
+
+@attrs.frozen
+class Scored:
+    """bubble: of a layout that divides the layers, the share of the step in which ranks wait for other stages."""
+
+    candidate: Candidate
+    mix: Mix
+    price: planning.Price
+    bubble: float | None = None
+
+    def key(self) -> tuple[Any, ...]:
+        return self.mix.total.seconds, self.candidate.order()
+
+
+@attrs.frozen
+class Short:
+    """A candidate that does not fit, whatever is recomputed: the bytes that it needs at least."""
+
+    candidate: Candidate
+    needs: float

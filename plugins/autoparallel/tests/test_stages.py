@@ -1,0 +1,155 @@
+"""Searches over layouts that divide the layers."""
+
+import attrs
+import pytest
+import yaml
+
+from plait import planning
+from plait.contract.config import Config
+from plait.launch.check import check
+from plait.launch.compose import resolve
+from plait.parallel.assembly import assemble
+from plait.testing import raises_about
+from plait_autoparallel import stages
+from plait_autoparallel.applied import config_under
+from plait_autoparallel.candidates import Candidate, Priced
+from plait_autoparallel.constraints import Constraints
+from plait_autoparallel.file import Decision
+from plait_autoparallel.solve import kinds_of
+
+TINY = (
+    "cluster=cpu", "model.dim=64", "model.n_layers=6", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=128",
+    "train.seq_len=64", "train.global_batch_size=16", "validation.interval=0", "metrics.tensorboard=false",
+    "launch.device=cpu",
+)  # fmt: skip
+ONLY = ("strategy=[autoparallel]", "strategy.autoparallel.strategies=[pipeline]")
+NAMES = ("fsdp2", "pipeline", "tensor_parallel")
+TIME, MEMORY = 0.15, 0.15  # how far an estimate may be from the plan, relative
+
+
+def checked(*more, world=2):
+    return check(resolve([*more, *TINY]), world)
+
+
+def planned(one):
+    return yaml.safe_load(one.files["plan.yaml"])
+
+
+def test_stages_join_the_search_by_the_plugins_own_declaration():
+    plan = planned(checked(*ONLY))
+    assert plan["axes"] == {"pp": 2}
+    assert plan["decision"]["strategies"]["pipeline"]["degree"] == 2
+    assert plan["seconds"].keys() == {"step", "waiting for other stages"}
+    assert {key for key in plan["bytes"] if key.startswith("at ")} == {
+        "at rank 0 of the stages",
+        "at rank 1 of the stages",
+    }
+    assert len(set(plan["decision"]["recompute"].values())) == 1
+
+
+def test_the_run_is_planned_as_the_search_said():
+    one = checked(*ONLY)
+    total = planning.planned_stages(one.config, 2, planning.cluster_of(one.config.cluster))
+    assert planned(one)["seconds"]["step"] == pytest.approx(total.seconds, rel=1e-5)
+    assert planned(one)["bytes"]["peak"] == round(total.peak)
+    assert planned(one)["seconds"]["waiting for other stages"] == pytest.approx(total.bubble * total.seconds, rel=1e-5)
+
+
+def test_less_memory_recomputes_all_blocks_alike():
+    free = planned(checked(*ONLY))
+    less = planned(checked(*ONLY, f"strategy.autoparallel.memory={0.97 * free['bytes']['peak']:.0f}"))
+    assert less["bytes"]["peak"] <= 0.97 * free["bytes"]["peak"]
+    assert less["seconds"]["step"] > free["seconds"]["step"]
+    with raises_about("strategy.autoparallel.memory", 1024.0, "at least"):
+        checked(*ONLY, "strategy.autoparallel.memory=1024")
+
+
+def test_a_pipeline_that_the_user_named_stays_as_it_is():
+    one = checked(
+        "strategy=[autoparallel,pipeline]",
+        "strategy.autoparallel.strategies=[fsdp2]",
+        "strategy.pipeline.schedule=gpipe",
+        world=4,
+    )
+    assert one.config.node["strategy"]["pipeline"]["schedule"] == "gpipe"
+    assert one.layout.count("layers") == 2
+    assert planned(one)["axes"].keys() <= {"pp", "dp_shard", "dp_replicate"}
+    assert "pipeline" not in planned(one)["decision"]["strategies"]
+
+
+def test_axes_between_stages_may_cross_nodes():
+    from plait_autoparallel.search import _inside
+
+    config = Config.of(resolve(["strategy=[]", *TINY]))
+    run = assemble(config, 4, device_type="cpu").run
+    cluster = attrs.evolve(planning.cluster_of(config.cluster), node=2)
+    layouts, _ = planning.compositions(run, {n: s for n, s in planning.offering(run).items() if n in NAMES})
+    inside = {tuple(sorted(large(c).items())) for c in layouts if _inside(c, cluster)}
+    assert (("pp", 4),) in inside
+    assert (("tp", 4),) not in inside
+
+
+def large(composition):
+    return {name: degree for name, degree in planning.degrees(composition.layout).items() if degree > 1}
+
+
+def priced(world, samples):
+    """(run, cluster, candidates that divide the layers)."""
+    config = Config.of(resolve(["strategy=[]", *TINY]))
+    run = assemble(config, world, device_type="cpu").run
+    cluster = planning.cluster_of(config.cluster)
+    layouts, _ = planning.compositions(run, {n: s for n, s in planning.offering(run).items() if n in NAMES})
+    cut = [i for i, one in enumerate(layouts) if one.divides]
+    traced, _ = planning.traces(run, layouts, cut, {}, cluster.granularity)
+    wanted = Constraints({}, {}, {}, run.spec, run.shapes, samples)
+    found = []
+    for i in cut:
+        own = samples // layouts[i].layout.count("batch")
+        for rows in (rows for rows in range(1, own + 1) if own % rows == 0):
+            price = planning.price(traced[i], layouts[i].layout, cluster, rows)
+            candidate = Candidate(layouts[i], rows, own // rows)
+            found.append(Priced(candidate, traced[i], price, wanted.segments(traced[i][0])))
+    return run, cluster, found
+
+
+def both(run, cluster, one, mode):
+    """(estimate, plan), or None if the strategy refuses so few micro-batches."""
+    plans = stages._Plans(run)
+    if (plan := plans.of(one.candidate)) is None:
+        return None
+    layout = one.candidate.composition.layout
+    share = plans.shares(one.pieces[0], layout, plan)
+    estimate = planning.stage_total(one.price, plan, kinds_of(one.segments), mode, share, layout, cluster)
+    decision = Decision(one.candidate.composition.strategies, one.candidate.rows, 16, dict.fromkeys(run.blocks, mode))
+    config = config_under(run, decision, list(run.blocks))
+    return estimate, planning.planned_stages(config, run.world_size, cluster)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_estimates_are_near_the_plan(mode):
+    run, cluster, found = priced(4, 16)
+    seen = {}
+    for one in found:
+        key = str(large(one.candidate.composition)), str(one.candidate.composition.strategies["pipeline"])
+        if one.candidate.micro >= 4 and key not in seen and (pair := both(run, cluster, one, mode)):
+            seen[key] = pair
+    assert len(seen) >= 6
+    for key, (estimate, plan) in seen.items():
+        assert estimate.seconds == pytest.approx(plan.seconds, rel=TIME), key
+        assert estimate.peak == pytest.approx(plan.peak, rel=MEMORY), key
+        assert estimate.bubble == pytest.approx(plan.bubble, abs=0.05), key
+
+
+@pytest.mark.slow
+def test_no_layout_of_stages_is_much_faster():
+    """Only the best estimates are planned: here all are."""
+    run, cluster, found = priced(2, 16)
+    every = [pair[1] for one in found for mode in planning.REMAT if (pair := both(run, cluster, one, mode))]
+    assert len(every) > 10
+    for share in (1.1, 0.8, 0.6):
+        capacity = share * min(every, key=lambda one: one.seconds).peak
+        fit = [one.seconds for one in every if one.peak <= capacity]
+        if fit:
+            plan = planned(checked(*ONLY, f"strategy.autoparallel.memory={capacity:.0f}"))
+            assert plan["seconds"]["step"] <= 1.02 * min(fit), share
