@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _judged(
-    mutants: list[Mutant], tests: list[recorded.Test], jobs: int, minutes: float
+    mutants: list[Mutant], tests: list[recorded.Recorded], jobs: int, minutes: float
 ) -> Iterator[tuple[Mutant, Verdict]]:
     until = time.monotonic() + minutes * 60
     with tempfile.TemporaryDirectory(prefix="plait-mutants-") as scratch, ThreadPoolExecutor(jobs) as pool:
