@@ -57,7 +57,7 @@ def test_experts_with_a_balance_loss(plait_ranks, name):
 BATCH, HEADS, KEYS, TOKENS, WIDTH = 1, 4, 2, 256, 8
 
 
-def watched(method, degree):
+def watched(method, degree, documents):
     """(collectives of attention's forward and backward, elements of its largest tensor with a row of scores)."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -97,11 +97,12 @@ def watched(method, degree):
     shapes = [(BATCH, n, TOKENS, WIDTH) for n in (HEADS, KEYS, KEYS)]
     generator = torch.Generator().manual_seed(0)
     q, k, v = (order.own(torch.randn(s, generator=generator).transpose(1, 2)).transpose(1, 2) for s in shapes)
-    options.dealt = HEADS  # the length of dim 1 of what this model gets
+    options.dealt, options.documents = HEADS, documents  # dim 1 of what this model gets; no kernel masks documents
+    positions = order.own(torch.arange(TOKENS).expand(BATCH, -1))
     for x in (q, k, v):
         x.requires_grad_()
     with Counting(applied.mesh) as counting, Scores():
-        applied.parts[0](q, k, v, None).sum().backward()
+        applied.parts[0](q, k, v, positions).sum().backward()
     return counting.found(), Scores.most
 
 
@@ -121,10 +122,12 @@ def in_theory(method, degree):
 @pytest.mark.parametrize("degree", [pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("method", METHODS)
 def test_attention_sends_what_theory_asks_for(plait_ranks, method, degree):
-    for found, most in plait_ranks.once(watched, method, degree, world=degree):
-        assert sorted(found, key=str) == sorted(in_theory(method, degree), key=str)
-        if method == "ring":  # one stretch's queries with one stretch's keys
-            assert most == BATCH * HEADS * (TOKENS // (2 * degree)) ** 2
+    for documents in (True, False) if method == "ring" else (False,):
+        for found, most in plait_ranks.once(watched, method, degree, documents, world=degree):
+            assert sorted(found, key=str) == sorted(in_theory(method, degree), key=str)
+            if method == "ring":  # one stretch's queries with one stretch's keys; with a kernel what passes is larger
+                passing = BATCH * KEYS * TOKENS // degree * 2 * WIDTH
+                assert most == (BATCH * HEADS * (TOKENS // (2 * degree)) ** 2 if documents else passing)
 
 
 @pytest.mark.slow

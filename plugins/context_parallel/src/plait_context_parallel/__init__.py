@@ -30,6 +30,7 @@ class ContextParallel:
     trial = {"degree": 2}  # noqa: RUF012 - its options in the tests of others
     dealt = 0  # tokens of a sequence that this rank was dealt last
     documents = False  # whether they came with positions
+    fused = False  # whether the device has kernels for `ring`
 
     degree: int = attrs.field(default=2, validator=ge(1))
     method: str = attrs.field(default="gather", validator=in_(METHODS))
@@ -59,8 +60,10 @@ class ContextParallel:
 
     @hookimpl
     def parallelize(self, model: "nn.Module", mesh: "Mesh", spec: ModelSpec, run: Run) -> None:
+        from plait_context_parallel import fused
         from plait_context_parallel.divide import divide
 
+        self.fused = fused.works(mesh.device_type)
         divide(self, model, mesh["cp"], spec)
 
 

@@ -1,8 +1,9 @@
 """Attention of a rank's queries to keys and values that pass from rank to rank, a part at a time.
 
 A part's result counts with the share of its exponentials (online softmax: Milakov and Gimelshein, arXiv 1805.02867).
-Only one part's scores exist at a time; backward computes them again from the logarithm of the sum of exponentials
-(Dao et al., "FlashAttention", arXiv 2205.14135, section 3.1) while keys, values and their gradients go round once more.
+Only one part's scores exist at a time, or none if torch has a fused kernel for what is asked; backward computes them
+again from the logarithm of the sum of exponentials (Dao et al., "FlashAttention", arXiv 2205.14135, section 3.1) while
+keys, values and their gradients go round once more.
 
 Shapes: B batch, T tokens of a rank, K key and value heads, G query heads for each of them, E width of a head, S tokens
 of a stretch.
@@ -16,6 +17,7 @@ import torch
 import torch.distributed._functional_collectives as collectives
 from torch import Tensor
 
+from plait_context_parallel import fused
 from plait_context_parallel.fits import refuse_keywords
 from plait_context_parallel.gather import visible
 from plait_context_parallel.order import Order
@@ -48,16 +50,20 @@ class Ring:
         first_BT = order.begins(positions_BT) if self._options.documents and positions_BT is not None else None
         q_BKGTE = q_BHTE.unflatten(1, (k_BKTE.shape[1], -1))
         sinks_KG = None if sinks is None else sinks.unflatten(0, (k_BKTE.shape[1], -1))
-        scores = Scores(q_BHTE.shape[-1] ** -0.5 if scale is None else scale, softcap, window)
+        plain = self._options.fused and first_BT is None and softcap is None and window is None
+        kernel = plain and fused.fits(q_BHTE, v_BKTE)
+        scores = Scores(q_BHTE.shape[-1] ** -0.5 if scale is None else scale, softcap, window, kernel)
         return _Ring.apply(q_BKGTE, k_BKTE, v_BKTE, sinks_KG, first_BT, order, self._axis, scores).flatten(1, 2)
 
 
 class Scores(NamedTuple):
-    """scale, softcap: as in `plait.models.attention.attend`. window: of keys that a query sees."""
+    """scale, softcap: as in `plait.models.attention.attend`. window: of keys that a query sees. fused: whether a kernel
+    computes them."""
 
     scale: float
     softcap: float | None
     window: int | None
+    fused: bool
 
     def of(self, q_BKGSE: Tensor, k_BKSE: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
         scores = (q_BKGSE @ k_BKSE[:, :, None].mT).to(dtype) * self.scale
@@ -96,7 +102,14 @@ class _Ring(torch.autograd.Function):
         for step in range(order.ranks):
             coming = _pass_on(passing, axis) if step < order.ranks - 1 else None
             k, v = passing.split(width, dim=-1)
-            for queries, keys, mask in _pairs(q_BKGTE, first_BT, order, (order.rank - step) % order.ranks, how.window):
+            source = (order.rank - step) % order.ranks
+            for queries, keys, causal in _stretches(q_BKGTE, order, source) if how.fused else ():
+                part, sums = _fused(q_BKGTE[..., queries, :], k[..., keys, :], v[..., keys, :], causal, how.scale)
+                total = torch.logaddexp(lse[..., queries], sums)
+                out[..., queries, :].mul_((lse[..., queries] - total).exp_()[..., None])
+                out[..., queries, :].add_(part * (sums - total).exp_()[..., None])
+                lse[..., queries] = total
+            for queries, keys, mask in _pairs(q_BKGTE, first_BT, order, source, how) if not how.fused else ():
                 scores = how.of(q_BKGTE[..., queries, :], k[..., keys, :], mask, dtype)
                 sums = scores.logsumexp(-1)
                 total = torch.logaddexp(lse[..., queries], sums)
@@ -126,7 +139,14 @@ class _Ring(torch.autograd.Function):
         for step in range(order.ranks):
             coming = _pass_on(passing, axis) if step < order.ranks - 1 else None
             (k, v), (dk, dv) = passing.split(width, dim=-1), grads.split(width, dim=-1)
-            for queries, keys, mask in _pairs(q, first_BT, order, (order.rank - step) % order.ranks, how.window):
+            source = (order.rank - step) % order.ranks
+            for queries, keys, causal in _stretches(q, order, source) if how.fused else ():
+                own = [x[..., queries, :] for x in (dout, q, out)]
+                d = _fused_backward(*own, k[..., keys, :], v[..., keys, :], lse[..., queries], causal, how.scale)
+                dq[..., queries, :] += d[0]
+                dk[..., keys, :] += d[1]
+                dv[..., keys, :] += d[2]
+            for queries, keys, mask in _pairs(q, first_BT, order, source, how) if not how.fused else ():
                 scores = how.of(q[..., queries, :], k[..., keys, :], mask, dtype)
                 p = (scores - lse[..., queries, None]).exp_()
                 d, of = dout[..., queries, :], p.to(dout.dtype)
@@ -152,14 +172,49 @@ def _pass_on(x: Tensor, axis: Any) -> Tensor:
     return collectives.permute_tensor(x.flatten(), [(rank + 1) % ranks for rank in range(ranks)], axis)
 
 
+def _fused(q_BKGSE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """(result, logarithms of the sums of exponentials), in the shape of the queries."""
+    heads = q_BKGSE.shape[1:3]
+    q, k, v = (x.contiguous() for x in (q_BKGSE.flatten(1, 2), *_by_head(q_BKGSE, k_BKSE, v_BKSE)))
+    out, lse = fused.forward(q, k, v, causal, scale)
+    return out.unflatten(1, heads), lse.unflatten(1, heads)
+
+
+def _fused_backward(
+    dout: Tensor, q: Tensor, out: Tensor, k_BKSE: Tensor, v_BKSE: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    heads = q.shape[1:3]
+    given = (dout, q, *_by_head(q, k_BKSE, v_BKSE), out, lse)
+    flat = [(x.flatten(1, 2) if x.dim() > 4 or x is lse else x).contiguous() for x in given]
+    dq, dk, dv = (x.unflatten(1, heads) for x in fused.backward(*flat, causal, scale))
+    return dq, dk.sum(2), dv.sum(2)
+
+
+def _by_head(q_BKGSE: Tensor, *shared: Tensor) -> tuple[Tensor, ...]:
+    """Keys and values once for each query head: the kernels know no groups."""
+    groups = q_BKGSE.shape[2]
+    return tuple(x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for x in shared)
+
+
+def _stretches(q: Tensor, order: Order, source: int) -> Iterator[tuple[slice, slice, bool]]:
+    """(queries, keys, whether they are the same stretch) of every two stretches of which one sees something of the
+    other. source: the rank whose keys these are."""
+    own, theirs = order.of(order.rank), order.of(source)
+    length = q.shape[-2] // len(own)
+    for i, mine in enumerate(own):
+        for j, other in enumerate(theirs):
+            if other <= mine:
+                yield slice(i * length, (i + 1) * length), slice(j * length, (j + 1) * length), other == mine
+
+
 def _pairs(
-    q: Tensor, first_BT: Tensor | None, order: Order, source: int, window: int | None
+    q: Tensor, first_BT: Tensor | None, order: Order, source: int, how: Scores
 ) -> Iterator[tuple[slice, slice, Tensor | None]]:
     """(queries, keys, mask) of every two stretches of which one may see something of the other, some queries at a time.
 
     source: the rank whose keys these are. mask: None if every query sees every key.
     """
-    own, theirs = order.of(order.rank), order.of(source)
+    own, theirs, window = order.of(order.rank), order.of(source), how.window
     tokens = q.shape[-2]
     length = tokens // len(own)
     places, keys = (order.places(tokens, rank, q.device) for rank in (order.rank, source))
