@@ -34,9 +34,9 @@ class Copy:
         self.folder = folder
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
         for name in filter(None, listed.stdout.split("\0")):
-            if (ROOT / name).is_file():
+            if (ROOT / name).is_symlink() or (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, folder / name)
+                shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
         self.pytest = Starter.begun("tests.mutation.forked", folder, self._environment())
         self._second = int(time.time())
         self.unsound: set[str] = set()  # tests that fail in a copy without any mutant
@@ -55,17 +55,19 @@ class Copy:
             if failed is None:
                 return Verdict(None, count, time.monotonic() - since)
             suspects = [test for test in left if test.name == failed]
+            if not suspects and failed != "time" and (why := self._failed(left, "--collect-only")):
+                raise RuntimeError(f"without the mutant: {why}")
             if not suspects or self._failed(suspects) in (None, "time"):
                 return Verdict(failed, count, time.monotonic() - since)
             self.unsound.add(failed)
             left = left[left.index(suspects[0]) + 1 :]
         return Verdict(None, count, time.monotonic() - since)
 
-    def _failed(self, tests: list[Recorded]) -> str | None:
+    def _failed(self, tests: list[Recorded], *more: str) -> str | None:
         """The first of them that fails; "time" if they do not end; the last line of pytest if it cannot start."""
         names = self.folder / ".tests"
         names.write_text("\n".join(test.name for test in tests))
-        argv = ["-x", "-p", "no:cacheprovider", "--timeout=120", f"@{names}"]
+        argv = ["-x", "-p", "no:cacheprovider", "--timeout=120", *more, f"@{names}"]
         try:
             done = self.pytest.run(
                 argv, self.folder, self._environment(), START + 4 * sum(test.seconds for test in tests)
