@@ -40,6 +40,7 @@ def test_few_blocks_give_what_all_blocks_give(layout: str) -> None:
     assert few.time.step == pytest.approx(all_.time.step, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_what_joins_gradients_of_several_blocks_is_traced_with_all() -> None:
     """ddp sums gradients in buckets: how many there are does not just grow with the blocks."""
     found = plan(resolve([*SMALL, "strategy=[ddp]", "strategy.ddp.bucket_mb=4"]), 4)

@@ -82,6 +82,7 @@ def plans() -> list[Plan]:
             capacity = LESS * total.peak
 
 
+@pytest.mark.slow
 def test_plans_recompute_then_shard_then_divide_tensors(plans):
     for before, after in itertools.pairwise(plans):
         assert before.seconds <= after.seconds

@@ -283,6 +283,7 @@ OPTUNA = (
 )
 
 
+@pytest.mark.slow
 def test_a_search_minimises_the_validation_loss():
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     ranks = Ranks({0: PlaitError("made to fail")})
@@ -341,6 +342,7 @@ def test_what_cannot_compose_or_does_not_fit_is_skipped():
     assert "sweep: 1 finished, 3 pruned; this table is runs/sweep/sweep.csv" in done.out
 
 
+@pytest.mark.slow
 def test_a_job_that_composes_and_cannot_be_planned_is_tried(monkeypatch):
     def plan(*_):
         raise RuntimeError("a kernel needs a device")

@@ -49,6 +49,7 @@ def test_it_is_inert(tmp_path):
     assert "conformance of strategies" not in done.stdout
 
 
+@pytest.mark.slow
 def test_the_grade(tmp_path):
     said = run_pytest(tmp_path, GRADED).stdout
     assert "\nghost: 1 passed, 1 refused, 1 skipped, 1 failed\n" in said

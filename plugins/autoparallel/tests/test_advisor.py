@@ -171,6 +171,7 @@ def traced():
     return whole, local, layout
 
 
+@pytest.mark.slow
 def test_recomputation_gathers_no_parameter_twice():
     """A strategy may keep what it has gathered and cast, so a bound must not pay for it a second time."""
     config = Config.of(resolve([*TINY[1:-1], *BF16, "strategy=[fsdp2]", "model.n_layers=1"]))

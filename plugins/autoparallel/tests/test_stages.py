@@ -47,6 +47,7 @@ def test_stages_join_the_search_by_the_plugins_own_declaration():
     assert len(set(plan["decision"]["recompute"].values())) == 1
 
 
+@pytest.mark.slow
 def test_the_run_is_planned_as_the_search_said():
     one = checked(*ONLY)
     total = planning.planned_stages(one.config, 2, planning.cluster_of(one.config.cluster))
@@ -55,6 +56,7 @@ def test_the_run_is_planned_as_the_search_said():
     assert planned(one)["seconds"]["waiting for other stages"] == pytest.approx(total.bubble * total.seconds, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_less_memory_recomputes_all_blocks_alike():
     free = planned(checked(*ONLY))
     less = planned(checked(*ONLY, f"strategy.autoparallel.memory={0.97 * free['bytes']['peak']:.0f}"))

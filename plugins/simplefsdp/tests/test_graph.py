@@ -102,7 +102,8 @@ def test_resharding_frees():
     assert default - always >= whole - shards
 
 
-@pytest.mark.parametrize("kept", [("full", "none"), pytest.param(("full", "selective", "none"), marks=SLOW)], ids=len)
+@SLOW
+@pytest.mark.parametrize("kept", [("full", "none"), ("full", "selective", "none")], ids=len)
 def test_recomputation_keeps_less(kept):
     sizes = [planned({}, remat=mode)[1] for mode in kept]
     assert sizes == sorted(set(sizes))
