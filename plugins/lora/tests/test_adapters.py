@@ -9,14 +9,17 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.parallel.assembly import assemble_model
-from plait.strategies.registry import create_all
+from plait.strategies.registry import create, create_all
 from plait.testing import Trial, forward_backward, raises_about, train, unequal
-from plait.testing.models import llama3
+from plait.testing.models import llama3, moe
 from plait.train.optimizer import make_optimizer
+from plait_lora import Lora
+from plait_lora.adapt import adapt
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
@@ -174,3 +177,30 @@ def test_other_modules_are_refused_by_name():
 def test_the_error_is_a_sentence():
     with pytest.raises(PlaitError, match="no matrix in a block of this model has the logical axis 'width'"):
         assembled(Trial().build(), {"targets": ["width"]})
+
+
+def operations(layers, strategies):
+    """Per token: (of the products that a step computes, by the spec for rows of no tokens, for rows of 8)."""
+    trial = Trial(lambda: llama3(n_layers=layers))
+    applied = trial.apply(strategies)
+    with FlopCounterMode(display=False) as counted:
+        applied.parts[0](torch.zeros(1, 16, dtype=torch.int64)).sum().backward()
+    model = trial.build()
+    (spec,) = [create(name, options).extend(model, model.spec()) for name, options in strategies.items()]
+    return counted.get_flop_counts()["Global"][torch.ops.aten.mm] // 16, spec.flops(0), spec.flops(8)
+
+
+def test_the_operations_of_a_block_are_those_that_are_computed():
+    """The spec counts the elements of two norms as products too."""
+    short, long = (operations(layers, {"lora": {"rank": 4}}) for layers in (2, 3))
+    computed, without, attention = (b - a for a, b in zip(short, long, strict=True))
+    assert without == computed + 4 * 2 * 32
+    assert attention - without == llama3(n_layers=1).spec().flops(8) - llama3(n_layers=1).spec().flops(0)
+
+
+def test_operations_of_experts_are_those_that_a_token_visits():
+    model, whole = moe(), moe().spec()
+    spec = adapt(Lora(rank=4, targets=["ffn"]), model, whole)
+    stacked = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name and p.dim() == 3)
+    others = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name and p.dim() == 2)
+    assert spec.flops(0) == whole.flops(0) * 2 // 3 + 6 * (stacked * 2 // 8 + others)

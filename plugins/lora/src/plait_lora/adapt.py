@@ -1,7 +1,7 @@
 """Freezes a model and adds adapters to the matrices in its blocks that have chosen logical axes."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -33,6 +33,19 @@ class Uniform:
 
 def zeros(tensor: Tensor, generator: Generator | None = None) -> Tensor:
     return tensor.zero_()
+
+
+@attrs.frozen
+class AdapterFlops:
+    """Operations per token: `whole`, those of training the whole model, without the gradients of its matrices, and
+    those of adapters with `adapters` elements that a token is multiplied with."""
+
+    whole: Callable[[int], int]
+    adapters: int
+
+    def __call__(self, seq_len: int) -> int:
+        matrices = self.whole(0)
+        return self.whole(seq_len) - matrices // 3 + 6 * self.adapters
 
 
 def adapt(options: "Lora", model: nn.Module, spec: ModelSpec) -> ModelSpec:
@@ -71,8 +84,22 @@ def adapt(options: "Lora", model: nn.Module, spec: ModelSpec) -> ModelSpec:
                 added, init = {key: of} | added, {key: fill} | init
     for owner, fqn in stacks.items():
         _try(options, model.get_submodule(owner), fqn, matrices)
-    # The model's count of operations is that of training all of it.
-    return attrs.evolve(spec, axes=added | dict(spec.axes), init=init | dict(spec.init), flops=None)
+    flops = spec.flops and AdapterFlops(spec.flops, _multiplied(model, spec, chosen, matrices))
+    return attrs.evolve(spec, axes=added | dict(spec.axes), init=init | dict(spec.init), flops=flops)
+
+
+def _multiplied(model: nn.Module, spec: ModelSpec, chosen: list[str], matrices: dict[str, Axes]) -> int:
+    """The elements of adapters that a token is multiplied with: of experts', those of the experts that it visits."""
+    routers, blocks, total = spec.routers_of(model), list(spec.blocks_of(model)), 0.0
+    for fqn in chosen:
+        elements = sum(model.get_parameter(each).numel() for each in pair(fqn))
+        if matrices[fqn][0] == "experts":
+            block = next(b for b in blocks if fqn.startswith(f"{b}."))
+            visits = next((getattr(r, "top_k", 1) for name, r in routers.items() if name.startswith(f"{block}.")), 1)
+            total += elements * visits / model.get_parameter(fqn).shape[0]
+        else:
+            total += elements
+    return round(total)
 
 
 def _matrices(model: nn.Module, spec: ModelSpec) -> Iterator[tuple[str, Axes]]:
