@@ -1,17 +1,23 @@
 """The plan of a run whose layers are divided, against ranks that train and against theory."""
 
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import pytest
 
 from plait import PlaitError, StageAction, StagePlan
+from plait.contract.axes import MeshAxis, join_axes
+from plait.contract.cluster import Achieved, Cluster, Link
 from plait.launch.check import check
 from plait.launch.compose import resolve
 from plait.parallel.assembly import assemble_model
 from plait.plan.divided import divided
 from plait.plan.engine import plan, stages_of
+from plait.plan.pieces import ParamPlacement
+from plait.plan.price import BlockCost, Price
+from plait.plan.stage_price import shares, stage_total
 from plait.plan.stage_step import StageStep
 from plait.plan.stage_times import play_stages
 from plait.plan.stage_trace import trace_place
@@ -172,3 +178,106 @@ def test_a_strategy_that_does_not_say_what_its_stages_do_is_named() -> None:
     assembly = assemble_model(model, model.spec(), {"gpipe": GPipe(2)}, config, 2, "cpu")
     with pytest.raises(PlaitError, match=r"gpipe.* does not say what its stages do, in the hook 'plan_stages'"):
         divided(config, assembly, 0, None)
+
+
+# A block keeps 10 bytes, or 2 with full recomputation: so many are passed to the next stage.
+BLOCK = {
+    "none": BlockCost(seconds=3.0, kept=10.0, forward=14.0, backward=25.0, ahead=1.0, exposed=(0.5, 0.25)),
+    "full": BlockCost(seconds=4.0, kept=2.0, forward=14.0, backward=30.0, ahead=1.0, exposed=(0.5, 0.25)),
+}
+PRICE = Price(
+    (BLOCK,), (7.0,), micro=0.7, step=8.0, adds=4.0, static=1000.0, base=100.0, head=40.0, tail=0.0, end=60.0, after=0.3
+)
+LINKS = Link(bandwidth=10.0, latency=0.1), Link(bandwidth=1.0, latency=0.2)
+TWO_PER_NODE = Cluster(
+    "made", 1e9, {}, 1.0, 2, *LINKS, devices=[], achieved=Achieved([1.0, 1.0], [1.0, 1.0], [0.2, 0.6])
+)
+INSIDE, BETWEEN = 0.1 + 2 / 4, 0.2 + 2 / 0.4  # seconds of two bytes over 0.4 of a link
+
+
+def estimated(found: StagePlan, share: list[float], price: Price = PRICE, mode: str = "none") -> Any:
+    layout = join_axes([("pipeline", [MeshAxis("pp", len(found.actions), "layers")])], len(found.actions))
+    return stage_total(price, found, [0] * sum(found.blocks), mode, share, layout, TWO_PER_NODE)
+
+
+def one_by_one(ranks: int, blocks: list[int]) -> StagePlan:
+    """One micro-batch: no rank computes while another does."""
+    return StagePlan("made", blocks, [[StageAction(k, r, 0) for k in ("forward", "backward")] for r in range(ranks)])
+
+
+def test_an_estimated_step_has_all_blocks_what_is_outside_them_and_the_links() -> None:
+    found = estimated(one_by_one(2, [2, 1]), [0.75, 0.25])
+    blocks, exposed, outside = 3 * 3.0, 2 * 0.75, 0.7
+    assert found.seconds == pytest.approx(blocks + exposed + outside + 2 * INSIDE + 0.75 * 8.0)
+    assert found.bubble == pytest.approx(1 - (blocks + exposed + outside) / 2 / (found.seconds - 0.75 * 8.0))
+    recomputing = estimated(one_by_one(2, [2, 1]), [0.75, 0.25], mode="full")
+    assert recomputing.seconds == pytest.approx(found.seconds + 3 * 1.0)
+    across = estimated(one_by_one(3, [1, 1, 1]), [0.5, 0.25, 0.25])
+    assert across.seconds == pytest.approx(9.0 + 3 * 0.75 + 0.7 + 2 * INSIDE + 2 * BETWEEN + 0.5 * 8.0)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble"])
+def test_an_estimate_plays_the_parts_of_each_stage(schedule: str) -> None:
+    found = made(schedule, 2, 4)
+    ends = {
+        0: {"forward": 1.5 + 0.2, "backward": 2.25 + 0.2, "stream": 0.0, "weights": 2.25 + 0.2},
+        len(found.blocks) - 1: {"forward": 1.5 + 0.1, "backward": 2.25 + 0.2, "stream": 1.225, "weights": 1.225},
+    }
+    between = {"forward": 1.5, "backward": 2.25, "stream": 1.125, "weights": 1.125}
+    seconds = [[ends.get(a.stage, between)[a.kind] for a in each] for each in found.actions]
+    played = play_stages(found, seconds, [INSIDE] * (len(found.blocks) - 1))
+    adds = 3 * 4.0  # four micro-batches are added to each other
+    total = estimated(found, [0.25, 0.75] if schedule == "gpipe" else [0.1, 0.4, 0.15, 0.35])
+    assert total.seconds == pytest.approx(played.seconds + 0.75 * (8.0 + adds))
+    assert total.bubble == pytest.approx(played.bubble)
+
+
+def test_an_estimated_rank_holds_its_share_and_the_activations_that_its_order_keeps() -> None:
+    plain = attrs.evolve(made("1f1b", 2, 4), blocks=[2, 1], buffers=None)
+    kept, gradients = 20.0, 2 * 7.0
+    first = 0.75 * 1000 + 100 + gradients + kept + (kept / 2 + 10 + 25)  # one micro-batch beside the one in backward
+    last = 0.25 * 1000 + 100 + 7.0 + (10 + 40)  # the head is more than what its block needs
+    assert estimated(plain, [0.75, 0.25]).peaks == pytest.approx([first, last])
+    all_kept = attrs.evolve(made("gpipe", 2, 4), blocks=[2, 1], buffers=None, keeps=())
+    assert estimated(all_kept, [0.75, 0.25]).peaks == pytest.approx([first + 2 * kept, last + 3 * 10])
+    wide = attrs.evolve(BLOCK["none"], forward=200.0)
+    wide_forward = estimated(plain, [0.75, 0.25], attrs.evolve(PRICE, blocks=({**BLOCK, "none": wide},))).peaks
+    assert wide_forward == pytest.approx([864.0 + kept + 10 + 200, 357.0 + 200])  # of the second block, and of the only
+    large_end = attrs.evolve(PRICE, end=5000.0)
+    assert estimated(plain, [0.75, 0.25], large_end).peaks == pytest.approx([4500.0, 1500.0])
+    assert estimated(plain, [0.75, 0.25], large_end).peak == 4500.0
+
+
+def test_gradients_of_weights_that_come_later_keep_activations_in_an_estimate() -> None:
+    first = [StageAction(kind, 0, micro) for micro in range(2) for kind in ("forward", "backward")]
+    peaks = {}
+    for order in ("forward stream weights forward stream weights", "forward stream forward weights stream weights"):
+        turns = {"forward": iter(range(2)), "stream": iter(range(2)), "weights": iter(range(2))}
+        last = [StageAction(kind, 1, next(turns[kind])) for kind in order.split()]
+        peaks[order] = estimated(StagePlan("made", [1, 1], [first, last]), [0.5, 0.5]).peaks
+    soon, late = peaks.values()
+    assert [a - b for a, b in zip(late, soon, strict=True)] == pytest.approx([0.0, 10.0])
+
+
+def test_an_estimate_counts_what_stages_pass_to_each_other() -> None:
+    """Four stages on two ranks: the first and the last one have one neighbour, the others two."""
+    found = made("interleaved_1f1b", 2, 4)
+    assert (found.buffers, found.keeps) == (4, ("streams", "gradients"))
+    full, none = (estimated(each, [0.25] * 4).peaks for each in (found, attrs.evolve(found, buffers=None, keeps=())))
+    buffers, sent = 4 * 3 * 2.0, 2 * 4 * 2 * 2.0
+    assert [a - b for a, b in zip(full, none, strict=True)] == pytest.approx([buffers + sent] * 2)
+    ends = made("1f1b", 2, 4)
+    full, none = (estimated(each, [0.5] * 2).peaks for each in (ends, attrs.evolve(ends, buffers=None)))
+    assert [a - b for a, b in zip(full, none, strict=True)] == pytest.approx([4 * 1 * 2.0] * 2)
+
+
+def test_a_stage_has_the_share_of_its_blocks_and_the_ends_what_stands_outside() -> None:
+    model = llama3(n_layers=3)
+    held = {
+        "tok_embeddings.weight": ParamPlacement(None, (10, 2), ((), ())),
+        **{f"layers.{i}.w": ParamPlacement(f"layers.{i}", (20, 2), (("dp",), ())) for i in range(3)},
+        "output.weight": ParamPlacement(None, (50, 1), ((), ())),
+    }
+    layout = join_axes([("pipeline", [MeshAxis("pp", 2, "layers"), MeshAxis("dp", 4, "batch")])], 8)
+    found = shares(SimpleNamespace(tensors=held), layout, one_by_one(2, [1, 2]), model, model.spec())
+    assert found == pytest.approx([(20 + 10) / 100, (2 * 10 + 50) / 100])  # of a block, each of four ranks has ten
