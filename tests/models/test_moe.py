@@ -264,3 +264,10 @@ def test_options_that_do_not_fit(options, sentence):
     with pytest.raises(PlaitError) as error:
         check(*options)
     assert str(error.value) == sentence
+
+
+def test_scores_that_add_up_to_next_to_nothing_have_a_finite_imbalance():
+    for score in (0.0, 1e-22, 2.5e-21, 1e-19):  # times four: on both sides of what is added to the sum
+        scores = torch.full((1, 8, 4), score, requires_grad=True)
+        found = sequence_imbalance(scores, 2, lambda x: x.mean(-2))
+        assert 0.0 <= found.item() <= 8.0

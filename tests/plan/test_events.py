@@ -45,3 +45,9 @@ def test_each_gather_of_a_traced_step_is_opened_once(remat: str) -> None:
     assert {o.name for o in opens} == {"fsdp::split_with_sizes_copy"}
     backward = [o for o in found if (o.opens or o.kind == "all_gather") and o.phase == "backward"]
     assert [bool(o.kind) for o in backward[:3]] == [True, False, True]  # one ahead
+
+
+def test_ranks_that_share_the_batch_have_fewer_micro_batches_each() -> None:
+    more = ["train.local_batch_size=2", "train.global_batch_size=12", "model.n_layers=1"]
+    config = check(resolve(["model=llama3_debug", "strategy=[fsdp2]", *more]), 2).config
+    assert trace(config, 2, 0, 512).micro == (3, 2)  # the third is like the second

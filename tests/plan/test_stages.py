@@ -13,7 +13,7 @@ from plait.contract.cluster import Achieved, Cluster, Link
 from plait.launch.check import check
 from plait.launch.compose import resolve
 from plait.parallel.assembly import assemble_model
-from plait.plan.divided import divided
+from plait.plan.divided import Divided, divided, times
 from plait.plan.engine import plan, stages_of
 from plait.plan.pieces import ParamPlacement
 from plait.plan.price import BlockCost, Price
@@ -281,3 +281,19 @@ def test_a_stage_has_the_share_of_its_blocks_and_the_ends_what_stands_outside() 
     layout = join_axes([("pipeline", [MeshAxis("pp", 2, "layers"), MeshAxis("dp", 4, "batch")])], 8)
     found = shares(SimpleNamespace(tensors=held), layout, one_by_one(2, [1, 2]), model, model.spec())
     assert found == pytest.approx([(20 + 10) / 100, (2 * 10 + 50) / 100])  # of a block, each of four ranks has ten
+
+
+def test_the_better_end_of_the_band_sends_faster_between_stages() -> None:
+    """Every action takes a second, and so does what is before all of them, and after them."""
+    base = SimpleNamespace(operators=[], spans=[range(1), range(1)])
+    ranks = [
+        SimpleNamespace(base=base, place=SimpleNamespace(rank=rank), turns=[(0, 0), (1, 1)], sent=2.0, found=ONE_SECOND)
+        for rank in range(3)
+    ]
+    found = Divided(one_by_one(3, [1, 1, 1]), ranks, "pp")
+    for best, share in ((True, 0.6), (False, 0.2)):
+        crossing = (0.1 + 2 / (10 * share)) + (0.2 + 2 / (1 * share))  # inside a node, and between two
+        assert times(found, TWO_PER_NODE, best).step == pytest.approx(3 * 2 + 2 * crossing + 2)
+
+
+ONE_SECOND = SimpleNamespace(sum=lambda what: 1.0)
