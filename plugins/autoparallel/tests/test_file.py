@@ -1,5 +1,7 @@
 """A plan's file: what it must say, and for whom it is."""
 
+from types import SimpleNamespace
+
 import pytest
 import yaml
 
@@ -74,3 +76,13 @@ def test_what_is_no_plan_is_refused(tmp_path, text, key):
 def test_a_file_that_is_not_there(tmp_path):
     with raises_about("strategy.autoparallel.plan"):
         file.read(tmp_path / "none.yaml", Run, BLOCKS)
+
+
+def test_the_parts_of_a_step_add_up_and_only_several_micro_batches_are_added():
+    price = SimpleNamespace(micro=0.5, step=2.0, adds=0.25)
+    for micro, adds in ((1, 0.0), (4, 3 * 0.25)):
+        step = SimpleNamespace(total=SimpleNamespace(seconds=20.0))
+        parts = file._parts(SimpleNamespace(bubble=None, candidate=SimpleNamespace(micro=micro), price=price, mix=step))
+        assert parts["adding gradients of micro-batches"] == adds
+        assert parts["embedding, head and loss"] == micro * 0.5
+        assert sum(parts.values()) == 20.0

@@ -1,5 +1,7 @@
 """Searches over layouts that divide the layers."""
 
+from types import SimpleNamespace
+
 import attrs
 import pytest
 import yaml
@@ -155,3 +157,9 @@ def test_no_layout_of_stages_is_much_faster():
         if fit:
             plan = planned(checked(*ONLY, f"strategy.autoparallel.memory={capacity:.0f}"))
             assert plan["seconds"]["step"] <= 1.02 * min(fit), share
+
+
+def test_stages_recompute_only_as_every_block_may():
+    segments = [SimpleNamespace(ways=dict.fromkeys(ways)) for ways in (planning.REMAT, ("none", "full"), ("full",))]
+    assert list(stages._modes(SimpleNamespace(segments=segments[:2]))) == ["none", "full"]
+    assert list(stages._modes(SimpleNamespace(segments=segments))) == ["full"]

@@ -3,12 +3,15 @@
 import functools
 import re
 import sys
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
 
 import plait
+from plait import MeshAxis
 from plait.commands.inspect import report
+from plait.contract.axes import join_axes
 from plait.launch.check import check
 from plait.launch.compose import resolve
 from plait.plan.engine import plan
@@ -127,3 +130,15 @@ def test_inspect_shows_the_whole_model_and_what_each_stage_holds():
     assert re.search(r"^parameters: 14,330,880 bytes in all, [\d,]+ on rank 0, [\d,]+ on rank 2$", shown, re.MULTILINE)
     held = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) on rank", shown)]
     assert 2 * sum(held) == 14_330_880  # two data ranks have half of each stage
+
+
+def test_ranks_that_share_the_batch_have_fewer_micro_batches_each(tmp_path):
+    """Before a rank starts nobody knows how many share it: then the ranks say it."""
+    config = check(resolve([*RUN, "train.global_batch_size=8"]), 4).config
+    run = SimpleNamespace(config=config, folder=tmp_path)
+    axes = [MeshAxis("pp", 2, splits="layers"), MeshAxis("dp", 4, splits="batch")]
+    mesh = SimpleNamespace(layout=join_axes([("pipeline", axes)], 8))
+    model = llama3(n_layers=4)
+    with pytest.raises(plait.PlaitError) as caught:
+        Pipeline(2).parallelize(model, mesh, model.spec(), run)
+    is_about(caught.value, "train.global_batch_size", 8, fits="at least 16")
