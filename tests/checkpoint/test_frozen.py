@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from plait.checkpoint import frozen as frozen_parts
 from plait.checkpoint.frozen import Base, digest
 from plait.checkpoint.load import load
 from plait.checkpoint.save import Saver
@@ -77,3 +78,12 @@ def test_a_digest_sees_every_bit_and_place(dtype):
     seen = [of(lambda weight: None), of(one_bit), of(lambda w: w.copy_(w.flip(0))), of(lambda w: w.copy_(w.flip(1)))]
     assert len(set(seen)) == 4
     assert of(lambda weight: None) == seen[0]
+
+
+def test_a_digest_is_the_same_however_much_is_mixed_at_once(monkeypatch):
+    model, state, _ = frozen(0)
+    Base.of(state, SimpleNamespace(parts=[model]))
+    whole = digest(state)
+    for elements in (1, 3, 7):
+        monkeypatch.setattr(frozen_parts, "AT_ONCE", elements)
+        assert digest(state) == whole

@@ -1,6 +1,8 @@
-"""Which of several ends of ranks is the cause, by table; no rank and no torch."""
+"""Which of several ends of ranks is the cause, by table, and what a rank says of its own; no torch."""
 
+import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -265,3 +267,22 @@ def test_a_word_survives_where_the_run_cannot_be_written(tmp_path):
     (tmp_path / "rank-4.end.json").write_text("{")
     assert read(tmp_path / "nowhere", tmp_path) == {2: end, 1: failed(1, 2.0)}
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"rank-{rank}.end.json" for rank in (1, 2, 4)]
+
+
+EXITS = """
+import os, sys
+from pathlib import Path
+from plait.launch import rank
+from plait.records.run_folder import RunFolder
+
+rank._train = lambda *given: os._exit(7)
+rank.run_rank(RunFolder(Path(sys.argv[1])))
+"""
+
+
+def test_a_rank_that_ends_itself_leaves_word_that_it_would_do_so_again(tmp_path):
+    done = subprocess.run([sys.executable, "-c", EXITS, tmp_path], env={**os.environ, "RANK": "2"}, check=False)
+    assert done.returncode == 7
+    (end,) = read(tmp_path / "ranks").values()
+    assert (end.rank, end.kind, end.repeats) == (2, "exited", True)
+    assert end.reason.startswith("ended itself by os._exit(7) in <lambda> (")

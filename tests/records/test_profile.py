@@ -132,6 +132,12 @@ def test_a_run_that_ends_early_keeps_what_was_traced(tmp_path: Path) -> None:
     assert hooks(net) == 0
 
 
+def test_a_trace_makes_the_folders_that_it_needs(tmp_path: Path) -> None:
+    conf = Profile(enabled=True, start=1, steps=1)
+    train(model(), Profiler(conf, tmp_path / "runs" / "a", 0, {}, "cpu"), range(1, 3))
+    assert trace(tmp_path / "runs" / "a", "step-1-1-rank0.json")
+
+
 def test_a_block_that_is_compiled_while_it_is_traced(tmp_path: Path) -> None:
     net = model()
     net[1].compile(backend="aot_eager", fullgraph=True)  # the hooks are inside this graph

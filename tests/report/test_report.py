@@ -11,6 +11,7 @@ import pytest
 
 from plait.records.metrics import MetricsFile
 from plait.records.run_folder import Outcome, RunFolder
+from plait.report.meshes import drawn
 from plait.sweep.ledger import Job, Ledger
 from tests.helpers.inside import plait
 
@@ -116,6 +117,18 @@ def test_a_page_of_a_sweep_and_a_run(tmp_path):
     assert "optimizer.lr" in differences
     assert "strategy" not in differences
     assert "http" not in page.partition("<script>")[0]  # nothing is loaded
+
+
+def ranks_drawn(*degrees):
+    axes = [{"name": f"a{i}", "degree": n, "splits": None, "shards": [], "strategy": ""} for i, n in enumerate(degrees)]
+    return re.findall(r'class="rank">(\d+)<', drawn({"dense": axes, "views": {}}))
+
+
+def test_a_mesh_shows_every_rank_once_and_of_a_long_axis_the_ends():
+    for degrees in ((4, 2), (2, 2, 2), (8, 1), (1, 8)):
+        assert ranks_drawn(*degrees) == [str(rank) for rank in range(8)]
+    assert ranks_drawn(9) == ["0", "1", "2", "3", "4", "5", "6", "8"]
+    assert ranks_drawn(16, 2)[-4:] == ["12", "13", "30", "31"]
 
 
 def test_pictures(tmp_path):

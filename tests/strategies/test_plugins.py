@@ -70,6 +70,15 @@ def test_two_of_one_name(folder):
     )
 
 
+def test_two_of_one_name_are_told_in_the_order_of_their_distributions(folder):
+    for name, target in (("ghost-a", "z_module"), ("ghost-b", "a_module")):
+        distribution(folder, name)
+        (folder / f"{name.replace('-', '_')}-1.0.dist-info" / "entry_points.txt").write_text(
+            f"[plait.strategies]\nghost = {target}:Ghost\n"
+        )
+    assert installed()["ghost"].state == "defined twice: by ghost-a and by ghost-b; uninstall one"
+
+
 def test_one_distribution_seen_twice_is_one(folder, tmp_path_factory, monkeypatch):
     again = tmp_path_factory.mktemp("again")
     distribution(again, "plait-fine", {"fine": "Ghost"}, version="2.1")
