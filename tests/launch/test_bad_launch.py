@@ -4,6 +4,8 @@ import math
 import os
 import resource
 import socket
+import subprocess
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +25,16 @@ from plait.testing.errors import ANY
 from tests.helpers.inside import STARTED, plait
 
 FSDP = "strategy=[fsdp2]"
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
+LAUNCHERS = (
+    "TORCH_CPP_LOG_LEVEL",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -293,3 +304,18 @@ def test_machines_that_do_not_meet(tmp_path: Path) -> None:
         ),
     ):
         start_ranks(Config(launch=launch), RunFolder(tmp_path), 1, print, {})
+
+
+@pytest.mark.parametrize(
+    ("several", "set_by_user", "level"), [(True, None, "FATAL"), (True, "INFO", "INFO"), (False, None, "None")]
+)
+def test_where_machines_may_not_meet_torch_prints_no_stacks_unless_asked(
+    several: bool, set_by_user: str | None, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text('import os\nraise SystemExit(str(os.environ.get("TORCH_CPP_LOG_LEVEL")))\n')
+    start = f"from plait.commands.train import _check_and_start; _check_and_start({{}}, None, {several}, None)"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
+    env = {**os.environ, "PYTHONPATH": path} | ({"TORCH_CPP_LOG_LEVEL": set_by_user} if set_by_user else {})
+    done = subprocess.run([sys.executable, "-c", start], env=env, capture_output=True, text=True, check=False)
+    assert done.stderr == f"{level}\n"
