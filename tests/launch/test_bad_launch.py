@@ -25,16 +25,7 @@ from plait.testing.errors import ANY
 from tests.helpers.inside import STARTED, plait
 
 FSDP = "strategy=[fsdp2]"
-LAUNCHERS = (
-    "TORCH_CPP_LOG_LEVEL",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "SLURM_",
-)
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
 
 
 @pytest.fixture(autouse=True)
