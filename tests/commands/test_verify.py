@@ -2,9 +2,13 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from plait import ModelSpec
+from plait.commands.verify import _run, _vocab
+from plait.contract.config import Config
 from tests.helpers.fakes import distribution, forget
 from tests.helpers.inside import plait
 
@@ -218,6 +222,47 @@ def test_random_numbers_are_refused():
     assert done.code == 1
     assert done.err.startswith("plait: the model computes different logits for the same tokens the second time")
     assert done.err.count("\n") == 1
+
+
+BYTES = SimpleNamespace(encoder=SimpleNamespace(size=257))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "given", "tokens"),
+    [
+        ({"tokens.weight": (50, 8), "norm.weight": (4,)}, {}, 50),
+        ({"tokens.weight": (50, 8), "head.weight": (48, 8)}, {}, 48),
+        ({"tokens.weight": (64, 8)}, {"vocab_size": 61}, 61),  # the rows of a padded table
+        ({"norm.weight": (4,)}, {}, 257),
+    ],
+)
+def test_the_tokens_are_those_that_all_tables_know(shapes, given, tokens):
+    spec = ModelSpec(axes={"norm.weight": ("embed",), "*.weight": ("vocab", "embed")}, blocks=["blocks.*"])
+    assert _vocab(SimpleNamespace(config=Config(model=given), shapes=shapes, source=BYTES), spec) == tokens
+
+
+class Ranks:
+    """A pool that trains nothing, and tells of what it was asked."""
+
+    def __init__(self, world):
+        self.asked = []
+
+    def run(self, task, trial, *_, **__):
+        self.asked.append(trial)
+        return [0.0] if len(self.asked) == 1 else [([], {})]
+
+    def close(self):
+        pass
+
+
+def test_each_data_rank_has_samples_of_its_own(monkeypatch):
+    """In the one process too: both train on the same."""
+    pool = Ranks(4)
+    monkeypatch.setattr("plait.testing.pool.Pool", lambda world: pool)
+    layout = SimpleNamespace(world_size=4, count={"batch": 2, "sequence": 1, "tensor": 2}.get)
+    checked = SimpleNamespace(config=Config(model={"vocab_size": 50}), layout=layout, shapes={}, source=BYTES)
+    assert _run(checked, ModelSpec(axes={}, blocks=["blocks.*"]), False, print) == ([], {})
+    assert [(trial.shares, trial.vocab) for trial in pool.asked] == [(2, 50)] * 2
 
 
 def test_a_strategy_with_mathematics_of_its_own(tmp_path_factory, monkeypatch):

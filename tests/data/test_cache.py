@@ -261,3 +261,12 @@ def test_progress_is_said_now_and_then(corpus: Path, said: list[str], monkeypatc
     assert shares == sorted(shares)
     assert shares[-1] == 100
     assert len(shares) > 3
+
+
+def test_progress_is_a_share_of_the_whole(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "SECONDS", 0.0)
+    some = cache_module.Progress(said.append, "reading", 200)
+    for amount in (50, 100, 60):  # a file may have grown meanwhile
+        some.add(amount)
+    cache_module.Progress(said.append, "nothing", 0).add(0)
+    assert said == ["reading: 25%", "reading: 75%", "reading: 100%", "nothing: 0%"]

@@ -18,7 +18,7 @@ import pytest
 from plait.contract.config import Metrics as Conf
 from plait.contract.errors import PlaitError
 from plait.records import metrics
-from plait.records.metrics import KEYS, Metrics, MetricsFile, read
+from plait.records.metrics import KEYS, Metrics, MetricsFile, peak, read
 from plait.records.peak_flops import peak_flops
 from plait.testing import raises_about
 
@@ -235,6 +235,12 @@ def test_wandb_gets_numbers_and_the_same_run_again(tmp_path: Path, monkeypatch: 
     ] * 2
     assert [call for call in calls if isinstance(call, tuple)] == [(1, {"loss": 2.0}), (2, {"loss": 2.0})]
     assert calls.count("finished") == 2
+
+
+def test_the_peak_is_the_most_memory_of_any_step() -> None:
+    rows = [{"step": n, "peak_memory_bytes": memory} for n, memory in enumerate((5, None, 9, 7))]
+    assert peak([*rows, {"step": 4}]) == 9
+    assert peak([{"step": 1, "peak_memory_bytes": None}]) is None
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch import nn
 
 import plait
 from plait import MeshAxis, hookimpl, transform_param
+from plait.strategies.hook_trace import traced
 from plait.strategies.hooks import Hooks
 from plait.strategies.registry import create
 from plait.testing import models
@@ -65,6 +66,12 @@ class Inside(nn.Module):
 def wrap(model):
     for name, block in list(model.layers.named_children()):
         setattr(model.layers, name, Inside(block))
+
+
+@pytest.mark.parametrize(("hook", "answer"), [("build_mesh", None), ("build_mesh", 3), ("configure", ["an item"])])
+def test_only_a_list_of_axes_is_shown_item_by_item(hook, answer, capsys):
+    assert traced("it", hook, lambda: answer, {}) == answer
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_nothing(shown):

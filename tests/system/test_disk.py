@@ -54,6 +54,16 @@ def test_a_lost_peer_may_pass() -> None:
     assert of_error(RuntimeError("[gloo/transport/tcp/loop.cc:48] pipe: Too many open files"), 0, 0.0).repeats
 
 
+@pytest.mark.parametrize(
+    ("files", "left", "words"),
+    [(1000, 0, "no inodes"), (1000, 1, "the disk is full"), (1, 0, "no inodes"), (0, 0, "the disk is full")],
+)
+def test_a_disk_may_be_full_of_files_rather_than_bytes(files: int, left: int, words: str, tmp_path: Path) -> None:
+    """Some file systems count no inodes, and tell of 0."""
+    with mock.patch("os.statvfs", return_value=mock.Mock(f_files=files, f_favail=left)):
+        assert words in in_words(said(errno.ENOSPC), tmp_path / "not" / "there")
+
+
 def test_the_reason_that_a_library_hides() -> None:
     torchs = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
     torchs.__context__ = said(errno.ENOSPC)
