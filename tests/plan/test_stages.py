@@ -44,7 +44,7 @@ LAYOUTS = {
 
 
 def slow(names: Any) -> list[Any]:
-    return [pytest.param(n, marks=[pytest.mark.slow] if n != "1f1b x fsdp2" else []) for n in names]
+    return [pytest.param(n, marks=[pytest.mark.slow] if n != "zero_bubble" else []) for n in names]
 
 
 @pytest.mark.parametrize("name", slow(n for n in LAYOUTS if n != "interleaved"))

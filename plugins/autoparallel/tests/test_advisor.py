@@ -138,7 +138,7 @@ BF16 = ["precision.param=bfloat16"]
 @pytest.mark.parametrize(
     ("world", "options"),
     [
-        (2, ["strategy.autoparallel.strategies=[fsdp2]", *BF16]),
+        pytest.param(2, ["strategy.autoparallel.strategies=[fsdp2]", *BF16], marks=pytest.mark.slow),
         pytest.param(
             4,
             ["strategy.autoparallel.strategies=[fsdp2,tensor_parallel]", "strategy.autoparallel.axes={tp: 2}"],
