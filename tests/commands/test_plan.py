@@ -6,8 +6,12 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 
+from plait.launch.check import check
+from plait.launch.compose import resolve
+from plait.plan import engine
 from tests.helpers.fakes import distribution, forget
 from tests.helpers.inside import plait
 
@@ -161,3 +165,12 @@ def _refused(arguments: list[str], *said: str) -> None:
     assert len([line for line in done.err.splitlines() if line.startswith("plait: ")]) == 1
     for each in said:
         assert each in done.err
+
+
+def test_a_plan_notes_what_strategies_say_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(*arguments: object) -> object:
+        return attrs.evolve(check(*arguments), said=[("a line", "all of its details"), ("only a line", "")])
+
+    monkeypatch.setattr(engine, "check", said)
+    found = engine.plan(resolve(["strategy=[]", *TINY]), 1)
+    assert found.notes == ["all of its details", "only a line"]

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from plait import MeshAxis, ModelSpec
@@ -58,11 +57,3 @@ def test_a_balance_loss_is_divided_by_the_ranks_whose_gradients_are_summed(kinds
         Balance([model], mesh(), ModelSpec(axes={}, routers=["router"])).scale(10)
     assert float(model.router.loss_scale) == pytest.approx(1 / 10 / same)
     assert isinstance(model.router.loss_scale, torch.Tensor)
-
-
-def test_one_rank_of_many_makes_only_its_own_groups():
-    with simulated(64, rank=9):
-        Mesh(join_axes([("tp", [MeshAxis("tp", 8)]), ("dp", [MeshAxis("dp", 8, splits="batch")])], 64), "cpu")
-        groups = [dist.get_process_group_ranks(group) for group in dist.distributed_c10d._world.pg_map]
-    assert all(9 in ranks for ranks in groups)
-    assert {8} <= {len(ranks) for ranks in groups}

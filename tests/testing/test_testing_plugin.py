@@ -9,7 +9,9 @@ import time
 
 import pytest
 
+from plait.testing.count import Collective
 from plait.testing.pool import Pool, RankError, TooFewDevices
+from plait.testing.suite.resources import _compare
 from tests.helpers.commands import environment
 
 INERT = """
@@ -167,3 +169,15 @@ def test_a_rank_that_crashes_leaves_its_stack(plait_ranks):
         ranks.run(segfaults, world=1)
     assert "Fatal Python error: Segmentation fault" in str(caught.value)
     assert "in segfaults" in str(caught.value)
+
+
+def test_collectives_that_differ_from_what_was_declared_are_named() -> None:
+    declared, other = Collective("all_reduce", "dp", 2, 64), Collective("all_gather", "tp", 1, 8)
+    _compare([declared, other], [other, declared], {}, 0)
+    with pytest.raises(AssertionError, match=f"rank 3: declared: {declared}, none was seen; seen: none$"):
+        _compare([], [declared], {}, 3)
+    with pytest.raises(AssertionError, match=f"none was seen; seen: {other}$"):
+        _compare([other], [declared], {}, 3)
+    with pytest.raises(AssertionError, match=f"rank 3: not declared: {other}$"):
+        _compare([declared, other], [declared], {}, 3)
+    _compare([declared, other], [declared], {"tp": 1}, 3)  # nobody to gather from

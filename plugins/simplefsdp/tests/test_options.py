@@ -23,6 +23,7 @@ WRONG = [
         ("strategy.simplefsdp.reshard_after_forward", "sometimes", ("default", "always", "never")),
     ),
     ("strategy.simplefsdp.shard=0", ("strategy.simplefsdp.shard", 0, "at least 1, or -1 for what is left")),
+    ("strategy.simplefsdp.replicate=0", ("strategy.simplefsdp.replicate", 0, "at least 1, or -1 for what is left")),
     (EAGER, ("compile.backend", "eager", ("aot_eager", "inductor"))),
     ("compile.enabled=true remat.blocks={layers.0:full}", ("compile.enabled", True, (False,))),
     ("remat.mode=budget", ("remat.mode", "budget", ("none", "selective", "full"))),
