@@ -1,5 +1,7 @@
 """Steps put between traced degrees cost what they cost if they are traced."""
 
+import attrs
+import numpy as np
 import pytest
 
 from plait import planning
@@ -8,7 +10,8 @@ from plait.contract.config import Config
 from plait.launch.compose import resolve
 from plait.parallel.assembly import assemble
 from plait.plan.between import between, ends
-from plait.plan.pieces import pieces
+from plait.plan.pieces import Pieces, pieces
+from plait.plan.recorder import Operator
 from plait.plan.space import representatives
 
 RUN = [
@@ -38,6 +41,24 @@ def test_only_the_ends_are_traced():
 def test_a_degree_that_shares_heads_is_no_end():
     run, found, chosen = composed("model.n_kv_heads=4")
     assert all(len(mix) == 1 for mix in ends(run, found, chosen).values())
+
+
+def made(bytes_, levels):
+    operators = [Operator("forward", 0, "", "aten::mm", 0, 1, "float32")] * 2
+    arrays = (np.array(bytes_, dtype=float), np.zeros((2, 3)), np.array(levels, dtype=float), np.zeros((2, 4)))
+    return [Pieces(None, [], {}, [("embed", "")] * 2, operators, *arrays, {}, ())]
+
+
+def test_figures_of_a_step_between_are_weighted_and_never_negative():
+    one = made([[8, 0, 4], [1, 2, 3]], [[4, 0, 0, 0], [0, 0, 0, 8]])
+    other = made([[0, 8, 4], [1, 2, 3]], [[0, 0, 0, 0], [16, 0, 0, 0]])
+    (found,) = between([(0.25, one), (0.75, other)], "the layout")
+    assert found.layout == "the layout"
+    assert np.array_equal(found.fixed, [[2, 6, 4], [1, 2, 3]])
+    assert np.array_equal(found.levels, [[1, 0, 0, 0], [12, 0, 0, 2]])
+    (beyond,) = between([(1.5, one), (-0.5, other)], "the layout")
+    assert np.array_equal(beyond.fixed, [[12, 0, 4], [1, 2, 3]])
+    assert between([(0.5, one), (0.5, [attrs.evolve(other[0], parts=[("head", "")] * 2)])], "the layout") is None
 
 
 @pytest.mark.slow

@@ -247,6 +247,15 @@ def test_what_does_not_fit_is_said_before_a_rank_starts(overrides, about):
         check(resolve(["strategy=[tensor_parallel]", *overrides.split()]))
 
 
+def test_only_degrees_that_divide_everything_are_said_to_fit():
+    from plait.launch.check import check
+    from plait.launch.compose import resolve
+
+    with pytest.raises(plait.PlaitError) as caught:
+        check(resolve(["strategy=[tensor_parallel]", f"{KEY}.degree=3"]))
+    assert caught.value.fits == (1, 2, 4, 8)
+
+
 def test_a_sequence_need_not_be_divided_where_it_stays_whole():
     from plait.launch.check import check
     from plait.launch.compose import resolve
