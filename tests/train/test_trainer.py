@@ -34,6 +34,7 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
 
     found = {"rows": [], "after_step": [], "validated": []}
     trainer = module.Trainer(Config.of(node), RunFolder(folder), lambda text: None)
+    found["deterministic"] = torch.are_deterministic_algorithms_enabled()
     trainer.restore()
     now = (lambda: clock[dist.get_rank()] * trainer.step) if clock else time.monotonic
     trainer.checkpoints._saved_at = now()
@@ -61,9 +62,13 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
     ):
         try:
             stops = lambda step: trainer.ask_to_stop(signal.SIGTERM) if step == ask else None  # noqa: E731
+            began = time.perf_counter()
             found["end"] = trainer.fit(lambda row: found["rows"].append(dict(row)), stops)
+            found["seconds"] = time.perf_counter() - began
         except PlaitError as error:
             found["end"] = str(error)
+        finally:
+            torch.use_deterministic_algorithms(False)
     return found
 
 
@@ -81,7 +86,8 @@ def run(ranks, folder, strategies, *overrides, world=1, **options):
 def trained(plait_ranks, tmp_path_factory):
     """Five steps on two ranks, with two local batches each per step."""
     folder = tmp_path_factory.mktemp("trained")
-    return run(plait_ranks, folder, {"fsdp2": {}}, "train.steps=5", "validation.interval=2", world=2)[:2]
+    more = ("train.steps=5", "validation.interval=2", "train.deterministic=true")
+    return run(plait_ranks, folder, {"fsdp2": {}}, *more, world=2)[:2]
 
 
 def test_the_learning_rate_of_a_step_is_that_of_the_schedule(trained):
@@ -107,6 +113,17 @@ def test_speed_counts_all_tokens_of_a_step(trained):
     node, found = trained
     tokens = node["train"]["global_batch_size"] * node["train"]["seq_len"]
     assert {row["tokens_per_second"] for row in found["rows"]} == {tokens / SECONDS}
+
+
+def test_data_takes_a_part_of_the_time(trained):
+    _, found = trained
+    taken = [row["data_seconds"] for row in found["rows"]]
+    assert min(taken) > 0
+    assert sum(taken) < found["seconds"]
+
+
+def test_a_deterministic_run_asks_torch_for_repeatable_algorithms(trained):
+    assert trained[1]["deterministic"]
 
 
 def test_memory_is_that_of_the_rank_with_the_most(trained):
