@@ -5,6 +5,9 @@ import pytest
 
 from plait.launch.compose import resolve
 from plait.plan.engine import plan
+from plait.plan.recorder import Operator
+from plait.plan.trace import Trace
+from plait.plan.whole import LEAST, whole
 
 SMALL = ["train.local_batch_size=2", "train.seq_len=32", "model.n_layers=8", "validation.interval=0", "cluster=cpu"]
 DEEP = ["model=deepseek_v3_debug", "model.n_dense_layers=2"]
@@ -51,3 +54,32 @@ def _without_time(found: object) -> dict[str, object]:
     values = attrs.asdict(found)
     del values["time"], values["traced"], values["memory"]["reserved"]
     return values
+
+
+def traced(blocks: int, more_in_first: str = "", more_outside: str = "") -> Trace:
+    """Each block multiplies once; with a further block, the first one or what is outside does something more."""
+    modules = [f"layers.{i}" for i in range(blocks)]
+    more = [(modules[0], more_in_first)] * (blocks > LEAST) + [("", more_outside)] * (blocks > LEAST)
+    calls = [(module, "aten::mm") for module in modules] + [call for call in more if call[1]]
+    operators = [
+        Operator("forward", 0, module, name, 10, 10, "float32", "all_reduce" if name == "c10d::sum" else "", "a")
+        for module, name in sorted(calls)
+    ]
+    places = {module: (0, i) for i, module in enumerate(modules)}
+    return Trace(operators, [], places, [], (1, 1), {}, (), None, [1] * len(operators))
+
+
+@pytest.mark.parametrize(
+    ("more", "few"),
+    [
+        ({}, True),
+        ({"more_outside": "aten::add"}, True),  # such as one more counter that is read
+        ({"more_outside": "c10d::sum"}, False),
+        ({"more_in_first": "aten::add"}, False),
+        ({"more_in_first": "c10d::sum"}, False),
+    ],
+)
+def test_all_blocks_are_traced_if_a_further_one_changes_what_others_do(more: dict[str, str], few: bool) -> None:
+    found = whole(lambda counts: traced(counts[0] if counts else 12, **more), [12])
+    assert (len(found.base.places) == LEAST) is few
+    assert len(found.base.places) in (LEAST, 12)
