@@ -52,3 +52,14 @@ def test_pieces_put_together_cost_what_the_whole_costs(case: str) -> None:
         assert whole.time is not None
         assert total.seconds == pytest.approx(sum(whole.time.step) / 2, rel=CLOSE.get(case, 0.03)), more
         assert total.peak == pytest.approx(whole.memory.peak, rel=0.05), more
+
+
+def test_backward_of_a_block_has_its_own_gradients_beside_those_of_the_blocks_after_it() -> None:
+    more = ["strategy=[]", "model.n_layers=5", "train.seq_len=8", "precision.param=float32", "train.local_batch_size=1"]
+    run = check(_plannable(resolve([*SMALL, *more]), []), 1)
+    cluster = cluster_of(run.config.cluster)
+    assert cluster is not None
+    found = price(pieces(run.config, run.layout, {}, 1), run.layout, cluster, 1)
+    (gradients,) = found.gradients
+    for cost in found.blocks[0].values():
+        assert gradients <= cost.backward <= 1.2 * gradients  # so few tokens are small beside them
