@@ -181,3 +181,21 @@ def test_collectives_that_differ_from_what_was_declared_are_named() -> None:
     with pytest.raises(AssertionError, match=f"rank 3: not declared: {other}$"):
         _compare([declared, other], [declared], {}, 3)
     _compare([declared, other], [declared], {"tp": 1}, 3)  # nobody to gather from
+
+
+def kept_of_meshes() -> tuple[int, int]:
+    """How many ways to gather tensors torch has kept: (from before, with that of this call)."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, _redistribute, distribute_tensor
+
+    kept = _redistribute._gen_transform_infos.cache_info
+    before = kept().currsize
+    distribute_tensor(torch.ones(4), init_device_mesh("cpu", (2,)), [Shard(0)]).full_tensor()
+    return before, kept().currsize
+
+
+def test_ranks_forget_what_torch_keeps_of_the_groups_of_the_last_call(plait_ranks: Pool) -> None:
+    for _ in range(2):
+        for before, after in plait_ranks.run(kept_of_meshes, world=2):
+            assert before == 0 < after
