@@ -5,6 +5,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from plait.launch.check import check
 from plait.launch.compose import resolve
 from plait.plan import engine
+from plait.plan.side_by_side import Job, Ranking
 from tests.helpers.fakes import distribution, forget
 from tests.helpers.inside import plait
 
@@ -174,3 +176,16 @@ def test_a_plan_notes_what_strategies_say_in_full(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(engine, "check", said)
     found = engine.plan(resolve(["strategy=[]", *TINY]), 1)
     assert found.notes == ["all of its details", "only a line"]
+
+
+def test_a_table_of_runs_has_the_speed_of_those_whose_time_is_known() -> None:
+    time = SimpleNamespace(step=(0.5, 1.0), tokens_per_second=(2048.0, 4096.0), bound="memory bandwidth")
+    memory = SimpleNamespace(peak=2 * 10**9)
+    timed, plain = (SimpleNamespace(time=t, memory=memory, fits=t and True, free=0, tokens=64) for t in (time, None))
+    shown = Ranking([Job("a=1", timed), Job("a=2", plain), Job("a=3", why="it cannot run")]).text().splitlines()
+    for said in ("1", "a=1", "0.500 to 1.000 s", "2,048 to 4,096", "bound by memory bandwidth"):
+        assert said in shown[-3]
+    assert "a=2" in shown[-2]
+    assert " to " not in shown[-2]
+    assert shown[-1].startswith("-")
+    assert shown[-1].endswith("it cannot run")
