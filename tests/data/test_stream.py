@@ -278,3 +278,13 @@ def test_reading_ahead_is_bounded_and_ends_with_its_reader() -> None:
     while any(thread.is_alive() for thread in before):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_state_tells_how_many_epochs_were_read(files: list[str]) -> None:
+    stream, steps = opened(files[:1], validation_documents=0), 40
+    epochs = []
+    for step in range(steps):
+        stream.train(step)
+        epochs.append(stream.state_dict()["start"]["epoch"])
+    assert epochs == sorted(epochs)
+    assert {0, 1} <= set(epochs)

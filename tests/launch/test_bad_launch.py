@@ -9,14 +9,15 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from plait.contract.config import Config, Launch
+from plait.contract.config import Config, Launch, Precision, Train
 from plait.contract.errors import PlaitError, one_line
-from plait.launch import capacity
+from plait.launch import capacity, memory
 from plait.launch.launcher import launch_mode, start_ranks
 from plait.records.run_folder import RunFolder
 from plait.system.sockets import local_store
@@ -113,6 +114,26 @@ def test_ranks_need_open_files() -> None:
     for most in (64, resource.RLIM_INFINITY):
         with mock.patch("resource.getrlimit", return_value=(most, most)):
             capacity.check_open_files()
+
+
+def test_the_tokens_of_all_data_ranks_need_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_memory", lambda: 10_000)
+    layout = SimpleNamespace(count={"batch": 4, "sequence": 2}.get)
+    config = Config(train=Train(seq_len=16, local_batch_size=10))
+    with raises_about("train.local_batch_size", 10):
+        memory.check_room(SimpleNamespace(config=config, layout=layout, shapes={}))
+    memory.check_room(
+        SimpleNamespace(config=Config(train=Train(seq_len=16, local_batch_size=9)), layout=layout, shapes={})
+    )
+
+
+def test_the_parameters_need_memory_in_the_dtype_that_stores_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_memory", lambda: 10_000)
+    layout = SimpleNamespace(count=lambda kind: 1)
+    config = Config(train=Train(seq_len=1, local_batch_size=1), precision=Precision(storage="float32"))
+    memory.check_room(SimpleNamespace(config=config, layout=layout, shapes={"a": (50, 50)}))
+    with raises_about("precision.storage", "float32"):
+        memory.check_room(SimpleNamespace(config=config, layout=layout, shapes={"a": (50, 50), "b": (1,)}))
 
 
 def test_ranks_need_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,13 @@ def test_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.call_count == 1
 
 
+def test_an_error_that_names_its_argument_does_not_list_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PlaitError, match=r"^unknown key train\.stpes; ") as caught:
+        composed(lambda cfg: None, ["run.name=a", "train.stpes=3"])
+    assert "run.name" not in str(caught.value)
+
+
 def test_a_mode_that_a_config_sets_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf" / "recipe").mkdir(parents=True)
