@@ -15,9 +15,11 @@ import pytest
 import yaml
 
 from plait.contract.errors import PlaitError
+from plait.launch.overrides import check_sweep
 from plait.records.metrics import MetricsFile
 from plait.records.run_folder import Outcome
 from plait.sweep.command import Command
+from plait.testing import raises_about
 from tests.helpers.inside import plait
 
 TINY = (
@@ -179,6 +181,20 @@ def test_a_wrong_name_is_refused_before_the_first_job(overrides, sentence):
     assert done.err.count("\n") == 1
     assert re.search(sentence.replace("?", r"\?"), done.err), done.err
     assert not Path("runs").exists() or not any(Path("runs").iterdir())
+
+
+@pytest.mark.parametrize("path", ["../runs", "runs/../..", "runs/a\x07b", "runs/a\nb"])
+@pytest.mark.parametrize("key", ["hydra.sweep.dir", "hydra.sweep.subdir"])
+def test_folders_of_a_sweep_lead_nowhere_else(key, path):
+    with raises_about(key, path, "a path without '..'"):
+        check_sweep(path, key)
+
+
+def test_the_folder_of_a_sweep_may_be_anywhere_but_those_of_its_jobs_are_in_it():
+    check_sweep("/data/..runs/a", "hydra.sweep.dir")
+    check_sweep("seed=1,lr=2/a", "hydra.sweep.subdir")
+    with raises_about("hydra.sweep.subdir", "/data/a", "a folder inside hydra.sweep.dir"):
+        check_sweep("/data/a", "hydra.sweep.subdir")
 
 
 def test_a_single_run_refuses_options_of_others_as_before():
