@@ -60,8 +60,8 @@ def read(folder: Path) -> list[Recorded]:
 def tests_for(mutant: Mutant, tests: Iterable[Recorded]) -> list[Recorded]:
     """Those that run its statement, the likeliest to fail first: of the room, then the quickest.
 
-    What only importing runs (constants, fields of classes) is recorded for the first test of a process at most: then all
-    tests of the file's room.
+    What only importing runs (constants, fields of classes) is recorded for the first test of a process at most: then
+    all tests of the file's room.
     """
     tests = list(tests)
     wanted = range(mutant.lines[0], mutant.lines[1] + 1)
