@@ -3,6 +3,7 @@
 import contextlib
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,15 @@ SENTENCES = {  # of Hydra and of files, which have no key
 @pytest.mark.parametrize("arguments", CASES)
 def test_what_is_at_fault(arguments):
     is_about(error_of(*arguments.split()), *CASES[arguments])
+
+
+def test_a_debugger_changes_no_sentence():
+    plain, before = str(error_of("train.stpes=3")), sys.gettrace()
+    sys.settrace(lambda *_: None)
+    try:
+        assert str(error_of("train.stpes=3")) == plain
+    finally:
+        sys.settrace(before)
 
 
 @pytest.mark.parametrize("arguments", SENTENCES)

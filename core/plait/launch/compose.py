@@ -102,10 +102,13 @@ def explained(error: Exception) -> PlaitError:
             what = "does not exist; available"
         said = f"{group}={option} {what}: {', '.join(options) or 'none'}{near_miss(option, options)}"
         return PlaitError(said).at(group, option, options)
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
+    causes: list[BaseException] = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    # Under a debugger OmegaConf tells its own causes too.
+    unknown = (each for each in causes if isinstance(each, ConfigAttributeError | ConfigKeyError))
+    cause = next((each for each in unknown if isinstance(each.parent_node, DictConfig)), None)
+    if cause is not None:
         known = [str(name) for name in cause.parent_node]
         if str(cause.full_key).rpartition(".")[0] == "strategy":
             selected = ", ".join(known) or "none"
