@@ -71,6 +71,16 @@ def test_a_seed_draws_the_same_and_another_seed_others():
     assert len({m.operator for m in chosen(first, 10)}) == 10
 
 
+def test_what_is_added_moves_no_other_mutant(tmp_path):
+    (tmp_path / "core" / "plait").mkdir(parents=True)
+    (tmp_path / "core" / "plait" / "f.py").write_text(SOURCE)
+    before = [m.name for m in drawn(0, tmp_path) if m.operator == "swapped arguments"]
+    (tmp_path / "core" / "plait" / "g.py").write_text(SOURCE)
+    after = [m.name for m in drawn(0, tmp_path) if m.operator == "swapped arguments"]
+    assert [name for name in after if name in before] == before
+    assert len(after) == 2 * len(before) > 2
+
+
 def mutant_of(file, line):
     return Mutant(file, 0, 1, (line, line), "comparison", "a", "b")
 
