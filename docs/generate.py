@@ -150,7 +150,7 @@ core joins what must be whole: norms, losses, counts of experts, checkpoints, ex
 verify`. A save or an export is refused if no rank holds one of the model's tensors.
 
 One step with two stages, each on two ranks that divide the sequence. The core calls `deal` and `forward_backward`; the
-strategies do what is between the lines:
+strategies do the rest:
 
 ```text
              rows of a step, the same on all four ranks
@@ -162,7 +162,7 @@ strategies do what is between the lines:
    rank 2    v blocks 2 and 3 <-k, v-> rank 3  v blocks 2 and 3      pp=1: has the norm and the head
              loss(i, logits) of its tokens     loss(i, logits) of its tokens
              ---------------- forward_backward ----------------      then dx goes back from pp=1 to pp=0
-             gradients are summed over cp, where a strategy claims it: each rank has all of its own stage's
+             the strategy that claims the sum adds gradients over cp: each rank has all of its own stage's
              clip_grads: norms are joined over pp and cp; the loss of the step reaches all four ranks
 ```
 

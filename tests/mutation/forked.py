@@ -18,7 +18,7 @@ from typing import NoReturn
 from tests.helpers.starter import Starter, channel, serve_forks
 from tests.helpers.warm import dies_with_parent
 
-RANKS = (  # what `plait.testing.pool` has its ranks import
+RANKS = (  # what `plait.testing.pool` has its ranks import; to ask it would import Plait
     *("torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor"),
     *("torch.distributed.tensor.parallel", "torch._inductor.compile_fx", "torch._dynamo.backends.debugging"),
 )

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from tests.mutation import page, recorded
+from plait.testing.pool import PRELOADED
+from tests.mutation import forked, page, recorded
 from tests.mutation.draw import ROOT, Mutant, chosen, drawn, mutants
 from tests.mutation.judge import Copy, Verdict
 from tests.mutation.recorded import Recorded, read
@@ -79,6 +80,10 @@ def test_what_is_added_moves_no_other_mutant(tmp_path):
     after = [m.name for m in drawn(0, tmp_path) if m.operator == "swapped arguments"]
     assert [name for name in after if name in before] == before
     assert len(after) == 2 * len(before) > 2
+
+
+def test_ranks_of_forks_import_what_ranks_of_tests_do():
+    assert list(forked.RANKS) == PRELOADED
 
 
 def mutant_of(file, line):

@@ -1,6 +1,7 @@
 """The steps of all ranks that divide a model's layers, and the time until all of them are done."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -134,14 +135,19 @@ def times(found: Divided, cluster: Cluster, best: bool) -> Times:
         by_span, rest = cache[key]
         seconds.append([by_span[number] for _, number in step.turns])
         around.append(rest)
-    links = cluster.achieved.links[1 if best else 0]
     ranks = [step.place.rank for step in found.steps]
-    sending = []
-    for stage in range(len(found.plan.blocks) - 1):
-        one, other = (ranks[found.plan.ranks[n]] // cluster.node for n in (stage, stage + 1))
-        link = cluster.inside if one == other else cluster.between
-        sending.append(link.latency + found.steps[0].sent / (link.bandwidth * links))
+    sending = seconds_between(found.plan, ranks, cluster, found.steps[0].sent, cluster.achieved.links[1 if best else 0])
     return Times(play_stages(found.plan, seconds, sending), around)
+
+
+def seconds_between(plan: StagePlan, ranks: Sequence[int], cluster: Cluster, size: float, share: float) -> list[float]:
+    """Of a stream of `size` bytes between each stage and the next. ranks: along the axis. share: of the links' peak."""
+    found = []
+    for stage in range(len(plan.blocks) - 1):
+        one, other = (ranks[plan.ranks[n]] // cluster.node for n in (stage, stage + 1))
+        link = cluster.inside if one == other else cluster.between
+        found.append(link.latency + size / (link.bandwidth * share))
+    return found
 
 
 def _spent(step: StageStep, cluster: Cluster, best: bool) -> tuple[list[float], float]:

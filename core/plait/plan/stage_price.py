@@ -12,7 +12,7 @@ from plait.contract.config import Config
 from plait.contract.model_spec import ModelSpec
 from plait.contract.stage_plan import StageAction, StagePlan
 from plait.parallel.assembly import assemble
-from plait.plan.divided import divided, times
+from plait.plan.divided import divided, seconds_between, times
 from plait.plan.pieces import Pieces
 from plait.plan.price import BlockCost, Price
 from plait.plan.ranks import degrees, members
@@ -86,19 +86,10 @@ def stage_total(
         peaks.append(max(always + _most(actions, stages), (price.static + price.end) * part))
         around.append((price.step + (micro - 1) * price.adds) * part)
     seconds = [[stages[a.stage].seconds[a.kind] for a in actions] for actions in plan.actions]
-    played = play_stages(plan, seconds, _sending(plan, layout, cluster, stream))
-    return StageTotal(played.seconds + max(around), peaks, played.bubble)
-
-
-def _sending(plan: StagePlan, layout: MeshLayout, cluster: Cluster, stream: float) -> list[float]:
-    """Seconds of a stream between each stage and the next."""
     ranks = members(layout, [axis.name for axis in layout.dense if axis.splits == "layers"])
-    found = []
-    for number in range(len(plan.blocks) - 1):
-        one, other = (ranks[plan.ranks[n]] // cluster.node for n in (number, number + 1))
-        link = cluster.inside if one == other else cluster.between
-        found.append(link.latency + stream / (link.bandwidth * sum(cluster.achieved.links) / 2))
-    return found
+    sending = seconds_between(plan, ranks, cluster, stream, sum(cluster.achieved.links) / 2)
+    played = play_stages(plan, seconds, sending)
+    return StageTotal(played.seconds + max(around), peaks, played.bubble)
 
 
 class _Stage:

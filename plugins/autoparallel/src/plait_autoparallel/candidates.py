@@ -1,5 +1,6 @@
 """What a search chooses among."""
 
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -31,7 +32,7 @@ class Priced:
     price: planning.Price
     segments: list[Segment]
 
-    @property
+    @cached_property
     def least(self) -> float:
         """Seconds: no mix of recomputation takes less."""
         ranks = self.candidate.composition.layout.count("layers")

@@ -63,7 +63,7 @@ class ContextParallel:
         from plait_context_parallel import fused
         from plait_context_parallel.divide import divide
 
-        self.fused = fused.works(mesh.device_type)
+        self.fused = self.method == "ring" and fused.works(mesh.device_type)
         divide(self, model, mesh["cp"], spec)
 
 
