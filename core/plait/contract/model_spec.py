@@ -30,6 +30,8 @@ class ModelSpec:
                each, the mean of values weighted by the softmax of the scaled products of queries and keys; a token sees
                those up to itself, of its own document if there are positions. What is not so is a keyword of the call:
                `scale`, `window`, `softcap`, `sinks` (`plait.models.attention`).
+    documents: FQN of a module `forward(positions, dtype)`, called once in a forward if there are positions: attention's
+               inner functions get what it makes of them, such as a mask, instead of positions. dtype: of queries.
     init:      FQN pattern of a parameter or buffer -> `fn(tensor, generator)` that fills it in place. Parameters are
                filled in fp32, one row of dim 0 at a time (1-D ones whole); the function sees one row, and if it
                has a parameter `row`, the row's index. Buffers are filled whole, in their own dtype.
@@ -53,6 +55,7 @@ class ModelSpec:
     sizes: Mapping[str, int] = attrs.field(factory=dict)
     branches: tuple[str, ...] = attrs.field(default=(), converter=_names)
     attention: str | None = None
+    documents: str | None = None
     init: Mapping[str, Callable[[Any, Any], Any]] = attrs.field(factory=dict)
     flops: Callable[[int], int] | None = None
     routers: tuple[str, ...] = attrs.field(default=(), converter=_names)

@@ -16,7 +16,7 @@ class CausalAttention(nn.Module):
         q_BHTE: Tensor,
         k_BKTE: Tensor,
         v_BKTE: Tensor,
-        positions_BT: Tensor | None = None,
+        documents: Tensor | None = None,
         *,
         scale: float | None = None,
         window: int | None = None,
@@ -25,16 +25,33 @@ class CausalAttention(nn.Module):
     ) -> Tensor:
         """The mean of values weighted by the softmax of scores, (B, H, T, width of a value head).
 
-        Without positions a token attends to itself and all tokens before it; with positions only to those in its own
-        document: positions restart at 0 at the start of a document. `window`: at most to so many, itself included. The
-        others are those of `attend`.
+        documents: what `DocumentMask` made of positions, or the positions themselves, (B, T); None: a row is one. A
+        token attends to itself and to those before it in its document. `window`: at most to so many, itself included.
+        The others are those of `attend`.
         """
-        if positions_BT is None and window is None and softcap is None and sinks is None:
+        if documents is None and window is None and softcap is None and sinks is None:
             return F.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, is_causal=True, enable_gqa=True, scale=scale)
-        mask = document_mask(q_BHTE.new_ones(1, q_BHTE.shape[2]) if positions_BT is None else positions_BT)
+        if documents is None:
+            documents = q_BHTE.new_ones(1, q_BHTE.shape[2])
+        mask = document_mask(documents) if documents.dim() == 2 else documents
         if window is not None:
-            mask = mask.triu(1 - window)
+            tokens = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device)
+            mask = within(mask, tokens.triu(1 - window))
         return attend(q_BHTE, k_BKTE, v_BKTE, mask, scale, softcap, sinks)
+
+
+class DocumentMask(nn.Module):
+    """Makes the mask of packed documents, once in a forward for all blocks: a spec names it as `documents`.
+
+    A block that makes its own saves its own for backward, B x T x T elements each.
+    """
+
+    def forward(self, positions_BT: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """(B, 1, T, T): 0 where the row's token attends to the column's, else -inf. positions_BT: they restart at 0 at
+        the start of a document. dtype: of queries and keys; None: bool, which attention has to convert in each block.
+        """
+        mask = document_mask(positions_BT)
+        return mask if dtype is None else added(mask, dtype)
 
 
 def attend(
@@ -48,25 +65,37 @@ def attend(
 ) -> Tensor:
     """Attention of queries to the keys that `mask` allows; each query sees one at least.
 
-    mask: bool, broadcast to (B, H, T, S). scale: factor of the products of queries and keys; None: E ** -0.5. softcap:
-    scores are c tanh(score / c) (Gemma 2, arXiv:2408.00118, section 2). sinks: (H,), a further score per head, of a key
-    whose value is 0 (gpt-oss; Xiao et al., arXiv:2309.17453).
+    mask: broadcast to (B, H, T, S): bool, or what is added to scores, 0 or -inf. scale: factor of the products of
+    queries and keys; None: E ** -0.5. softcap: scores are c tanh(score / c) (Gemma 2, arXiv:2408.00118, section 2).
+    sinks: (H,), a further score per head, of a key whose value is 0 (gpt-oss; Xiao et al., arXiv:2309.17453).
     """
     groups = q_BHTE.shape[1] // k_BKSE.shape[1]  # on GPUs no fused kernel takes a mask and grouped heads
     if groups > 1:
         k_BKSE, v_BKSE = (x.repeat_interleave(groups, dim=1) for x in (k_BKSE, v_BKSE))
+    if mask.dtype != torch.bool:
+        mask = mask.to(q_BHTE.dtype)
     if softcap is None and sinks is None:
         return F.scaled_dot_product_attention(q_BHTE, k_BKSE, v_BKSE, attn_mask=mask, scale=scale)
     wide = torch.promote_types(q_BHTE.dtype, torch.float32)
     scores = (q_BHTE @ k_BKSE.mT).to(wide) * (q_BHTE.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
-    scores = scores.masked_fill(~mask, -torch.inf)
+    scores = within(scores, mask) if mask.dtype == torch.bool else scores + mask
     if sinks is not None:
         sink = sinks.to(wide)[:, None, None].expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sink], dim=-1)
     weights = scores.softmax(-1).to(v_BKSE.dtype)
     return weights[..., : v_BKSE.shape[2]] @ v_BKSE
+
+
+def added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """What `mask` adds to scores: 0, or -inf where it is false."""
+    return within(torch.zeros(mask.shape, dtype=dtype, device=mask.device), mask)
+
+
+def within(mask: Tensor, other: Tensor) -> Tensor:
+    """`mask`, bool or what is added to scores, also where `other` (bool) is true."""
+    return mask & other if mask.dtype == torch.bool else mask.masked_fill(~other, -torch.inf)
 
 
 def document_mask(positions_BT: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
+from plait.models.attention import DocumentMask
 from plait.models.flops import Flops
 from plait.models.init import Normal, ones
 from plait.models.layers import Rope, Turns
@@ -28,8 +29,8 @@ class Block(nn.Module):
         self.ffn_norm = nn.RMSNorm(dim, norm_eps)
         self.feed_forward = feed_forward
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, turns: Turns) -> Tensor:
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), positions_BT, turns)
+    def forward(self, x_BTD: Tensor, documents: Tensor | None, turns: Turns) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), documents, turns)
         return x_BTD + self.feed_forward(self.ffn_norm(x_BTD))
 
 
@@ -51,6 +52,7 @@ class Decoder(nn.Module):
         self.max_seq_len = max_seq_len
         self.tok_embeddings = nn.Embedding(vocab_size, dim)
         self.rope = rope
+        self.documents = DocumentMask()
         # not a list: stages remove blocks, and names stay
         self.layers = nn.ModuleDict({str(layer): block for layer, block in enumerate(blocks)})
         self.n_layers = len(self.layers)
@@ -69,8 +71,9 @@ class Decoder(nn.Module):
             ).at("model.max_seq_len", self.max_seq_len, fits=f"at least {tokens_BT.shape[1]}")
         x_BTD = self.tok_embeddings(tokens_BT)
         turns = self.rope(tokens_BT, positions_BT, x_BTD.dtype)
+        documents = None if positions_BT is None else self.documents(positions_BT, x_BTD.dtype)
         for block in self.layers.values():
-            x_BTD = block(x_BTD, positions_BT, turns)
+            x_BTD = block(x_BTD, documents, turns)
         return self.output(self.norm(x_BTD))
 
     def normals(self) -> tuple[Normal, Normal]:
@@ -110,6 +113,7 @@ class Decoder(nn.Module):
             sizes=sizes,
             branches=(ATTENTION, FEED_FORWARD),
             attention=f"{ATTENTION}.inner",
+            documents="documents",
             init={
                 # an embedding of its own starts at 1, as in torchtitan: it trains faster than 0.02
                 "tok_embeddings.weight": Normal(STD if self.tie_embeddings else 1.0),

@@ -39,7 +39,7 @@ class GroupedQueryAttention(nn.Module):
             self.q_norm, self.k_norm = (nn.RMSNorm(self.head_dim, norm_eps) for _ in range(2))
         self.inner = CausalAttention()
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, turns: Turns) -> Tensor:
+    def forward(self, x_BTD: Tensor, documents: Tensor | None, turns: Turns) -> Tensor:
         q_BTHE = self.wq(x_BTD).unflatten(-1, (-1, self.head_dim))  # a rank may hold fewer heads than the model has
         k_BTKE = self.wk(x_BTD).unflatten(-1, (-1, self.head_dim))
         v_BTKE = self.wv(x_BTD).unflatten(-1, (-1, self.head_dim))
@@ -48,7 +48,7 @@ class GroupedQueryAttention(nn.Module):
         q_BTHE, k_BTKE = turns(q_BTHE), turns(k_BTKE)
         if self.sharpness != 1.0:
             q_BTHE = q_BTHE * self.sharpness
-        out_BHTE = self.inner(q_BTHE.transpose(1, 2), k_BTKE.transpose(1, 2), v_BTKE.transpose(1, 2), positions_BT)
+        out_BHTE = self.inner(q_BTHE.transpose(1, 2), k_BTKE.transpose(1, 2), v_BTKE.transpose(1, 2), documents)
         return self.wo(out_BHTE.transpose(1, 2).flatten(-2))
 
 

@@ -100,7 +100,7 @@ class LatentAttention(nn.Module):
         self.sharpness = sharpness
         self.inner = CausalAttention()
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, turns: Turns) -> Tensor:
+    def forward(self, x_BTD: Tensor, documents: Tensor | None, turns: Turns) -> Tensor:
         q_BTF = self.wq_b(self.q_norm(self.wq_a(x_BTD))) if self.low_rank_queries else self.wq(x_BTD)
         q_BTHF = q_BTF.unflatten(-1, (-1, self.nope + self.turned))  # a rank may hold fewer heads than the model has
         q_BTHN, q_BTHR = q_BTHF.split([self.nope, self.turned], dim=-1)
@@ -112,7 +112,7 @@ class LatentAttention(nn.Module):
             q_BTHR, q_BTHN = q_BTHR * self.sharpness[0], q_BTHN * self.sharpness[1]
         q_BTHF = torch.cat([q_BTHN, q_BTHR], dim=-1)
         k_BTHF = torch.cat([k_BTHN, k_BT1R.expand_as(q_BTHR)], dim=-1)
-        out_BHTE = self.inner(q_BTHF.transpose(1, 2), k_BTHF.transpose(1, 2), v_BTHE.transpose(1, 2), positions_BT)
+        out_BHTE = self.inner(q_BTHF.transpose(1, 2), k_BTHF.transpose(1, 2), v_BTHE.transpose(1, 2), documents)
         return self.wo(out_BHTE.transpose(1, 2).flatten(-2))
 
 

@@ -9,13 +9,12 @@ from plait.contract.model_spec import ModelSpec, matches, named
 def check_spec(model: nn.Module, spec: ModelSpec) -> None:
     """Raises PlaitError if `spec` says something about `model` that cannot be."""
     for fqn, param in model.named_parameters():
-        axes = spec.axes_of(fqn)
-        if len(axes) != param.dim():
+        if len(axes := spec.axes_of(fqn)) != param.dim():
             raise PlaitError(
                 f"the model's spec gives {fqn!r} the axes {axes}, but it has {param.dim()} dims: {tuple(param.shape)}"
             )
-    for field in ("blocks", "branches", "routers", "row_means", "before", "after"):
-        for pattern in getattr(spec, field):
+    for field in ("blocks", "branches", "routers", "row_means", "before", "after", "attention", "documents"):
+        for pattern in (said,) if isinstance(said := getattr(spec, field) or (), str) else said:
             if not named(model, (pattern,)):
                 raise PlaitError(f"the model's spec names {pattern!r} in `{field}`, but no module matches that pattern")
     for pattern in spec.elementwise:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from plait.contract.model_spec import ModelSpec
 from plait.models import mla
+from plait.models.attention import DocumentMask
 from plait.models.decoder import Block
 from plait.models.flops import Flops
 from plait.models.init import Normal, ones
@@ -42,33 +43,33 @@ class Mla(nn.Module):
             attention = mla.LatentAttention(dim, n_heads, q_rank, kv_rank, nope_dim, rope_dim, value_dim, 1e-6)
             self.layers[str(layer)] = Block(dim, 1e-6, attention, SwiGLU(dim, ffn_dim))
         self.rope = Rope(rope_dim, 10_000.0)
+        self.documents = DocumentMask()
         self.norm = nn.RMSNorm(dim, 1e-6)
         self.head = nn.Linear(dim, vocab_size, bias=False)
 
     def forward(self, tokens_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
         x_BTD = self.embed(tokens_BT)
         turns = self.rope(tokens_BT, positions_BT, x_BTD.dtype)
+        documents = None if positions_BT is None else self.documents(positions_BT, x_BTD.dtype)
         for block in self.layers.values():
-            x_BTD = block(x_BTD, positions_BT, turns)
+            x_BTD = block(x_BTD, documents, turns)
         return self.head(self.norm(x_BTD))
 
     def spec(self) -> ModelSpec:
         return ModelSpec(
             axes={
-                "embed.weight": ("vocab", "embed"),
                 **mla.axes("layers.*.attention", self.low_rank_queries),
-                "layers.*.feed_forward.w1.weight": ("ffn", "embed"),
                 "layers.*.feed_forward.w2.weight": ("embed", "ffn"),
-                "layers.*.feed_forward.w3.weight": ("ffn", "embed"),
-                "layers.*.attention_norm.weight": ("embed",),
-                "layers.*.ffn_norm.weight": ("embed",),
+                "layers.*.feed_forward.w*.weight": ("ffn", "embed"),
+                "layers.*.*_norm.weight": ("embed",),
                 "norm.weight": ("embed",),
-                "head.weight": ("vocab", "embed"),
+                "*.weight": ("vocab", "embed"),
             },
             blocks=("layers.*",),
             sizes=self.sizes,
             branches=("layers.*.attention", "layers.*.feed_forward"),
             attention="layers.*.attention.inner",
+            documents="documents",
             init={
                 "embed.weight": Normal(1.0),
                 **mla.init("layers.*.attention", Normal(0.1), Normal(0.1)),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from plait import ModelSpec, PlaitError
-from plait.models.attention import CausalAttention
+from plait.models.attention import CausalAttention, DocumentMask
 from plait.models.flops import Flops
 from plait.models.init import Normal, ones, zeros
 
@@ -22,9 +22,9 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim) for _ in range(4))
         self.inner = CausalAttention()
 
-    def forward(self, x_BTD: Tensor, positions: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, documents: Tensor | None = None) -> Tensor:
         q, k, v = (w(x_BTD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for w in (self.q, self.k, self.v))
-        return self.out(self.inner(q, k, v, positions).transpose(1, 2).flatten(-2))
+        return self.out(self.inner(q, k, v, documents).transpose(1, 2).flatten(-2))
 
 
 class Mlp(nn.Module):
@@ -42,8 +42,8 @@ class Block(nn.Module):
         self.norm1, self.attention = nn.LayerNorm(dim), Attention(dim, n_heads)
         self.norm2, self.mlp = nn.LayerNorm(dim), Mlp(dim)
 
-    def forward(self, x_BTD: Tensor, positions: Tensor | None = None) -> Tensor:
-        x_BTD = x_BTD + self.attention(self.norm1(x_BTD), positions)
+    def forward(self, x_BTD: Tensor, documents: Tensor | None = None) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.norm1(x_BTD), documents)
         return x_BTD + self.mlp(self.norm2(x_BTD))
 
 
@@ -56,6 +56,7 @@ class Gpt2(nn.Module):
         super().__init__()
         self.n_layers, self.n_heads, self.max_seq_len = n_layers, n_heads, max_seq_len
         self.tokens, self.places = nn.Embedding(vocab_size, dim), nn.Embedding(max_seq_len, dim)
+        self.documents = DocumentMask()
         self.blocks = nn.ModuleList(Block(dim, n_heads) for _ in range(n_layers))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, vocab_size, bias=False)
@@ -64,8 +65,9 @@ class Gpt2(nn.Module):
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions
         x_BTD = self.tokens(tokens) + self.places(places.expand_as(tokens))
+        documents = None if positions is None else self.documents(positions, x_BTD.dtype)
         for block in self.blocks:
-            x_BTD = block(x_BTD, positions)
+            x_BTD = block(x_BTD, documents)
         return self.head(self.norm(x_BTD))
 
     def spec(self) -> ModelSpec:
@@ -90,6 +92,7 @@ class Gpt2(nn.Module):
             sizes={"heads": self.n_heads},
             branches=["blocks.*.attention", "blocks.*.mlp"],
             attention="blocks.*.attention.inner",
+            documents="documents",
             head="head",
             before=["tokens", "places"],
             after=["norm", "head"],

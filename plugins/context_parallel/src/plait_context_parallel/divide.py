@@ -8,15 +8,15 @@ from torch import Tensor, nn
 
 from plait import ModelSpec, PlaitError, attend, mix_in
 from plait_context_parallel.fits import KEY
-from plait_context_parallel.gather import Gathered
+from plait_context_parallel.gather import Gathered, GatheredMask
 from plait_context_parallel.order import Order
-from plait_context_parallel.ring import Ring
-from plait_context_parallel.ulysses import Ulysses
+from plait_context_parallel.ring import Ring, RingMask
+from plait_context_parallel.ulysses import Ulysses, UlyssesMask
 
 if TYPE_CHECKING:
     from plait_context_parallel import ContextParallel
 
-HOW = {"gather": Gathered, "ring": Ring, "ulysses": Ulysses}
+HOW = {"gather": (Gathered, GatheredMask), "ring": (Ring, RingMask), "ulysses": (Ulysses, UlyssesMask)}
 
 
 def divide(options: "ContextParallel", model: nn.Module, axis: Any, spec: ModelSpec) -> None:
@@ -28,11 +28,19 @@ def divide(options: "ContextParallel", model: nn.Module, axis: Any, spec: ModelS
         return
     order = Order.on(axis, options.order)
     model.register_forward_pre_hook(lambda model, args: _refuse_undealt(options, args[0]) if args else None)
+    attention, mask = HOW[options.method]
+    documents = model.get_submodule(spec.documents) if spec.documents else None
     for fqn, inner in spec.attention_of(model).items():
         if options.method != "ulysses":
-            _refuse_unlike(fqn, inner, options.method)
-        mix_in(inner, HOW[options.method])
-        inner.__dict__ |= {"_axis": axis, "_order": order, "_options": options}
+            _refuse_unlike(fqn, inner, documents, options.method)
+        _replace(inner, attention, axis, order, options)
+    if documents is not None:
+        _replace(documents, mask, axis, order, options)
+
+
+def _replace(module: nn.Module, mixin: type, axis: Any, order: Order, options: "ContextParallel") -> None:
+    mix_in(module, mixin)
+    module.__dict__ |= {"_axis": axis, "_order": order, "_options": options}
 
 
 def _refuse_undealt(options: "ContextParallel", tokens_BT: Tensor) -> None:
@@ -43,7 +51,7 @@ def _refuse_undealt(options: "ContextParallel", tokens_BT: Tensor) -> None:
         )
 
 
-def _refuse_unlike(fqn: str, inner: nn.Module, method: str) -> None:
+def _refuse_unlike(fqn: str, inner: nn.Module, documents: nn.Module | None, method: str) -> None:
     """`gather` and `ring` compute attention themselves: compare their formula with the module's on a few numbers, with
     each keyword that it takes."""
     generator = torch.Generator().manual_seed(0)
@@ -63,6 +71,8 @@ def _refuse_unlike(fqn: str, inner: nn.Module, method: str) -> None:
     ).at(f"{KEY}.method", method, fits=("ulysses",))
     try:
         with torch.no_grad(), torch.device("cpu"):
+            if documents is not None:
+                cases[1] = (documents(positions, q.dtype), *cases[1][1:])
             pairs = [(inner(q, k, v, at, **how), attend(q, k, v, sees, **how)) for at, sees, how in cases]
             if "window" in takes:
                 pairs.append((inner(q, k, v, None, window=2), attend(q, k, v, mask.triu(-1))))

@@ -16,7 +16,7 @@ from plait_context_parallel.order import Order
 
 
 class Gathered:
-    """Mixed into the class of an inner attention."""
+    """Mixed into the class of an inner attention. Its mask has the masks of a rank's stretches side by side."""
 
     _axis: Any
     _order: Order
@@ -27,25 +27,60 @@ class Gathered:
         q_BHTE: Tensor,
         k_BKTE: Tensor,
         v_BKTE: Tensor,
-        positions_BT: Tensor | None = None,
+        documents: Tensor | None = None,
         *,
         window: int | None = None,
         **how: Any,
     ) -> Tensor:
         refuse_keywords(how.keys() - set(KEYWORDS), "gather")
-        order = self._order
-        places_T = order.places(q_BHTE.shape[2], order.rank, q_BHTE.device)
-        first_BT = order.begins(positions_BT) if self._options.documents and positions_BT is not None else None
+        order, tokens = self._order, q_BHTE.shape[2]
+        if documents is None or documents.dim() == 2:  # nothing was prepared
+            documents = mask_of(documents if self._options.documents else None, order, tokens, q_BHTE.device)
         both = torch.cat([k_BKTE, v_BKTE], dim=-1)  # one collective for both
         both = order.whole(gathered(both, self._axis, dim=2), dim=2)
         k, v = both.split([k_BKTE.shape[-1], v_BKTE.shape[-1]], dim=-1)
-        results, length = [], q_BHTE.shape[2] // len(order.of(order.rank))
-        for part, number in enumerate(order.of(order.rank)):
-            own = slice(part * length, (part + 1) * length)
-            end = (number + 1) * length  # later keys are not seen
-            mask = visible(places_T[own], torch.arange(end, device=q_BHTE.device), first_BT, own, window)
+        results, start = [], 0
+        for own, end in stretches(order, tokens):
+            mask, start = documents[..., start : start + end], start + end
+            if window is not None:
+                keys = torch.arange(end, device=mask.device)
+                far = keys <= order.places(tokens, order.rank, mask.device)[own, None] - window
+                mask = mask.masked_fill(far, False if mask.dtype == torch.bool else -torch.inf)
             results.append(attend(q_BHTE[:, :, own], k[:, :, :end], v[:, :, :end], mask, **how))
         return torch.cat(results, dim=2)
+
+
+class GatheredMask:
+    """Mixed into the class of the module that makes masks of documents."""
+
+    _order: Order
+    _options: Any
+
+    def forward(self, positions_BT: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        given = positions_BT if self._options.documents else None
+        mask = mask_of(given, self._order, positions_BT.shape[1], positions_BT.device)
+        if dtype is None:
+            return mask
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)
+
+
+def mask_of(positions_BT: Tensor | None, order: Order, tokens: int, device: torch.device) -> Tensor:
+    """Which keys the rank's queries may see, (B or 1, 1, S, all keys of its stretches). Positions None: all of a row
+    are one document."""
+    places_T = order.places(tokens, order.rank, device)
+    first_BT = None if positions_BT is None else order.begins(positions_BT)
+    masks = []
+    for own, end in stretches(order, tokens):
+        mask = visible(places_T[own], torch.arange(end, device=device), first_BT, own)
+        masks.append(mask if first_BT is not None else mask[None, None])
+    return torch.cat(masks, dim=-1)
+
+
+def stretches(order: Order, tokens: int) -> list[tuple[slice, int]]:
+    """(queries among the rank's tokens, number of keys up to their end) of each of the rank's stretches."""
+    numbers = order.of(order.rank)
+    length = tokens // len(numbers)
+    return [(slice(i * length, (i + 1) * length), (number + 1) * length) for i, number in enumerate(numbers)]
 
 
 def gathered(x: Tensor, axis: Any, dim: int) -> Tensor:

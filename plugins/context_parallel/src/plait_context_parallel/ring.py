@@ -37,7 +37,7 @@ class Ring:
         q_BHTE: Tensor,
         k_BKTE: Tensor,
         v_BKTE: Tensor,
-        positions_BT: Tensor | None = None,
+        documents: Tensor | None = None,
         *,
         scale: float | None = None,
         window: int | None = None,
@@ -47,13 +47,30 @@ class Ring:
     ) -> Tensor:
         refuse_keywords(others, "ring")
         order = self._order
-        first_BT = order.begins(positions_BT) if self._options.documents and positions_BT is not None else None
+        if documents is not None and documents.dim() == 2:  # nothing was prepared
+            documents = begins(documents, order, self._options)
+        first_BT = None if documents is None else documents[:, 0, :, 0]
         q_BKGTE = q_BHTE.unflatten(1, (k_BKTE.shape[1], -1))
         sinks_KG = None if sinks is None else sinks.unflatten(0, (k_BKTE.shape[1], -1))
         plain = self._options.fused and first_BT is None and softcap is None and window is None
         kernel = plain and fused.fits(q_BHTE, v_BKTE)
         scores = Scores(q_BHTE.shape[-1] ** -0.5 if scale is None else scale, softcap, window, kernel)
         return _Ring.apply(q_BKGTE, k_BKTE, v_BKTE, sinks_KG, first_BT, order, self._axis, scores).flatten(1, 2)
+
+
+class RingMask:
+    """Mixed into the class of the module that makes masks of documents."""
+
+    _order: Order
+    _options: Any
+
+    def forward(self, positions_BT: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
+        return begins(positions_BT, self._order, self._options)
+
+
+def begins(positions_BT: Tensor, order: Order, options: Any) -> Tensor | None:
+    """The place at which the document of each of the rank's tokens begins, (B, 1, T, 1); None: a row is one."""
+    return order.begins(positions_BT)[:, None, :, None] if options.documents else None
 
 
 class Scores(NamedTuple):

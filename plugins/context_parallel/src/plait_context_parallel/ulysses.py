@@ -22,7 +22,7 @@ class Ulysses:
     _order: Order
     _options: Any
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, positions_BT: Tensor | None = None, **how: Any) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Any = None, **how: Any) -> Tensor:
         plain: Any = super()
         ranks, heads = self._axis.size(), q.shape[1]
         tensors = {name for name, value in how.items() if isinstance(value, Tensor)}
@@ -38,18 +38,36 @@ class Ulysses:
         found = _Swap.apply(torch.cat([part.flatten(1) for part in parts], dim=1), self._axis)
         pieces = found.split([part[0].numel() for part in parts], dim=1)
         q, k, v = (self._whole(piece.view_as(part)) for piece, part in zip(pieces, parts, strict=True))
-        positions = None
-        if self._options.documents and positions_BT is not None:
-            every = collectives.wait_tensor(collectives.all_gather_tensor(positions_BT.contiguous(), 0, self._axis))
-            positions = self._order.whole(torch.cat(every.chunk(ranks), dim=1), dim=1)
+        if isinstance(documents, Tensor) and documents.dim() == 2:  # nothing was prepared
+            documents = whole(documents, self._order, self._axis) if self._options.documents else None
         if how.get("sinks") is not None:  # of this rank's heads
             how["sinks"] = how["sinks"].chunk(ranks)[self._axis.get_local_rank()]
-        result = self._order.by_rank(plain.forward(q, k, v, positions, **how), dim=2)
+        result = self._order.by_rank(plain.forward(q, k, v, documents, **how), dim=2)
         by_tokens = result.unflatten(2, (ranks, -1)).movedim(2, 0).contiguous()
         return _Swap.apply(by_tokens, self._axis).movedim(0, 1).flatten(1, 2)
 
     def _whole(self, x_RBHTE: Tensor) -> Tensor:
         return self._order.whole(x_RBHTE.movedim(0, 2).flatten(2, 3), dim=2)
+
+
+class UlyssesMask:
+    """Mixed into the class of the module that makes masks of documents, which makes them of whole sequences."""
+
+    _axis: Any
+    _order: Order
+    _options: Any
+
+    def forward(self, positions_BT: Tensor, dtype: torch.dtype | None = None) -> Any:
+        plain: Any = super()
+        if not self._options.documents:
+            return None
+        return plain.forward(whole(positions_BT, self._order, self._axis), dtype)
+
+
+def whole(positions_BT: Tensor, order: Order, axis: Any) -> Tensor:
+    """Those of whole sequences."""
+    every = collectives.wait_tensor(collectives.all_gather_tensor(positions_BT.contiguous(), 0, axis))
+    return order.whole(torch.cat(every.chunk(order.ranks), dim=1), dim=1)
 
 
 def _by_heads(x_BHTE: Tensor, ranks: int) -> Tensor:

@@ -30,12 +30,11 @@ def attend(
 ) -> tuple[Tensor, None]:
     """What transformers' models call: (B, T, H, width of a value head) from the inner module of `module`.
 
-    attention_mask: the positions of packed documents as (B, 1, 1, T), which transformers passes through as they are.
+    attention_mask: that of packed documents, which transformers passes through as it is.
     """
-    positions = None if attention_mask is None else attention_mask[:, 0, 0]
     extra = {"scale": scaling, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
     given = {name: what for name, what in extra.items() if what is not None}
-    return module.inner(query, key, value, positions, **given).transpose(1, 2), None  # type: ignore[operator]
+    return module.inner(query, key, value, attention_mask, **given).transpose(1, 2), None  # type: ignore[operator]
 
 
 def register() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from plait import ModelSpec, PlaitError, mix_in
+from plait.models.attention import DocumentMask
 from plait_transformers import experts
 from plait_transformers.attention import NAME, give_inner, register
 from plait_transformers.source import read_config
@@ -47,6 +48,7 @@ def of_config(config: Any, attention: str = NAME) -> nn.Module:
         give_inner(model)
     _refuse_late_rope(model, config.model_type)
     mix_in(model, Decoder)
+    model.documents = DocumentMask()
     model.architecture = cls.__name__
     model.max_seq_len = getattr(config, "max_position_embeddings", None)
     model.vocab_size = config.vocab_size
@@ -57,6 +59,7 @@ class Decoder:
     """Mixed into the class of transformers' model: called as Plait calls models."""
 
     config: Any
+    documents: DocumentMask
     source: str | None = None
     architecture: str  # the name of transformers' class, which strategies may change
     kept: dict[str, Any]  # the configuration as it was read, dropout included
@@ -69,7 +72,7 @@ class Decoder:
         if places is None:
             places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         # four dims: passed through to attention as it is
-        mask = None if positions is None else positions[:, None, None]
+        mask = None if positions is None else self.documents(positions)
         plain: Any = super()
         return plain.forward(input_ids=tokens, attention_mask=mask, position_ids=places, use_cache=False).logits
 

@@ -24,6 +24,7 @@ def spec_of(model: Any) -> ModelSpec:
         sizes=sizes,
         branches=facts.branches,
         attention=facts.attention,
+        documents="documents",
         init=patterns(recorded(model), facts.pattern),
         flops=Flops(parameters=matrices, attention=2 * layers * heads * facts.head_width),
         head=facts.head,
