@@ -99,8 +99,7 @@ class ModelSpec:
 
     def branch_of(self, fqn: str) -> str | None:
         """The branch that contains, or is, the module `fqn`."""
-        names = fqn.split(".")
-        outer = (".".join(names[: i + 1]) for i in range(len(names)))
+        outer = (fqn[:end] for end, letter in enumerate(f"{fqn}.") if letter == ".")
         return next((f for f in outer if any(matches(b, f) for b in self.branches)), None)
 
     def is_elementwise(self, fqn: str) -> bool:
