@@ -78,9 +78,12 @@ def _judged(
             finally:
                 copies.put(copy)
 
-        for future in as_completed([pool.submit(judge, mutant) for mutant in mutants]):
-            if (found := future.result()) is not None:
-                yield found
+        try:
+            for future in as_completed([pool.submit(judge, mutant) for mutant in mutants]):
+                if (found := future.result()) is not None:
+                    yield found
+        finally:
+            pool.shutdown(cancel_futures=True)  # an error is told now, not after all mutants
 
 
 def _known(file: Path) -> dict[str, Verdict]:

@@ -56,7 +56,12 @@ class Copy:
                 return Verdict(None, count, time.monotonic() - since)
             suspects = [test for test in left if test.name == failed]
             if not suspects and failed != "time" and (why := self._failed(left, "--collect-only")):
-                raise RuntimeError(f"without the mutant: {why}")
+                unknown = {test.name for test in left if why.endswith(f"/{test.name}")}
+                if not unknown:
+                    raise RuntimeError(f"without the mutant: {why}")
+                self.unsound |= unknown
+                left = [test for test in left if test.name not in unknown]
+                continue
             if not suspects or self._failed(suspects) in (None, "time"):
                 return Verdict(failed, count, time.monotonic() - since)
             self.unsound.add(failed)
