@@ -28,6 +28,15 @@ class Stretches:
         for inner in spec.attention_of(model).values():
             plait.mix_in(inner, SeesAll)
             inner.__dict__["_axis"] = mesh["cp"]
+        if spec.documents:
+            plait.mix_in(model.get_submodule(spec.documents), PassesOn)
+
+
+class PassesOn:
+    """Mixed into the class of the module that makes masks, which knows only a rank's tokens."""
+
+    def forward(self, positions, dtype=None):
+        return positions
 
 
 class SeesAll:

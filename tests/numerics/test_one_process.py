@@ -48,6 +48,8 @@ class Buffered(torch.nn.Module):
             axes={f"inner.{name}": axes for name, axes in spec.axes.items()},
             init={"exact": ones, **{f"inner.{name}": fn for name, fn in spec.init.items()}},
             **{name: tuple(f"inner.{each}" for each in getattr(spec, name)) for name in NAMED},
+            attention=f"inner.{spec.attention}",
+            documents=f"inner.{spec.documents}",
         )
 
 
