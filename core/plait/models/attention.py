@@ -35,8 +35,8 @@ class CausalAttention(nn.Module):
             documents = q_BHTE.new_ones(1, q_BHTE.shape[2])
         mask = document_mask(documents) if documents.dim() == 2 else documents
         if window is not None:
-            tokens = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device)
-            mask = within(mask, tokens.triu(1 - window))
+            far = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril(-window)
+            mask = mask.masked_fill(far, False if mask.dtype == torch.bool else -torch.inf)
         return attend(q_BHTE, k_BKTE, v_BKTE, mask, scale, softcap, sinks)
 
 
@@ -51,7 +51,9 @@ class DocumentMask(nn.Module):
         the start of a document. dtype: of queries and keys; None: bool, which attention has to convert in each block.
         """
         mask = document_mask(positions_BT)
-        return mask if dtype is None else added(mask, dtype)
+        if dtype is None:
+            return mask
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)
 
 
 def attend(
@@ -80,22 +82,12 @@ def attend(
     scores = (q_BHTE @ k_BKSE.mT).to(wide) * (q_BHTE.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
-    scores = within(scores, mask) if mask.dtype == torch.bool else scores + mask
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     if sinks is not None:
         sink = sinks.to(wide)[:, None, None].expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sink], dim=-1)
     weights = scores.softmax(-1).to(v_BKSE.dtype)
     return weights[..., : v_BKSE.shape[2]] @ v_BKSE
-
-
-def added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """What `mask` adds to scores: 0, or -inf where it is false."""
-    return within(torch.zeros(mask.shape, dtype=dtype, device=mask.device), mask)
-
-
-def within(mask: Tensor, other: Tensor) -> Tensor:
-    """`mask`, bool or what is added to scores, also where `other` (bool) is true."""
-    return mask & other if mask.dtype == torch.bool else mask.masked_fill(~other, -torch.inf)
 
 
 def document_mask(positions_BT: Tensor) -> Tensor:

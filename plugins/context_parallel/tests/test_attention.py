@@ -58,7 +58,8 @@ BATCH, HEADS, KEYS, TOKENS, WIDTH, BLOCKS = 1, 4, 2, 256, 8, 2
 
 
 def watched(method, degree, documents):
-    """(collectives of attention's forward and backward, elements of its largest tensor with a row of scores)."""
+    """(collectives of attention's forward and backward, elements of its largest tensor with a row of scores, dims of
+    what attention gets instead of positions, for each time that it is made)."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
@@ -103,9 +104,13 @@ def watched(method, degree, documents):
     positions = order.own(torch.arange(TOKENS).expand(BATCH, -1))
     for x in (q, k, v):
         x.requires_grad_()
+    made = []
+    applied.parts[0].documents.register_forward_hook(
+        lambda module, args, mask: made.append(getattr(mask, "ndim", None))
+    )
     with Counting(applied.mesh) as counting, Scores():
         applied.parts[0](q, k, v, positions).sum().backward()
-    return counting.found(), Scores.most
+    return counting.found(), Scores.most, made
 
 
 def in_theory(method, degree, documents):
@@ -134,8 +139,11 @@ def of_a_block(method, degree):
 @pytest.mark.parametrize("method", METHODS)
 def test_attention_sends_what_theory_asks_for(plait_ranks, method, degree):
     for documents in (True, False):
-        for found, most in plait_ranks.once(watched, method, degree, documents, world=degree):
+        for found, most, made in plait_ranks.once(watched, method, degree, documents, world=degree):
             assert sorted(found, key=str) == sorted(in_theory(method, degree, documents), key=str)
+            assert made == [
+                4 if documents or method == "gather" else None
+            ]  # two dims would be positions, for each block
             if method == "ring":  # one stretch's queries with one stretch's keys; with a kernel what passes is larger
                 passing = BATCH * KEYS * TOKENS // degree * 2 * WIDTH
                 assert most == (BATCH * HEADS * (TOKENS // (2 * degree)) ** 2 if documents else passing)

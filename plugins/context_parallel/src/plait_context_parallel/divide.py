@@ -62,17 +62,16 @@ def _refuse_unlike(fqn: str, inner: nn.Module, documents: nn.Module | None, meth
     takes = inspect.signature(inner.forward).parameters
     sinks = torch.linspace(-1, 1, 4, dtype=torch.float64, device="cpu")
     given = {"scale": 0.5, "softcap": 0.7, "sinks": sinks}
-    cases: list[tuple[Any, Tensor, dict[str, Any]]] = [(None, mask, {})]
-    cases.append((positions, mask & (document[:, None] == document), {}))
-    cases += [(None, mask, {name: value}) for name, value in given.items() if name in takes]
     refusal = PlaitError(
         f"{KEY}.method={method} computes attention as docs/models.md declares it, but {fqn!r} computes something else, "
         "such as another scale, a window or a cap that is not a keyword of the call; use ulysses"
     ).at(f"{KEY}.method", method, fits=("ulysses",))
     try:
         with torch.no_grad(), torch.device("cpu"):
-            if documents is not None:
-                cases[1] = (documents(positions, q.dtype), *cases[1][1:])
+            made = positions if documents is None else documents(positions, q.dtype)
+            cases: list[tuple[Any, Tensor, dict[str, Any]]] = [(None, mask, {})]
+            cases.append((made, mask & (document[:, None] == document), {}))
+            cases += [(None, mask, {name: value}) for name, value in given.items() if name in takes]
             pairs = [(inner(q, k, v, at, **how), attend(q, k, v, sees, **how)) for at, sees, how in cases]
             if "window" in takes:
                 pairs.append((inner(q, k, v, None, window=2), attend(q, k, v, mask.triu(-1))))

@@ -65,7 +65,7 @@ class UlyssesMask:
 
 
 def whole(positions_BT: Tensor, order: Order, axis: Any) -> Tensor:
-    """Those of whole sequences."""
+    """The positions of whole sequences, gathered."""
     every = collectives.wait_tensor(collectives.all_gather_tensor(positions_BT.contiguous(), 0, axis))
     return order.whole(torch.cat(every.chunk(order.ranks), dim=1), dim=1)
 
