@@ -1,4 +1,4 @@
-"""The campaign notices what it must, and a twentieth of it holds."""
+"""The campaign notices what it must, and 25 faults of it hold."""
 
 import os
 import re
