@@ -88,6 +88,8 @@ def test_the_folder_itself_may_be_a_link(corpus: Path, tmp_path: Path) -> None:
         ("d*/**/[b]?txt", ["deep/b.txt"]),
         (".store/*", [".store/c.txt"]),
         ("**/.store/*", [".store/c.txt"]),
+        (".st*/**/*.txt", [".store/c.txt"]),
+        ("**/.st*/*", [".store/c.txt"]),
         ("**/nothing", []),
     ],
 )

@@ -197,6 +197,8 @@ def test_longer_input_is_refused():
         ({"qk_rope_head_dim": 5}, "qk_rope_head_dim", 5, "even"),
         ({"q_lora_rank": 0}, "q_lora_rank", 0, "a whole number of at least 1"),
         ({"n_dense_layers": -1}, "n_dense_layers", -1, "a whole number of at least 0"),
+        ({"rope_theta": 0}, "rope_theta", 0, "a number above 0"),
+        ({"norm_eps": -1.0}, "norm_eps", -1.0, "a number above 0"),
         ({"score": "relu"}, "score", "relu", "'sigmoid' or 'softmax'"),
         ({"bias_update": -0.1}, "bias_update", -0.1, "a number of at least 0"),
         ({"top_k": 9}, "top_k", 9, "at most model.n_experts = 8"),

@@ -98,3 +98,11 @@ def test_a_compiler_sees_one_graph_whatever_the_counts(dtype):
         ):
             assert torch.equal(got, want)
     assert len(graphs) == 1
+
+
+def test_what_the_grouped_product_cannot_take_goes_to_the_loop():
+    x, w, _ = inputs(torch.float32, [4, 4])
+    assert runs_grouped(x, w)
+    assert not runs_grouped(x, w.bfloat16())
+    assert not runs_grouped(x[:0], w)
+    assert not runs_grouped(x.double(), w.double())

@@ -11,7 +11,9 @@ import pytest
 
 from plait.records.metrics import MetricsFile
 from plait.records.run_folder import Outcome, RunFolder
+from plait.report.charts import AXES, Chart, Curve
 from plait.report.meshes import drawn
+from plait.report.pictures import draw
 from plait.sweep.ledger import Job, Ledger
 from tests.helpers.inside import plait
 
@@ -40,7 +42,7 @@ def make_run(path, lr=1e-3, steps=30, outcome="finished", mesh=MESH, name=None, 
     folder.write_config(config)
     folder.write_versions({"python": "3.11.7", "plait": "0.1.0", "torch": "2.13.0"})
     folder.write_mesh(mesh)
-    folder.log_of(0).write_text("process 1 on node-a\nstarted\nprocess 2 on node-b\n")
+    folder.log_of(0).write_text("process 1 on node-a\nwaits on nobody\nprocess 2 on node-b\n")
     file = MetricsFile(path / "metrics.jsonl")
     for step in range(1, steps + 1):
         row = {"step": step, "loss": 5.0 - lr * 100 * step / steps, "grad_norm": 1.0, "tokens": 100 * step}
@@ -138,6 +140,19 @@ def test_pictures(tmp_path):
     names = {path.name for path in (tmp_path / "pictures").iterdir()}
     assert names >= {"loss-over-steps.png", "loss-over-tokens.png", "loss-over-time.png", "memory.png"}
     assert all((tmp_path / "pictures" / name).read_bytes()[:4] == b"\x89PNG" for name in names)
+
+
+def test_a_picture_shows_values_over_their_axis(monkeypatch, tmp_path):
+    shown = {}
+
+    def keep(figure, path):
+        [line] = figure.axes[0].lines
+        shown[path.name] = (list(line.get_xdata()), list(line.get_ydata()), figure.axes[0].get_xlabel())
+
+    monkeypatch.setattr(pytest.importorskip("matplotlib.figure").Figure, "savefig", keep)
+    along = {"steps": [1, 2], "tokens": [100, 200], "time": [2.0, 4.0]}
+    draw([Chart("loss", "Loss", "nats per token", [Curve("a", 0, along, [5.0, 4.0])])], tmp_path)
+    assert shown == {f"loss-over-{axis}.png": (x, [5.0, 4.0], AXES[axis]) for axis, x in along.items()}
 
 
 def test_a_long_run_keeps_its_spikes(tmp_path):

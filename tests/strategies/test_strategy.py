@@ -29,6 +29,8 @@ def test_phase_comes_first_then_wishes_then_name():
 def test_the_reason_is_told():
     turns = {p.name: p.reason for p in order({"a": strategy(after=("b",)), "b": strategy(before=("a",))})}
     assert turns["a"] == "phase runtime; after b, as it asks; after b, as b asks"
+    turns = {p.name: p.reason for p in order({"a": strategy(), "b": strategy()})}
+    assert turns == dict.fromkeys("ab", "phase runtime; by name")
 
 
 def test_a_cycle_names_its_members():

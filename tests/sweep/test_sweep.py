@@ -20,6 +20,7 @@ from plait.records.metrics import MetricsFile
 from plait.records.run_folder import Outcome
 from plait.sweep.command import Command
 from plait.testing import raises_about
+from plait.testing.errors import is_about
 from tests.helpers.inside import plait
 
 TINY = (
@@ -181,6 +182,11 @@ def test_a_wrong_name_is_refused_before_the_first_job(overrides, sentence):
     assert done.err.count("\n") == 1
     assert re.search(sentence.replace("?", r"\?"), done.err), done.err
     assert not Path("runs").exists() or not any(Path("runs").iterdir())
+
+
+def test_an_option_that_no_job_takes_is_an_error_about_its_strategy():
+    done = plait("train", "-m", "strategy=[fsdp2],[]", "strategy.fsdp.shard=1", *TINY, ranks=Ranks())
+    is_about(done.error, "strategy.fsdp", fits=("fsdp2",))
 
 
 @pytest.mark.parametrize("path", ["../runs", "runs/../..", "runs/a\x07b", "runs/a\nb"])

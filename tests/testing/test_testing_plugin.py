@@ -6,10 +6,12 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from plait.testing.count import Collective
+from plait.testing.plugin import _grade
 from plait.testing.pool import Pool, RankError, TooFewDevices
 from plait.testing.suite.resources import _compare
 from tests.helpers.commands import environment
@@ -199,3 +201,16 @@ def test_ranks_forget_what_torch_keeps_of_the_groups_of_the_last_call(plait_rank
     for _ in range(2):
         for before, after in plait_ranks.run(kept_of_meshes, world=2):
             assert before == 0 < after
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "grade"),
+    [
+        ("skipped", "Skipped: refused: 'ghost' says no", "refused"),
+        ("skipped", "Skipped: no other strategy", "skipped"),
+        ("passed", None, "passed"),
+        ("error", None, "failed"),
+    ],
+)
+def test_only_what_the_strategy_refuses_counts_as_refused(outcome, reason, grade):
+    assert _grade(outcome, SimpleNamespace(longrepr=reason and ("test_it.py", 1, reason))) == grade

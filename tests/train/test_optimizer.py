@@ -1,5 +1,7 @@
 """The learning rate by step, and what an optimizer is made of."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -102,6 +104,8 @@ BAD = [
     ({"_target_": "torch.optim.AdamW", "lr": -1.0}, ("optimizer",)),
     ({"_target_": "torch.optim.Muon", "lr": 0.1}, ("optimizer",)),
     ({"_target_": "torch.optim.Nadamw", "lr": 0.1}, ("optimizer._target_", "torch.optim.Nadamw")),
+    ({"_target_": "torch.optim.AdamW", "lr": math.inf}, ("optimizer.lr", math.inf, "finite")),
+    ({"_target_": "torch.optim.AdamW", "betas": [0.9, math.inf]}, ("optimizer.betas", math.inf, "finite")),
 ]
 
 

@@ -1,5 +1,6 @@
 """The trainer from outside: what it tells strategies, the model and metrics.jsonl at every step."""
 
+import gc
 import signal
 import time
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
     from plait.train import step_metrics
     from plait.train import trainer as module
 
-    found = {"rows": [], "after_step": [], "validated": []}
+    found = {"rows": [], "after_step": [], "validated": [], "collecting": [], "collected": []}
     trainer = module.Trainer(Config.of(node), RunFolder(folder), lambda text: None)
     found["deterministic"] = torch.are_deterministic_algorithms_enabled()
     trainer.restore()
@@ -49,10 +50,16 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
         return real_step(self, batches, tokens) + (float("inf") if spoil and trainer.step + 1 >= spoil else 0)
 
     def look(part, args):
+        found["collecting"].append(gc.isenabled())
         if not torch.is_grad_enabled():
             found["validated"].append((part.training, args[0].tolist()))
 
+    def collected(phase, info):
+        if phase == "start" and found["collecting"]:
+            found["collected"].append((trainer.step, info["generation"]))
+
     trainer.parts[0].register_forward_pre_hook(look)
+    gc.callbacks.append(collected)
     with (
         mock.patch.object(Hooks, "all", all_),
         mock.patch.object(Applied, "forward_backward", step),
@@ -68,6 +75,7 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
         except PlaitError as error:
             found["end"] = str(error)
         finally:
+            gc.callbacks.remove(collected)
             torch.use_deterministic_algorithms(False)
     return found
 
@@ -86,7 +94,7 @@ def run(ranks, folder, strategies, *overrides, world=1, **options):
 def trained(plait_ranks, tmp_path_factory):
     """Five steps on two ranks, with two local batches each per step."""
     folder = tmp_path_factory.mktemp("trained")
-    more = ("train.steps=5", "validation.interval=2", "train.deterministic=true")
+    more = ("train.steps=5", "validation.interval=2", "train.deterministic=true", "train.gc_interval=2")
     return run(plait_ranks, folder, {"fsdp2": {}}, *more, world=2)[:2]
 
 
@@ -124,6 +132,12 @@ def test_data_takes_a_part_of_the_time(trained):
 
 def test_a_deterministic_run_asks_torch_for_repeatable_algorithms(trained):
     assert trained[1]["deterministic"]
+
+
+def test_garbage_is_collected_between_the_steps_that_the_config_names(trained):
+    """Of young objects only: all of them take a hundred times as long. In a step a rank would let the others wait."""
+    assert not any(trained[1]["collecting"])
+    assert trained[1]["collected"] == [(2, 1), (4, 1)]
 
 
 def test_memory_is_that_of_the_rank_with_the_most(trained):

@@ -13,6 +13,7 @@ from plait.models.init import Normal
 from plait.testing.parity import apart, worst_gradient
 from plait.testing.pool import RankError
 from plait.testing.trial import Trial, train
+from plait_tensor_parallel.ambiguous import is_second
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
@@ -372,3 +373,10 @@ def test_said_before_a_rank_starts():
     assembly = assemble_model(model, model.spec(), {"tensor_parallel": TensorParallel()}, Config(), 2, "cpu")
     with pytest.raises(PlaitError, match="writes to the stream undivided"):
         assembly.layout  # noqa: B018
+
+
+def test_a_vector_beside_a_matrix_is_not_what_it_reads():
+    first, second = ("latent", "heads"), ("embed", "latent")
+    assert is_second(second, [first])
+    assert not is_second(second, [("heads",), ("latent",)])
+    assert not is_second(("latent",), [first])

@@ -1,5 +1,6 @@
 """What is derived from a family: axes, attention, initial values, refusals to divide."""
 
+import attrs
 import pytest
 import torch
 from families import keys_of
@@ -8,6 +9,7 @@ from plait import PlaitError
 from plait_transformers import attention, branch, proof
 from plait_transformers.build import decoder
 from plait_transformers.proof import facts_of
+from plait_transformers.watch import watching
 
 LLAMA = {
     "model.embed_tokens.weight": ("vocab", "embed"),
@@ -124,3 +126,40 @@ def test_wrong_roles_do_not_pass(monkeypatch):
     monkeypatch.setattr(branch, "_of_attention", swapped)
     spec = built("llama", num_key_value_heads=1).spec()
     assert not {"heads", "kv_heads"} & {axis for axes in spec.axes.values() for axis in axes}
+
+
+def test_layers_that_differ_are_not_divided(monkeypatch):
+    """A spec has one entry for all layers."""
+    found = branch.divided
+
+    def otherwise(fqn, module, watch):
+        roles = found(fqn, module, watch)
+        other = {n: (None, *axes[1:]) for n, axes in roles.axes.items() if n.endswith("1.mlp.up_proj.weight")}
+        return attrs.evolve(roles, axes={**roles.axes, **other})
+
+    monkeypatch.setattr(proof, "divided", otherwise)
+    spec = built("llama").spec()
+    divided = {fqn.split(".")[3] for fqn, axes in spec.axes.items() if {"ffn", "heads"} & {*axes}}
+    assert divided == {"self_attn"}
+
+
+class Twice(torch.nn.Module):
+    """Its norm is called before the blocks, and may be called after them, too."""
+
+    def __init__(self, again):
+        super().__init__()
+        self.table, self.norm = torch.nn.Embedding(4, 2), torch.nn.LayerNorm(2)
+        self.layers = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(2, 2))])
+        self.again = again
+
+    def forward(self, x):
+        x = self.layers[0](self.norm(self.table(x)))
+        return self.norm(x) if self.again else x
+
+
+@pytest.mark.parametrize(("again", "ends"), [(False, (("table", "norm"), ())), (True, ((), ()))])
+def test_a_module_that_is_called_before_and_after_the_blocks_is_at_no_end(again, ends):
+    model = Twice(again)
+    with watching(model) as watch:
+        model(torch.tensor([0, 1]))
+    assert proof._ends(model, watch, "layers") == ends
