@@ -42,7 +42,7 @@ def make_run(path, lr=1e-3, steps=30, outcome="finished", mesh=MESH, name=None, 
     folder.write_config(config)
     folder.write_versions({"python": "3.11.7", "plait": "0.1.0", "torch": "2.13.0"})
     folder.write_mesh(mesh)
-    folder.log_of(0).write_text("process 1 on node-a\nwaits on nobody\nprocess 2 on node-b\n")
+    folder.log_of(0).write_text("process 1 on node-a\nwaits on node-aa\nprocess 2 on node-b\n")
     file = MetricsFile(path / "metrics.jsonl")
     for step in range(1, steps + 1):
         row = {"step": step, "loss": 5.0 - lr * 100 * step / steps, "grad_norm": 1.0, "tokens": 100 * step}
