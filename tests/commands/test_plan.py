@@ -66,6 +66,7 @@ def test_json_has_the_promised_keys_and_the_exit_code_says_that_it_does_not_fit(
     assert 0 < low <= high
     assert {"axis", "kind", "count", "bytes"} <= found["collectives"][0].keys()
     assert {c["kind"] for c in found["collectives"]} == {"all_gather", "reduce_scatter", "all_reduce"}
+    assert found["tokens"] == 16 * 2 * 32  # each rank has its own samples
     assert found["fits"] is False
     assert found["free"] == found["capacity"] - memory["peak"] < 0
 

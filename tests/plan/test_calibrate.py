@@ -1,10 +1,12 @@
 """`plait calibrate`: what it measures, the file that it writes, and what it refuses."""
 
 import math
+import time
 from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch.distributed as dist
 from omegaconf import OmegaConf
 
 from plait.commands.calibrate import measured, written
@@ -41,17 +43,25 @@ def test_the_file_is_a_cluster() -> None:
     assert cluster.inside.bandwidth == pytest.approx(1e11, rel=0.01)
 
 
-def _calls(slow: float) -> int:
+def _calls(slow: float, on_last: float = 0.0) -> int:
+    """How often a rank calls what takes the last one `on_last` seconds, if more than `slow` is long."""
     from plait.plan import calibrate
 
-    calls: list[int] = []
+    calls: list[float] = []
+    takes = on_last * dist.get_rank()
+
+    def work() -> None:
+        calls.append(takes)
+        time.sleep(takes)
+
     with mock.patch.object(calibrate, "SLOW", slow):
-        calibrate._seconds("cpu", lambda: calls.append(0))
+        calibrate._seconds("cpu", work)
     return len(calls)
 
 
 def test_what_takes_long_is_called_once_on_all_ranks(plait_ranks: Pool) -> None:
     assert plait_ranks.run(_calls, -1.0, world=2) == [1, 1]
+    assert plait_ranks.run(_calls, 0.1, 0.2, world=2) == [1, 1]
     assert plait_ranks.run(_calls, math.inf, world=2) == [TIMES + 1] * 2
 
 

@@ -1,11 +1,17 @@
 """Plans and pieces are kept for a process's next question, and never serve another one."""
 
 import attrs
+import pytest
 
+from plait import planning
+from plait.contract.axes import MeshLayout
+from plait.contract.config import Config
 from plait.launch.check import check
 from plait.launch.compose import resolve
+from plait.plan import engine, pieces, traces
 from plait.plan.engine import plan
 from plait.plan.pieces import known, remember
+from plait.plan.space import representatives
 
 SMALL = ["train.local_batch_size=2", "train.seq_len=32", "validation.interval=0", "model.vocab_size=8192"]
 CHUNKS = "loss.chunks=8"
@@ -22,3 +28,30 @@ def test_pieces_differ_by_chunks_of_the_loss() -> None:
     remember(*asked, [])
     assert known(*asked) == []
     assert known(attrs.evolve(run.config, loss=check(resolve([*SMALL, CHUNKS]), 1).config.loss), *asked[1:]) is None
+
+
+def test_the_oldest_plan_is_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "CACHED", 2)
+    monkeypatch.setattr(engine, "_steps", {})
+    run, made = check(resolve(SMALL), 1), []
+    for name in "abacba":
+        engine._once([name], run.config, run.assembly, [], lambda name=name: made.append(name))
+    assert made == ["a", "b", "c", "a"]
+
+
+def traced(config: Config, layout: MeshLayout, *_: object) -> list[MeshLayout]:
+    """In place of pieces, which take longer."""
+    return [layout]
+
+
+def test_layouts_are_traced_even_if_they_are_more_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "CACHED", 1)
+    monkeypatch.setattr(pieces, "_made", {})
+    monkeypatch.setattr(traces, "pieces", traced)
+    run = check(resolve([*SMALL, "strategy=[]"]), 1).assembly.run
+    run = attrs.evolve(run, world_size=2)
+    found, _ = planning.compositions(run, {n: s for n, s in planning.offering(run).items() if n == "fsdp2"})
+    chosen = sorted(set(representatives(found).values()))
+    assert len(chosen) > 1
+    made = {i: [found[i].pieces] for i in chosen}
+    assert planning.traces(run, found, chosen, {}) == (made, len(chosen))

@@ -1,5 +1,7 @@
 """A step put together of pieces costs what the same step costs if it is traced whole."""
 
+import math
+
 import pytest
 
 from plait.contract.cluster import cluster_of
@@ -8,6 +10,7 @@ from plait.launch.compose import resolve
 from plait.plan.engine import _plannable, plan
 from plait.plan.pieces import pieces
 from plait.plan.price import price, put_together
+from plait.plan.values import KINDS
 
 SMALL = [
     "model.n_layers=12", "train.seq_len=512", "train.local_batch_size=1", "validation.interval=0", "cluster=h100",
@@ -63,3 +66,17 @@ def test_backward_of_a_block_has_its_own_gradients_beside_those_of_the_blocks_af
     (gradients,) = found.gradients
     for cost in found.blocks[0].values():
         assert gradients <= cost.backward <= 1.2 * gradients  # so few tokens are small beside them
+
+
+def test_what_a_rank_always_holds_is_its_parameters_the_optimizer_and_buffers() -> None:
+    """The more so the balance of experts, which lies in buffers."""
+    more = ["model=deepseek_v3_debug", "strategy=[]", "model.n_dense_layers=0", "model.n_layers=5", "train.seq_len=8"]
+    run = check(_plannable(resolve([*SMALL, *more]), []), 1)
+    cluster = cluster_of(run.config.cluster)
+    assert cluster is not None
+    traced = pieces(run.config, run.layout, {}, 1)
+    held = dict(zip(KINDS, traced[0].levels[0], strict=True))
+    parameters = 4 * sum(math.prod(tensor.shape) for tensor in traced[0].tensors.values())
+    assert held["parameters"] > parameters  # otherwise there are no buffers
+    always = held["parameters"] + held["optimizer"]
+    assert price(traced, run.layout, cluster, 1).static == pytest.approx(always, rel=1e-12)

@@ -32,4 +32,4 @@ def test_an_operator_touches_the_part_of_a_memory_that_its_tensors_are() -> None
     added = by_name["aten::add_"]
     rows = 4 * 16
     assert added.writes == {recorded.storage(large): 2 * rows}
-    assert added.reads == {recorded.storage(large): 2 * rows, recorded.storage(row): rows}  # expanded ones are read once
+    assert added.reads == {recorded.storage(large): 2 * rows, recorded.storage(row): rows}  # expanded: read once

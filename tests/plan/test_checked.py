@@ -1,0 +1,24 @@
+"""A plan that was put together of pieces is compared with a trace of the same run."""
+
+from plait import planning
+from plait.contract.cluster import cluster_of
+from plait.launch.check import check
+from plait.launch.compose import resolve
+from plait.plan.pieces import pieces
+
+RUN = [
+    "strategy=[fsdp2]", "cluster=h100", "model.n_layers=5", "train.seq_len=16", "train.local_batch_size=1",
+    "validation.interval=0", "launch.device=cpu",
+]  # fmt: skip
+
+
+def needs(*more: str) -> float:
+    run = check(resolve([*RUN, *more]), 2)
+    cluster = cluster_of(run.config.cluster)
+    assert cluster is not None
+    found = pieces(run.config, run.layout, run.config.strategy, cluster.granularity)
+    return planning.needs(run.config, 2, cluster, found)
+
+
+def test_a_batch_that_all_ranks_compute_at_once_is_one_micro_batch_of_each() -> None:
+    assert needs("train.global_batch_size=2") == needs()
