@@ -43,6 +43,20 @@ def test_a_degree_that_shares_heads_is_no_end():
     assert all(len(mix) == 1 for mix in ends(run, found, chosen).values())
 
 
+def test_layouts_that_share_the_batch_otherwise_are_no_ends():
+    """Sizes that depend on two degrees at once do not lie on one line."""
+    run, found, _ = composed()
+
+    def index(tp, copies):
+        wanted = {"dp_replicate": copies, "dp_shard": 32 // tp // copies, "tp": tp}
+        return next(i for i, one in enumerate(found) if planning.degrees(one.pieces) == wanted)
+
+    low, high = index(2, 2), index(8, 2)
+    for copies, count in ((2, 2), (4, 1)):
+        one = index(4, copies)
+        assert len(ends(run, found, [one, low, high])[one]) == count
+
+
 def made(bytes_, levels):
     operators = [Operator("forward", 0, "", "aten::mm", 0, 1, "float32")] * 2
     arrays = (np.array(bytes_, dtype=float), np.zeros((2, 3)), np.array(levels, dtype=float), np.zeros((2, 4)))

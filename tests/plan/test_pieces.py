@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from plait.plan.pieces import PRIME, _of_batch, _sized
+from plait.plan.pieces import PRIME, _of_batch, _parts, _sized
 from plait.plan.recorder import Operator
 
 
@@ -24,3 +24,27 @@ def test_an_operator_has_a_part_that_grows_and_one_that_does_not() -> None:
     fixed, more = _of_batch([product, gather, stream], samples)
     assert np.array_equal(fixed, [[50, 0, 0], [0, 0, 700], [0, 0, 0]])
     assert np.array_equal(more, [[3, 8, 0], [0, 0, 0], [0, 0, 0.25]])
+
+
+STEP = [
+    ("start", "", ("start", "")),
+    ("forward", "embed", ("embed", "")),
+    ("forward", "layers.0.mlp", ("forward", "layers.0")),
+    ("forward", "", ("forward", "layers.0")),
+    ("forward", "layers.1", ("forward", "layers.1")),
+    ("forward", "norm", ("head", "")),
+    ("loss", "", ("head", "")),
+    ("backward", "norm", ("head", "")),
+    ("recompute", "layers.1", ("backward", "layers.1")),
+    ("backward", "layers.1.mlp", ("backward", "layers.1")),
+    ("backward", "", ("backward", "layers.1")),
+    ("backward", "layers.0", ("backward", "layers.0")),
+    ("backward", "embed", ("tail", "")),
+    ("clip", "", ("end", "")),
+    ("optimizer", "", ("end", "")),
+]
+
+
+def test_what_runs_between_two_blocks_belongs_to_the_one_before() -> None:
+    operators = [Operator(phase, 0, module, "aten::mm", 0, 1, "float32") for phase, module, _ in STEP]
+    assert _parts(operators, dict.fromkeys(("layers.0", "layers.1"), "none")) == [part for *_, part in STEP]
