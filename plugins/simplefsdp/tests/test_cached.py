@@ -15,7 +15,8 @@ from torch import fx, nn
 
 from plait import Compile, Precision, Remat
 from plait.parallel.simulated import simulated
-from plait_simplefsdp import SimpleFsdp, cached
+from plait.testing.trial import Trial
+from plait_simplefsdp import SimpleFsdp, cached, inductor
 from plait_simplefsdp.estimate import Machine
 
 OTHER = {  # of each field another value; a new field has to be added here
@@ -101,6 +102,21 @@ def test_whatever_a_graph_depends_on_changes_its_key(monkeypatch):
     assert None not in found.values()
     same = {a: b for a in found for b in found if a < b and found[a] == found[b]}
     assert not same, "these have one key"
+
+
+def test_the_keys_of_a_run_depend_on_its_options_and_its_cluster(monkeypatch):
+    """Passes move collectives by what the cluster's links take."""
+    made = []
+    monkeypatch.setattr(inductor, "of_inductor", lambda *given: made.append(given))
+    faster = attrs.evolve(MACHINE, memory=2.0)
+    ways = [({}, MACHINE), ({}, MACHINE), ({}, faster), ({"passes": []}, MACHINE)]
+    with simulated(2):
+        for options, machine in ways:
+            monkeypatch.setattr(Machine, "of", lambda cluster, machine=machine: machine)
+            Trial(Chain, compile="inductor").apply({"simplefsdp": options})
+        first, again, *others = [known(fx.symbolic_trace(Two())) for *_, known in made]
+    assert first == again
+    assert len({first, *others}) == 3
 
 
 def test_what_no_text_tells_apart_is_not_cached():
