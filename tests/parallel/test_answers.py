@@ -184,6 +184,15 @@ def test_no_norm(ghost, alone, answer):
         live().clip_grads(1.0)
 
 
+@pytest.mark.parametrize(
+    "answer", ["5", "x", "[x, x, x]", "(x, x)", "(x, x, x, x)", "(x, x, 1)", "(x, x, x[:1])", "{1: x, 2: x, 3: x}"]
+)
+def test_no_dealt_rows(ghost, alone, answer):
+    ghost("deal(self, tokens)", f"x = tokens; return {answer}")
+    with pytest.raises(PlaitError, match=rf"{GHOST} returned .* 'deal', which must return tokens, labels and"):
+        live().deal(torch.ones(3, 4), torch.ones(3, 4))
+
+
 @pytest.mark.parametrize("answer", ["torch.tensor([2.0])", "2", "2.0", "torch.tensor(2.0)"])
 def test_a_norm(ghost, alone, answer):
     ghost("clip_grads(self)", f"return {answer}")
