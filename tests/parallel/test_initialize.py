@@ -69,3 +69,14 @@ def test_a_row_knows_its_index():
     plain = drawn(shape=(5, 3))
     plain[2] = 0.0
     assert torch.equal(model.weight, plain)
+
+
+def test_buffers_are_filled_whole_in_their_own_dtype():
+    """Numbers that float32 cannot hold."""
+    model, wide, whole = nn.Module(), torch.arange(6, dtype=torch.float64).view(2, 3) / 3, torch.tensor([2**24 + 1, 3])
+    model.register_buffer("table", torch.empty_like(wide))
+    model.register_buffer("index", torch.empty_like(whole))
+    init = {"table": lambda tensor, generator: tensor.copy_(wide), "index": lambda tensor, _: tensor.copy_(whole)}
+    initialise(model, ModelSpec(axes={}, init=init), 0)
+    assert torch.equal(model.table, wide)
+    assert torch.equal(model.index, whole)
