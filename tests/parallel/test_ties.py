@@ -69,3 +69,11 @@ def test_a_tied_parameter_that_nothing_names():
         model = MODELS["odd"]()
     with pytest.raises(PlaitError, match=r"says nothing about 'words\.weight'"):
         assembled(said(model), model)
+
+
+def test_one_name_is_enough_where_the_model_has_its_values():
+    """Then its spec need not say how to fill it."""
+    model = MODELS["odd"]()
+    spec = attrs.evolve(said(model, words=("vocab", "embed")), init={})
+    run = assembled(spec, model).run
+    assert {fqn: run.spec.axes_of(fqn) for fqn in NAMES} == dict.fromkeys(NAMES, ("vocab", "embed"))
