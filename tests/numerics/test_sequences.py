@@ -18,10 +18,11 @@ CASES = {
     "plain": (Trial(llama3), FSDP2, 2, 2),
     "packed documents, beside fsdp2 2": (Trial(llama3, micro=2, documents=True), FSDP2, 2, 4),
     "four ranks": (Trial(llama3, documents=True), FSDP2, 4, 4),
+    "experts, balance loss": (Trial(moe, steps=1), FSDP2, 2, 2),
     "divided tensors": (Trial(llama3), {**FSDP2, "tensor_parallel": {"degree": 2}}, 2, 4),
     "divided experts": (Trial(moe), {**FSDP2, "expert_parallel": {"degree": 2}}, 2, 2),
 }
-QUICK = ("packed documents, beside fsdp2 2",)
+QUICK = ("packed documents, beside fsdp2 2", "experts, balance loss")
 
 
 def divided(trial, strategies, degree):
