@@ -54,6 +54,7 @@ def test_every_command_explains_itself(command):
     done = plait(command, "--help")
     assert done.code == 0
     assert done.out.startswith(f"usage: plait {command} ")
+    assert plait(command, "model=mine", "--help").out == done.out
 
 
 def row(text, name):

@@ -34,6 +34,7 @@ def test_equal_runs(a: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert found.differences["loss"].first is None
     assert found.differences["loss"].last == (4, 1.0, 1.0)
     assert found.only == ((), ("tokens_per_second",))
+    assert compare(b, a).only == (("tokens_per_second",), ())
     assert main([str(a), str(b)]) == 0
     printed = capsys.readouterr().out
     assert "bitwise equal" in printed

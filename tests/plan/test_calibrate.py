@@ -5,13 +5,16 @@ import time
 from pathlib import Path
 from unittest import mock
 
+import attrs
 import pytest
+import torch
 import torch.distributed as dist
+import torch.multiprocessing
 from omegaconf import OmegaConf
 
 from plait.commands.calibrate import measured, written
 from plait.contract.cluster import cluster_of
-from plait.plan.calibrate import DTYPES, SENDS, TIMES, Measured, Sizes, links
+from plait.plan.calibrate import DTYPES, SENDS, SIZES, TIMES, Measured, Sizes, links
 from plait.testing.pool import Pool
 from tests.helpers.inside import plait
 
@@ -63,6 +66,21 @@ def test_what_takes_long_is_called_once_on_all_ranks(plait_ranks: Pool) -> None:
     assert plait_ranks.run(_calls, -1.0, world=2) == [1, 1]
     assert plait_ranks.run(_calls, 0.1, 0.2, world=2) == [1, 1]
     assert plait_ranks.run(_calls, math.inf, world=2) == [TIMES + 1] * 2
+
+
+@pytest.mark.parametrize("given", [None, Sizes(2**16, (32, 64), (2**10, 2**14))], ids=["none", "some"])
+def test_the_sizes_of_the_device_are_measured_unless_others_are_given(
+    given: Sizes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Measured("CPU", 8e9, 1e9, (3e9, 2e9), {"float32": (4e9, 3e9)}, 5e-6, _made(1e9, 1e-5, 2))
+
+    def ranks(measure: object, arguments: tuple[object, ...], nprocs: int) -> None:
+        assert arguments[:2] == (nprocs, "cpu")
+        assert arguments[3] == (given or SIZES["cpu"])
+        torch.save(attrs.asdict(found), Path(str(arguments[2])) / "measured")
+
+    monkeypatch.setattr(torch.multiprocessing, "spawn", ranks)
+    assert measured("cpu", 2, given) == found
 
 
 @pytest.mark.slow
