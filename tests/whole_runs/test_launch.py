@@ -117,6 +117,7 @@ def test_each_hook_of_set_up_runs_once_a_process(tmp_path, mode):
     options = ["strategy=[ghost]", "train.steps=1", "launch.nproc_per_node=1", "checkpoint.enabled=false"]
     done = train(*options, cwd=tmp_path, PYTHONPATH=str(tmp_path), COUNTS=str(counts), **env)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"launch: {mode}, 1 rank(s)") == 1
     called = Counter(counts.read_text().splitlines())
     assert set(called.values()) == {1}
     hooks: dict[str, set[str]] = {}  # in the order of the processes
