@@ -78,7 +78,8 @@ def test_the_failed_rank_is_told_by_time_alone():
 
 def test_hangs_say_what_they_know():
     waiting = [hung(rank, 9.0 + rank, a=(7, True)) for rank in range(2)]
-    assert first_cause(waiting).reason == "hung 0; all ranks wait in the same collective"
+    cause = first_cause(waiting)
+    assert (cause.rank, cause.reason) == (0, "hung 0; all ranks wait in the same collective")
     silent = first_cause([waiting[0], killed(1, 41.0)])
     assert (silent.kind, silent.reason) == ("hung", "hung: it did not answer, while the others waited for it")
 
