@@ -190,3 +190,9 @@ def test_a_table_of_runs_has_the_speed_of_those_whose_time_is_known() -> None:
     assert " to " not in shown[-2]
     assert shown[-1].startswith("-")
     assert shown[-1].endswith("it cannot run")
+
+
+def test_one_run_that_fits_is_enough() -> None:
+    fits, full = (Job(str(fits), SimpleNamespace(fits=fits)) for fits in (True, False))
+    assert Ranking([fits, full]).code == 0
+    assert Ranking([full, full]).code == 3
