@@ -59,3 +59,11 @@ def test_the_plan_reserves_no_less_than_the_peak_and_tells_how_many_nodes_stages
     assert passed.keys() == {"send", "recv"}
     for one in passed.values():
         assert (one.count, one.bytes, one.ranks, one.nodes) == (MICRO, MICRO * steps[1].sent, 2, 1)
+
+
+def test_a_stream_between_stages_takes_whole_units_of_the_allocator() -> None:
+    small = check(resolve([*RUN, "train.seq_len=9", "train.local_batch_size=1", f"train.global_batch_size={MICRO}"]), 2)
+    cluster = cluster_of(small.config.cluster)
+    assert cluster.granularity == 512
+    found = stages_of(small.config, small.assembly, 0, cluster, False, False)
+    assert [(step.sent, step.stream) for step in found.steps] == [(9 * 32 * 4, 3 * 512)] * 2
