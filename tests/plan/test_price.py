@@ -2,6 +2,7 @@
 
 import math
 
+import attrs
 import pytest
 
 from plait.contract.cluster import cluster_of
@@ -9,7 +10,7 @@ from plait.launch.check import check
 from plait.launch.compose import resolve
 from plait.plan.engine import _plannable, plan
 from plait.plan.pieces import pieces
-from plait.plan.price import price, put_together
+from plait.plan.price import BlockCost, Price, price, put_together
 from plait.plan.values import KINDS
 
 SMALL = [
@@ -80,3 +81,39 @@ def test_what_a_rank_always_holds_is_its_parameters_the_optimizer_and_buffers() 
     assert held["parameters"] > parameters  # otherwise there are no buffers
     always = held["parameters"] + held["optimizer"]
     assert price(traced, run.layout, cluster, 1).static == pytest.approx(always, rel=1e-12)
+
+
+def test_more_shards_have_less_to_sum_over_copies() -> None:
+    """Four ranks are traced. Eight have twice the shards, so each sums half as many gradients with its copies."""
+    tiny = ["model.dim=32", "model.n_layers=5", "model.n_heads=2", "model.n_kv_heads=1", "model.ffn_dim=64"]
+    node = _plannable(resolve([*SMALL, *HSDP, *tiny, "train.seq_len=8"]), [])
+    four, eight = (check(node, world) for world in (4, 8))
+    cluster = cluster_of(eight.config.cluster)
+    assert cluster is not None
+    # Copies are on different nodes, and nothing hides what is sent between them.
+    cluster = attrs.evolve(cluster, node=4, between=attrs.evolve(cluster.between, bandwidth=1e6))
+    put, real = (
+        price(pieces(run.config, run.layout, run.config.strategy, 1), eight.layout, cluster, 1) for run in (four, eight)
+    )
+    for mode, cost in real.blocks[0].items():
+        assert put.blocks[0][mode].seconds == pytest.approx(cost.seconds, rel=1e-6)
+    assert put.micro == pytest.approx(real.micro, rel=1e-6)
+
+
+@pytest.mark.parametrize(("micro", "before"), [(1, 0.0), (3, 14.0)])
+def test_each_moment_of_a_step_has_what_is_in_use_then(micro: int, before: float) -> None:
+    """before: gradients of the micro-batches before."""
+    block = BlockCost(seconds=3.0, kept=10.0, forward=14.0, backward=25.0, ahead=1.0, exposed=(0.0, 0.0))
+    made = Price(
+        ({"none": block},), (7.0,), micro=0.5, step=8.0, adds=0.25, static=1000.0, base=100.0, head=40.0, tail=35.0,
+        end=60.0, after=0.3,
+    )  # fmt: skip
+    total = put_together(made, [0, 0], ["none", "none"], micro)
+    assert total.moments == {
+        "forward": 1100 + before + 10 + 14,
+        "head and loss": 1100 + before + 2 * 10 + 40,
+        "backward": 1100 + before + 2 * 10 + 25,
+        "after the first block's backward": 1100 + 2 * 7 + 35,
+        "optimizer": 1000 + 60,
+    }
+    assert total.seconds == micro * (0.5 + 2 * 3) + 8 + (micro - 1) * 0.25
