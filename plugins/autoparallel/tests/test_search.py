@@ -187,6 +187,7 @@ def test_a_model_that_cannot_be_traced_is_named(tmp_path, monkeypatch):
         ("axes={dp_shard: 3}", ("axes.dp_shard", 3, (1, 2))),
         ("axes={dp_shard: 0}", ("axes", {"dp_shard": 0}, "a whole number of at least 1")),
         ("require={layerz.*: full}", ("require", "layerz.*", ("embed",))),
+        ("require={layers.*: [full, 3]}", ("require", {"layers.*": ["full", 3]}, "a name or a list of names")),
         ("require={layers.*: some}", ("require.layers.*", "some", ("none",))),
         ("forbid={vocab: tp}", ("forbid.vocab", "tp", ("dp_replicate", "dp_shard"))),
         ("strategies=[ghost]", ("strategies", "ghost", ("fsdp2",))),
