@@ -1,6 +1,7 @@
 """The advisor: its program against every assignment, and whole advice on tiny models."""
 
 import itertools
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -14,6 +15,7 @@ from plait_autoparallel.advisor import advise, program, report, strategies
 from plait_autoparallel.advisor.block import Block
 from plait_autoparallel.advisor.links import Links, MeshDim
 from plait_autoparallel.advisor.program import Choice, Problem, Program, Step
+from plait_autoparallel.solve import Segment
 
 SIZE = 2**20  # of the MLP's tensors: rows and columns
 CPU = planning.cluster_of(Config.of(resolve(["strategy=[]", "cluster=cpu"])).cluster)
@@ -133,6 +135,7 @@ TINY = [
 
 
 BF16 = ["precision.param=bfloat16"]
+CONFIG = Config.of(resolve([*TINY[1:-1], *BF16, "strategy=[fsdp2]", "model.n_layers=1"]))
 
 
 @pytest.mark.parametrize(
@@ -161,11 +164,9 @@ def test_the_plan_of_a_tiny_model_is_feasible_and_not_below_its_bound(world, opt
 @pytest.fixture(scope="module")
 def traced():
     """A block of a tiny model on one rank, the same under FSDP2 on two, and their layout."""
-    node = resolve([*TINY[1:-1], *BF16, "strategy=[fsdp2]", "model.n_layers=1"])
-    config = Config.of(node)
-    layout = assemble(config, 2, device_type="cpu").layout
+    layout = assemble(CONFIG, 2, device_type="cpu").layout
     (whole,), (local,) = (
-        planning.block_graphs(config, chosen, ranks, rows, {})
+        planning.block_graphs(CONFIG, chosen, ranks, rows, {})
         for chosen, ranks, rows in (({}, 1, 4), ({"fsdp2": {"shard": 2}}, 2, 2))
     )
     return whole, local, layout
@@ -174,25 +175,33 @@ def traced():
 @pytest.mark.slow
 def test_recomputation_gathers_no_parameter_twice():
     """A strategy may keep what it has gathered and cast, so a bound must not pay for it a second time."""
-    config = Config.of(resolve([*TINY[1:-1], *BF16, "strategy=[fsdp2]", "model.n_layers=1"]))
     gathered = {}
     for mode in ("none", "full"):
-        (graph,) = planning.block_graphs(config, {}, 1, 4, {0: mode})
+        (graph,) = planning.block_graphs(CONFIG, {}, 1, 4, {0: mode})
         with strategies.enumerations([2]) as asked:
             moved = Block(graph, links(), {}, asked, 4).problem.moved
         gathered[mode] = list(moved.values()).count("parameter")
     assert gathered["full"] == gathered["none"]
 
 
-def bounded(traced, planned):
-    whole, local, layout = traced
+def sharded(whole):
+    """Where FSDP2 puts the parameters of a block."""
     shapes = {name: whole.values[v].shape for name, v in whole.parameters.items()}
-    tensors = {
+    return {
         f"{whole.block}.{name}": Lying(shape, (("dp_shard",), *((),) * (len(shape) - 1)))
         for name, shape in shapes.items()
     }
+
+
+def bounded(traced, planned):
+    whole, local, layout = traced
     net = Links(tuple(advise.cut(layout, CPU)), CPU)
-    return advise._bounded(whole, local, net, layout, tensors, [whole.block], "none", planned, 4)
+    return advise._bounded(whole, local, net, layout, sharded(whole), [whole.block], "none", planned, 4)
+
+
+@pytest.fixture(scope="module")
+def found(traced):
+    return bounded(traced, 1.0)
 
 
 @attrs.frozen
@@ -201,16 +210,64 @@ class Lying:
     divided: tuple[tuple[str, ...], ...]
 
 
-def test_an_operator_that_dtensor_does_not_know_is_named(traced, monkeypatch):
-    whole = bounded(traced, 1.0)
-    assert whole.unknown == {}
-    assert whole.bound <= whole.program * (1 + 1e-12) < 1.0  # both are sums, in another order
+def test_an_operator_that_dtensor_does_not_know_is_named(traced, found, monkeypatch):
+    assert found.unknown == {}
+    assert found.bound <= found.program * (1 + 1e-12) < 1.0  # both are sums, in another order
     monkeypatch.setattr(strategies, "_APART", {})
     without = bounded(traced, 1.0)
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in without.unknown
-    assert without.bound < whole.bound
+    assert without.bound < found.bound
     said = report.text([without], 1, 2.0)
     assert "unknown to DTensor, counted as 0: aten::_scaled_dot_product_flash_attention_for_cpu" in said
+
+
+def test_a_bound_is_of_the_samples_of_all_data_ranks(traced, found):
+    """`found` is of four samples, beside two ranks that have two each."""
+    whole, _, layout = traced
+    candidate = SimpleNamespace(composition=SimpleNamespace(layout=layout), rows=2)
+    price = SimpleNamespace(blocks=[{"none": SimpleNamespace(seconds=1.0)}])
+    best = SimpleNamespace(candidate=candidate, price=price, mix=SimpleNamespace(modes=("none",)))
+    segments = [Segment((whole.block,), 0, ("none",))]
+    plan = SimpleNamespace(best=best, segments=segments, pieces=[SimpleNamespace(tensors=sharded(whole))])
+    (one,) = advise.advise(CONFIG, {"fsdp2": {"shard": 2}}, plan, CPU)
+    assert (one.bound, one.program) == pytest.approx((found.bound, found.program))
+    assert one.matched == found.matched
+
+
+def test_a_frozen_parameter_has_no_gradient_to_sum(traced, found):
+    whole, *others = traced
+    name, gradient = next(iter(whole.gradients.items()))
+    gradients = {n: v for n, v in whole.gradients.items() if n != name}
+    frozen = attrs.evolve(whole, gradients=gradients, used_outside=whole.used_outside - {gradient})
+    assert name in frozen.parameters
+    assert 0 < bounded((frozen, *others), 1.0).bound < found.bound
+
+
+def test_no_strategy_of_an_operator_divides_a_tensor_unevenly(traced):
+    """Queries have four heads, and keys and values two."""
+    whole, *_ = traced
+    forward, backward = (node for node in whole.nodes if "attention" in node.call.name)
+    with strategies.enumerations([4]) as (asked,):
+        for node in (forward, backward):
+            values = [whole.values[v] for v in (*node.used(), *node.made)]
+            found = asked.strategies(node, whole.values)
+            assert len(found) > 1
+            for inputs, results in found:
+                divided = [(v.shape, way) for v, way in zip(values, (*inputs, *results), strict=True) if way != "R"]
+                assert all(shape[way] % 4 == 0 for shape, way in divided), node.call.name
+
+
+def test_operators_whose_times_differ_most_come_first():
+    plan = {"alike": 4.0, "first": 1.0, "less": 2.0, "more": 9.0, "most": 20.0, "some": 3.0}
+    bound = {"alike": 4.0, "first": 1.5, "less": 1.0, "more": 1.0, "hidden": 5.0, "some": 1.0}
+    found = advise._differences(plan, bound)
+    assert list(found.items()) == [
+        ("most", (20.0, 0.0)),
+        ("more", (9.0, 1.0)),
+        ("hidden", (0.0, 5.0)),
+        ("some", (3.0, 1.0)),
+        ("less", (2.0, 1.0)),
+    ]
 
 
 def test_a_plan_faster_than_its_bound_is_an_error(traced):
