@@ -5,6 +5,13 @@ import pytest
 from plait.launch.check import check
 from plait.launch.compose import resolve
 from plait.testing import raises_about
+from tests.helpers.fakes import STRATEGY, distribution, forget
+
+LOOKS = """
+    @hookimpl
+    def configure(self, run):
+        run.say(f"this run is kept in {run.folder}")
+"""
 
 
 def checked(*overrides):
@@ -30,3 +37,17 @@ def test_clipping_to_nothing_is_refused():
     with raises_about("train.max_norm", 0.0, "> 0"):
         checked("train.max_norm=0")
     assert checked("train.max_norm=0.001").config.train.max_norm == 0.001
+
+
+@pytest.fixture
+def ghost(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    distribution(tmp_path, "plait-ghost", code=STRATEGY + LOOKS)
+    yield "ghost"
+    forget(tmp_path)
+
+
+def test_a_strategy_is_told_where_its_run_is_kept(ghost, tmp_path):
+    node = resolve(["launch.device=cpu", f"strategy=[{ghost}]"])
+    for folder in (tmp_path / "a run", None):
+        assert check(node, 1, folder).said == [(f"this run is kept in {folder}", "")]
