@@ -37,7 +37,8 @@ SAYS = {"debug", "info", "warning", "print", "say", "progress"}  # calls that on
 
 @attrs.frozen
 class Mutant:
-    """`before`, from `start` to `end` (characters of the file), becomes `after`. lines: of the statement, from 1."""
+    """`before`, from `start` to `end` (characters of the file), becomes `after`. lines: of the statement, from 1.
+    imported: only importing runs it, such as a constant or a field of a class."""
 
     file: str
     start: int
@@ -47,6 +48,7 @@ class Mutant:
     before: str
     after: str
     number: int = 1  # among equal changes of the file
+    imported: bool = False
 
     @property
     def name(self) -> str:
@@ -89,12 +91,12 @@ def mutants(root: Path, file: str) -> Iterator[Mutant]:
         row = text[starts[line - 1] :].split("\n", 1)[0].encode()
         return starts[line - 1] + len(row[:column].decode())
 
-    for node, statement, operator, after in _changes(ast.parse(text)):
+    for node, statement, imported, operator, after in _changes(ast.parse(text)):
         start, end = place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
         before = text[start:end]
         if before == after:
             continue
-        one = Mutant(file, start, end, _lines(statement), operator, before, after)
+        one = Mutant(file, start, end, _lines(statement), operator, before, after, imported=imported)
         seen[one.name] += 1
         yield attrs.evolve(one, number=seen[one.name])
 
@@ -113,26 +115,27 @@ def _lines(statement: ast.stmt) -> tuple[int, int]:
     return statement.lineno, max(statement.lineno, last)
 
 
-def _changes(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.stmt, str, str]]:
-    """(node, its statement, operator, the new text), in the order of the source."""
-    todo: list[tuple[ast.AST, ast.stmt | None]] = [(tree, None)]
+def _changes(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.stmt, bool, str, str]]:
+    """(node, its statement, whether only importing runs it, operator, the new text), in the order of the source."""
+    todo: list[tuple[ast.AST, ast.stmt | None, bool]] = [(tree, None, True)]
     while todo:
-        node, statement = todo.pop()
+        node, statement, imported = todo.pop()
         if isinstance(node, ast.stmt):
             statement = node
         if _passed_over(node):
             continue
         if statement is not None:
             for place, operator, after in _of(node):
-                yield place, statement, operator, after
+                yield place, statement, imported, operator, after
+        function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         children = [
-            child
+            (child, statement, imported and not (function and name == "body"))
             for name, value in ast.iter_fields(node)
             if name not in ("annotation", "returns", "decorator_list")
             for child in (value if isinstance(value, list) else [value])
             if isinstance(child, ast.AST)
         ]
-        todo += [(child, statement) for child in reversed(children)]
+        todo += reversed(children)
 
 
 def _passed_over(node: ast.AST) -> bool:

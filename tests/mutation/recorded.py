@@ -15,7 +15,6 @@ from tests.mutation.draw import ROOT, Mutant
 # They read the source, and would catch any change of it.
 READERS = ("tests/install/", "tests/docs/", "tests/mutants/", "tests/mutation/", "tests/benchmarks/")
 NEAR = 1.0  # seconds: quicker tests of the same file may look at a run that another test started
-FIRST = 2  # tests that import a file first: one of each process that records
 MOST = 120.0  # seconds of tests for one mutant
 
 
@@ -60,13 +59,12 @@ def read(folder: Path) -> list[Recorded]:
 def tests_for(mutant: Mutant, tests: Iterable[Recorded]) -> list[Recorded]:
     """Those that run its statement, the likeliest to fail first: of the room, then the quickest.
 
-    What only importing runs (constants, fields of classes) is recorded for the first test of a process at most: then
-    all tests of the file's room.
+    What only importing runs is recorded for the first test of a process at most: then all tests of the file's room.
     """
     tests = list(tests)
     wanted = range(mutant.lines[0], mutant.lines[1] + 1)
     direct = [t for t in tests if not t.lines.get(mutant.file, frozenset()).isdisjoint(wanted)]
-    if len(direct) <= FIRST:
+    if mutant.imported:
         others = (t for t in tests if t not in direct)
         direct += [t for t in others if t.file.startswith(_room(mutant.file)) and mutant.file in t.lines]
     names, files = {t.name for t in direct}, {t.file for t in direct}

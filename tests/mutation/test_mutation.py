@@ -48,6 +48,10 @@ def test_what_is_changed(found):
     }
 
 
+def test_what_only_importing_runs_is_known(found):
+    assert {m.before for m in found if m.imported} == {"8"}
+
+
 def test_each_is_one_change_of_the_text(found):
     for mutant in found:
         text = mutant.applied(SOURCE)
@@ -86,8 +90,8 @@ def test_ranks_of_forks_import_what_ranks_of_tests_do():
     assert list(forked.RANKS) == PRELOADED
 
 
-def mutant_of(file, line):
-    return Mutant(file, 0, 1, (line, line), "comparison", "a", "b")
+def mutant_of(file, line, **more):
+    return Mutant(file, 0, 1, (line, line), "comparison", "a", "b", **more)
 
 
 def test_the_tests_of_the_room_come_first_and_others_that_run_the_line_follow():
@@ -100,7 +104,9 @@ def test_the_tests_of_the_room_come_first_and_others_that_run_the_line_follow():
         Recorded("tests/data/test_y.py::e", 0.1, {}),
     )
     assert recorded.tests_for(mutant_of(loss, 7), [far, near, slow, other, shared]) == [other, near, far]
-    assert recorded.tests_for(mutant_of(loss, 99), [near, far]) == [near]  # what only importing runs
+    assert recorded.tests_for(mutant_of(loss, 99), [near, far]) == []
+    assert recorded.tests_for(mutant_of(loss, 99, imported=True), [near, far]) == [near]
+    assert recorded.tests_for(mutant_of(loss, 7, imported=True), [near, far, other]) == [other, near, far]
 
 
 def test_recorded_lines_of_a_test_and_of_what_it_started(tmp_path):

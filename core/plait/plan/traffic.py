@@ -48,13 +48,6 @@ def group_of(args: Iterable[Any]) -> str:
     return names[-1] if names else ""
 
 
-def waits(args: Iterable[Any], operator: Any) -> bool:
-    """Whether a collective of `torch.distributed` returns before it is done, so that other work can hide it."""
-    names = [argument.name for argument in operator._schema.arguments]
-    given = dict(zip(names, args, strict=False))
-    return operator.namespace == "c10d" and not given.get("asyncOp", given.get("async_op", True))
-
-
 def axes_of(mesh: Any) -> Mapping[str, str]:
     """Name of a process group -> the mesh axis that it spans; "data": several joined; "world": all ranks."""
     from plait.records.profiler import axes_by_group

@@ -189,6 +189,7 @@ def test_a_model_that_cannot_be_traced_is_named(tmp_path, monkeypatch):
         ("require={layerz.*: full}", ("require", "layerz.*", ("embed",))),
         ("require={layers.*: [full, 3]}", ("require", {"layers.*": ["full", 3]}, "a name or a list of names")),
         ("require={layers.*: some}", ("require.layers.*", "some", ("none",))),
+        ("require={vocab: dp_replicate}", ("require", {"vocab": ("dp_replicate",)})),
         ("forbid={vocab: tp}", ("forbid.vocab", "tp", ("dp_replicate", "dp_shard"))),
         ("strategies=[ghost]", ("strategies", "ghost", ("fsdp2",))),
         ("memory=-1", ("memory", -1, "> 0")),

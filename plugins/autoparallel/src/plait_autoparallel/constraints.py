@@ -160,8 +160,10 @@ class Constraints:
                 f"a step's {samples} samples (train.global_batch_size) fit no layout, whose numbers of data ranks "
                 f"are {', '.join(map(str, shares))}; {shares[0] * max(samples // shares[0], 1)} would fit"
             ).at("train.global_batch_size", samples, fits=(shares[0] * max(samples // shares[0], 1),))
-        asked = [f"{key} {dict(value)}" for key, value in (("require", self.require), ("forbid", self.forbid)) if value]
-        return Infeasible(f"no layout satisfies {KEY}.{' and '.join(asked)}; relax one of them").at(f"{KEY}.{asked[0]}")
+        asked = {key: value for key, value in (("require", self.require), ("forbid", self.forbid)) if value}
+        said = " and ".join(f"{key} {_written(value)}" for key, value in asked.items())
+        (key, value), *_ = asked.items()
+        return Infeasible(f"no layout satisfies {KEY}.{said}; relax one of them").at(f"{KEY}.{key}", dict(value))
 
     def too_little(self, short: Any, capacity: float) -> PlaitError:
         """How much memory the layout with the smallest need requires."""
@@ -181,3 +183,9 @@ def _plain(names: set[str]) -> set[str]:
 
 def _numbers(fqn: str) -> tuple[tuple[int, Any], ...]:
     return tuple((0, int(part)) if part.isdigit() else (1, part) for part in fqn.split("."))
+
+
+def _written(wanted: Mapping[str, tuple[str, ...]]) -> str:
+    """As in a config."""
+    lists = (f"{pattern}: [{', '.join(names)}]" for pattern, names in wanted.items())
+    return f"{{{', '.join(lists)}}}"

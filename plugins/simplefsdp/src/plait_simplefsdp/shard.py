@@ -140,7 +140,7 @@ def _sharded(param: Any, data: DeviceMesh | None, join: Join) -> tuple[nn.Parame
 def _apart(data: DeviceMesh) -> tuple[DeviceMesh | None, DeviceMesh | None]:
     """The ranks that hold copies, and those that divide one copy; None if that is one rank."""
     names = data.mesh_dim_names or ()
-    dims = [data[name] if data.ndim > 1 else data for name in names]
+    dims = [data[name] for name in names]
     copies = dims[0] if len(dims) > 1 and dims[0].size() > 1 else None
     return copies, dims[-1] if dims[-1].size() > 1 else None
 
