@@ -14,6 +14,7 @@ from plait.contract.run import Run
 if TYPE_CHECKING:
     from plait.contract.exported import Export
     from plait.contract.stage_plan import StageAction, StagePlan
+    from plait.contract.weight_part import WeightPart
     from plait.models.attention import attend
     from plait.parallel.apply import Applied, apply
     from plait.parallel.chunked_loss import divide_head
@@ -47,6 +48,7 @@ __all__ = [
     "Schedule",
     "StageAction",
     "StagePlan",
+    "WeightPart",
     "apply",
     "attend",
     "budget_config",
@@ -85,6 +87,7 @@ _LAZY = {
     "stage": "plait.parallel.stages",
     "StageAction": "plait.contract.stage_plan",
     "StagePlan": "plait.contract.stage_plan",
+    "WeightPart": "plait.contract.weight_part",
     "stream_into": "plait.parallel.stages",
     "transform_param": "plait.parallel.transform",
     "planning": "plait.plan.planning",

@@ -91,17 +91,17 @@ def code_lines(path: Path) -> int:
 
 
 BUDGET = {  # lines of code; what takes more must be worth it, or something else must go
-    "contract": 945,
+    "contract": 985,
     "system": 415,
     "strategies": 480,
     "models": 1200,
     "data": 1540,
     "parallel": 1925,
     "records": 700,
-    "checkpoint": 1755,
+    "checkpoint": 1800,
     "convert": 360,
     "train": 445,
-    "launch": 1900,
+    "launch": 1910,
     "plan": 3505,
     "report": 450,
     "sweep": 480,

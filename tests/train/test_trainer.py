@@ -55,7 +55,7 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
             found["validated"].append((part.training, args[0].tolist()))
 
     def collected(phase, info):
-        if phase == "start" and found["collecting"]:
+        if phase == "start" and found["collecting"] and not gc.isenabled():
             found["collected"].append((trainer.step, info["generation"]))
 
     trainer.parts[0].register_forward_pre_hook(look)

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import torch
@@ -20,8 +20,27 @@ from plait.checkpoint.files import put_in_place, sync, write_synced
 from plait.checkpoint.joined import joined
 from plait.checkpoint.sums import write_sums
 from plait.checkpoint.weights import INDEX
+from plait.contract.weight_part import WeightPart, parts_by_fqn, weight_parts
 from plait.parallel.agreement import on_all_ranks
+from plait.parallel.state import weights
 from plait.system.disk import writing
+
+if TYPE_CHECKING:
+    from plait.parallel.apply import Applied
+
+
+def export_run(applied: "Applied", folder: Path, known: Collection[str]) -> None:
+    """Write all weights, with what the model puts beside them, or what a strategy exports instead. Called by all ranks.
+
+    known: as for `export`.
+    """
+    own = weights(applied.checkpoint()[0])
+    made, model = applied.export(own), applied.parts[0]
+    beside, parts = made.files, dict[str, WeightPart]()
+    if beside is None:
+        beside, parts = getattr(model, "export_files", dict)(), dict(weight_parts(model))
+    known = known if made.tensors.keys() == own.keys() else ()
+    export(made.tensors, folder, dist.get_rank() == 0, known=known, beside=beside, stem=made.stem, parts=parts)
 
 
 def export(
@@ -32,6 +51,7 @@ def export(
     known: Collection[str] = (),
     beside: Mapping[str, str] | None = None,
     stem: str = "model",
+    parts: Mapping[str, WeightPart] | None = None,
 ) -> None:
     """Write `state` (FQN -> tensor or DTensor) to `folder`: all ranks gather, the one with `is_writer` writes.
 
@@ -39,30 +59,38 @@ def export(
     have one, in their order in the files; if none has, PlaitError is raised on all ranks, and nothing is written.
 
     beside: name -> text of further files of the folder, such as config.json; used on the writer.
+    parts: name in the files -> part; entries of which it has none keep their names.
 
     Writes one file `<stem>.safetensors`, or several with an index if that would exceed `max_shard_bytes`, named as
-    Hugging Face does, and a SHA256SUMS. Parameters are gathered one by one: the writer holds one file's in memory, the
-    others one. The folder appears complete or not at all, and replaces one of the same name. Raises DiskError, on the
-    writer, if it cannot be written.
+    Hugging Face does, and a SHA256SUMS. Parameters are gathered one by one: the writer holds one file's and one more in
+    memory, the others one. The folder appears complete or not at all, and replaces one of the same name. Raises
+    DiskError, on the writer, if it cannot be written.
     """
     folder = Path(folder)
     partial = folder.with_name(folder.name + ".tmp")
     together = _Together(state, is_writer, known)
     entries = together.entries
-    files = split({fqn: entry.bytes for fqn, entry in entries.items()}, max_shard_bytes, stem)
+    by_fqn = parts_by_fqn({fqn: entry.shape for fqn, entry in entries.items()}, parts or {})
+    named = {name: part for fqn in entries for name, part in by_fqn[fqn].items()}
+    bytes_of = {name: math.prod(part.size) * entries[part.fqn].dtype.itemsize for name, part in named.items()}
+    files = split(bytes_of, max_shard_bytes, stem)
+    gathered, whole = "", None
     failure: Exception | None = None
     if is_writer:
         shutil.rmtree(partial, ignore_errors=True)
-    for name, fqns in files.items():
+    for file, names in files.items():
         held: dict[str, Tensor] = {}
-        for fqn in fqns:
-            whole = together.at_writer(fqn)
+        for name in names:
+            part = named[name]
+            if part.fqn != gathered:
+                whole = None  # the one before, before another is gathered
+                gathered, whole = part.fqn, together.at_writer(part.fqn)
             if whole is not None and failure is None:
-                held[fqn] = whole
-            del whole
+                alone = len(by_fqn[part.fqn]) == 1
+                held[name] = part.of(whole).contiguous() if alone else part.of(whole).clone().contiguous()
         try:
             if held:
-                write_file(held, partial / name)
+                write_file(held, partial / file)
         except (OSError, SafetensorError) as error:
             failure = error  # the other ranks continue to gather, so this one must too
     if not is_writer:
@@ -71,7 +99,7 @@ def export(
         try:
             if failure is not None:
                 raise failure
-            write_index(files, sum(entry.bytes for entry in entries.values()), partial, stem)
+            write_index(files, sum(bytes_of.values()), partial, stem)
             for name, text in (beside or {}).items():
                 write_synced(partial / name, text)
             write_sums(partial)
@@ -128,10 +156,6 @@ class _Entry:
     rank: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class _Together:

@@ -135,19 +135,10 @@ class Checkpoints:
         return finite.where_to_go_on(self.store, *((saver.resumed, saver.saved) if saver else ()))
 
     def export(self) -> None:
-        """Write weights as safetensors into the run's folder `export/`, and what lies beside them: all, with what the
-        model puts beside them, unless a strategy exports something else."""
-        import torch.distributed as dist
+        """Write weights as safetensors into the run's folder `export/`."""
+        from plait.checkpoint.export import export_run
 
-        from plait.checkpoint.export import export
-        from plait.parallel.state import weights
-
-        own = weights(self.applied.checkpoint()[0])
-        made = self.applied.export(own)
-        beside = getattr(self.applied.parts[0], "export_files", dict)() if made.files is None else made.files
-        folder = self.folder.path / "export"
-        known = self._known if made.tensors.keys() == own.keys() else ()
-        export(made.tensors, folder, dist.get_rank() == 0, known=known, beside=beside, stem=made.stem)
+        export_run(self.applied, self.folder.path / "export", self._known)
 
     def _states(self) -> list[Any]:
         """The data state of every data rank, in order; empty if the number of samples is enough."""

@@ -8,6 +8,7 @@ from plait.checkpoint.frozen import Base
 from plait.checkpoint.load import load_latest
 from plait.checkpoint.store import Store
 from plait.checkpoint.weights import read_weights
+from plait.contract.weight_part import weight_parts
 from plait.parallel.state import tied_names, weights
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def restore(
             whole, added = applied.whole, applied.run.added
             ties = whole.ties if whole else tied_names(applied.parts[0])
             shapes = {fqn: shape for fqn, shape in whole.shapes.items() if fqn not in added} if whole else None
-            read_weights(init_from, {fqn: t for fqn, t in weights(state).items() if fqn not in added}, ties, shapes)
+            own = {fqn: t for fqn, t in weights(state).items() if fqn not in added}
+            read_weights(init_from, own, ties, shapes, weight_parts(applied.parts[0]))
             say(f"checkpoint: weights from {init_from}")
 
     if base:  # it is in no checkpoint of this run

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from plait.checkpoint.store import MANIFEST, Store, compare
 from plait.checkpoint.sums import check_sums
 from plait.contract.errors import PlaitError
+from plait.contract.weight_part import WeightPart, parts_by_fqn
 from plait.system.disk import check_regular
 
 if TYPE_CHECKING:  # the parent checks weights without torch
@@ -30,7 +31,10 @@ class Files:
 
 
 def check_weights(
-    path: str | os.PathLike[str], parameters: Mapping[str, Sequence[int]], ties: Mapping[str, str] | None = None
+    path: str | os.PathLike[str],
+    parameters: Mapping[str, Sequence[int]],
+    ties: Mapping[str, str] | None = None,
+    parts: Mapping[str, WeightPart] | None = None,
 ) -> None:
     """Raises PlaitError unless `path` holds exactly `parameters` (FQN -> shape), undamaged. Imports no torch.
 
@@ -38,20 +42,23 @@ def check_weights(
     Plait checkpoint are not read: `read_weights` compares their digests.
     ties: further FQN of a tied parameter -> its first, as `state.tied_names` gives them; a file may have either or
         both.
+    parts: what the model's `weight_parts()` returns; without, files have the parameters' own names.
     """
     path = Path(path)
-    _check_names(path, parameters, ties or {})
+    _check_names(path, parameters, ties or {}, parts or {})
     if not (path / MANIFEST).is_file():
         check_sums(path)
     elif problem := Store.look(path):
         raise PlaitError(f"the weights of the checkpoint {path} cannot be used: {problem}")
 
 
-def _check_names(path: Path, parameters: Mapping[str, Sequence[int]], ties: Mapping[str, str]) -> None:
+def _check_names(
+    path: Path, parameters: Mapping[str, Sequence[int]], ties: Mapping[str, str], parts: Mapping[str, WeightPart]
+) -> None:
     if (path / MANIFEST).is_file():
         Store.check_model(Store.read(path), parameters)
     else:
-        _named(open_files(path), parameters, ties)
+        _parts_in(open_files(path), parameters, ties, parts)
 
 
 def read_weights(
@@ -59,42 +66,50 @@ def read_weights(
     state: Mapping[str, "Tensor"],
     ties: Mapping[str, str] | None = None,
     whole: Mapping[str, Sequence[int]] | None = None,
+    parts: Mapping[str, WeightPart] | None = None,
 ) -> None:
     """Fill `state` (FQN -> tensor or DTensor) in place, cast to its dtypes. Called by all ranks.
 
-    One parameter at a time; of a DTensor a rank reads its own part. `ties` and errors as for `check_weights`, except
-    that a SHA256SUMS is not compared again. whole: FQN -> shape of the model, if `state` has only a part of it.
+    One tensor of the files at a time; of a DTensor a rank reads its own part. `ties`, `parts` and errors as for
+    `check_weights`, except that a SHA256SUMS is not compared again. whole: FQN -> shape of the model, if `state` has
+    only a part of it.
     """
     path = Path(path)
     parameters = whole or {fqn: tuple(tensor.shape) for fqn, tensor in state.items()}
-    _check_names(path, parameters, ties or {})
+    _check_names(path, parameters, ties or {}, parts or {})
     if (path / MANIFEST).is_file():
         from plait.checkpoint.load import load
 
         load(path, {f"model.{fqn}": tensor for fqn, tensor in state.items()})
         return
     files = open_files(path)
-    names = _named(files, parameters, ties or {})
-    by_file: dict[Path, list[str]] = {}
+    found = _parts_in(files, parameters, ties or {}, parts or {})
+    by_file: dict[Path, dict[str, WeightPart]] = {}
     for fqn in state:
-        by_file.setdefault(files.where[names[fqn]], []).append(fqn)
-    for file, fqns in by_file.items():
+        for name, part in found[fqn].items():
+            by_file.setdefault(files.where[name], {})[name] = part
+    for file, wanted in by_file.items():
         with safe_open(file, framework="pt") as tensors:
-            for fqn in fqns:
-                _fill(state[fqn], tensors, names[fqn])
+            for name, part in wanted.items():
+                _fill(state[part.fqn], tensors, name, part)
 
 
-def _named(files: Files, parameters: Mapping[str, Sequence[int]], ties: Mapping[str, str]) -> dict[str, str]:
-    """FQN -> its name in the files."""
-    names = {fqn: fqn for fqn in parameters}
+def _parts_in(
+    files: Files, parameters: Mapping[str, Sequence[int]], ties: Mapping[str, str], parts: Mapping[str, WeightPart]
+) -> dict[str, dict[str, WeightPart]]:
+    """FQN -> the tensors of the files that make up the parameter. Raises PlaitError if they are not the model's."""
+    own = parts_by_fqn(parameters, parts)
     found = dict(files.shapes)
     for alias, first in ties.items():
-        if alias in found:
-            shape = found.pop(alias)
-            if first not in found:
-                found[first], names[first] = shape, alias
-    compare(found, parameters, f"the weights in {files.path} are of another model")
-    return names
+        theirs = own.pop(alias, None) or {alias: WeightPart.whole(alias, parameters[first])}
+        if theirs.keys() <= found.keys():
+            shapes = {name: found.pop(name) for name in theirs}
+            if not own[first].keys() <= found.keys():
+                found |= shapes
+                own[first] = {name: attrs.evolve(part, fqn=first) for name, part in theirs.items()}
+    wanted = {name: part.shape for fqn in parameters for name, part in own[fqn].items()}
+    compare(found, wanted, f"the weights in {files.path} are of another model")
+    return own
 
 
 def open_files(path: Path) -> Files:
@@ -135,7 +150,8 @@ def _indexed(folder: Path) -> list[Path]:
         raise PlaitError(f"the index {folder / INDEX} cannot be read: {error}") from None
 
 
-def _fill(tensor: "Tensor", source: Any, name: str) -> None:
+def _fill(tensor: "Tensor", source: Any, name: str, part: WeightPart) -> None:
+    """What `tensor` holds of the part on this rank."""
     import torch
     from torch.distributed.tensor import DTensor
 
@@ -143,14 +159,28 @@ def _fill(tensor: "Tensor", source: Any, name: str) -> None:
 
     with torch.no_grad():
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        if local.numel() == 0:
-            return
         if tensor.dim() == 0:
             local.copy_(source.get_tensor(name))
             return
-        held = [held_indices(tensor, dim) for dim in range(tensor.dim())]
-        part = source.get_slice(name)[tuple(slice(int(h.min()), int(h.max()) + 1) for h in held)]
-        for dim, indices in enumerate(held):
-            if len(indices) != part.shape[dim] or not bool((indices.diff() == 1).all()):
-                part = part.index_select(dim, indices - indices.min())
-        local.copy_(part)
+        here, there = [], []  # per dim of the parameter: places in `local`, and in the part
+        for dim, (start, size) in enumerate(zip(part.start, part.size, strict=True)):
+            held = held_indices(tensor, dim) - start
+            inside = (held >= 0) & (held < size)
+            here.append(inside.nonzero().flatten())
+            there.append(held[inside])
+        if any(not len(places) for places in here):
+            return
+        read = source.get_slice(name)[tuple(_span(there[dim]) for dim in part.dims)]
+        piece = part.as_in_parameter(read)
+        for dim, places in enumerate(there):
+            if len(places) != piece.shape[dim]:
+                piece = piece.index_select(dim, places - places.min())
+        if all(_span(places).stop - _span(places).start == len(places) for places in here):
+            local[tuple(map(_span, here))] = piece.to(local.device, local.dtype)
+        else:
+            local[torch.meshgrid(*here, indexing="ij")] = piece.to(local.device, local.dtype)
+
+
+def _span(places: "Tensor") -> slice:
+    """From the first of the places, which ascend, to the last."""
+    return slice(int(places[0]), int(places[-1]) + 1)

@@ -12,6 +12,7 @@ from plait.contract.axes import MeshLayout
 from plait.contract.config import Config, accumulation
 from plait.contract.errors import PlaitError, misfit, near_miss
 from plait.contract.schema import fit
+from plait.contract.weight_part import WeightPart, parts_by_fqn, weight_parts
 from plait.parallel.assembly import Assembly, assemble
 from plait.parallel.build import build_source
 from plait.parallel.flight_recorder import check_size
@@ -28,7 +29,7 @@ class Checked:
 
     config: with the strategies' final options. assembly: the check's assembly of the run, for commands that show it.
     files: name -> text that strategies write into the run's folder. said: (line, details) from strategies for the user.
-    shapes, ties: the model's part of a checkpoint, and further names of tied parameters.
+    shapes, ties: the model's part of a checkpoint, and further names of tied parameters. parts: what its files hold.
     """
 
     config: Config
@@ -39,6 +40,7 @@ class Checked:
     distributions: list[str]
     shapes: dict[str, tuple[int, ...]]
     ties: dict[str, str]
+    parts: Mapping[str, WeightPart]
     files: dict[str, str]
     said: list[tuple[str, str]]
 
@@ -85,6 +87,8 @@ def check(node: Mapping[str, Any], world_size: int | None = None, folder: Path |
         raise PlaitError(
             f"{world_size} ranks do not divide evenly over launch.nnodes={config.launch.nnodes} machines"
         ).at("launch.nnodes", config.launch.nnodes, fits=f"a divisor of {world_size}")
+    held, parts = shapes(model), weight_parts(model)
+    parts_by_fqn(held, parts)
     return Checked(
         config,
         assembly,
@@ -92,8 +96,9 @@ def check(node: Mapping[str, Any], world_size: int | None = None, folder: Path |
         source,
         per_node,
         distributions,
-        shapes(model),
+        held,
         tied_names(model),
+        parts,
         run.files,
         run.said,
     )

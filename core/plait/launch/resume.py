@@ -101,8 +101,9 @@ def _check_weights(path: str, checked: "Checked") -> None:
     from plait.checkpoint.weights import check_weights
 
     added = checked.assembly.run.added
+    own = {fqn: shape for fqn, shape in checked.shapes.items() if fqn not in added}
     with reading(path, "checkpoint.init_from"):
-        check_weights(path, {fqn: shape for fqn, shape in checked.shapes.items() if fqn not in added}, checked.ties)
+        check_weights(path, own, checked.ties, checked.parts)
 
 
 def _check_optimizer(path: Path, manifest: Manifest, checked: "Checked") -> None:

@@ -10,24 +10,39 @@ import torch
 from families import keys_of
 from safetensors.torch import load_file
 
+from plait.checkpoint.export import export
+from plait.checkpoint.weights import check_weights, read_weights
 from plait.contract.errors import PlaitError
 from plait.launch.check import check
 from plait.launch.compose import resolve
+from plait.parallel.state import shapes, tied_names
+from plait.testing import raises_about
+from plait_transformers.build import decoder
 
 TOKENS = torch.arange(4, 20)[None]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A qwen2 of random weights with tied embeddings, as save_pretrained writes it, and a tokenizer's file."""
+def saved(path, kind, **more):
+    """A model of random weights of transformers, after it wrote itself into the folder `path`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    path = tmp_path_factory.mktemp("theirs")
-    keys = {**keys_of("qwen2"), "vocab_size": 272, "tie_word_embeddings": True, "attention_dropout": 0.25}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**keys))
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 0.0, 0.3)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**keys_of(kind), **more}))
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            torch.nn.init.normal_(tensor, 0.0, 0.3)
     model.save_pretrained(path, max_shard_size="20KB")
+    return model
+
+
+def held(folder):
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+@pytest.fixture(scope="module", params=["qwen2"])
+def folder(request, tmp_path_factory):
+    """Tied embeddings, more words than the small models of the other tests, and a tokenizer's file."""
+    path = tmp_path_factory.mktemp("theirs")
+    saved(path, request.param, vocab_size=272, tie_word_embeddings=True, attention_dropout=0.25)
     (path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": {}}))
     return path
 
@@ -57,8 +72,65 @@ def test_another_choice_of_weights_is_refused(folder):
         check(resolve(overrides(folder, "a", "model.weights=zeros")), 1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategies", ["[]", "[tensor_parallel,fsdp2]"])
+SLOW = pytest.mark.slow
+RENAMED = (  # files with other names than the parameters'
+    *(
+        "deepseek_v3",
+        "gpt_neox",
+        "granitemoe",
+        "granitemoeshared",
+        "olmoe",
+        "qwen2_moe",
+        "qwen3_moe",
+        "flint",
+        "laguna",
+    ),
+    *("mellum", "solar_open", "glm4_moe", "hy_v3", "ernie4_5_moe", "hunyuan_v1_moe", "aria_text", "exaone_moe"),
+    *("cohere2_moe", "kolibri1", "minimax_m2", "flex_olmo", "mimo_v2_flash", "afmoe", "gpt_oss", "llama"),
+)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", *(pytest.param(kind, marks=SLOW) for kind in RENAMED)])
+def test_files_of_a_family_are_read_and_written(kind, tmp_path):
+    theirs = saved(tmp_path / "theirs", kind).state_dict()
+    with torch.device("meta"):
+        model = decoder(path=str(tmp_path / "theirs"))
+    parts, ties, sizes = model.weight_parts(), tied_names(model), shapes(model)
+    check_weights(tmp_path / "theirs", sizes, ties, parts)
+    ours = {fqn: torch.full(size, torch.nan) for fqn, size in sizes.items()}
+    read_weights(tmp_path / "theirs", ours, ties, parts=parts)
+    assert [fqn for fqn, tensor in ours.items() if not torch.equal(tensor, theirs[fqn])] == []
+    export(ours, tmp_path / "ours", is_writer=True, parts=parts)
+    there, here = held(tmp_path / "theirs"), held(tmp_path / "ours")
+    assert here.keys() == there.keys()
+    assert [name for name in here if not torch.equal(here[name], there[name])] == []
+
+
+def test_a_folder_of_another_size_names_a_tensor(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path / "theirs", "mixtral", vocab_size=272)
+    fewer = check(resolve(overrides(tmp_path / "theirs", "a", "+model.config={num_local_experts: 2}")), 1)
+    with pytest.raises(PlaitError, match=r"'model\.layers\.0\.block_sparse_moe\.gate\.weight' has shape \(4, 32\)"):
+        check_weights(tmp_path / "theirs", fewer.shapes, fewer.ties, fewer.parts)
+
+
+def test_files_that_mix_parameters_are_refused_before_a_run(tmp_path, monkeypatch):
+    """Then neither would its export be one of the family's."""
+    import transformers.core_model_loading as theirs
+
+    saved(tmp_path / "theirs", "llama", vocab_size=272)
+    mixed = lambda model, state: {**state, "lm_head.weight": state["lm_head.weight"] + 1}  # noqa: E731
+    monkeypatch.setattr(theirs, "revert_weight_conversion", mixed)
+    with raises_about("model.path", "lm_head.weight"):
+        check(resolve(overrides(tmp_path / "theirs", "a")), 1)
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("folder", "strategies"),
+    [("qwen2", "[]"), ("qwen2", "[tensor_parallel,fsdp2]"), ("mixtral", "[tensor_parallel,fsdp2]")],
+    indirect=["folder"],
+)
 def test_there_and_back_every_tensor_is_equal(strategies, folder, tmp_path):
     """A run that trains with a rate of 0 exports what it read; transformers computes the same with both."""
     from transformers import AutoModelForCausalLM
@@ -69,8 +141,7 @@ def test_there_and_back_every_tensor_is_equal(strategies, folder, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     exported = tmp_path / "runs" / "there" / "export"
-    theirs = {name: t for file in folder.glob("*.safetensors") for name, t in load_file(file).items()}
-    ours = load_file(exported / "model.safetensors")
+    theirs, ours = held(folder), load_file(exported / "model.safetensors")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert (exported / "tokenizer.json").read_text() == (folder / "tokenizer.json").read_text()

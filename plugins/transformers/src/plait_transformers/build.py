@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from plait import ModelSpec, PlaitError, mix_in
+from plait import ModelSpec, PlaitError, WeightPart, mix_in
 from plait.models.attention import DocumentMask
 from plait_transformers import experts
 from plait_transformers.attention import NAME, give_inner, register
@@ -87,6 +87,12 @@ class Decoder:
 
         dtype = str(next(self.parameters()).dtype).removeprefix("torch.")  # type: ignore[attr-defined]
         return beside(self.source, {**self.kept, "architectures": [self.architecture], "dtype": dtype})
+
+    def weight_parts(self) -> dict[str, WeightPart]:
+        """What each tensor of a folder of the family is: of mixtures, a tensor per expert."""
+        from plait_transformers.parts import parts_of
+
+        return parts_of(type(self.config).from_dict(self.kept))
 
     def warn_if_padding_and_no_attention_mask(self, *args: Any, **kwargs: Any) -> None:
         """transformers looks at the values of tokens here, which costs time on a GPU."""

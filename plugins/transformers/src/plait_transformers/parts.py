@@ -1,0 +1,67 @@
+"""Which part of which parameter each tensor of a family's files is.
+
+transformers changes names and shapes when it saves: a stack of experts becomes a tensor per expert, say. Here it does
+so with tensors on meta, of which a result of slicing or transposing is a view: that tells what was taken.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from plait import PlaitError, WeightPart
+
+
+class _NoCopies(TorchDispatchMode):
+    """A copy is the tensor itself, so that it stays a view of the parameter."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func is torch.ops.aten.clone.default else func(*args, **(kwargs or {}))
+
+
+def parts_of(config: Any) -> dict[str, WeightPart]:
+    """Name in the files -> part, for models of transformers' `config`.
+
+    Raises PlaitError if a tensor of the files is not a part of one parameter.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    from plait_transformers.build import of_config
+
+    with torch.device("meta"), torch.no_grad():
+        model: Any = of_config(config)
+        state = {fqn: torch.empty(tensor.shape) for fqn, tensor in model.state_dict().items()}
+        owners = {tensor.untyped_storage()._cdata: fqn for fqn, tensor in state.items()}
+        with _NoCopies():
+            saved = revert_weight_conversion(model, dict(state))
+    found = {}
+    for name, tensor in saved.items():
+        fqn = owners.get(tensor.untyped_storage()._cdata)
+        part = None if fqn is None else _part(fqn, tensor, state[fqn])
+        if part is None:
+            raise PlaitError(
+                f"model=transformers cannot read the files of {config.model_type}: {name!r} is not a part of one "
+                "parameter; with model.weights=init the model trains"
+            ).at("model.path", name)
+        found[name] = part
+    return found
+
+
+def _part(fqn: str, view: Tensor, whole: Tensor) -> WeightPart | None:
+    """What the view has of the contiguous tensor; None if it is no box of it."""
+    start, left = [], view.storage_offset()
+    for stride in whole.stride():
+        start.append(left // stride)
+        left %= stride
+    size, dims = [1] * whole.dim(), []
+    for length, stride in zip(view.shape, view.stride(), strict=True):
+        fits = [d for d in range(whole.dim()) if d not in dims and whole.stride(d) == stride and whole.shape[d] > 1]
+        free = [d for d in range(whole.dim()) if d not in dims]
+        if not (fits if length > 1 else free):
+            return None
+        dims.append((fits or free)[0])
+        size[dims[-1]] = length
+    inside = all(at + n <= of for at, n, of in zip(start, size, whole.shape, strict=True))
+    return WeightPart(fqn, tuple(start), tuple(size), tuple(dims)) if inside and math.prod(size) else None
