@@ -6,7 +6,7 @@ TORCH_PYTHON ?= python3
 GPU_PYTHON ?= 3.12
 PARALLEL := -n 2 --dist loadgroup --durations=10 # one process for tests that share the pool of ranks, one for the others
 
-.PHONY: install train test test-all gpu gpu-wheels gpu-dry faults mutants lint clean
+.PHONY: install train test test-all gpu gpu-wheels gpu-dry faults mutants grid lint clean
 
 install: .venv/.installed
 
@@ -47,6 +47,9 @@ faults: install # plants 1,000 faults in real runs; the results are in docs/reli
 
 mutants: install # plants 300 random bugs; the table is in docs/testing.md. MUTANTS='--count 50 --seed 7'
 	$(BIN)/python -m tests.mutation --write docs/testing.md $(MUTANTS)
+
+grid: install # every family of decoders of transformers under strategies; the table is in plugins/transformers/README.md
+	$(BIN)/python plugins/transformers/tests/grid.py --write plugins/transformers/README.md $(GRID)
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

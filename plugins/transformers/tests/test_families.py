@@ -4,6 +4,7 @@ import functools
 
 import families
 import pytest
+from grid import BOUND, UNDER
 
 from plait import PlaitError
 
@@ -29,14 +30,7 @@ EXACT = (
     *("ernie4_5_moe", "granitemoeshared", "hunyuan_v1_moe", "aria_text", "exaone_moe", "cohere2_moe", "kolibri1"),
     *("minimax_m2", "flex_olmo", "mimo_v2_flash", "afmoe", "granitemoe_swa", "beam", "gpt-sw3"),
 )
-UNDER = {
-    "ddp": {"ddp": {}},
-    "fsdp2": {"fsdp2": {}},
-    "simplefsdp": {"simplefsdp": {}},
-    "tensor_parallel": {"tensor_parallel": {"degree": 2}},
-}
 FOLDS = {"gpt2", "gpt-sw3"}  # tokens into the batch
-BOUND = 1e-10
 
 
 def on_rank(kind, strategies, documents=False, chunks=1):

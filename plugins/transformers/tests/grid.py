@@ -1,0 +1,155 @@
+"""`make grid`: every family of decoders of transformers under strategies, against one process; the README's table.
+
+python plugins/transformers/tests/grid.py [FAMILY ...] [--write PAGE]
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+sys.path.insert(0, str(Path(__file__).parent))  # here and in the ranks
+import families
+
+from plait import PlaitError
+from plait.testing.pool import Pool, RankError
+
+UNDER: dict[str, dict[str, Any]] = {
+    "ddp": {"ddp": {}},
+    "fsdp2": {"fsdp2": {}},
+    "simplefsdp": {"simplefsdp": {}},
+    "tensor_parallel": {"tensor_parallel": {"degree": 2}},
+}
+BOUND = 1e-10  # of a gradient's size
+PARTS = {"heads": "attention", "ffn": "feed-forward", "vocab": "vocabulary"}  # what an axis divides
+BEGIN, END = "<!-- the grid: written by `make grid` -->", "<!-- the end of the grid -->"
+
+
+@attrs.frozen
+class Outcome:
+    """said: how it ended, for the table. error: of the worst gradient, if it trained. note: the sentence, if not."""
+
+    said: str
+    error: float = 0.0
+    note: str = ""
+
+
+def kinds() -> list[str]:
+    """All families of transformers that predict the next token."""
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+    return sorted(kind for kind in CONFIG_MAPPING if CONFIG_MAPPING[kind] in MODEL_FOR_CAUSAL_LM_MAPPING)
+
+
+def on_rank(kind: str, strategies: dict[str, Any]) -> Any:
+    """(result, logical axes of the parameters); the sentence of a refusal."""
+    try:
+        spec = families.OfFamily(kind=kind).build().spec()
+        found = families.result(kind, strategies)
+        return found, {fqn: spec.axes_of(fqn) for fqn in found.initial}
+    except PlaitError as error:
+        return str(error)
+
+
+def tried(pool: Pool, kind: str, strategies: dict[str, Any], world: int) -> list[Any] | str:
+    """What the ranks answer; a sentence if they do not all train."""
+    try:
+        answers = pool.run(on_rank, kind, strategies, world=world, timeout=120)
+    except RankError as error:
+        return "fails: " + str(error).splitlines()[0].partition(": ")[2]
+    return next((f"refused: {answer}" for answer in answers if isinstance(answer, str)), answers)
+
+
+def outcomes(pool: Pool, kind: str) -> dict[str, Outcome]:
+    """By strategy, or only "" for a family that does not train in one process."""
+    alone = tried(pool, kind, {}, 1)
+    if isinstance(alone, str):
+        return {"": Outcome("not trained", note=alone.removeprefix("refused: "))}
+    found = {}
+    for name, strategies in UNDER.items():
+        answers = tried(pool, kind, strategies, 2)
+        if isinstance(answers, str):
+            how, _, note = answers.partition(": ")
+            found[name] = Outcome(how, note=note)
+            continue
+        error, where = max(families.apart(result, alone[0][0]) for result, _ in answers)
+        divided = _divided(answers[0]) if name == "tensor_parallel" else ""
+        found[name] = Outcome(f"exact{divided}", error) if error <= BOUND else Outcome("WRONG", error, where)
+    return found
+
+
+def _divided(answer: Any) -> str:
+    result, axes = answer
+    shared = {axis for fqn, lies in result.placements.items() if re.search(r"\bS\w*\(", lies) for axis in axes[fqn]}
+    return f"; {', '.join(what for axis, what in PARTS.items() if axis in shared) or 'nothing'} divided"
+
+
+def table(found: Mapping[str, Mapping[str, Outcome]]) -> str:
+    """Families with the same outcome share a row; sentences follow, each once."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    notes: dict[str, list[str]] = {}
+    for kind, by_strategy in found.items():
+        if "" in by_strategy:
+            notes.setdefault(_of_any(by_strategy[""].note, kind), []).append(kind)
+            continue
+        cells = []
+        for name in UNDER:
+            one = by_strategy[name]
+            cells.append(one.said)
+            if one.note:
+                notes.setdefault(f"{name}: {_of_any(one.note, kind)}", []).append(kind)
+        rows.setdefault(tuple(cells), []).append(kind)
+    trained = [one for by in found.values() for one in by.values() if one.said.startswith("exact")]
+    lines = [
+        f"{date.today()}, transformers {version('transformers')}, torch {version('torch')}: {len(found)} families, "
+        f"{sum(map(len, rows.values()))} of them train; the worst gradient that counts as exact is off by "
+        f"{max((one.error for one in trained), default=0.0):.1e}.",
+        "",
+        f"| families | {' | '.join(UNDER)} |",
+        f"|---{'|---' * len(UNDER)}|",
+    ]
+    lines += [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in sorted(rows.items(), key=_size)]
+    lines += ["", "Why others do not train, or not under a strategy:", ""]
+    lines += [f"- {', '.join(names)}: {note}" for note, names in sorted(notes.items(), key=_size)]
+    return "\n".join(lines)
+
+
+def _of_any(sentence: str, kind: str) -> str:
+    return re.sub(rf"\b{re.escape(kind)}\b", "FAMILY", sentence)
+
+
+def _size(row: tuple[Any, list[str]]) -> tuple[int, str]:
+    return -len(row[1]), row[1][0]
+
+
+def write(page: Path, text: str) -> None:
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make grid", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("families", nargs="*", help="only these")
+    parser.add_argument("--write", type=Path, help="the page that gets the table")
+    options = parser.parse_args()
+    pool, found = Pool(2), dict[str, dict[str, Outcome]]()
+    try:
+        for kind in options.families or kinds():
+            found[kind] = outcomes(pool, kind)
+            print(f"{kind}: {', '.join(f'{n} {o.said}'.strip() for n, o in found[kind].items())}", flush=True)
+    finally:
+        pool.close()
+    print(f"\n{table(found)}")
+    if options.write:
+        write(options.write, table(found))
+    return any(one.said == "WRONG" for by_strategy in found.values() for one in by_strategy.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

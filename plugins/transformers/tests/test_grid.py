@@ -1,0 +1,50 @@
+"""The grid of families under strategies: what its table says, and that it is measured."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from grid import BEGIN, END, UNDER, Outcome, table, write
+
+GRID = Path(__file__).with_name("grid.py")
+
+
+def test_families_with_one_outcome_share_a_row_and_a_sentence():
+    good = {name: Outcome("exact", 1e-15) for name in UNDER}
+    wrong = {**good, "fsdp2": Outcome("WRONG", 0.1, "wq")}
+    refused = {**good, "tensor_parallel": Outcome("refused", note="b folds tokens")}
+    other = {**good, "tensor_parallel": Outcome("refused", note="d folds tokens")}
+    text = table({"a": good, "b": refused, "c": good, "d": other, "e": wrong, "f": {"": Outcome("", note="no f")}})
+    rows = [line for line in text.splitlines() if line.startswith(("| ", "- "))]
+    assert rows == [
+        "| families | ddp | fsdp2 | simplefsdp | tensor_parallel |",
+        "| a, c | exact | exact | exact | exact |",
+        "| b, d | exact | exact | exact | refused |",
+        "| e | exact | WRONG | exact | exact |",
+        "- b, d: tensor_parallel: FAMILY folds tokens",
+        "- e: fsdp2: wq",
+        "- f: no FAMILY",
+    ]
+    assert "6 families, 5 of them train" in text
+    assert "off by 1.0e-15" in text
+
+
+def test_a_page_keeps_what_is_around_the_table(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n\n{BEGIN}\n\nold\n\n{END}\n\nafter\n")
+    write(page, "| new |")
+    assert page.read_text() == f"before\n\n{BEGIN}\n\n| new |\n\n{END}\n\nafter\n"
+
+
+@pytest.mark.slow
+def test_the_grid_of_a_few_families(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    command = [sys.executable, str(GRID), "phi3", "bloom", "gpt2", "--write", str(page)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    text = page.read_text()
+    assert "| phi3 | exact | exact | exact | exact; vocabulary divided |" in text
+    assert "| gpt2 | exact | exact | exact | refused |" in text
+    assert "- bloom: model=transformers cannot train FAMILY: its attention does not go through" in text
