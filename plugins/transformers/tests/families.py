@@ -26,17 +26,20 @@ SIZES = {
     "num_local_experts": 4,
     "num_experts": 4,
     "num_experts_per_tok": 2,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+LATENT = {  # where a model has latent attention
+    **{"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
+    **{"num_key_value_heads": 4, "head_dim": 8},
 }
 MORE: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3_text": {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention", "full_attention"]},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "granite": {"attention_multiplier": 0.3, "residual_multiplier": 0.5, "logits_scaling": 2.0},
-    "deepseek_v3": {
-        **{"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16},
-        **{"q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
-        **{"num_key_value_heads": 4, "head_dim": 8},
-    },
 }
 
 
@@ -45,7 +48,8 @@ def keys_of(kind: str) -> dict[str, Any]:
     from transformers import CONFIG_MAPPING
 
     known = CONFIG_MAPPING[kind]()
-    fits = {name: value for name, value in SIZES.items() if hasattr(known, name)}
+    sizes = SIZES | LATENT if hasattr(known, "kv_lora_rank") else SIZES
+    fits = {name: value for name, value in sizes.items() if hasattr(known, name)}
     return {"model_type": kind, **fits, **MORE.get(kind, {})}
 
 
