@@ -13,8 +13,8 @@ import torch
 from machine import run_ranks
 
 
-def arguments(description: str | None, model: str, ranks: int) -> argparse.Namespace:
-    """The command line's arguments. ranks: the default number of ranks without a GPU."""
+def arguments(description: str | None, model: str, ranks: int, backends: Sequence[str] = ()) -> argparse.Namespace:
+    """The command line's arguments. ranks: the default number of ranks without a GPU. backends: of which to choose."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cycles", type=int, default=30, help="cycles that count")
     parser.add_argument("--warm-up", type=int, default=5, help="cycles before that do not")
@@ -23,6 +23,8 @@ def arguments(description: str | None, model: str, ranks: int) -> argparse.Names
     parser.add_argument("--batch", type=int, default=4, help="samples per rank")
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
+    if backends:
+        parser.add_argument("--backends", nargs="+", choices=backends, default=backends, help="all, unless given")
     return parser.parse_args()
 
 

@@ -119,12 +119,12 @@ def test_experts_are_grouped_and_spread(tmp_path: Path) -> None:
 def test_one_graph_beside_blocks(tmp_path: Path) -> None:
     text = printed(
         *("whole_graph.py", "--model=llama3_debug model.n_layers=1", "--cycles=2", "--warm-up=1", "--batch=1"),
-        *("--seq-len=32",),
+        *("--seq-len=32", "--backends", "none", "aot_eager"),  # inductor's compilation takes a minute
         cwd=tmp_path,
     )
     assert "NOT MEASURED ON A GPU" in text
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
-    assert [row[0] for row in rows] == ["none", "aot_eager", "inductor"]
+    assert [row[0] for row in rows] == ["none", "aot_eager"]
     assert all(float(rate.replace(",", "")) > 0 for row in rows for rate in row[1:3])
 
 

@@ -1,5 +1,6 @@
 """Searches over layouts that divide the layers."""
 
+import functools
 from types import SimpleNamespace
 
 import attrs
@@ -96,6 +97,7 @@ def large(composition):
     return {name: degree for name, degree in planning.degrees(composition.layout).items() if degree > 1}
 
 
+@functools.cache  # for all modes of recomputation
 def priced(world, samples):
     """(run, cluster, candidates that divide the layers)."""
     config = Config.of(resolve(["strategy=[]", *TINY]))
