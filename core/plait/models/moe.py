@@ -5,7 +5,7 @@ G groups of experts, K experts that a token visits, F inner width of an expert.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -131,6 +131,25 @@ class Router(nn.Module):
         self.bias.sub_(self.bias_update * excess_X.sign())
 
 
+class Copies:
+    """The copies of N tokens that visit experts: token 0's K, token 1's K, ... Sorted by expert, and added up again."""
+
+    def __init__(self, chosen_NK: Tensor) -> None:
+        self.top_k = chosen_NK.shape[-1]
+        self.order_N = chosen_NK.flatten().argsort(stable=True)
+        places = torch.arange(len(self.order_N), device=self.order_N.device)
+        self.back_N = torch.empty_like(self.order_N).scatter_(0, self.order_N, places)
+
+    def sorted(self, x_ND: Tensor) -> Tensor:
+        """A row for each copy, sorted by expert."""
+        return cast(Tensor, _Rows.apply(x_ND, self.order_N // self.top_k, self.back_N, self.top_k))
+
+    def summed(self, out_ND: Tensor, weights_NK: Tensor) -> Tensor:
+        """The weighted sum of what experts made of each token's copies."""
+        out_NKD = _Rows.apply(out_ND, self.back_N, self.order_N, 1).unflatten(0, (-1, self.top_k))
+        return torch.bmm(weights_NK.to(out_NKD.dtype)[:, None], out_NKD)[:, 0]
+
+
 class MoE(nn.Module):
     """A branch: every token goes to the experts that the router chooses, and to the shared one if there is one."""
 
@@ -142,16 +161,11 @@ class MoE(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         weights_NK, chosen_NK, counts_X = self.router(x_BTD)
-        order_N = chosen_NK.flatten().argsort(stable=True)  # of the copies: token 0's K, token 1's K, ...
-        places = torch.arange(len(order_N), device=order_N.device)
-        back_N = torch.empty_like(order_N).scatter_(0, order_N, places)
-        top_k = chosen_NK.shape[-1]
-        out_ND = self.experts(_Rows.apply(x_BTD.flatten(0, -2), order_N // top_k, back_N, top_k), counts_X)
+        copies = Copies(chosen_NK)
+        out_ND = self.experts(copies.sorted(x_BTD.flatten(0, -2)), counts_X)
         # Between the experts' call and the use of its result, so that it overlaps with what crosses ranks meanwhile.
         shared_BTD = self.shared(x_BTD) if self.shared is not None else None
-        out_NKD = _Rows.apply(out_ND, back_N, order_N, 1).unflatten(0, (-1, top_k))
-        summed_ND = torch.bmm(weights_NK.to(out_NKD.dtype)[:, None], out_NKD)[:, 0]
-        out_BTD = summed_ND.view_as(x_BTD)
+        out_BTD = copies.summed(out_ND, weights_NK).view_as(x_BTD)
         return out_BTD if shared_BTD is None else out_BTD + shared_BTD
 
 

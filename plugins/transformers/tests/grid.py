@@ -25,9 +25,13 @@ UNDER: dict[str, dict[str, Any]] = {
     "fsdp2": {"fsdp2": {}},
     "simplefsdp": {"simplefsdp": {}},
     "tensor_parallel": {"tensor_parallel": {"degree": 2}},
+    "expert_parallel": {"fsdp2": {}, "expert_parallel": {"degree": 2}},
 }
 BOUND = 1e-10  # of a gradient's size
-PARTS = {"heads": "attention", "ffn": "feed-forward", "vocab": "vocabulary"}  # what an axis divides
+PARTS = {  # strategy -> logical axis -> what it divides
+    "tensor_parallel": {"heads": "attention", "ffn": "feed-forward", "vocab": "vocabulary"},
+    "expert_parallel": {"experts": "experts"},
+}
 BEGIN, END = "<!-- the grid: written by `make grid` -->", "<!-- the end of the grid -->"
 
 
@@ -74,20 +78,23 @@ def outcomes(pool: Pool, kind: str) -> dict[str, Outcome]:
     found = {}
     for name, strategies in UNDER.items():
         answers = tried(pool, kind, strategies, 2)
+        if "finds no experts" in answers:
+            found[name] = Outcome("no experts")
+            continue
         if isinstance(answers, str):
             how, _, note = answers.partition(": ")
             found[name] = Outcome(how, note=note)
             continue
         error, where = max(families.apart(result, alone[0][0]) for result, _ in answers)
-        divided = _divided(answers[0]) if name == "tensor_parallel" else ""
+        divided = _divided(answers[0], PARTS[name]) if name in PARTS else ""
         found[name] = Outcome(f"exact{divided}", error) if error <= BOUND else Outcome("WRONG", error, where)
     return found
 
 
-def _divided(answer: Any) -> str:
+def _divided(answer: Any, parts: Mapping[str, str]) -> str:
     result, axes = answer
     shared = {axis for fqn, lies in result.placements.items() if re.search(r"\bS\w*\(", lies) for axis in axes[fqn]}
-    return f"; {', '.join(what for axis, what in PARTS.items() if axis in shared) or 'nothing'} divided"
+    return f"; {', '.join(what for axis, what in parts.items() if axis in shared) or 'nothing'} divided"
 
 
 def table(found: Mapping[str, Mapping[str, Outcome]]) -> str:

@@ -73,7 +73,7 @@ def test_what_does_not_divide_stays_whole(kind, part, why):
     model = built(kind)
     assert why in facts_of(model.config).whole[part]
     inside = {axis for name, axes in model.spec().axes.items() if name.startswith(part) for axis in axes}
-    assert inside <= {None, "embed"}
+    assert inside <= {None, "embed", "experts"}  # experts are divided by another strategy
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "mistral", "granite", "gpt_oss"])
@@ -163,3 +163,12 @@ def test_a_module_that_is_called_before_and_after_the_blocks_is_at_no_end(again,
     with watching(model) as watch:
         model(torch.tensor([0, 1]))
     assert proof._ends(model, watch, "layers") == ends
+
+
+def test_a_token_is_multiplied_with_the_experts_that_it_visits():
+    """mixtral's small model has 4, of which a token visits 2."""
+    model = built("mixtral")
+    experts = sum(p.numel() for fqn, p in model.named_parameters() if "experts" in model.spec().axes_of(fqn))
+    others = sum(p.numel() for fqn, p in model.named_parameters()) - experts - model.model.embed_tokens.weight.numel()
+    assert experts > 0
+    assert model.spec().flops.parameters == others + experts // 2

@@ -61,10 +61,32 @@ def test_quick(kind, strategy, plait_ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", UNDER)
+@pytest.mark.parametrize("strategy", [name for name in UNDER if name != "expert_parallel"])
 @pytest.mark.parametrize("kind", EXACT)
 def test_gradients_equal_those_of_one_process(kind, strategy, plait_ranks):
     check(plait_ranks, kind, strategy)
+
+
+MIXTURES = (
+    *("qwen3_moe", "deepseek_v3", "gpt_oss", "granitemoe", "olmoe", "qwen2_moe", "laguna", "mellum", "solar_open"),
+    *("glm4_moe", "hy_v3", "ernie4_5_moe", "granitemoeshared", "hunyuan_v1_moe", "aria_text", "exaone_moe", "afmoe"),
+    *("cohere2_moe", "kolibri1", "minimax_m2", "flex_olmo", "mimo_v2_flash", "granitemoe_swa"),
+)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", *(pytest.param(kind, marks=pytest.mark.slow) for kind in MIXTURES)])
+def test_experts_are_divided(kind, plait_ranks):
+    wanted = plait_ranks.run(on_rank, kind, {}, world=1)[0]
+    for answer in plait_ranks.run(on_rank, kind, UNDER["expert_parallel"], world=2):
+        error, name = families.apart(answer, wanted)
+        assert error < BOUND, (name, error)
+        assert [fqn for fqn, lies in answer.placements.items() if "over ep" in lies]
+
+
+def test_experts_beside_tensor_ranks_are_refused(plait_ranks):
+    strategies = {"fsdp2": {}, "tensor_parallel": {"degree": 2}, "expert_parallel": {"degree": 2}}
+    for said in plait_ranks.run(on_rank, "mixtral", strategies, world=2):
+        assert "the ranks of tp divide nothing in 'model.layers.0.mlp'" in said
 
 
 MORE = {

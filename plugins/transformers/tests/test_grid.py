@@ -18,10 +18,10 @@ def test_families_with_one_outcome_share_a_row_and_a_sentence():
     text = table({"a": good, "b": refused, "c": good, "d": other, "e": wrong, "f": {"": Outcome("", note="no f")}})
     rows = [line for line in text.splitlines() if line.startswith(("| ", "- "))]
     assert rows == [
-        "| families | ddp | fsdp2 | simplefsdp | tensor_parallel |",
-        "| a, c | exact | exact | exact | exact |",
-        "| b, d | exact | exact | exact | refused |",
-        "| e | exact | WRONG | exact | exact |",
+        "| families | ddp | fsdp2 | simplefsdp | tensor_parallel | expert_parallel |",
+        "| a, c | exact | exact | exact | exact | exact |",
+        "| b, d | exact | exact | exact | refused | exact |",
+        "| e | exact | WRONG | exact | exact | exact |",
         "- b, d: tensor_parallel: FAMILY folds tokens",
         "- e: fsdp2: wq",
         "- f: no FAMILY",
@@ -45,6 +45,6 @@ def test_the_grid_of_a_few_families(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     text = page.read_text()
-    assert "| phi3 | exact | exact | exact | exact; vocabulary divided |" in text
-    assert "| gpt2 | exact | exact | exact | refused |" in text
+    assert "| phi3 | exact | exact | exact | exact; vocabulary divided | no experts |" in text
+    assert "| gpt2 | exact | exact | exact | refused | no experts |" in text
     assert "- bloom: model=transformers cannot train FAMILY: its attention does not go through" in text

@@ -28,13 +28,26 @@ def divide_experts(model: nn.Module, mesh: Mesh, spec: ModelSpec, compiled: bool
         names = [name for name in module._parameters if f"{fqn}.{name}".lstrip(".") in divided]
         if not names:
             continue
-        if len(alike) < len(same) and not any(f"{fqn}.".startswith(f"{branch}.") for branch in branches):
-            raise PlaitError(f"module {fqn!r} holds experts, but is in no branch that the model's spec names")
+        _refuse_unsummed(fqn, [a for a in same if a.shards], branches, model, spec)
         _refuse_other_calls(fqn, module)
         exchange_rows(module, Exchange(axis, mesh.rank_and_size(None), alike, compiled))
         outside_of_graph(module, WHY)
         for name in names:
             transform_param(module, name, _own)
+
+
+def _refuse_unsummed(fqn: str, same: list[Any], branches: Any, model: nn.Module, spec: ModelSpec) -> None:
+    """Ranks of these axes each return the results of some rows: somebody must sum what the branch returns."""
+    branch = next((b for b in branches if f"{fqn}.".startswith(f"{b}.")), None)
+    if same and branch is None:
+        raise PlaitError(f"module {fqn!r} holds experts, but is in no branch that the model's spec names")
+    for axis in same:
+        names = (n for n, _ in model.named_parameters() if n.startswith(f"{branch}."))
+        if not any({*spec.axes_of(name)} & {*axis.shards} for name in names):
+            raise PlaitError(
+                f"the ranks of {axis.name} divide nothing in {branch!r}, so nobody sums what they return from it, as "
+                f"'expert_parallel' needs for its experts; leave out that strategy or the one of {axis.name}"
+            ).at("strategy", "expert_parallel")
 
 
 def _refuse_other_calls(fqn: str, module: nn.Module) -> None:

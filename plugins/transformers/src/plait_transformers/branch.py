@@ -11,6 +11,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from plait_transformers.experts import SortedExperts
 from plait_transformers.watch import Attended, Call, Watch, same
 
 BOUND = 1e-4
@@ -69,6 +70,8 @@ def undivided(fqn: str, branch: nn.Module, watch: Watch) -> Axes:
         owner, _, kind = full.rpartition(".")
         linear = isinstance(branch.get_submodule(name.rpartition(".")[0]), nn.Linear)
         own: list[str | None] = [None] * parameter.dim()
+        if isinstance(branch.get_submodule(name.rpartition(".")[0]), SortedExperts):
+            own[0] = "experts"
         if linear and kind == "weight" and owner in readers:
             own = [None, "embed"]
         elif linear and owner in writers:

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from plait import ModelSpec, PlaitError, WeightPart, mix_in
 from plait.models.attention import DocumentMask
-from plait_transformers import experts
 from plait_transformers.attention import NAME, give_inner, register
+from plait_transformers.experts import give_sorted
 from plait_transformers.source import read_config
 
 
@@ -37,15 +37,15 @@ def of_config(config: Any, attention: str = NAME) -> nn.Module:
 
     logging.disable_progress_bar()
     register()
-    experts.register()
     kept = config.to_dict()
     _refuse_selection(kept)
     config = type(config).from_dict({**kept, **_without_dropout(kept), "use_cache": False})
     cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     config._attn_implementation = attention
-    model = cls._from_config(config, attn_implementation=attention, experts_implementation=experts.NAME)
+    model = cls._from_config(config, attn_implementation=attention, experts_implementation="eager")
     if attention == NAME:
         give_inner(model)
+        give_sorted(model)
     _refuse_late_rope(model, config.model_type)
     mix_in(model, Decoder)
     model.documents = DocumentMask()

@@ -1,24 +1,52 @@
-"""Experts as transformers' registry of experts functions calls them: grouped products, which float64 does not have."""
+"""Experts of transformers as strategies know them: a module that is called with rows sorted by expert, and counts.
+
+Shapes: N tokens (or, sorted by expert, their copies), K experts that a token visits, X experts, D width.
+"""
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-NAME = "plait"  # of the function in the registry
+from plait import mix_in
+from plait.models.grouped import grouped_linear
+from plait.models.moe import Copies, chosen
 
 
-def multiply(module: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The sum of a token's experts' results, (tokens, width)."""
-    from transformers.integrations import moe
+class SortedExperts:
+    """Mixed into a class of transformers that uses its registry of experts functions."""
 
-    exact = hidden_states.dtype is torch.float64
-    fn = moe.batched_mm_experts_forward if exact else moe.grouped_mm_experts_forward
-    return fn(module, hidden_states, *args, **kwargs)
+    num_experts: int
+    has_gate: bool
+    has_bias: bool
+    has_post_expert_norm: bool
+    is_transposed: bool
+    act_fn: Any
+    _apply_gate: Any
+    post_expert_norm: Any
+
+    def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """As transformers calls it: the weighted sum of the results of a token's experts, (N, D)."""
+        copies, counts_X = Copies(top_k_index), chosen(top_k_index, self.num_experts).sum(0)
+        module: Any = super()
+        return copies.summed(module.__call__(copies.sorted(hidden_states), counts_X), top_k_weights)
+
+    def forward(self, x_ND: Tensor, counts_X: Tensor) -> Tensor:
+        """(N, D) of rows sorted by expert; `counts_X` (int64): the rows of each expert."""
+        inner = self._linear(x_ND, "gate_up_proj" if self.has_gate else "up_proj", counts_X)
+        inner = self._apply_gate(inner) if self.has_gate else self.act_fn(inner)
+        out_ND = self._linear(inner, "down_proj", counts_X)
+        return self.post_expert_norm(out_ND) if self.has_post_expert_norm else out_ND
+
+    def _linear(self, x_ND: Tensor, name: str, counts_X: Tensor) -> Tensor:
+        weight = getattr(self, name)
+        out = grouped_linear(x_ND, weight.mT if self.is_transposed else weight, counts_X)
+        if not self.has_bias:
+            return out
+        return out + getattr(self, f"{name}_bias").repeat_interleave(counts_X, dim=0, output_size=len(x_ND))
 
 
-def register() -> None:
-    """Put the function into transformers' registry, where models find it by its name."""
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-    ALL_EXPERTS_FUNCTIONS.register(NAME, multiply)
+def give_sorted(model: nn.Module) -> None:
+    """Let every module of experts of `model` sort its rows itself."""
+    for module in model.modules():
+        if hasattr(module, "is_transposed") and hasattr(module, "_apply_gate"):  # by transformers' decorator
+            mix_in(module, SortedExperts)

@@ -7,6 +7,8 @@ from plait.models.flops import Flops
 from plait_transformers.init import patterns, recorded
 from plait_transformers.proof import Facts, facts_of
 
+VISITED = ("num_experts_per_tok", "moe_topk")  # keys for the number of experts that a token visits
+
 
 def spec_of(model: Any) -> ModelSpec:
     """The spec of `model`, on any device. Raises PlaitError for a family that cannot be trained, saying why."""
@@ -16,7 +18,8 @@ def spec_of(model: Any) -> ModelSpec:
     sizes = _sizes(facts, named, model.config)
     embedding = model.get_input_embeddings().weight
     tied = any(p is embedding for p in (getattr(model.get_output_embeddings(), "weight", None),))
-    matrices = sum(p.numel() for p in named.values()) - (0 if tied else embedding.numel())
+    matrices = sum(_multiplied(p, axes[facts.pattern(fqn)], model.config) for fqn, p in named.items())
+    matrices -= 0 if tied else embedding.numel()
     heads, layers = model.config.num_attention_heads, model.config.num_hidden_layers
     return ModelSpec(
         axes=axes,
@@ -31,6 +34,14 @@ def spec_of(model: Any) -> ModelSpec:
         before=facts.first,
         after=facts.last,
     )
+
+
+def _multiplied(param: Any, axes: tuple[str | None, ...], config: Any) -> int:
+    """How many of its elements a token is multiplied with: of experts, those of the ones that it visits."""
+    visited = next((n for key in VISITED if isinstance(n := getattr(config, key, None), int)), None)
+    if "experts" not in axes or visited is None:
+        return int(param.numel())
+    return int(param.numel() * visited // param.shape[0])
 
 
 def _axes(facts: Facts, fqn: str, dims: int) -> tuple[str | None, ...]:
