@@ -86,8 +86,9 @@ def export(
                 whole = None  # the one before, before another is gathered
                 gathered, whole = part.fqn, together.at_writer(part.fqn)
             if whole is not None and failure is None:
-                alone = len(by_fqn[part.fqn]) == 1
-                held[name] = part.of(whole).contiguous() if alone else part.of(whole).clone().contiguous()
+                own = part.of(whole)
+                shared = len(by_fqn[part.fqn]) > 1  # safetensors refuses tensors that share memory
+                held[name] = own.clone(memory_format=torch.contiguous_format) if shared else own.contiguous()
         try:
             if held:
                 write_file(held, partial / file)

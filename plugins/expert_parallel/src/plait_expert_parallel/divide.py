@@ -45,8 +45,8 @@ def _refuse_unsummed(fqn: str, same: list[Any], branches: Any, model: nn.Module,
         names = (n for n, _ in model.named_parameters() if n.startswith(f"{branch}."))
         if not any({*spec.axes_of(name)} & {*axis.shards} for name in names):
             raise PlaitError(
-                f"the ranks of {axis.name} divide nothing in {branch!r}, so nobody sums what they return from it, as "
-                f"'expert_parallel' needs for its experts; leave out that strategy or the one of {axis.name}"
+                f"the ranks of {axis.name} divide no parameter of {branch!r}, so nobody sums what they return from it, "
+                f"which 'expert_parallel' needs; leave out 'expert_parallel', or the strategy that adds {axis.name}"
             ).at("strategy", "expert_parallel")
 
 

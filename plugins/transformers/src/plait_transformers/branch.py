@@ -68,9 +68,10 @@ def undivided(fqn: str, branch: nn.Module, watch: Watch) -> Axes:
     for name, parameter in branch.named_parameters():
         full = f"{fqn}.{name}"
         owner, _, kind = full.rpartition(".")
-        linear = isinstance(branch.get_submodule(name.rpartition(".")[0]), nn.Linear)
+        module = branch.get_submodule(name.rpartition(".")[0])
+        linear = isinstance(module, nn.Linear)
         own: list[str | None] = [None] * parameter.dim()
-        if isinstance(branch.get_submodule(name.rpartition(".")[0]), SortedExperts):
+        if isinstance(module, SortedExperts):
             own[0] = "experts"
         if linear and kind == "weight" and owner in readers:
             own = [None, "embed"]

@@ -42,8 +42,8 @@ def parts_of(config: Any) -> dict[str, WeightPart]:
         part = None if fqn is None else _part(fqn, tensor, state[fqn])
         if part is None:
             raise PlaitError(
-                f"model=transformers cannot read the files of {config.model_type}: {name!r} is not a part of one "
-                "parameter; with model.weights=init the model trains"
+                f"model=transformers cannot read or write the files of {config.model_type}: {name!r} is not a part of "
+                "one parameter"
             ).at("model.path", name)
         found[name] = part
     return found
