@@ -26,6 +26,9 @@ lint: install
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
+# Wherever this is set, every process that a test starts would compile Plait's source again.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
+
 test: lint
 	$(BIN)/python -m pytest $(PARALLEL)
 

@@ -1,5 +1,6 @@
 """How this repository runs its tests: what is left to `make test-all`, and what one of two processes has to itself."""
 
+import gc
 import os
 import signal
 
@@ -72,5 +73,7 @@ FOLLOWED = (
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.collect()
+    gc.freeze()  # what was imported and collected stays: no collection needs to look at it
     if getattr(session.config.option, "loadgroup", False) and not all("@" in item.nodeid for item in session.items):
         raise pytest.UsageError("this pytest-xdist keeps no groups under this pytest: two pools would fight for cores")

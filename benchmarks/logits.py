@@ -91,6 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocab", type=int, default=128_256, help="columns of the logits (default: Llama 3's)")
     parser.add_argument("--tokens", type=int, default=512, help="tokens of the batch")
+    parser.add_argument("--degrees", type=int, nargs="+", default=DEGREES, help="numbers of ranks")
     parser.add_argument("--as-rank", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.as_rank:
@@ -98,7 +99,7 @@ def main() -> None:
     whole = asked.vocab * asked.tokens * 4
     print(f"{about()}\n{asked.tokens} tokens x {asked.vocab} float32 logits: {whole / 2**20:,.1f} MiB\n")
     print("| ranks | loss_parallel | loss.chunks | peak per rank, MiB | in sets of logits |\n|---|---|---|---|---|")
-    for degree in DEGREES:
+    for degree in asked.degrees:
         with tempfile.TemporaryDirectory(prefix="plait-logits-") as scratch:
             sizes = (f"--vocab={asked.vocab}", f"--tokens={asked.tokens}")
             run_ranks(degree, __file__, *sizes, "--as-rank", str(degree), cwd=scratch)

@@ -44,7 +44,7 @@ def traced(model: str, ranks: int, batch: int, seq_len: int) -> list[tuple[Graph
         compile=Compile(enabled=True, backend="aot_eager"),
     )
     try:
-        built, spec = build_model(resolve([f"model={model}"])["model"])
+        built, spec = build_model(resolve(f"model={model}".split())["model"])
         own = {"simplefsdp": create("simplefsdp", {"passes": []})}
         applied = set_up(assemble_model(built, spec, own, config, ranks, "cpu"), fill=False)
         with FakeTensorMode(allow_non_fake_inputs=True):

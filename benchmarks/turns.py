@@ -91,8 +91,10 @@ def as_rank(steps: dict[str, Callable[[], None]], cycles: int, warm_up: int) -> 
 def slowest(script: str, asked: argparse.Namespace) -> dict[str, np.ndarray]:
     """Seconds of each step on its slowest rank. Runs `script` again as every rank, with the same arguments."""
     ranks, options = asked.ranks, {k: v for k, v in vars(asked).items() if k not in ("as_rank", "ranks")}
-    numbers = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    again: list[str] = []
+    for name, value in options.items():
+        again += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list | tuple) else [value])]
     with tempfile.TemporaryDirectory(prefix="plait-turns-") as scratch:
-        run_ranks(ranks, script, *numbers, "--as-rank", cwd=scratch)
+        run_ranks(ranks, script, *again, "--as-rank", cwd=scratch)
         found = [json.loads(Path(scratch, f"times-{rank}.json").read_text()) for rank in range(ranks)]
     return {name: np.array([rank[name] for rank in found]).max(0) for name in found[0]}

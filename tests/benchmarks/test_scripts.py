@@ -94,24 +94,23 @@ def test_throughput_reports_a_run_that_fails_and_goes_on(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_logits_shrink_with_the_degree(tmp_path: Path) -> None:
-    text = printed("logits.py", "--vocab=4096", "--tokens=64", cwd=tmp_path)
+    text = printed("logits.py", "--vocab=4096", "--tokens=64", "--degrees", "1", "4", cwd=tmp_path)
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
     found = {(int(ranks), switch, chunks): float(sets) for ranks, switch, chunks, _, sets in rows}
     peak = {(ranks, switch): sets for (ranks, switch, chunks), sets in found.items() if chunks == "1"}
-    assert peak[2, "on"] == peak[1, "on"] / 2
     assert peak[4, "on"] == peak[1, "on"] / 4
-    assert min(peak[4, "off"], peak[2, "off"]) >= peak[1, "off"] > peak[2, "on"]
+    assert peak[4, "off"] >= peak[1, "off"] > peak[4, "on"]
     assert all(found[ranks, switch, "8"] <= peak[ranks, switch] / 6 for ranks, switch in peak)
 
 
 @pytest.mark.slow
 def test_experts_are_grouped_and_spread(tmp_path: Path) -> None:
-    text = printed("experts.py", "--cycles=2", "--warm-up=1", "--batch=1", "--seq-len=32", cwd=tmp_path)
+    text = printed("experts.py", "--ranks=2", "--cycles=2", "--warm-up=1", "--batch=1", "--seq-len=32", cwd=tmp_path)
     assert "NOT MEASURED ON A GPU" in text
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert sum(row[4] in ("float32", "bfloat16") for row in rows if len(row) == 8) == 6
     spread = [row for row in rows if len(row) == 4][1:]
-    assert [row[0] for row in spread] == ["1", "2", "4"]
+    assert [row[0] for row in spread] == ["1", "2"]
     assert all(float(row[2].replace(",", "")) > 0 for row in spread)
 
 
@@ -130,7 +129,7 @@ def test_one_graph_beside_blocks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_planned_estimates_every_set_of_passes(tmp_path: Path) -> None:
-    text = printed("planned.py", "--model=llama3_debug", "--ranks=8", "--seq-len=128", cwd=tmp_path)
+    text = printed("planned.py", "--model=llama3_debug model.n_layers=2", "--ranks=8", "--seq-len=128", cwd=tmp_path)
     assert "ESTIMATED, NOT MEASURED" in text
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
     exposed, bound = ({row[0]: float(row[column]) for row in rows} for column in (4, 6))

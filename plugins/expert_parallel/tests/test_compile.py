@@ -11,6 +11,7 @@ from plait.testing.models import moe
 from plait.testing.parity import apart
 from plait.testing.trial import Trial, forward_backward, train
 
+two = functools.partial(moe, n_layers=2)  # a dense block and one with experts
 BOTH = "fsdp2 x tp 2 x ep 2"
 
 
@@ -20,7 +21,7 @@ WAYS = [
     *(
         pytest.param(*way, marks=SLOW)
         for way in [
-            *((moe, None, "full"), (moe, "aot_eager", "none"), (moe, "aot_eager", "selective")),
+            *((moe, None, "full"), (two, "aot_eager", "none"), (two, "aot_eager", "selective")),
             *((Town, None, "selective"), (Town, "aot_eager", "full")),
         ]
     ),
@@ -68,7 +69,7 @@ EP2 = {"fsdp2": {}, "expert_parallel": {"degree": 2}}
             for layout, model, remat in [
                 ("fsdp2 x ep 2", Town, "full"),
                 (BOTH, Town, "none"),
-                (BOTH, moe, "selective"),
+                (BOTH, two, "selective"),
             ]
         ),
     ],
@@ -77,7 +78,7 @@ def test_no_break_and_no_graph_is_new_however_the_routing_changes(plait_ranks, m
     (one,) = plait_ranks.run(train, Trial(model, steps=steps), world=1)
     trial = Trial(model, compile="aot_eager", remat=remat, steps=steps)
     for found, losses, had, breaks in plait_ranks.run(graphs, trial, strategies, world=world, timeout=240):
-        assert len(set(had)) > min(steps, len(had) // 2)  # the routing does change
+        assert len(set(had)) >= min(steps, len(had) // 2)  # the routing does change
         assert found[1:] == [found[0]] * (steps - 1)
         assert apart(losses, one.losses)[0] <= 1e-9
         assert all("how many rows cross ranks" in reason for reason in breaks), breaks  # what the module wished for

@@ -16,6 +16,7 @@ from plait.testing.trial import Trial, train
 BLOCK, AUTO, ALL = ["bucket_block"], ["bucket_auto", "reorder", "memory"], ["bucket_block", "reorder"]
 HYBRID, SLOW = {"replicate": 2}, pytest.mark.slow
 TENSOR = {"tensor_parallel": {"degree": 2}}
+two = functools.partial(moe, n_layers=2)  # a dense block and one with experts
 uneven = functools.partial(llama3, ffn_dim=50, vocab_size=67)
 uneven_chain = functools.partial(Chain, inner=51, vocab=67)
 
@@ -106,7 +107,7 @@ def test_beside_experts(plait_ranks, compile, passes):
     own. If a rank's part has an odd number of elements, the segments straddle the parts, and the last bit of an element
     depends on what shares its buffer. So the parts are even here."""
     pytest.importorskip("plait_expert_parallel")
-    trial = Trial(functools.partial(moe, q_lora_rank=16), dtype="float32", compile=compile, steps=8)
+    trial = Trial(functools.partial(two, q_lora_rank=16), dtype="float32", compile=compile, steps=8)
     same(both(plait_ranks, trial, {}, passes, {"expert_parallel": {"degree": 2}}))
 
 
@@ -115,7 +116,7 @@ def test_beside_both(plait_ranks):
     pytest.importorskip("plait_tensor_parallel")
     pytest.importorskip("plait_expert_parallel")
     beside = {**TENSOR, "expert_parallel": {"degree": 2}}
-    same(both(plait_ranks, Trial("moe", dtype="float32", compile="aot_eager", steps=8), {}, ALL, beside))
+    same(both(plait_ranks, Trial(two, dtype="float32", compile="aot_eager", steps=8), {}, ALL, beside))
 
 
 @SLOW
