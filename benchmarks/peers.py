@@ -37,7 +37,7 @@ NEEDS = {  # what an environment has beside this one
     "torchtitan": ("torchtitan==0.2.2", "torchdata==0.11.0", "tyro==1.0.16"),
 }
 NAMES = ("bare", "bare again", "plait", *NEEDS)
-STEP = re.compile(r"\bstep:?\s+(\d+)\b.*loss")
+STEP = re.compile(r"\bstep:?\s+(\d+)\b.*loss:?\s+([\d.]+)")
 COLUMNS = {  # attribute of a result -> its title
     "start": "seconds to the end of the first step",
     "speed": "tokens per second",
@@ -48,9 +48,11 @@ COLUMNS = {  # attribute of a result -> its title
 
 @attrs.frozen
 class Lines:
-    """When a step's line appeared, in seconds from the command, by step; when the command ended; MiB at its peak."""
+    """When a step's line appeared, in seconds from the command, by step, and the loss that it told; when the command
+    ended; MiB at its peak."""
 
     steps: dict[int, float]
+    losses: dict[int, float]
     end: float
     memory: float
 
@@ -91,7 +93,8 @@ def run(name: str, steps: int, save: bool, overrides: list[str]) -> Lines:
     ]
     with tempfile.TemporaryDirectory(prefix="plait-peers-") as scratch:
         env = {**os.environ, "OMP_NUM_THREADS": str(os.cpu_count()), "CUDA_VISIBLE_DEVICES": ""}
-        began, seen, lines = time.perf_counter(), dict[int, float](), list[str]()
+        seen, losses, lines = dict[int, float](), dict[int, float](), list[str]()
+        began = time.perf_counter()
         process = subprocess.Popen(
             [*command(name), *settings, *overrides],
             cwd=scratch,
@@ -104,22 +107,28 @@ def run(name: str, steps: int, save: bool, overrides: list[str]) -> Lines:
         for line in process.stdout:
             if found := STEP.search(re.sub(r"\x1b\[\d*m", "", line)):
                 seen.setdefault(int(found[1]), time.perf_counter() - began)
+                losses.setdefault(int(found[1]), float(found[2]))
             lines.append(line)
         _, status, used = os.wait4(process.pid, 0)
         end = time.perf_counter() - began
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode or sorted(seen) != list(range(1, steps + 1)):
         raise SystemExit(f"{name} ended with {process.returncode} after step {max(seen, default=0)}:\n{''.join(lines)}")
-    return Lines(seen, end, used.ru_maxrss / 1024)
+    return Lines(seen, losses, end, used.ru_maxrss / 1024)
+
+
+def speed(lines: Lines, tokens: int) -> float:
+    """Tokens per second between the first line and the last but one, at `tokens` per step."""
+    last = max(lines.steps) - 1
+    return tokens * (last - 1) / (lines.steps[last] - lines.steps[1])
 
 
 def result(name: str, steps: int, tokens: int, overrides: list[str]) -> dict[str, float]:
     """A value for each of COLUMNS."""
     first, whole = run(name, 1, False, overrides), run(name, steps, True, overrides)
-    between = whole.steps[steps - 1] - whole.steps[1]
     return {
         "start": first.steps[1],
-        "speed": tokens * (steps - 2) / between,
+        "speed": speed(whole, tokens),
         "end": whole.end - whole.steps[steps],
         "memory": whole.memory,
     }

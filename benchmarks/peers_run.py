@@ -3,7 +3,8 @@
 PEER is bare (torch alone), fabric (Lightning Fabric), accelerate, or trainer (that of transformers). Model, data,
 batch, optimizer, clipping and schedule are those of the config that the overrides resolve to, on one process. A line
 appears after each step; if `checkpoint.enabled`, weights and optimizer state are saved after the last. Each loop is
-written as its library's documentation shows it.
+written as its library's documentation shows it. model=transformers trains transformers' own model of that folder, with
+its own loss.
 """
 
 import sys
@@ -17,11 +18,21 @@ from torch import Tensor, nn
 Config = dict[str, Any]
 
 
-def built(config: Config) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+def own(config: Config) -> nn.Module:
+    """The model, as its own library makes it."""
+    options = {name: value for name, value in config.items() if name != "_target_"}
+    if "transformers" in config["_target_"]:
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(options["path"])
     from plait.models.llama3 import Llama3
 
+    return Llama3(**options)
+
+
+def built(config: Config) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     torch.manual_seed(config["train"]["seed"])
-    model = Llama3(**{name: value for name, value in config["model"].items() if name != "_target_"})
+    model = own(config["model"])
     options = {name: value for name, value in config["optimizer"].items() if name != "_target_"}
     optimizer = torch.optim.AdamW(model.parameters(), **{**options, "fused": True})
     warmup = max(config["schedule"]["warmup_steps"], 1)
@@ -29,16 +40,18 @@ def built(config: Config) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim
     return model, optimizer, schedule
 
 
-def batches(config: Config) -> Iterator[tuple[Tensor, Tensor]]:
-    from plait.data.stdlib import Stdlib
+def batches(config: Config) -> Iterator[dict[str, Tensor]]:
+    """The arguments of `loss_of`, step by step. With positions, a row is several documents."""
+    from hydra.utils import instantiate
 
     train = config["train"]
-    source = Stdlib(**{name: value for name, value in config["data"].items() if name != "_target_"})
     size = train["local_batch_size"]
+    source = instantiate(config["data"])
     opened = source.open(seq_len=train["seq_len"], seed=train["seed"], global_batch_size=size, dp=(0, 1))
     for step in range(train["steps"]):
         batch = opened.train(step)
-        yield batch.tokens, batch.labels
+        found = {"tokens": batch.tokens, "labels": batch.labels}
+        yield found if batch.positions is None else {**found, "positions": batch.positions}
 
 
 class Given(torch.utils.data.IterableDataset):
@@ -48,22 +61,26 @@ class Given(torch.utils.data.IterableDataset):
         self.config = config
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        for tokens, labels in batches(self.config):
-            yield {"tokens": tokens, "labels": labels}
+        return batches(self.config)
 
 
 def say(step: int, loss: float) -> None:
     print(f"step {step}  loss {loss:.4f}", flush=True)
 
 
-def loss_of(model: Callable[[Tensor], Tensor], tokens: Tensor, labels: Tensor) -> Tensor:
+def loss_of(model: Callable[..., Any], tokens: Tensor, labels: Tensor, positions: Tensor | None = None) -> Tensor:
+    """The mean over tokens. `labels` are those of the next tokens."""
+    if hasattr(model, "loss_function"):  # one of transformers; with a cache, packed documents would see each other
+        given = {"position_ids": positions, "labels": labels, "shift_labels": labels, "use_cache": False}
+        found: Tensor = model(tokens, **given).loss
+        return found
     return F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
 
 
 def bare(config: Config) -> None:
     model, optimizer, schedule = built(config)
-    for step, (tokens, labels) in enumerate(batches(config), 1):
-        loss = loss_of(model, tokens, labels)
+    for step, batch in enumerate(batches(config), 1):
+        loss = loss_of(model, **batch)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), config["train"]["max_norm"])
         optimizer.step()
@@ -83,7 +100,7 @@ def fabric(config: Config) -> None:
     model, optimizer = fabric.setup(model, optimizer)
     loader = fabric.setup_dataloaders(torch.utils.data.DataLoader(Given(config), batch_size=None))
     for step, batch in enumerate(loader, 1):
-        loss = loss_of(model, batch["tokens"], batch["labels"])
+        loss = loss_of(model, **batch)
         fabric.backward(loss)
         fabric.clip_gradients(model, optimizer, max_norm=config["train"]["max_norm"])
         optimizer.step()
@@ -102,7 +119,7 @@ def accelerate(config: Config) -> None:
     loader = torch.utils.data.DataLoader(Given(config), batch_size=None)
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
     for step, batch in enumerate(loader, 1):
-        loss = loss_of(model, batch["tokens"], batch["labels"])
+        loss = loss_of(model, **batch)
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(model.parameters(), config["train"]["max_norm"])
         optimizer.step()
@@ -123,8 +140,8 @@ def trainer(config: Config) -> None:
             super().__init__()
             self.model = model
 
-        def forward(self, tokens: Tensor, labels: Tensor) -> dict[str, Tensor]:
-            return {"loss": loss_of(self.model, tokens, labels)}
+        def forward(self, tokens: Tensor, labels: Tensor, positions: Tensor | None = None) -> dict[str, Tensor]:
+            return {"loss": loss_of(self.model, tokens, labels, positions)}
 
     class Said(transformers.TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:

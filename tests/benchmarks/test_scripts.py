@@ -56,6 +56,16 @@ def test_peers_come_beside_a_bare_loop(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow  # as above
+def test_finetuning_has_the_losses_of_a_bare_loop(tmp_path: Path) -> None:
+    options = ("--cycles=1", "--warm-up=0", "--steps=3", "--conversations=60", "--only", "plait", "--")
+    text = printed("finetune.py", *options, "train.local_batch_size=1", cwd=tmp_path)
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    assert [row[0] for row in rows] == ["plait", "bare"]
+    assert all(float(row[1].replace(",", "")) > 0 and float(row[4]) < 1e-3 for row in rows)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_startup_finds_no_torch_and_no_foreign_rows(tmp_path: Path) -> None:
     text = printed("startup.py", "--repeats=1", "--model=llama3_debug", "--world=8", cwd=tmp_path)
@@ -70,10 +80,9 @@ def test_startup_finds_no_torch_and_no_foreign_rows(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_worlds_compares_them(tmp_path: Path) -> None:
     options = ("--worlds", "8", "64", "--tensor=2", "--experts=2", "--repeats=1")
-    text = printed("worlds.py", "llama3_debug", "deepseek_v3_debug", *options, cwd=tmp_path)
+    text = printed("worlds.py", "deepseek_v3_debug", *options, cwd=tmp_path)
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
-    both = ["fsdp2", "fsdp2, TP 2"]
-    assert [row[1] for row in rows] == [*both, *both, "fsdp2, TP 2, EP 2"]  # one of the two has experts
+    assert [row[1] for row in rows] == ["fsdp2", "fsdp2, TP 2", "fsdp2, TP 2, EP 2"]
     assert all(float(row[2]) > 0 and float(row[4]) > 0 for row in rows)
 
 
@@ -118,7 +127,7 @@ def test_experts_are_grouped_and_spread(tmp_path: Path) -> None:
 def test_one_graph_beside_blocks(tmp_path: Path) -> None:
     text = printed(
         *("whole_graph.py", "--model=llama3_debug model.n_layers=1", "--cycles=2", "--warm-up=1", "--batch=1"),
-        *("--seq-len=32", "--backends", "none", "aot_eager"),  # inductor's compilation takes a minute
+        *("--ranks=1", "--seq-len=32", "--backends", "none", "aot_eager"),  # inductor's compilation takes a minute
         cwd=tmp_path,
     )
     assert "NOT MEASURED ON A GPU" in text

@@ -1,4 +1,4 @@
-"""A pytest plugin: of each file every sixth test function, with its first parameters.
+"""A pytest plugin: of each file every twelfth test function, with its first parameters.
 
 For suites in another environment or folder. What could be missing there is a module, a file or a dependency; that the
 code is right is shown where it lies, by all tests.
@@ -11,4 +11,4 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
     functions: dict[Any, dict[str, Any]] = {}
     for item in items:
         functions.setdefault(item.path, {}).setdefault(item.nodeid.partition("[")[0], item)
-    items[:] = [item for found in functions.values() for item in list(found.values())[::6]]
+    items[:] = [item for found in functions.values() for item in list(found.values())[::12]]

@@ -23,7 +23,8 @@ FSDP = "strategy=[fsdp2]"
 
 
 def contents():
-    return {str(path): path.read_bytes() if path.is_file() else None for path in Path().rglob("*")}
+    found = (path for path in Path().rglob("*") if "__pycache__" not in path.parts)  # Python's own, of imported files
+    return {str(path): path.read_bytes() if path.is_file() else None for path in found}
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """A plan against ranks that train: collectives one by one, and memory as the profiler of torch sees it."""
 
+import functools
 from collections import Counter
 from typing import Any
 
@@ -35,14 +36,22 @@ LAYOUTS = {
 }
 
 
+@functools.cache  # two tests look at it
+def planned(layout: str) -> Any:
+    """(the checked run, its plan)."""
+    checked = check(resolve([*RUN, *LAYOUTS[layout]]), 4)
+    return checked, plan(checked.config.node, 4)
+
+
 @pytest.fixture(params=[pytest.param(n, marks=[pytest.mark.slow] if i else []) for i, n in enumerate(LAYOUTS)])
-def checked(request: pytest.FixtureRequest) -> Any:
-    return check(resolve([*RUN, *LAYOUTS[request.param]]), 4)
+def layout(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
-def test_ranks_send_and_store_what_the_plan_says(checked: Any, plait_ranks: Any) -> None:
+def test_ranks_send_and_store_what_the_plan_says(layout: str, plait_ranks: Any) -> None:
+    checked, found = planned(layout)
     real = plait_ranks.run(measured.measure, checked.config.node, True, world=4)
-    found, first = plan(checked.config.node, 4), real[0]
+    first = real[0]
     stored = found.memory.parameters, found.memory.gradients, found.memory.optimizer
     assert stored == (first.parameters, first.gradients, first.optimizer)
     assert found.memory.parameters == max(each.parameters for each in real)  # the rank that is planned holds most
@@ -53,17 +62,18 @@ def test_ranks_send_and_store_what_the_plan_says(checked: Any, plait_ranks: Any)
 
 
 @pytest.mark.slow
-def test_the_peak_is_what_the_allocator_gives_out(checked: Any, plait_ranks: Any) -> None:
+def test_the_peak_is_what_the_allocator_gives_out(layout: str, plait_ranks: Any) -> None:
+    checked, found = planned(layout)
     real = plait_ranks.run(measured.measure, checked.config.node, False, world=4)[0]
-    assert plan(checked.config.node, 4).memory.peak == pytest.approx(real.peak, rel=0.03)
+    assert found.memory.peak == pytest.approx(real.peak, rel=0.03)
 
 
 @pytest.mark.slow
 def test_with_the_worst_routing_ranks_need_what_its_plan_says(plait_ranks: Any) -> None:
     """The first experts are all on rank 0."""
-    node = check(resolve([*RUN, *LAYOUTS["ep"]]), 4).config.node
+    checked, even = planned("ep")
+    node = checked.config.node
     sent, used = (plait_ranks.run(measured.measure, node, counts, True, world=4)[0] for counts in (True, False))
-    even = plan(node, 4)
     with crowded():
         found = plan(node, 4)
     assert {(c.axis, c.kind): (c.count, c.bytes) for c in found.collectives} == _totals(sent.collectives)

@@ -81,7 +81,8 @@ def test_nor_where_the_name_of_the_machine_is_not_loopback(tmp_path: Path, strat
     apart = ["unshare", "--uts", "--mount", "sh", "-c", ELSEWHERE, "sh"]
     if not outer or subprocess.run([*apart, "true"], cwd=tmp_path, capture_output=True, check=False).returncode:
         pytest.skip("needs the right to give this process another host name")
-    command = [*apart, PLAIT, "train", *SMALL, *FSDP, f"strategy={strategy}"]
+    more = (f"strategy={strategy}", "train.steps=200")  # long enough to be looked at more than twice
+    command = [*apart, PLAIT, "train", *SMALL, *FSDP, *more]
     seen = watch(start_with(command, tmp_path), tmp_path / "runs" / "a")
     assert seen.code == 0, seen.output
     assert seen.sockets

@@ -243,3 +243,4 @@ def _forget() -> None:
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
     gc.collect()  # models and meshes reference each other, and with them sockets and threads of ended groups
+    gc.freeze()  # what is left was imported or cached, and stays

@@ -131,7 +131,7 @@ def both(run, cluster, one, mode):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+@pytest.mark.parametrize("mode", ["none", "full"])  # tests/plan prices all modes against whole plans
 def test_estimates_are_near_the_plan(mode):
     run, cluster, found = priced(4, 16)
     seen = {}
@@ -150,7 +150,7 @@ def test_estimates_are_near_the_plan(mode):
 def test_no_layout_of_stages_is_much_faster():
     """Only the best estimates are planned: here all are."""
     run, cluster, found = priced(2, 16)
-    every = [pair[1] for one in found for mode in planning.REMAT if (pair := both(run, cluster, one, mode))]
+    every = [pair[1] for one in found for mode in ("none", "full") if (pair := both(run, cluster, one, mode))]
     assert len(every) > 10
     for share in (1.1, 0.8, 0.6):
         capacity = share * min(every, key=lambda one: one.seconds).peak

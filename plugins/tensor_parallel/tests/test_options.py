@@ -125,6 +125,42 @@ class Odds(nn.Module):
         return x + self.scale(x=x, by=0.5)
 
 
+class Places(nn.Embedding):
+    """Called with a mask first, as that of OPT."""
+
+    def forward(self, mask, places):
+        return super().forward(places)
+
+
+class Masked(nn.Module):
+    """An embedding and positions, which are looked up by what is not the first argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(64, 16), Places(64, 16)
+        self.head = nn.Linear(16, 64)
+
+    def forward(self, tokens, positions=None):
+        mask = torch.ones(tokens.shape, device=tokens.device)
+        return self.head(self.words(tokens) + self.places(mask, (mask.cumsum(1) - 1).long()))
+
+    def spec(self):
+        return ModelSpec(
+            axes={
+                "words.weight": ("vocab", "embed"),
+                "places.weight": (None, "embed"),
+                "head.weight": ("vocab", "embed"),
+                "head.bias": ("vocab",),
+            },
+            init={"*.*": Normal(0.5)},
+        )
+
+
+@pytest.mark.parametrize("options", [{}, OFF], ids=str)
+def test_positions_that_a_mask_precedes(plait_ranks, options):
+    same(plait_ranks, Trial(Masked), {"degree": 2, **options})
+
+
 class Flat(nn.Module):
     """A feed-forward outside of branches, a branch that is called by names, padding, positions that have no batch."""
 

@@ -48,9 +48,19 @@ def keys_of(kind: str) -> dict[str, Any]:
     from transformers import CONFIG_MAPPING
 
     known = CONFIG_MAPPING[kind]()
-    sizes = SIZES | LATENT if hasattr(known, "kv_lora_rank") else SIZES
-    fits = {name: value for name, value in sizes.items() if hasattr(known, name)}
+    sizes = SIZES | LATENT if _takes(known, "kv_lora_rank") else SIZES
+    fits = {name: value for name, value in sizes.items() if _takes(known, name)}
     return {"model_type": kind, **fits, **MORE.get(kind, {})}
+
+
+def _takes(config: Any, name: str) -> bool:
+    own = getattr(type(config), name, None)
+    if isinstance(own, property):
+        return own.fset is not None
+    try:
+        return hasattr(config, name)
+    except Exception:  # layers differ in it
+        return False
 
 
 @attrs.frozen

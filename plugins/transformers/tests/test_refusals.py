@@ -64,6 +64,21 @@ def test_an_indexer_of_keys(kind):
         build(config={"model_type": kind, "num_hidden_layers": 2})
 
 
+@pytest.mark.parametrize(
+    ("kind", "about"),
+    [
+        ("gptj", "cannot build gptj: transformers ends with KeyError: 'plait'"),  # it looks attention up by itself
+        ("gemma4_text", "cannot derive the spec of gemma4_text: .*'head_dim' is a per-layer attribute"),
+        ("dots1", "dots1.*NoneType"),
+        ("mamba2", "is not a configuration of mamba2: .*ValueError"),
+    ],
+)
+def test_what_transformers_raises_is_one_sentence(kind, about):
+    with pytest.raises(PlaitError, match=about) as caught:
+        build(config=keys_of(kind)).spec()
+    assert "\n" not in str(caught.value)
+
+
 def test_an_unknown_key():
     with pytest.raises(
         PlaitError, match=r"unknown key model\.config\.layers: a configuration of llama has no such key"

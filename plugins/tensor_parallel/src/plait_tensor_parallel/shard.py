@@ -161,7 +161,8 @@ def _join(
     name = next((n for n, p in places.items() if p.axis and module._parameters[n].dim() > 1), None)  # type: ignore[union-attr]
     if name is None:
         if not any(module.children()):
-            wrap_forward(module, before=lambda x: x if x.is_floating_point() else stream.scatter_ids(x, fqn))
+            looks_up = isinstance(module, nn.Embedding)  # whatever comes first: some are called with a mask
+            wrap_forward(module, after=lambda y, x: stream.part(y, fqn) if looks_up or not x.is_floating_point() else y)
     elif places[name].axis == "vocab" and places[name].dim == 0:
         divide_head(module, stream.axis)
         look_up_in_part(module, module._parameters[name].shape[0], stream.axis)  # type: ignore[union-attr]

@@ -75,11 +75,13 @@ class ResidualStream:
         self._divides(x, where)
         return self._move(x, WHOLE, self._lies(x), self._lies(x))
 
-    def scatter_ids(self, ids: Tensor, where: str) -> Tensor:
-        """The same for token ids or positions, (B, T) or (T,)."""
-        if self.sequence and ids.shape[-1] % self.axis.size():
-            self._refuse_length(ids.shape[-1], where)
-        return ids.chunk(self.axis.size(), dim=-1)[self.axis.get_local_rank()] if self.sequence else ids
+    def part(self, looked_up: Tensor, where: str) -> Tensor:
+        """This rank's tokens of what all ranks looked up, such as positions: (B, T, D) or (T, D)."""
+        if not self.sequence:
+            return looked_up
+        if looked_up.shape[-2] % self.axis.size():
+            self._refuse_length(looked_up.shape[-2], where)
+        return looked_up.chunk(self.axis.size(), dim=-2)[self.axis.get_local_rank()]
 
     def logits(self, x: Tensor, sharded: bool) -> Tensor:
         """From this rank's columns a DTensor sharded over the vocabulary, or all columns; a loss as it is."""

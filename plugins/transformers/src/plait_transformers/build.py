@@ -9,6 +9,7 @@ from plait import ModelSpec, PlaitError, WeightPart, mix_in
 from plait.models.attention import DocumentMask
 from plait_transformers.attention import NAME, give_inner, register
 from plait_transformers.experts import give_sorted
+from plait_transformers.one_sentence import one_sentence
 from plait_transformers.source import read_config
 
 
@@ -23,7 +24,8 @@ def decoder(path: str | None = None, weights: str = "files", config: dict[str, A
             "model.weights", weights, fits=("files", "init")
         )
     read = read_config(path, config or {})
-    model = of_config(read)
+    with one_sentence(f"model=transformers cannot build {read.model_type}: transformers ends with"):
+        model = of_config(read)
     model.source, model.kept = path, read.to_dict()
     if path is not None and weights == "files":
         model.weights_from = os.path.abspath(path)
@@ -79,7 +81,8 @@ class Decoder:
     def spec(self) -> ModelSpec:
         from plait_transformers.spec import spec_of
 
-        return spec_of(self)
+        with one_sentence(f"model=transformers cannot derive the spec of {self.config.model_type}:"):
+            return spec_of(self)
 
     def export_files(self) -> dict[str, str]:
         """What `from_pretrained` needs beside the weights: config.json, and the tokenizer of the folder."""

@@ -21,6 +21,7 @@ from plait import PlaitError
 from plait_transformers.branch import Roles, divided, undivided
 from plait_transformers.build import Decoder, of_config
 from plait_transformers.init import recorded
+from plait_transformers.one_sentence import one_sentence
 from plait_transformers.shrink import VOCAB, shrunken
 from plait_transformers.watch import Watch, watching
 
@@ -63,19 +64,12 @@ def facts_of(config: Any) -> Facts:
 def _facts(cls: Any, said: str) -> Facts:
     config = cls.from_dict(json.loads(said))
     kind = config.model_type
-    try:
-        with torch.device("cpu"):
-            small = shrunken(config)
-            model, own = _built(small), _built(small, own=True)
-            own.load_state_dict(model.state_dict())
-            return _tried(kind, model, own)
-    except PlaitError:
-        raise
-    except Exception as error:
-        raise PlaitError(
-            f"model=transformers cannot derive the spec of {kind}: a small copy of it fails with "
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        ) from error
+    failed = f"model=transformers cannot derive the spec of {kind}: a small copy of it fails with"
+    with one_sentence(failed), torch.device("cpu"):
+        small = shrunken(config)
+        model, own = _built(small), _built(small, own=True)
+        own.load_state_dict(model.state_dict())
+        return _tried(kind, model, own)
 
 
 def _built(config: Any, own: bool = False) -> nn.Module:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from plait import PlaitError
+from plait_transformers.one_sentence import in_a_line
 
 CONFIG = "config.json"
 KEPT = (  # what a tokenizer and generation have, all of it text
@@ -35,10 +36,9 @@ def read_config(path: str | None, given: Mapping[str, Any]) -> Any:
     try:
         config = CONFIG_MAPPING[kind].from_dict(known)
     except Exception as error:
-        raise PlaitError(f"{where} is not a configuration of {kind}: {str(error).splitlines()[0]}").at(
-            key, path
-        ) from error
-    unknown = [name for name in given if name != "model_type" and not hasattr(CONFIG_MAPPING[kind](), name)]
+        raise PlaitError(f"{where} is not a configuration of {kind}: {in_a_line(error)}").at(key, path) from error
+    usual = CONFIG_MAPPING[kind]()
+    unknown = [name for name in given if name != "model_type" and not _has(usual, name)]
     if unknown:
         raise PlaitError(f"unknown key model.config.{unknown[0]}: a configuration of {kind} has no such key").at(
             f"model.config.{unknown[0]}", given[unknown[0]]
@@ -50,6 +50,13 @@ def read_config(path: str | None, given: Mapping[str, Any]) -> Any:
             "that predict the next token"
         ).at(key, path, fits="a decoder of transformers")
     return config
+
+
+def _has(config: Any, name: str) -> bool:
+    try:
+        return hasattr(config, name)
+    except Exception:  # a key in which layers differ
+        return True
 
 
 def _stored(folder: Path) -> dict[str, Any]:
