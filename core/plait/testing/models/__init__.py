@@ -1,6 +1,6 @@
 """Small models for testing strategies; each breaks other assumptions that a strategy might make.
 
-`llama3`: grouped queries and SwiGLU; `tied`: the same with tied embeddings, larger. `odd`: biases, LayerNorm, GELU,
+`llama3`: grouped queries and SwiGLU; `tied`: the same with tied embeddings, wider. `odd`: biases, LayerNorm, GELU,
 learned positions, tied, other names. `qk_norm`: normed queries and keys. `mla`: multi-head latent attention. `moe`: a
 mixture of experts after a dense block, with a shared expert, groups, and both kinds of balance.
 """
@@ -20,7 +20,7 @@ def llama3(**changes: Any) -> Any:
 
 
 def _tied() -> Any:
-    return llama3(dim=48, n_layers=3, ffn_dim=64, tie_embeddings=True)
+    return llama3(dim=48, ffn_dim=64, tie_embeddings=True)
 
 
 def _odd() -> Any:
