@@ -103,7 +103,9 @@ def live_bytes():
     return sum(storages.values())
 
 
-@pytest.mark.parametrize(("to", "source"), [("hf", "a"), ("hf", "step-7"), ("plait", "b")])
+@pytest.mark.parametrize(
+    ("to", "source"), [("hf", "a"), pytest.param("hf", "step-7", marks=pytest.mark.slow), ("plait", "b")]
+)
 def test_the_model_is_not_held(to, source, tmp_path, monkeypatch):
     """Counted after every read and every tensor made: the file under way, and what one tensor or stack takes."""
     options = {"n_layers": 10, "ffn_dim": 32, "n_experts": 8, "top_k": 2, "dim": 64}

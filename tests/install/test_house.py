@@ -1,6 +1,7 @@
 """Rules of the house that only hold while somebody looks: where things lie, and who may name whom."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -78,6 +79,7 @@ def test_a_plugin_says_what_it_is(folder):
         assert f"# @package strategy.{name}" in options.read_text()
 
 
+@functools.cache
 def code_lines(path: Path) -> int:
     """Lines that are neither empty nor comment nor docstring."""
     text = path.read_text()
