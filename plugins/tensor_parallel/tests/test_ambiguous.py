@@ -280,7 +280,7 @@ class Model(nn.Module):
 
 
 def outcome(ranks, model, options):
-    (one,) = ranks.once(train, Trial(model), world=1)
+    (one,) = ranks.run(train, Trial(model), world=1)
     for result in ranks.run(train, Trial(model), {"tensor_parallel": options}, world=2):
         error, name = worst_gradient(result, one)
         assert error <= 1e-10, f"{name} is off by {error:.2e}"
