@@ -26,7 +26,7 @@ lint: install
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
-# Wherever this is set, every process that a test starts would compile Plait's source again.
+# If this is set, every process that a test starts compiles Plait's source again.
 test test-all: export PYTHONDONTWRITEBYTECODE :=
 
 test: lint

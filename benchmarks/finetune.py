@@ -7,9 +7,9 @@ are tokens per second between the first step and the last but one, and how far l
 """
 
 import argparse
-import json
 import random
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 
@@ -21,11 +21,6 @@ NAMES = ("trainer", "plait", "bare", "bare again")
 VOCAB = 512
 SIZES = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 8}
 SEQ_LEN, ROWS = 256, 8
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 def conversation(number: int) -> list[dict[str, str]]:
@@ -46,22 +41,16 @@ def conversation(number: int) -> list[dict[str, str]]:
 def made(folder: Path, conversations: int) -> list[str]:
     """Write model, tokenizer and conversations into `folder`; returns the overrides that train on them."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from tests.helpers.chats import tokenizer_in, written
 
     chats = [conversation(number) for number in range(conversations)]
-    (folder / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=[*SPECIAL], initial_alphabet=alphabet)
-    inner.train_from_iterator((message["content"] for chat in chats for message in chat), trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=SPECIAL[0])
-    tokenizer.chat_template = TEMPLATE
+    written(folder / "chats.jsonl", chats)
     torch.manual_seed(0)
-    model = folder / "model"
-    LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, **SIZES)).save_pretrained(model)
-    tokenizer.save_pretrained(model)
+    LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, **SIZES)).save_pretrained(folder / "model")
+    model = tokenizer_in(folder / "model", chats, VOCAB)
     return [
         *("model=transformers", f"model.path={model}", "data=chat", f"data.path={folder / 'chats.jsonl'}"),
         *(f"data.tokenizer={model}", f"data.cache_dir={folder / 'cache'}", "data.validation_fraction=0"),
@@ -74,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cycles", type=int, default=5, help="turns of each that count")
     parser.add_argument("--warm-up", type=int, default=1, help="turns before that do not")
-    parser.add_argument("--steps", type=int, default=30, help="of each run, at least 3")
+    parser.add_argument("--steps", type=int, default=20, help="of each run, at least 3")
     parser.add_argument("--conversations", type=int, default=2000)
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="bare is always there")
     parser.add_argument("overrides", nargs="*", help="of plait train, for all")

@@ -30,16 +30,16 @@ def conversation(number: int) -> list[dict[str, str]]:
 CHATS = [conversation(number) for number in range(60)]
 
 
-def tokenizer_in(folder: Path) -> Path:
-    """Save a tokenizer that was trained on CHATS, with a template, in `folder`."""
+def tokenizer_in(folder: Path, chats: list[list[dict[str, str]]] = CHATS, vocab: int = VOCAB) -> Path:
+    """Save a tokenizer of `vocab` tokens that was trained on `chats`, with a template, in `folder`."""
     from transformers import PreTrainedTokenizerFast
 
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=SPECIAL, initial_alphabet=alphabet)
-    inner.train_from_iterator((m["content"] for chat in CHATS for m in chat), trainer)
+    trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    inner.train_from_iterator((m["content"] for chat in chats for m in chat), trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|endoftext|>")
     tokenizer.chat_template = CHATML
     tokenizer.save_pretrained(folder)

@@ -1,6 +1,6 @@
 """Every planted bug fails the one test of the suite that names it.
 
-That these tests pass otherwise is seen in the suite itself, and of a copy here, once per strategy.
+Without a bug these tests pass: the suite itself shows it for the source, and one test per strategy for a copy.
 """
 
 import importlib.util

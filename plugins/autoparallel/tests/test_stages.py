@@ -131,7 +131,7 @@ def both(run, cluster, one, mode):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["none", "full"])  # tests/plan prices all modes against whole plans
+@pytest.mark.parametrize("mode", ["none", "full"])  # tests/plan/test_price.py has all modes
 def test_estimates_are_near_the_plan(mode):
     run, cluster, found = priced(4, 16)
     seen = {}
