@@ -1,5 +1,8 @@
 # `make train` and `make test` set themselves up; they need only Python 3.11 and make.
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# A distribution compiles Python with optimisation by profile; pyenv does not unless told to, and tests then take a third
+# longer. It must be able to make environments, and have the headers that inductor compiles with.
+FITS := import ensurepip, os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")
+PYTHON ?= $(or $(firstword $(foreach each,/usr/bin/python3.11 python3.11 python3,$(shell $(each) -c '$(FITS)' 2>/dev/null && echo $(each)))),python3)
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml examples/*/pyproject.toml))
 BIN := .venv/bin
 TORCH_PYTHON ?= python3

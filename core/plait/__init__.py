@@ -8,6 +8,7 @@ from plait.contract.config import Compile, Config, Loss, Precision, Remat, Sched
 from plait.contract.errors import PlaitError
 from plait.contract.hookspecs import hookimpl
 from plait.contract.model_spec import ModelSpec
+from plait.contract.packed import Packed
 from plait.contract.planned import is_planning, planned_split, read_values
 from plait.contract.run import Run
 
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from plait.parallel.apply import Applied, apply
     from plait.parallel.chunked_loss import divide_head
     from plait.parallel.compile import SELECTIVE_KEEPS, budget_config, outside_of_graph
-    from plait.parallel.initialize import held_indices
+    from plait.parallel.initialize import held_indices, own_chunk
     from plait.parallel.loss import cross_entropy_sum
     from plait.parallel.mesh import Mesh
     from plait.parallel.mix_in import mix_in
-    from plait.parallel.sharding import distribute_params, own_chunk, shard_dim
+    from plait.parallel.sharding import distribute_params, shard_dim, shard_of_parts, whole_tensor
     from plait.parallel.stages import stage, stream_into
     from plait.parallel.transform import transform_param
     from plait.plan import planning
@@ -41,6 +42,7 @@ __all__ = [
     "MeshAxis",
     "MeshView",
     "ModelSpec",
+    "Packed",
     "PlaitError",
     "Precision",
     "Remat",
@@ -66,43 +68,38 @@ __all__ = [
     "planning",
     "read_values",
     "shard_dim",
+    "shard_of_parts",
     "stage",
     "stream_into",
     "transform_param",
     "valid_degree",
+    "whole_tensor",
 ]
 
 _LAZY = {
-    "Export": "plait.contract.exported",
-    "apply": "plait.parallel.apply",
-    "Applied": "plait.parallel.apply",
-    "Mesh": "plait.parallel.mesh",
-    "mix_in": "plait.parallel.mix_in",
-    "divide_head": "plait.parallel.chunked_loss",
-    "distribute_params": "plait.parallel.sharding",
-    "held_indices": "plait.parallel.initialize",
-    "own_chunk": "plait.parallel.sharding",
-    "shard_dim": "plait.parallel.sharding",
-    "attend": "plait.models.attention",
-    "stage": "plait.parallel.stages",
-    "StageAction": "plait.contract.stage_plan",
-    "StagePlan": "plait.contract.stage_plan",
-    "WeightPart": "plait.contract.weight_part",
-    "stream_into": "plait.parallel.stages",
-    "transform_param": "plait.parallel.transform",
-    "planning": "plait.plan.planning",
-    "outside_of_graph": "plait.parallel.compile",
-    "SELECTIVE_KEEPS": "plait.parallel.compile",
-    "budget_config": "plait.parallel.compile",
-    "cross_entropy_sum": "plait.parallel.loss",
+    "plait.contract.exported": ["Export"],
+    "plait.contract.stage_plan": ["StageAction", "StagePlan"],
+    "plait.contract.weight_part": ["WeightPart"],
+    "plait.models.attention": ["attend"],
+    "plait.parallel.apply": ["Applied", "apply"],
+    "plait.parallel.chunked_loss": ["divide_head"],
+    "plait.parallel.compile": ["SELECTIVE_KEEPS", "budget_config", "outside_of_graph"],
+    "plait.parallel.initialize": ["held_indices", "own_chunk"],
+    "plait.parallel.loss": ["cross_entropy_sum"],
+    "plait.parallel.mesh": ["Mesh"],
+    "plait.parallel.mix_in": ["mix_in"],
+    "plait.parallel.sharding": ["distribute_params", "shard_dim", "shard_of_parts", "whole_tensor"],
+    "plait.parallel.stages": ["stage", "stream_into"],
+    "plait.parallel.transform": ["transform_param"],
+    "plait.plan.planning": ["planning"],
 }
 
 
 def __getattr__(name: str) -> Any:
     """What needs torch, or is for plans alone, is imported when it is first asked for."""
-    if name not in _LAZY:
+    if (where := next((module for module, names in _LAZY.items() if name in names), None)) is None:
         raise AttributeError(f"module 'plait' has no attribute {name!r}")
     import importlib
 
-    module = importlib.import_module(_LAZY[name])
+    module = importlib.import_module(where)
     return getattr(module, name, module)  # `planning` is a module

@@ -93,14 +93,14 @@ def code_lines(path: Path) -> int:
 
 
 BUDGET = {  # lines of code; what takes more must be worth it, or something else must go
-    "contract": 985,
+    "contract": 1000,
     "system": 415,
     "strategies": 480,
     "models": 1200,
     "data": 1540,
-    "parallel": 1925,
+    "parallel": 1980,
     "records": 700,
-    "checkpoint": 1800,
+    "checkpoint": 1840,
     "convert": 360,
     "train": 445,
     "launch": 1910,

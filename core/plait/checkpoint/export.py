@@ -22,6 +22,7 @@ from plait.checkpoint.sums import write_sums
 from plait.checkpoint.weights import INDEX
 from plait.contract.weight_part import WeightPart, parts_by_fqn, weight_parts
 from plait.parallel.agreement import on_all_ranks
+from plait.parallel.sharding import whole_tensor
 from plait.parallel.state import weights
 from plait.system.disk import writing
 
@@ -144,10 +145,9 @@ def write_index(files: Mapping[str, list[str]], total_bytes: int, folder: Path, 
 
 def _whole(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
-    if not isinstance(tensor, DTensor):
-        return tensor
-    on_mesh = tensor.to(tensor.device_mesh.device_type)  # parameters may be on the CPU while their mesh is of GPUs
-    return cast(DTensor, on_mesh).full_tensor()
+    if isinstance(tensor, DTensor):  # parameters may be on the CPU while their mesh is of GPUs
+        tensor = cast(DTensor, tensor.to(tensor.device_mesh.device_type))
+    return whole_tensor(tensor)
 
 
 @attrs.frozen

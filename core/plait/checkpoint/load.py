@@ -14,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from plait.checkpoint.boxes import in_boxes
 from plait.checkpoint.frozen import is_frozen
 from plait.checkpoint.pieces import Damaged
 from plait.checkpoint.reader import Reader
@@ -94,7 +95,7 @@ def _read(reader: Reader, wanted: dict[str, Tensor]) -> None:
     try:
         alone = not dist.is_initialized()
         with warnings.catch_warnings(action="ignore") if alone else nullcontext():  # "no process group"
-            dcp.load(mine, storage_reader=reader, no_dist=alone)
+            dcp.load(in_boxes(mine), storage_reader=reader, no_dist=alone)
     except dcp.CheckpointException as error:
         for cause, _ in error.failures.values():
             if isinstance(cause, Damaged):

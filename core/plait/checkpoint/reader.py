@@ -220,7 +220,7 @@ NAMES: dict[tuple[str, str], Any] = {
     ("torch", "Size"): _size,
     ("torch.serialization", "_get_layout"): _unused,
     (dcp_metadata.__name__, "_MEM_FORMAT_ENCODING"): _unused,
-    ("builtins", "getattr"): _member,
+    **{(module, "getattr"): _member for module in ("builtins", "__builtin__")},  # the latter up to protocol 2
     **{(module, f"{kind}Path"): _unused for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")},
 }
 

@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.utils.serialization import config
 
+from plait.checkpoint.boxes import in_boxes
 from plait.checkpoint.files import clear
 from plait.checkpoint.finite import Extremes, where_to_go_on
 from plait.checkpoint.hashed import HashedFiles
@@ -118,7 +119,8 @@ class Saver:
             quiet = warnings.catch_warnings(action="ignore") if self._group is None else nullcontext()
             # torch warns that there is no group. It never compares its own checksums, so it need not compute them.
             with quiet, config.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
-                dcp.save(state, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
+                boxes, group = in_boxes(state), self._group
+                dcp.save(boxes, storage_writer=writer, process_group=group, no_dist=group is None)
             files = {name: seal for own in self._all(writer.seal) for name, seal in own.items()}
             self._all(lambda: self._complete(path, manifest, files))
         except (Exception, dcp.CheckpointException):

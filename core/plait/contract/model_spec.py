@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from plait.contract.errors import PlaitError
+from plait.contract.packed import Axis, Packed
 
 
 def _names(patterns: Iterable[str]) -> tuple[str, ...]:
@@ -21,8 +22,9 @@ class ModelSpec:
     Patterns are FQNs in which `*` stands for one name (`layers.*.attention.wq.weight`); the first that matches counts.
 
     axes:      FQN pattern of a parameter -> the logical axis (or None) of each of its dims, in torch's order: a
-               `Linear(dim, ffn)` weight is `("ffn", "embed")`, its bias `("ffn",)`; `experts` comes first. Of a tied
-               parameter, here and in `init`, one name is enough.
+               `Linear(dim, ffn)` weight is `("ffn", "embed")`, its bias `("ffn",)`; `experts` comes first. A dim that
+               holds several parts in turn, as a fused gate does, is `Packed("ffn", 2)`. Of a tied parameter, here
+               and in `init`, one name is enough.
     blocks:    patterns of the repeated unit: sharded, compiled and recomputed as one, and divided into stages.
     sizes:     logical axis -> number of its units, if that is not the number of rows (`{"heads": 32}`).
     branches:  patterns of the modules that read the residual stream and return what is added to it.
@@ -50,7 +52,7 @@ class ModelSpec:
     free or place them apart from the rest of the model. Both are optional: what neither names is the whole model's.
     """
 
-    axes: Mapping[str, tuple[str | None, ...]]
+    axes: Mapping[str, tuple[Axis, ...]]
     blocks: tuple[str, ...] = attrs.field(default=(), converter=_names)
     sizes: Mapping[str, int] = attrs.field(factory=dict)
     branches: tuple[str, ...] = attrs.field(default=(), converter=_names)
@@ -65,9 +67,17 @@ class ModelSpec:
     before: tuple[str, ...] = attrs.field(default=(), converter=_names)
     after: tuple[str, ...] = attrs.field(default=(), converter=_names)
 
-    def axes_of(self, fqn: str) -> tuple[str | None, ...]:
+    def axes_of(self, fqn: str) -> tuple[Axis, ...]:
         """The logical axes of parameter `fqn`. Raises PlaitError if no pattern names it."""
         return lookup(self.axes, fqn, "axes")
+
+    def names_of(self, fqn: str) -> tuple[str | None, ...]:
+        """The same by name alone, packed or not. Whoever divides a dim must know `parts_of`, too."""
+        return tuple(a.axis if isinstance(a, Packed) else a for a in self.axes_of(fqn))
+
+    def parts_of(self, fqn: str) -> tuple[int, ...]:
+        """How many times each dim of parameter `fqn` holds all units of its axis: 1, or the parts of `Packed`."""
+        return tuple(a.parts if isinstance(a, Packed) else 1 for a in self.axes_of(fqn))
 
     def init_of(self, fqn: str) -> Callable[[Any, Any], Any]:
         """The function that fills parameter or buffer `fqn`. Raises PlaitError if no pattern names it."""

@@ -13,6 +13,11 @@ def check_spec(model: nn.Module, spec: ModelSpec) -> None:
             raise PlaitError(
                 f"the model's spec gives {fqn!r} the axes {axes}, but it has {param.dim()} dims: {tuple(param.shape)}"
             )
+        for axis, parts, size in zip(axes, spec.parts_of(fqn), param.shape, strict=True):
+            if size % parts:
+                raise PlaitError(
+                    f"the model's spec gives {fqn!r} the axis {axis}, but {size} is no multiple of {parts}"
+                )
     for field in ("blocks", "branches", "routers", "row_means", "before", "after", "attention", "documents"):
         for pattern in (said,) if isinstance(said := getattr(spec, field) or (), str) else said:
             if not named(model, (pattern,)):

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from plait.contract.errors import PlaitError
 from plait.contract.exact import parameters_of
 from plait.contract.model_spec import ModelSpec
-from plait.parallel.sharding import own_chunk
 
 MANY = 100_000  # values that are worth another thread's turn
 
@@ -96,16 +96,34 @@ def _take(row: Tensor, inner: tuple[slice | Tensor, ...]) -> Tensor:
     return row
 
 
+def own_chunk(tensor: Tensor, ranks: int, rank: int, dim: int = 0) -> Tensor:
+    """The part, as a view, that `rank` gets if `torch.chunk` divides `tensor` over `ranks` along `dim`.
+
+    Parts have the same length, but the last ones may be shorter or empty. torch itself makes the parts of all ranks, so
+    a rank of a large world would spend most of its set-up on those of the others.
+    """
+    size = tensor.shape[dim]
+    length = -(-size // ranks)
+    start = min(length * rank, size)
+    return tensor.narrow(dim, start, min(length, size - start))
+
+
 def held_indices(param: Tensor, dim: int) -> Tensor:
     """The global indices along `dim` that this rank holds. It computes no other's: torch would make those of all ranks.
 
-    A strided shard (FSDP over tensor parallelism) is a part of each of `split_factor` pieces.
+    A strided shard (FSDP over tensor parallelism, or a share of each part of a packed dim) is a part of each of
+    `split_factor` pieces. Raises PlaitError for a packed dim that another strategy divides too.
     """
     held = torch.arange(param.shape[dim])
     for axis, placement in enumerate(param.placements if isinstance(param, DTensor) else ()):
         if _splits(placement, dim):
             ranks, rank = param.device_mesh.size(axis), param.device_mesh.get_local_rank(axis)  # type: ignore[attr-defined]
             pieces = getattr(placement, "split_factor", 1)
+            if pieces > 1 and len(held) < param.shape[dim]:
+                raise PlaitError(
+                    f"dim {dim} of a parameter of shape {tuple(param.shape)} holds {pieces} parts, of which ranks have "
+                    "shares, and another strategy divides it too; it must divide the dim that plait.shard_dim says"
+                )
             held = torch.cat([own_chunk(own_chunk(held, pieces, i), ranks, rank) for i in range(pieces)])
     return held
 

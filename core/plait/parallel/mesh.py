@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from plait.contract.axes import MeshAxis, MeshLayout
 from plait.contract.errors import PlaitError
+from plait.contract.packed import Axis, Packed
 
 ALONE = "alone"  # the name of a dim over one rank
 
@@ -69,10 +70,10 @@ class Mesh:
         pairs = zip(self.layout.dense, self._coordinates(), strict=True)
         return all(coordinate == 0 for axis, coordinate in pairs if axis.splits not in ("batch", "sequence"))
 
-    def sharding_axis(self, logical_axes: Iterable[str | None]) -> str | None:
+    def sharding_axis(self, logical_axes: Iterable[Axis]) -> str | None:
         """The mesh axis that shards a parameter with these logical axes; a view's axis takes precedence over a dense
         one."""
-        wanted = set(logical_axes) - {None}
+        wanted = {a.axis if isinstance(a, Packed) else a for a in logical_axes} - {None}
         for axes in [*self.layout.views.values(), self.layout.dense]:
             for axis in axes:
                 if wanted & set(axis.shards):

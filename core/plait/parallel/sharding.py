@@ -1,10 +1,18 @@
-"""How strategies divide what is stored: parameters as DTensors, and the dim that data-parallel ranks divide."""
+"""How strategies divide what is stored: parameters as DTensors, shares of the parts of a dim, and the dim that
+data-parallel ranks divide."""
 
 from collections.abc import Mapping
+from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from plait.contract.errors import PlaitError
+from plait.parallel.initialize import held_indices, own_chunk
 
 
 def distribute_params(model: nn.Module, mesh: DeviceMesh, placements: Mapping[str, Placement]) -> None:
@@ -20,30 +28,75 @@ def distribute_params(model: nn.Module, mesh: DeviceMesh, placements: Mapping[st
             if param is None or placement is None:
                 continue
             if id(param) not in made:
-                whole = distribute_tensor(param.detach(), mesh, [placement], src_data_rank=None)
-                made[id(param)] = nn.Parameter(whole, requires_grad=param.requires_grad)
+                made[id(param)] = nn.Parameter(
+                    _distributed(param.detach(), mesh, placement), requires_grad=param.requires_grad
+                )
             module._parameters[name] = made[id(param)]
 
 
-def own_chunk(tensor: Tensor, ranks: int, rank: int, dim: int = 0) -> Tensor:
-    """The part, as a view, that `rank` gets if `torch.chunk` divides `tensor` over `ranks` along `dim`.
-
-    Parts have the same length, but the last ones may be shorter or empty. torch itself makes the parts of all ranks, so
-    a rank of a large world would spend most of its set-up on those of the others.
-    """
-    size = tensor.shape[dim]
-    length = -(-size // ranks)
-    start = min(length * rank, size)
-    return tensor.narrow(dim, start, min(length, size - start))
+def _distributed(tensor: Tensor, mesh: DeviceMesh, placement: Any) -> DTensor:
+    if (parts := getattr(placement, "split_factor", 1)) == 1:
+        return distribute_tensor(tensor, mesh, [placement], src_data_rank=None)
+    ranks, rank = mesh.size(), mesh.get_local_rank()
+    own = [own_chunk(part, ranks, rank, placement.dim) for part in tensor.chunk(parts, placement.dim)]
+    local = torch.cat(own, placement.dim)
+    return DTensor.from_local(local, mesh, [placement], run_check=False, shape=tensor.shape, stride=tensor.stride())
 
 
 def shard_dim(param: Tensor, ranks: int) -> int:
     """The dim that `ranks` data-parallel ranks divide: rows, if there are as many as ranks.
 
-    If there are fewer (a few experts), it is the first other dim that divides evenly and is not divided yet.
+    If there are fewer (a few experts), or a rank has a share of each part of them (`Packed`), it is the first other dim
+    that divides evenly and is not divided yet. Raises PlaitError if the latter have none.
     """
     local = param.to_local() if isinstance(param, DTensor) else param
-    if local.dim() == 0 or local.shape[0] >= ranks:
+    parts = max((getattr(p, "split_factor", 1) for p in _along(param, 0)), default=1)
+    if local.dim() == 0 or (local.shape[0] >= ranks and parts == 1):
         return 0
-    taken = {getattr(p, "dim", None) for p in param.placements} if isinstance(param, DTensor) else set()
-    return next((d for d in range(1, local.dim()) if d not in taken and local.shape[d] % ranks == 0), 0)
+    found = next((d for d in range(1, local.dim()) if not _along(param, d) and local.shape[d] % ranks == 0), 0)
+    if found == 0 and parts > 1 and ranks > 1:
+        raise PlaitError(
+            f"a parameter of shape {tuple(param.shape)} holds {parts} parts, of which each tensor-parallel rank has a "
+            f"share, and no other dim that {ranks} data-parallel ranks divide evenly"
+        )
+    return found
+
+
+def _along(param: Tensor, dim: int) -> list[Placement]:
+    """The placements that divide it along `dim`."""
+    placements = param.placements if isinstance(param, DTensor) else ()
+    return [p for p in placements if getattr(p, "dim", None) == dim]
+
+
+def shard_of_parts(dim: int, parts: int) -> Placement:
+    """The placement of a rank that has a share of each of `parts` equal parts of `dim`."""
+    return _StridedShard(dim, split_factor=parts) if parts > 1 else Shard(dim)
+
+
+def is_packed(tensor: Any) -> bool:
+    """Whether a rank of `tensor` has a share of each part of a dim.
+
+    A strided shard before another of the same dim is something else: a share of what the inner axis has cut.
+    """
+    placements: Any = tensor.placements if isinstance(tensor, DTensor) else ()
+    return any(
+        getattr(p, "split_factor", 1) > 1 and all(getattr(q, "dim", None) != p.dim for q in placements[i + 1 :])
+        for i, p in enumerate(placements)
+    )
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """All of `tensor`, on each rank of its mesh. Called by all of them."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if not is_packed(tensor):
+        return tensor.full_tensor()
+    local, mesh = tensor.to_local(), tensor.device_mesh  # torch cannot gather such a one
+    found = torch.zeros(tensor.shape, dtype=local.dtype, device=local.device)
+    held = [held_indices(tensor, dim).to(local.device) for dim in range(tensor.dim())]
+    found[torch.meshgrid(*held, indexing="ij")] = local
+    for axis, placement in enumerate(tensor.placements):
+        assert not placement.is_partial()
+        if not placement.is_replicate():  # each byte comes from one rank; others have zero
+            dist.all_reduce(found.view(torch.uint8), group=mesh.get_group(axis))
+    return found

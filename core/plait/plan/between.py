@@ -72,9 +72,9 @@ def _units(run: Run) -> Mapping[str, set[int]]:
     """Logical axis -> the numbers of units that parameters have along it."""
     found: dict[str, set[int]] = {}
     for fqn, shape in run.shapes.items():
-        for size, logical in zip(shape, run.spec.axes_of(fqn), strict=True):
+        for size, logical, parts in zip(shape, run.spec.names_of(fqn), run.spec.parts_of(fqn), strict=True):
             if logical:
-                found.setdefault(logical, set()).add(run.spec.sizes.get(logical, size))
+                found.setdefault(logical, set()).add(run.spec.sizes.get(logical, size // parts))
     return found
 
 

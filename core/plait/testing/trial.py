@@ -201,7 +201,7 @@ def _gradients(applied: Applied) -> dict[str, Tensor]:
 
 
 def full(tensor: Tensor) -> Tensor:
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu().clone()
+    return plait.whole_tensor(tensor).detach().cpu().clone()
 
 
 def _lies(param: Tensor) -> str:

@@ -56,7 +56,7 @@ def on_rank(kind: str, strategies: dict[str, Any]) -> Any:
     try:
         spec = families.OfFamily(kind=kind).build().spec()
         found = families.result(kind, strategies)
-        return found, {fqn: spec.axes_of(fqn) for fqn in found.initial}
+        return found, {fqn: spec.names_of(fqn) for fqn in found.initial}
     except PlaitError as error:
         return str(error)
 

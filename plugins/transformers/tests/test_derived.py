@@ -5,12 +5,13 @@ import pytest
 import torch
 from families import keys_of
 
-from plait import PlaitError
-from plait_transformers import attention, branch, proof
+from plait import Packed, PlaitError
+from plait_transformers import attention, branch, proof, supposed
 from plait_transformers.build import decoder
 from plait_transformers.proof import facts_of
 from plait_transformers.watch import watching
 
+PARTS = Packed("ffn", 2)
 LLAMA = {
     "model.embed_tokens.weight": ("vocab", "embed"),
     "model.layers.*.self_attn.q_proj.weight": ("heads", "embed"),
@@ -64,8 +65,7 @@ def test_any_size_is_described_on_meta():
     [
         ("olmo2", "model.layers.*.self_attn", "half of it fails"),
         ("phi3", "model.layers.*.self_attn", "holds several in one"),
-        ("phi3", "model.layers.*.mlp", "holds several in one"),
-        ("mixtral", "model.layers.*.mlp", "not all of its matrices"),
+        ("gpt_oss", "model.layers.*.mlp", "transposed and have biases"),
         ("opt", "model.decoder.layers.*.self_attn", "do not add up"),
     ],
 )
@@ -74,6 +74,43 @@ def test_what_does_not_divide_stays_whole(kind, part, why):
     assert why in facts_of(model.config).whole[part]
     inside = {axis for name, axes in model.spec().axes.items() if name.startswith(part) for axis in axes}
     assert inside <= {None, "embed", "experts"}  # experts are divided by another strategy
+
+
+FUSED = {  # family, part of a block -> axes of its parameters
+    ("phi3", "mlp"): {"gate_up_proj.weight": (PARTS, "embed"), "down_proj.weight": ("embed", "ffn")},
+    ("gpt_neox", "attention"): {
+        "query_key_value.weight": ("heads", "embed"),
+        "query_key_value.bias": ("heads",),
+        "dense.weight": ("embed", "heads"),
+        "dense.bias": ("embed",),
+    },
+    ("deepseek_v3", "self_attn"): {
+        "q_a_proj.weight": (None, "embed"),
+        "q_a_layernorm.weight": (None,),
+        "q_b_proj.weight": ("heads", None),
+        "kv_a_proj_with_mqa.weight": (None, "embed"),
+        "kv_a_layernorm.weight": (None,),
+        "kv_b_proj.weight": ("heads", None),
+        "o_proj.weight": ("embed", "heads"),
+    },
+    ("qwen2_moe", "mlp"): {
+        "gate.weight": (None, "embed"),
+        "experts.gate_up_proj": ("experts", PARTS, "embed"),
+        "experts.down_proj": ("experts", "embed", "ffn"),
+        "shared_expert.gate_proj.weight": ("ffn", "embed"),
+        "shared_expert.up_proj.weight": ("ffn", "embed"),
+        "shared_expert.down_proj.weight": ("embed", "ffn"),
+        "shared_expert_gate.weight": (None, "embed"),
+    },
+}
+
+
+@pytest.mark.parametrize(("kind", "part"), FUSED)
+def test_matrices_with_parts_and_behind_low_ranks_are_divided(kind, part):
+    spec = built(kind).spec()
+    found = {name.partition(f".{part}.")[2]: axes for name, axes in spec.axes.items() if f".{part}." in name}
+    assert found == FUSED[kind, part]
+    assert spec.sizes.get("heads", 4) == 4
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "mistral", "granite", "gpt_oss"])
@@ -122,10 +159,23 @@ def test_attention_that_is_wrong_is_refused(fault, monkeypatch):
 
 def test_wrong_roles_do_not_pass(monkeypatch):
     """Keys and values that are taken for queries, say: the halves do not add up."""
-    swapped = lambda rows, inner, seen: dict(zip(rows, ("kv_heads", "heads", "heads"), strict=True))  # noqa: E731
-    monkeypatch.setattr(branch, "_of_attention", swapped)
+    swapped = lambda rows, *_: [dict(zip(rows, ("kv_heads", "heads", "heads"), strict=True))]  # noqa: E731
+    monkeypatch.setattr(supposed, "_of_attention", swapped)
     spec = built("llama", num_key_value_heads=1).spec()
     assert not {"heads", "kv_heads"} & {axis for axes in spec.axes.values() for axis in axes}
+
+
+@pytest.mark.parametrize(
+    ("kind", "forms", "wrong"),
+    [("phi3", "GATES", "ffn"), ("mixtral", "GATES", "ffn"), ("gpt_neox", "HEADS", Packed("heads", 3))],
+)
+def test_rows_in_another_order_do_not_pass(kind, forms, wrong, monkeypatch):
+    monkeypatch.setattr(supposed, forms, (wrong,))
+    monkeypatch.setattr(proof, "_facts", proof._facts.__wrapped__)  # without what other tests have found
+    more = {"attention_bias": False} if kind == "gpt_neox" else {}  # a bias alone would rule parts out
+    spec = built(kind, **more).spec()
+    part = ".mlp." if forms == "GATES" else ".attention."
+    assert {axis for fqn, axes in spec.axes.items() if part in fqn for axis in axes} <= {None, "embed", "experts"}
 
 
 def test_layers_that_differ_are_not_divided(monkeypatch):

@@ -40,6 +40,13 @@ def on_rank(kind, strategies, documents=False, chunks=1):
         return str(error)
 
 
+def lies(kind, strategies):
+    """FQN -> (the share that a rank stores, the parts of which it has a share each)."""
+    (model,) = families.OfFamily(kind=kind).apply(strategies).parts
+    parts = lambda p: max(getattr(placement, "split_factor", 1) for placement in p.placements)  # noqa: E731
+    return {fqn: (p.to_local().numel() / p.numel(), parts(p)) for fqn, p in model.named_parameters()}
+
+
 def check(pool, kind, strategy, documents=False):
     run = functools.partial(pool.run, on_rank, kind)
     kept = pool.kept.setdefault("families", {})
@@ -83,10 +90,22 @@ def test_experts_are_divided(kind, plait_ranks):
         assert [fqn for fqn, lies in answer.placements.items() if "over ep" in lies]
 
 
-def test_experts_beside_tensor_ranks_are_refused(plait_ranks):
+@pytest.mark.parametrize("kind", ["mixtral", pytest.param("phi3", marks=pytest.mark.slow)])
+def test_each_part_of_a_fused_matrix_is_divided(kind, plait_ranks):
+    check(plait_ranks, kind, "tensor_parallel")
+    placements = plait_ranks.run(lies, kind, UNDER["tensor_parallel"], world=2)[0]
+    fused = {fqn: found for fqn, found in placements.items() if "gate_up_proj" in fqn}
+    assert len(fused) == 2
+    assert all(share == 0.5 and parts == 2 for share, parts in fused.values()), fused
+
+
+@pytest.mark.slow
+def test_experts_beside_tensor_ranks(plait_ranks):
     strategies = {"fsdp2": {}, "tensor_parallel": {"degree": 2}, "expert_parallel": {"degree": 2}}
-    for said in plait_ranks.run(on_rank, "mixtral", strategies, world=2):
-        assert "the ranks of tp divide no parameter of 'model.layers.0.mlp'" in said
+    wanted = plait_ranks.run(on_rank, "mixtral", {}, world=1)[0]
+    for answer in plait_ranks.run(on_rank, "mixtral", strategies, world=4):
+        error, name = families.apart(answer, wanted)
+        assert error < BOUND, (name, error)
 
 
 MORE = {

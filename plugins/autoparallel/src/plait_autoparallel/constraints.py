@@ -76,7 +76,7 @@ class Constraints:
         for fqn, tensor in pieces.tensors.items():
             if planning.matches(pattern, fqn):
                 found.append(tensor.divided)
-            elif pattern in (logical := self.spec.axes_of(fqn)):
+            elif pattern in (logical := self.spec.names_of(fqn)):
                 found.append(tuple(d for d, name in zip(tensor.divided, logical, strict=True) if name == pattern))
         return found
 
@@ -110,7 +110,7 @@ class Constraints:
 
     def check(self, blocks: list[str], axes: set[str]) -> None:
         """Raises PlaitError for a pattern that matches nothing, or a choice that does not exist."""
-        logical = sorted({a for fqn in self.shapes for a in self.spec.axes_of(fqn) if a})
+        logical = sorted({a for fqn in self.shapes for a in self.spec.names_of(fqn) if a})
         for key, wanted in (("require", self.require), ("forbid", self.forbid)):
             for pattern, names in wanted.items():
                 parameters = pattern in logical or any(planning.matches(pattern, f) for f in self.shapes)

@@ -169,7 +169,7 @@ def _ideal(
 def _undivided(wanted: Constraints, layouts: list[planning.Composition]) -> list[str]:
     every = [axis for c in layouts for axes in (c.layout.dense, *c.layout.views.values()) for axis in axes]
     divided = {logical for axis in every for logical in axis.shards}
-    return sorted({a for fqn in wanted.shapes for a in wanted.spec.axes_of(fqn) if a} - divided)
+    return sorted({a for fqn in wanted.shapes for a in wanted.spec.names_of(fqn) if a} - divided)
 
 
 def _inside(composition: planning.Composition, cluster: planning.Cluster) -> bool:

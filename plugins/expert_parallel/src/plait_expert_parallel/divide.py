@@ -43,7 +43,7 @@ def _refuse_unsummed(fqn: str, same: list[Any], branches: Any, model: nn.Module,
         raise PlaitError(f"module {fqn!r} holds experts, but is in no branch that the model's spec names")
     for axis in same:
         names = (n for n, _ in model.named_parameters() if n.startswith(f"{branch}."))
-        if not any({*spec.axes_of(name)} & {*axis.shards} for name in names):
+        if not any({*spec.names_of(name)} & {*axis.shards} for name in names):
             raise PlaitError(
                 f"the ranks of {axis.name} divide no parameter of {branch!r}, so nobody sums what they return from it, "
                 f"which 'expert_parallel' needs; leave out 'expert_parallel', or the strategy that adds {axis.name}"

@@ -63,7 +63,7 @@ def adapt(options: "Lora", model: nn.Module, spec: ModelSpec) -> ModelSpec:
     init: dict[str, Any] = {}
     for fqn in chosen:
         owner, _, name = fqn.rpartition(".")
-        module, names, axes = model.get_submodule(owner), pair(fqn), matrices[fqn]
+        module, names, axes = model.get_submodule(owner), pair(fqn), spec.axes_of(fqn)
         weight: Any = module._parameters[name]
         stack, (rows, columns) = weight.shape[:-2], weight.shape[-2:]
         made = {names[0]: (*stack, options.rank, columns), names[1]: (*stack, rows, options.rank)}
@@ -103,11 +103,12 @@ def _multiplied(model: nn.Module, spec: ModelSpec, chosen: list[str], matrices: 
 
 
 def _matrices(model: nn.Module, spec: ModelSpec) -> Iterator[tuple[str, Axes]]:
-    """FQN and axes of each matrix, or stack of matrices, in a block; a tied one once."""
+    """FQN and names of the axes of each matrix, or stack of matrices, in a block; a tied one once."""
     blocks = tuple(f"{block}." for block in spec.blocks_of(model))
     for fqn, param in model.named_parameters():
-        if param.dim() > 1 and fqn.startswith(blocks):
-            yield fqn, spec.axes_of(fqn)
+        axes = spec.names_of(fqn)
+        if param.dim() > 1 + ("experts" in axes) and fqn.startswith(blocks):  # experts have a bias each
+            yield fqn, axes
 
 
 def _check(options: "Lora", model: nn.Module, chosen: list[str], matrices: dict[str, Axes]) -> None:

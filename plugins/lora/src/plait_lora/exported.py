@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from plait import Export, Run, held_indices
+from plait import Export, Run, held_indices, whole_tensor
 from plait_lora.names import SUFFIXES, pair
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def merged(options: "Lora", state: dict[str, Tensor], run: Run) -> Export:
 def _whole(tensor: Tensor) -> Tensor:
     if isinstance(tensor, DTensor):
         on_mesh: Any = tensor.to(tensor.device_mesh.device_type)  # it may be stored elsewhere
-        tensor = on_mesh.full_tensor()
+        tensor = whole_tensor(on_mesh)
     return tensor.double()
 
 

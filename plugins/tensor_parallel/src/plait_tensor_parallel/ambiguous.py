@@ -51,7 +51,7 @@ def refuse(axes: Mapping[str, Axes], spec: ModelSpec, working: Collection[str], 
 
 def _refuse_alone(fqn: str, its: Axes, owner: str, matrices: list[Axes], spec: ModelSpec) -> None:
     """A norm over a divided axis has such a parameter; a bias has a matrix beside it, which may be a tied one."""
-    named = [axes for name, axes in spec.axes.items() if name.rpartition(".")[0] == owner and len(axes) > 1]
+    named = [spec.names_of(name) for name, a in spec.axes.items() if name.rpartition(".")[0] == owner and len(a) > 1]
     beside = any(its[0] in matrix for matrix in (*matrices, *named))
     if len(its) == 1 and not beside and not spec.is_elementwise(fqn):
         raise PlaitError(
@@ -100,7 +100,7 @@ def divided(its: Axes) -> bool:
 
 def foreseen(run: Run) -> tuple[dict[str, Axes], set[str]]:
     """What is known before there is a mesh: axes of parameters that no other strategy may claim, divided branches."""
-    axes = {fqn: run.spec.axes_of(fqn) for fqn in run.shapes}
+    axes = {fqn: run.spec.names_of(fqn) for fqn in run.shapes}
     own = {fqn: its for fqn, its in axes.items() if {*its} <= {*SHARDED, "embed", None}}
     return own, {b for fqn, its in own.items() if divided(its) and (b := run.spec.branch_of(fqn))}
 

@@ -50,9 +50,9 @@ def units(run: Run) -> list[tuple[str, int]]:
 
 def _units(run: Run) -> Iterator[tuple[str, int]]:
     for fqn, shape in run.shapes.items():
-        for axis, size in zip(run.spec.axes_of(fqn), shape, strict=True):
+        for axis, parts, size in zip(run.spec.names_of(fqn), run.spec.parts_of(fqn), shape, strict=True):
             if axis in SHARDED:
-                yield axis, run.spec.sizes.get(axis, size)
+                yield axis, run.spec.sizes.get(axis, size // parts)
 
 
 def divides(axis: str, count: int, degree: int) -> bool:

@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from plait import Mesh, ModelSpec, PlaitError, Precision, distribute_params, divide_head, transform_param
+from plait import (
+    Mesh,
+    ModelSpec,
+    PlaitError,
+    Precision,
+    distribute_params,
+    divide_head,
+    shard_of_parts,
+    transform_param,
+)
 from plait_tensor_parallel.ambiguous import is_bias, refuse
 from plait_tensor_parallel.degrees import SHARDED
 from plait_tensor_parallel.lookup import look_up_in_part
@@ -26,8 +35,8 @@ class ParamPlacement:
     """The placement of one parameter.
 
     axis, dim: the logical axis that is divided and its dim; None: every rank has the whole.
-    units:     the number of units of that axis.
-    axes:      of all its dims.
+    units:     the number of units of that axis. parts: how many times the dim holds them all (`Packed`).
+    axes:      the names of those of all its dims.
     stored:    whether storage is sharded. If not, each rank stores the whole and uses a part: key and value heads, if
                there are fewer than ranks.
     """
@@ -36,6 +45,7 @@ class ParamPlacement:
     axis: str | None = None
     dim: int | None = None
     units: int = 0
+    parts: int = 1
     stored: bool = False
 
 
@@ -48,8 +58,12 @@ def shard(options: "TensorParallel", model: nn.Module, mesh: Mesh, spec: ModelSp
     divided = {b for b, branch in branches.items() if _is_divided(b, branch, mesh, spec)}
     refuse({_name(m, n): p.axes for m in places for n, p in places[m].items()}, spec, divided, on_sequence)
     model.register_forward_pre_hook(lambda module, args: stream.start())
-    stored = {_name(m, n): Shard(p.dim) if p.stored else Replicate() for m in places for n, p in places[m].items()}
-    distribute_params(model, axis, stored)  # type: ignore[arg-type]
+    stored = {
+        _name(m, n): shard_of_parts(p.dim, p.parts) if p.stored and p.dim is not None else Replicate()
+        for m in places
+        for n, p in places[m].items()
+    }
+    distribute_params(model, axis, stored)
     for fqn, module in list(model.named_modules()):
         branch = spec.branch_of(fqn)
         if isinstance(module, NORMS) and any(p.axis for p in places[fqn].values()):
@@ -81,17 +95,18 @@ def _places(fqn: str, module: nn.Module, mesh: Mesh, spec: ModelSpec) -> dict[st
     """Name -> layout of the parameters that `module` itself has, without those of another strategy."""
     found = {}
     for name, param in module.named_parameters(recurse=False):
-        axes = spec.axes_of(_name(fqn, name))
-        if mesh.sharding_axis(axes) in (None, "tp") and not isinstance(param, DTensor):
-            found[name] = _place(axes, param.shape, spec.sizes, mesh["tp"].size())
+        full = _name(fqn, name)
+        if mesh.sharding_axis(spec.axes_of(full)) in (None, "tp") and not isinstance(param, DTensor):
+            found[name] = _place(full, param.shape, spec, mesh["tp"].size())
     return found
 
 
-def _place(axes: tuple[str | None, ...], shape: torch.Size, sizes: Mapping[str, int], degree: int) -> ParamPlacement:
-    for dim, axis in enumerate(axes):
+def _place(fqn: str, shape: torch.Size, spec: ModelSpec, degree: int) -> ParamPlacement:
+    axes = spec.names_of(fqn)
+    for dim, (axis, parts) in enumerate(zip(axes, spec.parts_of(fqn), strict=True)):
         if axis in SHARDED:
-            units = sizes.get(axis, shape[dim])
-            return ParamPlacement(axes, axis, dim, units, stored=units % degree == 0)
+            units = spec.sizes.get(axis, shape[dim] // parts)
+            return ParamPlacement(axes, axis, dim, units, parts, stored=units % degree == 0)
     return ParamPlacement(axes)
 
 
@@ -129,7 +144,7 @@ def _transform(
         keep = float(axis.get_local_rank() == 0) if once else None
         return functools.partial(_all, summed=summed, reduce=reduce, keep=keep, stream=stream)
     unit = place.units * axis.get_local_rank() // axis.size()  # the head that this rank's queries need
-    return functools.partial(_one, dim=place.dim, unit=unit, units=place.units, reduce=reduce)
+    return functools.partial(_one, dim=place.dim, unit=unit, units=place.units, parts=place.parts, reduce=reduce)
 
 
 def _own(param: Any) -> Tensor:
@@ -146,9 +161,10 @@ def _all(
     return local if keep is None else local * keep
 
 
-def _one(param: Any, dim: int, unit: int, units: int, reduce: torch.dtype) -> Tensor:
-    width = param.shape[dim] // units
-    return _all(param, True, reduce).narrow(dim, unit * width, width)
+def _one(param: Any, dim: int, unit: int, units: int, parts: int, reduce: torch.dtype) -> Tensor:
+    width = param.shape[dim] // (units * parts)
+    own = [part.narrow(dim, unit * width, width) for part in _all(param, True, reduce).chunk(parts, dim)]
+    return torch.cat(own, dim) if parts > 1 else own[0]
 
 
 def _join(

@@ -1,4 +1,4 @@
-"""The logical axes of a branch's parameters: supposed from which matrices read and write the stream, then tried.
+"""The logical axes of a branch's parameters: what is `supposed` is tried.
 
 A branch is divided only if the results of its two halves add up to its own: what tensor parallelism needs. Otherwise
 it stays whole, and its matrices name `embed`.
@@ -11,11 +11,12 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from plait import Packed
 from plait_transformers.experts import SortedExperts
-from plait_transformers.watch import Attended, Call, Watch, same
+from plait_transformers.supposed import Axes, ends, supposed
+from plait_transformers.watch import Attended, Call, Watch
 
 BOUND = 1e-4
-Axes = dict[str, tuple[str | None, ...]]
 
 
 @attrs.frozen
@@ -31,39 +32,22 @@ def divided(fqn: str, branch: nn.Module, watch: Watch) -> Roles:
     call = watch.calls.get(fqn)
     if call is None or call.entered is None or call.result is None or call.entered.dim() != 3:
         return Roles({}, "it is not called with the stream once in each block")
-    readers, writers = _ends(fqn, branch, call, watch)
-    matrices = {f"{fqn}.{n}".strip(".") for n, p in branch.named_parameters() if p.dim() > 1}
-    known = {f"{name}.weight" for name in (*readers, *writers)}
-    if len(writers) != 1 or not readers or matrices != known:
-        return Roles({}, "not all of its matrices read the stream or write to it")
-    writer = writers[0]
-    rows = {name: watch.calls[name].result.shape[-1] for name in readers}  # type: ignore[union-attr]
-    inner = watch.calls[writer].entered.shape[-1]  # type: ignore[union-attr]
     attended = [a for name, a in watch.attended.items() if name.startswith(f"{fqn}.")]
-    axis = _of_attention(rows, inner, attended[0]) if len(attended) == 1 else dict.fromkeys(rows, "ffn")
-    if axis is None or (not attended and set(rows.values()) != {inner}):
-        return Roles({}, "one of its matrices holds several in one, such as queries, keys and values")
-    axes: Axes = {}
-    for name, parameter in branch.named_parameters():
-        full = f"{fqn}.{name}"
-        owner, _, kind = full.rpartition(".")
-        if owner in axis:
-            axes[full] = (axis[owner], "embed") if kind == "weight" else (axis[owner],)
-        elif owner == writer:
-            axes[full] = ("embed", axis[readers[0]]) if kind == "weight" else ("embed",)
-        else:
-            axes[full] = (None,) * parameter.dim()
-    try:
-        right = _halves_add_up(fqn, branch, call, axes, attended)
-    except Exception as error:
-        return Roles({}, f"half of it fails: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
-    return Roles(axes) if right else Roles({}, "its halves do not add up to the whole, as with a norm over all heads")
+    found, why = supposed(fqn, branch, call, watch)
+    for axes in found:
+        try:
+            if _halves_add_up(fqn, branch, call, axes, attended):
+                return Roles(axes)
+            why = "its halves do not add up to the whole, as with a norm over all heads"
+        except Exception as error:
+            why = f"half of it fails: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    return Roles({}, why)
 
 
 def undivided(fqn: str, branch: nn.Module, watch: Watch) -> Axes:
     """The axes of a branch that stays whole."""
     call = watch.calls.get(fqn)
-    readers, writers = _ends(fqn, branch, call, watch) if call else ([], [])
+    readers, writers = ends(fqn, branch, call, watch) if call else ([], [])
     axes: Axes = {}
     for name, parameter in branch.named_parameters():
         full = f"{fqn}.{name}"
@@ -81,30 +65,6 @@ def undivided(fqn: str, branch: nn.Module, watch: Watch) -> Axes:
     return axes
 
 
-def _ends(fqn: str, branch: nn.Module, call: Call, watch: Watch) -> tuple[list[str], list[str]]:
-    """The Linears that read what the branch gets, and those whose result it returns."""
-    readers, writers = [], []
-    for name, module in branch.named_modules():
-        full = f"{fqn}.{name}" if name else fqn
-        if isinstance(module, nn.Linear) and full in watch.calls and len(watch.places[full]) == 1:
-            if same(watch.calls[full].entered, call.entered):
-                readers.append(full)
-            if same(watch.calls[full].result, call.result):
-                writers.append(full)
-    return readers, writers
-
-
-def _of_attention(rows: dict[str, int], inner: int, seen: Attended) -> dict[str, str] | None:
-    """Reader -> its axis, if they are a matrix each for queries, keys and values."""
-    heads, groups = seen.q[1], seen.k[1]
-    wanted = [heads * seen.q[3], groups * seen.k[3], groups * seen.v[3]]
-    if sorted(rows.values()) != sorted(wanted) or inner != heads * seen.v[3]:
-        return None
-    if heads == groups:
-        return dict.fromkeys(rows, "heads")
-    return {name: "heads" if count == wanted[0] else "kv_heads" for name, count in rows.items()}
-
-
 @torch.no_grad()
 def _halves_add_up(fqn: str, branch: nn.Module, call: Call, axes: Axes, attended: list[Attended]) -> bool:
     single = bool(attended) and attended[0].k[1] == 1
@@ -117,9 +77,10 @@ def _halves_add_up(fqn: str, branch: nn.Module, call: Call, axes: Axes, attended
             its = axes[f"{fqn}.{name}"]
             value = parameter.detach()
             for dim, axis in enumerate(its):
-                if axis in ("heads", "ffn") or (axis == "kv_heads" and not single):
-                    value = value.chunk(2, dim)[half]
-            if its == ("embed",) and half:
+                name, parts = (axis.axis, axis.parts) if isinstance(axis, Packed) else (axis, 1)
+                if name in ("heads", "ffn") or (name == "kv_heads" and not single):
+                    value = torch.cat([part.chunk(2, dim)[half] for part in value.chunk(parts, dim)], dim)
+            if its in (("embed",), ("experts", "embed")) and half:  # a bias of what is written
                 value = torch.zeros_like(value)
             owner._parameters[own] = nn.Parameter(value.clone())
         result: Any = part(*call.args, **call.kwargs)

@@ -17,12 +17,13 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from plait import PlaitError
+from plait import Packed, PlaitError
 from plait_transformers.branch import Roles, divided, undivided
 from plait_transformers.build import Decoder, of_config
 from plait_transformers.init import recorded
 from plait_transformers.one_sentence import one_sentence
-from plait_transformers.shrink import VOCAB, shrunken
+from plait_transformers.shrink import HEADS, VOCAB, shrunken
+from plait_transformers.supposed import Axis
 from plait_transformers.watch import Watch, watching
 
 BOUND = 1e-4  # families compute parts in float32 by hand; what is wrong is off by far more
@@ -35,14 +36,16 @@ class Facts:
 
     blocks:    the blocks. branches: modules that read the stream and return a summand of it.
     roles:     parameter -> its logical axes. whole: branch -> why it is not divided.
+    widths:    parameter -> its rows, or columns, for each head that they are divided by.
     attention: the inner attention, if all layers have the same. head_width: of queries.
     first, last: modules with parameters before and after the blocks. head: whose result is the logits, unchanged.
     """
 
     blocks: str
     branches: tuple[str, ...]
-    roles: dict[str, tuple[str | None, ...]]
+    roles: dict[str, tuple[Axis, ...]]
     whole: dict[str, str]
+    widths: dict[str, int]
     attention: str | None
     head_width: int
     first: tuple[str, ...]
@@ -179,11 +182,11 @@ def _branches(model: nn.Module, blocks: str) -> Iterator[str]:
 
 
 def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], logits: Tensor) -> Facts:
-    facts = Facts(f"{blocks}.*", (), {}, {}, None, 1, (), (), None)
+    facts = Facts(f"{blocks}.*", (), {}, {}, {}, None, 1, (), (), None)
     found: dict[str, list[Roles]] = {}
     for fqn in branches:
         found.setdefault(facts.pattern(fqn), []).append(divided(fqn, model.get_submodule(fqn), watch))
-    roles: dict[str, tuple[str | None, ...]] = {}
+    roles: dict[str, tuple[Axis, ...]] = {}
     whole: dict[str, str] = {}
     for pattern, answers in found.items():
         why = next((each.why for each in answers if each.why), "")
@@ -213,11 +216,18 @@ def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], l
     attention = {facts.pattern(fqn) for fqn in watch.attended}
     widths = {call.q[-1] for call in watch.attended.values()}
     simple = len(attention) == 1 and len(widths) == 1
+    counts = {"heads": HEADS, "kv_heads": min((call.k[1] for call in watch.attended.values()), default=1)}
     return attrs.evolve(
         facts,
         branches=tuple(found),
         roles=roles,
         whole=whole,
+        widths={
+            facts.pattern(fqn): size // counts[name]
+            for fqn, param in model.named_parameters()
+            for axis, size in zip(roles[facts.pattern(fqn)], param.shape, strict=True)
+            if (name := axis.axis if isinstance(axis, Packed) else axis) in ("heads", "kv_heads")
+        },
         attention=attention.pop() if simple else None,
         head_width=max(widths, default=1),
         first=first,
@@ -226,12 +236,12 @@ def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], l
     )
 
 
-def _others(model: nn.Module, facts: Facts, roles: dict) -> dict[str, tuple[str | None, ...]]:
+def _others(model: nn.Module, facts: Facts, roles: dict) -> dict[str, tuple[Axis, ...]]:
     """Parameters that are in no branch."""
     hidden = model.config.hidden_size  # type: ignore[union-attr]
     tables = [m for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m is not None]  # type: ignore[operator]
     vocab = {id(p) for module in tables for p in module.parameters()}
-    found: dict[str, tuple[str | None, ...]] = {}
+    found: dict[str, tuple[Axis, ...]] = {}
     for fqn, param in model.named_parameters():
         pattern = facts.pattern(fqn)
         if pattern in roles:

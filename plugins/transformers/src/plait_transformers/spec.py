@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from plait import ModelSpec, PlaitError
+from plait import ModelSpec, Packed, PlaitError
 from plait.models.flops import Flops
 from plait_transformers.init import patterns, recorded
 from plait_transformers.proof import Facts, facts_of
+from plait_transformers.supposed import Axis
 
 VISITED = ("num_experts_per_tok", "moe_topk")  # keys for the number of experts that a token visits
 
@@ -36,7 +37,7 @@ def spec_of(model: Any) -> ModelSpec:
     )
 
 
-def _multiplied(param: Any, axes: tuple[str | None, ...], config: Any) -> int:
+def _multiplied(param: Any, axes: tuple[Axis, ...], config: Any) -> int:
     """How many of its elements a token is multiplied with: of experts, those of the ones that it visits."""
     visited = next((n for key in VISITED if isinstance(n := getattr(config, key, None), int)), None)
     if "experts" not in axes or visited is None:
@@ -44,7 +45,7 @@ def _multiplied(param: Any, axes: tuple[str | None, ...], config: Any) -> int:
     return int(param.numel() * visited // param.shape[0])
 
 
-def _axes(facts: Facts, fqn: str, dims: int) -> tuple[str | None, ...]:
+def _axes(facts: Facts, fqn: str, dims: int) -> tuple[Axis, ...]:
     axes = facts.roles.get(facts.pattern(fqn))
     if axes is None or len(axes) != dims:
         raise PlaitError(f"model=transformers cannot derive the axes of {fqn!r}: a small copy of the model has no such")
@@ -52,12 +53,14 @@ def _axes(facts: Facts, fqn: str, dims: int) -> tuple[str | None, ...]:
 
 
 def _sizes(facts: Facts, named: dict[str, Any], config: Any) -> dict[str, int]:
-    """Heads are counted by their width, which is that of the small copy."""
+    """Heads are counted by their widths, which are those of the small copy."""
     counts: dict[str, set[int]] = {}
     for fqn, param in named.items():
-        for axis, rows in zip(facts.roles.get(facts.pattern(fqn), ()), param.shape, strict=False):
-            if axis in ("heads", "kv_heads"):
-                counts.setdefault(axis, set()).add(rows)
-    if any(len(rows) > 1 for rows in counts.values()):
+        pattern = facts.pattern(fqn)
+        for axis, size in zip(facts.roles.get(pattern, ()), param.shape, strict=False):
+            name = axis.axis if isinstance(axis, Packed) else axis
+            if name in ("heads", "kv_heads"):
+                counts.setdefault(name, set()).add(size // facts.widths[pattern])
+    if any(len(heads) > 1 for heads in counts.values()):
         raise PlaitError(f"model=transformers cannot train a {config.model_type} whose layers differ in heads")
-    return {axis: min(rows) // facts.head_width for axis, rows in counts.items()}
+    return {axis: min(heads) for axis, heads in counts.items()}
