@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.testing import whole_run
 from plait.testing.whole_run import alive, kill_all, ranks_of, rows, wait_for_step
-from tests.helpers.starter import fits, starter
+from tests.helpers.starter import Started, fits, starter
 
 __all__ = ["alive", "kill_all", "numbers", "plait", "ranks_of", "rows", "start", "train", "wait_for_step"]
 
@@ -49,12 +49,15 @@ def train(*overrides: str, cwd: Path, **options: Any) -> subprocess.CompletedPro
     return plait("train", *SMALL, *overrides, cwd=cwd, **options)
 
 
-def start(*overrides: str, cwd: Path, **env: str) -> subprocess.Popen[str]:
+def start(*overrides: str, cwd: Path, cold: bool = False, **env: str) -> "subprocess.Popen[str] | Started":
     """The same in the background, in a process group of its own."""
+    whole, arguments = environment(**env), ["train", *SMALL, *overrides]
+    if fits(whole) and not cold:
+        return starter().begin(arguments, cwd, whole)
     return subprocess.Popen(
-        [PLAIT, "train", *SMALL, *overrides],
+        [PLAIT, *arguments],
         cwd=cwd,
-        env=environment(**env),
+        env=whole,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -163,8 +163,8 @@ MUTANTS = [
     Mutant(
         "the gradient of keys and values that tensor ranks share is one rank's",
         TENSOR,
-        "return _all(param, True, reduce).narrow(",
-        "return _all(param, False, reduce).narrow(",
+        "for part in _all(param, True, reduce).chunk(",
+        "for part in _all(param, False, reduce).chunk(",
         "test_gradients_equal_one_process",
         "the first is 'layers.0.attention.wk.weight'",
         strategy="tensor_parallel",

@@ -79,11 +79,16 @@ def answers(model, strategies, names, steps=3):
     from torch.optim import _muon
 
     found = {}
+    trial = Trial(model)
+    applied = trial.apply(strategies)
+    (part,) = applied.parts
+    start = whole(part)
+    fresh = [(t, t.detach().clone()) for t in (*part.parameters(), *part.buffers())]
     for name in names:
-        trial = Trial(model)
-        applied = trial.apply(strategies)
-        (part,) = applied.parts
-        start = whole(part)
+        with torch.no_grad():
+            for tensor, value in fresh:
+                tensor.copy_(value)
+                tensor.grad = None
         params = [p for p in applied.parameters() if name != "Muon" or p.dim() == 2]  # it takes no others
         try:
             optimizer = make_optimizer(NODES[name], params)

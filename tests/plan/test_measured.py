@@ -15,7 +15,7 @@ from tests.helpers import measured
 
 RUN = [
     *("checkpoint.enabled=false", "validation.interval=0", "metrics.tensorboard=false"),
-    *("train.local_batch_size=4", "train.seq_len=128"),
+    *("train.local_batch_size=4", "train.seq_len=128", "model.n_layers=3"),  # a first, a last, and one between
 ]
 MIXTURE = "model=deepseek_v3_debug"
 LAYOUTS = {

@@ -94,7 +94,7 @@ def test_torch_is_imported_twice_whatever_ranks_there_are(watched: tuple[Seen, P
 
 @pytest.mark.slow
 def test_also_for_ranks_that_are_started_again(undisturbed: Path, tmp_path: Path, notes) -> None:
-    process, folder = start(*FSDP, cwd=tmp_path, **notes), tmp_path / "runs" / "a"
+    process, folder = start(*FSDP, cwd=tmp_path, cold=True, **notes), tmp_path / "runs" / "a"
     wait_for_step(folder, 8, process)
     ranks = ranks_of(folder)
     assert len(set(ranks)) == 2
@@ -121,7 +121,7 @@ def test_a_process_with_threads_is_not_forked(tmp_path: Path, notes) -> None:
 
 @pytest.mark.slow  # a minute: two starts of a whole run, as the other kills of tests/whole_runs/test_resume.py
 def test_ranks_end_with_the_process_that_forked_them_and_start_without_it(undisturbed: Path, tmp_path: Path) -> None:
-    process, folder = start(*FSDP, cwd=tmp_path), tmp_path / "runs" / "a"
+    process, folder = start(*FSDP, cwd=tmp_path, cold=True), tmp_path / "runs" / "a"
     wait_for_step(folder, 8, process)
     ranks = ranks_of(folder)
     (server,) = {int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1]) for rank in ranks}
@@ -135,7 +135,7 @@ def test_ranks_end_with_the_process_that_forked_them_and_start_without_it(undist
 
 
 def test_a_killed_launcher_leaves_nothing_while_it_checks(tmp_path: Path) -> None:
-    process = start(*FSDP, cwd=tmp_path)
+    process = start(*FSDP, cwd=tmp_path, cold=True)
     line = process.stdout.readline()
     assert line.startswith("check: a, with torch "), line
     (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

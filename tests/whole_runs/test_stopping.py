@@ -28,6 +28,7 @@ from tests.helpers.commands import (
     numbers,
     ranks_of,
     rows,
+    start,
     train,
     wait_for_step,
 )
@@ -118,7 +119,7 @@ def is_true(folder, output):
 )
 def test_saved_and_bitwise(undisturbed, tmp_path, number, to):
     folder = tmp_path / "runs" / "a"
-    process = begin(tmp_path)
+    process = start(FSDP, "run.name=a", cwd=tmp_path)
     wait_for_step(folder, 8, process)
     ranks = ranks_of(folder)
     for pid in [process.pid, *(ranks if to == "all" else [])]:
@@ -248,7 +249,8 @@ def test_a_step_that_takes_too_long(undisturbed, tmp_path, presses):
     folder = tmp_path / "runs" / "a"
     grace = 2 if presses == 1 else 60
     site = str(tmp_path / "site")
-    process = begin(tmp_path, "strategy=[fsdp2,slow]", f"launch.grace_seconds={grace}", PYTHONPATH=site)
+    options = ("strategy=[fsdp2,slow]", "run.name=a", f"launch.grace_seconds={grace}")
+    process = start(*options, cwd=tmp_path, PYTHONPATH=site)
     wait_for_step(folder, 6, process)
     time.sleep(1)
     ranks, began = ranks_of(folder), time.monotonic()

@@ -165,9 +165,9 @@ class Pool:
         self._ranks = []
 
     def _stacks(self) -> str:
-        for process, _ in self._ranks:
-            if process.pid:
-                os.kill(process.pid, signal.SIGUSR1)
+        for pid in [process.pid for process, _ in self._ranks if process.pid]:
+            with contextlib.suppress(ProcessLookupError):  # it has crashed
+                os.kill(pid, signal.SIGUSR1)
         files, deadline = sorted(self.folder.glob("*.stack")), time.monotonic() + 10
         while not all(file.stat().st_size for file in files) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -193,10 +193,9 @@ def _serve(rank: int, pipe: Connection, stack_file: str, backend: str) -> None:
     gc.freeze()  # existing objects stay: no collection needs to look at them
     while True:
         try:
-            task = pipe.recv()
+            payload, world, store = pipe.recv()
         except EOFError:
             return
-        payload, world, store = task
         try:
             _join(backend, dist.FileStore(store, world), rank, world)
             dist.barrier()  # one that fails at once ends its group: others, not yet connected, could never join again

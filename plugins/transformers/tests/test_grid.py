@@ -45,6 +45,6 @@ def test_the_grid_of_a_few_families(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     text = page.read_text()
-    assert "| phi3 | exact | exact | exact | exact; vocabulary divided | no experts |" in text
+    assert "| phi3 | exact | exact | exact | exact; feed-forward, vocabulary divided | no experts |" in text
     assert "| gpt2 | exact | exact | exact | refused | no experts |" in text
     assert "- bloom: model=transformers cannot train FAMILY: its attention does not go through" in text
