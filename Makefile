@@ -1,6 +1,6 @@
 # `make train` and `make test` set themselves up; they need only Python 3.11 and make.
-# A distribution compiles Python with optimisation by profile; pyenv does not unless told to, and tests then take a third
-# longer. It must be able to make environments, and have the headers that inductor compiles with.
+# A distribution compiles Python with optimisation by profile; pyenv does not unless told to, and plain Python then takes
+# half as long again. It must be able to make environments, and have the headers that inductor compiles with.
 FITS := import ensurepip, os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")
 PYTHON ?= $(or $(firstword $(foreach each,/usr/bin/python3.11 python3.11 python3,$(shell $(each) -c '$(FITS)' 2>/dev/null && echo $(each)))),python3)
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml examples/*/pyproject.toml))

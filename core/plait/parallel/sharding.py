@@ -46,8 +46,8 @@ def _distributed(tensor: Tensor, mesh: DeviceMesh, placement: Any) -> DTensor:
 def shard_dim(param: Tensor, ranks: int) -> int:
     """The dim that `ranks` data-parallel ranks divide: rows, if there are as many as ranks.
 
-    If there are fewer (a few experts), or a rank has a share of each part of them (`Packed`), it is the first other dim
-    that divides evenly and is not divided yet. Raises PlaitError if the latter have none.
+    It is the first other dim that divides evenly and is not divided yet if there are fewer rows (a few experts), or if
+    ranks have a share of each part of the rows (`Packed`). Raises PlaitError if a parameter of parts has no such dim.
     """
     local = param.to_local() if isinstance(param, DTensor) else param
     parts = max((getattr(p, "split_factor", 1) for p in _along(param, 0)), default=1)
@@ -56,8 +56,8 @@ def shard_dim(param: Tensor, ranks: int) -> int:
     found = next((d for d in range(1, local.dim()) if not _along(param, d) and local.shape[d] % ranks == 0), 0)
     if found == 0 and parts > 1 and ranks > 1:
         raise PlaitError(
-            f"a parameter of shape {tuple(param.shape)} holds {parts} parts, of which each tensor-parallel rank has a "
-            f"share, and no other dim that {ranks} data-parallel ranks divide evenly"
+            f"a parameter of shape {tuple(param.shape)} holds {parts} parts, of which ranks have shares, and has no "
+            f"other dim that {ranks} data-parallel ranks divide evenly"
         )
     return found
 
@@ -91,7 +91,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
         return tensor
     if not is_packed(tensor):
         return tensor.full_tensor()
-    local, mesh = tensor.to_local(), tensor.device_mesh  # torch cannot gather such a one
+    local, mesh = tensor.to_local(), tensor.device_mesh  # `full_tensor` of torch 2.11 raises for such placements
     found = torch.zeros(tensor.shape, dtype=local.dtype, device=local.device)
     held = [held_indices(tensor, dim).to(local.device) for dim in range(tensor.dim())]
     found[torch.meshgrid(*held, indexing="ij")] = local

@@ -75,7 +75,7 @@ def test_a_rank_stores_its_share(plait_ranks, layout):
         assert {found[n] for n in names} == {1 / world}
 
 
-def stepped(strategies):
+def made(strategies):
     applied = TRIAL.apply(strategies)
     optimizer = TRIAL.optimizer(applied.parameters())
     return applied, optimizer
@@ -86,7 +86,7 @@ def everything(applied, optimizer):
 
 
 def save_after_a_step(strategies, folder):
-    applied, optimizer = stepped(strategies)
+    applied, optimizer = made(strategies)
     forward_backward(applied, TRIAL, 0)
     optimizer.step()
     saver = Saver(Store(folder), "async")
@@ -96,7 +96,7 @@ def save_after_a_step(strategies, folder):
 
 
 def load_other(strategies, folder):
-    applied, optimizer = stepped(strategies)
+    applied, optimizer = made(strategies)
     load(Store(folder).place(1), *canonical_state(applied.parts[0], optimizer))
     return everything(applied, optimizer)
 

@@ -17,13 +17,13 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from plait import Packed, PlaitError
+from plait import PlaitError
 from plait_transformers.branch import Roles, divided, undivided
 from plait_transformers.build import Decoder, of_config
 from plait_transformers.init import recorded
 from plait_transformers.one_sentence import one_sentence
 from plait_transformers.shrink import HEADS, VOCAB, shrunken
-from plait_transformers.supposed import Axis
+from plait_transformers.supposed import Axis, name_of
 from plait_transformers.watch import Watch, watching
 
 BOUND = 1e-4  # families compute parts in float32 by hand; what is wrong is off by far more
@@ -226,7 +226,7 @@ def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], l
             facts.pattern(fqn): size // counts[name]
             for fqn, param in model.named_parameters()
             for axis, size in zip(roles[facts.pattern(fqn)], param.shape, strict=True)
-            if (name := axis.axis if isinstance(axis, Packed) else axis) in ("heads", "kv_heads")
+            if (name := name_of(axis)) in ("heads", "kv_heads")
         },
         attention=attention.pop() if simple else None,
         head_width=max(widths, default=1),

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from plait import ModelSpec, Packed, PlaitError
+from plait import ModelSpec, PlaitError
 from plait.models.flops import Flops
 from plait_transformers.init import patterns, recorded
 from plait_transformers.proof import Facts, facts_of
-from plait_transformers.supposed import Axis
+from plait_transformers.supposed import Axis, name_of
 
 VISITED = ("num_experts_per_tok", "moe_topk")  # keys for the number of experts that a token visits
 
@@ -58,8 +58,7 @@ def _sizes(facts: Facts, named: dict[str, Any], config: Any) -> dict[str, int]:
     for fqn, param in named.items():
         pattern = facts.pattern(fqn)
         for axis, size in zip(facts.roles.get(pattern, ()), param.shape, strict=False):
-            name = axis.axis if isinstance(axis, Packed) else axis
-            if name in ("heads", "kv_heads"):
+            if (name := name_of(axis)) in ("heads", "kv_heads"):
                 counts.setdefault(name, set()).add(size // facts.widths[pattern])
     if any(len(heads) > 1 for heads in counts.values()):
         raise PlaitError(f"model=transformers cannot train a {config.model_type} whose layers differ in heads")

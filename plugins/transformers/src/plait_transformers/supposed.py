@@ -15,9 +15,13 @@ from plait_transformers.watch import Attended, Call, Watch, same
 Axis = str | Packed | None
 Axes = dict[str, tuple[Axis, ...]]  # FQN -> logical axes
 
-# The rows of a fused matrix: parts one after another, or the rows of each unit in turn.
+# What the rows of a fused matrix may be: parts one after another, or the rows of each unit together.
 GATES: tuple[Axis, ...] = (Packed("ffn", 2), "ffn")
 HEADS: tuple[Axis, ...] = (Packed("heads", 3), "heads")
+
+
+def name_of(axis: Axis) -> str | None:
+    return axis.axis if isinstance(axis, Packed) else axis
 
 
 def supposed(fqn: str, branch: nn.Module, call: Call, watch: Watch) -> tuple[list[Axes], str]:
@@ -29,17 +33,19 @@ def supposed(fqn: str, branch: nn.Module, call: Call, watch: Watch) -> tuple[lis
         found = [axes for form in GATES if (axes := _of_experts(fqn, branch, call, watch, form)) is not None]
         return found, "its experts are transposed and have biases"
     readers, writers = ends(fqn, branch, call, watch)
-    linears = {f"{fqn}.{n}".strip("."): m for n, m in branch.named_modules() if isinstance(m, nn.Linear)}
+    linears: dict[str, Any] = {
+        f"{fqn}.{n}".strip("."): m for n, m in branch.named_modules() if isinstance(m, nn.Linear)
+    }
     matrices = {f"{fqn}.{n}".strip(".") for n, p in branch.named_parameters() if p.dim() > 1}
     unknown = matrices - {f"{name}.weight" for name in (*readers, *writers)}
     seen = [a for name, a in watch.attended.items() if name.startswith(f"{fqn}.")]
+    why = "not all of its matrices read the stream or write to it"
     if len(writers) != 1 or not readers or unknown - {f"{name}.weight" for name in linears}:
-        return [], "not all of its matrices read the stream or write to it"
+        return [], why
     rows = {name: watch.calls[name].result.shape[-1] for name in readers}  # type: ignore[union-attr]
     inner = watch.calls[writers[0]].entered.shape[-1]  # type: ignore[union-attr]
     if unknown:
         of = _of_latent(linears, rows, seen[0]) if len(seen) == 1 else None
-        why = "not all of its matrices read the stream or write to it"
         return [_of_linears(fqn, branch, of, writers[0], "heads")] if of else [], why
     if len(seen) == 1:
         chosen: list[Any] = list(_of_attention(rows, inner, seen[0], linears))
@@ -47,7 +53,8 @@ def supposed(fqn: str, branch: nn.Module, call: Call, watch: Watch) -> tuple[lis
     else:
         fused = list(rows.values()) == [2 * inner]
         fits = not seen and (fused or set(rows.values()) == {inner})
-        chosen = [dict.fromkeys(rows, form) for form in (GATES if fused else ("ffn",))] if fits else []
+        forms = _forms(GATES, linears[readers[0]]) if fused else ["ffn"]
+        chosen = [dict.fromkeys(rows, form) for form in forms] if fits else []
         column = "ffn"
     return [
         _of_linears(fqn, branch, {name: (axis, "embed") for name, axis in of.items()}, writers[0], column)
@@ -91,8 +98,12 @@ def _of_attention(
         yield {name: "heads" if count == wanted[0] else other for name, count in rows.items()}
     elif list(rows.values()) == [sum(wanted)] and heads == groups:
         (name,) = rows
-        whole = linears[name].bias is None  # a bias of parts has no other dim for data-parallel ranks
-        yield from ({name: form} for form in HEADS if whole or not isinstance(form, Packed))
+        yield from ({name: form} for form in _forms(HEADS, linears[name]))
+
+
+def _forms(forms: tuple[Axis, ...], fused: nn.Linear) -> list[Axis]:
+    """Without parts if it has a bias, which would have no other dim for data-parallel ranks."""
+    return [form for form in forms if fused.bias is None or not isinstance(form, Packed)]
 
 
 def _of_latent(
