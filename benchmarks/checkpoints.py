@@ -99,7 +99,10 @@ def as_rank(megabytes: int, cycles: int, folder: Path) -> None:
         "plait async": (lambda: savers["async"].save(state, next(step)), lambda: remove_older("async")),
         "torch.save": (torch_save, lambda: None),
         "torch.save again": (torch_save, lambda: None),
-        "plait load": (lambda: load(savers["sync"].store.place(savers["sync"].saved or 0), state, after), lambda: None),
+        "plait load": (
+            lambda: load(savers["sync"].store.path_of(savers["sync"].saved or 0), state, after),
+            lambda: None,
+        ),
         "dcp.load": (lambda: dcp.load(dict(state), checkpoint_id=folder / "dcp"), lambda: None),
         "dcp.load again": (lambda: dcp.load(dict(state), checkpoint_id=folder / "dcp"), lambda: None),
     }

@@ -55,9 +55,10 @@ Hooks are [pluggy](https://pluggy.readthedocs.io)'s: a method takes the argument
 break nobody. No hook runs per layer or per tensor; a hook is called a few times per run, or once per step. Every run
 has its own instances and nothing is process-global, so jobs of a sweep in one process cannot affect each other.
 
-- **`configure`** runs in the parent, before any check and before there are ranks, because a strategy may choose other
-  strategies. Its choices are part of the config that is saved with the run and that all ranks read. Strategies that it
-  selects are then asked to configure the run too, each once.
+- **`configure`** runs before any check, because a strategy may choose other strategies: in the launcher, on rank 0 if
+  another launcher started the ranks, and on every rank under `plait.apply`. Its choices are part of the config that is
+  saved with the run and that all ranks read. Strategies that it selects are then asked to configure the run too, each
+  once.
 - **`build_mesh`** answers are assembled by the core, because no strategy can know the axes of the others. Each states
   what it wants (name, degree, what the axis splits). The core joins the axes, fills in the one -1, orders them from
   those that communicate least (pipelines) to those that communicate most (tensor ranks), and rejects a mesh that does

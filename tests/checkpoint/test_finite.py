@@ -86,17 +86,17 @@ def test_where_to_go_on(tmp_path: Path) -> None:
     assert where_to_go_on(store(tmp_path / "none")) == "no checkpoint was saved yet"
     two, one = store(tmp_path / "two", 40, 80), store(tmp_path / "one", 40)
     assert where_to_go_on(two) == "the last good checkpoint is kept: step-80"
-    assert where_to_go_on(two, two.place(40), 80) == "the last good checkpoint is kept: step-80"
+    assert where_to_go_on(two, two.path_of(40), 80) == "the last good checkpoint is kept: step-80"
     again = "saved nothing since, so it would end here again: "
-    assert where_to_go_on(two, two.place(80)) == (
-        f"it resumed from step-80 and {again}remove {two.place(80)} to continue from step-40, or lower optimizer.lr"
+    assert where_to_go_on(two, two.path_of(80)) == (
+        f"it resumed from step-80 and {again}remove {two.path_of(80)} to continue from step-40, or lower optimizer.lr"
     )
-    assert where_to_go_on(one, one.place(40)) == (
+    assert where_to_go_on(one, one.path_of(40)) == (
         f"it resumed from step-40 and {again}no earlier one is left, so lower optimizer.lr, or start again with "
         "another run.name"
     )
-    assert where_to_go_on(one, two.place(80)) == (
-        f"it resumed from step-80 and {again}let checkpoint.load name an earlier one than {two.place(80)}, or lower "
+    assert where_to_go_on(one, two.path_of(80)) == (
+        f"it resumed from step-80 and {again}let checkpoint.load name an earlier one than {two.path_of(80)}, or lower "
         "optimizer.lr"
     )
 

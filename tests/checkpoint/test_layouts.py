@@ -93,7 +93,7 @@ def resume_all(layout: str, folders: list[str]) -> list[tuple[dict[str, Tensor],
         with torch.no_grad():
             for p in model.parameters():
                 p.zero_()
-        load(Store(folder).place(3), *canonical_state(model, optimizer))
+        load(Store(folder).path_of(3), *canonical_state(model, optimizer))
         loaded = whole(canonical_state(model, optimizer)[0])
         train(model, optimizer, range(3, 5))
         states.append((loaded, whole(canonical_state(model, optimizer)[0])))
@@ -153,7 +153,7 @@ def change_while_saving(folder: str) -> tuple[bool, list[str]]:
     go.set()
     saver.wait()
     state, after = canonical_state(model, optimizer)
-    load(Store(folder).place(3), state, after)
+    load(Store(folder).path_of(3), state, after)
     return changed, differences(whole(state), before)
 
 

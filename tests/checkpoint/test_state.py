@@ -59,7 +59,7 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> Non
 
 def save(folder: Path, state: dict[str, Tensor], step: int = 1) -> Path:
     Saver(Store(folder), "sync").save(state, step)
-    return Store(folder).place(step)
+    return Store(folder).path_of(step)
 
 
 def equal(a: nn.Module, b: nn.Module) -> bool:

@@ -152,19 +152,19 @@ def test_damaged_ones_do_not_push_out_sound_ones(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for step in (25, 30, 35, 40):
         put(store, step)
-    cut(store.place(35) / ".metadata")
-    store.damaged[store.place(40)] = "its tensors were changed"
-    assert store.latest(lambda _: None) == store.place(30)
+    cut(store.path_of(35) / ".metadata")
+    store.damaged[store.path_of(40)] = "its tensors were changed"
+    assert store.latest(lambda _: None) == store.path_of(30)
     put(store, 37)
     store.prune(2, newest=37)
-    assert store.complete() == [store.place(30), store.place(37)]
+    assert store.complete() == [store.path_of(30), store.path_of(37)]
     put(store, 44)
     store.prune(2, newest=44)
-    assert store.complete() == [store.place(37), store.place(44)]
-    assert store.place(35).exists()
+    assert store.complete() == [store.path_of(37), store.path_of(44)]
+    assert store.path_of(35).exists()
     put(store, 40)
-    assert store.latest(pytest.fail) == store.place(44)
-    assert store.place(40) in store.complete()
+    assert store.latest(pytest.fail) == store.path_of(44)
+    assert store.path_of(40) in store.complete()
 
 
 def test_none_sound_is_not_none_there(tmp_path: Path) -> None:
@@ -184,13 +184,13 @@ def test_what_is_no_checkpoint_of_its_step_is_neither_pruned_nor_replaced(tmp_pa
     store, said = Store(tmp_path), []
     for step in (1, 2, 3):
         put(store, step)
-    shutil.copytree(store.place(1), store.place(9))
-    shutil.copytree(store.place(2), tmp_path / "step-002")
-    store.place(8).write_text("a file")
-    assert store.latest(said.append) == store.place(3)
+    shutil.copytree(store.path_of(1), store.path_of(9))
+    shutil.copytree(store.path_of(2), tmp_path / "step-002")
+    store.path_of(8).write_text("a file")
+    assert store.latest(said.append) == store.path_of(3)
     assert said == [
-        f"skipping the checkpoint {store.place(9)}: it is the checkpoint of step 1, copied or renamed",
-        f"skipping the checkpoint {store.place(8)}: it is not a folder",
+        f"skipping the checkpoint {store.path_of(9)}: it is the checkpoint of step 1, copied or renamed",
+        f"skipping the checkpoint {store.path_of(8)}: it is not a folder",
     ]
     store.prune(1)
     assert {p.name for p in tmp_path.iterdir()} == {"step-3", "step-9", "step-002", "step-8"}
@@ -199,8 +199,8 @@ def test_what_is_no_checkpoint_of_its_step_is_neither_pruned_nor_replaced(tmp_pa
         assert Store.verify(put(store, 8)) is None
         assert (tmp_path / "step-8.kept-1").read_text() == "a file"
         assert Store.read(tmp_path / "step-9.kept-1").step == 1
-    shutil.rmtree(store.place(9))
-    shutil.copytree(store.place(3), store.place(9))
+    shutil.rmtree(store.path_of(9))
+    shutil.copytree(store.path_of(3), store.path_of(9))
     put(store, 9)
     assert Store.read(tmp_path / "step-9.kept-2").step == 3
     store.clean()
@@ -230,7 +230,7 @@ def test_verify_reads_every_file_of_every_piece(tmp_path: Path) -> None:
     for name in files:
         for at in range((path / name).stat().st_size):
             flip(path / name, at)
-            assert Store.look(path) is None
+            assert Store.quick_problem(path) is None
             assert "was changed after it was written (" in (Store.verify(path) or "")
             flip(path / name, at)
 
@@ -248,11 +248,11 @@ def test_clean_finishes_what_lacked_only_its_name(tmp_path: Path) -> None:
 def test_clean_takes_what_is_sound_in_place_of_what_is_not(tmp_path: Path) -> None:
     store = Store(tmp_path)
     shutil.copytree(put(store, 1), tmp_path / "step-1.tmp")
-    flip(store.place(1) / ".metadata", 0)
+    flip(store.path_of(1) / ".metadata", 0)
     put(store, 3).rename(tmp_path / "step-4.tmp")
     store.clean()
     assert [p.name for p in tmp_path.iterdir()] == ["step-1"]
-    assert store.latest(pytest.fail) == store.place(1)
+    assert store.latest(pytest.fail) == store.path_of(1)
 
 
 def test_clean_brings_back_the_one_that_was_being_replaced(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_inspect():
     )
     assert (done.code, done.err) == (0, "")
     assert "ranks     8 on cpu" in done.out
-    assert "batch     64 samples of 256 tokens: 8 shares x 1 x 8" in done.out
+    assert "batch     64 samples of 256 tokens: 8 data ranks x 1 x 8" in done.out
     assert "  1. strategy 'fsdp2' (plait-fsdp2 " in done.out
     axes = [line.split()[1:3] for line in done.out.splitlines() if line.startswith("  dense")]
     assert axes == [["dp_replicate", "2"], ["dp_shard", "4"]]

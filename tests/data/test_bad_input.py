@@ -109,7 +109,7 @@ def test_too_little_text(write: Callable[..., str]) -> None:
     def fits(seq_len: int, fraction: float) -> Callable[[], object]:
         source = Text(path=write("little.txt", "x" * 99), validation_fraction=fraction)
         source.prepare(print)
-        return lambda: source.fits(seq_len=seq_len)
+        return lambda: source.check_length(seq_len=seq_len)
 
     fits(99, 0)()
     refused(

@@ -128,7 +128,7 @@ def test_what_is_cut_before_its_answer_is_left_out(folder, tmp_path):
     assert len(found) == 3
     least = next(at for at in range(1, 64) if fits(path, folder, at))
     with raises_about("train.seq_len", least - 1, (str(least),)):
-        source(path, folder, validation_fraction=0).fits(seq_len=least - 1)
+        source(path, folder, validation_fraction=0).check_length(seq_len=least - 1)
     assert (opened(path, folder, seq_len=least, validation_fraction=0).train(0).labels >= 0).any()
 
 
@@ -136,7 +136,7 @@ def fits(path, folder, seq_len):
     made = source(path, folder, validation_fraction=0)
     made.prepare(lambda line: None)
     try:
-        made.fits(seq_len=seq_len)
+        made.check_length(seq_len=seq_len)
     except PlaitError:
         return False
     return True
@@ -158,9 +158,9 @@ def test_it_is_tokenised_once_and_says_what_it_found(folder, tmp_path, said):
     assert len({one.fingerprint(), *(other.fingerprint() for other in others)}) == 3
     (one.folder / "keys.bin").write_bytes(b"12345678")
     with pytest.raises(PlaitError, match="damaged or gone; run again"):
-        one.fits(seq_len=64)
+        one.check_length(seq_len=64)
     source(tmp_path / "b.jsonl", folder).prepare(said.append)
-    one.fits(seq_len=64)
+    one.check_length(seq_len=64)
 
 
 @settings(max_examples=200, deadline=None)
@@ -249,7 +249,7 @@ def test_nothing_to_learn(folder, tmp_path):
     made = source(one, folder)
     made.prepare(print)
     with raises_about("data.validation_fraction", 0.1, ("0",)):
-        made.fits(seq_len=64)
+        made.check_length(seq_len=64)
 
 
 def test_the_library_is_named(chats, folder, monkeypatch):

@@ -30,7 +30,7 @@ def test_it_trains_and_validates_at_once(said: list[str]) -> None:
     source = Stdlib()
     source.check(seq_len=256, vocab_size=257)
     source.prepare(said.append)
-    source.fits(seq_len=256)
+    source.check_length(seq_len=256)
     batches = source.open(seq_len=256, seed=0, global_batch_size=8, dp=(0, 1))
     assert source.has_validation
     assert source.indexable
@@ -62,7 +62,8 @@ def test_what_is_left_out_and_the_limit(
     "make",
     [
         "from plait.data.stdlib import Stdlib; Stdlib().check(seq_len=8, vocab_size=257)",
-        "from plait.data.stdlib import Stdlib; s = Stdlib(); s.prepare(print); s.fits(seq_len=8); s.fingerprint()",
+        "from plait.data.stdlib import Stdlib; s = Stdlib(); s.prepare(print); s.check_length(seq_len=8); "
+        "s.fingerprint()",
         "from plait.data.text import Text; Text(path=__import__('os').__file__).check(seq_len=8, vocab_size=257)",
         "from plait.data.hf import Hf; Hf(name='json', data_files='x').check(seq_len=8, vocab_size=257)",
     ],

@@ -34,13 +34,7 @@ def text() -> str:
 
 def sentences(tree: ast.AST) -> Iterator[str]:
     """In the order of the source: what is raised, and what a function returns or keeps as an error for its caller."""
-    known = {
-        name.id: node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.JoinedStr)
-        for name in node.targets
-        if isinstance(name, ast.Name)
-    }
+    assigned = Assigned(tree)
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     ours = {"PlaitError"} | {c.name for c in classes if any(ast.unparse(base) == "PlaitError" for base in c.bases)}
     raised = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Raise) for part in ast.walk(node)}
@@ -50,7 +44,39 @@ def sentences(tree: ast.AST) -> Iterator[str]:
         if name in BUILDERS and not any(isinstance(each, ast.Starred) for each in call.args):
             yield BUILDERS[name](*map(template, call.args))
         elif first is not None and (name in ours or (id(call) in raised and name.endswith("Error"))):
-            yield template(known.get(first.id, first) if isinstance(first, ast.Name) else first)
+            yield from map(template, assigned.of(first))
+
+
+class Assigned:
+    """The f-strings that functions assign to a name before they make an error of it."""
+
+    def __init__(self, tree: ast.AST) -> None:
+        nodes = list(ast.walk(tree))
+        self._functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.Lambda)]
+        self._left = [
+            (name.id, self._function(node), node)
+            for node in nodes
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.JoinedStr)
+            for name in node.targets
+            if isinstance(name, ast.Name)
+        ]
+
+    def of(self, node: ast.expr) -> list[ast.expr]:
+        """What the name `node` may hold, if no error before it was made of that; else `node` itself."""
+        if not isinstance(node, ast.Name):
+            return [node]
+        mine = [
+            each
+            for each in self._left
+            if each[0] == node.id and each[1] is self._function(node) and each[2].lineno < node.lineno
+        ]
+        self._left = [each for each in self._left if each not in mine]
+        return [each.value for _, _, each in sorted(mine, key=lambda each: each[2].lineno)] or [node]
+
+    def _function(self, node: ast.AST) -> ast.AST | None:
+        """The innermost function around `node`."""
+        around = [f for f in self._functions if f.lineno <= node.lineno <= (f.end_lineno or 0)]
+        return max(around, key=lambda f: f.lineno, default=None)
 
 
 def template(node: ast.expr) -> str:

@@ -18,12 +18,24 @@ def f(x, key):
         raise misfit("a.b", x, f"at most {x + 1}") from None
     problem = KeyError("not raised, so nobody reads it")
     said = f"no {x}"
+    if key:
+        return PlaitError(said)
+    if x > 2:
+        said = f"{x} is more than 2"
+    else:
+        said = f"{x} is less than 2"
     return PlaitError(said)
+
+def g(said):
+    raise PlaitError(said)
 """
     assert list(messages.sentences(ast.parse(source))) == [
         "{key}={x} is odd; take another",
         "a.b is {x}; it must be at most {x + 1}",
         "no {x}",
+        "{x} is more than 2",
+        "{x} is less than 2",
+        "{said}",
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from plait.contract.errors import PlaitError
 from plait.launch.no_restart import RunFailed
-from plait.launch.rank_end import HUNG, RankEnd, first_cause, of_error, of_exit, place_of, read, write
+from plait.launch.rank_end import HUNG, RankEnd, first_cause, of_error, of_exit, location_of, read, write
 
 
 def failed(rank, time):
@@ -257,8 +257,8 @@ def test_who_called_exit():
 
 
 def test_where_a_thread_is():
-    assert place_of(sys._getframe()).startswith(" in test_where_a_thread_is (launch/test_rank_end.py, line ")
-    assert place_of(None) == ""
+    assert location_of(sys._getframe()).startswith(" in test_where_a_thread_is (launch/test_rank_end.py, line ")
+    assert location_of(None) == ""
 
 
 def test_a_word_survives_where_the_run_cannot_be_written(tmp_path):

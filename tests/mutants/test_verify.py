@@ -37,7 +37,7 @@ def test_verify_finds(plait_ranks, tmp_path, case):
     strategy, mutant, says = CASES[case]
     checked = plan(resolve([*SMALL, f"strategy={strategy}"]))
     layout, config = checked.layout, checked.config
-    trial = OfRun(config=config, vocab=257, shares=layout.count("batch"), last=True, micro=2, documents=True)
+    trial = OfRun(config=config, vocab=257, data_ranks=layout.count("batch"), last=True, micro=2, documents=True)
     ranks = Planted(plait_ranks, copied(tmp_path / "copy"))
     one = attrs.evolve(trial, micro=1)
     for number, places in enumerate((ranks.places, copied(tmp_path / "planted", mutant))):

@@ -103,7 +103,7 @@ def test_more_shards_have_less_to_sum_over_copies() -> None:
 @pytest.mark.parametrize(("micro", "before"), [(1, 0.0), (3, 14.0)])
 def test_each_moment_of_a_step_has_what_is_in_use_then(micro: int, before: float) -> None:
     """before: gradients of the micro-batches before."""
-    block = BlockCost(seconds=3.0, kept=10.0, forward=14.0, backward=25.0, ahead=1.0, exposed=(0.0, 0.0))
+    block = BlockCost(seconds=3.0, kept=10.0, forward=14.0, backward=25.0, forward_seconds=1.0, exposed=(0.0, 0.0))
     made = Price(
         ({"none": block},), (7.0,), micro=0.5, step=8.0, adds=0.25, static=1000.0, base=100.0, head=40.0, tail=35.0,
         end=60.0, after=0.3,

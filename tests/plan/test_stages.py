@@ -113,7 +113,7 @@ def test_streams_cross_once_and_ranks_keep_what_theory_says(schedule: str) -> No
         assert sum(found.transfers(rank)[kind] for rank in range(ranks)) == 2 * crossings * micro
     kept = {"gpipe": [micro] * ranks, "1f1b": [ranks - rank for rank in range(ranks)]}
     if schedule in kept:
-        assert [found.live(rank) for rank in range(ranks)] == kept[schedule]
+        assert [found.kept_micro_batches(rank) for rank in range(ranks)] == kept[schedule]
 
 
 def test_ranks_that_wait_for_each_other_are_found() -> None:
@@ -182,8 +182,8 @@ def test_a_strategy_that_does_not_say_what_its_stages_do_is_named() -> None:
 
 # A block keeps 10 bytes, or 2 with full recomputation: so many are passed to the next stage.
 BLOCK = {
-    "none": BlockCost(seconds=3.0, kept=10.0, forward=14.0, backward=25.0, ahead=1.0, exposed=(0.5, 0.25)),
-    "full": BlockCost(seconds=4.0, kept=2.0, forward=14.0, backward=30.0, ahead=1.0, exposed=(0.5, 0.25)),
+    "none": BlockCost(seconds=3.0, kept=10.0, forward=14.0, backward=25.0, forward_seconds=1.0, exposed=(0.5, 0.25)),
+    "full": BlockCost(seconds=4.0, kept=2.0, forward=14.0, backward=30.0, forward_seconds=1.0, exposed=(0.5, 0.25)),
 }
 PRICE = Price(
     (BLOCK,), (7.0,), micro=0.7, step=8.0, adds=4.0, static=1000.0, base=100.0, head=40.0, tail=0.0, end=60.0, after=0.3

@@ -55,6 +55,6 @@ def test_a_right_spec_shows_no_rounding(plait_ranks):
 
 
 def test_verify_uses_it_unless_it_compiles():
-    assert isinstance(OfRun(config=Config(), vocab=8, shares=1).computing(), Widened)
+    assert isinstance(OfRun(config=Config(), vocab=8, data_ranks=1).computing(), Widened)
     compiling = Config(compile=Compile(enabled=True))
-    assert not isinstance(OfRun(config=compiling, vocab=8, shares=1).computing(), Widened)
+    assert not isinstance(OfRun(config=compiling, vocab=8, data_ranks=1).computing(), Widened)

@@ -116,9 +116,9 @@ def test_every_share_of_a_stream_goes_on_whatever_the_batch(plait_ranks, tmp_pat
         for share, batches in zip(taken, noted(notes, 2), strict=True):
             share += [row for part in batches for row in part]
         if steps == 3:
-            age(store.place(3))
+            age(store.path_of(3))
     assert got[-1]["tokens"] == 38 * 16
-    assert Store.read(store.place(6)).data["samples"] == 38
+    assert Store.read(store.path_of(6)).data["samples"] == 38
     monkeypatch.setattr("plait.data.stream.DEPTH", 8)
     for index, share in enumerate(taken):
         options = {"name": "json", "data_files": str(text), "shuffle_buffer": 5, "validation_documents": 0}

@@ -41,7 +41,7 @@ def choose(conf: Checkpoint, store: Store, say: Say) -> Path | None:
     if not named:
         return None
     with reading(conf.load, "checkpoint.load"):
-        problem = store.damaged.get(Path(conf.load)) or Store.look(conf.load)
+        problem = store.damaged.get(Path(conf.load)) or Store.quick_problem(conf.load)
     if problem:
         raise PlaitError(f"checkpoint.load={conf.load} cannot be loaded: {problem}").at("checkpoint.load", conf.load)
     return Path(conf.load)

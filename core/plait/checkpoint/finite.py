@@ -45,7 +45,7 @@ def where_to_go_on(store: Store, resumed: Path | None = None, saved: int | None 
     """
     complete = store.complete()
     if resumed is None or saved is not None:
-        last = complete[-1:] if saved is None else [store.place(saved)]
+        last = complete[-1:] if saved is None else [store.path_of(saved)]
         return f"the last good checkpoint is kept: {last[0].name}" if last else "no checkpoint was saved yet"
     again = f"it resumed from {resumed.name} and saved nothing since, so it would end here again: "
     if resumed.parent != store.folder:

@@ -65,8 +65,8 @@ class Base:
             return
         before = (manifest.config.get("checkpoint") or {}).get("init_from")
         raise PlaitError(
-            f"the checkpoint {path} holds only what trained, beside frozen parameters that were other than this run's: "
-            f"start with the weights of before (then checkpoint.init_from={before or 'null'}, now "
+            f"the run of checkpoint {path} had other frozen parameters, which the checkpoint does not hold: "
+            f"use the weights of its first start (then checkpoint.init_from={before or 'null'}, now "
             f"{init_from or 'null'}), the same train.seed and the same precision.storage"
         ).at("checkpoint.init_from", init_from, fits=(before,))
 

@@ -117,7 +117,7 @@ class Checkpoints:
     def kept(self) -> str:
         """What a run that ends early can continue from, in words."""
         saved, resumed = (self._saver.saved, self._saver.resumed) if self._saver else (None, None)
-        good = resumed if saved is None else self.store.place(saved)
+        good = resumed if saved is None else self.store.path_of(saved)
         if good is None:
             return "no checkpoint was saved yet"
         name = good.name if good.parent == self.store.folder else good

@@ -94,7 +94,7 @@ class Store:
         self._unsound: set[Path] = set()  # found by `latest`
         self._said: set[Path] = set()
 
-    def place(self, step: int) -> Path:
+    def path_of(self, step: int) -> Path:
         return self.folder / f"step-{step}"
 
     def temporary(self, step: int) -> Path:
@@ -148,10 +148,10 @@ class Store:
         step = _says(path)
         if step is not None and path.name != f"step-{step}":
             return f"it is the checkpoint of step {step}, copied or renamed"
-        return self.damaged.get(path) or self.look(path)
+        return self.damaged.get(path) or self.quick_problem(path)
 
     @staticmethod
-    def look(path: str | os.PathLike[str]) -> str | None:
+    def quick_problem(path: str | os.PathLike[str]) -> str | None:
         """What is wrong with the checkpoint at `path`, as far as its manifest and the sizes of its files show."""
         path = Path(path)
         if not path.is_dir():
@@ -177,7 +177,7 @@ class Store:
         """None if the checkpoint at `path` is sound, else what is wrong with it; reads every byte."""
         from plait.checkpoint.checked import first_change  # a run that saves reads nothing
 
-        if problem := cls.look(path):
+        if problem := cls.quick_problem(path):
             return problem
         path, files = Path(path), cls.read(path).files
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:  # hashing releases Python's lock
@@ -210,7 +210,7 @@ class Store:
         """
         write_synced(whole / MANIFEST, manifest.dumps())
         self._give_name(whole, manifest.step)
-        return self.place(manifest.step)
+        return self.path_of(manifest.step)
 
     def prune(self, keep: int, newest: int | None = None) -> None:
         """Remove all but the last `keep` complete checkpoints up to step `newest` (default: all).
@@ -225,7 +225,7 @@ class Store:
     def clean(self) -> None:
         """Remove what a killed run left half done, and rename what only lacked its final name."""
         for path in self._left_over("tmp"):
-            step, final = _step(path), self.place(_step(path))
+            step, final = _step(path), self.path_of(_step(path))
             if self._sound(path, step) and not self._sound(final, step):
                 self._give_name(path, step)
             else:
@@ -245,7 +245,7 @@ class Store:
         return _says(path) == step and self.verify(path) is None
 
     def _give_name(self, whole: Path, step: int) -> None:
-        final = self.place(step)
+        final = self.path_of(step)
         if os.path.lexists(final) and not (final.is_dir() and _says(final) in (None, step)):
             number = 1
             while os.path.lexists(kept := final.with_name(f"{final.name}.kept-{number}")):

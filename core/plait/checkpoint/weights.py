@@ -48,7 +48,7 @@ def check_weights(
     _check_names(path, parameters, ties or {}, parts or {})
     if not (path / MANIFEST).is_file():
         check_sums(path)
-    elif problem := Store.look(path):
+    elif problem := Store.quick_problem(path):
         raise PlaitError(f"the weights of the checkpoint {path} cannot be used: {problem}")
 
 

@@ -71,14 +71,14 @@ def _lines(checked: Any, held: list[list[Param]]) -> list[str]:
     from plait.strategies.registry import described
 
     config, layout, run, hooks = checked.config, checked.layout, checked.assembly.run, checked.assembly.hooks
-    shares = layout.count("batch")
-    micro = accumulation(config, shares)
-    samples = micro * shares * config.train.local_batch_size
+    data_ranks = layout.count("batch")
+    micro = accumulation(config, data_ranks)
+    samples = micro * data_ranks * config.train.local_batch_size
     lines = [f"model     {config.model['_target_']}, {run.parameters:,} parameters"]
     lines += [f"ranks     {layout.world_size} on {run.device_type}"]
     lines += [
         f"batch     {samples} samples of {config.train.seq_len} tokens: "
-        f"{shares} shares x {micro} x {config.train.local_batch_size}"
+        f"{data_ranks} data ranks x {micro} x {config.train.local_batch_size}"
     ]
     lines += ["", "strategies, in the order in which they act"]
     lines += [f"  {i}. {described(p.name)}: {p.reason}" for i, p in enumerate(hooks.turns, 1)] or ["  none"]

@@ -87,9 +87,9 @@ def _own(error: SystemExit) -> bool:
 
 def _exited(status: int, caller: FrameType) -> None:
     """The same for `os._exit`, after which nothing else runs."""
-    from plait.launch.rank_end import place_of
+    from plait.launch.rank_end import location_of
 
-    print(f"plait: os._exit({status}) was called{place_of(caller)}", file=sys.stderr, flush=True)
+    print(f"plait: os._exit({status}) was called{location_of(caller)}", file=sys.stderr, flush=True)
     os._exit(1)
 
 

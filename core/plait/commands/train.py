@@ -14,7 +14,6 @@ from omegaconf import DictConfig, OmegaConf
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.contract.names import check_name
-from plait.contract.schema import typed
 from plait.launch.compose import composed
 from plait.system.disk import writing
 from plait.system.imports import importing
@@ -58,18 +57,17 @@ def job(cfg: DictConfig, command: Any) -> float | None:
         if hydra.mode == RunMode.MULTIRUN:
             from plait.sweep.job import job as one_of_many
 
-            return one_of_many(command, cfg, hydra, _node, _run)
-        node = _node(cfg, hydra)
-        _run(node, Path("runs") / node["run"]["name"])
+            return one_of_many(command, cfg, hydra, _config, _run)
+        config = _config(cfg, hydra)
+        _run(config, Path("runs") / str(config.run.name))
     if any(error.errno != errno.EPIPE for error in lost):  # a reader may leave
         raise SystemExit(1)
     return None
 
 
-def _node(cfg: DictConfig, hydra: Any) -> dict[str, Any]:
-    """The resolved config as plain values, with the run's name. Raises PlaitError for what the schema refuses."""
-    node: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    config = Config.of(node, whole=True)
+def _config(cfg: DictConfig, hydra: Any) -> Config:
+    """The config as asked for, with the run's name. Raises PlaitError for what the schema refuses."""
+    config = Config.of(OmegaConf.to_container(cfg, resolve=True), whole=True)  # type: ignore[arg-type]
     name = config.run.name
     if name is None:
         name = "-".join([str(hydra.runtime.choices.get("model", "model")), *config.strategy])
@@ -77,12 +75,11 @@ def _node(cfg: DictConfig, hydra: Any) -> dict[str, Any]:
             check_name(name, "run.name")
         except ValueError as error:
             raise PlaitError(f"{error}; it is made of the model's and the strategies' names: set run.name") from None
-    node["run"]["name"] = str(name)
-    return node
+    config.set("run.name", str(name))
+    return config
 
 
-def _run(node: dict[str, Any], path: Path) -> None:
-    from plait.contract.config import Launch
+def _run(config: Config, path: Path) -> None:
     from plait.launch.capacity import check_open_files
     from plait.launch.launcher import launch_mode
     from plait.launch.no_restart import RunFailed
@@ -95,10 +92,8 @@ def _run(node: dict[str, Any], path: Path) -> None:
         with writing(path, "the run's folder"), contextlib.suppress(FileNotFoundError):
             os.stat(path)  # the name is too long, or the folder may not be entered
         check_open_files()
-        if launch_mode(typed(Launch, node["launch"], "launch")) == "external":
-            outcome = _be_a_rank(node, folder)
-        else:
-            outcome = _start_ranks(node, folder)
+        external = launch_mode(config.launch) == "external"
+        outcome = _be_a_rank(config, folder) if external else _start_ranks(config, folder)
     finally:
         folder.unlock()
     if outcome.kind == "failed":
@@ -109,24 +104,22 @@ def _run(node: dict[str, Any], path: Path) -> None:
         raise SystemExit(128 + (outcome.signal or signal.SIGTERM))
 
 
-def _start_ranks(node: dict[str, Any], folder: Any) -> Any:
-    from plait.contract.config import Launch
-    from plait.contract.schema import typed
+def _start_ranks(config: Config, folder: Any) -> Any:
     from plait.launch.external import meeting_point
     from plait.launch.forks import forks
     from plait.system.scratch import remove_stale
 
     remove_stale()  # also if this run is finished, and no rank starts
-    meeting_point(typed(Launch, node["launch"], "launch"))
-    several = node["launch"]["nnodes"] > 1  # then rank 0 prepares, because only one of the machines may
+    meeting_point(config.launch)
+    several = config.launch.nnodes > 1  # then rank 0 prepares, because only one of the machines may
     if folder.path.exists() and not several:  # a live run is refused at once; a new folder waits for the checks
         folder.lock()
     with forks(folder.path) as ranks:  # they import torch while this process checks the run
-        _say(f"check: {node['run']['name']}, with torch {version('torch')}")
-        return _check_and_start(node, folder, several, ranks)
+        _say(f"check: {config.run.name}, with torch {version('torch')}")
+        return _check_and_start(config, folder, several, ranks)
 
 
-def _check_and_start(node: dict[str, Any], folder: Any, several: bool, forks: Any) -> Any:
+def _check_and_start(asked: Config, folder: Any, several: bool, forks: Any) -> Any:
     with importing():
         if several:
             _import_torch_quietly()
@@ -137,7 +130,7 @@ def _check_and_start(node: dict[str, Any], folder: Any, several: bool, forks: An
         from plait.launch.prepare import prepare
         from plait.parallel.process_group import device_of
 
-    checked = check(node, folder=folder.path)
+    checked = check(asked.node, folder=folder.path)
     config = checked.config
     check_ranks(checked.ranks_per_node, device_of(config.launch.device))
     axes = " x ".join(f"{a.name}={a.degree}" for a in checked.layout.dense) or "no mesh axes"
@@ -151,13 +144,13 @@ def _check_and_start(node: dict[str, Any], folder: Any, several: bool, forks: An
 
     def data() -> None:
         checked.source.prepare(_say)
-        checked.source.fits(seq_len=config.train.seq_len)
+        checked.source.check_length(seq_len=config.train.seq_len)
 
     if several:
         data()
     elif (ended := prepare(checked, folder, _say, data)) is not None:
         return ended
-    return start_ranks(config, folder, checked.ranks_per_node, _say, node if several else None, forks)
+    return start_ranks(config, folder, checked.ranks_per_node, _say, asked.node if several else None, forks)
 
 
 def _import_torch_quietly() -> None:
@@ -170,9 +163,8 @@ def _import_torch_quietly() -> None:
         del os.environ[level]
 
 
-def _be_a_rank(node: dict[str, Any], folder: Any) -> Any:
+def _be_a_rank(config: Config, folder: Any) -> Any:
     """One of the ranks that torchrun or Slurm started; rank 0 tells the user."""
-    from plait.contract.config import Config
     from plait.launch.no_restart import EXIT_CODES
     from plait.launch.rank import run_rank
     from plait.launch.rank_end import RankEnd, first_cause, read
@@ -189,7 +181,7 @@ def _be_a_rank(node: dict[str, Any], folder: Any) -> Any:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()
     try:
-        folder, outcome, assembly = prepare_together(node, folder, _say)
+        folder, outcome, assembly = prepare_together(config, folder, _say)
     except PlaitError:
         if is_rank_0:
             raise
@@ -208,7 +200,7 @@ def _be_a_rank(node: dict[str, Any], folder: Any) -> Any:
         raise SystemExit(EXIT_CODES.get(outcome.fault or "", 1))
     if not is_rank_0:
         raise SystemExit(0 if outcome.kind == "finished" else 128 + (outcome.signal or signal.SIGTERM))
-    return stopped_outcome(Config.of(node), folder, outcome.signal) if outcome.kind == "stopped" else outcome
+    return stopped_outcome(config, folder, outcome.signal) if outcome.kind == "stopped" else outcome
 
 
 def _say(text: str) -> None:

@@ -164,8 +164,8 @@ def _run(checked: "Checked", spec: "ModelSpec", documents: bool, say: Any) -> tu
     from plait.testing.pool import Pool, RankError
 
     config, layout = checked.config, checked.layout
-    vocab, shares = _vocab(checked, spec), layout.count("batch")
-    trial = OfRun(config=config, vocab=vocab, shares=shares, last=True, micro=2, documents=documents)
+    vocab, data_ranks = _vocab(checked, spec), layout.count("batch")
+    trial = OfRun(config=config, vocab=vocab, data_ranks=data_ranks, last=True, micro=2, documents=documents)
     plain = attrs.evolve(trial, config=attrs.evolve(config, remat=Remat(), compile=Compile()), micro=1)
     pool, world = Pool(layout.world_size), layout.world_size
     before = {number: signal.signal(number, _end) for number in (signal.SIGINT, signal.SIGTERM)}

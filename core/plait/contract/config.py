@@ -204,15 +204,15 @@ class Config:
         self.node[name] = {**self.node.get(name, {}), field: value}
 
 
-def accumulation(config: Config, shares: int) -> int:
+def accumulation(config: Config, data_ranks: int) -> int:
     """How many local batches make a rank's part of a global batch. Raises PlaitError if they do not fit."""
     local, total = config.train.local_batch_size, config.train.global_batch_size
     if total is None:
         return 1
-    if total % (local * shares):
-        fits = [n * local * shares for n in (total // (local * shares), total // (local * shares) + 1) if n]
+    if total % (local * data_ranks):
+        fits = [n * local * data_ranks for n in (total // (local * data_ranks), total // (local * data_ranks) + 1) if n]
         raise PlaitError(
             f"train.global_batch_size={total} does not divide into batches of train.local_batch_size={local} "
-            f"on {shares} data ranks; {' or '.join(map(str, fits))} would"
+            f"on {data_ranks} data ranks; {' or '.join(map(str, fits))} would"
         ).at("train.global_batch_size", total, fits=fits)
-    return total // (local * shares)
+    return total // (local * data_ranks)

@@ -72,7 +72,7 @@ hookimpl = pluggy.HookimplMarker("plait")
 
 @hookspec
 def configure(run: "Run") -> None:
-    """May select and configure further strategies. Called once, in the launcher, before anything is checked."""
+    """May select and configure further strategies. Called once, before anything is checked."""
 
 
 @hookspec
@@ -104,7 +104,7 @@ def compile(model: "nn.Module", mesh: "Mesh", spec: "ModelSpec", run: "Run") -> 
 def deal(
     tokens: "torch.Tensor", labels: "torch.Tensor", positions: "torch.Tensor | None", mesh: "Mesh"
 ) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None":
-    """Returns this rank's part of every row where an axis splits sequences. The core's own is a stretch per rank."""
+    """Returns this rank's part of each row, if an axis splits sequences. Default: one contiguous stretch per rank."""
 
 
 @hookspec(firstresult=True)

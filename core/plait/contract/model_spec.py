@@ -30,7 +30,7 @@ class ModelSpec:
     branches:  patterns of the modules that read the residual stream and return what is added to it.
     attention: pattern of attention's inner function, a module `forward(q, k, v, positions)`: of (B, heads, T, width)
                each, the mean of values weighted by the softmax of the scaled products of queries and keys; a token sees
-               those up to itself, of its own document if there are positions. What is not so is a keyword of the call:
+               those up to itself, of its own document if there are positions. Anything else is a keyword of the call:
                `scale`, `window`, `softcap`, `sinks` (`plait.models.attention`).
     documents: FQN of a module `forward(positions, dtype)`, called once in a forward if there are positions: attention's
                inner functions get what it makes of them, such as a mask, instead of positions. dtype: of queries.

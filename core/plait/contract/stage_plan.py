@@ -51,7 +51,7 @@ class StagePlan:
         """The stages of a rank, in the order in which data passes them."""
         return sorted(stage for stage, owner in self.ranks.items() if owner == rank)
 
-    def live(self, rank: int) -> int:
+    def kept_micro_batches(self, rank: int) -> int:
         """The most micro-batches at once whose activations a rank keeps, each stage counted."""
         changes = [(a.kind == "forward") - (a.kind in (WHOLE, "weights")) for a in self.actions[rank]]
         return max(accumulate(changes))

@@ -69,7 +69,7 @@ class Chat(AtPath):
         fraction = float(self.validation_fraction)
         return "chat", conversations.FORMAT, self.encoder.digest, template, self.messages_key, fraction
 
-    def fits(self, *, seq_len: int) -> None:
+    def check_length(self, *, seq_len: int) -> None:
         tokens = conversations.read(self.folder)
         held, answered = self._held(tokens.keys), tokens.answers <= seq_len
         if held.all():
@@ -89,7 +89,7 @@ class Chat(AtPath):
         from plait.data.bins import Bins
 
         self.prepare(silent)  # the parent has done it, unless the cache was removed since
-        self.fits(seq_len=seq_len)
+        self.check_length(seq_len=seq_len)
         tokens = conversations.read(self.folder)
         return Bins(tokens, self._held(tokens.keys), self.encoder.eod, seq_len, seed, global_batch_size, dp)
 

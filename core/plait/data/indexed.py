@@ -37,7 +37,7 @@ class Indexed(Cached):
         rows = self.row_key() if any(file.kind != "text" for file in files) else ""
         return FORMAT, self.encoder.digest, float(self.validation_fraction), self.salt(), rows
 
-    def fits(self, *, seq_len: int) -> None:
+    def check_length(self, *, seq_len: int) -> None:
         meta = read_meta(self.folder)
         if meta is None:
             raise PlaitError(f"the token cache {self.folder} is damaged or gone; run again to rebuild it")
@@ -61,5 +61,5 @@ class Indexed(Cached):
         from plait.data.packed import Packed
 
         self.prepare(silent)  # the parent has done it, unless the cache was removed since
-        self.fits(seq_len=seq_len)
+        self.check_length(seq_len=seq_len)
         return Packed(self.folder, self.encoder.eod, self.attention, seq_len, seed, global_batch_size, dp)

@@ -77,7 +77,7 @@ class Source(ABC):
         """Do slow work once per machine, and report it with `say(line)`. Safe to call from several processes at
         once."""
 
-    def fits(self, *, seq_len: int) -> None:  # noqa: B027 (most have nothing to do)
+    def check_length(self, *, seq_len: int) -> None:  # noqa: B027 (most have nothing to do)
         """After `prepare`: raise PlaitError if there is too little text for one sample; cheap."""
 
     @abstractmethod

@@ -26,8 +26,8 @@ def check_room(checked: Checked) -> None:
             f"the model has {parameters:,} parameters: one copy in precision.storage={storage} takes {_size(need)}, "
             f"and {_here(config.launch.nnodes)} {_size(have)}; check the sizes in model"
         ).at("precision.storage", storage)
-    train, shares = config.train, checked.layout.count("batch")
-    samples = train.global_batch_size or train.local_batch_size * shares
+    train, data_ranks = config.train, checked.layout.count("batch")
+    samples = train.global_batch_size or train.local_batch_size * data_ranks
     if (need := samples * train.seq_len * 16) > have:  # tokens and labels, 8 bytes each
         batch = "global_batch_size" if train.global_batch_size else "local_batch_size"
         raise PlaitError(

@@ -1,14 +1,12 @@
 """What one process does for all before training: lock the run's folder, find what to resume, write the ranks'
 config."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from plait.checkpoint.owner import claim
-from plait.contract.config import Launch, Precision
+from plait.contract.config import Config, Precision
 from plait.contract.errors import DiskError, PlaitError, one_line, shown
-from plait.contract.schema import typed
 from plait.launch.check import Checked, check
 from plait.launch.resume import find_checkpoint
 from plait.parallel.assembly import Assembly
@@ -72,9 +70,7 @@ def slow_float32(precision: Precision, device_type: str) -> str | None:
     )
 
 
-def prepare_together(
-    node: Mapping[str, Any], folder: RunFolder, say: Say
-) -> tuple[RunFolder, Outcome | None, Assembly | None]:
+def prepare_together(config: Config, folder: RunFolder, say: Say) -> tuple[RunFolder, Outcome | None, Assembly | None]:
     """The same in ranks that a launcher started: rank 0 checks and prepares for all, because others may see other
     files.
 
@@ -86,7 +82,7 @@ def prepare_together(
     from plait.parallel.agreement import on_rank_0
     from plait.parallel.process_group import end_group, start_group
 
-    launch = typed(Launch, node["launch"], "launch")
+    launch = config.launch
     start_group(device_of(launch.device), launch.timeout_seconds + 60)  # after the watchdog has written its stacks
 
     assembly = None
@@ -94,7 +90,7 @@ def prepare_together(
     def prepared() -> tuple[str, Outcome | None]:
         nonlocal assembly
         try:
-            checked = check(node, dist.get_world_size(), folder.path)
+            checked = check(config.node, dist.get_world_size(), folder.path)
             assembly = checked.assembly
             return str(folder.path), prepare(checked, folder, say)
         except OSError as error:

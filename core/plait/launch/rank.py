@@ -1,4 +1,4 @@
-"""The life of one rank: `python -m plait.launch.rank RUN_FOLDER`, or `run_rank` in a process that is already one."""
+"""One rank, start to end: `python -m plait.launch.rank RUN_FOLDER`, or `run_rank` in a process that is one already."""
 
 import contextlib
 import faulthandler
@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
 
+from plait.contract.config import Config
 from plait.contract.errors import PlaitError, in_words, packed, shown
 from plait.launch import rank_end
 from plait.launch.rank_end import RankEnd
@@ -58,7 +59,7 @@ def _under_elastic(folder: RunFolder, node: Path | None = None) -> Outcome | Non
     from plait.launch.prepare import prepare_together
 
     try:
-        folder, ended, assembly = prepare_together(json.loads(node.read_text()), folder, print)
+        folder, ended, assembly = prepare_together(Config.of(json.loads(node.read_text())), folder, print)
     except PlaitError as error:
         node.with_name("problem").write_text(packed(error))  # for the launcher of this machine
         return None
@@ -85,7 +86,7 @@ def run_rank(
         tell(end)
 
     def exited(status: int, caller: FrameType) -> None:
-        how = f"ended itself by os._exit({status}){rank_end.place_of(caller)}"
+        how = f"ended itself by os._exit({status}){rank_end.location_of(caller)}"
         ended(RankEnd(rank, "exited", how, time.time(), repeats=True))
 
     with (
@@ -111,7 +112,6 @@ def _train(
     folder: RunFolder, rank: int, file: IO[str], ended: Callable[[RankEnd], None], assembly: "Assembly | None"
 ) -> Outcome:
     with importing():
-        from plait.contract.config import Config
         from plait.launch.watchdog import Watchdog
         from plait.parallel.flight_recorder import progress_of_groups
         from plait.parallel.process_group import device_of, end_group, start_group

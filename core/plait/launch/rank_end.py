@@ -159,13 +159,13 @@ def of_exit(
         return RankEnd(rank, "killed", reason, when)
     if number == signal.SIGABRT:
         thrown = re.search(r"terminate called after throwing an instance of '(.+)'\s+what\(\):\s*(.*)", words)
-        what = f"{reason}: {thrown[1]}: {thrown[2]}" if thrown else reason + _crash_place(words)
+        what = f"{reason}: {thrown[1]}: {thrown[2]}" if thrown else reason + _crash_location(words)
         for fault, words_of in (("memory", MEMORY), ("device", ASSERT)):
             if thrown and words_of.search(thrown[2]):
                 return RankEnd(rank, "aborted", f"{what}: {ADVICE[fault]}", when, repeats=True, fault=fault)
         gone = thrown is not None and TALK.search(thrown[0]) and GONE.search(thrown[0])
         return RankEnd(rank, "lost" if gone else "aborted", what, when)
-    return RankEnd(rank, "killed", reason + _crash_place(words), when)
+    return RankEnd(rank, "killed", reason + _crash_location(words), when)
 
 
 def _of_code(rank: int, code: int, when: float, words: str, early: str) -> RankEnd:
@@ -174,34 +174,34 @@ def _of_code(rank: int, code: int, when: float, words: str, early: str) -> RankE
     if code == HUNG:
         return RankEnd(rank, "hung", "made no progress", when)
     if re.search(r"^Timeout \(\d+:\d+:\d+", words, re.MULTILINE):  # faulthandler, when no Python thread could run
-        place = _stack_place(words, "Timeout (")
-        return RankEnd(rank, "hung", f"made no progress, and held Python's lock{place}", when)
+        location = _stack_location(words, "Timeout (")
+        return RankEnd(rank, "hung", f"made no progress, and held Python's lock{location}", when)
     if lines := [line.strip() for line in early.splitlines() if line.strip()]:
         return RankEnd(rank, "failed", lines[-1], when, repeats=True)
     return RankEnd(rank, "exited", f"ended itself with exit code {code}, by os._exit or the like", when, repeats=True)
 
 
-def _crash_place(words: str) -> str:
-    return _stack_place(words, "Current thread ") or _stack_place(words, "Fatal Python error")
+def _crash_location(words: str) -> str:
+    return _stack_location(words, "Current thread ") or _stack_location(words, "Fatal Python error")
 
 
-def _stack_place(words: str, begins: str) -> str:
+def _stack_location(words: str, begins: str) -> str:
     """` in f (file.py, line 3)`, from the last stack that faulthandler wrote after a line with this beginning."""
     _, found, stack = words.rpartition(f"\n{begins}") if not words.startswith(begins) else ("", begins, words)
     lines = stack.splitlines()[1:]
     start = next((i for i, line in enumerate(lines) if line.startswith("  File ")), len(lines))
     stop = next((i for i, line in enumerate(lines) if i > start and not line.startswith("  File ")), len(lines))
     frames = [re.match(r'  File "(.*)", line (\d+) in (.*)', line) for line in lines[start:stop]]
-    return _place([(m[1], int(m[2]), m[3]) for m in frames if m]) if found else ""
+    return _location([(m[1], int(m[2]), m[3]) for m in frames if m]) if found else ""
 
 
-def place_of(frame: FrameType | None) -> str:
+def location_of(frame: FrameType | None) -> str:
     """` in f (file.py, line 3)`: where a thread is."""
     frames = []
     while frame is not None:
         frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
-    return _place(frames)
+    return _location(frames)
 
 
 def raised_in(error: BaseException) -> str:
@@ -210,10 +210,10 @@ def raised_in(error: BaseException) -> str:
     while at is not None:
         frames.append((at.tb_frame.f_code.co_filename, at.tb_lineno, at.tb_frame.f_code.co_name))
         at = at.tb_next
-    return _place(frames[::-1])
+    return _location(frames[::-1])
 
 
-def _place(frames: list[tuple[str, int, str]]) -> str:
+def _location(frames: list[tuple[str, int, str]]) -> str:
     """The innermost frame that is neither Python's own nor torch's, because other code waits inside those."""
     own, torch = os.path.dirname(os.__file__), f"{os.sep}site-packages{os.sep}torch{os.sep}"
     ours = os.path.join("plait", "system", "signals.py")  # a handler that happens to run

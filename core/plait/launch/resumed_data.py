@@ -14,7 +14,7 @@ WEIGHTS = "or start a new run from its weights with checkpoint.init_from"
 
 def check_data(manifest: Manifest, checked: "Checked") -> None:
     """Raises PlaitError if this run's samples are not the checkpoint's, or if it divides a stream differently."""
-    train, shares = checked.config.train, checked.layout.count("batch")
+    train, data_ranks = checked.config.train, checked.layout.count("batch")
     before = manifest.config.get("train") or {}
     for key, now in (("seq_len", train.seq_len), ("seed", train.seed)):
         if (saved := before.get(key, now)) != now:
@@ -30,10 +30,10 @@ def check_data(manifest: Manifest, checked: "Checked") -> None:
             f"the checkpoint of step {manifest.step} was not trained on a stream, so it holds no position in "
             f"one: use its data, {WEIGHTS}"
         )
-    if len(states) != shares:
+    if len(states) != data_ranks:
         raise PlaitError(
             f"the checkpoint of step {manifest.step} holds a stream that {len(states)} data ranks read, but this "
-            f"run has {shares}: a stream resumes only with the same number of data ranks"
+            f"run has {data_ranks}: a stream resumes only with the same number of data ranks"
         )
 
 
@@ -42,7 +42,7 @@ def keep_batch(manifest: Manifest, checked: "Checked", say: Callable[[str], None
 
     Raises PlaitError if the data ranks cannot share it evenly. Reports what changes.
     """
-    train, shares = checked.config.train, checked.layout.count("batch")
+    train, data_ranks = checked.config.train, checked.layout.count("batch")
     size, local = manifest.data.get("global_batch_size"), train.local_batch_size
     if size is None:
         return
@@ -51,18 +51,18 @@ def keep_batch(manifest: Manifest, checked: "Checked", say: Callable[[str], None
             at = samples_of(manifest, size)
             say(f"data: the global batch was {size} samples and is {train.global_batch_size} from sample {at} on")
         return
-    rows, rest = divmod(size, shares)
+    rows, rest = divmod(size, data_ranks)
     if rest:
-        unit = local * shares
+        unit = local * data_ranks
         fits = [n * unit for n in (size // unit, size // unit + 1) if n]
         raise PlaitError(
             f"the checkpoint of step {manifest.step} has a global batch of {size} samples, which "
-            f"{shares} data ranks cannot share evenly: set train.global_batch_size={' or '.join(map(str, fits))}, or "
-            "use another number of data ranks"
+            f"{data_ranks} data ranks cannot share evenly: set train.global_batch_size={' or '.join(map(str, fits))}, "
+            "or use another number of data ranks"
         ).at("train.global_batch_size", size, fits=fits)
     checked.config.set("train.global_batch_size", size)
     checked.config.set("train.local_batch_size", max(n for n in range(1, min(local, rows) + 1) if rows % n == 0))
-    if size != local * shares:
+    if size != local * data_ranks:
         say(
             f"data: the checkpoint's global batch of {size} samples is kept, in {rows // train.local_batch_size} local "
             f"batch(es) of {train.local_batch_size} per rank; train.global_batch_size sets another"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import IO
 
-from plait.launch.rank_end import HUNG, place_of
+from plait.launch.rank_end import HUNG, location_of
 from plait.parallel.flight_recorder import last_collectives
 from plait.system.processes import killed_with_parent
 
@@ -76,7 +76,7 @@ class Watchdog:
         rank = os.environ.get("RANK", "0")
         sentence = (
             f"rank {rank} made no progress for {seconds:.0f} s (launch.timeout_seconds={self.timeout_seconds:g}) "
-            f"in: {what}{self._place()}"
+            f"in: {what}{self._location()}"
         )
         with contextlib.suppress(Exception):  # a full disk must not keep the process alive
             self.log.write(f"\nplait: {sentence}; the stacks of its threads follow\n\n")
@@ -91,9 +91,9 @@ class Watchdog:
         time.sleep(min(LINGER_SECONDS, self.timeout_seconds))
         os._exit(HUNG)
 
-    def _place(self) -> str:
+    def _location(self) -> str:
         main = threading.main_thread().ident
-        return place_of(sys._current_frames().get(main) if main is not None else None)
+        return location_of(sys._current_frames().get(main) if main is not None else None)
 
 
 def die_with_parent(parent: int | None = None) -> None:

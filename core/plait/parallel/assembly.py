@@ -53,7 +53,7 @@ class Assembly:
     def configure(self) -> None:
         """Ask every strategy, including those that others select meanwhile, to configure the run; each once.
 
-        Only in the process that checks a run: ranks read the final config.
+        Ranks that a launcher starts read the final config instead.
         """
         asked: set[str] = set()
         while new := [name for name in self.run.strategies if name not in asked]:

@@ -1,4 +1,4 @@
-"""A step that was put together of pieces, beside one that is traced as it will run."""
+"""Compares a step that was put together from pieces with one that is traced as it will run."""
 
 from plait.contract.cluster import Cluster
 from plait.contract.config import Config, accumulation

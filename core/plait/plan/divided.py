@@ -110,7 +110,7 @@ def _check(plan: StagePlan, name: str, layout: MeshLayout, blocks: int, micro: i
         said = f"actions that are not one forward and one backward of {micro} micro-batches on {len(stages)} stages"
     else:
         return
-    raise PlaitError(f"{described(name)} told {said} in its hook 'plan_stages'")
+    raise PlaitError(f"{described(name)} returned {said} from its hook 'plan_stages'")
 
 
 @attrs.frozen

@@ -25,12 +25,11 @@ GRADIENTS = KINDS.index("gradients")
 class BlockCost:
     """What a block of one kind costs with one mode of recomputation, in seconds and bytes.
 
-    seconds:  of its forward and backward.
+    seconds:  of its forward and backward; forward_seconds: of its forward alone.
     kept:     bytes that it keeps for backward.
     forward:  peak during its forward, above everything that was in use when it started, except buffers of collectives.
     backward: peak during its backward, above static and base (see `Price`), what it and the blocks before it keep, and
               the gradients of the blocks after it.
-    ahead:    of seconds, those of its forward.
     exposed:  seconds that its forward, and its backward, takes longer between no other blocks, which hide collectives.
     """
 
@@ -38,7 +37,7 @@ class BlockCost:
     kept: float
     forward: float
     backward: float
-    ahead: float
+    forward_seconds: float
     exposed: tuple[float, float]
 
 

@@ -118,7 +118,7 @@ class Recorder(TorchDispatchMode):
         self.where, self.axes, self.rounded, self.unit = where, axes, rounded, unit
         self.phase, self.micro = "start", 0
         self.paused = False
-        self.live: dict[int, Storage] = {}
+        self.storages: dict[int, Storage] = {}
         self.past: list[tuple[int, Storage, int]] = []
         self.changes: list[tuple[int, Storage, int]] = []
         self._streams: list[Any] = [torch.cpu.current_stream()]
@@ -135,7 +135,7 @@ class Recorder(TorchDispatchMode):
         self.touched: list[Touched] = []
         self.past += self.changes
         self.changes = []
-        self.before = list(self.live.values())
+        self.before = list(self.storages.values())
         self.sizes_before = {id(storage): storage.size for storage in self.before}
 
     def __enter__(self) -> "Recorder":
@@ -170,14 +170,14 @@ class Recorder(TorchDispatchMode):
         """The `Storage` of a plain tensor; a new one is noted."""
         memory = tensor.untyped_storage()
         key = memory._cdata
-        if key not in self.live:
+        if key not in self.storages:
             module, again = self.where.now(self.phase == "backward")
             phase = "recompute" if again else self.phase
             found = Storage(self.rounded(memory.nbytes()), phase, module, self.micro, stream=self._stream())
-            self.live[key] = found
+            self.storages[key] = found
             self.changes.append((len(self.operators), found, found.size))
             weakref.finalize(memory, self._freed, key).atexit = False
-        return self.live[key]
+        return self.storages[key]
 
     def _stream(self) -> int:
         """The number of the current stream. On CPUs torch's streams exist and do nothing, so code that asks for a
@@ -198,7 +198,7 @@ class Recorder(TorchDispatchMode):
 
     def keep(self) -> None:
         """Call it after forward: memory that forward allocated and that is still in use is kept for backward."""
-        for storage in self.live.values():
+        for storage in self.storages.values():
             if storage.phase in ("forward", "loss") and storage.micro == self.micro:
                 storage.kept = True
 
@@ -278,7 +278,7 @@ class Recorder(TorchDispatchMode):
                 storage.copies = True
 
     def _freed(self, key: int) -> None:
-        storage = self.live.pop(key, None)
+        storage = self.storages.pop(key, None)
         self._received.discard(id(storage))
         if storage is not None:
             self.changes.append((len(self.operators), storage, -storage.size))
@@ -286,7 +286,7 @@ class Recorder(TorchDispatchMode):
     def _resized(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def resize_(memory: Any, size: int) -> Any:
             result = plain(memory, size)
-            storage = self.live.get(memory._cdata)
+            storage = self.storages.get(memory._cdata)
             if storage is not None and (more := self.rounded(memory.nbytes()) - storage.size):
                 storage.size += more
                 storage.resized = True

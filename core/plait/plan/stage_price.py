@@ -99,12 +99,12 @@ class _Stage:
     def __init__(self, price: Price, costs: list[BlockCost], first: bool, last: bool) -> None:
         before = price.micro - price.after if first else 0.0
         after = price.after if last else 0.0
-        ahead = sum(cost.ahead for cost in costs) + costs[0].exposed[0] + before / 2 + after * FORWARD
-        back = sum(cost.seconds - cost.ahead for cost in costs) + costs[0].exposed[1]
-        back += before / 2 + after * (1 - FORWARD)
-        apart = (0.0, back) if first else (back / 2, back / 2)  # the first stage computes everything later
+        forward = sum(cost.forward_seconds for cost in costs) + costs[0].exposed[0] + before / 2 + after * FORWARD
+        backward = sum(cost.seconds - cost.forward_seconds for cost in costs) + costs[0].exposed[1]
+        backward += before / 2 + after * (1 - FORWARD)
+        apart = (0.0, backward) if first else (backward / 2, backward / 2)  # the first stage computes everything later
         self.seconds: Mapping[str, float] = {
-            "forward": ahead, "backward": back, "stream": apart[0], "weights": apart[1],
+            "forward": forward, "backward": backward, "stream": apart[0], "weights": apart[1],
         }  # fmt: skip
         sums = list(accumulate((cost.kept for cost in costs), initial=0.0))
         self.kept = sums[-1]

@@ -35,7 +35,7 @@ def plan_of_stages(
                 memory.gradients,
                 memory.optimizer,
                 memory.peak,
-                found.plan.live(place),
+                found.plan.kept_micro_batches(place),
                 sends := found.plan.transfers(place)["send"],
                 sends * each.sent,
                 (ends[0].played.busy[place], ends[1].played.busy[place]) if ends else None,

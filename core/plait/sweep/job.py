@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from plait.contract.config import Config
 from plait.contract.errors import PlaitError, one_line
 from plait.launch import external
 from plait.launch.overrides import check_sweep
@@ -21,13 +22,11 @@ from plait.sweep.loader import parsed
 from plait.sweep.prune import cannot_work
 from plait.system.signals import asked_to_stop, name
 
-NodeOf = Callable[[DictConfig, Any], dict[str, Any]]
-Run = Callable[[dict[str, Any], Path], None]
+ConfigOf = Callable[[DictConfig, Any], Config]
+Run = Callable[[Config, Path], None]
 
 
-def job(
-    command: Command, cfg: DictConfig, hydra: Any, node_of: Callable[..., dict[str, Any]], run: Run
-) -> float | None:
+def job(command: Command, cfg: DictConfig, hydra: Any, config_of: ConfigOf, run: Run) -> float | None:
     """Run the job that `cfg` and `hydra` describe. Returns what a sweeper minimises, None if it failed.
 
     Raises SystemExit or Stopped if a signal stops it, and PlaitError if the sweep's own files cannot be written.
@@ -36,7 +35,7 @@ def job(
     check_sweep(subdir, "hydra.sweep.subdir")
     together = cfg.launch.mode != "local" and (external.by_torchrun() or external.by_slurm())
     if together and follows():  # rank 0 keeps the ledger for all
-        run(node_of(cfg, hydra), ledger.folder / subdir)
+        run(config_of(cfg, hydra), ledger.folder / subdir)
         return None
     overrides = [str(o.input_line) for o in parsed(hydra.overrides.task) if o.get_key_element() in command.varied]
     label = f"job {hydra.job.num} of the sweep ({', '.join(overrides) or 'no overrides'})"
@@ -51,17 +50,17 @@ def job(
     stop: BaseException | None = None
     with timed(mine):
         try:
-            node = node_of(cfg, hydra)
-            if not together and _is_done(mine, folder, node):
+            config = config_of(cfg, hydra)
+            if not together and _is_done(mine, folder, config.train.steps):
                 print(f"plait: {label} is finished already", flush=True)
                 return mine.returned
             mine.state, mine.reason = "running", ""
             ledger.put(mine, command.argv)
-            if cfg.sweep.prune and not together and (reason := cannot_work(mine, node)):
+            if cfg.sweep.prune and not together and (reason := cannot_work(mine, config.node)):
                 mine.state, mine.reason = "pruned", reason
             else:
                 print(f"plait: {label} starts", flush=True)
-                run(node, folder)
+                run(config, folder)
                 mine.state = "finished"
         except BaseException as error:
             stop = error if together or not isinstance(error, Exception) else None
@@ -103,9 +102,9 @@ def timed(job: Job) -> Iterator[None]:
         job.seconds = round(job.seconds + time.monotonic() - started, 3)
 
 
-def _is_done(job: Job, folder: Path, node: dict[str, Any]) -> bool:
+def _is_done(job: Job, folder: Path, steps: int) -> bool:
     outcome = RunFolder(folder).outcome() if job.state == "finished" else None
-    return outcome is not None and outcome.kind == "finished" and job.step == node["train"]["steps"]
+    return outcome is not None and outcome.kind == "finished" and job.step == steps
 
 
 def _ended_by(error: BaseException) -> tuple[str, str]:

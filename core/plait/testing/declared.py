@@ -36,17 +36,17 @@ class OfRun(Trial):
     """A trial of the model that a run's config names, on random tokens. With `documents`, those of the last step are
     packed documents.
 
-    vocab: tokens that exist. shares: data ranks of the layout under test; each has two samples.
+    vocab: tokens that exist. data_ranks: data ranks of the layout under test; each has two samples.
     """
 
     config: Config
     vocab: int
-    shares: int
+    data_ranks: int
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """(tokens, labels); samples have different numbers of labels, as in real data."""
         generator = torch.Generator().manual_seed(1000 + step)
-        length, samples = self.config.train.seq_len, 2 * self.shares
+        length, samples = self.config.train.seq_len, 2 * self.data_ranks
         tokens = torch.randint(0, self.vocab, (samples, length + 1), generator=generator)
         labels = tokens[:, 1:].clone()
         for i, row in enumerate(labels):

@@ -97,7 +97,7 @@ def save_after_a_step(strategies, folder):
 
 def load_other(strategies, folder):
     applied, optimizer = made(strategies)
-    load(Store(folder).place(1), *canonical_state(applied.parts[0], optimizer))
+    load(Store(folder).path_of(1), *canonical_state(applied.parts[0], optimizer))
     return everything(applied, optimizer)
 
 
