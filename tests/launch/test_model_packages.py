@@ -1,5 +1,6 @@
 """A package that ships models is found by its entry point, and imported only when one of them is built."""
 
+import json
 import sys
 
 import pytest
@@ -16,7 +17,10 @@ class Tiny(Llama3):
         sizes = dict(dim=width, n_layers=1, n_heads=2, n_kv_heads=2, ffn_dim=32, rope_theta=1e4, norm_eps=1e-5)
         super().__init__(**sizes, vocab_size=300, max_seq_len=64, tie_embeddings=False, rope_scaling=None)
         self.vocab_size = 300
+        self.tokenizer_from = None  # its folder
 """
+WORDS = {"type": "WordLevel", "vocab": {"a": 0, "</s>": 1}, "unk_token": "a"}
+TOKENIZER = {"version": "1.0", "added_tokens": [], "model": WORDS}
 
 
 @pytest.fixture
@@ -52,3 +56,14 @@ def test_a_model_that_is_not_there_lists_those_of_packages(shipped):
 def test_the_context_is_read_from_the_model_if_it_is_no_option(shipped):
     with pytest.raises(PlaitError, match=r"train.seq_len=128 is longer than the model's: model.max_seq_len=64"):
         check(resolve(["model=shipped", "train.seq_len=128"]), 1)
+
+
+def test_the_tokenizer_is_the_model_s_unless_another_is_named(shipped, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    (tmp_path / "plait_shipped" / "tiny.py").write_text(MODEL.replace("None  # its folder", repr(str(tmp_path))))
+    run = ["model=shipped", "train.seq_len=64"]
+    taken = check(resolve(run), 1)
+    assert taken.source.encoder.size == 2
+    assert taken.config.data["tokenizer"] == taken.config.node["data"]["tokenizer"] == str(tmp_path)
+    assert check(resolve([*run, "data.tokenizer=bytes"]), 1).source.encoder.size == 257
+    assert check(resolve(["model=llama3_debug"]), 1).source.encoder.size == 257

@@ -10,7 +10,7 @@ import pytest
 
 from plait.contract.errors import PlaitError
 from plait.launch.no_restart import RunFailed
-from plait.launch.rank_end import HUNG, RankEnd, first_cause, of_error, of_exit, location_of, read, write
+from plait.launch.rank_end import HUNG, RankEnd, first_cause, location_of, of_error, of_exit, read, write
 
 
 def failed(rank, time):

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 class Chat(AtPath):
     """JSON lines, each an object with a list of messages: `{"role": ..., "content": ...}`; `tools` beside it, if any.
 
-    tokenizer: a folder with a `tokenizer.json` and a chat template.
+    tokenizer: a folder with a `tokenizer.json` and a chat template; "auto": the model's, which the core fills in.
     messages_key: the key that holds the messages.
     template: a file with a chat template; None: that of the tokenizer's folder.
     """
 
-    tokenizer: str = "???"
+    tokenizer: str = "auto"
     attention: str = attrs.field(init=False, default="document")
     messages_key: str = "messages"
     template: str | None = None

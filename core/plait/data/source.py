@@ -39,14 +39,15 @@ class Source(ABC):
     """Data as a config names it. In order: `check` and `prepare` in the parent or once per machine, `open` in each
     rank.
 
-    tokenizer: "bytes", a file of the library `tokenizers`, or a folder with a `tokenizer.json`.
+    tokenizer: "bytes", a file of the library `tokenizers`, or a folder with a `tokenizer.json`; "auto": bytes, unless
+        the core has filled in the model's folder.
     eod_token: the token that ends a document; None takes the tokenizer's usual one.
     attention: "across": tokens attend to all before them in their sample; "document": only to those of their document.
 
     Every method raises PlaitError that names the key.
     """
 
-    tokenizer: str = "bytes"
+    tokenizer: str = "auto"
     eod_token: str | None = None
     attention: str = attrs.field(default="across", validator=check_attention)
 

@@ -73,8 +73,8 @@ class FromFile:
 
 
 def load(name: str, eod_token: str | None = None) -> Tokenizer:
-    """The tokenizer `name`: "bytes", a file or a folder. Raises PlaitError if there is none, or no eod token."""
-    if name == "bytes":
+    """The tokenizer `name`: "bytes" or "auto", a file, a folder. Raises PlaitError for no tokenizer or no eod token."""
+    if name in ("bytes", "auto"):
         if eod_token is not None:
             raise PlaitError(
                 f"data.eod_token={eod_token!r} is for tokenizers read from a file; bytes end documents by id 256"

@@ -57,6 +57,8 @@ def check(node: Mapping[str, Any], world_size: int | None = None, folder: Path |
     model, run = assembly.model, assembly.run
     if config.checkpoint.init_from is None and (own := getattr(model, "weights_from", None)):
         config.checkpoint.init_from = config.node["checkpoint"]["init_from"] = own
+    if config.data.get("tokenizer") == "auto" and (own := getattr(model, "tokenizer_from", None)):
+        config.data["tokenizer"] = config.node["data"]["tokenizer"] = own
     assembly.configure()
     if world_size is None and config.launch.nproc_per_node == "auto":
         run.world_size = assembly.fit_world(run.world_size)

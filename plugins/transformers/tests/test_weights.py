@@ -53,6 +53,7 @@ def overrides(folder, run, *more):
         "train.local_batch_size=2",
         "train.steps=1",
         "validation.interval=0",
+        "data.tokenizer=bytes",
         f"run.name={run}",
     )
     return ["model=transformers", f"model.path={folder}", *sizes, *more]

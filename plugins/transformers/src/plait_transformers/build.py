@@ -29,6 +29,8 @@ def decoder(path: str | None = None, weights: str = "files", config: dict[str, A
     model.source, model.kept = path, read.to_dict()
     if path is not None and weights == "files":
         model.weights_from = os.path.abspath(path)
+    if path is not None and os.path.isfile(os.path.join(path, "tokenizer.json")):
+        model.tokenizer_from = os.path.abspath(path)
     return model
 
 
