@@ -9,10 +9,10 @@ from plait.contract.cluster import cluster_of
 from plait.contract.config import Config
 from plait.launch.compose import resolve
 from plait.parallel.assembly import assemble
-from plait.plan.between import between, ends
-from plait.plan.pieces import Pieces, pieces
-from plait.plan.recorder import Operator
-from plait.plan.space import representatives
+from plait.plan.pricing.between import between, ends
+from plait.plan.pricing.pieces import Pieces, pieces
+from plait.plan.pricing.space import representatives
+from plait.plan.tracing.recorder import Operator
 
 RUN = [
     "strategy=[]", "model.dim=512", "model.n_layers=5", "model.n_heads=8", "model.n_kv_heads=8", "model.ffn_dim=1024",

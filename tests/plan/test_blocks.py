@@ -5,8 +5,8 @@ import pytest
 
 from plait.launch.compose import resolve
 from plait.plan.engine import plan
-from plait.plan.recorder import Operator
-from plait.plan.trace import Trace
+from plait.plan.tracing.recorder import Operator
+from plait.plan.tracing.trace import Trace
 from plait.plan.whole import LEAST, whole
 
 SMALL = ["train.local_batch_size=2", "train.seq_len=32", "model.n_layers=6", "validation.interval=0", "cluster=cpu"]

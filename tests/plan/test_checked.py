@@ -4,7 +4,7 @@ from plait import planning
 from plait.contract.cluster import cluster_of
 from plait.launch.check import check
 from plait.launch.compose import resolve
-from plait.plan.pieces import pieces
+from plait.plan.pricing.pieces import pieces
 
 RUN = [
     "strategy=[fsdp2]", "cluster=h100", "model.n_layers=5", "train.seq_len=16", "train.local_batch_size=1",

@@ -5,7 +5,7 @@ import pytest
 from plait.launch.check import check
 from plait.launch.compose import resolve
 from plait.plan.events import Event, play
-from plait.plan.trace import trace
+from plait.plan.tracing.trace import trace
 
 COMPUTE, OPEN = Event(3.0), Event(opens=True)
 GATHER = Event(1.0, "dp", gathers=True, direct=True, beside=True)

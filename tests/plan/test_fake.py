@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from plait.plan.fake import fake, materialise_fake
+from plait.plan.tracing.fake import fake, materialise_fake
 
 
 def test_parameters_keep_their_dtypes_strides_and_ties() -> None:

@@ -6,9 +6,9 @@ from torch import nn
 
 from plait.launch.compose import resolve
 from plait.plan.engine import plan
-from plait.plan.fused import LOSS, fused
-from plait.plan.recorder import Recorder
-from plait.plan.where import Where
+from plait.plan.tracing.fused import LOSS, fused
+from plait.plan.tracing.recorder import Recorder
+from plait.plan.tracing.where import Where
 
 SIZE = 8 * 8 * 4  # bytes of each tensor of the toy
 

@@ -8,10 +8,11 @@ from plait.contract.axes import MeshLayout
 from plait.contract.config import Config
 from plait.launch.check import check
 from plait.launch.compose import resolve
-from plait.plan import engine, pieces, traces
+from plait.plan import engine
 from plait.plan.engine import plan
-from plait.plan.pieces import known, remember
-from plait.plan.space import representatives
+from plait.plan.pricing import pieces, traces
+from plait.plan.pricing.pieces import known, remember
+from plait.plan.pricing.space import representatives
 
 SMALL = ["train.local_batch_size=2", "train.seq_len=32", "validation.interval=0", "model.vocab_size=8192"]
 CHUNKS = "loss.chunks=8"

@@ -10,7 +10,7 @@ from plait.contract.planned import crowded
 from plait.launch.check import check
 from plait.launch.compose import resolve
 from plait.plan.engine import plan
-from plait.plan.trace import trace
+from plait.plan.tracing.trace import trace
 from tests.helpers import measured
 
 RUN = [

@@ -5,7 +5,7 @@ import pytest
 
 from plait.launch.check import check
 from plait.launch.compose import resolve
-from plait.plan.trace import trace
+from plait.plan.tracing.trace import trace
 
 SMALL = (
     "model.dim=64", "model.n_layers=3", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=96", "train.seq_len=64",

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from plait.plan.pieces import PRIME, _of_batch, _parts, _sized
-from plait.plan.recorder import Operator
+from plait.plan.pricing.pieces import PRIME, _of_batch, _parts, _sized
+from plait.plan.tracing.recorder import Operator
 
 
 def test_multiples_of_the_prime_are_scaled_to_the_batch_and_rounded() -> None:

@@ -9,8 +9,8 @@ from plait.contract.cluster import cluster_of
 from plait.launch.check import check
 from plait.launch.compose import resolve
 from plait.plan.engine import _plannable, plan
-from plait.plan.pieces import pieces
-from plait.plan.price import BlockCost, Price, price, put_together
+from plait.plan.pricing.pieces import pieces
+from plait.plan.pricing.price import BlockCost, Price, price, put_together
 from plait.plan.values import KINDS
 
 SMALL = [

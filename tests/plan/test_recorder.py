@@ -2,8 +2,8 @@
 
 import torch
 
-from plait.plan.recorder import Recorder
-from plait.plan.where import Where
+from plait.plan.tracing.recorder import Recorder
+from plait.plan.tracing.where import Where
 
 
 def recorder() -> Recorder:

@@ -3,8 +3,8 @@
 import pytest
 
 from plait.launch.compose import resolve
-from plait.plan.allocator import MIB, Allocator
 from plait.plan.engine import plan
+from plait.plan.tracing.allocator import MIB, Allocator
 
 KIB = 1024
 

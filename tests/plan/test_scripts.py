@@ -3,7 +3,7 @@
 import pytest
 
 from plait.contract.stage_plan import WHOLE
-from plait.plan.scripts import micros_of, script_of, scripts_of, states
+from plait.plan.tracing.scripts import micros_of, script_of, scripts_of, states
 from plait_pipeline import Pipeline
 from plait_pipeline.order import stage_plan
 

@@ -7,8 +7,8 @@ from plait.contract.cluster import cluster_of
 from plait.launch.check import check
 from plait.launch.compose import resolve
 from plait.plan.engine import plan, stages_of
-from plait.plan.stage_step import StageStep
-from plait.plan.stage_trace import trace_place
+from plait.plan.stages.step import StageStep
+from plait.plan.stages.trace import trace_place
 
 MICRO = 4
 RUN = [

@@ -13,14 +13,14 @@ from plait.contract.cluster import Achieved, Cluster, Link
 from plait.launch.check import check
 from plait.launch.compose import resolve
 from plait.parallel.assembly import assemble_model
-from plait.plan.divided import Divided, divided, times
 from plait.plan.engine import plan, stages_of
-from plait.plan.pieces import ParamPlacement
-from plait.plan.price import BlockCost, Price
-from plait.plan.stage_price import shares, stage_total
-from plait.plan.stage_step import StageStep
-from plait.plan.stage_times import play_stages
-from plait.plan.stage_trace import trace_place
+from plait.plan.pricing.pieces import ParamPlacement
+from plait.plan.pricing.price import BlockCost, Price
+from plait.plan.pricing.stage_price import shares, stage_total
+from plait.plan.stages.divided import Divided, divided, times
+from plait.plan.stages.step import StageStep
+from plait.plan.stages.times import play_stages
+from plait.plan.stages.trace import trace_place
 from plait.testing.models import llama3
 from plait_pipeline import Pipeline
 from plait_pipeline.order import stage_plan

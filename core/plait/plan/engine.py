@@ -13,16 +13,16 @@ from plait.contract.errors import PlaitError
 from plait.contract.planned import is_crowded
 from plait.launch.check import Checked, check
 from plait.parallel.assembly import Assembly
-from plait.plan.blocks import groups
 from plait.plan.cannot import in_words
 from plait.plan.roofline import Spent, spend
 from plait.plan.summary import plan_of, time_of
-from plait.plan.trace import Trace, trace
+from plait.plan.tracing.blocks import groups
+from plait.plan.tracing.trace import Trace, trace
 from plait.plan.values import Plan, Time
 from plait.plan.whole import Whole, whole
 
 if TYPE_CHECKING:
-    from plait.plan.divided import Divided
+    from plait.plan.stages.divided import Divided
 
 
 def plan(node: Mapping[str, Any], world: int | None = None, rank: int | None = None, every: bool = False) -> Plan:
@@ -77,7 +77,7 @@ def stages_of(
     config: Config, assembly: Assembly, rank: int, cluster: Cluster | None, every: bool, compiled: bool
 ) -> "Divided":
     """The steps of all ranks that have a stage of what `rank` computes; the arguments are those of `step_of`."""
-    from plait.plan.divided import divided
+    from plait.plan.stages.divided import divided
 
     return _once([attrs.asdict(cluster) if cluster else None, "stages"], config, assembly, [rank, every, compiled],
                  lambda: divided(config, assembly, rank, cluster, every, compiled))  # fmt: skip

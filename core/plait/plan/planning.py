@@ -7,17 +7,17 @@ from plait.contract.model_spec import matches
 from plait.contract.planned import crowded, is_crowded
 from plait.parallel.build import build_model
 from plait.parallel.simulated import simulated
-from plait.plan.checked import needs
 from plait.plan.cores import on_all_cores
-from plait.plan.graph import block_graphs
-from plait.plan.pieces import Pieces
-from plait.plan.price import BlockCost, Price, Total, price, put_together
+from plait.plan.pricing.checked import needs
+from plait.plan.pricing.graph import block_graphs
+from plait.plan.pricing.pieces import Pieces
+from plait.plan.pricing.price import BlockCost, Price, Total, price, put_together
+from plait.plan.pricing.space import Composition, compositions, offering, stage_plan
+from plait.plan.pricing.stage_price import StageTotal, planned_stages, shares, stage_total
+from plait.plan.pricing.traces import traces
 from plait.plan.ranks import degrees, members
 from plait.plan.roofline import seconds_of, seconds_to_send
-from plait.plan.space import Composition, compositions, offering, stage_plan
-from plait.plan.stage_price import StageTotal, planned_stages, shares, stage_total
 from plait.plan.tables import size_of, table
-from plait.plan.traces import traces
 
 __all__ = [
     "REMAT",

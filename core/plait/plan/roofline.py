@@ -7,8 +7,8 @@ import attrs
 
 from plait.contract.cluster import Cluster
 from plait.plan.events import BESIDE, Clock
-from plait.plan.recorder import Operator
-from plait.plan.trace import Trace
+from plait.plan.tracing.recorder import Operator
+from plait.plan.tracing.trace import Trace
 
 
 @attrs.frozen

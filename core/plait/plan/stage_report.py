@@ -2,10 +2,10 @@
 
 from plait.contract.cluster import Cluster
 from plait.launch.check import Checked
-from plait.plan.divided import Divided, Times, times
 from plait.plan.ranks import members
 from plait.plan.roofline import Spent, spend
-from plait.plan.stage_step import StageStep
+from plait.plan.stages.divided import Divided, Times, times
+from plait.plan.stages.step import StageStep
 from plait.plan.summary import memory_of, plan_of, time_of
 from plait.plan.values import Plan, StageCost, Stages, Time, Traffic
 

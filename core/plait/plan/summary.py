@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from plait.contract.cluster import Cluster
 from plait.launch.check import Checked
-from plait.plan.recorder import Operator
-from plait.plan.trace import Trace
+from plait.plan.tracing.recorder import Operator
+from plait.plan.tracing.trace import Trace
 from plait.plan.values import KINDS, Axis, Memory, Peak, Plan, Stages, Time, Traffic, Work
 from plait.plan.whole import Whole
 
 if TYPE_CHECKING:
-    from plait.plan.stage_step import StageStep
+    from plait.plan.stages.step import StageStep
 
     Step: TypeAlias = Whole | StageStep
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import attrs
 
-from plait.plan.blocks import block_of
-from plait.plan.trace import Trace
+from plait.plan.tracing.blocks import block_of
+from plait.plan.tracing.trace import Trace
 
 LEAST = 4  # blocks of a group that are traced: two at each end, so that the others are between equal ones
 

@@ -6,7 +6,7 @@ import pytest
 
 from plait import MeshAxis, ModelSpec
 from plait.contract.axes import join_axes
-from plait.plan.pieces import ParamPlacement
+from plait.plan.pricing.pieces import ParamPlacement
 from plait_autoparallel.constraints import Constraints
 
 LAYOUT = join_axes([("fsdp2", [MeshAxis("dp_shard", 2, "batch")]), ("tensor_parallel", [MeshAxis("tp", 2)])], 4)

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from plait.plan.traffic import SPACES, group_of, kind_of, moved
-from plait.plan.where import Where
+from plait.plan.tracing.traffic import SPACES, group_of, kind_of, moved
+from plait.plan.tracing.where import Where
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default

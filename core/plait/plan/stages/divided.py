@@ -13,16 +13,16 @@ from plait.contract.errors import PlaitError
 from plait.contract.stage_plan import StagePlan
 from plait.parallel.assembly import Assembly
 from plait.parallel.build import build_model
-from plait.plan.blocks import groups
 from plait.plan.cannot import in_words
 from plait.plan.cores import on_all_cores
 from plait.plan.ranks import members
 from plait.plan.roofline import spend
-from plait.plan.scripts import scripts_of
-from plait.plan.stage_step import StageStep
-from plait.plan.stage_times import Played, play_stages
-from plait.plan.stage_trace import Place, ends, trace_place
-from plait.plan.trace import Trace
+from plait.plan.stages.step import StageStep
+from plait.plan.stages.times import Played, play_stages
+from plait.plan.stages.trace import Place, ends, trace_place
+from plait.plan.tracing.blocks import groups
+from plait.plan.tracing.scripts import scripts_of
+from plait.plan.tracing.trace import Trace
 from plait.strategies.registry import described
 
 

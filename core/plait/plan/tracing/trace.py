@@ -9,12 +9,12 @@ from torch import nn
 from plait.contract.config import Config, accumulation
 from plait.contract.model_spec import ModelSpec
 from plait.parallel.apply import Applied
-from plait.plan.blocks import Group, groups, keep
-from plait.plan.fused import fused
-from plait.plan.recorder import Operator, Recorder, Storage
-from plait.plan.recording import recording
-from plait.plan.reserved import Pools, pools
-from plait.plan.scripts import Span
+from plait.plan.tracing.blocks import Group, groups, keep
+from plait.plan.tracing.fused import fused
+from plait.plan.tracing.recorder import Operator, Recorder, Storage
+from plait.plan.tracing.recording import recording
+from plait.plan.tracing.reserved import Pools, pools
+from plait.plan.tracing.scripts import Span
 from plait.plan.values import KINDS
 
 

@@ -11,10 +11,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from plait.contract.config import Config, Remat
 from plait.contract.model_spec import ModelSpec
-from plait.plan.blocks import block_of, groups, keep
 from plait.plan.cannot import in_words
-from plait.plan.recorder import Operator, Recorder
-from plait.plan.recording import recording
+from plait.plan.tracing.blocks import block_of, groups, keep
+from plait.plan.tracing.recorder import Operator, Recorder
+from plait.plan.tracing.recording import recording
 
 SEEN = 3  # blocks of a kind that are traced; the middle one lies between equal ones
 

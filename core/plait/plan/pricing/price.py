@@ -11,7 +11,7 @@ from plait.contract.axes import MeshLayout
 from plait.contract.cluster import Cluster
 from plait.contract.config import REMAT
 from plait.plan.events import BESIDE, Event, play
-from plait.plan.pieces import Pieces
+from plait.plan.pricing.pieces import Pieces
 from plait.plan.ranks import degrees, members
 from plait.plan.roofline import seconds_to_send
 from plait.plan.values import KINDS

@@ -2,8 +2,8 @@
 
 import attrs
 
-from plait.plan.allocator import Allocator
-from plait.plan.recorder import Recorder
+from plait.plan.tracing.allocator import Allocator
+from plait.plan.tracing.recorder import Recorder
 
 
 @attrs.frozen

@@ -16,15 +16,15 @@ from plait.parallel.apply import Applied, set_up
 from plait.parallel.assembly import assemble
 from plait.parallel.simulated import simulated
 from plait.plan.cannot import refuse_divided_layers
-from plait.plan.fake import fake, forget, materialise_fake
-from plait.plan.recorder import Recorder
-from plait.plan.step import Step
-from plait.plan.traffic import axes_of
-from plait.plan.where import Where
+from plait.plan.tracing.fake import fake, forget, materialise_fake
+from plait.plan.tracing.recorder import Recorder
+from plait.plan.tracing.step import Step
+from plait.plan.tracing.traffic import axes_of
+from plait.plan.tracing.where import Where
 from plait.train.optimizer import make_optimizer
 
 if TYPE_CHECKING:
-    from plait.plan.alone import Alone
+    from plait.plan.tracing.alone import Alone
 
 DEVICE = "cpu"  # what stands for any device: no tensor has values, and torch needs no driver for it
 

@@ -7,9 +7,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from plait.plan.scripts import micros_of, scripts_of, turns_of
-from plait.plan.stage_trace import Like, Place
-from plait.plan.trace import Trace
+from plait.plan.stages.trace import Like, Place
+from plait.plan.tracing.scripts import micros_of, scripts_of, turns_of
+from plait.plan.tracing.trace import Trace
 from plait.plan.values import KINDS
 from plait.plan.whole import Level, Whole
 

@@ -20,11 +20,11 @@ from plait.contract.config import REMAT, Config, Remat
 from plait.contract.model_spec import ModelSpec
 from plait.contract.planned import is_crowded
 from plait.parallel.build import build_model
-from plait.plan.blocks import Group, block_of, groups, keep
 from plait.plan.cannot import in_words
-from plait.plan.recorder import Operator
-from plait.plan.recording import recording
-from plait.plan.trace import levels_of
+from plait.plan.tracing.blocks import Group, block_of, groups, keep
+from plait.plan.tracing.recorder import Operator
+from plait.plan.tracing.recording import recording
+from plait.plan.tracing.trace import levels_of
 
 PRIME = 100_003  # no size of a model is a multiple of it
 SHARES = 60  # the number of samples is also a multiple of this, so that many numbers of data ranks can divide it

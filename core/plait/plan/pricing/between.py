@@ -9,9 +9,9 @@ import numpy as np
 
 from plait.contract.axes import MeshLayout
 from plait.contract.run import Run
-from plait.plan.pieces import Pieces
+from plait.plan.pricing.pieces import Pieces
+from plait.plan.pricing.space import Composition, large_axes
 from plait.plan.ranks import degrees
-from plait.plan.space import Composition, large_axes
 
 Ends = list[tuple[float, int]]  # (weight, index of a composition); the weights add up to 1
 

@@ -13,8 +13,8 @@ from plait.contract.hookspecs import hookimpl
 from plait.contract.stage_plan import StagePlan
 from plait.parallel.assembly import Assembly
 from plait.parallel.stages import stage, stream_into
-from plait.plan.recorder import Recorder
-from plait.plan.scripts import Script, Span, states
+from plait.plan.tracing.recorder import Recorder
+from plait.plan.tracing.scripts import Script, Span, states
 from plait.strategies.hooks import marked
 
 TRAITS = ("phase", "before", "after", "claims", "numerics")

@@ -12,13 +12,13 @@ from plait.contract.config import Config
 from plait.contract.model_spec import ModelSpec
 from plait.contract.stage_plan import StageAction, StagePlan
 from plait.parallel.assembly import assemble
-from plait.plan.divided import divided, seconds_between, times
-from plait.plan.pieces import Pieces
-from plait.plan.price import BlockCost, Price
+from plait.plan.pricing.pieces import Pieces
+from plait.plan.pricing.price import BlockCost, Price
 from plait.plan.ranks import degrees, members
-from plait.plan.recording import DEVICE
-from plait.plan.stage_times import play_stages
+from plait.plan.stages.divided import divided, seconds_between, times
+from plait.plan.stages.times import play_stages
 from plait.plan.summary import memory_of
+from plait.plan.tracing.recording import DEVICE
 
 FORWARD = 1 / 3  # of the time of what stands after the blocks: a matrix product, and two in backward
 

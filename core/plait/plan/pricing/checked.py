@@ -3,12 +3,12 @@
 from plait.contract.cluster import Cluster
 from plait.contract.config import Config, accumulation
 from plait.parallel.assembly import assemble
-from plait.plan.blocks import groups
 from plait.plan.cannot import in_words
-from plait.plan.pieces import Pieces
-from plait.plan.price import price, put_together
-from plait.plan.recording import DEVICE
-from plait.plan.trace import trace
+from plait.plan.pricing.pieces import Pieces
+from plait.plan.pricing.price import price, put_together
+from plait.plan.tracing.blocks import groups
+from plait.plan.tracing.recording import DEVICE
+from plait.plan.tracing.trace import trace
 
 BLOCKS = 2  # of each kind and mode: the first and the last of them
 

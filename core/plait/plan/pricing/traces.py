@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from plait.contract.run import Run
-from plait.plan.between import between, ends
 from plait.plan.cores import on_all_cores
-from plait.plan.pieces import Pieces, known, pieces, remember
-from plait.plan.space import Composition, representatives
+from plait.plan.pricing.between import between, ends
+from plait.plan.pricing.pieces import Pieces, known, pieces, remember
+from plait.plan.pricing.space import Composition, representatives
 
 
 def traces(

@@ -10,14 +10,14 @@ from plait.contract.config import Config, accumulation
 from plait.contract.model_spec import ModelSpec
 from plait.contract.stage_plan import StagePlan
 from plait.parallel.build import build_model
-from plait.plan.alone import Alone
-from plait.plan.blocks import Group, groups, keep
 from plait.plan.cannot import in_words
-from plait.plan.fused import fused
-from plait.plan.recording import recording
-from plait.plan.reserved import pools
-from plait.plan.scripts import ONCE, micros_of, scripts_of
-from plait.plan.trace import Trace, growing, levels_of, members_of
+from plait.plan.tracing.alone import Alone
+from plait.plan.tracing.blocks import Group, groups, keep
+from plait.plan.tracing.fused import fused
+from plait.plan.tracing.recording import recording
+from plait.plan.tracing.reserved import pools
+from plait.plan.tracing.scripts import ONCE, micros_of, scripts_of
+from plait.plan.tracing.trace import Trace, growing, levels_of, members_of
 from plait.plan.whole import Whole, whole
 
 Like = tuple[Any, Any]  # shape and dtype of the stream between stages

@@ -13,8 +13,8 @@ from plait.contract.config import Config
 from plait.parallel.apply import Applied
 from plait.parallel.loss import compiles, cross_entropy_sum
 from plait.parallel.micro_batches import Rows, micro_batches
-from plait.plan.fused import LOSS
-from plait.plan.recorder import Recorder
+from plait.plan.tracing.fused import LOSS
+from plait.plan.tracing.recorder import Recorder
 from plait.train.step_metrics import _all_gather
 from plait.train.trainer import EXCHANGED
 

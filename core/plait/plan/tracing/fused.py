@@ -10,9 +10,9 @@ from typing import Any
 
 import attrs
 
-from plait.plan.blocks import block_of
-from plait.plan.recorder import Operator, Storage, Touched
-from plait.plan.traffic import SPACES
+from plait.plan.tracing.blocks import block_of
+from plait.plan.tracing.recorder import Operator, Storage, Touched
+from plait.plan.tracing.traffic import SPACES
 
 LOSS = "the loss"  # where its operators are, instead of a module
 
