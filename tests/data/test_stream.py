@@ -16,7 +16,7 @@ from plait.contract.errors import PlaitError
 from plait.data import stream as stream_module
 from plait.data.hf import Hf
 from plait.data.prefetch import Prefetched
-from plait.data.stream import Stream
+from plait.data.stream import StreamBatches
 from plait.testing import raises_about
 
 T, G = 16, 4
@@ -41,19 +41,19 @@ def files(tmp_path: Path) -> list[str]:
     return paths
 
 
-def opened(files: list[str], dp: tuple[int, int] = (0, 1), seed: int = 0, **options: object) -> Stream:
+def opened(files: list[str], dp: tuple[int, int] = (0, 1), seed: int = 0, **options: object) -> StreamBatches:
     options = {"name": "json", "data_files": files, "shuffle_buffer": 7, "validation_documents": 5, **options}
     return Hf(**options).open(seq_len=T, seed=seed, global_batch_size=G, dp=dp)
 
 
-def tokens(stream: Stream, steps: int, start: int = 0) -> list[int]:
+def tokens(stream: StreamBatches, steps: int, start: int = 0) -> list[int]:
     """The stream of tokens out of which the batches of these steps were cut."""
     batches = [stream.train(step) for step in range(start, start + steps)]
     joined = [token for batch in batches for token in batch.tokens.flatten().tolist()]
     return [*joined, int(batches[-1].labels[-1, -1])]
 
 
-def documents(stream: Stream, steps: int) -> list[str]:
+def documents(stream: StreamBatches, steps: int) -> list[str]:
     """The names of the documents in these batches, the last of which may be cut and is left out."""
     texts = "".join(chr(token) if token < 256 else "\0" for token in tokens(stream, steps)).split("\0")[:-1]
     return [text.split()[0] for text in texts]

@@ -6,7 +6,7 @@ import pytest
 from plait.launch.compose import resolve
 from plait.plan.engine import plan
 from plait.plan.tracing.recorder import Operator
-from plait.plan.tracing.trace import Trace
+from plait.plan.tracing.trace import StepTrace
 from plait.plan.whole import LEAST, whole
 
 SMALL = ["train.local_batch_size=2", "train.seq_len=32", "model.n_layers=6", "validation.interval=0", "cluster=cpu"]
@@ -56,7 +56,7 @@ def _without_time(found: object) -> dict[str, object]:
     return values
 
 
-def traced(blocks: int, more_in_first: str = "", more_outside: str = "") -> Trace:
+def traced(blocks: int, more_in_first: str = "", more_outside: str = "") -> StepTrace:
     """Each block multiplies once; with a further block, the first one or what is outside does something more."""
     modules = [f"layers.{i}" for i in range(blocks)]
     more = [(modules[0], more_in_first)] * (blocks > LEAST) + [("", more_outside)] * (blocks > LEAST)
@@ -66,7 +66,7 @@ def traced(blocks: int, more_in_first: str = "", more_outside: str = "") -> Trac
         for module, name in sorted(calls)
     ]
     places = {module: (0, i) for i, module in enumerate(modules)}
-    return Trace(operators, [], places, [], (1, 1), {}, (), None, [1] * len(operators))
+    return StepTrace(operators, [], places, [], (1, 1), {}, (), None, [1] * len(operators))
 
 
 @pytest.mark.parametrize(

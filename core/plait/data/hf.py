@@ -13,7 +13,7 @@ from plait.data.documents import encode
 from plait.data.source import Say, Source, at_least, given
 
 if TYPE_CHECKING:
-    from plait.data.stream import Stream
+    from plait.data.stream import StreamBatches
 
 # The builders of `datasets` that read plain data. Others may unpickle files, as `pandas` did, or open connections.
 BUILDERS = ("arrow", "cache", "conll", "csv", "json", "parquet", "text", "webdataset", "xml")
@@ -80,10 +80,10 @@ class Hf(Source):
         options = (self.shuffle_buffer, self.validation_split, self.validation_documents)
         return hashlib.sha256(repr((names, options, self.encoder.digest)).encode()).hexdigest()
 
-    def open(self, *, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> "Stream":
-        from plait.data.stream import Stream
+    def open(self, *, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> "StreamBatches":
+        from plait.data.stream import StreamBatches
 
-        return Stream(self, seq_len, seed, global_batch_size, dp)
+        return StreamBatches(self, seq_len, seed, global_batch_size, dp)
 
     def rows(self, split: str) -> Any:
         """The `datasets.IterableDataset` of `split`. Raises PlaitError if it cannot be opened, or may run code."""

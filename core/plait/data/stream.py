@@ -43,7 +43,7 @@ class Document:
     tokens: np.ndarray  # (n,), the end token last
 
 
-class Stream(Batches):
+class StreamBatches(Batches):
     """This data rank's part of a stream, packed on the way; `take` must be called in order.
 
     Every rank reads its own part of the stream: sample numbers count what all ranks have taken together.

@@ -17,7 +17,7 @@ from plait.plan.cannot import in_words
 from plait.plan.roofline import Spent, spend
 from plait.plan.summary import plan_of, time_of
 from plait.plan.tracing.blocks import groups
-from plait.plan.tracing.trace import Trace, trace
+from plait.plan.tracing.trace import StepTrace, trace
 from plait.plan.values import Plan, Time
 from plait.plan.whole import Whole, whole
 
@@ -107,7 +107,7 @@ def _traced(config: Config, assembly: Assembly, rank: int, granularity: int, eve
     found = groups(assembly.model, assembly.run.spec, config.remat)
     sizes = [len(g.fqns) for g in found]
 
-    def make(counts: list[int] | None) -> Trace:
+    def make(counts: list[int] | None) -> StepTrace:
         return trace(config, assembly.run.world_size, rank, granularity, counts, compiled)
 
     return whole(make, sizes, every)
@@ -146,5 +146,5 @@ def _time(checked: Checked, found: Whole, cluster: Cluster) -> Time:
     return time_of(checked, found, cluster, band, compute, exchange, parts)  # type: ignore[arg-type]
 
 
-def _traces(found: Whole) -> list[Trace]:
+def _traces(found: Whole) -> list[StepTrace]:
     return [found.base, *(t for t, _ in found.more)]

@@ -8,7 +8,7 @@ import attrs
 from plait.contract.cluster import Cluster
 from plait.plan.events import BESIDE, Clock
 from plait.plan.tracing.recorder import Operator
-from plait.plan.tracing.trace import Trace
+from plait.plan.tracing.trace import StepTrace
 
 
 @attrs.frozen
@@ -23,7 +23,7 @@ class Spent:
     exposed: dict[str, float]
 
 
-def spend(trace: Trace, cluster: Cluster, best: bool, within: range | None = None) -> Spent:
+def spend(trace: StepTrace, cluster: Cluster, best: bool, within: range | None = None) -> Spent:
     """Go through the operators in order, or once through those `within`. best: with the upper ends of `achieved`, and
     collectives overlapping computation wherever the code allows it; otherwise with the lower ends, and every all-gather
     waited for."""

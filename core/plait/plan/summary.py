@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from plait.contract.cluster import Cluster
 from plait.launch.check import Checked
 from plait.plan.tracing.recorder import Operator
-from plait.plan.tracing.trace import Trace
+from plait.plan.tracing.trace import StepTrace
 from plait.plan.values import KINDS, Axis, Memory, Peak, Plan, Stages, Time, Traffic, Work
 from plait.plan.whole import Whole
 
@@ -80,7 +80,7 @@ def memory_of(found: "Step") -> Memory:
     return Memory(**most, peak=sum(held), reserved=found.reserved(), at=peak)
 
 
-def _work(one: Trace) -> dict[Any, tuple[int, ...]]:
+def _work(one: StepTrace) -> dict[Any, tuple[int, ...]]:
     found: dict[Any, tuple[int, ...]] = {}
     for operator, weight in zip(one.operators, one.weights, strict=True):
         if operator.bytes:
@@ -89,7 +89,7 @@ def _work(one: Trace) -> dict[Any, tuple[int, ...]]:
     return found
 
 
-def _traffic(one: Trace) -> dict[Any, tuple[int, ...]]:
+def _traffic(one: StepTrace) -> dict[Any, tuple[int, ...]]:
     found: dict[Any, tuple[int, ...]] = {}
     for operator, weight in zip(one.operators, one.weights, strict=True):
         if operator.kind:

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 
 from plait.plan.tracing.blocks import block_of
-from plait.plan.tracing.trace import Trace
+from plait.plan.tracing.trace import StepTrace
 
 LEAST = 4  # blocks of a group that are traced: two at each end, so that the others are between equal ones
 
@@ -22,16 +22,16 @@ class Whole:
     kept: the operators that all traces have, by their indices in each: [of base, of more[0], ...].
     """
 
-    base: Trace
-    more: list[tuple[Trace, int]]
+    base: StepTrace
+    more: list[tuple[StepTrace, int]]
     kept: list[list[int]]
 
-    def sum(self, of: Callable[[Trace], float]) -> float:
+    def sum(self, of: Callable[[StepTrace], float]) -> float:
         """Quantities that add up over blocks, for the whole model."""
         start = of(self.base)
         return start + sum(missing * (of(trace) - start) for trace, missing in self.more)
 
-    def table(self, of: Callable[[Trace], dict[Any, tuple[int, ...]]]) -> dict[Any, tuple[int, ...]]:
+    def table(self, of: Callable[[StepTrace], dict[Any, tuple[int, ...]]]) -> dict[Any, tuple[int, ...]]:
         """The same as `sum`, for several quantities at once, by key."""
         start, more = of(self.base), [(of(trace), missing) for trace, missing in self.more]
         found = {}
@@ -66,7 +66,7 @@ class Whole:
         gaps = [trace.pools.gaps for trace in (self.base, *(trace for trace, _ in self.more))]
         return max(g for g, _ in gaps), max(g for _, g in gaps)
 
-    def _levels(self, of: Callable[[Trace], list[Level]]) -> list[tuple[int, Level]]:
+    def _levels(self, of: Callable[[StepTrace], list[Level]]) -> list[tuple[int, Level]]:
         base = of(self.base)
         if not self.more:
             return list(enumerate(base))
@@ -80,7 +80,7 @@ class Whole:
         return found
 
 
-def whole(make: Callable[[list[int] | None], Trace], sizes: list[int], every: bool = False) -> Whole:
+def whole(make: Callable[[list[int] | None], StepTrace], sizes: list[int], every: bool = False) -> Whole:
     """The step of a model with `sizes[i]` blocks of group i, of which `make(counts)` traces fewer.
 
     A few blocks stand for all if blocks add up: all other operators are unchanged when a block is added, and the new
@@ -103,7 +103,7 @@ def whole(make: Callable[[list[int] | None], Trace], sizes: list[int], every: bo
     return Whole(make(None), [], [])
 
 
-def _aligned(base: Trace, more: list[tuple[Trace, int, int]]) -> list[list[int]] | None:
+def _aligned(base: StepTrace, more: list[tuple[StepTrace, int, int]]) -> list[list[int]] | None:
     """The operators of each trace that are not the added block's; None if they differ between traces."""
     found = [list(range(len(base.operators)))]
     labels = _labels(base)
@@ -127,7 +127,7 @@ def _aligned(base: Trace, more: list[tuple[Trace, int, int]]) -> list[list[int]]
     return found
 
 
-def _labels(trace: Trace, added: int | None = None) -> list[Any]:
+def _labels(trace: StepTrace, added: int | None = None) -> list[Any]:
     """For each operator its phase and the index of its block, counted from the nearer end of the group."""
     counts: dict[int, int] = {}
     for group, _ in trace.places.values():
@@ -149,7 +149,7 @@ def _labels(trace: Trace, added: int | None = None) -> list[Any]:
     return found
 
 
-def _steady(trace: Trace, group: int) -> bool:
+def _steady(trace: StepTrace, group: int) -> bool:
     """Whether the two middle blocks of a group do the same, and memory grows evenly from one to the other."""
     count = sum(g == group for g, _ in trace.places.values())
     names = {place: fqn for fqn, (g, place) in trace.places.items() if g == group}

@@ -19,10 +19,10 @@ from plait.plan.ranks import members
 from plait.plan.roofline import spend
 from plait.plan.stages.step import StageStep
 from plait.plan.stages.times import Played, play_stages
-from plait.plan.stages.trace import Place, ends, trace_place
+from plait.plan.stages.trace import StagePosition, ends, trace_place
 from plait.plan.tracing.blocks import groups
 from plait.plan.tracing.scripts import scripts_of
-from plait.plan.tracing.trace import Trace
+from plait.plan.tracing.trace import StepTrace
 from plait.strategies.registry import described
 
 
@@ -52,12 +52,12 @@ def divided(
     axes = [axis.name for axis in layout.dense if axis.splits == "layers" and axis.degree > 1]
     group = members(layout, axes)
     stride = world // len(group)
-    places = [Place(name, plan, place, place * stride + rank % stride) for place in range(len(group))]
+    places = [StagePosition(name, plan, place, place * stride + rank % stride) for place in range(len(group))]
     model, spec = build_model(config.model)
     kind = {fqn: number for number, g in enumerate(groups(model, spec, config.remat)) for fqn in g.fqns}
     blocks = list(spec.blocks_of(model))
 
-    def alike(place: Place) -> Any:
+    def alike(place: StagePosition) -> Any:
         """Equal for ranks whose stages do the same, and whose groups lie in nodes alike."""
         stages, last = ends(place, blocks), len(plan.blocks) - 1
         return (
@@ -153,10 +153,10 @@ def seconds_between(plan: StagePlan, ranks: Sequence[int], cluster: Cluster, siz
 def _spent(step: StageStep, cluster: Cluster, best: bool) -> tuple[list[float], float]:
     """(seconds of each span, seconds of what is outside them)."""
 
-    def took(trace: Trace, what: Any) -> float:
+    def took(trace: StepTrace, what: Any) -> float:
         return spend(trace, cluster, best, what(trace)).step
 
-    def span(number: int, trace: Trace) -> range:
+    def span(number: int, trace: StepTrace) -> range:
         return range(trace.spans[number].start, trace.spans[number].end)
 
     def total(what: Any) -> float:

@@ -7,9 +7,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from plait.plan.stages.trace import Like, Place
+from plait.plan.stages.trace import Like, StagePosition
 from plait.plan.tracing.scripts import micros_of, scripts_of, turns_of
-from plait.plan.tracing.trace import Trace
+from plait.plan.tracing.trace import StepTrace
 from plait.plan.values import KINDS
 from plait.plan.whole import Level, Whole
 
@@ -19,7 +19,7 @@ BUFFERS = KINDS.index("collectives")
 class StageStep:
     """What `Whole` is for a model in one piece. found: the traces. like: shape and dtype of the stream."""
 
-    def __init__(self, place: Place, found: Whole, like: Like, granularity: int) -> None:
+    def __init__(self, place: StagePosition, found: Whole, like: Like, granularity: int) -> None:
         self.place, self.like = place, like
         shape, dtype = like
         self.sent = shape.numel() * dtype.itemsize
@@ -33,7 +33,7 @@ class StageStep:
         ways = sum(number > 0 for number in own) + sum(number < len(plan.blocks) - 1 for number in own)
         self._more = ways * ((plan.buffers or 0) - made) * self.stream
 
-    def _weighed(self, trace: Trace) -> Trace:
+    def _weighed(self, trace: StepTrace) -> StepTrace:
         """The trace with the number of times that this rank makes each call; other ranks may share it."""
         weights, turns = [1] * len(trace.operators), Counter(number for _, number in self.turns)
         for number, span in enumerate(trace.spans):
@@ -41,13 +41,13 @@ class StageStep:
         return attrs.evolve(trace, weights=weights)
 
     @property
-    def base(self) -> Trace:
+    def base(self) -> StepTrace:
         return self.found.base
 
-    def table(self, of: Callable[[Trace], dict[Any, tuple[int, ...]]]) -> dict[Any, tuple[int, ...]]:
+    def table(self, of: Callable[[StepTrace], dict[Any, tuple[int, ...]]]) -> dict[Any, tuple[int, ...]]:
         return self.found.table(of)
 
-    def sum(self, of: Callable[[Trace], float]) -> float:
+    def sum(self, of: Callable[[StepTrace], float]) -> float:
         return self.found.sum(of)
 
     def levels(self) -> list[tuple[int, Level]]:

@@ -17,14 +17,14 @@ from plait.plan.tracing.fused import fused
 from plait.plan.tracing.recording import recording
 from plait.plan.tracing.reserved import pools
 from plait.plan.tracing.scripts import ONCE, micros_of, scripts_of
-from plait.plan.tracing.trace import Trace, growing, levels_of, members_of
+from plait.plan.tracing.trace import StepTrace, growing, levels_of, members_of
 from plait.plan.whole import Whole, whole
 
 Like = tuple[Any, Any]  # shape and dtype of the stream between stages
 
 
 @attrs.frozen
-class Place:
+class StagePosition:
     """A rank along the axis that divides the layers. strategy: the name of the one that cuts. rank: in the world."""
 
     strategy: str
@@ -34,7 +34,7 @@ class Place:
 
 
 def trace_place(
-    config: Config, world: int, place: Place, granularity: int, every: bool, compiled: bool, like: Like | None
+    config: Config, world: int, place: StagePosition, granularity: int, every: bool, compiled: bool, like: Like | None
 ) -> tuple[Whole, Like]:
     """(the step of this rank, what passes between stages). The arguments are those of `step_of`.
 
@@ -44,7 +44,7 @@ def trace_place(
     own, others = grouped(place, groups(model, spec, config.remat), list(spec.blocks_of(model)))
     found: list[Like] = [like] if like else []
 
-    def make(counts: list[int] | None) -> Trace:
+    def make(counts: list[int] | None) -> StepTrace:
         counts = counts or [len(group.fqns) for group in own]
         made, told = _trace(config, world, place, granularity, compiled, own, others, counts, next(iter(found), None))
         found.append(told)
@@ -54,12 +54,12 @@ def trace_place(
         return whole(make, [len(group.fqns) for group in own], every), found[-1]
 
 
-def ends(place: Place, blocks: list[str]) -> list[list[str]]:
+def ends(place: StagePosition, blocks: list[str]) -> list[list[str]]:
     """The blocks of each stage."""
     return [blocks[a:b] for a, b in pairwise([0, *accumulate(place.plan.blocks)])]
 
 
-def grouped(place: Place, alike: list[Group], blocks: list[str]) -> tuple[list[Group], list[Group]]:
+def grouped(place: StagePosition, alike: list[Group], blocks: list[str]) -> tuple[list[Group], list[Group]]:
     """(groups of equal blocks of each own stage, the blocks of each other stage)."""
     kind = {fqn: number for number, group in enumerate(alike) for fqn in group.fqns}
     own: list[Group] = []
@@ -76,14 +76,14 @@ def grouped(place: Place, alike: list[Group], blocks: list[str]) -> tuple[list[G
 def _trace(
     config: Config,
     world: int,
-    place: Place,
+    place: StagePosition,
     granularity: int,
     compiled: bool,
     own: list[Group],
     others: list[Group],
     counts: list[int],
     like: Like | None,
-) -> tuple[Trace, Like]:
+) -> tuple[StepTrace, Like]:
     alone = Alone(place.strategy, place.plan, place.place, like)
     places: dict[str, tuple[int, int]] = {}
 
@@ -106,7 +106,7 @@ def _trace(
         operators = recorded.recorder.operators
         if compiled:
             operators = fused(operators, recorded.recorder.touched, places)
-        made = Trace(
+        made = StepTrace(
             operators,
             levels_of(recorded.recorder),
             {fqn: at for fqn, at in places.items() if at[0] < len(own)},

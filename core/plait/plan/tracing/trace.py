@@ -19,7 +19,7 @@ from plait.plan.values import KINDS
 
 
 @attrs.frozen(eq=False)
-class Trace:
+class StepTrace:
     """A step of one rank.
 
     operators: in order. levels: for each operator, the bytes in use by kind (in the order of KINDS), at the moment
@@ -53,7 +53,7 @@ def trace(
     counts: list[int] | None = None,
     compiled: bool = False,
     first: bool = False,
-) -> Trace:
+) -> StepTrace:
     """The second step of rank `rank` of `world` ranks, with `counts` blocks of each group; None: with all.
 
     first: the first step instead, after the optimizer has its states: in half of the time, it costs as much except for
@@ -81,7 +81,7 @@ def trace(
         grows = growing(applied)
         members, driven = members_of(recorded.axes), step.driven
         weights = [micro - driven + 1 if o.micro == driven - 1 and o.phase in REPEATED else 1 for o in operators]
-        return Trace(operators, levels, places, alike, (micro, driven), members, grows, held, weights)
+        return StepTrace(operators, levels, places, alike, (micro, driven), members, grows, held, weights)
 
 
 REPEATED = ("forward", "loss", "backward", "recompute")  # phases of a micro-batch
