@@ -168,6 +168,16 @@ def test_inspect_without_strategies():
     assert row(done.out, "norm.weight")[1:] == ["(embed)", "256", "-", "1,024"]
 
 
+def test_inspect_shows_how_a_model_derived_its_spec(monkeypatch):
+    from plait.models.llama3 import Llama3
+
+    monkeypatch.setattr(Llama3, "derived", lambda self: {"layers.*": "blocks: seen"}, raising=False)
+    lines = plait("inspect", "model.n_layers=1", "launch.device=cpu").out.splitlines()
+    assert lines[-2:] == ["how the spec was derived", "  layers.*: blocks: seen"]
+    monkeypatch.undo()
+    assert "derived" not in plait("inspect", "model.n_layers=1", "launch.device=cpu").out
+
+
 def test_compare(tmp_path):
     for name, last in (("a", 1.5), ("b", 1.25)):
         rows = [{"step": 1, "loss": 2.0, "grad_norm": 1.0}, {"step": 2, "loss": last, "grad_norm": 1.0}]

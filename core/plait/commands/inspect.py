@@ -14,7 +14,7 @@ HELP = """usage: plait inspect [overrides] [world=N]
 
 Shows, for the overrides of `plait train`, what the run will do: the order of the strategies and why, the mesh, and
 every parameter with its logical axes, shape, placements and bytes per rank; equal blocks are shown once.
-Nothing is started and no memory is used.
+If the model derives its spec itself, it shows how. Nothing is started and no memory is used.
   world=N  the number of ranks (default: what the degrees and launch.* ask for)"""
 
 
@@ -103,6 +103,8 @@ def _lines(checked: Any, held: list[list[Param]]) -> list[str]:
         for i, stage in enumerate(held)
     ]
     lines += ["", f"parameters: {whole:,} bytes in all, {', '.join(each)}"]
+    derived: dict[str, str] = getattr(checked.assembly.model, "derived", dict)()
+    lines += ["", "how the spec was derived", *(f"  {key}: {how}" for key, how in derived.items())] if derived else []
     return lines
 
 

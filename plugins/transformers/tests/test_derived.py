@@ -222,3 +222,20 @@ def test_a_token_is_multiplied_with_the_experts_that_it_visits():
     others = sum(p.numel() for fqn, p in model.named_parameters()) - experts - model.model.embed_tokens.weight.numel()
     assert experts > 0
     assert model.spec().flops.parameters == others + experts // 2
+
+
+def test_inspect_shows_how_each_branch_was_found():
+    from plait.commands.inspect import report
+    from plait.launch.compose import resolve
+
+    node = resolve(["model=transformers", "strategy=[tensor_parallel]", "launch.device=cpu", "train.seq_len=32"])
+    node["model"]["config"] = {**keys_of("phi3"), "vocab_size": 272}
+    _, _, told = report(node, 2).partition("how the spec was derived\n")
+    assert told.splitlines() == [
+        "  model.layers.*: blocks: the list with as many modules as the model has layers",
+        "  model.layers.*.self_attn: stays whole: one of its matrices holds several in one, such as queries, keys and "
+        "values",
+        "  model.layers.*.mlp: ffn divided: its two halves add up to the whole",
+        "  model.layers.*.self_attn.inner: attention: with it the logits are those of transformers' own",
+        "  lm_head: head: what it returns are the logits",
+    ]

@@ -86,6 +86,13 @@ class Decoder:
         with one_sentence(f"model=transformers cannot derive the spec of {self.config.model_type}:"):
             return spec_of(self)
 
+    def derived(self) -> dict[str, str]:
+        """Pattern -> how what the spec says of it was found, for `plait inspect`."""
+        from plait_transformers.proof import facts_of
+        from plait_transformers.spec import how_found
+
+        return how_found(facts_of(self.config))
+
     def export_files(self) -> dict[str, str]:
         """What `from_pretrained` needs beside the weights: config.json, and the tokenizer of the folder."""
         from plait_transformers.source import beside

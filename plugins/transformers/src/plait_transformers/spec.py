@@ -37,6 +37,21 @@ def spec_of(model: Any) -> ModelSpec:
     )
 
 
+def how_found(facts: Facts) -> dict[str, str]:
+    """Pattern -> how what the spec says of these modules was found."""
+    found = {facts.blocks: "blocks: the list with as many modules as the model has layers"}
+    for branch in facts.branches:
+        axes = (name_of(a) for fqn, its in facts.roles.items() if fqn.startswith(f"{branch}.") for a in its)
+        divided = ", ".join(dict.fromkeys(a for a in axes if a not in (None, "embed", "experts")))
+        why = facts.whole.get(branch)
+        found[branch] = f"stays whole: {why}" if why else f"{divided} divided: its two halves add up to the whole"
+    if facts.attention:
+        found[facts.attention] = "attention: with it the logits are those of transformers' own"
+    if facts.head:
+        found[facts.head] = "head: what it returns are the logits"
+    return found
+
+
 def _multiplied(param: Any, axes: tuple[Axis, ...], config: Any) -> int:
     """How many of its elements a token is multiplied with: of experts, those of the ones that it visits."""
     visited = next((n for key in VISITED if isinstance(n := getattr(config, key, None), int)), None)
