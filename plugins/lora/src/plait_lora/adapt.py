@@ -1,7 +1,7 @@
 """Freezes a model and adds adapters to the matrices in its blocks that have chosen logical axes."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -112,12 +112,12 @@ def _matrices(model: nn.Module, spec: ModelSpec) -> Iterator[tuple[str, Axes]]:
 
 
 def _check(options: "Lora", model: nn.Module, chosen: list[str], matrices: dict[str, Axes]) -> None:
-    known = sorted({axis for axes in matrices.values() for axis in axes if axis not in (None, "embed", "experts")})  # type: ignore[type-var]
+    known = sorted(_axes(matrices.values()))
     for target in options.targets or ["nothing"]:
         if not any(target in axes for axes in matrices.values()):
             raise PlaitError(
                 f"{KEY}.targets={options.targets}: no matrix in a block of this model has the logical axis {target!r}; "
-                f"those of its matrices are {', '.join(map(str, known))}"
+                f"those of its matrices are {', '.join(known) or 'embed or none'}"
             ).at(f"{KEY}.targets", options.targets, fits=known)
     for fqn in chosen:
         owner, _, name = fqn.rpartition(".")
@@ -138,6 +138,11 @@ def _check(options: "Lora", model: nn.Module, chosen: list[str], matrices: dict[
         ).at(f"{KEY}.rank", options.rank, fits=f"at most {largest[least]}")
 
 
+def _axes(matrices: Iterable[Axes]) -> set[str]:
+    """What a target may be, of these matrices: `embed` would choose nearly all, and `experts` whole stacks."""
+    return {axis for its in matrices for axis in its if axis is not None} - {"embed", "experts"}
+
+
 def _try(options: "Lora", module: nn.Module, fqn: str, matrices: dict[str, Axes]) -> None:
     """Run the experts once, on meta: raises PlaitError if they multiply by anything but `grouped_linear`."""
     held = {name: torch.empty_like(param, device="meta") for name, param in module.named_parameters()}
@@ -148,11 +153,12 @@ def _try(options: "Lora", module: nn.Module, fqn: str, matrices: dict[str, Axes]
         with torch.no_grad():
             functional_call(module, held, (weight.new_empty(2, width), counts))
     except Exception as error:
+        others = sorted(_axes(its for its in matrices.values() if its[0] != "experts") - _axes([matrices[fqn]]))
         raise PlaitError(
             f"{KEY}.targets={options.targets} chooses {fqn!r}, a stack of experts of a {type(module).__name__}, which "
             "cannot have an adapter: it is not called as forward(rows, counts), or multiplies by something other than "
-            "plait.models.grouped.grouped_linear; choose targets that only other matrices have"
-        ).at(f"{KEY}.targets", options.targets) from error
+            f"plait.models.grouped.grouped_linear; targets that only other matrices have: {', '.join(others) or 'none'}"
+        ).at(f"{KEY}.targets", options.targets, fits=others) from error
 
 
 def _attach(module: Any, fqn: str, name: str, scale: float) -> None:

@@ -24,10 +24,15 @@ class SortedExperts:
     _apply_gate: Any
     post_expert_norm: Any
 
-    def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """As transformers calls it: the weighted sum of the results of a token's experts, (N, D)."""
-        copies, counts_X = Copies(top_k_index), chosen(top_k_index, self.num_experts).sum(0)
+    def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor | None = None) -> Tensor:
+        """As transformers calls it: the weighted sum of the results of a token's experts, (N, D).
+
+        As Plait calls experts, with sorted rows and with their counts in the place of `top_k_index`: `forward`.
+        """
         module: Any = super()
+        if top_k_weights is None:
+            return module.__call__(hidden_states, top_k_index)
+        copies, counts_X = Copies(top_k_index), chosen(top_k_index, self.num_experts).sum(0)
         return copies.summed(module.__call__(copies.sorted(hidden_states), counts_X), top_k_weights)
 
     def forward(self, x_ND: Tensor, counts_X: Tensor) -> Tensor:
