@@ -1,6 +1,7 @@
 """What cannot be trained is refused in one sentence that names the key."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from families import keys_of
 
 from plait import PlaitError
 from plait.testing import raises_about
+from plait_transformers import proof
 from plait_transformers.build import decoder
 
 
@@ -67,7 +69,7 @@ def test_an_indexer_of_keys(kind):
 @pytest.mark.parametrize(
     ("kind", "about"),
     [
-        ("gptj", "cannot build gptj: transformers ends with KeyError: 'plait'"),  # it looks attention up by itself
+        ("cohere_compass_text", "cannot build cohere_compass_text: transformers ends with KeyError: 'full_attention'"),
         ("gemma4_text", "cannot derive the spec of gemma4_text: .*'head_dim' is a per-layer attribute"),
         ("dots1", "dots1.*NoneType"),
         ("mamba2", "is not a configuration of mamba2: .*ValueError"),
@@ -98,6 +100,42 @@ def test_keys_of_a_folder_can_be_replaced(tmp_path):
     assert len(build(path=path).model.layers) == 2
 
 
-def test_dropout_is_left_out():
+@pytest.mark.parametrize("kind", ["falcon", "gptj"])
+def test_attention_that_is_looked_up_elsewhere(kind):
+    with pytest.raises(PlaitError, match=rf"cannot train {kind}: its attention does not go through .* registry"):
+        build(config=keys_of(kind))
+
+
+def test_what_is_random_in_training_is_left_out():
     model = build(config=keys_of("gpt2"))
     assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
+    model = build(config={**keys_of("mixtral"), "router_jitter_noise": 0.1})
+    assert {m.jitter_noise for m in model.modules() if hasattr(m, "jitter_noise")} == {0.0}
+    assert model.kept["router_jitter_noise"] == 0.1  # in the exported config.json
+
+
+@pytest.mark.parametrize("size", [1e-6, 0.1])
+def test_noise_that_no_key_switches_off_is_refused(size, monkeypatch):
+    """A key of another name, say: noise on what experts get, drawn without a seed."""
+    monkeypatch.setattr("plait_transformers.build.RANDOM", re.compile("drop"))
+    model = build(config={**keys_of("mixtral"), "router_jitter_noise": size})
+    with pytest.raises(PlaitError, match="cannot train mixtral: its logits in training differ"):
+        model.spec()
+
+
+def test_a_block_that_is_rarely_left_out_is_seen(monkeypatch):
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    forward = LlamaDecoderLayer.forward
+
+    def sometimes(self, hidden_states, *args, **kwargs):
+        left_out = self.training and torch.rand(()) < rate
+        return hidden_states if left_out else forward(self, hidden_states, *args, **kwargs)
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", sometimes)
+    monkeypatch.setattr(proof, "_facts", proof._facts.__wrapped__)  # without what other tests have found
+    rate = 0.0
+    assert build(config=keys_of("llama")).spec()  # what is drawn changes nothing
+    rate = 0.1
+    with pytest.raises(PlaitError, match="differ from those in evaluation"):
+        build(config=keys_of("llama")).spec()

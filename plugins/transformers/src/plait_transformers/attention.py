@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from plait import PlaitError
 from plait.models.attention import CausalAttention
 
 NAME = "plait"  # of the attention function in the registry
@@ -42,6 +43,14 @@ def register() -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attend)
+
+
+def refused(kind: str) -> PlaitError:
+    """For a family whose attention is not replaced by the function above."""
+    return PlaitError(
+        f"model=transformers cannot train {kind}: its attention does not go through transformers' registry of "
+        "attention functions in a form that Plait computes"
+    )
 
 
 def give_inner(model: nn.Module) -> None:

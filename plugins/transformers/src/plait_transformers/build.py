@@ -1,16 +1,19 @@
 """Builds a decoder of transformers that Plait can train."""
 
 import os
+import re
 from typing import Any
 
 from torch import Tensor, nn
 
 from plait import ModelSpec, PlaitError, WeightPart, mix_in
 from plait.models.attention import DocumentMask
-from plait_transformers.attention import NAME, give_inner, register
+from plait_transformers.attention import NAME, give_inner, refused, register
 from plait_transformers.experts import give_sorted
 from plait_transformers.one_sentence import one_sentence
 from plait_transformers.source import read_config
+
+RANDOM = re.compile("drop|jitter|noise")  # in the names of keys for what is drawn in training
 
 
 def decoder(path: str | None = None, weights: str = "files", config: dict[str, Any] | None = None) -> nn.Module:
@@ -35,7 +38,7 @@ def decoder(path: str | None = None, weights: str = "files", config: dict[str, A
 
 
 def of_config(config: Any, attention: str = NAME) -> nn.Module:
-    """The model of transformers' `config`, on the current device, without dropout, in float32."""
+    """The model of transformers' `config`, on the current device, in float32, without what is random in training."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.utils import logging
 
@@ -43,10 +46,15 @@ def of_config(config: Any, attention: str = NAME) -> nn.Module:
     register()
     kept = config.to_dict()
     _refuse_selection(kept)
-    config = type(config).from_dict({**kept, **_without_dropout(kept), "use_cache": False})
+    config = type(config).from_dict({**kept, **_nothing_random(kept), "use_cache": False})
     cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     config._attn_implementation = attention
-    model = cls._from_config(config, attn_implementation=attention, experts_implementation="eager")
+    try:
+        model = cls._from_config(config, attn_implementation=attention, experts_implementation="eager")
+    except KeyError as error:
+        if error.args != (attention,):
+            raise
+        raise refused(config.model_type) from error  # it looks for the function in a dict of its own
     if attention == NAME:
         give_inner(model)
         give_sorted(model)
@@ -110,8 +118,8 @@ class Decoder:
         """transformers looks at the values of tokens here, which costs time on a GPU."""
 
 
-def _without_dropout(config: dict[str, Any]) -> dict[str, float]:
-    return {name: 0.0 for name, value in config.items() if "drop" in name and isinstance(value, float)}
+def _nothing_random(config: dict[str, Any]) -> dict[str, float]:
+    return {name: 0.0 for name, value in config.items() if RANDOM.search(name) and isinstance(value, float)}
 
 
 def _refuse_selection(config: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """What holds for a family, found by experiments on a small copy of it in float64, in this process.
 
 A derived spec must not be wrong in silence. So nothing is declared that was not seen: attention agrees with the
-family's own, packed documents do not see each other, nothing outside the branches mixes tokens, and the halves of a
-divided branch add up to the whole.
+family's own, training computes what evaluation does, packed documents do not see each other, nothing outside the
+branches mixes tokens, and the halves of a divided branch add up to the whole.
 
 Shapes: B batch, T tokens, V vocabulary.
 """
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from plait import PlaitError
+from plait_transformers.attention import refused
 from plait_transformers.branch import Roles, divided, undivided
 from plait_transformers.build import Decoder, of_config
 from plait_transformers.init import recorded
@@ -27,6 +28,8 @@ from plait_transformers.supposed import Axis, name_of
 from plait_transformers.watch import Watch, watching
 
 BOUND = 1e-4  # families compute parts in float32 by hand; what is wrong is off by far more
+EXACT = 1e-9  # of one computation that is done again
+DRAWS = 20  # enough to see a layer that is left out one time in ten
 TOKENS = 12
 
 
@@ -106,10 +109,8 @@ def _tried(kind: str, model: nn.Module, own: nn.Module) -> Facts:
         logits = model(tokens)
     wanted = _check_causal(kind, own, tokens)
     if _apart(logits, wanted) > BOUND:
-        raise PlaitError(
-            f"model=transformers cannot train {kind}: its attention does not go through transformers' registry of "
-            "attention functions in a form that Plait computes"
-        )
+        raise refused(kind)
+    _check_training(kind, model, tokens, logits)
     _check_documents(kind, model, tokens)
     blocks = _blocks(model)
     branches = list(_branches(model, blocks))
@@ -131,6 +132,23 @@ def _check_causal(kind: str, own: nn.Module, tokens: Tensor) -> Tensor:
             "token"
         )
     return logits
+
+
+def _check_training(kind: str, model: nn.Module, tokens: Tensor, logits: Tensor) -> None:
+    """In training it computes the same logits, whatever is drawn."""
+    model.train()
+    with torch.random.fork_rng(devices=[]):
+        for seed in range(DRAWS):
+            torch.manual_seed(seed)
+            before, found = torch.get_rng_state(), model(tokens)
+            if _apart(found, logits) > EXACT:
+                raise PlaitError(
+                    f"model=transformers cannot train {kind}: its logits in training differ from those in evaluation, "
+                    "as with noise that is drawn without a seed of Plait's"
+                )
+            if torch.equal(before, torch.get_rng_state()):
+                break
+    model.eval()
 
 
 def _with_other(tokens: Tensor, place: int) -> Tensor:
