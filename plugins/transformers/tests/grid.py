@@ -33,6 +33,7 @@ PARTS = {  # strategy -> logical axis -> what it divides
     "expert_parallel": {"experts": "experts"},
 }
 BEGIN, END = "<!-- the grid: written by `make grid` -->", "<!-- the end of the grid -->"
+PAGE = Path(__file__).parents[1] / "README.md"
 
 
 @attrs.frozen
@@ -103,14 +104,14 @@ def table(found: Mapping[str, Mapping[str, Outcome]]) -> str:
     notes: dict[str, list[str]] = {}
     for kind, by_strategy in found.items():
         if "" in by_strategy:
-            notes.setdefault(_of_any(by_strategy[""].note, kind), []).append(kind)
+            notes.setdefault(of_any(by_strategy[""].note, kind), []).append(kind)
             continue
         cells = []
         for name in UNDER:
             one = by_strategy[name]
             cells.append(one.said)
             if one.note:
-                notes.setdefault(f"{name}: {_of_any(one.note, kind)}", []).append(kind)
+                notes.setdefault(f"{name}: {of_any(one.note, kind)}", []).append(kind)
         rows.setdefault(tuple(cells), []).append(kind)
     trained = [one for by in found.values() for one in by.values() if one.said.startswith("exact")]
     lines = [
@@ -127,7 +128,17 @@ def table(found: Mapping[str, Mapping[str, Outcome]]) -> str:
     return "\n".join(lines)
 
 
-def _of_any(sentence: str, kind: str) -> str:
+def told(page: Path) -> dict[str, dict[str, str]]:
+    """Family -> strategy -> how it ended, as the table in `page` says; nothing beside an installed package."""
+    if not page.exists():
+        return {}
+    inside = page.read_text().partition(BEGIN)[2].partition(END)[0]
+    lines = [line for line in inside.splitlines() if line.startswith("| ")]
+    (_, *names), *found = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines)
+    return {kind: dict(zip(names, cells, strict=True)) for kinds, *cells in found for kind in kinds.split(", ")}
+
+
+def of_any(sentence: str, kind: str) -> str:
     return re.sub(rf"\b{re.escape(kind)}\b", "FAMILY", sentence)
 
 

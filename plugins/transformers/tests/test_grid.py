@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from grid import BEGIN, END, UNDER, Outcome, table, write
+from grid import BEGIN, END, PAGE, UNDER, Outcome, table, told, write
 
 GRID = Path(__file__).with_name("grid.py")
 
@@ -35,6 +35,21 @@ def test_a_page_keeps_what_is_around_the_table(tmp_path):
     page.write_text(f"before\n\n{BEGIN}\n\nold\n\n{END}\n\nafter\n")
     write(page, "| new |")
     assert page.read_text() == f"before\n\n{BEGIN}\n\n| new |\n\n{END}\n\nafter\n"
+
+
+def test_the_table_is_read_as_it_was_written(tmp_path):
+    good = {name: Outcome("exact; attention, vocabulary divided") for name in UNDER}
+    refused = {**good, "tensor_parallel": Outcome("refused", note="b folds tokens")}
+    found = {"a": good, "b": refused, "c": good, "d": {"": Outcome("", note="no d")}}
+    page = tmp_path / "page.md"
+    page.write_text(f"| before | it |\n{BEGIN}\n{END}\n| after | it |\n")
+    write(page, table(found))
+    assert told(page) == {kind: {n: one.said for n, one in found[kind].items()} for kind in "abc"}
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the page is not beside the tests of an installed package")
+def test_all_families_of_the_page_are_read():
+    assert f" {len(told(PAGE))} of them train;" in PAGE.read_text()
 
 
 @pytest.mark.slow
