@@ -73,9 +73,15 @@ def test_each_part_of_a_fused_matrix_is_divided(kind, plait_ranks):
 EXPERTS_AND_TENSORS = {"fsdp2": {}, "tensor_parallel": {"degree": 2}, "expert_parallel": {"degree": 2}}
 
 
+BESIDE = {"tensor ranks": EXPERTS_AND_TENSORS} | {
+    name: {name: {}, "expert_parallel": {"degree": 2}} for name in ("simplefsdp", "ddp")
+}
+
+
 @pytest.mark.slow
-def test_experts_beside_tensor_ranks(plait_ranks):
-    check(plait_ranks, "mixtral", EXPERTS_AND_TENSORS, 4)
+@pytest.mark.parametrize("beside", BESIDE)
+def test_experts_beside(beside, plait_ranks):
+    check(plait_ranks, "mixtral", BESIDE[beside], 4)
 
 
 @pytest.mark.slow
