@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -278,13 +279,19 @@ def test_slurm_may_show_a_task_its_own_gpu_alone() -> None:
         assert local_device("cuda").index == 3
 
 
-def test_slow_float32_on_a_gpu_is_said_once() -> None:
-    from plait.contract.config import Precision
+def test_slow_float32_on_a_gpu_is_said_once_with_what_helps() -> None:
+    from plait.launch.compose import resolve
     from plait.launch.prepare import slow_float32
 
     said = slow_float32(Precision(), "cuda")
     assert said is not None
-    assert "precision.param=bfloat16" in said
+    advised = re.findall(r"[+\w.]+=\w+", said)
+    assert len(advised) == 2, said
+    for override in advised:
+        assert slow_float32(Config.of(resolve([override])).precision, "cuda") is None
+    with mock.patch("plait.launch.prepare.device_of", return_value="cuda"):
+        done = plait("train", "launch.device=cpu", "run.name=a")
+    assert (done.code, done.out.count(said)) == (STARTED, 1), done.err
     assert slow_float32(Precision(param="bfloat16"), "cuda") is None
     assert slow_float32(Precision(), "cpu") is None
     with mock.patch("torch.get_float32_matmul_precision", return_value="high"):

@@ -66,7 +66,7 @@ def slow_float32(precision: Precision, device_type: str) -> str | None:
         return None
     return (
         "precision: float32 without TF32 uses a fraction of this GPU's speed; precision.param=bfloat16 computes in "
-        "bfloat16 and keeps float32 weights (hardware=h100 compiles, too)"
+        "bfloat16 and keeps float32 weights (+hardware=h100 compiles, too)"
     )
 
 
