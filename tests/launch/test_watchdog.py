@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from plait.launch.rank_end import HUNG, first_cause, read
+from plait.launch.watchdog import Watchdog
 
 LONELY = """
 import ctypes, os, sys, time
@@ -103,6 +105,24 @@ with watchdog.Watchdog(1) as dog:
     assert "in stuck_somewhere" in errors
     assert "The flight recorder knows no collectives of this rank." in errors
     assert 1.9 < seconds < 6
+
+
+def test_a_run_that_waits_for_a_batch_is_where_its_source_is() -> None:
+    from plait.data.ahead import Ahead
+    from plait.data.batches import Batches
+
+    found = []
+
+    class Stuck(Batches):
+        validation = take = lambda self, number: reads_a_slow_disk()  # type: ignore[assignment]
+
+    def reads_a_slow_disk() -> None:
+        other = threading.Thread(target=lambda: found.append(Watchdog(9)._location()))
+        other.start()
+        other.join()
+
+    Ahead(Stuck(1, 1, (0, 1))).take(0, last=True)
+    assert " in reads_a_slow_disk (launch/test_watchdog.py, line " in found[0]
 
 
 def test_a_process_that_never_lets_go_of_the_interpreter() -> None:

@@ -92,8 +92,12 @@ class Watchdog:
         os._exit(HUNG)
 
     def _location(self) -> str:
-        main = threading.main_thread().ident
-        return location_of(sys._current_frames().get(main) if main is not None else None)
+        """Where the main thread is; if it waits for a batch, where the thread is that reads it."""
+        locations = {
+            thread.name: location_of(sys._current_frames().get(thread.ident or 0)) for thread in threading.enumerate()
+        }
+        main = locations.get(threading.main_thread().name, "")
+        return locations.get("plait-batches", main) if os.path.join("data", "ahead.py") in main else main
 
 
 def die_with_parent(parent: int | None = None) -> None:

@@ -43,6 +43,8 @@ class Trainer:
         alive: Callable[[str], None] = lambda what: None,
         assembly: Assembly | None = None,
     ) -> None:
+        from plait.data.ahead import Ahead
+
         self.config, self.say, self.alive = config, say, alive
         train = config.train
         if train.deterministic:
@@ -64,15 +66,12 @@ class Trainer:
             prepared = "PLAIT_LAUNCHER" in os.environ  # by the launcher, which reported it
             source.prepare((lambda line: None) if prepared else say)
         dist.barrier()
-        self.batches = source.open(
+        opened = source.open(
             seq_len=train.seq_len, seed=train.seed, global_batch_size=self.global_batch_size, dp=self.dp
         )
+        self.batches = Ahead(opened)
         self.step, self.tokens, self.samples = 0, 0, 0
-        data = {
-            "fingerprint": source.fingerprint(),
-            "global_batch_size": self.global_batch_size,
-            "shares": self.dp[1],
-        }
+        data = {"fingerprint": source.fingerprint(), "global_batch_size": self.global_batch_size, "shares": self.dp[1]}
         self.checkpoints = Checkpoints(config, folder, self.applied, self.optimizer, data, self.batches, say)
         flops, device_type = self.run.spec.flops, self.run.device_type
         self.flops = flops(train.seq_len) if flops else None
@@ -130,7 +129,7 @@ class Trainer:
 
     def _train_step(self) -> tuple[StepMetrics, bool]:
         began = time.perf_counter()
-        batch = self._own(self.batches.take(self.samples))
+        batch = self._own(self.batches.take(self.samples, last=self.step + 1 == self.config.train.steps))
         mine = valid_tokens(batch[1]) if self.mesh.is_dp_leader() else 0
         asked = [int(self._asked == number) for number in ASKING]
         save = dist.get_rank() == 0 and self.checkpoints.due()

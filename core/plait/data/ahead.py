@@ -1,0 +1,79 @@
+"""Reads the next batch in a thread while the step computes, whatever the source."""
+
+import copy
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from plait.data.batches import Batch, Batches
+from plait.data.prefetch import end
+
+Calls = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+
+
+class Ahead(Batches):
+    """`batches`, one batch ahead: while the caller computes with a batch, a thread reads the next.
+
+    That thread makes every call, so no source is used by two. The state is that of the batch handed out last, not of
+    the one that was read ahead. What the source raises is raised by the call that needs it.
+    """
+
+    def __init__(self, batches: Batches) -> None:
+        super().__init__(batches.seq_len, batches.global_batch_size, batches.dp)
+        self._batches, self._state = batches, copy.deepcopy(batches.state_dict())
+        self._next: tuple[int, Future[Any]] | None = None  # the sample that it begins with, and what the thread reads
+        self._calls: Calls = queue.SimpleQueue()
+        # a daemon, because a source that hangs would keep a finished run alive
+        thread = threading.Thread(target=_work, args=(self._calls,), name="plait-batches", daemon=True)
+        weakref.finalize(self, end, partial(self._calls.put, None), thread, 1)
+        thread.start()
+
+    def take(self, first: int, last: bool = False) -> Batch:
+        """last: no batch follows, so none is read ahead."""
+        number, reading = self._next or (None, None)
+        self._next = None
+        if reading is None or number != first:
+            if reading is not None and self._state:
+                self._ask(self._batches.load_state_dict, self._state).result()  # as if it had not been read
+            reading = self._ask(_read, self._batches, first)
+        batch, self._state = reading.result()
+        if not last:
+            following = first + self.global_batch_size
+            self._next = following, self._ask(_read, self._batches, following)
+        return batch
+
+    def validation(self, index: int) -> Batch:
+        batch: Batch = self._ask(self._batches.validation, index).result()
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._next = None
+        self._ask(self._batches.load_state_dict, state).result()
+        self._state = copy.deepcopy(self._ask(self._batches.state_dict).result())
+
+    def _ask(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
+        """The thread makes the calls one after the other."""
+        asked: Future[Any] = Future()
+        self._calls.put((asked, partial(call, *args)))
+        return asked
+
+
+def _read(batches: Batches, first: int) -> tuple[Batch, dict[str, Any]]:
+    return batches.take(first), copy.deepcopy(batches.state_dict())
+
+
+def _work(calls: Calls) -> None:
+    while (asked := calls.get()) is not None:
+        future, call = asked
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+        del asked, future, call  # else a batch lives until the next is read

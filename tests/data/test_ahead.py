@@ -1,0 +1,178 @@
+"""One batch is read ahead, whatever the source, and nothing else changes: order, state, errors."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plait.contract.errors import PlaitError
+from plait.data import stream
+from plait.data.ahead import Ahead
+from plait.data.batches import Batch, Batches
+from plait.data.chat import Chat
+from plait.data.hf import Hf
+from plait.data.text import Text
+from tests.helpers.chats import CHATS, tokenizer_in, written
+
+G = 4
+
+
+class Counting(Batches):
+    """Batch number n holds only n, and comes after n - 1; reading number `broken` fails."""
+
+    def __init__(self, broken: int = -1) -> None:
+        super().__init__(1, G, (0, 1))
+        self.broken, self.now = broken, {"number": 0}
+        self.threads: set[str] = set()
+        self.read = [threading.Event() for _ in range(9)]
+
+    def take(self, first: int) -> Batch:
+        self.threads.add(threading.current_thread().name)
+        number = first // G
+        if number != self.now["number"]:
+            raise ValueError(f"number {self.now['number']} comes next, not {number}")
+        if number == self.broken:
+            raise PlaitError("the disk is gone")
+        self.now["number"] += 1
+        self.read[number].set()
+        return self._batch(number)
+
+    def validation(self, index: int) -> Batch:
+        self.threads.add(threading.current_thread().name)
+        return self._batch(-index)
+
+    def _batch(self, number: int) -> Batch:
+        return Batch(torch.full((G, 1), number), torch.full((G, 1), number))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.now  # the object itself, which the next read changes
+
+    def load_state_dict(self, state: Any) -> None:
+        self.now = dict(state)
+
+
+def number(batch: Batch) -> int:
+    return int(batch.tokens[0, 0])
+
+
+def test_the_next_batch_is_read_while_the_caller_has_this_one() -> None:
+    source = Counting()
+    ahead = Ahead(source)
+    assert number(ahead.train(0)) == 0
+    assert source.read[1].wait(20)
+    assert not source.read[2].wait(0.05), "one batch ahead, not more"
+    assert [number(ahead.train(step)) for step in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_nothing_is_read_after_the_last_batch() -> None:
+    source = Counting()
+    assert number(Ahead(source).take(0, last=True)) == 0
+    assert not source.read[1].wait(0.05)
+
+
+def test_the_state_is_that_of_the_batch_that_was_handed_out() -> None:
+    source = Counting()
+    ahead = Ahead(source)
+    assert ahead.state_dict() == {"number": 0}
+    ahead.train(0)
+    assert source.read[1].wait(20)
+    state = ahead.state_dict()
+    assert (state, source.state_dict()) == ({"number": 1}, {"number": 2})
+    assert number(ahead.train(1)) == 1
+    ahead.load_state_dict(state)
+    assert ahead.state_dict() == {"number": 1}
+    assert [number(ahead.train(step)) for step in (1, 2)] == [1, 2]
+
+
+def test_a_batch_out_of_order_is_read_anew() -> None:
+    source = Counting()
+    ahead = Ahead(source)
+    ahead.train(0)
+    with pytest.raises(ValueError, match="number 1 comes next, not 5"):
+        ahead.train(5)
+    assert number(ahead.train(1)) == 1
+
+
+def test_what_the_source_raises_is_raised_by_the_call_that_needs_it() -> None:
+    ahead = Ahead(Counting(broken=1))
+    assert number(ahead.train(0)) == 0
+    with pytest.raises(PlaitError, match="the disk is gone"):
+        ahead.train(1)
+
+
+def test_one_thread_makes_all_calls() -> None:
+    source = Counting()
+    ahead = Ahead(source)
+    ahead.train(0)
+    assert number(ahead.validation(3)) == -3
+    assert number(ahead.train(1)) == 1
+    assert source.threads == {"plait-batches"}
+
+
+def opened(kind: str, folder: Path) -> Batches:
+    source: Any
+    if kind == "chat":
+        path = written(folder / "chats.jsonl", CHATS)
+        source = Chat(path=str(path), tokenizer=str(tokenizer_in(folder)), validation_fraction=0.1)
+    else:
+        path = folder / "text.jsonl"
+        path.write_text("".join(json.dumps({"text": f"<{i} " + "words " * (i * 5 % 11)}) + "\n" for i in range(90)))
+        if kind == "text":
+            source = Text(path=str(path), validation_fraction=0.2)
+        else:
+            source = Hf(name="json", data_files=str(path), shuffle_buffer=7, validation_documents=9)
+    return source.open(seq_len=64 if kind == "chat" else 16, seed=1, global_batch_size=G, dp=(0, 1))
+
+
+def same(one: Batch, other: Batch) -> bool:
+    return all(
+        torch.equal(a, b)
+        for a, b in ((one.tokens, other.tokens), (one.labels, other.labels), (one.positions, other.positions))
+        if a is not None or b is not None
+    )
+
+
+@pytest.mark.parametrize("kind", ["text", "chat", "hf"])
+def test_every_source_gives_the_same_batches_and_resumes_with_them(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "DEPTH", 8)
+    plain, ahead = opened(kind, tmp_path), Ahead(opened(kind, tmp_path))
+    states, batches = [], []
+    for step in range(6):
+        states.append(json.dumps(ahead.state_dict()))
+        assert json.loads(states[-1]) == plain.state_dict()
+        batches.append(plain.train(step))
+        assert same(ahead.train(step), batches[-1])
+        assert same(ahead.validation(step), plain.validation(step))
+    resumed = Ahead(opened(kind, tmp_path))
+    resumed.load_state_dict(json.loads(states[3]))
+    assert all(same(resumed.train(step), batches[step]) for step in (3, 4, 5))
+    ahead.load_state_dict(json.loads(states[2]))
+    assert all(same(ahead.train(step), batches[step]) for step in (2, 3))
+
+
+HANGS = """
+import time
+from tests.data.test_ahead import Counting
+from plait.data.ahead import Ahead
+class Hangs(Counting):
+    def take(self, first):
+        if first: time.sleep(1000)
+        return super().take(first)
+ahead = Ahead(Hangs())
+ahead.train(0)
+print("finished")
+"""
+
+
+@pytest.mark.slow
+def test_a_source_that_hangs_keeps_no_finished_process_alive() -> None:
+    command, root = [sys.executable, "-c", HANGS], Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "finished\n"), done.stderr
