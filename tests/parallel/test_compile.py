@@ -7,6 +7,7 @@ from torch import nn
 import plait
 from plait import ModelSpec
 from plait.contract.config import Compile, Precision, Remat
+from plait.models.grouped import grouped_linear
 from plait.parallel.compile import selective_config
 from plait.strategies.registry import create_all
 from plait.testing.models import llama3
@@ -61,10 +62,33 @@ def test_one_forward_and_one_backward_graph_for_all_blocks(plait_ranks, strategi
 
 
 ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+GROUPED = "aten::_grouped_mm"
 
 
-def again(config):
-    """How often the partitioner under `config` lets backward compute attention that forward computed."""
+def attention(x_HTE):
+    return nn.functional.scaled_dot_product_attention(x_HTE[None], x_HTE[None], x_HTE[None])
+
+
+def grouped(x_HTE):
+    """As `grouped_linear` calls it on a GPU."""
+    weights, ends = x_HTE.detach()[:, :8], torch.tensor([4, 16], dtype=torch.int32)
+    return nn.functional.grouped_mm(x_HTE[0], weights.mT, offs=ends)
+
+
+def grouped_on_a_cpu(x_HTE):
+    return grouped_linear(x_HTE[0], x_HTE.detach()[:, :8], torch.tensor([4, 12]))
+
+
+# What computes, the name of its operation, and how many of that name the gradient takes itself.
+EXPENSIVE = {
+    "attention": (attention, ATTENTION, 0),
+    "grouped": (grouped, GROUPED, 1),
+    "grouped on a cpu": (grouped_on_a_cpu, "plait::grouped_linear", 1),
+}
+
+
+def again(config, compute, name):
+    """How often backward, divided from forward by the partitioner under `config`, runs the operation `name`."""
     from functorch.compile import aot_function, min_cut_rematerialization_partition, nop
 
     graphs = []
@@ -73,16 +97,12 @@ def again(config):
         graphs.append(graph)
         return nop(graph, inputs)
 
-    def attention(x):
-        q = x.sin()
-        return nn.functional.scaled_dot_product_attention(q, q, q).cos()
-
-    x = torch.randn(1, 2, 16, 8, requires_grad=True)
+    x = torch.randn(2, 16, 8, dtype=torch.bfloat16, requires_grad=True)
     with torch._functorch.config.patch(**config):
-        partition = min_cut_rematerialization_partition
-        aot_function(attention, note, note, partition)(x).sum().backward()
+        step = aot_function(lambda x: compute(x.sin()).cos(), note, note, min_cut_rematerialization_partition)
+        step(x).sum().backward()
     (_, backward) = graphs
-    return sum(getattr(n.target, "name", str)() == ATTENTION for n in backward.graph.nodes if n.op == "call_function")
+    return sum(getattr(n.target, "name", str)() == name for n in backward.graph.nodes if n.op == "call_function")
 
 
 def tuned(strategies, mode):
@@ -120,10 +140,11 @@ def moded():
     plait.apply(model, model.spec(), compile=Compile(True, "aot_eager", "max-autotune-no-cudagraphs"))
 
 
-def test_selective_recomputation_keeps_attention():
+@pytest.mark.parametrize(("compute", "name", "own"), EXPENSIVE.values(), ids=EXPENSIVE)
+def test_selective_recomputation_runs_nothing_expensive_again(compute, name, own):
     alone = {k: v for k, v in selective_config().items() if k != "joint_custom_pass"}
-    assert again(alone) == 1  # what the partitioner does by itself
-    assert again(selective_config()) == 0
+    assert again(alone, compute, name) == own + 1  # what the partitioner does by itself
+    assert again(selective_config(), compute, name) == own
 
 
 def saved(backend, mode, budget=0.5):
