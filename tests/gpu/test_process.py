@@ -21,6 +21,11 @@ backends = [dist.group.WORLD._get_backend(torch.device(kind)).name() for kind in
 print([each.tolist() for each in sums], answers, *backends)
 end_group()
 """
+TRAINS = ("strategy=[fsdp2]", "launch.nproc_per_node=1", "train.steps=6", "run.name=a", "precision.param=bfloat16")
+TOO_MUCH = (
+    *("strategy=[]", "model.dim=1024", "train.local_batch_size=400000"),
+    *("run.name=a", "launch.nproc_per_node=1"),
+)
 SEGMENTS = """
 import torch
 from plait.parallel.process_group import start_group
@@ -49,8 +54,7 @@ def test_the_allocator_grows_its_segments(device):
 
 
 def test_the_command_trains_on_the_device(device, tmp_path):
-    one = ("launch.nproc_per_node=1", "train.steps=6", "run.name=a", "precision.param=bfloat16")
-    done = train("strategy=[fsdp2]", f"launch.device={device}", *one, cwd=tmp_path)
+    done = train(*TRAINS, f"launch.device={device}", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     found = rows(tmp_path / "runs" / "a")
     kind = "cuda_allocator_peak" if device == "cuda" else "resident_peak"
@@ -61,7 +65,6 @@ def test_the_command_trains_on_the_device(device, tmp_path):
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
 def test_memory_that_runs_out_is_one_sentence_and_an_exit_code(device, tmp_path):
-    too_much = ("model.dim=1024", "train.local_batch_size=400000", "run.name=a", "launch.nproc_per_node=1")
-    done = train("strategy=[]", "launch.device=cuda", *too_much, cwd=tmp_path)
+    done = train(*TOO_MUCH, "launch.device=cuda", cwd=tmp_path)
     assert done.returncode == 4, done.stdout + done.stderr
     assert "train.local_batch_size" in done.stderr

@@ -61,19 +61,26 @@ def trained(node, folder, guarded=(), stop_after=0, export=False):
     return rows
 
 
+def given(device, folder, *overrides):
+    more = (f"launch.device={device}", "train.deterministic=true", "checkpoint.keep=9", *overrides)
+    return whole_run.overrides({"fsdp2": {}}, folder, 1, *more)
+
+
 def run(ranks, device, folder, *overrides, **options):
     """As `trained`, of a small model under fsdp2 on one rank with that device, with repeatable kernels."""
     folder.mkdir(exist_ok=True)
     (folder / "versions.json").write_text("{}")
-    given = (f"launch.device={device}", "train.deterministic=true", "checkpoint.keep=9", *overrides)
-    node = check(resolve(whole_run.overrides({"fsdp2": {}}, folder, 1, *given)), 1).config.node
+    node = check(resolve(given(device, folder, *overrides)), 1).config.node
     return ranks.run(trained, node, folder, world=1, **options)[0]
+
+
+OFTEN = ("train.steps=6", "checkpoint.interval=2")
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_run_goes_on_bitwise_from_a_save(ranks, device, tmp_path, mode):
     """The run that saved goes on while the save is written, and is also stopped and resumed."""
-    often = ("train.steps=6", "checkpoint.interval=2", f"checkpoint.mode={mode}")
+    often = (*OFTEN, f"checkpoint.mode={mode}")
     whole = run(ranks, device, tmp_path / "whole", *often, export=True)
     kind = "cuda_allocator_peak" if device == "cuda" else "resident_peak"
     assert {row["memory_kind"] for row in whole} == {kind}
@@ -85,13 +92,13 @@ def test_a_run_goes_on_bitwise_from_a_save(ranks, device, tmp_path, mode):
     assert whole_run.numbers(parts[0] + parts[1]) == whole_run.numbers(whole)
 
 
+NEVER = ("checkpoint.interval=0", "validation.interval=0", "train.deterministic=false", "train.steps=6")
 COMPILED = ("compile.enabled=true", "compile.backend=aot_eager", "precision.param=bfloat16", "data.attention=across")
 
 
 @pytest.mark.parametrize("options", [(), COMPILED], ids=["documents", "compiled"])
 def test_no_step_waits_for_the_gpu(ranks, device, tmp_path, options):
     """Steps 3 to 5, of four micro-batches each, their metrics included."""
-    never = ("checkpoint.interval=0", "validation.interval=0", "train.deterministic=false", "train.steps=6")
-    rows = run(ranks, device, tmp_path / "run", *never, *options, guarded=(3, 5))
+    rows = run(ranks, device, tmp_path / "run", *NEVER, *options, guarded=(3, 5))
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert all(row["tokens_per_second"] > 0 for row in rows)

@@ -1,0 +1,25 @@
+"""What the tests here give `plait train` on a GPU composes and passes every check, on any machine."""
+
+import pytest
+
+from plait.launch.check import check
+from plait.launch.compose import resolve
+from tests.gpu import test_process, test_training
+from tests.helpers.commands import SMALL
+
+COMMANDS = {"trains": test_process.TRAINS, "too much": test_process.TOO_MUCH}
+RUNS = {
+    "often": test_training.OFTEN,
+    "never": test_training.NEVER,
+    "compiled": (*test_training.NEVER, *test_training.COMPILED),
+}
+
+
+@pytest.mark.parametrize("overrides", COMMANDS.values(), ids=COMMANDS)
+def test_commands(overrides):
+    check(resolve([*SMALL, *overrides, "launch.device=cpu"]), 1)
+
+
+@pytest.mark.parametrize("overrides", RUNS.values(), ids=RUNS)
+def test_runs(overrides, tmp_path):
+    check(resolve(test_training.given("cpu", tmp_path, *overrides)), 1)
