@@ -1,8 +1,9 @@
 """All that is measured on a GPU: python benchmarks/gpu.py [--minutes N] [--only PART ...] [--list] [--dry-run]
 
 The tests marked `gpu`; then Plait beside torchtitan 0.2.2 in runs that take turns; then Plait with other options. Each
-part is a process of its own, and its result is in benchmarks/gpu/<date>-<device>.json when it ends: the same command
-goes on after the last finished part. A part that fails is recorded with its reason, and the next begins.
+part is a process of its own, and its result is in benchmarks/gpu/<date>-<device>.json when it ends. The limits of all
+parts add up to more than the limit of the whole, which cuts (--minutes): the same command goes on after the last
+finished part. A part that fails is recorded with its reason, and the next begins.
 `make gpu` runs this in an environment that gpu_setup.py makes.
 """
 
@@ -13,12 +14,14 @@ import importlib.util
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +54,11 @@ VARIANTS: dict[str, Callable[[Case], tuple[str, ...]]] = {  # of the first case
     "remat.mode=selective": lambda case: ("remat.mode=selective",),
     "loss.chunks=8": lambda case: ("loss.chunks=8",),
     "eager": lambda case: ("compile.enabled=false",),
-    "one save": lambda case: ("checkpoint.enabled=true", f"checkpoint.interval={case.steps * 2 // 3}", *NO_EXPORT),
+    "saves": lambda case: (  # so far apart that the first is on disk before the second begins
+        *("checkpoint.enabled=true", "checkpoint.export=false"),
+        *(f"train.steps={case.steps * 4}", f"checkpoint.interval={case.steps * 8 // 5}"),
+    ),
 }
-NO_EXPORT = ("checkpoint.export=false",)
 SMALL = {"llama3_1b": "llama3_debug", "llama3_8b": "llama3_debug"} | {
     "qwen3_0.6b": "qwen3_debug",
     "deepseek_v3_16b": "deepseek_v3_debug",
@@ -111,11 +116,17 @@ def training(how: Callable[..., Any], case: Case, more: list[str], seconds: floa
     batch = f"{options['train.local_batch_size']} x {options['train.seq_len']}"
     record = {**attrs.asdict(found), "batch": batch, "recomputed": options.get("remat.mode", "none")}
     if options["checkpoint.enabled"] == "true":
-        tokens, every = rows[0]["tokens"], int(options["checkpoint.interval"])
-        laps = sorted(tokens / row["tokens_per_second"] for row in rows[case.warm_up :])
-        saves = sum(row["step"] % every == 0 for row in rows[:-1])
-        record["stand_still_seconds"] = (sum(laps) - laps[len(laps) // 2] * len(laps)) / saves
+        first, *later = stand_still(rows, case.warm_up, int(options["checkpoint.interval"]))
+        record["stand_still_seconds"] = {"first": first, "later": statistics.mean(later)}
     return {**record, "losses": [rows[0]["loss"], rows[-1]["loss"]], "overrides": overrides}
+
+
+def stand_still(rows: list[dict[str, Any]], warm_up: int, every: int) -> list[float]:
+    """Of each save but that of the last step: the seconds that the steps up to the next one take beyond the median."""
+    laps = [rows[0]["tokens"] / row["tokens_per_second"] for row in rows]
+    usual = statistics.median(laps[warm_up:])
+    saves = range(every, len(rows), every)  # a save counts in the lap of the step after it
+    return [sum(laps[start:end]) - usual * (end - start) for start, end in pairwise([*saves, len(rows)])]
 
 
 def peer(overrides: list[str], seconds: float, log: Path) -> tuple[list[dict[str, Any]], str]:

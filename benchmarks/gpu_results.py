@@ -99,16 +99,17 @@ def _variants(models: Iterable[str], parts: dict[str, Record]) -> list[str]:
         for name, record in parts.items():
             if name.count("/") == 1 and name.startswith(f"{model}/") and "failed" not in record:
                 share = f"{record['tokens_per_second'] / _mean(base):.3f}" if base else "-"
-                still = f"{record['stand_still_seconds']:.2f}" if "stand_still_seconds" in record else "-"
+                still = ", ".join(f"{s:.2f}" for s in record.get("stand_still_seconds", {}).values()) or "-"
                 lines.append(f"| {model} | {name.split('/')[1]} | {' | '.join(_cells([record]))} | {share} | {still} |")
     if not lines:
         return []
     head = [
         "## Plait with another option",
         "",
-        "The share is that of the tokens per second above; a save stands still for the seconds that later steps lose.",
+        "The share is that of the tokens per second above. A save stands still for the seconds that later steps lose;",
+        "the first one also takes the memory that all others use again.",
         "",
-        "| model | with | tokens/s | MFU | GiB | share | a save stands still, s |",
+        "| model | with | tokens/s | MFU | GiB | share | the first save stands still, later ones, s |",
         "|---|---|---|---|---|---|---|",
     ]
     return [*head, *lines, ""]
