@@ -12,13 +12,23 @@ import attrs
 from tests.helpers.commands import ranks_of
 
 NOTES = """
-import os, sys, threading
+import os, sys, threading, time
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == "torch":
             with open(os.environ["NOTES"], "a") as file:
                 file.write(f"{os.getpid()}\\n")
 sys.meta_path.insert(0, Finder())
+events = os.open(os.environ["NOTES"] + ".events", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+def note(event, args):
+    if event == "open":
+        if not isinstance(args[0], str) or args[2] & (os.O_WRONLY | os.O_RDWR):
+            return
+    elif event not in ("began", "import", "os.fork", "os.exec", "os.posix_spawn", "os.system", "subprocess.Popen"):
+        return
+    os.write(events, f"{time.time_ns()} {os.getpid()} {event} {args[0] if args else None}\\n".encode())
+note("began", ())
+sys.addaudithook(note)
 """
 
 LISTENING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}  # the state in /proc/net; 07: not connected
@@ -44,7 +54,25 @@ def noting(folder: Path) -> dict[str, str]:
     site = folder / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(NOTES)
-    return {"PYTHONPATH": str(site), "NOTES": str(folder / "notes")}
+    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+    return {"PYTHONPATH": path, "NOTES": str(folder / "notes")}
+
+
+@attrs.frozen
+class Event:
+    """What a process of Python did: "began", "import" of a module, "open" of a file to read, or an audit event that
+    starts a process."""
+
+    time_ns: int
+    pid: int
+    kind: str
+    what: str
+
+
+def events(folder: Path) -> list[Event]:
+    lines = (folder / "notes.events").read_text().splitlines()
+    found = [line.split(" ", 3) for line in lines]
+    return [Event(int(at), int(pid), kind, what) for at, pid, kind, what in found]
 
 
 def importers(folder: Path) -> list[str]:

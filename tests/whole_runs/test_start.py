@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.commands import environment, numbers, plait, ranks_of, rows, start, train, wait_for_step
-from tests.helpers.watched import Seen, importers, noting
+from tests.helpers.watched import Seen, events, importers, noting
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
 FSDP = ["strategy=[fsdp2]", "run.name=a"]
@@ -90,6 +90,19 @@ def test_torch_is_imported_twice_whatever_ranks_there_are(watched: tuple[Seen, P
     found = importers(folder.parents[1])
     assert len(found) == 2
     assert not set(found) & {str(pid) for pid in seen.ranks}
+
+
+def test_after_its_last_step_a_run_only_saves_exports_and_ends(watched: tuple[Seen, Path, Path]) -> None:
+    """No process starts, only manifests of checkpoints are read, and no rank imports torch, nor the launcher anything."""
+    seen, folder, _ = watched
+    done = (folder / "metrics.jsonl").stat().st_mtime_ns
+    late = [event for event in events(folder.parents[1]) if event.time_ns > done]
+    assert {event.kind for event in late} == {"import", "open"}
+    opened = [Path(event.what) for event in late if event.kind == "open"]
+    assert {path.name for path in opened if path.parent.name.startswith("step-")} == {"manifest.json"}
+    assert [path.name for path in opened].count("model.safetensors") == 2  # to flush it, and for its digest
+    imported = [event for event in late if event.kind == "import"]
+    assert [event.what for event in imported if event.what.startswith("torch") or event.pid not in seen.ranks] == []
 
 
 @pytest.mark.slow
