@@ -170,7 +170,8 @@ strategies do the rest:
 **Transforms of parameters.** Strategies need to change what a module computes with, but not what is stored: names,
 optimizer and checkpoints depend on storage. torch's parametrisations rename parameters; getters that are always active
 break FSDP2's first use, and what initialisation writes through them is lost. So `transform_param(module, name, fn)` is
-active only inside the owning module's forward. Transforms nest: a later one is nearer to storage.
+active only inside the owning module's forward, or another of its methods that gets a tensor. Transforms nest: a later
+one is nearer to storage.
 
 **`run.storage_device`.** The core allocates parameters as the last step of set-up. A strategy that keeps them off the
 GPU (fsdp2's `cpu_offload`) sets this field in `parallelize`, before that. Besides what `configure` may do (`run.use`,

@@ -103,3 +103,93 @@ def test_one_graph_serves_all_blocks():
         block.compile(backend=count, fullgraph=True)
         assert torch.equal(block(x), eager)
     assert len(graphs) == 1
+
+
+class Pair(nn.Module):
+    """As transformers' mixtures of attention: others call its methods, never the module."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.bias = nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(3))
+
+    def map(self, x):
+        return x @ self.weight
+
+    def reduce(self, x, fails=False):
+        y = self.map(x)
+        if fails:
+            raise ValueError
+        return y + self.bias
+
+    @torch.no_grad()
+    def scale(self, by):
+        self.weight.mul_(by)
+
+    @torch.no_grad()
+    def reset_to(self, x):
+        self.weight.copy_(x)
+
+    def _own(self, x):
+        return self.weight
+
+    @staticmethod
+    def plain(x):
+        return x
+
+
+class Caller(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pair = Pair()
+
+    def forward(self, x):
+        return self.pair.reduce(self.pair.map(x))
+
+
+def double(p):
+    return 2 * p
+
+
+def both(module):
+    for name in ("weight", "bias"):
+        transform_param(module, name, double)
+    return module
+
+
+def test_inside_methods_that_are_called_with_a_tensor():
+    plain, pair, x = Pair(), both(Pair()), torch.randn(2, 3)
+    assert torch.equal(pair.map(x=x), x @ (2 * plain.weight))
+    assert torch.equal(pair.reduce(x), x @ (2 * plain.weight) + 2 * plain.bias)  # one method calls the other
+    assert pair.weight is pair._parameters["weight"]
+    with pytest.raises(ValueError):
+        pair.reduce(x, fails=True)
+    assert pair.weight is pair._parameters["weight"]
+    assert pair._own(x) is pair.weight
+    assert pair.plain(x) is x
+    assert torch.equal(copy.deepcopy(pair).map(x), pair.map(x))
+    assert type(both(Pair())) is type(pair)
+
+
+def test_what_writes_to_a_parameter_writes_to_what_is_stored():
+    pair, x = both(Pair()), torch.randn(3, 3)
+    before = pair.weight.clone()
+    pair.scale(3)
+    assert torch.equal(pair.weight, 3 * before)
+    pair.reset_to(x)
+    assert torch.equal(pair.weight, x)
+
+
+def test_one_graph_has_the_methods_of_all_blocks():
+    callers, graphs, x = [Caller() for _ in range(3)], [], torch.randn(2, 3)
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    for caller in callers:
+        both(caller.pair)
+        eager = caller(x)
+        caller.compile(backend=count, fullgraph=True)
+        assert torch.equal(caller(x), eager)
+    assert len(graphs) == 1

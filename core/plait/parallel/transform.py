@@ -10,7 +10,8 @@ Transform = Callable[[Tensor], Tensor]
 
 
 def transform_param(module: nn.Module, name: str, fn: Transform) -> None:
-    """Inside `module`'s own forward, and only there, `module.<name>` is `fn(parameter)`.
+    """Inside `module`'s own forward, and only there, `module.<name>` is `fn(parameter)`; for models that call
+    `module.map(x)`, also inside its other methods that get a tensor, if their names do not begin with _, init or reset.
 
     Transforms of one parameter nest: a later one is nearer to storage, so it is applied first. Storage, FQN, the
     optimizer and `state_dict` see the parameter itself. Gradients flow back through `fn`. Raises AttributeError if
@@ -48,31 +49,40 @@ _classes: dict[tuple[type, frozenset[str]], type] = {}
 def _transformed_class(cls: Any) -> type:
     key = (cls, frozenset[str]())
     if key not in _classes:
-
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            before, self._transforms_on = self._transforms_on, True
-            try:
-                return cls.forward(self, *args, **kwargs)
-            finally:
-                self._transforms_on = before
-
-        forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
-        body = {"forward": forward, "__module__": cls.__module__, "__qualname__": cls.__qualname__, "_plain": cls}
-        _classes[key] = type(cls.__name__, (Transformed, cls), body | {"_names": frozenset[str]()})
+        body = {n: _transforming(method, n == "forward") for n, method in _methods(cls).items()}
+        body |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_plain": cls, "_names": key[1]}
+        _classes[key] = type(cls.__name__, (Transformed, cls), body)
     return _classes[key]
+
+
+def _methods(cls: Any) -> dict[str, Any]:
+    """The forward of `cls`, and its own methods that others may call to compute, by name."""
+    names = {n for base in cls.__mro__[: cls.__mro__.index(nn.Module)] for n in vars(base)} - {*dir(nn.Module)}
+    found = {n: inspect.getattr_static(cls, n) for n in names if not n.startswith(("_", "init", "reset"))}
+    return {n: f for n, f in found.items() if inspect.isfunction(f)} | {"forward": cls.forward}
+
+
+def _transforming(method: Any, always: bool) -> Any:
+    """always: also if no argument is a tensor. A method without one may write to parameters, so sees what is stored."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = self._transforms_on
+        self._transforms_on = before or always or any(isinstance(x, Tensor) for x in (*args, *kwargs.values()))
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self._transforms_on = before
+
+    call.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
+    return call
 
 
 def _with_property(cls: Any, name: str) -> type:
     names = cls._names | {name}
     key = (cls._plain, names)
     if key not in _classes:
-        bases = (_transformed_class(cls._plain),)
-        body = {n: _property(n) for n in names} | {
-            "_names": names,
-            "__module__": cls.__module__,
-            "__qualname__": cls.__qualname__,
-        }
-        _classes[key] = type(cls.__name__, bases, body)
+        said = {"_names": names, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        _classes[key] = type(cls.__name__, (_transformed_class(cls._plain),), {n: _property(n) for n in names} | said)
     return _classes[key]
 
 
