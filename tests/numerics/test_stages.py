@@ -62,6 +62,27 @@ class Backwards(Llama3):
         return self.output(self.norm(x))
 
 
+class SeesFirst:
+    """Mixed into a block: called with what the embedding returned, too."""
+
+    def forward(self, x, documents, turns, first):
+        return super().forward(x + first, documents, turns)
+
+
+class Original(Llama3):
+    def __init__(self, **options):
+        super().__init__(**options)
+        for block in self.layers.values():
+            plait.mix_in(block, SeesFirst)
+
+    def forward(self, tokens, positions=None):
+        x = first = self.tok_embeddings(tokens)
+        turns = self.rope(tokens, positions, x.dtype)
+        for block in self.layers.values():
+            x = block(x, positions, turns, first)
+        return self.output(self.norm(x))
+
+
 def piped(trial, strategies, degree=2):
     return train(trial, strategies, [gpipe.GPipe(degree)])
 
@@ -241,6 +262,7 @@ REFUSED = {
     "unnamed": (gpipe.GPipe, functools.partial(like, Unnamed), r"'tok_embeddings\.weight' is in no block"),
     "twice": (gpipe.GPipe, functools.partial(like, Twice), "twice in one forward|before the blocks"),
     "backwards": (gpipe.GPipe, functools.partial(like, Backwards), "before the blocks that stand before it"),
+    "original": (gpipe.GPipe, functools.partial(like, Original), "'layers.2' gets the stream and a second tensor"),
     "blocks": (functools.partial(gpipe.GPipe, 3), "llama3", "the model has 2"),
 }
 

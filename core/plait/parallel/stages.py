@@ -185,7 +185,15 @@ class Ends(Absent):
     def act(self, now: Passing, args: Any, kwargs: Any) -> Any:
         if not now.entered:
             return Later.act(self, now, args, kwargs)  # type: ignore[arg-type]
-        raise Left(_stream(args, kwargs))
+        stream = _stream(args, kwargs)
+        for other in (*args, *kwargs.values()):
+            alike = isinstance(other, Tensor) and other.is_floating_point() and other.shape == stream.shape
+            if alike and other is not stream:
+                raise PlaitError(
+                    f"the block {self._fqn!r} gets the stream and a second tensor of its shape, {tuple(other.shape)}, "
+                    "which later stages would not have: one stream passes from stage to stage"
+                )
+        raise Left(stream)
 
 
 class Later(Absent):

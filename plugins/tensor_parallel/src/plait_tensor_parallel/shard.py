@@ -21,8 +21,10 @@ from plait import (
 )
 from plait_tensor_parallel.ambiguous import is_bias, refuse
 from plait_tensor_parallel.degrees import SHARDED
+from plait_tensor_parallel.first_forward import explain_first
 from plait_tensor_parallel.lookup import look_up_in_part
-from plait_tensor_parallel.stream import ResidualStream, check_heads, same_tokens, wide, wrap_forward
+from plait_tensor_parallel.stream import ResidualStream
+from plait_tensor_parallel.wrap import check_heads, same_tokens, wide, wrap_forward, writable
 
 if TYPE_CHECKING:
     from plait_tensor_parallel import TensorParallel
@@ -79,16 +81,19 @@ def shard(options: "TensorParallel", model: nn.Module, mesh: Mesh, spec: ModelSp
             after = stream if branch is None and not any(_in(fqn, b) for b in blocks) else None
             transform_param(module, name, _transform(place, axis, summed, once, reduce, after))
     for fqn, branch in branches.items():
-        _connect(branch, fqn, stream, fqn in divided)
+        if fqn in divided or on_sequence:  # else all ranks do the same with the same
+            _connect(branch, fqn, stream, fqn in divided)
     with_heads = {spec.branch_of(m) for m in places if any(p.axis == "heads" for p in places[m].values())} - {None}
     for fqn, inner in spec.attention_of(model).items():
         if spec.branch_of(fqn) in with_heads and "heads" in spec.sizes:
             check_heads(inner, fqn, spec.sizes["heads"] // axis.size())
+    if on_sequence:
+        explain_first(model, stream)
 
 
 def _connect(branch: nn.Module, fqn: str, stream: ResidualStream, divided: bool) -> None:
     enter, leave = (stream.enter, stream.leave) if divided else (stream.gather, stream.scatter)
-    wrap_forward(branch, lambda x: enter(x, fqn), lambda y, x: leave(same_tokens(y, x, fqn), fqn))
+    wrap_forward(branch, fqn, lambda x: enter(x, fqn), lambda y, x: leave(same_tokens(y, x, fqn), fqn))
 
 
 def _places(fqn: str, module: nn.Module, mesh: Mesh, spec: ModelSpec) -> dict[str, ParamPlacement]:
@@ -178,19 +183,24 @@ def _join(
     if name is None:
         if not any(module.children()):
             looks_up = isinstance(module, nn.Embedding)  # whatever comes first: some are called with a mask
-            wrap_forward(module, after=lambda y, x: stream.part(y, fqn) if looks_up or not x.is_floating_point() else y)
+            wrap_forward(
+                module, fqn, after=lambda y, x: stream.part(y, fqn) if looks_up or not x.is_floating_point() else y
+            )
     elif places[name].axis == "vocab" and places[name].dim == 0:
         divide_head(module, stream.axis)
         look_up_in_part(module, module._parameters[name].shape[0], stream.axis)  # type: ignore[union-attr]
         wrap_forward(
             module,
+            fqn,
             before=lambda x: stream.enter_head(x, fqn) if x.is_floating_point() else stream.ids(x),
-            after=lambda y, x: stream.logits(y, sharded_logits) if x.is_floating_point() else stream.leave(y, fqn),
+            after=lambda y, x: (
+                stream.logits(y, sharded_logits) if x.is_floating_point() else writable(stream.leave(y, fqn))
+            ),
         )
     else:
         width = module._parameters[name].shape[-1]  # type: ignore[union-attr]
         if _contracts(module, name, places[name]):
             width //= stream.axis.size()
-            wrap_forward(module, before=lambda x: wide(x, width, fqn), after=lambda y, x: stream.leave(y, fqn))
+            wrap_forward(module, fqn, lambda x: wide(x, width, fqn), lambda y, x: stream.leave(y, fqn))
         else:
-            wrap_forward(module, before=lambda x: stream.enter(wide(x, width, fqn), fqn))
+            wrap_forward(module, fqn, lambda x: stream.enter(wide(x, width, fqn), fqn))

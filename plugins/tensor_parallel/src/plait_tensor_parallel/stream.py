@@ -4,18 +4,18 @@ Between these functions tensors are plain: a rank's own heads, its own part of a
 through a model's code, and everything that crosses ranks is here.
 """
 
-import inspect
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import attrs
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from plait import PlaitError
+from plait_tensor_parallel.degrees import KEY
 
 WHOLE, SUMMAND = Replicate(), Partial()
+SEQUENCE = f"{KEY}.sequence_parallel"
 
 
 @attrs.define(eq=False)
@@ -25,6 +25,8 @@ class ResidualStream:
     axis: 1-D DeviceMesh. sequence: whether a rank holds only its share of the sequence.
     ended: whether all ranks already have the logits in the current forward: what follows is the same on all.
     looked_up: the shapes of all token ids that were looked up in the current forward.
+    last: the module that moved the stream last in the current forward. inside: whether it, such as a branch, still
+    runs. Both are of uncompiled modules.
 
     `where` is the module that reads or writes the stream, for errors.
     """
@@ -33,10 +35,12 @@ class ResidualStream:
     sequence: bool
     ended: bool = False
     looked_up: tuple[torch.Size, ...] = ()
+    last: str = ""
+    inside: bool = False
 
     def start(self) -> None:
         """A new forward."""
-        self.ended, self.looked_up = False, ()
+        self.ended, self.looked_up, self.last, self.inside = False, (), "", False
 
     def ids(self, ids: Tensor) -> Tensor:
         """Token ids that are looked up on all ranks."""
@@ -48,31 +52,37 @@ class ResidualStream:
         whole = self.enter(x, where)
         tokens = whole.shape[:-1]
         if self.looked_up and tokens not in (*self.looked_up, *(torch.Size([i.numel()]) for i in self.looked_up)):
-            raise PlaitError(
+            instead = f"; {SEQUENCE}=false gives each rank all tokens" if self.sequence else ""
+            error = PlaitError(
                 f"{where!r} computes logits of {tuple(tokens)} (batch, tokens), but the ids that were looked up are "
                 f"{tuple(self.looked_up[0])}: the model folds tokens into the batch or drops some; outside branches, "
-                "the stream keeps its shape"
+                f"the stream keeps its shape{instead}"
             )
+            raise error.at(SEQUENCE, True, fits=(False,)) if self.sequence else error
         return whole
 
     def enter(self, x: Tensor, where: str) -> Tensor:
         """The whole stream, for ranks that each do a part of the work: their gradients of it are summed."""
         self._is_one(x, where)
+        self._note(where, inside=True)
         return self._move(x, self._lies(x), WHOLE, SUMMAND)
 
     def leave(self, x: Tensor, where: str) -> Tensor:
         """The sum of the ranks' results, back on the stream."""
         self._divides(x, where)
+        self._note(where, inside=False)
         return self._move(x, SUMMAND, self._lies(x), self._lies(x))
 
     def gather(self, x: Tensor, where: str) -> Tensor:
         """The whole stream, for ranks that all do the same work with it."""
         self._is_one(x, where)
+        self._note(where, inside=True)
         return self._move(x, self._lies(x), WHOLE, WHOLE)
 
     def scatter(self, x: Tensor, where: str) -> Tensor:
         """This rank's share of the stream, from what all ranks have."""
         self._divides(x, where)
+        self._note(where, inside=False)
         return self._move(x, WHOLE, self._lies(x), self._lies(x))
 
     def part(self, looked_up: Tensor, where: str) -> Tensor:
@@ -81,7 +91,9 @@ class ResidualStream:
             return looked_up
         if looked_up.shape[-2] % self.axis.size():
             self._refuse_length(looked_up.shape[-2], where)
-        return looked_up.chunk(self.axis.size(), dim=-2)[self.axis.get_local_rank()]
+        self._note(where, inside=False)
+        share = looked_up.shape[-2] // self.axis.size()
+        return looked_up.narrow(-2, share * self.axis.get_local_rank(), share)  # `chunk` could not be written to
 
     def logits(self, x: Tensor, sharded: bool) -> Tensor:
         """From this rank's columns a DTensor sharded over the vocabulary, or all columns; a loss as it is."""
@@ -90,6 +102,10 @@ class ResidualStream:
             return x
         columns = DTensor.from_local(x, self.axis, [Shard(x.dim() - 1)], run_check=False)
         return columns if sharded else columns.redistribute(placements=[WHOLE]).to_local()
+
+    def _note(self, where: str, inside: bool) -> None:
+        if not torch.compiler.is_compiling():  # a graph of one block would otherwise hold its name, and fit no other
+            self.last, self.inside = where, inside
 
     def _lies(self, x: Tensor) -> Any:
         return Shard(x.dim() - 2) if self.sequence else WHOLE  # (B, T, D) or (T, D)
@@ -114,68 +130,6 @@ class ResidualStream:
             raise PlaitError(f"{where!r} got {x.dtype} as its first argument, which must be the residual stream")
         if self.sequence and x.dim() != 3:
             raise PlaitError(
-                f"the residual stream has {x.dim()} dims at {where!r}, {tuple(x.shape)}; with "
-                "strategy.tensor_parallel.sequence_parallel=true it must be (batch, tokens, width)"
-            ).at("strategy.tensor_parallel.sequence_parallel", True, fits=(False,))
-
-
-def wide(x: Tensor, width: int, where: str) -> Tensor:
-    """`x`, with which a matrix with rows of `width` elements is called."""
-    if x.shape[-1] != width:
-        raise PlaitError(
-            f"{where!r} is a divided matrix outside branches with rows of {width} elements, but its input has "
-            f"{x.shape[-1]}: its output is along its columns; store it as nn.Linear does, or name its feed-forward as "
-            "a branch"
-        )
-    return x
-
-
-def same_tokens(y: Tensor, x: Tensor, where: str) -> Tensor:
-    """`y`, which the branch `where` returns for `x`."""
-    if y.shape[:-1] != x.shape[:-1]:
-        raise PlaitError(
-            f"the branch {where!r} returns {tuple(y.shape)} for a stream of {tuple(x.shape)}: what it returns is added "
-            "to the stream, so it must have the same batch and tokens"
-        )
-    return y
-
-
-def check_heads(inner: nn.Module, where: str, heads: int) -> None:
-    """Have the attention `inner`, of which this rank has `heads` query heads, raise PlaitError if it gets others."""
-    names = list(inspect.signature(inner.forward).parameters)
-
-    def check(module: nn.Module, args: Any, kwargs: Any) -> None:
-        q = args[0] if args else kwargs[names[0]]
-        if q.dim() != 4 or q.shape[1] != heads:
-            raise PlaitError(
-                f"the attention {where!r} got queries of {tuple(q.shape)}, but this rank has {heads} of the heads, so "
-                f"(batch, {heads}, tokens, width) must come: in views, write -1 instead of the number of heads"
-            )
-
-    inner.register_forward_pre_hook(check, with_kwargs=True)
-
-
-def wrap_forward(
-    module: nn.Module,
-    before: Callable[[Tensor], Tensor] | None = None,
-    after: Callable[[Tensor, Tensor], Tensor] | None = None,
-) -> None:
-    """Replace `module`'s first argument by `before(x)`, and its (first) result by `after(y, x)`, with x as `module`
-    saw it."""
-    name = next(iter(inspect.signature(module.forward).parameters))
-
-    def change(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if args:
-            return (before(args[0]), *args[1:]), kwargs  # type: ignore[misc]
-        return args, {**kwargs, name: before(kwargs[name])}  # type: ignore[misc]
-
-    def found(module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
-        x = args[0] if args else kwargs[name]
-        if isinstance(result, tuple):
-            return (after(result[0], x), *result[1:])  # type: ignore[misc]
-        return after(result, x)  # type: ignore[misc]
-
-    if before is not None:
-        module.register_forward_pre_hook(change, with_kwargs=True)
-    if after is not None:
-        module.register_forward_hook(found, with_kwargs=True)
+                f"the residual stream has {x.dim()} dims at {where!r}, {tuple(x.shape)}; with {SEQUENCE}=true it must "
+                f"be (batch, tokens, width), {SEQUENCE}=false leaves its shape to the model"
+            ).at(SEQUENCE, True, fits=(False,))
