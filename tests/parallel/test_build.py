@@ -15,7 +15,7 @@ def test_lists_and_mappings_arrive_as_such():
 
 def nearly(**lacks):
     """An object with all of a source but what it lacks."""
-    names = ("check", "prepare", "fits", "fingerprint", "open", "encoder", "has_validation", "indexable")
+    names = ("check", "prepare", "check_length", "fingerprint", "open", "encoder", "has_validation", "indexable")
     return SimpleNamespace(**{name: getattr(Source, name, True) for name in names if name != lacks["lacks"]})
 
 
