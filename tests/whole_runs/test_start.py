@@ -93,7 +93,7 @@ def test_torch_is_imported_twice_whatever_ranks_there_are(watched: tuple[Seen, P
 
 
 def test_after_its_last_step_a_run_only_saves_exports_and_ends(watched: tuple[Seen, Path, Path]) -> None:
-    """No process starts, of checkpoints only manifests are read, no rank imports torch, and the launcher imports nothing."""
+    """No process starts, no tensors are read again, no rank imports parts of torch, and the launcher nothing."""
     seen, folder, _ = watched
     done = (folder / "metrics.jsonl").stat().st_mtime_ns
     late = [event for event in events(folder.parents[1]) if event.time_ns > done]
