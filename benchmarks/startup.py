@@ -3,6 +3,7 @@
 1. The commands that answer without torch, compared with an empty Python.
 2. How many elements a rank draws to initialise its quarter of llama3_debug.
 3. The time that one rank of a large world takes until its share of a large model has values.
+4. What one thread draws and what two do, and an estimate of the time for all of that model on 16 cores.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -119,17 +121,56 @@ def one_of_many(model: str, world_size: int) -> None:
     print(f"  {sum((imports, shaping, drawing)):7.2f} s in all, resident peak {peak:.1f} GiB")
 
 
+def threads(model: str, cores: int = 16) -> None:
+    """Drawing a row of one value takes as long as what holds Python's lock, which no thread shares; the rest of a row
+    is drawn by all threads at once (Amdahl's law)."""
+    import torch
+
+    from plait.launch.compose import resolve
+    from plait.parallel.build import build_model
+    from plait.parallel.initialize import fill
+
+    built, spec = build_model(resolve([f"model={model}"])["model"])
+    params = dict(built.named_parameters())
+    drawn = spec.init_of(max(params, key=lambda name: params[name].numel()))
+
+    def seconds(rows: int, width: int, count: int) -> float:
+        """The least of nine times; on one thread those of the processor, which others do not disturb."""
+        clock = time.process_time if count == 1 else time.perf_counter
+        found, param = [], torch.empty(rows, width)
+        with ThreadPoolExecutor(count) as pool:
+            for _ in range(9):
+                began = clock()
+                fill(param, "w", drawn, 0, pool)
+                found.append(clock() - began)
+        return min(found)
+
+    torch.set_num_threads(1)  # of an operation; rows are given to the pool's threads
+    rows, width = 4000, 4096
+    locked = seconds(rows, 1, 1) / rows
+    one, two = (seconds(rows, width, count) for count in (1, 2))
+    free = one / rows - locked
+    print(f"\ndrawing rows of {width} values with {drawn}")
+    print(f"  {rows * width / one / 1e6:7.0f} M/s on one thread, {rows * width / two / 1e6:.0f} M/s on two")
+    print(f"  {locked * 1e6:7.1f} us of the {one / rows * 1e6:.1f} us for a row hold Python's lock")
+    all_rows = sum(len(param) if param.dim() > 1 else 1 for param in params.values())
+    values = sum(param.numel() for param in params.values())
+    whole = all_rows * locked + values / width * free / cores
+    print(f"  {whole:7.1f} s for {model} on {cores} cores, ESTIMATED: {values:,} values in {all_rows:,} rows")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15, help="of each command")
     parser.add_argument("--model", default="llama3_8b", help="the large model")
     parser.add_argument("--world", type=int, default=64, help="the ranks that share it")
-    parser.add_argument("--alone", action="store_true", help="only the third part, in this process")
+    parser.add_argument("--alone", action="store_true", help="only parts 3 and 4, in this process")
     arguments = parser.parse_args()
     if "RANK" in os.environ:
         return draws()
     if arguments.alone:
-        return one_of_many(arguments.model, arguments.world)
+        one_of_many(arguments.model, arguments.world)
+        return threads(arguments.model)
     print(f"{about()}\n")
     with tempfile.TemporaryDirectory(prefix="plait-startup-") as scratch:
         os.chdir(scratch)

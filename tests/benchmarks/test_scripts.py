@@ -24,13 +24,54 @@ def printed(script: str, *arguments: str, cwd: Path) -> str:
     return done.stdout
 
 
+def table(text: str) -> list[list[str]]:
+    """The rows of the tables in `text`, without their heads and rules."""
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return rows[1:]
+
+
 @pytest.mark.slow
 def test_overhead_compares_three_loops(tmp_path: Path) -> None:
     text = printed("overhead.py", "--cycles=4", "--warm-up=1", *TINY, cwd=tmp_path)
-    assert "4 steps of each loop" in text
-    assert text.count("plait / bare") == text.count("A / A'") == 6
-    assert "trained to step 5" in text
+    assert text.count("4 steps of each loop") == 2
+    assert text.count("plait / bare") == text.count("A / A'") == 12
+    assert text.count("trained to step 5") == 2
     assert not list(tmp_path.iterdir()), "the run belongs into a folder of its own"
+
+
+def test_the_commands_of_a_second_start_compose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not run here: four compiled starts take a minute of the processor."""
+    from plait.launch.compose import resolve
+
+    monkeypatch.syspath_prepend(str(FOLDER))
+    runs = __import__("second_start").RUNS
+    assert list(runs) == ["fsdp2", "simplefsdp"]
+    for name, (_, command, *overrides) in runs.items():
+        config = resolve(overrides)
+        assert (command, list(config["strategy"]), config["compile"]["enabled"]) == ("train", [name], True)
+        assert config["train"]["steps"] == 1
+
+
+@pytest.mark.slow
+def test_saves_and_loads_come_beside_torchs(tmp_path: Path) -> None:
+    text = printed("checkpoints.py", "--cycles=1", "--megabytes=26", f"--folder={tmp_path}", cwd=tmp_path)
+    assert "25 MB on 2 ranks, 1 cycles" in text
+    assert [row[0] for row in table(text)] == [
+        "a synchronous save",
+        "an asynchronous save stands still",
+        "the load of a resume",
+    ]
+    assert all(len(row) == 5 and float(row[3].split()[0]) > 0 for row in table(text))
+    assert "The first asynchronous save" in text
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_tokenising_comes_beside_the_library(tmp_path: Path) -> None:
+    text = printed("tokenising.py", "--mb=1", "--rounds=1", cwd=tmp_path)
+    assert [row[0] for row in table(text)] == ["plait", "encode_batch", "encode_batch_fast"]
+    assert all(float(row[1]) > 0 and float(row[3]) > 0 for row in table(text))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -75,6 +116,7 @@ def test_startup_finds_no_torch_and_no_foreign_rows(tmp_path: Path) -> None:
     assert "one rank of 8" in text
     matrices, norms = 2_894_080 - 9 * 256, 9 * 256  # an eighth of the former, the latter whole
     assert f"s to draw {matrices // 8 + norms:,} elements" in text
+    assert "s for llama3_debug on 16 cores, ESTIMATED: 2,894,080 values" in text
 
 
 @pytest.mark.slow

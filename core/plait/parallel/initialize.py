@@ -54,7 +54,7 @@ def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> int:
             drawn += fill(param, fqn, spec.init_of(fqn), seed, pool)
     for fqn, buffer in model.named_buffers():
         value = torch.empty(buffer.shape, dtype=buffer.dtype)  # on the CPU, as its generator is
-        spec.init_of(fqn)(value, _generator(*_keys(seed, fqn), 0))
+        spec.init_of(fqn)(value, torch.Generator().manual_seed(_keys(seed, fqn)[0]))
         buffer.copy_(value)
     return drawn
 
@@ -67,6 +67,7 @@ def fill(param: Tensor, fqn: str, fn: Callable[..., Any], seed: int, pool: Threa
     start, step = _keys(seed, fqn)
     held = [held_indices(param, dim) for dim in range(param.dim())]
     inner = tuple(slice(None) if len(h) == size else h for h, size in zip(held[1:], param.shape[1:], strict=True))
+    straight = param.dim() > 1 and not any(isinstance(indices, Tensor) for indices in inner)  # rows as they are drawn
     rows = held[0].tolist() if param.dim() > 1 else [0]
     filled = torch.empty(local.shape, dtype=torch.float32)
     shape = param.shape[1:] if param.dim() > 1 else param.shape
@@ -74,13 +75,15 @@ def fill(param: Tensor, fqn: str, fn: Callable[..., Any], seed: int, pool: Threa
 
     @torch.no_grad()  # which is a thread's own
     def draw(some: range) -> None:
-        row = torch.empty(shape, dtype=torch.float32)
+        own, generator = torch.empty(shape, dtype=torch.float32), torch.Generator()
         for i in some:
             more = {"row": rows[i]} if told else {}
-            fn(row, _generator(start, step, rows[i]), **more)
-            if param.dim() > 1:
+            row = filled[i] if straight else own
+            # torch's CPU generator uses 32 bits of a seed: an odd step keeps the rows of a parameter distinct
+            fn(row, generator.manual_seed((start + rows[i] * step) % 2**32), **more)
+            if param.dim() > 1 and not straight:
                 filled[i] = _take(row, inner)
-            else:
+            elif not straight:
                 filled.copy_(row[held[0]] if param.dim() == 1 else row)
 
     each = max(len(rows) // 64, MANY // max(math.prod(shape), 1), 1)
@@ -135,8 +138,3 @@ def _splits(placement: Any, dim: int) -> bool:
 def _keys(seed: int, fqn: str) -> tuple[int, int]:
     digest = hashlib.blake2b(f"{seed}/{fqn}".encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "big"), int.from_bytes(digest[4:], "big") | 1
-
-
-def _generator(start: int, step: int, row: int) -> torch.Generator:
-    """torch's CPU generator uses 32 bits of a seed: an odd stride keeps the rows of a parameter distinct."""
-    return torch.Generator().manual_seed((start + row * step) % 2**32)
