@@ -56,6 +56,14 @@ def test_a_family_ends_as_the_table_says(kind, plait_ranks):
         assert one.said != "refused" or f"{name}: {of_any(one.note, kind)}" in page
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind, row in ROWS.items() if row["tensor_parallel"] == "refused"])
+def test_what_tensor_parallelism_refuses_is_exact_with_all_positions_on_each_rank(kind, plait_ranks):
+    for answer in plait_ranks.run(on_rank, kind, UNDER["tensor_parallel"], world=2):
+        assert "strategy.tensor_parallel.sequence_parallel=false" in answer
+    check(plait_ranks, kind, {"tensor_parallel": {"degree": 2, "sequence_parallel": False}}, 2)
+
+
 def test_experts_are_divided(plait_ranks):
     for answer in check(plait_ranks, "mixtral", UNDER["expert_parallel"], 2):
         assert [fqn for fqn, lies in answer.placements.items() if "over ep" in lies]
