@@ -1,6 +1,7 @@
 """The training of `plait train 'strategy=[fsdp2]'` as one would write it by hand: torch, and Plait's model and data.
 
-By itself: torchrun --nproc-per-node=2 benchmarks/bare_loop.py [overrides]
+On one rank nothing is sharded, as with `strategy=[]`. By itself:
+torchrun --nproc-per-node=2 benchmarks/bare_loop.py [overrides]
 """
 
 import sys
@@ -25,10 +26,11 @@ class BareLoop:
         train, world = config["train"], dist.get_world_size()
         torch.manual_seed(train["seed"])
         self.model = Llama3(**options("model"))
-        blocks = list(self.model.layers.values())
+        blocks = list(self.model.layers.values()) if world > 1 else []
         for block in blocks:
             fully_shard(block, reshard_after_forward=block is not blocks[-1])
-        fully_shard(self.model, reshard_after_forward=False)
+        if blocks:
+            fully_shard(self.model, reshard_after_forward=False)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), **{**options("optimizer"), "fused": True})
         self.warmup = max(config["schedule"]["warmup_steps"], 1)
         self.lr, self.max_norm = config["optimizer"]["lr"], train["max_norm"]

@@ -1,9 +1,10 @@
 """The time of a step of Plait compared with a bare loop: python benchmarks/overhead.py [--cycles N] [overrides]
 
-Two ranks run a whole `plait train` (metrics, curves, console, watchdog; no checkpoints, no validation). After each of
-its steps two bare loops, A and A', take one step in the same processes: a slow minute slows all three. All ranks
-begin a step together, and it takes as long as its slowest rank. Processor time, summed over ranks, excludes waiting; it
-is steadier if others use the machine too.
+Two ranks run a whole `plait train 'strategy=[fsdp2]'` (metrics, curves, console, watchdog; no checkpoints, no
+validation), and then one rank a whole `plait train 'strategy=[]'`. After each of its steps two bare loops, A and A',
+take one step in the same processes: a slow minute slows all three. All ranks begin a step together, and it takes as
+long as its slowest rank. Processor time, summed over ranks, excludes waiting; it is steadier if others use the machine
+too.
 """
 
 import argparse
@@ -19,9 +20,9 @@ from typing import Any
 import numpy as np
 from machine import about, run_ranks
 
-RANKS = 2
+LAYOUTS = ((2, "strategy=[fsdp2]"), (1, "strategy=[]"))
 LOOPS = ("plait", "A", "A'")
-FIXED = ("strategy=[fsdp2]", "checkpoint.enabled=false", "validation.interval=0", "launch.device=cpu")
+FIXED = ("checkpoint.enabled=false", "validation.interval=0", "launch.device=cpu")
 
 
 def as_rank(overrides: list[str]) -> None:
@@ -66,13 +67,16 @@ def as_rank(overrides: list[str]) -> None:
     cli.main()
 
 
-def measure(overrides: list[str], cycles: int, warm_up: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def measure(
+    ranks: int, overrides: list[str], cycles: int, warm_up: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Seconds and processor seconds of each step of each loop, without the warm-up."""
     overrides = [*FIXED, "run.name=overhead", f"train.steps={cycles + warm_up}", *overrides]
     with tempfile.TemporaryDirectory(prefix="plait-overhead-") as scratch:
-        run_ranks(RANKS, __file__, *overrides, cwd=scratch)
-        ranks = [json.loads(Path(scratch, f"times-{rank}.json").read_text()) for rank in range(RANKS)]
-    spent = {name: np.array([rank[name] for rank in ranks])[:, warm_up:] for name in LOOPS}  # rank, step, kind of time
+        run_ranks(ranks, __file__, *overrides, cwd=scratch)
+        found = [json.loads(Path(scratch, f"times-{rank}.json").read_text()) for rank in range(ranks)]
+    # by rank, step, kind of time
+    spent = {name: np.array([times[name] for times in found])[:, warm_up:] for name in LOOPS}
     return {n: s[..., 0].max(0) for n, s in spent.items()}, {n: s[..., 1].sum(0) for n, s in spent.items()}
 
 
@@ -98,8 +102,15 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=10, help="steps before that do not")
     parser.add_argument("overrides", nargs="*", help="of plait train, for all three loops")
     arguments = parser.parse_args()
-    kinds = measure(arguments.overrides, arguments.cycles, arguments.warm_up)
-    print(f"\n{about()}\n{RANKS} ranks, {arguments.cycles} steps of each loop {' '.join(arguments.overrides)}")
+    for ranks, strategy in LAYOUTS:
+        kinds = measure(ranks, [strategy, *arguments.overrides], arguments.cycles, arguments.warm_up)
+        said = " ".join([strategy, *arguments.overrides])
+        print(f"\n{about()}\n{ranks} rank(s), {arguments.cycles} steps of each loop, {said}")
+        report(*kinds)
+
+
+def report(*kinds: dict[str, np.ndarray]) -> None:
+    """Print the times of a step, of both kinds."""
     for kind, times in zip(("time of a step", "processor time of a step"), kinds, strict=True):
         print(f"\n{kind}")
         for name, seconds in times.items():
