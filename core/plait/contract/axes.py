@@ -200,10 +200,11 @@ def _carve(view: MeshView, dense: tuple[MeshAxis, ...], owner: Mapping[str, str]
         rest.insert(0, attrs.evolve(axis, name=f"{view.name}.{axis.name}", degree=axis.degree // taken, shards=()))
     if want != 1 or len(rest) != len(dense):
         fits = sorted(_fitting([a.degree for a in open_axes]))
+        others = f"the axes {describe(dense, owner)}, which cannot be divided that way" if dense else "other strategies"
+        more = "" if dense else "; no selected strategy has an axis: add one that divides the batch"
         raise PlaitError(
-            f"{describe(own, owner)} asks for {math.prod(a.degree for a in own)} of the ranks of the axes "
-            f"{describe(dense, owner)}, which cannot be divided that way; degrees that fit: "
-            f"{', '.join(map(str, fits))}"
+            f"{describe(own, owner)} asks for {math.prod(a.degree for a in own)} of the ranks of {others}; "
+            f"degrees that fit: {', '.join(map(str, fits))}{more}"
         ).at(own[0].name, own[0].degree, fits=fits)
     return (*rest, *own)
 

@@ -149,9 +149,10 @@ def rows(file: File) -> Iterator[tuple[str, dict[str, Any], int]]:
                 continue
             where = f"{file.path}, line {number}"
             try:
-                row = json.loads(line)
+                row = json.loads(line.rstrip())
             except ValueError as error:
-                raise PlaitError(f"{where}: each line must be a JSON object, but this one is not: {error}") from error
+                reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+                raise PlaitError(f"{where}: each line must be a JSON object, but this one is not: {reason}") from error
             if not isinstance(row, dict):
                 raise PlaitError(f"{where}: each line must be a JSON object, but this is of type {type(row).__name__}")
             yield where, row, len(line)

@@ -30,9 +30,9 @@ def template_of(folder: Path, given: str | None) -> str:
         path = Path(given).expanduser()
         if not path.is_file():
             raise PlaitError(f"data.template={given} is not a file").at("data.template", given, fits="a Jinja template")
-        return path.read_text()
+        return _sound(path.read_text(), path)
     if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text()
+        return _sound((folder / "chat_template.jinja").read_text(), folder / "chat_template.jinja")
     try:
         found = json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template")
     except (OSError, ValueError, AttributeError):
@@ -44,7 +44,22 @@ def template_of(folder: Path, given: str | None) -> str:
             f"data.tokenizer={folder} has no chat template (chat_template.jinja, or in tokenizer_config.json): "
             "name a file with one by data.template"
         ).at("data.template", fits="a Jinja template")
-    return found
+    return _sound(found, folder / "tokenizer_config.json")
+
+
+def _sound(template: str, path: Path) -> str:
+    """`template`, if Jinja can read it; it does not know the tag that marks answers."""
+    from jinja2 import Environment, TemplateSyntaxError
+
+    try:
+        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(
+            re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", template)
+        )
+    except TemplateSyntaxError as error:
+        raise PlaitError(f"the chat template {path} is no Jinja template: line {error.lineno}: {error.message}").at(
+            "data.template", str(path), fits="a Jinja template"
+        ) from error
+    return template
 
 
 class Template:

@@ -91,9 +91,9 @@ def load(name: str, eod_token: str | None = None) -> Tokenizer:
             f"data.tokenizer={name!r} is neither 'bytes' nor a file or folder{near_miss(str(name), ['bytes'])}"
         ).at("data.tokenizer", name, fits="'bytes', a file or a folder")
     if not file.is_file():
-        raise PlaitError(f"data.tokenizer={name}: the folder holds no tokenizer.json").at(
-            "data.tokenizer", name, fits="a folder with tokenizer.json"
-        )
+        raise PlaitError(
+            f"data.tokenizer={name}: the folder holds no tokenizer.json; name another file or folder, or bytes"
+        ).at("data.tokenizer", name, fits="a folder with tokenizer.json")
     return FromFile(name, file, eod_token)
 
 

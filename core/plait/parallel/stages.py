@@ -71,8 +71,8 @@ def check_stages(model: nn.Module, spec: ModelSpec, why: str = "the model is cut
         other, where = seen.setdefault(id(param), (fqn, owner))
         if where != owner:
             raise PlaitError(
-                f"{why}, but {other!r} and {fqn!r} are one tied weight, which would be on two stages; untie it (such "
-                "as model.tie_embeddings=false), or do not divide the layers"
+                f"{why}, but {other!r} and {fqn!r} are one tied weight, which would be on two stages; do not "
+                "divide the layers, or untie it by an option of the model; weights of the tied model do not fit then"
             )
 
 

@@ -8,6 +8,8 @@ import torch
 from families import keys_of
 
 from plait import PlaitError
+from plait.launch.check import check
+from plait.launch.compose import resolve
 from plait.testing import raises_about
 from plait_transformers import proof
 from plait_transformers.build import decoder
@@ -139,3 +141,21 @@ def test_a_block_that_is_rarely_left_out_is_seen(monkeypatch):
     rate = 0.1
     with pytest.raises(PlaitError, match="differ from those in evaluation"):
         build(config=keys_of("llama")).spec()
+
+
+def test_quantised_weights(tmp_path):
+    packed = {**keys_of("llama"), "quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "config.json").write_text(json.dumps(packed))
+    with raises_about("model.path", str(tmp_path), "a folder of weights in floating point"):
+        decoder(str(tmp_path))
+
+
+def test_weights_without_a_tokenizer(tmp_path):
+    """Trained weights must not see the ids of bytes because nobody named a tokenizer."""
+    (tmp_path / "config.json").write_text(json.dumps({**keys_of("llama"), "vocab_size": 300}))
+    run = ["model=transformers", f"model.path={tmp_path}", "train.seq_len=16"]
+    assert check(resolve(run), 1).source.encoder.size == 257  # sizes alone
+    (tmp_path / "model.safetensors").touch()
+    with raises_about("data.tokenizer", str(tmp_path), "a folder with tokenizer.json"):
+        check(resolve(run), 1)
+    assert check(resolve([*run, "data.tokenizer=bytes"]), 1).source.encoder.size == 257

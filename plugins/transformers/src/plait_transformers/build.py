@@ -11,7 +11,7 @@ from plait.models.attention import DocumentMask
 from plait_transformers.attention import NAME, give_inner, refused, register
 from plait_transformers.experts import give_sorted
 from plait_transformers.one_sentence import one_sentence
-from plait_transformers.source import read_config
+from plait_transformers.source import has_weights, read_config
 
 RANDOM = re.compile("drop|jitter|noise")  # in the names of keys for what is drawn in training
 
@@ -32,8 +32,8 @@ def decoder(path: str | None = None, weights: str = "files", config: dict[str, A
     model.source, model.kept = path, read.to_dict()
     if path is not None and weights == "files":
         model.weights_from = os.path.abspath(path)
-    if path is not None and os.path.isfile(os.path.join(path, "tokenizer.json")):
-        model.tokenizer_from = os.path.abspath(path)
+    if path is not None and (os.path.isfile(os.path.join(path, "tokenizer.json")) or has_weights(path)):
+        model.tokenizer_from = os.path.abspath(path)  # if it has none, trained weights must not get bytes in silence
     return model
 
 

@@ -49,7 +49,17 @@ def read_config(path: str | None, given: Mapping[str, Any]) -> Any:
             f"{where} has model_type={kind}, which is not a decoder of text alone; model=transformers trains models "
             "that predict the next token"
         ).at(key, path, fits="a decoder of transformers")
+    if (packed := known.get("quantization_config")) is not None:
+        method = packed.get("quant_method") if isinstance(packed, dict) else packed
+        raise PlaitError(
+            f"{where} has a quantization_config ({method}); model=transformers trains weights of floating point: save "
+            "the model without quantisation first"
+        ).at(key, path, fits="a folder of weights in floating point")
     return config
+
+
+def has_weights(path: str) -> bool:
+    return any(Path(path).glob("*.safetensors"))
 
 
 def _has(config: Any, name: str) -> bool:
