@@ -9,7 +9,7 @@ TORCH_PYTHON ?= python3
 GPU_PYTHON ?= 3.12
 PARALLEL := -n 2 --dist loadgroup --durations=10 # one process for tests that share the pool of ranks, one for the others
 
-.PHONY: install train test test-all gpu gpu-wheels gpu-dry faults mutants grid lint clean
+.PHONY: install train test test-all gpu gpu-wheels gpu-dry figures faults mutants grid lint clean
 
 install: .venv/.installed
 
@@ -47,6 +47,10 @@ gpu: # on that machine: tests and benchmarks, with the torch of TORCH_PYTHON. GP
 
 gpu-dry: install # the same parts with small models on the CPU, into .gpu
 	$(BIN)/python benchmarks/gpu.py --dry-run --results .gpu $(GPU)
+
+figures: install # start, save, resume, set-up and tokenising beside peers, one after the other; 31 minutes on an idle machine
+	for each in startup peers second_start checkpoints worlds tokenising; do \
+		$(BIN)/python benchmarks/$$each.py || exit 1; done
 
 faults: install # plants 1,000 faults in real runs; the results are in docs/reliability.md. FAULTS='--count 50 --seed 7'
 	$(BIN)/python -m tests.faults --write docs/reliability.md $(FAULTS)
