@@ -110,7 +110,7 @@ def test_a_merged_export_is_loaded_by_transformers(kind, plait_ranks, tmp_path):
     base = AutoModelForCausalLM.from_config(config)
     base.save_pretrained(tmp_path / "base")
     lora, model = {"lora": {**LORA, "merge": "true"}}, ("model=transformers", f"model.path={tmp_path / 'base'}")
-    more = ("train.steps=3", "optimizer.lr=0.05", "validation.interval=0")
+    more = ("train.steps=3", "optimizer.lr=0.05", "validation.interval=0", "data.tokenizer=bytes")
     given = whole_run.overrides({**lora, **UNDER["fsdp2"]}, tmp_path, 2, *more, model=model)
     run = tmp_path / "run"
     run.mkdir()
