@@ -48,7 +48,7 @@ gpu: # on that machine: tests and benchmarks, with the torch of TORCH_PYTHON. GP
 gpu-dry: install # the same parts with small models on the CPU, into .gpu
 	$(BIN)/python benchmarks/gpu.py --dry-run --results .gpu $(GPU)
 
-figures: install # start, save, resume, set-up and tokenising beside peers, one after the other; 31 minutes on an idle machine
+figures: install # start, save, resume, set-up and tokenising beside peers, one after the other, on an idle machine
 	for each in startup peers second_start checkpoints worlds tokenising; do \
 		$(BIN)/python benchmarks/$$each.py || exit 1; done
 

@@ -83,6 +83,9 @@ def test_the_state_is_that_of_the_batch_that_was_handed_out() -> None:
     assert source.read[1].wait(20)
     state = ahead.state_dict()
     assert (state, source.state_dict()) == ({"number": 1}, {"number": 2})
+    ahead.load_state_dict(state)  # at the very batch that was read ahead
+    assert [number(ahead.train(step)) for step in (1, 2)] == [1, 2]
+    ahead.load_state_dict(state)
     assert number(ahead.train(1)) == 1
     ahead.load_state_dict(state)
     assert ahead.state_dict() == {"number": 1}

@@ -128,7 +128,7 @@ def test_shares_do_not_overlap(files: list[str], count: int) -> None:
     assert len(given) > FILES * ROWS * 0.6
 
 
-@pytest.mark.parametrize("dp", [(0, 1), (1, 2), pytest.param((0, 4), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dp", [(1, 2), *(pytest.param(dp, marks=pytest.mark.slow) for dp in ((0, 1), (0, 4)))])
 @pytest.mark.parametrize("attention", ["across", pytest.param("document", marks=pytest.mark.slow)])
 def test_a_resumed_stream_gives_the_same_bits(files: list[str], dp: tuple[int, int], attention: str) -> None:
     """At every step of more than two epochs, and on from what was resumed itself."""

@@ -81,10 +81,10 @@ def fill(param: Tensor, fqn: str, fn: Callable[..., Any], seed: int, pool: Threa
             row = filled[i] if straight else own
             # torch's CPU generator uses 32 bits of a seed: an odd step keeps the rows of a parameter distinct
             fn(row, generator.manual_seed((start + rows[i] * step) % 2**32), **more)
-            if param.dim() > 1 and not straight:
-                filled[i] = _take(row, inner)
-            elif not straight:
+            if param.dim() < 2:
                 filled.copy_(row[held[0]] if param.dim() == 1 else row)
+            elif not straight:
+                filled[i] = _take(row, inner)
 
     each = max(len(rows) // 64, MANY // max(math.prod(shape), 1), 1)
     list(pool.map(draw, [range(i, min(i + each, len(rows))) for i in range(0, len(rows), each)]))

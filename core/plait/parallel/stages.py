@@ -72,7 +72,7 @@ def check_stages(model: nn.Module, spec: ModelSpec, why: str = "the model is cut
         if where != owner:
             raise PlaitError(
                 f"{why}, but {other!r} and {fqn!r} are one tied weight, which would be on two stages; do not "
-                "divide the layers, or untie it by an option of the model; weights of the tied model do not fit then"
+                "divide the layers, or untie it by an option of the model, which cannot load tied weights then"
             )
 
 

@@ -43,7 +43,7 @@ class Trainer:
         alive: Callable[[str], None] = lambda what: None,
         assembly: Assembly | None = None,
     ) -> None:
-        from plait.data.ahead import Ahead
+        from plait.data.ahead import Ahead  # not above: the data room is imported when a source is opened
 
         self.config, self.say, self.alive = config, say, alive
         train = config.train

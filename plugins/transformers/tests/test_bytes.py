@@ -28,7 +28,7 @@ def stored(node):
 
 
 @pytest.mark.parametrize(
-    "kind", ["mixtral", *(pytest.param(k, marks=pytest.mark.slow) for k in ("llama", "phi3", "deepseek_v3"))]
+    "kind", ["llama", *(pytest.param(k, marks=pytest.mark.slow) for k in ("mixtral", "phi3", "deepseek_v3"))]
 )
 def test_ranks_store_what_the_plan_says(kind, plait_ranks):
     node = resolve([*RUN])

@@ -1,4 +1,4 @@
 """Seconds and bytes of many layouts, put together from a few traces.
 
-May import `tracing` and `stages`.
+Rests on `tracing`, and on `stages` for layouts that divide the layers.
 """

@@ -1,4 +1,4 @@
 """The steps of ranks that divide a model's layers.
 
-May import `tracing` and the files of `plan` that tracing rests on.
+Rests on `tracing`.
 """

@@ -117,7 +117,7 @@ def _check(options: "Lora", model: nn.Module, chosen: list[str], matrices: dict[
         if not any(target in axes for axes in matrices.values()):
             raise PlaitError(
                 f"{KEY}.targets={options.targets}: no matrix in a block of this model has the logical axis {target!r}; "
-                f"those of its matrices are {', '.join([*known, 'embed'])} (nearly all have embed)"
+                f"its matrices have {', '.join([*known, 'embed'])}, and nearly all have embed"
             ).at(f"{KEY}.targets", options.targets, fits=known)
     for fqn in chosen:
         owner, _, name = fqn.rpartition(".")

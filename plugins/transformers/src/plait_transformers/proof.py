@@ -144,7 +144,7 @@ def _check_training(kind: str, model: nn.Module, tokens: Tensor, logits: Tensor)
             if _apart(found, logits) > EXACT:
                 raise PlaitError(
                     f"model=transformers cannot train {kind}: its logits in training differ from those in evaluation, "
-                    "as with noise that is drawn without a seed of Plait's"
+                    "for example by noise from a generator that Plait does not seed"
                 )
             if torch.equal(before, torch.get_rng_state()):
                 break

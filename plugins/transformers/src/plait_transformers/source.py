@@ -52,8 +52,8 @@ def read_config(path: str | None, given: Mapping[str, Any]) -> Any:
     if (packed := known.get("quantization_config")) is not None:
         method = packed.get("quant_method") if isinstance(packed, dict) else packed
         raise PlaitError(
-            f"{where} has a quantization_config ({method}); model=transformers trains weights of floating point: save "
-            "the model without quantisation first"
+            f"{where} has a quantization_config ({method}); model=transformers trains floating-point weights: save the "
+            "model without quantisation first"
         ).at(key, path, fits="a folder of weights in floating point")
     return config
 
