@@ -32,8 +32,8 @@ lint: install
 # If this is set, every process that a test starts compiles Plait's source again.
 test test-all: export PYTHONDONTWRITEBYTECODE :=
 
-test: lint
-	$(BIN)/python -m pytest $(PARALLEL)
+test: lint # AGAIN=1: what fails is run once more, alone, and counts as unstable if it then passes
+	$(BIN)/python -m pytest $(PARALLEL) $(if $(AGAIN),|| { [ $$? -eq 1 ] && $(BIN)/python -m tests.again; })
 
 test-all: lint
 	$(BIN)/python -m pytest -m 'not gpu' $(PARALLEL)
