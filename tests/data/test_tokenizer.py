@@ -68,6 +68,7 @@ def test_ids_beyond_16_bits_are_kept(tmp_path: Path, write: Callable[..., str]) 
     vocab = {"</s>": 0, "low": 1, "high": 70_000}
     made = Tokenizer(models.WordLevel(vocab, unk_token="</s>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.add_special_tokens(["</s>"])
     made.save(str(tmp_path / "words.json"))
     source = Text(path=write("a.txt", "low high " * 20), tokenizer=str(tmp_path / "words.json"), validation_fraction=0)
     with raises_about("model.vocab_size", 3, "at least 70001"):

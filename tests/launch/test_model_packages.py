@@ -20,7 +20,8 @@ class Tiny(Llama3):
         self.tokenizer_from = None  # its folder
 """
 WORDS = {"type": "WordLevel", "vocab": {"a": 0, "</s>": 1}, "unk_token": "a"}
-TOKENIZER = {"version": "1.0", "added_tokens": [], "model": WORDS}
+FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+TOKENIZER = {"version": "1.0", "added_tokens": [{"id": 1, "content": "</s>", **FLAGS}], "model": WORDS}
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ class Source(ABC):
 
     tokenizer: "bytes", a file of the library `tokenizers`, or a folder with a `tokenizer.json`; "auto": bytes, unless
         the core has filled in the model's folder.
-    eod_token: the token that ends a document; None takes the tokenizer's usual one.
+    eod_token: the token that ends a document; None takes the one that the tokenizer's folder names.
     attention: "across": tokens attend to all before them in their sample; "document": only to those of their document.
 
     Every method raises PlaitError that names the key.

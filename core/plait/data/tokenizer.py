@@ -2,15 +2,14 @@
 
 import hashlib
 from array import array
+from collections.abc import Set
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from plait.contract.errors import PlaitError, near_miss
-
-# Names that tokenizers give to the end of a document, the most specific first.
-EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<eod>")
+from plait.data.special_tokens import SpecialTokens, special_tokens
 
 
 class Tokenizer(Protocol):
@@ -41,9 +40,14 @@ class Bytes:
 
 
 class FromFile:
-    """A `tokenizer.json`. Special tokens spelt out in a text are encoded as plain characters."""
+    """A `tokenizer.json`, with what the files beside it say of its special tokens.
+
+    Special tokens spelt out in a text are encoded as plain characters. Other added tokens are part of the vocabulary,
+    such as the tags of HTML in Gemma's.
+    """
 
     cheap = False
+    special: SpecialTokens
 
     def __init__(self, name: str, file: Path, eod_token: str | None) -> None:
         from tokenizers import Tokenizer as Inner
@@ -63,8 +67,10 @@ class FromFile:
         self._encode = getattr(self._inner, "encode_batch_fast", self._inner.encode_batch)
         vocab: dict[str, Any] = self._inner.get_vocab(with_added_tokens=True)
         self.size = max(vocab.values(), default=-1) + 1  # ids may have gaps
-        self.eod = _find_eod(name, vocab, eod_token)
-        self.digest = f"{hashlib.sha256(content).hexdigest()}:{self.eod}"
+        self.special = special_tokens(file, self._inner)
+        self.eod = self.special.eod(name, vocab, eod_token)
+        plain = _never_from_text(self._inner, self.special.special | {eod_token})
+        self.digest = f"{hashlib.sha256(content).hexdigest()}:{self.eod}:{','.join(plain)}"
 
     def encode(self, texts: list[bytes]) -> list[np.ndarray]:
         encoded = self._encode([text.decode("utf-8", "replace") for text in texts], add_special_tokens=False)
@@ -97,18 +103,14 @@ def load(name: str, eod_token: str | None = None) -> Tokenizer:
     return FromFile(name, file, eod_token)
 
 
-def _find_eod(name: str, vocab: dict[str, int], eod_token: str | None) -> int:
-    if eod_token is not None:
-        if eod_token not in vocab:
-            raise PlaitError(
-                f"data.eod_token={eod_token!r} is not among the {len(vocab)} tokens of data.tokenizer={name}"
-                f"{near_miss(eod_token, [token for token in vocab if token[:1] in '<['])}"
-            ).at("data.eod_token", eod_token, fits="a token of the tokenizer")
-        return vocab[eod_token]
-    for token in EOD_NAMES:
-        if token in vocab:
-            return vocab[token]
-    raise PlaitError(
-        f"data.tokenizer={name} has none of the usual tokens that end a document ({', '.join(EOD_NAMES)}): "
-        "set data.eod_token"
-    ).at("data.eod_token", fits="a token of the tokenizer")
+def _never_from_text(inner: Any, special: Set[str | None]) -> list[str]:
+    """Mark the added tokens that a folder calls special as such, if the tokenizer's file does not; returns those."""
+    from tokenizers import AddedToken
+
+    unmarked = sorted(
+        token.content
+        for token in inner.get_added_tokens_decoder().values()
+        if token.content in special and not token.special
+    )
+    inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in unmarked])
+    return unmarked
