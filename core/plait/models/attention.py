@@ -30,6 +30,8 @@ class CausalAttention(nn.Module):
         The others are those of `attend`.
         """
         if documents is None and window is None and softcap is None and sinks is None:
+            if not kernel_takes_groups(q_BHTE.device, q_BHTE.dtype, q_BHTE.shape[-1], v_BKTE.shape[-1]):
+                k_BKTE, v_BKTE = repeated(q_BHTE.shape[1], k_BKTE, v_BKTE)
             return F.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, is_causal=True, enable_gqa=True, scale=scale)
         if documents is None:
             documents = q_BHTE.new_ones(1, q_BHTE.shape[2])
@@ -71,9 +73,7 @@ def attend(
     queries and keys; None: E ** -0.5. softcap: scores are c tanh(score / c) (Gemma 2, arXiv:2408.00118, section 2).
     sinks: (H,), a further score per head, of a key whose value is 0 (gpt-oss; Xiao et al., arXiv:2309.17453).
     """
-    groups = q_BHTE.shape[1] // k_BKSE.shape[1]  # on GPUs no fused kernel takes a mask and grouped heads
-    if groups > 1:
-        k_BKSE, v_BKSE = (x.repeat_interleave(groups, dim=1) for x in (k_BKSE, v_BKSE))
+    k_BKSE, v_BKSE = repeated(q_BHTE.shape[1], k_BKSE, v_BKSE)  # few fused kernels take a mask and grouped heads
     if mask.dtype != torch.bool:
         mask = mask.to(q_BHTE.dtype)
     if softcap is None and sinks is None:
@@ -88,6 +88,25 @@ def attend(
         scores = torch.cat([scores, sink], dim=-1)
     weights = scores.softmax(-1).to(v_BKSE.dtype)
     return weights[..., : v_BKSE.shape[2]] @ v_BKSE
+
+
+def kernel_takes_groups(device: torch.device, dtype: torch.dtype, key_width: int, value_width: int) -> bool:
+    """Whether a fused kernel of torch takes causal attention with fewer key than query heads. Without one, all scores
+    exist at once, which the kernels for ungrouped heads avoid.
+
+    On GPUs only flash attention and cuDNN take groups: half precision from compute capability 8.0, cuDNN's also heads
+    whose values have another width, from 9.0.
+    """
+    if device.type != "cuda":
+        return True
+    if dtype not in (torch.float16, torch.bfloat16) or max(key_width, value_width) > 256:
+        return False
+    return torch.cuda.get_device_capability(device) >= ((8, 0) if key_width == value_width else (9, 0))
+
+
+def repeated(heads: int, *tensors_BKSE: Tensor) -> list[Tensor]:
+    """Each key and value head as often as query heads see it: (B, H, S, E)."""
+    return [x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1) for x in tensors_BKSE]
 
 
 def document_mask(positions_BT: Tensor) -> Tensor:
