@@ -5,11 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from plait.contract.errors import PlaitError
+from plait.data.hf import Hf
 from plait.data.special_tokens import SpecialTokens
+from plait.data.text import Text
 from plait.data.tokenizer import FromFile, load
 from plait.testing import raises_about
 
@@ -37,8 +40,8 @@ def folder(tmp_path: Path) -> Folder:
     return folder
 
 
-def read(folder: Path, eod_token: str | None = None) -> FromFile:
-    made = load(str(folder), eod_token)
+def read(folder: Path, eod_token: str | None = None, bod_token: str | None = None) -> FromFile:
+    made = load(str(folder), eod_token, bod_token)
     assert isinstance(made, FromFile)
     return made
 
@@ -181,3 +184,53 @@ def test_what_the_folder_calls_special_never_comes_from_a_text(folder: Folder) -
     made = read(where, "<given>")
     (ids,) = made.encode(["".join(("<x>", *plain)).encode()])
     assert [made.special.stops, *(number for number in ids.tolist() if number > 255)] == [{257, 258}, 259]
+
+
+TOKENS, NAMES = ("<mask>", "<bos>", "<eos>"), {"bos_token": "<bos>", "eos_token": "<eos>"}
+
+
+def test_the_option_decides_how_a_document_begins(folder: Folder) -> None:
+    where = folder(TOKENS, post="<bos> $A", tokenizer_config=NAMES)
+    made = [read(where, None, token) for token in (None, "none", "<mask>", "<bos>")]
+    assert [one.begins for one in made] == [(257,), (), (256,), (257,)]
+    assert len({one.digest for one in made}) == 3
+    with raises_about("data.bod_token", "<eos>", "another token, or none"):
+        read(where, None, "<eos>")
+    with raises_about("data.bod_token", "<boss>", "a token of the tokenizer") as caught:
+        read(where, None, "<boss>")
+    assert "did you mean '<bos>'?" in str(caught.value)
+    assert load("bytes", None, "none").begins == ()
+    with raises_about("data.bod_token", "<bos>", "null"):
+        load("bytes", None, "<bos>")
+
+
+def test_an_end_that_begins_texts_is_not_written_twice(folder: Folder) -> None:
+    """OPT's </s>: with attention=document, a second one would part a document from its beginning."""
+    made = read(folder(("</s>",), post="</s> $A", tokenizer_config={"eos_token": "</s>"}))
+    assert (made.special.begins, made.begins) == ((256,), ())
+    assert "begins with no token (the tokenizer would write the end) and ends with </s>" in made.said
+
+
+def test_each_document_of_a_corpus_lies_between_its_tokens(
+    folder: Folder, write: Callable[..., str], said: list[str]
+) -> None:
+    where = str(folder(TOKENS, post="<mask> <bos> $A <eos>", tokenizer_config=NAMES))
+    rows = write("rows.jsonl", '{"text": "a"}\n{"text": "bc"}\n')
+    wanted = [256, 257, ALPHABET.index("a"), 258, 256, 257, ALPHABET.index("b"), ALPHABET.index("c"), 258]
+    text = Text(path=rows, tokenizer=where, validation_fraction=0)
+    text.prepare(said.append)
+    assert np.fromfile(text.folder / "train.bin", np.uint16).tolist() == wanted
+    stream = Hf(name="json", data_files=[rows], tokenizer=where, validation_documents=0, shuffle_buffer=1)
+    batch = stream.open(seq_len=8, seed=0, global_batch_size=1, dp=(0, 1)).train(0)
+    assert [*batch.tokens[0].tolist(), int(batch.labels[0, -1])] == wanted
+    stream.prepare(said.append)
+    line = "begins with <mask> <bos> (the tokenizer's own way) and ends with <eos> (tokenizer_config.json)"
+    assert [line in one for one in said].count(True) == 2
+
+
+def test_a_long_document_has_one_beginning(folder: Folder, write: Callable[..., str]) -> None:
+    where = str(folder(TOKENS, post="<bos> $A", tokenizer_config=NAMES))
+    text = Text(path=write("long.txt", "word " * 120_000), tokenizer=where, validation_fraction=0)
+    text.prepare(lambda line: None)
+    ids = np.fromfile(text.folder / "train.bin", np.uint16)
+    assert (len(ids), ids[0], ids[-1], int((ids > 255).sum())) == (600_002, 257, 258, 2)

@@ -33,6 +33,7 @@ class Chat(AtPath):
 
     tokenizer: str = "auto"
     attention: str = attrs.field(init=False, default="document")
+    bod_token: str | None = attrs.field(init=False, default=None)  # the template writes what begins a conversation
     messages_key: str = "messages"
     template: str | None = None
 

@@ -24,19 +24,20 @@ AHEAD = 2  # groups per core that are read, and not yet taken
 class Group:
     """Documents, or pieces of long ones, in order.
 
-    held: whether each one's document is for validation. last: whether its document ends with it. read: bytes that were
-    read for them.
+    held: whether each one's document is for validation. first, last: whether its document begins and ends with it.
+    read: bytes that were read for them.
     """
 
     texts: list[bytes]
     held: list[bool]
+    first: list[bool]
     last: list[bool]
     read: int
 
 
 @attrs.frozen
 class Encoded:
-    """The ids of a group, with those that end documents: to train on, and held out. read: the group's."""
+    """The ids of a group, with those that begin and end documents: to train on, and held out. read: the group's."""
 
     train: np.ndarray
     held: np.ndarray
@@ -79,6 +80,7 @@ def encoded(files: list[File], text_key: str, tokenizer: Tokenizer, fraction: fl
 def _groups(files: list[File], text_key: str, fraction: float, size: int) -> Iterator[Group]:
     texts: list[bytes] = []
     held: list[bool] = []
+    first: list[bool] = []
     last: list[bool] = []
     filled = read = 0
     out = False
@@ -87,21 +89,22 @@ def _groups(files: list[File], text_key: str, fraction: float, size: int) -> Ite
             out = held_out(piece.text, fraction) if piece.first else out
             texts.append(piece.text)
             held.append(out)
+            first.append(piece.first)
             last.append(piece.last)
             filled, read = filled + len(piece.text), read + piece.read
             if filled >= size:
-                yield Group(texts, held, last, read)
-                texts, held, last, filled, read = [], [], [], 0, 0
+                yield Group(texts, held, first, last, read)
+                texts, held, first, last, filled, read = [], [], [], [], 0, 0
     if texts:
-        yield Group(texts, held, last, read)
+        yield Group(texts, held, first, last, read)
 
 
 def _encode(tokenizer: Tokenizer, group: Group) -> Encoded:
     dtype = id_dtype(tokenizer)
-    end = np.array([tokenizer.eod], dtype)
-    sides: list[list[np.ndarray]] = [[end[:0]], [end[:0]]]
-    for ids, held, last in zip(tokenizer.encode(group.texts), group.held, group.last, strict=True):
-        sides[held] += [ids, end] if last else [ids]
+    begin, end, none = np.array(tokenizer.begins, dtype), np.array([tokenizer.eod], dtype), np.empty(0, dtype)
+    sides: list[list[np.ndarray]] = [[none], [none]]
+    for ids, held, first, last in zip(tokenizer.encode(group.texts), group.held, group.first, group.last, strict=True):
+        sides[held] += [begin if first else none, ids, end if last else none]
     train, held_ids = (np.concatenate(side).astype(dtype, copy=False) for side in sides)
     return Encoded(train, held_ids, group.read)
 

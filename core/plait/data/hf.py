@@ -67,6 +67,8 @@ class Hf(Source):
             )
 
     def prepare(self, say: Say) -> None:
+        if self.encoder.said:
+            say(self.encoder.said)
         for split in filter(None, (self.split, self.validation_split)):
             say(f"opening {self.name}, split {split}")
             if next(self.texts(split), None) is None:

@@ -42,6 +42,7 @@ class Source(ABC):
     tokenizer: "bytes", a file of the library `tokenizers`, or a folder with a `tokenizer.json`; "auto": bytes, unless
         the core has filled in the model's folder.
     eod_token: the token that ends a document; None takes the one that the tokenizer's folder names.
+    bod_token: the token that begins a document; "none": no token; None takes what the tokenizer itself writes.
     attention: "across": tokens attend to all before them in their sample; "document": only to those of their document.
 
     Every method raises PlaitError that names the key.
@@ -49,6 +50,7 @@ class Source(ABC):
 
     tokenizer: str = "auto"
     eod_token: str | None = None
+    bod_token: str | None = None
     attention: str = attrs.field(default="across", validator=check_attention)
 
     indexable: ClassVar[bool]  # True: any batch is available at any time, so runs resume with any number of data ranks
@@ -56,7 +58,7 @@ class Source(ABC):
     @cached_property
     def encoder(self) -> Tokenizer:
         """The tokenizer, loaded."""
-        return load(self.tokenizer, self.eod_token)
+        return load(self.tokenizer, self.eod_token, self.bod_token)
 
     @property
     @abstractmethod

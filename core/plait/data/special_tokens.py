@@ -47,17 +47,22 @@ class SpecialTokens:
     def eod(self, tokenizer: str, vocab: dict[str, int], given: str | None) -> int:
         """The id that ends a document: that of the token `given`, or else eos. Raises PlaitError if there is none."""
         if given is not None:
-            if given in vocab:
-                return vocab[given]
-            raise PlaitError(
-                f"data.eod_token={given!r} is not among the {len(vocab)} tokens of data.tokenizer={tokenizer}"
-                f"{near_miss(given, [token for token in vocab if token[:1] in '<['])}"
-            ).at("data.eod_token", given, fits="a token of the tokenizer")
+            return token_id("data.eod_token", given, tokenizer, vocab)
         if self.eos is not None:
             return self.eos
         raise PlaitError(
             f"data.tokenizer={tokenizer} does not say which token ends a text ({self.said}): set data.eod_token"
         ).at("data.eod_token", fits="a token of the tokenizer")
+
+
+def token_id(key: str, token: str, tokenizer: str, vocab: dict[str, int]) -> int:
+    """The id of the token that the option `key` names. Raises PlaitError if there is no such token."""
+    if token in vocab:
+        return vocab[token]
+    raise PlaitError(
+        f"{key}={token!r} is not among the {len(vocab)} tokens of data.tokenizer={tokenizer}"
+        f"{near_miss(token, [known for known in vocab if known[:1] in '<['])}"
+    ).at(key, token, fits="a token of the tokenizer")
 
 
 def special_tokens(file: Path, inner: "Tokenizer") -> SpecialTokens:

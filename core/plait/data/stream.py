@@ -155,7 +155,8 @@ class _Held:
 
 
 def _tokens(source: "Hf", texts: list[bytes]) -> list[np.ndarray]:
-    return [np.append(ids, source.encoder.eod).astype(np.uint32) for ids in source.encoder.encode(texts)]
+    begin, end = np.array(source.encoder.begins, np.uint32), np.array([source.encoder.eod], np.uint32)
+    return [np.concatenate((begin, ids.astype(np.uint32), end)) for ids in source.encoder.encode(texts)]
 
 
 def _documents(source: "Hf", seed: int, dp: tuple[int, int], start: Cursor) -> Iterator[Document]:

@@ -38,6 +38,8 @@ def tokenise(
     dtype = id_dtype(tokenizer)
     size = sum(file.size for file in files)
     say(f"tokenising {size / 1e6:,.1f} MB in {len(files):,} file{'s' * (len(files) != 1)}")
+    if tokenizer.said:
+        say(tokenizer.said)
     progress = Progress(say, "tokenising", size)
     with (
         Tokens(folder / "train.bin", dtype, tokenizer.eod) as train,

@@ -9,18 +9,24 @@ from typing import Any, Protocol
 import numpy as np
 
 from plait.contract.errors import PlaitError, near_miss
-from plait.data.special_tokens import SpecialTokens, special_tokens
+from plait.data.special_tokens import SpecialTokens, special_tokens, token_id
+
+NONE = "none"  # data.bod_token=none: documents begin with no token
 
 
 class Tokenizer(Protocol):
-    """size: ids are below it. eod: the id that ends a document. digest: identifies tokenizer and eod in a cache key.
+    """size: ids are below it. eod: the id that ends a document. begins: the ids that begin one.
 
-    cheap: whether encoding takes no longer than handing the text to another process.
+    digest: identifies all these and the tokenizer in a cache key. said: how documents begin and end, and by which file,
+    in words; "" if the tokenizer has no other way. cheap: whether encoding takes no longer than handing the text to
+    another process.
     """
 
     size: int
     eod: int
+    begins: tuple[int, ...]
     digest: str
+    said: str
     cheap: bool
 
     def encode(self, texts: list[bytes]) -> list[np.ndarray]:
@@ -32,7 +38,9 @@ class Bytes:
 
     size = 257
     eod = 256
+    begins: tuple[int, ...] = ()
     digest = "bytes"
+    said = ""
     cheap = True
 
     def encode(self, texts: list[bytes]) -> list[np.ndarray]:
@@ -49,7 +57,7 @@ class FromFile:
     cheap = False
     special: SpecialTokens
 
-    def __init__(self, name: str, file: Path, eod_token: str | None) -> None:
+    def __init__(self, name: str, file: Path, eod_token: str | None, bod_token: str | None) -> None:
         from tokenizers import Tokenizer as Inner
 
         try:
@@ -69,8 +77,21 @@ class FromFile:
         self.size = max(vocab.values(), default=-1) + 1  # ids may have gaps
         self.special = special_tokens(file, self._inner)
         self.eod = self.special.eod(name, vocab, eod_token)
-        plain = _never_from_text(self._inner, self.special.special | {eod_token})
-        self.digest = f"{hashlib.sha256(content).hexdigest()}:{self.eod}:{','.join(plain)}"
+        self.begins = _begins(name, self.special, vocab, self.eod, bod_token)
+        plain = _never_from_text(self._inner, self.special.special | {eod_token, bod_token})
+        parts = [self.eod, *([f"begins={self.begins}"] if self.begins else []), *([f"plain={plain}"] if plain else [])]
+        self.digest = ":".join(map(str, (hashlib.sha256(content).hexdigest(), *parts)))
+        self.said = self._said(eod_token, bod_token)
+
+    def _said(self, eod_token: str | None, bod_token: str | None) -> str:
+        def names(ids: tuple[int, ...]) -> str:
+            return " ".join(str(self._inner.id_to_token(number)) for number in ids) or "no token"
+
+        end_by = self.special.eos_from if eod_token is None else "data.eod_token"
+        begin_by = "the tokenizer's own way" if bod_token is None else "data.bod_token"
+        if bod_token is None and self.eod in self.special.begins:
+            begin_by = "the tokenizer would write the end"
+        return f"a document begins with {names(self.begins)} ({begin_by}) and ends with {names((self.eod,))} ({end_by})"
 
     def encode(self, texts: list[bytes]) -> list[np.ndarray]:
         encoded = self._encode([text.decode("utf-8", "replace") for text in texts], add_special_tokens=False)
@@ -78,13 +99,15 @@ class FromFile:
         return [np.frombuffer(array("I", one.ids), np.uint32) for one in encoded]
 
 
-def load(name: str, eod_token: str | None = None) -> Tokenizer:
+def load(name: str, eod_token: str | None = None, bod_token: str | None = None) -> Tokenizer:
     """The tokenizer `name`: "bytes" or "auto", a file, a folder. Raises PlaitError for no tokenizer or no eod token."""
     if name in ("bytes", "auto"):
-        if eod_token is not None:
-            raise PlaitError(
-                f"data.eod_token={eod_token!r} is for tokenizers read from a file; bytes end documents by id 256"
-            ).at("data.eod_token", eod_token, fits="null")
+        for key, token in {"data.eod_token": eod_token, "data.bod_token": bod_token}.items():
+            if token is not None and (key, token) != ("data.bod_token", NONE):
+                raise PlaitError(
+                    f"{key}={token!r} is for tokenizers read from a file; bytes end documents by id 256 and begin them "
+                    "with no token"
+                ).at(key, token, fits="null")
         return Bytes()
     path = Path(name).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
@@ -100,7 +123,23 @@ def load(name: str, eod_token: str | None = None) -> Tokenizer:
         raise PlaitError(
             f"data.tokenizer={name}: the folder holds no tokenizer.json; name another file or folder, or bytes"
         ).at("data.tokenizer", name, fits="a folder with tokenizer.json")
-    return FromFile(name, file, eod_token)
+    return FromFile(name, file, eod_token, bod_token)
+
+
+def _begins(
+    name: str, special: SpecialTokens, vocab: dict[str, int], eod: int, bod_token: str | None
+) -> tuple[int, ...]:
+    if bod_token is None:
+        # One family writes its end before each text; the end of the document before is there already.
+        return () if eod in special.begins else special.begins
+    if bod_token == NONE:
+        return ()
+    begin = token_id("data.bod_token", bod_token, name, vocab)
+    if begin == eod:
+        raise PlaitError(f"data.bod_token={bod_token!r} is the token that ends a document; take another, or none").at(
+            "data.bod_token", bod_token, fits="another token, or none"
+        )
+    return (begin,)
 
 
 def _never_from_text(inner: Any, special: Set[str | None]) -> list[str]:
