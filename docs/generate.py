@@ -87,7 +87,9 @@ has its own instances and nothing is process-global, so jobs of a sweep in one p
   recompute instead.
 - **`checkpoint`** is for a strategy whose state is not in parameters under their names; most need none. It returns
   tensors that alias the live state, or a pair of these and a function to call after loading. Names are canonical, so
-  any strategy loads what another saved.
+  any strategy loads what another saved. Besides, a strategy may save entries under names of its own (local_sgd: what
+  each worker has of its own), which other layouts do not load: `plait.room_for` is filled if a checkpoint has the
+  entry, `plait.is_loaded` tells, and `plait.twin_of` is saved in the place of a live tensor.
 - **`export`** decides what the exported folder holds, because a run need not have trained a whole model: adapters have
   a format of their own. It gets the state of this rank, and returns tensors by name, which may be DTensors; the core
   gathers them one by one.

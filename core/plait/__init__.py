@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from plait.parallel.mix_in import mix_in
     from plait.parallel.sharding import distribute_params, shard_dim, shard_of_parts, whole_tensor
     from plait.parallel.stages import stage, stream_into
+    from plait.parallel.state import is_loaded, room_for, twin_of
     from plait.parallel.transform import transform_param
     from plait.plan import planning
 
@@ -60,6 +61,7 @@ __all__ = [
     "divisors",
     "held_indices",
     "hookimpl",
+    "is_loaded",
     "is_planning",
     "mix_in",
     "outside_of_graph",
@@ -67,11 +69,13 @@ __all__ = [
     "planned_split",
     "planning",
     "read_values",
+    "room_for",
     "shard_dim",
     "shard_of_parts",
     "stage",
     "stream_into",
     "transform_param",
+    "twin_of",
     "valid_degree",
     "whole_tensor",
 ]
@@ -90,6 +94,7 @@ _LAZY = {
     "plait.parallel.mix_in": ["mix_in"],
     "plait.parallel.sharding": ["distribute_params", "shard_dim", "shard_of_parts", "whole_tensor"],
     "plait.parallel.stages": ["stage", "stream_into"],
+    "plait.parallel.state": ["is_loaded", "room_for", "twin_of"],
     "plait.parallel.transform": ["transform_param"],
     "plait.plan.planning": ["planning"],
 }

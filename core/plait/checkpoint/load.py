@@ -21,7 +21,7 @@ from plait.checkpoint.reader import Reader
 from plait.checkpoint.store import Store
 from plait.contract.errors import PlaitError, near_miss
 from plait.parallel.agreement import on_all_ranks, on_rank_0
-from plait.parallel.state import is_absent, mark
+from plait.parallel.state import is_absent, is_canonical, mark
 
 
 def load_latest(
@@ -51,8 +51,9 @@ def load(path: str | os.PathLike[str], state: Mapping[str, Tensor], after: Calla
 
     Each rank reads what its own shards need and compares its digests; of replicas one reads for all. Dtypes are cast.
     No code in the folder is run, whoever wrote it.
-    Raises PlaitError, with `state` untouched, if the checkpoint lacks an entry (other than a frozen parameter's) or has
-    it in another shape, or if it keeps other optimizer state for a parameter than this run's optimizer. Raises Damaged
+    Raises PlaitError, with `state` untouched, if the checkpoint lacks an entry of the model or its optimizer (other
+    than a frozen parameter's), has one in another shape, or keeps other optimizer state for a parameter than this run's
+    optimizer. Raises Damaged
     if what any rank reads is not as it was written; then `state` may hold some of it, all absent state is still absent,
     and `after` is not called. Either is raised on all ranks.
     """
@@ -84,7 +85,7 @@ def _wanted(reader: Reader, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
                     f"the checkpoint {path} has {key!r} in shape {saved[key]}, and this run needs {tuple(tensor.shape)}"
                 )
             wanted[key] = tensor
-        elif not (is_absent(tensor) or is_frozen(tensor)):
+        elif is_canonical(key) and not (is_absent(tensor) or is_frozen(tensor)):
             raise PlaitError(f"the checkpoint {path} has no {key!r}{near_miss(key, list(saved))}; {_summary(saved)}")
     return wanted
 

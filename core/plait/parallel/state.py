@@ -79,6 +79,33 @@ def is_absent(tensor: Tensor) -> bool:
     return getattr(tensor, _ABSENT, False)
 
 
+def room_for(tensor: Tensor) -> Tensor:
+    """An empty tensor like this one, for an entry that a checkpoint may have: it is filled if the checkpoint has it,
+    and never saved."""
+    room = torch.empty_like(tensor)
+    mark(room, True)
+    return room
+
+
+def twin_of(tensor: Tensor) -> Tensor:
+    """An empty tensor that a checkpoint treats as it treats this one, to be saved in its place."""
+    twin = torch.empty_like(tensor)
+    for note in (_ABSENT, _FREE):
+        if hasattr(tensor, note):
+            setattr(twin, note, getattr(tensor, note))
+    return twin
+
+
+def is_loaded(tensor: Tensor) -> bool:
+    """Whether this very tensor of a state was filled from a checkpoint."""
+    return getattr(tensor, _ABSENT, None) is False
+
+
+def is_canonical(key: str) -> bool:
+    """Whether `key` is the model's or the optimizer's, which every checkpoint has; others are a strategy's own."""
+    return key.startswith(("model.", "optimizer."))
+
+
 def may_be_infinite(tensor: Tensor) -> bool:
     """Whether infinity is allowed here: in buffers (masks) and in an optimizer's plain numbers (the best so far)."""
     return getattr(tensor, _FREE, False)

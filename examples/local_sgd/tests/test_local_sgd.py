@@ -52,20 +52,31 @@ def test_workers_part_and_meet(plait_ranks):
         assert (unequal(results[0].final, results[1].final) is None) == met
 
 
+def step(applied, optimizer, number):
+    forward_backward(applied, Trial(), number)
+    optimizer.step()
+    optimizer.zero_grad()
+    applied.after_step(optimizer, number + 1)
+
+
 def save_between_syncs(strategies, folder):
-    """(parameters and momenta of this rank before, the checkpoint, those of this rank after); saved after step 2."""
-    trial = Trial()
-    applied = trial.apply(strategies)
-    optimizer = trial.optimizer(applied.parameters())
-    for step in range(2):
-        forward_backward(applied, trial, step)
-        optimizer.step()
-        optimizer.zero_grad()
-        applied.after_step(optimizer, step + 1)
+    """(parameters and momenta of this rank, the average in the checkpoint, those of this rank after the next step);
+    saved after step 2."""
+    applied = Trial().apply(strategies)
+    optimizer = Trial().optimizer(applied.parameters())
+    step(applied, optimizer, 0)
+    step(applied, optimizer, 1)
     before = everything(applied, optimizer)
     state, _ = applied.checkpoint(optimizer)
     Saver(Store(folder), "sync").save(state, 2)
-    return before, {key: full(tensor) for key, tensor in state.items()}, everything(applied, optimizer)
+    assert unequal(everything(applied, optimizer), before) is None
+    average = canonical(state)
+    step(applied, optimizer, 2)
+    return before, average, everything(applied, optimizer)
+
+
+def canonical(state):
+    return {key: full(tensor) for key, tensor in state.items() if key.startswith(("model.", "optimizer."))}
 
 
 def everything(applied, optimizer):
@@ -74,30 +85,43 @@ def everything(applied, optimizer):
     return whole(model) | momenta
 
 
-def restore(strategies, folder):
+def restore(strategies, folder, steps_before=0):
+    """(the canonical state, parameters and momenta of this rank, those after another step)."""
     trial = Trial(seed=1)
     applied = trial.apply(strategies)
     optimizer = trial.optimizer(applied.parameters())
+    for number in range(steps_before):
+        step(applied, optimizer, number)
     load(Store(folder).latest(), *applied.checkpoint(optimizer))
-    return {key: full(tensor) for key, tensor in applied.checkpoint(optimizer)[0].items()}
+    state, here = canonical(applied.checkpoint(optimizer)[0]), everything(applied, optimizer)
+    step(applied, optimizer, 2)
+    return state, here, everything(applied, optimizer)
 
 
 @pytest.mark.parametrize("beside", [{}, {"fsdp2": {}}])
-def test_a_checkpoint_between_syncs_is_the_average(plait_ranks, tmp_path, beside):
-    """Of parameters and momenta, on the ranks as well; and any layout loads it."""
+def test_a_checkpoint_between_syncs_is_the_average_and_changes_nothing(plait_ranks, tmp_path, beside):
+    """Of parameters and momenta; any layout loads it, and as many workers go on from where each was."""
     world = 4 if beside else 2
     strategies = {"local_sgd": {"degree": 2, "every": 5}, **beside}
     answers = plait_ranks.run(save_between_syncs, strategies, tmp_path, world=world)
     (a, saved, _), (b, _, _) = answers[0], answers[-1]  # a rank of each worker
     assert unequal(a, b) is not None
     mean = {name: (a[name] + b[name]) / 2 for name in a}
-    for _, state, after in answers:
-        assert unequal(after, mean) is None
-        assert unequal(state, saved) is None
-    assert all(torch.equal(saved[f"model.{name}"], p) for name, p in mean.items() if f"model.{name}" in saved)
-    for other, ranks in (({}, 1), ({"fsdp2": {}}, 2), ({"ddp": {}}, 4), ({"local_sgd": {}}, 2)):
-        for loaded in plait_ranks.run(restore, other, tmp_path, world=ranks):
-            assert unequal(loaded, saved) is None
+    for _, average, _ in answers:
+        assert unequal(average, saved) is None
+    assert all(torch.equal(saved[f"model.{name}"], p) for name, p in mean.items() if not name.endswith(" avg"))
+    for steps in (0, 3):
+        again = plait_ranks.run(restore, strategies, tmp_path, steps, world=world)
+        for (before, _, after), (state, here, there) in zip(answers, again, strict=True):
+            assert unequal(state, saved) is None
+            assert unequal(here, before) is None
+            assert unequal(there, after) is None
+    others = (({}, 1), ({"fsdp2": {}}, 2), ({"ddp": {}}, 4), ({"local_sgd": {"degree": 4}}, 4))
+    for steps in (0, 3):
+        for other, ranks in others:
+            for loaded, here, _ in plait_ranks.run(restore, other, tmp_path, steps, world=ranks):
+                assert unequal(loaded, saved) is None
+                assert unequal(here, mean) is None
 
 
 def meshes():

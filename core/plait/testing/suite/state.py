@@ -8,7 +8,7 @@ import attrs
 import pytest
 import torch
 
-from plait.parallel.state import shapes
+from plait.parallel.state import is_canonical, shapes
 from plait.strategies.extending import extending
 from plait.testing import whole_run
 from plait.testing.parity import apart, unequal, wrong_gradients
@@ -192,7 +192,9 @@ def _step(applied: Any, optimizer: torch.optim.Optimizer, trial: Trial, number: 
 
 
 def _everything(applied: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    return of_all_stages(applied, {key: full(tensor) for key, tensor in applied.checkpoint(optimizer)[0].items()})
+    """What any layout saves; entries of a strategy's own are left out."""
+    state = {key: tensor for key, tensor in applied.checkpoint(optimizer)[0].items() if is_canonical(key)}
+    return of_all_stages(applied, {key: full(tensor) for key, tensor in state.items()})
 
 
 def _contents(

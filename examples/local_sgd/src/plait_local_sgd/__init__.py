@@ -25,7 +25,7 @@ class LocalSgd:
     phase = "graph"
     numerics = "own"
     trial = {"degree": 2}  # noqa: RUF012 - its options in the tests of others
-    _apart = False  # whether workers have stepped since their last average; not an option, so not a field
+    apart = False  # whether workers have stepped since their last average; not an option, so not a field
 
     degree: int = -1
     every: int = attrs.field(default=10, validator=ge(1))
@@ -49,16 +49,14 @@ class LocalSgd:
     def after_step(self, model: "nn.Module", optimizer: "torch.optim.Optimizer", mesh: "Mesh", step: int) -> None:
         from plait_local_sgd.workers import average
 
-        self._apart = step % self.every != 0
-        if not self._apart:
+        self.apart = step % self.every != 0
+        if not self.apart:
             average(model, optimizer, mesh["worker"])
 
     @hookimpl(wrapper=True)
-    def checkpoint(self, model: "nn.Module", optimizer: "torch.optim.Optimizer | None", mesh: "Mesh") -> Iterator[None]:
-        """A checkpoint is the average: workers average before the core, or another strategy, takes the state."""
-        from plait_local_sgd.workers import average
+    def checkpoint(self, model: "nn.Module", mesh: "Mesh") -> Iterator[None]:
+        """A checkpoint is the average. Between two averages it also holds what each worker has of its own, so that a
+        save changes nothing, and as many workers continue from where each of them was."""
+        from plait_local_sgd.saved import saved
 
-        if self._apart:
-            average(model, optimizer, mesh["worker"])
-            self._apart = optimizer is None  # its state still differs
-        return (yield)
+        return saved(self, model, (yield), mesh["worker"])

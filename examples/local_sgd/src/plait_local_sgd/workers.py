@@ -35,19 +35,28 @@ class _Scale(torch.autograd.Function):
         return grad * ctx.factor, None
 
 
-@torch.no_grad()
-def average(model: nn.Module, optimizer: torch.optim.Optimizer | None, mesh: DeviceMesh) -> None:
+def average(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh) -> None:
     """Average everything in a checkpoint, in place: parameters, persistent buffers and the optimizer's state.
 
-    Calls `state_dict`, whose hooks let a sharding strategy free gathered parameters first. Integers only count; all
-    workers have the same.
+    Calls `state_dict`, whose hooks let a sharding strategy free gathered parameters first. Integers only count, and
+    what does not train stays: all workers have the same.
     """
     tensors = list(model.state_dict(keep_vars=True).values())
-    if optimizer is not None:
-        tensors += [value for state in optimizer.state.values() for value in state.values()]
+    tensors += [value for state in optimizer.state.values() for value in state.values()]
     for tensor in {id(t): t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()}.values():
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor  # every worker has the same shard here
-        wide = torch.promote_types(local.dtype, torch.float32)
-        total = local.to(mesh.device_type, wide, copy=True, memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=mesh.get_group())
-        local.copy_(total / mesh.size())
+        if tensor.requires_grad or not isinstance(tensor, nn.Parameter):
+            mean_into(tensor, tensor, mesh)
+
+
+@torch.no_grad()
+def mean_into(result: Tensor, tensor: Tensor, mesh: DeviceMesh) -> None:
+    """Set `result` to the mean of the workers' `tensor`s. They may be the same."""
+    local = own_part(tensor)
+    wide = torch.promote_types(local.dtype, torch.float32)
+    total = local.to(mesh.device_type, wide, copy=True, memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=mesh.get_group())
+    own_part(result).copy_(total / mesh.size())
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor  # every worker has the same shard here
