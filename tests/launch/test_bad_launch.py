@@ -172,7 +172,7 @@ def test_inspect_may_ask_for_any_world_and_verify_may_not() -> None:
 
 
 RANKS = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "20017", "SLURM_LOCALID": "1"}
+SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "20017", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0"}
 NUMBER = "a whole number"
 ENVIRONMENTS = [  # a launcher's environment, what is wrong with it, what would fit
     (RANKS, {"RANK": "x"}, f"{NUMBER} from 0 to 1"),
@@ -197,6 +197,8 @@ ENVIRONMENTS = [  # a launcher's environment, what is wrong with it, what would 
     (SLURM, {"SLURM_PROCID": "a"}, f"{NUMBER} from 0 to 3"),
     (SLURM, {"SLURM_PROCID": "4"}, f"{NUMBER} from 0 to 3"),
     (SLURM, {"SLURM_LOCALID": "b"}, NUMBER),
+    (SLURM, {"SLURM_STEP_NUM_TASKS": "two"}, f"{NUMBER} of at least 1"),
+    (SLURM, {"SLURM_STEP_ID": "c"}, NUMBER),
     (SLURM, {"SLURM_JOB_ID": "c"}, NUMBER),
     (SLURM, {"SLURM_NNODES": "0"}, NUMBER),
     (SLURM, {"MASTER_PORT": "d"}, NUMBER),
@@ -213,8 +215,8 @@ def test_a_wrong_environment(base: dict[str, str], wrong: dict[str, str | None],
 
 
 def test_slurm_names_a_machine_that_cannot_be_found() -> None:
-    with mock.patch.dict(os.environ, {**SLURM, "SLURM_LAUNCH_NODE_IPADDR": "a..b"}):
-        is_about(error_of(FSDP), "MASTER_ADDR", "a..b", HERE)
+    with mock.patch.dict(os.environ, {**SLURM, "SLURM_STEP_NODELIST": "a..b[1-2]"}):
+        is_about(error_of(FSDP), "MASTER_ADDR", "a..b1", HERE)
 
 
 def test_a_right_environment() -> None:
@@ -230,6 +232,74 @@ def test_a_right_environment() -> None:
         assert launch_mode(launch) == "external"
     with mock.patch.dict(os.environ, {**SLURM, "SLURM_NTASKS": "1"}):
         assert launch_mode(launch) == "local"
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [
+        {**SLURM, "SLURM_STEP_ID": None, "SLURM_PROCID": "0", "SLURM_NNODES": "2"},  # of a batch script
+        {
+            **SLURM,
+            "SLURM_STEP_ID": "4294967290",
+            "SLURM_STEP_NUM_TASKS": "1",
+            "SLURM_PROCID": "0",
+        },  # an interactive one
+    ],
+)
+def test_a_shell_in_a_job_of_slurm_is_no_task(shell: dict[str, str | None]) -> None:
+    """Taken for task 0, it would wait for others that nobody starts."""
+    env = {name: value for name, value in shell.items() if value is not None}
+    with mock.patch.dict(os.environ, env):
+        assert launch_mode(Launch()) == "local"
+        assert "RANK" not in os.environ
+        is_about(error_of("launch.mode=external"), "launch.mode", "external", ("local",))
+        done = plait("train", "launch.device=cpu", FSDP)
+        assert done.code == STARTED
+        said = "launch: Slurm gave this job 4 tasks on 2 nodes, but srun did not start this command"
+        assert (said in done.out) == ("SLURM_STEP_ID" not in env)
+
+
+def test_a_step_may_have_fewer_tasks_than_its_job() -> None:
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_NNODES": "2", "SLURM_STEP_ID": "3"}
+    with mock.patch.dict(os.environ, {**SLURM, **step}):
+        assert launch_mode(Launch()) == "external"
+        assert (os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"]) == ("2", "2")
+        assert os.environ["MASTER_PORT"] != "20017"  # which is the first step's
+
+
+@pytest.mark.parametrize(
+    ("listed", "first"),
+    [
+        ("node[1-2]", "node1"),
+        ("node[07-09,12],other1", "node07"),
+        ("alpha,beta", "alpha"),
+        ("rack[2,4]-node[11-12]-ib", "rack2-node11-ib"),
+    ],
+)
+def test_slurms_rank_0_is_on_the_first_machine_not_where_srun_was_typed(listed: str, first: str) -> None:
+    typed = {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1", "SLURM_JOB_NODELIST": "else", "SLURM_STEP_NODELIST": listed}
+    with mock.patch.dict(os.environ, {**SLURM, "SLURM_NNODES": "2", **typed}):
+        with mock.patch("plait.launch.external.resolves", return_value=True):
+            assert launch_mode(Launch()) == "external"
+        assert os.environ["MASTER_ADDR"] == first
+    with mock.patch.dict(os.environ, {**SLURM, "SLURM_NNODES": "2", **typed, "MASTER_ADDR": "127.0.0.1"}):
+        assert launch_mode(Launch()) == "external"
+        assert os.environ["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_a_launcher_that_starts_one_process_a_machine() -> None:
+    """A machine's other GPUs would stay idle without a word."""
+    with mock.patch.dict(os.environ, RANKS):
+        is_about(error_of(FSDP, "launch.nproc_per_node=4"), "launch.nproc_per_node", 4, (1,))
+        with (
+            mock.patch("torch.accelerator.device_count", return_value=8),
+            raises_about("launch.nproc_per_node", "auto"),
+        ):
+            launch_mode(Launch())
+        with mock.patch("torch.accelerator.device_count", return_value=1):
+            assert launch_mode(Launch()) == "external"
+    with mock.patch.dict(os.environ, {**RANKS, "LOCAL_RANK": "1"}):
+        assert launch_mode(Launch(nproc_per_node=4)) == "external"
 
 
 def test_a_name_server_that_is_slow_is_asked_again() -> None:

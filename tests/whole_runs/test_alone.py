@@ -106,7 +106,7 @@ def test_under_torchrun_the_ranks_listen_on_loopback(tmp_path: Path) -> None:
 def test_under_slurm_on_one_machine_too(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    env = {"SLURM_NTASKS": "2", "SLURM_NNODES": "1", "MASTER_PORT": str(port)}
+    env = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_NNODES": "1", "MASTER_PORT": str(port)}
     command = [PLAIT, "train", *SMALL, *FSDP]
     ranks = [start_with(command, tmp_path, **env, SLURM_PROCID=str(r), SLURM_LOCALID=str(r)) for r in range(2)]
     seen = watch(ranks[0], tmp_path / "runs" / "a")

@@ -105,7 +105,7 @@ def _run(config: Config, path: Path) -> None:
 
 
 def _start_ranks(config: Config, folder: Any) -> Any:
-    from plait.launch.external import meeting_point
+    from plait.launch.external import left_idle, meeting_point
     from plait.launch.forks import forks
     from plait.system.scratch import remove_stale
 
@@ -116,6 +116,8 @@ def _start_ranks(config: Config, folder: Any) -> Any:
         folder.lock()
     with forks(folder.path) as ranks:  # they import torch while this process checks the run
         _say(f"check: {config.run.name}, with torch {version('torch')}")
+        if not several and (idle := left_idle()):
+            _say(idle)
         return _check_and_start(config, folder, several, ranks)
 
 

@@ -33,12 +33,13 @@ def launch_mode(launch: Launch) -> str:
     if launch.mode == "local":
         return "local"
     if external.by_torchrun() or external.by_slurm():
-        external.adopt()
+        external.adopt(launch)
         return "external"
     if launch.mode == "external":
         raise PlaitError(
-            "launch.mode=external, but neither RANK and WORLD_SIZE nor SLURM_PROCID and SLURM_NTASKS>1 are set: "
-            "start this command with torchrun or srun, or use launch.mode=local"
+            "launch.mode=external, but this process is neither one of torchrun's (RANK and WORLD_SIZE are not set) nor "
+            "one of several tasks of srun (SLURM_STEP_ID, SLURM_STEP_NUM_TASKS): start this command with torchrun or "
+            "srun, or use launch.mode=local"
         ).at("launch.mode", "external", fits=("local",))
     return "local"
 
