@@ -151,7 +151,10 @@ def test_a_changed_file_is_seen_and_an_unchanged_one_is_not_read(write: Callable
     path = write("one.txt", "first\n" * 50)
     long_ago = time.time() - 1000
     os.utime(path, (long_ago, long_ago))
-    first = source(path).fingerprint()
+    now = time.time_ns()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: now + 10**10)  # what changes a moment ago is read again
+        first = source(path).fingerprint()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache_module, "_digest", None)
         assert source(path).fingerprint() == first
@@ -167,6 +170,24 @@ def test_a_file_that_just_changed_is_read_again(write: Callable[..., str]) -> No
     write("one.txt", "other\n" * 50)
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     assert source(path).fingerprint() != first
+
+
+def test_new_content_under_the_old_size_and_time_is_seen(
+    write: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As rsync -t, cp -p and tar leave it; the system's own stamps tell."""
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now + 10**10)  # so that all is entered in the index
+    path = write("one.txt", "first\n" * 50)
+    os.utime(path, (1.6e9, 1.6e9))
+    first = source(path).fingerprint()
+    time.sleep(0.02)  # more than a tick of the file system's clock
+    write("one.txt", "other\n" * 50)
+    os.utime(path, (1.6e9, 1.6e9))
+    second = source(path).fingerprint()
+    os.utime(write("two.txt", "third\n" * 50), (1.6e9, 1.6e9))
+    os.replace(tmp_path / "two.txt", path)  # another file under the name
+    assert len({first, second, source(path).fingerprint()}) == 3
 
 
 def test_the_cache_lies_where_it_is_told(

@@ -15,9 +15,11 @@ from threading import Lock
 
 from plait.contract.errors import misfit
 from plait.data.documents import File
+from plait.data.opened import opened, strange
 from plait.system.locks import try_lock, unlock, wait_lock
 from plait.system.processes import cores
 
+NOT_TEXT = "not text in UTF-8"
 SECONDS = 2.0  # seconds between two lines of progress
 
 
@@ -88,31 +90,32 @@ def locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
         unlock(handle)
 
 
-def digests(files: list[File], folder: Path, say: Callable[[str], None]) -> list[str | None]:
-    """A digest of each file's content; None for a text file that is not UTF-8.
+def digests(files: list[File], folder: Path, say: Callable[[str], None]) -> list[str]:
+    """A digest of each file's content; for a text file that is not text in UTF-8, "!" and what it is instead.
 
-    An index in `folder` avoids reading them again while path, size and modification time stay the same. A file that
-    changed in the last seconds may change again within the clock's resolution, and is not entered.
+    An index in `folder` avoids reading them again while path, size and the system's stamps stay the same: the time of
+    modification, which programs set (`rsync -t`), the time of any change, which none sets, and the inode. A file
+    that changed in the last seconds may change again within the clock's resolution, and is not entered.
     """
     names = [str(file.path.absolute()) for file in files]
     index_file = folder / f"files-{hashlib.sha256(repr(names).encode()).hexdigest()[:16]}.json"
     try:
         read = json.loads(index_file.read_text())
-        index = {name: [size, mtime_ns, digest] for name, (size, mtime_ns, digest) in read.items()}
+        index = {name: (tuple(stamps), digest) for name, (stamps, digest) in read.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # damaged, or of another program
         index = {}
-    fresh = [name not in index or index[name][:2] != [f.size, f.mtime_ns] for name, f in zip(names, files, strict=True)]
+    fresh = [name not in index or index[name][0] != _stamps(file) for name, file in zip(names, files, strict=True)]
     if not any(fresh):
-        return [index[name][2] for name in names]
+        return [index[name][1] for name in names]
     progress = Progress(say, "reading files", sum(file.size for file, new in zip(files, fresh, strict=True) if new))
     settled = time.time_ns() - int(SECONDS * 1e9)
     with ThreadPoolExecutor(cores()) as threads:
         changed = threads.map(lambda file: _digest(file, progress), compress(files, fresh))
-        found = [next(changed) if new else index[name][2] for name, new in zip(names, fresh, strict=True)]
+        found = [next(changed) if new else index[name][1] for name, new in zip(names, fresh, strict=True)]
     index = {
-        name: [file.size, file.mtime_ns, digest]
+        name: (_stamps(file), digest)
         for name, file, digest in zip(names, files, found, strict=True)
-        if file.mtime_ns < settled
+        if max(file.mtime_ns, file.ctime_ns) < settled
     }
     with suppress(OSError):  # a folder that cannot be written only costs time
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,17 +125,37 @@ def digests(files: list[File], folder: Path, say: Callable[[str], None]) -> list
     return found
 
 
-def _digest(file: File, progress: Progress) -> str | None:
+def _stamps(file: File) -> tuple[int, ...]:
+    return file.size, file.mtime_ns, file.ctime_ns, file.inode
+
+
+def _digest(file: File, progress: Progress) -> str:
     digest = hashlib.blake2b(digest_size=16)
+    if file.kind == "text":
+        return _of_text(file, digest, progress)
+    with file.path.open("rb") as handle:
+        while block := handle.read(1 << 20):
+            digest.update(block)
+            progress.add(len(block))
+    return digest.hexdigest()
+
+
+def _of_text(file: File, digest: "hashlib.blake2b", progress: Progress) -> str:
+    """Of the text itself, decompressed and without its byte order mark."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        with file.path.open("rb") as handle:
-            while block := handle.read(1 << 20):
+    done = 0
+    if what := strange(file.path, b""):
+        return f"!{what}"
+    with opened(file.path) as source:
+        if what := strange(file.path, source.head):
+            return f"!{what}"
+        try:
+            while block := source.content.read(1 << 20):
                 digest.update(block)
-                if file.kind == "text":
-                    decoder.decode(block)
-                progress.add(len(block))
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        return None
+                decoder.decode(block)
+                before, done = done, source.position()
+                progress.add(done - before)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return f"!{NOT_TEXT}"
     return digest.hexdigest()

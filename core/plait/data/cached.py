@@ -12,7 +12,9 @@ import attrs
 
 from plait.contract.errors import DiskError, PlaitError, in_words, misfit, shown
 from plait.data import cache
+from plait.data.cache import NOT_TEXT
 from plait.data.documents import File
+from plait.data.left_out import some
 from plait.data.source import Say, Source
 from plait.system.disk import reading
 
@@ -87,16 +89,19 @@ class Cached(Source):
         """The files that are read, with the digest of each; computed once."""
         if self._known is None:
             files = self.files()
-            if line := self.left_out():
-                say(line)
             digests = cache.digests(files, cache.root(self.cache_dir), say)
-            strange = [file.path for file, digest in zip(files, digests, strict=True) if digest is None]
+            strange = {file: digest[1:] for file, digest in zip(files, digests, strict=True) if digest[:1] == "!"}
             if strange and (len(strange) == len(files) or any(file.named for file in files)):
-                raise PlaitError(f"{strange[0]} is not text in UTF-8: convert it, or leave it out")
-            if strange:
-                some = ", ".join(path.name for path in strange[:3]) + ", ..." * (len(strange) > 3)
-                say(f"left out {len(strange)} of {len(files)} files, which are not text in UTF-8: {some}")
-            self._known = [(file, digest) for file, digest in zip(files, digests, strict=True) if digest is not None]
+                file, what = next(iter(strange.items()))
+                instead = "" if what == NOT_TEXT else f", but {what}"
+                raise PlaitError(f"{file.path} is {NOT_TEXT}{instead}: convert it, or leave it out")
+            lines = [self.left_out()] if self.left_out() else []
+            for what in dict.fromkeys(strange.values()):
+                of_kind = [file.path.name for file, reason in strange.items() if reason == what]
+                lines.append(f"left out {len(of_kind)} of {len(files)} files, which are {what}: {some(of_kind)}")
+            if lines:
+                say("; ".join(lines))
+            self._known = [(file, digest) for file, digest in zip(files, digests, strict=True) if file not in strange]
         return self._known
 
     def fingerprint(self) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 import attrs
 
 from plait.contract.errors import PlaitError, near_miss
+from plait.data.left_out import EMPTY_FILES, HALF_PAIRS, NO_TEXT, LeftOut, some
+from plait.data.opened import inner_suffix, opened, strange
 from plait.data.walk import hidden, matches, walk
 from plait.system.disk import reading
 
@@ -20,13 +22,18 @@ PIECE = 1 << 18  # bytes; a longer text file is read in pieces, so that a corpus
 
 @attrs.frozen
 class File:
-    """kind: "text", "lines" or "parquet". named: the user named this file, so it must be readable as its kind."""
+    """kind: "text", "lines" or "parquet". named: the user named this file, so it must be readable as its kind.
+
+    mtime_ns, ctime_ns, inode: the system's; of these a program can set only the first.
+    """
 
     path: Path
     kind: str
     size: int
     mtime_ns: int
     named: bool
+    ctime_ns: int = 0
+    inode: int = 0
 
 
 @attrs.frozen
@@ -40,20 +47,21 @@ class Piece:
 
 
 def kind_of(path: Path) -> str:
-    suffix = path.suffix.lower()
+    suffix = inner_suffix(path)[0]
     return "lines" if suffix in LINES else "parquet" if suffix in PARQUET else "text"
 
 
 def entry(path: Path, named: bool) -> File:
     status = path.stat()
-    return File(path, kind_of(path), status.st_size, status.st_mtime_ns, named)
+    stamps = status.st_mtime_ns, named, status.st_ctime_ns, status.st_ino
+    return File(path, kind_of(path), status.st_size, *stamps)
 
 
 def find(path: str, follow_links: bool = False) -> tuple[list[File], str]:
     """The non-empty files of a file, a folder (recursive, without hidden names) or a glob, sorted by name.
 
-    Links that lead out of the folder, or of the one in which a glob begins, are left out unless `follow_links`; a
-    line about them is returned too. Raises PlaitError if there is no file.
+    Links that lead out of the folder, or of the one in which a glob begins, are left out unless `follow_links`; what
+    is left out is returned too, in words. Raises PlaitError if there is no file.
     """
     with reading(path, "data.path"):
         return _find(path, follow_links)
@@ -78,8 +86,8 @@ def _find(path: str, follow_links: bool) -> tuple[list[File], str]:
             )
     except ValueError as error:  # a name with a zero byte
         raise PlaitError(f"data.path={path!r} cannot be read: {error}").at("data.path", path) from error
-    some = ", ".join(link.name for link in left[:3]) + ", ..." * (len(left) > 3)
-    links = f"left out {len(left)} link(s) that lead out of the folder: {some}; data.follow_links=true reads them"
+    names = some([link.name for link in left])
+    links = f"left out {len(left)} link(s) that lead out of the folder: {names}; data.follow_links=true reads them"
     if not found:
         raise PlaitError(f"data.path={path}: {what}{f', and Plait {links}' if left else ''}").at("data.path", path)
     files = [file for file in found if file.size]
@@ -87,7 +95,9 @@ def _find(path: str, follow_links: bool) -> tuple[list[File], str]:
         raise PlaitError(
             f"data.path={path}: {'the file is' if len(found) == 1 else f'all {len(found)} files are'} empty"
         ).at("data.path", path)
-    return files, links if left else ""
+    lost = LeftOut({links: 1} if left else {})
+    lost.add(EMPTY_FILES, len(found) - len(files))
+    return files, lost.line()
 
 
 def _named(given: Path, path: str) -> File:
@@ -106,21 +116,35 @@ def probe(file: File, text_key: str) -> None:
         next(pieces(file, text_key), None)
 
 
-def pieces(file: File, text_key: str) -> Iterator[Piece]:
-    """The documents of `file`, in pieces. Raises PlaitError, naming file and line, for an invalid one."""
+def pieces(file: File, text_key: str, lost: LeftOut | None = None) -> Iterator[Piece]:
+    """The documents of `file`, in pieces. Raises PlaitError, naming file and line, for an invalid one.
+
+    lost: counts what of it is no document.
+    """
+    lost = LeftOut() if lost is None else lost
     if file.kind == "text":
-        return _text(file)
-    return _lines(file, text_key) if file.kind == "lines" else _parquet(file, text_key)
+        return _text(file, lost)
+    return _lines(file, text_key, lost) if file.kind == "lines" else _parquet(file, text_key, lost)
 
 
-def _text(file: File) -> Iterator[Piece]:
-    with file.path.open("rb") as handle:
+def _text(file: File, lost: LeftOut) -> Iterator[Piece]:
+    with opened(file.path) as source:
+        handle, done = source.content, 0
+
+        def read() -> int:
+            nonlocal done
+            before, done = done, source.position()
+            return done - before
+
         rest, first = handle.read(PIECE), True
         while more := handle.read(PIECE):
             cut = _border(rest)
-            yield Piece(rest[:cut], first, False, cut)
+            yield Piece(rest[:cut], first, False, read())
             rest, first = rest[cut:] + more, False
-        yield Piece(rest, first, True, len(rest))
+        if rest:
+            yield Piece(rest, first, True, read())
+        else:
+            lost.add(EMPTY_FILES)
 
 
 def _border(block: bytes) -> int:
@@ -134,17 +158,24 @@ def _border(block: bytes) -> int:
     return at or len(block)
 
 
-def _lines(file: File, text_key: str) -> Iterator[Piece]:
+def _lines(file: File, text_key: str, lost: LeftOut) -> Iterator[Piece]:
     for where, row, read in rows(file):
-        text = encode(row.get(text_key), row, text_key, where)
-        if text:
-            yield Piece(text, True, True, read)
+        value = row.get(text_key)
+        if value or text_key not in row:
+            yield Piece(encode(value, row, text_key, where, lost), True, True, read)
+        elif value is None or value == "":
+            lost.add(NO_TEXT)
+        else:
+            encode(value, row, text_key, where)  # raises: 0, false or an empty list is not text
 
 
 def rows(file: File) -> Iterator[tuple[str, dict[str, Any], int]]:
     """(file and line in words, the object, its bytes) of each line of JSON lines. Raises PlaitError that names both."""
-    with file.path.open("rb") as handle:
-        for number, line in enumerate(handle, 1):
+    with opened(file.path) as source:
+        if what := strange(file.path, source.head):
+            raise PlaitError(f"{file.path} is {what}, and JSON lines are read in UTF-8: convert it")
+        done = 0
+        for number, line in enumerate(source.content, 1):
             if not line.strip():
                 continue
             where = f"{file.path}, line {number}"
@@ -155,13 +186,19 @@ def rows(file: File) -> Iterator[tuple[str, dict[str, Any], int]]:
                 raise PlaitError(f"{where}: each line must be a JSON object, but this one is not: {reason}") from error
             if not isinstance(row, dict):
                 raise PlaitError(f"{where}: each line must be a JSON object, but this is of type {type(row).__name__}")
-            yield where, row, len(line)
+            before, done = done, source.position()
+            yield where, row, done - before
 
 
-def encode(value: Any, row: dict[str, Any], text_key: str, where: str) -> bytes:
+def encode(value: Any, row: dict[str, Any], text_key: str, where: str, lost: LeftOut | None = None) -> bytes:
     """The document `row[text_key]` in UTF-8. Raises PlaitError, naming the row's keys, if it is not text."""
     if isinstance(value, str):
-        return value.encode("utf-8", "replace")  # JSON can contain half a surrogate pair
+        try:
+            return value.encode()
+        except UnicodeEncodeError:  # JSON can contain half a surrogate pair
+            if lost is not None:
+                lost.add(HALF_PAIRS)
+            return value.encode("utf-8", "replace")
     if text_key in row:
         raise PlaitError(f"{where}: data.text_key={text_key} holds {type(value).__name__}, not text").at(
             "data.text_key", text_key
@@ -175,10 +212,12 @@ def no_key(where: str, text_key: str, keys: list[str]) -> PlaitError:
     return PlaitError(said).at("data.text_key", text_key, fits=keys)
 
 
-def _parquet(file: File, text_key: str) -> Iterator[Piece]:
+def _parquet(file: File, text_key: str, lost: LeftOut) -> Iterator[Piece]:
     import pyarrow as pa
     from pyarrow import parquet
 
+    if packed := inner_suffix(file.path)[1]:
+        raise PlaitError(f"{file.path}: parquet is compressed inside of its files; take the file out of its {packed}")
     try:
         with parquet.ParquetFile(file.path) as table:
             names = table.schema_arrow.names
@@ -190,5 +229,7 @@ def _parquet(file: File, text_key: str) -> Iterator[Piece]:
                     text = b"" if value is None else encode(value, {text_key: value}, text_key, str(file.path))
                     if text:
                         yield Piece(text, True, True, int(share))
+                    else:
+                        lost.add(NO_TEXT)
     except (pa.ArrowException, OSError) as error:
         raise PlaitError(f"{file.path} cannot be read as parquet: {str(error).splitlines()[0]}") from error

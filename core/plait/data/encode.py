@@ -12,6 +12,7 @@ import numpy as np
 
 from plait.contract.errors import PlaitError
 from plait.data.documents import File, pieces
+from plait.data.left_out import LeftOut
 from plait.data.order import digest64
 from plait.data.tokenizer import Tokenizer
 from plait.system.processes import can_fork, cores, processes
@@ -37,11 +38,15 @@ class Group:
 
 @attrs.frozen
 class Encoded:
-    """The ids of a group, with those that begin and end documents: to train on, and held out. read: the group's."""
+    """The ids of a group, with those that begin and end documents: to train on, and held out. read: the group's.
+
+    ends: how often a text itself became the token that ends documents.
+    """
 
     train: np.ndarray
     held: np.ndarray
     read: int
+    ends: int = 0
 
 
 def held_out(text: bytes, fraction: float) -> bool:
@@ -49,22 +54,24 @@ def held_out(text: bytes, fraction: float) -> bool:
     return digest64(text) < fraction * 2.0**64
 
 
-def encoded(files: list[File], text_key: str, tokenizer: Tokenizer, fraction: float) -> Generator[Encoded, None, None]:
+def encoded(
+    files: list[File], text_key: str, tokenizer: Tokenizer, fraction: float, lost: LeftOut | None = None
+) -> Generator[Encoded, None, None]:
     """All documents of `files`, by as many processes as there are cores, or by the tokenizer's own threads.
 
-    Close it if it is not taken to its end. Memory is that of a few groups for each core. Raises PlaitError for an
-    invalid document, or if a process is killed.
+    lost: counts what is no document. Close it if it is not taken to its end. Memory is that of a few groups for each
+    core. Raises PlaitError for an invalid document, or if a process is killed.
     """
     if tokenizer.cheap or not can_fork():
         size = GROUP if tokenizer.cheap else GROUP * cores()  # for all threads at once
-        for group in _groups(files, text_key, fraction, size):
+        for group in _groups(files, text_key, fraction, size, lost):
             yield _encode(tokenizer, group)
         return
     workers = min(cores(), math.ceil(sum(file.size for file in files) / GROUP))
     waiting: deque[Future[Encoded]] = deque()
     try:
         with processes(workers, _begin, tokenizer) as pool:
-            for group in _groups(files, text_key, fraction, GROUP):
+            for group in _groups(files, text_key, fraction, GROUP, lost):
                 waiting.append(pool.submit(_of_worker, group))
                 if len(waiting) == AHEAD * workers:
                     yield waiting.popleft().result()
@@ -77,7 +84,7 @@ def encoded(files: list[File], text_key: str, tokenizer: Tokenizer, fraction: fl
         ) from error
 
 
-def _groups(files: list[File], text_key: str, fraction: float, size: int) -> Iterator[Group]:
+def _groups(files: list[File], text_key: str, fraction: float, size: int, lost: LeftOut | None) -> Iterator[Group]:
     texts: list[bytes] = []
     held: list[bool] = []
     first: list[bool] = []
@@ -85,7 +92,7 @@ def _groups(files: list[File], text_key: str, fraction: float, size: int) -> Ite
     filled = read = 0
     out = False
     for file in files:
-        for piece in pieces(file, text_key):
+        for piece in pieces(file, text_key, lost):
             out = held_out(piece.text, fraction) if piece.first else out
             texts.append(piece.text)
             held.append(out)
@@ -106,7 +113,8 @@ def _encode(tokenizer: Tokenizer, group: Group) -> Encoded:
     for ids, held, first, last in zip(tokenizer.encode(group.texts), group.held, group.first, group.last, strict=True):
         sides[held] += [begin if first else none, ids, end if last else none]
     train, held_ids = (np.concatenate(side).astype(dtype, copy=False) for side in sides)
-    return Encoded(train, held_ids, group.read)
+    ends = sum(int(np.count_nonzero(side == tokenizer.eod)) for side in (train, held_ids))
+    return Encoded(train, held_ids, group.read, ends - sum(group.last))
 
 
 def id_dtype(tokenizer: Tokenizer) -> np.dtype:

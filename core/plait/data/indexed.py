@@ -8,16 +8,21 @@ import attrs
 from plait.contract.errors import PlaitError
 from plait.data.cached import Cached, silent
 from plait.data.documents import File
+from plait.data.left_out import TAIL, LeftOut
 from plait.data.source import Say
 from plait.data.tokenise import FORMAT, read_meta, tokenise
 
 if TYPE_CHECKING:
     from plait.data.packed import Packed
 
+SAID = 0.01  # the share of the tokens that fill no sample from which on they are mentioned
+
 
 @attrs.define(kw_only=True, slots=False)
 class Indexed(Cached):
     """A source of text files; whole documents are held out."""
+
+    _seq_len: int | None = attrs.field(init=False, default=None, repr=False, eq=False)
 
     def row_key(self) -> str:
         """The key of a row that holds the text; "" if every file is a document."""
@@ -36,6 +41,20 @@ class Indexed(Cached):
     def key(self, files: list[File]) -> tuple[Any, ...]:
         rows = self.row_key() if any(file.kind != "text" for file in files) else ""
         return FORMAT, self.encoder.digest, float(self.validation_fraction), self.salt(), rows
+
+    def check(self, *, seq_len: int, vocab_size: int | None) -> None:
+        super().check(seq_len=seq_len, vocab_size=vocab_size)
+        self._seq_len = seq_len
+
+    def prepare(self, say: Say) -> None:
+        super().prepare(say)
+        meta = read_meta(self.folder) or {}
+        lost = LeftOut(meta.get("left_out"))
+        if self._seq_len and (train := meta["train"]["tokens"]) > self._seq_len:
+            tail = (train - 1) % self._seq_len
+            lost.add(TAIL, tail if tail > SAID * train else 0)
+        if line := lost.line():
+            say(line)
 
     def check_length(self, *, seq_len: int) -> None:
         meta = read_meta(self.folder)

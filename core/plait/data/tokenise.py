@@ -13,6 +13,7 @@ import numpy as np
 from plait.data.cache import Progress
 from plait.data.documents import File
 from plait.data.encode import encoded, id_dtype
+from plait.data.left_out import ENDS, LeftOut
 from plait.data.tokenizer import Tokenizer
 
 FORMAT = 1  # of the files below; another version uses another cache
@@ -40,22 +41,24 @@ def tokenise(
     say(f"tokenising {size / 1e6:,.1f} MB in {len(files):,} file{'s' * (len(files) != 1)}")
     if tokenizer.said:
         say(tokenizer.said)
-    progress = Progress(say, "tokenising", size)
+    progress, lost = Progress(say, "tokenising", size), LeftOut()
     with (
         Tokens(folder / "train.bin", dtype, tokenizer.eod) as train,
         Tokens(folder / "validation.bin", dtype, tokenizer.eod) as validation,
-        closing(encoded(files, text_key, tokenizer, fraction)) as groups,
+        closing(encoded(files, text_key, tokenizer, fraction, lost)) as groups,
     ):
         for group in groups:
             train.write(group.train)
             validation.write(group.held)
+            lost.add(ENDS, group.ends)
             progress.add(group.read)
         _balance(train, validation, fraction)
     splits = {
         name: {"tokens": s.tokens, "documents": s.documents}
         for name, s in zip(SPLITS, (train, validation), strict=True)
     }
-    (folder / "meta.json").write_text(json.dumps({"format": FORMAT, "dtype": dtype.name, **splits}))
+    meta = {"format": FORMAT, "dtype": dtype.name, **splits, "left_out": lost.counts}
+    (folder / "meta.json").write_text(json.dumps(meta))
     documents = train.documents + validation.documents
     say(
         f"{train.tokens + validation.tokens:,} tokens in {documents:,} document{'s' * (documents != 1)}, "

@@ -1,0 +1,159 @@
+"""Compressed files, byte order marks, files that are no text; and that what is left out is said with its count."""
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from plait.contract.errors import PlaitError
+from plait.data.text import Text
+
+TEXTS = ["first text, ü", "second\r\ntext", "third\x00"]
+LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
+BOM = b"\xef\xbb\xbf"
+
+
+def by_arrow(kind: str) -> Callable[[bytes], bytes]:
+    def pack(content: bytes) -> bytes:
+        sink = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(sink, kind) as out:
+            out.write(content)
+        return sink.getvalue().to_pybytes()
+
+    return pack
+
+
+zstd = by_arrow("zstd")
+
+
+PACK = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".lzma": lambda content: lzma.compress(content, lzma.FORMAT_ALONE),
+    ".zst": zstd,
+    ".lz4": by_arrow("lz4"),
+}
+
+
+def source(path: Path | str, **options: object) -> Text:
+    return Text(path=str(path), validation_fraction=0, **options)
+
+
+def documents(path: Path | str, said: list[str] | None = None) -> list[str]:
+    """What the source holds, read back from its tokens."""
+    made = source(path)
+    made.check(seq_len=1, vocab_size=257)
+    made.prepare((said if said is not None else []).append)
+    tokens = np.fromfile(made.folder / "train.bin", np.uint16)
+    parts = np.split(tokens, np.flatnonzero(tokens == 256) + 1)
+    return [bytes(part[:-1].tolist()).decode() for part in parts[:-1]]
+
+
+@pytest.mark.parametrize("packed", PACK)
+def test_a_compressed_file_is_read_as_what_is_inside(write: Callable[..., str], packed: str) -> None:
+    pack, whole = PACK[packed], "one text\n" * 60_000
+    assert documents(write(f"rows.jsonl{packed}", pack(LINES))) == TEXTS
+    assert documents(write(f"parts.JSONL{packed.upper()}", pack(LINES) + pack(LINES))) == TEXTS * 2  # two streams
+    assert documents(write(f"long.txt{packed}", pack(BOM + whole.encode()))) == [whole]
+
+
+@pytest.mark.parametrize("packed", PACK)
+@pytest.mark.parametrize("name", ["rows.jsonl", "text.txt"])
+def test_a_damaged_one_is_named(write: Callable[..., str], packed: str, name: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 1 << 40, 20_000)
+    content = PACK[packed](b"".join(json.dumps({"text": str(one)}).encode() + b"\n" for one in noise.tolist()))
+    damaged = [content[: len(content) // 2], b"no such format" * 9]
+    if packed != ".zst":  # which has no checksum unless its writer wants one
+        damaged.append(content[:1000] + bytes(3000) + content[4000:])
+    for number, bad in enumerate(damaged):
+        path = write(f"{number}/{name}{packed}", bad)
+        with pytest.raises(PlaitError, match=rf"{name}\{packed} cannot be decompressed \(\{packed}\); the file is"):
+            documents(path)
+
+
+def test_a_folder_of_compressed_and_plain_files(write: Callable[..., str], tmp_path: Path, said: list[str]) -> None:
+    write("corpus/a.jsonl.gz", gzip.compress(LINES))
+    write("corpus/b.jsonl", LINES)
+    write("corpus/c.txt.zst", zstd(b"text"))
+    write("corpus/part-0.gz", gzip.compress(LINES))  # JSON lines, or a text?
+    assert documents(tmp_path / "corpus", said) == [*TEXTS, *TEXTS, "text"]
+    assert said[0].startswith("left out 1 of 4 files, which are compressed, under a name that does not say what is")
+
+
+def test_a_byte_order_mark_is_no_text(write: Callable[..., str]) -> None:
+    long = "line\n" * 60_000
+    for text in ("text\ufeff", long):
+        marked, plain = write("a.txt", BOM + text.encode()), write("b.txt", text)
+        assert documents(marked) == documents(plain) == [text]
+    assert documents(write("a.jsonl", BOM + LINES)) == TEXTS
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("text\n".encode("utf-16"), "in UTF-16"),
+        ("text\n".encode("utf-16-be"), "full of zero bytes, as UTF-16 is"),
+        ("text\n".encode("utf-32"), "in UTF-16"),
+        (gzip.compress(b"text"), "compressed with gzip, but not named .gz"),
+        (zstd(b"text"), "compressed with zstd, but not named .zst"),
+        (b"PK\x03\x04...", "packed in an archive"),
+        (b"a.txt".ljust(257, b"\x01") + b"ustar", "packed in an archive"),
+        (b"PAR1....", "in the format of parquet, but not named .parquet"),
+    ],
+)
+def test_a_file_that_is_no_text_is_refused_by_name(
+    write: Callable[..., str], tmp_path: Path, said: list[str], content: bytes, what: str
+) -> None:
+    with pytest.raises(PlaitError, match=rf"a\.txt is not text in UTF-8, but {what}: convert it, or leave it out"):
+        documents(write("a.txt", content))
+    with pytest.raises(PlaitError, match=rf"a\.jsonl is {what}, and JSON lines are read in UTF-8: convert it"):
+        documents(write("a.jsonl", content))
+    write("corpus/a.txt", content)
+    write("corpus/b.txt", "text")
+    assert documents(tmp_path / "corpus", said) == ["text"]
+    assert said[0] == f"left out 1 of 2 files, which are {what}: a.txt"
+
+
+def test_archives_and_packed_parquet_are_named(write: Callable[..., str]) -> None:
+    for name in ("a.tar", "a.tgz", "a.tar.gz", "a.ZIP"):
+        with pytest.raises(PlaitError, match="is not text in UTF-8, but packed in an archive"):
+            documents(write(name, gzip.compress(b"text") if name.endswith("gz") else b"text"))
+    with pytest.raises(PlaitError, match=r"a\.parquet\.gz: parquet is compressed inside of its files"):
+        documents(write("a.parquet.gz", gzip.compress(b"PAR1")))
+
+
+def test_what_is_left_out_is_said_in_one_line(write: Callable[..., str], tmp_path: Path, said: list[str]) -> None:
+    rows = '{"text": ""}\n{"text": null}\n{"text": "a\\ud800b"}\n\n{"text": "' + "long " * 30 + '"}\n'
+    write("corpus/a.jsonl", rows)
+    write("corpus/empty.txt", "")
+    write("corpus/marked.txt", BOM)
+    write("corpus/c.gz", b"\x1f\x8b")
+    for _ in range(2):  # once made, once found
+        said.clear()
+        made = source(tmp_path / "corpus")
+        made.check(seq_len=100, vocab_size=257)
+        made.prepare(said.append)
+        files, *_, lost = [line for line in said if "left out" in line]
+        assert files.startswith("left out 1 empty file(s); left out 1 of 3 files, which are compressed, under")
+        assert lost == (
+            "left out 2 row(s) without text; replaced half a surrogate pair by ? in 1 document(s); "
+            "left out 1 empty file(s); left out 54 tokens at the end, which fill no sample"
+        )
+
+
+def test_nothing_is_said_if_nothing_is_left_out(write: Callable[..., str], said: list[str]) -> None:
+    documents(write("a.txt", "text"), said)
+    assert not [line for line in said if "left" in line or "replaced" in line]
+
+
+@pytest.mark.parametrize("value", ["0", "false", "[]", "{}", "1.5"])
+def test_what_is_neither_text_nor_null_is_refused(write: Callable[..., str], value: str) -> None:
+    with pytest.raises(PlaitError, match=r"line 2: data\.text_key=text holds \w+, not text"):
+        documents(write("a.jsonl", '{"text": "a"}\n{"text": ' + value + "}\n"))
