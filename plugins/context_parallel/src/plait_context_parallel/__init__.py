@@ -60,10 +60,16 @@ class ContextParallel:
 
     @hookimpl
     def parallelize(self, model: "nn.Module", mesh: "Mesh", spec: ModelSpec, run: Run) -> None:
+        import torch.distributed as dist
+
         from plait_context_parallel import fused
         from plait_context_parallel.divide import divide
 
-        self.fused = self.method == "ring" and fused.works(mesh.device_type)
+        if self.method == "ring" and self.degree > 1:
+            why = fused.trouble(mesh.device_type)
+            self.fused = not why
+            if why and dist.get_rank() == 0:
+                print(f"context_parallel: method=ring keeps scores, without torch's fused kernel: {why}", flush=True)
         divide(self, model, mesh["cp"], spec)
 
 

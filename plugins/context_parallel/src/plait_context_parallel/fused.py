@@ -42,21 +42,24 @@ def backward(
     given = dout, q, k, v, out, lse
     if q.device.type == "cpu":
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, 0.0, causal, scale=scale)
-    none, seed = torch.empty(0, device=q.device), torch.zeros(2, dtype=torch.uint64, device=q.device)  # no dropout
-    sizes = none, none, q.shape[2], k.shape[2]
-    return aten._scaled_dot_product_flash_attention_backward(*given, *sizes, 0.0, causal, seed, none, scale=scale)
+    seed, unused = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)  # no dropout
+    sizes = None, None, q.shape[2], k.shape[2]  # a tensor in the place of None would mean packed sequences
+    return aten._scaled_dot_product_flash_attention_backward(*given, *sizes, 0.0, causal, seed, unused, scale=scale)
 
 
 @functools.cache
-def works(device: str) -> bool:
-    """Whether this torch's operators of the device compute what `forward` and `backward` say, tried on a few numbers:
-    they are internal, and a GPU may have none."""
+def trouble(device: str) -> str:
+    """Why this torch's operators of the device are not used; "" if they compute what `forward` and `backward` say.
+
+    That is tried on a few numbers: they are internal, and a GPU may have none.
+    """
     if device == "cpu":
-        return True  # what tests run
+        return ""  # what tests run
     try:
-        return all(_agrees(device, dtype) for dtype in HALF)
-    except (RuntimeError, TypeError, NotImplementedError, AttributeError):
-        return False
+        wrong = [str(dtype).removeprefix("torch.") for dtype in HALF if not _agrees(device, dtype)]
+    except (RuntimeError, TypeError, NotImplementedError, AttributeError) as error:
+        return (str(error).splitlines() or [""])[0] or type(error).__name__
+    return f"its results in {' and '.join(wrong)} are wrong" if wrong else ""
 
 
 def _agrees(device: str, dtype: torch.dtype) -> bool:
