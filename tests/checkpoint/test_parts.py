@@ -11,6 +11,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from plait import WeightPart
 from plait.checkpoint.export import export
 from plait.checkpoint.weights import check_weights, read_weights
+from plait.contract.errors import PlaitError
 from plait.contract.weight_part import parts_by_fqn
 from plait.testing import raises_about
 
@@ -93,6 +94,28 @@ def test_a_tied_parameter_may_have_the_name_of_either_of_its_parts(tmp_path):
         back = {fqn: torch.zeros(shape) for fqn, shape in SHAPES.items()}
         read_weights(file, back, ties, parts=known)
         assert same(back, own()), names
+
+
+def read_tied(file):
+    state = {"up": divided("up", torch.zeros(SHAPES["up"]))}
+    read_weights(file, state, {"up_again": "up"}, parts={n: p for n, p in parts().items() if p.fqn == "up"})
+    return state["up"].to_local().numel()
+
+
+@pytest.mark.parametrize("same_values", [True, False])
+def test_ranks_compare_their_shares_of_a_parameter_that_files_hold_twice(same_values, plait_ranks, tmp_path):
+    file, up = tmp_path / "a.safetensors", {n: p for n, p in parts().items() if p.fqn == "up"}
+    again = own()["up"].clone()
+    again[-1, -1, -1] += 0 if same_values else 1
+    save_file({name: part.of(own()["up"]).contiguous() for name, part in up.items()} | {"up_again": again}, file)
+    if same_values:
+        check_weights(file, {"up": SHAPES["up"]}, {"up_again": "up"}, up)
+        assert sum(plait_ranks.run(read_tied, file, world=4)) == again.numel()
+        return
+    with pytest.raises(PlaitError, match="'up_again' differ in"):
+        check_weights(file, {"up": SHAPES["up"]}, {"up_again": "up"}, up)
+    with pytest.raises(Exception, match="'up_again' differ in"):  # of the one rank that holds the last row
+        plait_ranks.run(read_tied, file, world=4)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from plait.checkpoint import saved_twice
 from plait.checkpoint.export import export, split
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
-from plait.checkpoint.weights import INDEX, check_weights, read_weights
+from plait.checkpoint.weight_files import INDEX
+from plait.checkpoint.weights import check_weights, read_weights
 from plait.contract.errors import PlaitError
 
 SHAPES = {"embed.weight": (8, 4), "norm.weight": (4,), "scale": ()}
@@ -64,6 +66,37 @@ def test_a_tied_parameter_is_found_under_any_of_its_names(tmp_path: Path, names:
     check_weights(tmp_path / "a.safetensors", SHAPES, TIES)
     read_weights(tmp_path / "a.safetensors", into, TIES)
     assert same(into, whole)
+
+
+EMBED = tensors()["embed.weight"]
+
+
+@pytest.mark.parametrize(
+    ("embed", "head", "message"),
+    [
+        (EMBED, torch.zeros(8, 4), r"'embed.weight' and 'head.weight' differ in .*, but the model ties them: untie"),
+        (EMBED, torch.cat([EMBED[:-1], EMBED[-1:] + 1]), "differ in"),
+        (EMBED, EMBED.bfloat16(), "differ in"),
+        (EMBED, EMBED[:-1], r"'head.weight' has shape \(7, 4\) there and \(8, 4\) in this run"),
+        (EMBED.bfloat16(), EMBED.bfloat16().float(), None),
+        (EMBED.log(), EMBED.log(), None),
+    ],
+    ids=["other", "last row", "rounded", "shape", "dtypes of the same values", "NaN"],
+)
+def test_a_tied_parameter_with_two_values_is_refused(
+    embed: torch.Tensor, head: torch.Tensor, message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved_twice, "ELEMENTS", 12)  # three rows at a time
+    save_file(tensors() | {"embed.weight": embed.clone(), "head.weight": head.clone()}, tmp_path / "a.safetensors")
+    for read in (
+        lambda: check_weights(tmp_path / "a.safetensors", SHAPES, TIES),
+        lambda: read_weights(tmp_path / "a.safetensors", blank(), TIES),
+    ):
+        if message is None:
+            read()
+        else:
+            with pytest.raises(PlaitError, match=message):
+                read()
 
 
 def without(name: str) -> dict[str, torch.Tensor]:

@@ -11,7 +11,8 @@ from torch import nn
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
 from plait.checkpoint.sums import SUMS
-from plait.checkpoint.weights import INDEX, check_weights
+from plait.checkpoint.weight_files import INDEX
+from plait.checkpoint.weights import check_weights
 from plait.contract.errors import PlaitError
 from plait.convert import convert, folder, from_hf, to_hf
 from plait.models.hugging_face import HuggingFace, Neighbours, Rule

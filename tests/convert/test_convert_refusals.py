@@ -71,6 +71,20 @@ def test_other_tensors_than_ours(tmp_path):
         assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.parametrize("to", ["hf", "plait"])
+def test_two_values_of_a_tied_parameter(to, tmp_path):
+    model, names = real(MODELS["llama3 tied"]), ("tok_embeddings.weight", "output.weight")
+    state = state_of(model)
+    if to == "plait":
+        state, names = to_hf(model), ("model.embed_tokens.weight", "lm_head.weight")
+    for change, file in ((0, "same"), (1, "other")):
+        save_file(state | {names[1]: state[names[0]] + change}, tmp_path / f"{file}.safetensors")
+    convert(model, tmp_path / "same.safetensors", tmp_path / "b", to)
+    with pytest.raises(PlaitError, match=rf"^'{names[0]}' and '{names[1]}' differ in .*, but the model ties them"):
+        convert(model, tmp_path / "other.safetensors", tmp_path / "c", to)
+    assert not (tmp_path / "c").exists()
+
+
 def test_a_bias_that_was_learned_has_no_place_in_qwens_form():
     model = real(MODELS["qwen3 experts"])
     model.layers["1"].feed_forward.router.counts.fill_(3)  # what a step counted may go

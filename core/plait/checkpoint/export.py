@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from plait.checkpoint.files import put_in_place, sync, write_synced
 from plait.checkpoint.joined import joined
 from plait.checkpoint.sums import write_sums
-from plait.checkpoint.weights import INDEX
+from plait.checkpoint.weight_files import INDEX
 from plait.contract.weight_part import WeightPart, parts_by_fqn, weight_parts
 from plait.parallel.agreement import on_all_ranks
 from plait.parallel.sharding import whole_tensor

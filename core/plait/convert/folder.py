@@ -17,7 +17,7 @@ from plait.checkpoint.export import split, write_file, write_index
 from plait.checkpoint.files import sync, write_synced
 from plait.checkpoint.store import MANIFEST, Store
 from plait.checkpoint.sums import check_sums, write_sums
-from plait.checkpoint.weights import open_files
+from plait.checkpoint.weight_files import open_files
 from plait.contract.errors import PlaitError, in_words, misfit
 from plait.convert.config import CONFIG, check_config, config_of
 from plait.convert.plan import Piece, make_ours, make_theirs, ours_from, table_of, theirs_from

@@ -7,6 +7,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from plait.checkpoint.saved_twice import alike, untied
 from plait.contract.errors import PlaitError, near_miss
 from plait.models.hugging_face.table import HuggingFace, Rule
 from plait.parallel.state import canonical, tied_names
@@ -104,6 +105,8 @@ def theirs_from(model: nn.Module, source: Source) -> list[Piece]:
         shape = tuple(tensor.shape)
         rule, names = _rule(table, fqn, shape)
         found = [name for name in (fqn, *aliases.get(fqn, ())) if name in source.shapes]
+        for other in found[1:]:
+            _same(source, (found[0],), (other,))
         used.update(found)
         part = found[0] if found else fqn
         _expect(source, part, shape, done=names[0] if names else "")
@@ -189,5 +192,6 @@ def _nothing_left(source: Source, used: set[str], table: HuggingFace | None, kno
 
 def _same(source: Source, names: tuple[str, ...], others: tuple[str, ...]) -> None:
     for name, other in zip(names, others, strict=True):
-        if not torch.equal(source.read(name), source.read(other)):
-            raise PlaitError(f"{name!r} and {other!r} differ in {source.what}, but the model ties them")
+        one, two = source.read(name), source.read(other)
+        if one.shape != two.shape or not alike(one, two):
+            raise untied(name, other, source.what)

@@ -103,6 +103,19 @@ def test_a_folder_of_another_size_names_a_tensor(tmp_path, monkeypatch):
         check_weights(tmp_path / "theirs", fewer.shapes, fewer.ties, fewer.parts)
 
 
+def test_a_head_that_the_config_calls_tied_is_compared(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path / "theirs", "llama", vocab_size=272, tie_word_embeddings=False)
+    file = tmp_path / "theirs" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "tie_word_embeddings": True}))
+    tied = check(resolve(overrides(tmp_path / "theirs", "a")), 1)
+    with pytest.raises(PlaitError, match=r"'model\.embed_tokens\.weight' and 'lm_head\.weight' differ in .*theirs"):
+        check_weights(tmp_path / "theirs", tied.shapes, tied.ties, tied.parts)
+    advice = "+model.config={tie_word_embeddings: false}"
+    untied = check(resolve(overrides(tmp_path / "theirs", "a", advice)), 1)
+    check_weights(tmp_path / "theirs", untied.shapes, untied.ties, untied.parts)
+
+
 def test_a_folder_of_another_family_names_a_tensor(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     saved(tmp_path / "theirs", "llama", vocab_size=272)
