@@ -56,6 +56,20 @@ def test_a_model_with_values_gets_some():
     assert torch.equal(model.extra, torch.ones(2, 3))
 
 
+def test_a_tied_parameter_that_was_added_stays_one():
+    class Ties(Adds):
+        @hookimpl
+        def extend(self, model, spec):
+            model.extra = nn.Parameter(torch.empty(2, 3, device="meta"))
+            model.documents.extra = model.rope.extra = model.extra
+            return self.said(spec)
+
+    model = Trial().build().to_empty(device="cpu")
+    assembled(Ties(described), model=model)
+    assert model.documents.extra is model.rope.extra is model.extra
+    assert torch.equal(model.extra, torch.ones(2, 3))
+
+
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [(lambda spec: None, "says nothing about 'extra'"), (lambda spec: described(spec, ("embed",)), "it has 2 dims")],

@@ -41,6 +41,30 @@ def test_parameters_become_dtensors_and_ties_stay():
         assert model.norm.weight is before
 
 
+class Three(Tied):
+    """One weight under three names, one of them in a module that itself has two."""
+
+    def __init__(self):
+        super().__init__()
+        self.again = nn.Module()
+        self.again.head = self.head
+        self.third = nn.Linear(4, 8, bias=False)
+        self.third.weight = self.embedding.weight
+
+
+@pytest.mark.parametrize("said", ["embedding.weight", "head.weight", "third.weight", "again.head.weight"])
+def test_one_name_of_a_tied_parameter_moves_all_of_them(said):
+    with torch.device("meta"):
+        model = Three()
+    with simulated(4):
+        mesh = Mesh(join_axes([("test", [MeshAxis("tp", 4)])], 4), "cpu")["tp"]
+        distribute_params(model, mesh, {said: Shard(0)})
+        assert model.embedding.weight.data.placements == (Shard(0),)
+        assert model.head.weight is model.embedding.weight is model.third.weight
+        assert "norm.weight" in dict(model.named_parameters())
+        assert not isinstance(model.norm.weight.data, DTensor)
+
+
 @pytest.mark.parametrize(
     ("shape", "ranks", "dim"),
     [((8, 4), 4, 0), ((3, 4), 4, 1), ((2, 3, 8), 4, 2), ((2, 3), 4, 0), ((5,), 8, 0), ((), 2, 0)],

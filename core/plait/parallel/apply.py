@@ -18,6 +18,7 @@ from plait.parallel.assembly import Assembly, assemble_model
 from plait.parallel.compile import compiled
 from plait.parallel.expert_balance import Balance
 from plait.parallel.initialize import initialise, materialise
+from plait.parallel.kept import Kept
 from plait.parallel.loss import compiled_sum, cross_entropy_sum, parallel
 from plait.parallel.mesh import Mesh
 from plait.parallel.precision import apply_precision, dtype
@@ -229,8 +230,10 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
         if phase == "graph" and not ("parameter_sharding" in hooks.roles and mesh.layout.summed_axes()):
             for part in parts:  # before transforms of this phase, which see storage's dtype
                 apply_precision(part, run.config.precision)
+        kept = Kept(parts)
         if phase == "runtime":
             parts = [hooks.first("compile", model=part, **arguments) for part in parts]
+            kept.check(parts, next(iter(hooks.owners("compile")), "plait"))
         for turn in hooks.turns:
             if turn.phase == phase:
                 parts = [hooks.fold("parallelize", turn.name, "model", model=part, **arguments) for part in parts]
@@ -238,6 +241,7 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
                     from plait.parallel.divided_layers import stages_of
 
                     parts = stages_of(parts, turn, hooks)
+                kept.check(parts, turn.name, cut=phase == "stages")
     if on_meta and fill:
         for part in parts:
             materialise(part, device, run.storage_device)

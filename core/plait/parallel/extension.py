@@ -38,11 +38,13 @@ def extend(model: nn.Module, run: Run, hooks: "Hooks") -> None:
 def _fill_new(model: nn.Module, spec: ModelSpec, seed: int) -> None:
     """Give the parameters on meta of a model that has values theirs, as `initialise` gives them."""
     device = next(param.device for param in model.parameters() if not param.is_meta)
+    made: dict[int, nn.Parameter] = {}
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for prefix, module in model.named_modules():
-            for name, param in module._parameters.items():
-                if param is not None and param.is_meta:
-                    made = nn.Parameter(torch.empty_like(param, device=device), param.requires_grad)
-                    fqn = f"{prefix}.{name}" if prefix else name
-                    fill(made, fqn, spec.init_of(fqn), seed, pool)
-                    module._parameters[name] = made
+        for fqn, param in model.named_parameters():  # a tied one under its first name, as `initialise` fills it
+            if param.is_meta:
+                made[id(param)] = nn.Parameter(torch.empty_like(param, device=device), param.requires_grad)
+                fill(made[id(param)], fqn, spec.init_of(fqn), seed, pool)
+    for module in model.modules():
+        for name, old in module._parameters.items():
+            if old is not None and id(old) in made:
+                module._parameters[name] = made[id(old)]

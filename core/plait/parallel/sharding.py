@@ -18,20 +18,18 @@ from plait.parallel.initialize import held_indices, own_chunk
 def distribute_params(model: nn.Module, mesh: DeviceMesh, placements: Mapping[str, Placement]) -> None:
     """Make the parameters of `model` with these FQNs DTensors over the 1-D `mesh`, in place, without communication.
 
-    Every rank must hold the same values, or the parameters are on meta. A tied parameter stays one, and takes the
-    placement of the first of its FQNs that is given.
+    Every rank must hold the same values, or the parameters are on meta. A tied parameter stays one: the first of its
+    FQNs that is given says the placement of all of them, those that are not given too.
     """
     made: dict[int, nn.Parameter] = {}
-    for prefix, module in list(model.named_modules()):
-        for name, param in module._parameters.items():
-            placement = placements.get(f"{prefix}.{name}" if prefix else name)
-            if param is None or placement is None:
-                continue
-            if id(param) not in made:
-                made[id(param)] = nn.Parameter(
-                    _distributed(param.detach(), mesh, placement), requires_grad=param.requires_grad
-                )
-            module._parameters[name] = made[id(param)]
+    for fqn, param in model.named_parameters(remove_duplicate=False):
+        if id(param) not in made and (placement := placements.get(fqn)) is not None:
+            lying = _distributed(param.detach(), mesh, placement)
+            made[id(param)] = nn.Parameter(lying, requires_grad=param.requires_grad)
+    for module in model.modules():
+        for name, old in module._parameters.items():
+            if old is not None and id(old) in made:
+                module._parameters[name] = made[id(old)]
 
 
 def _distributed(tensor: Tensor, mesh: DeviceMesh, placement: Any) -> DTensor:

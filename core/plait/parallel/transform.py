@@ -26,10 +26,9 @@ def transform_param(module: nn.Module, name: str, fn: Transform) -> None:
             f"{type(module).__name__}.forward was compiled or wrapped before transform_param({name!r}) was set"
         )
     if not isinstance(module, Transformed):
-        transformed.__class__ = _transformed_class(type(module))
         module.__dict__["_transforms"] = {}
         module.__dict__["_transforms_on"] = False
-    if name not in transformed._transforms:
+    if name not in module.__dict__["_transforms"]:
         transformed.__class__ = _with_property(type(module), name)
         transformed._transforms[name] = ()
     transformed._transforms[name] = (*transformed._transforms[name], fn)
@@ -47,12 +46,16 @@ _classes: dict[tuple[type, frozenset[str]], type] = {}
 
 
 def _transformed_class(cls: Any) -> type:
-    key = (cls, frozenset[str]())
-    if key not in _classes:
+    none = frozenset[str]()
+    if (cls, none) not in _classes:
         body = {n: _transforming(method, n == "forward") for n, method in _methods(cls).items()}
-        body |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_plain": cls, "_names": key[1]}
-        _classes[key] = type(cls.__name__, (Transformed, cls), body)
-    return _classes[key]
+        bases = (cls,) if issubclass(cls, Transformed) else (Transformed, cls)
+        _classes[cls, none] = type(cls.__name__, bases, body | _said(cls, none))
+    return _classes[cls, none]
+
+
+def _said(cls: Any, names: frozenset[str]) -> dict[str, Any]:
+    return {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_transformed": (cls, names)}
 
 
 def _methods(cls: Any) -> dict[str, Any]:
@@ -78,12 +81,13 @@ def _transforming(method: Any, always: bool) -> Any:
 
 
 def _with_property(cls: Any, name: str) -> type:
-    names = cls._names | {name}
-    key = (cls._plain, names)
-    if key not in _classes:
-        said = {"_names": names, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
-        _classes[key] = type(cls.__name__, (_transformed_class(cls._plain),), {n: _property(n) for n in names} | said)
-    return _classes[key]
+    # What was mixed in after transforms stays: to those that come now its class is a plain one.
+    plain, names = vars(cls).get("_transformed", (cls, frozenset()))
+    names |= {name}
+    if (plain, names) not in _classes:
+        properties = {n: _property(n) for n in names}
+        _classes[plain, names] = type(plain.__name__, (_transformed_class(plain),), properties | _said(plain, names))
+    return _classes[plain, names]
 
 
 def _property(name: str) -> property:
