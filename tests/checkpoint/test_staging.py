@@ -147,7 +147,7 @@ def test_shards_are_copied_into_the_same_memory(plait_ranks: Pool, tmp_path: Pat
 
 
 def test_what_is_asked_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without one: the calls, in order. The first copy locks its memory, later ones wait once for all tensors."""
+    """Without one: the calls, in order. The first copy locks its memory first; each waits once for all tensors."""
     calls, runtime, stream = [], mock.Mock(), mock.MagicMock()
     runtime.cudaHostRegister.side_effect = lambda *args: calls.append("lock") or 0
     runtime.cudaHostUnregister.side_effect = lambda *args: calls.append("unlock")
@@ -159,8 +159,8 @@ def test_what_is_asked_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "stream", lambda given: mock.MagicMock())
     monkeypatch.setattr("plait.checkpoint.staging._on_gpu", lambda tensor: tensor.dim() > 0)
     state, staging = state_of((300, 40), (7,), (0,)), Staging()
-    staging.copy(state)
-    assert calls == ["lock", "lock"]  # not for what is empty
+    assert equal(staging.copy(state), state)
+    assert calls == ["lock", "lock", "wait for training", "wait"]  # no lock for what is empty
     for _ in range(2):
         calls.clear()
         for tensor in state.values():
@@ -168,6 +168,8 @@ def test_what_is_asked_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert equal(staging.copy(state), state)
         assert calls == ["wait for training", "wait"]
     calls.clear()
-    staging.copy({})
+    del state["optimizer.0.step"], state["model.1"]
+    state["model.0"] = state["model.0"][:100]
+    assert equal(staging.copy(state), state)
     gc.collect()
-    assert calls == ["unlock", "unlock"]
+    assert calls == ["unlock", "lock", "wait for training", "wait", "unlock"]

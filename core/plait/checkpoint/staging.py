@@ -24,16 +24,18 @@ class Staging:
         on_gpu: list[tuple[Tensor, Tensor]] = []
         for key, tensor in state.items():
             room = before.pop(key, None)
-            if room is None or not _same_form(room, tensor):
-                self._kept[key] = tensor.detach().to("cpu", copy=True)
-                if _on_gpu(tensor):
-                    _lock(_local(self._kept[key]))
-                continue
-            self._kept[key] = room
+            if room is not None and not _same_form(room, tensor):
+                room = None
             if _on_gpu(tensor):
+                if room is None:
+                    room = torch.empty_like(tensor.detach(), device="cpu")
+                    _lock(_local(room))  # before the first copy, which it speeds up too
                 on_gpu.append((_local(room), _local(tensor)))
+            elif room is None:
+                room = tensor.detach().to("cpu", copy=True)
             else:
                 _local(room).copy_(_local(tensor))
+            self._kept[key] = room
         if on_gpu:
             self._copy_from_gpu(on_gpu)
         return dict(self._kept)
