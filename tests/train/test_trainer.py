@@ -36,6 +36,7 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
     found = {"rows": [], "after_step": [], "validated": [], "collecting": [], "collected": []}
     trainer = module.Trainer(Config.of(node), RunFolder(folder), lambda text: None)
     found["deterministic"] = torch.are_deterministic_algorithms_enabled()
+    found["filled"] = torch.utils.deterministic.fill_uninitialized_memory
     trainer.restore()
     now = (lambda: clock[dist.get_rank()] * trainer.step) if clock else time.monotonic
     trainer.checkpoints._saved_at = now()
@@ -77,6 +78,7 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
         finally:
             gc.callbacks.remove(collected)
             torch.use_deterministic_algorithms(False)
+            torch.utils.deterministic.fill_uninitialized_memory = True
     return found
 
 
@@ -132,6 +134,7 @@ def test_data_takes_a_part_of_the_time(trained):
 
 def test_a_deterministic_run_asks_torch_for_repeatable_algorithms(trained):
     assert trained[1]["deterministic"]
+    assert not trained[1]["filled"]  # with a kernel for all memory that torch hands out
 
 
 def test_garbage_is_collected_between_the_steps_that_the_config_names(trained):

@@ -22,6 +22,7 @@ from plait.records.peak_flops import peak_flops
 from plait.records.run_folder import RunFolder
 from plait.system.signals import ASKING
 from plait.train.optimizer import learning_rate, make_optimizer
+from plait.train.repeatable import use_repeatable_kernels
 from plait.train.step_metrics import Laps, Row, StepMetrics
 
 # Integers that the ranks sum in each step: tokens that count, a failed save, a save that is due, and the signals.
@@ -47,9 +48,7 @@ class Trainer:
 
         self.config, self.say, self.alive = config, say, alive
         train = config.train
-        if train.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it to be repeatable
-        torch.use_deterministic_algorithms(train.deterministic)
+        use_repeatable_kernels(train.deterministic)
         alive("building the model")
         assembly = assembly or assemble(config, dist.get_world_size(), folder=folder.path)
         self.run: Run = assembly.run
