@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from plait.contract.errors import PlaitError
-from plait.data import documents, encode, tokenise
+from plait.data import documents, encode, tokenise, windows
 from plait.data.documents import File, find
 from plait.data.encode import AHEAD, Encoded, encoded
 from plait.system import processes
@@ -21,10 +22,14 @@ GROUP = 2000
 class Words:
     """Ids are the lengths of words: it takes no time, but counts as a tokenizer that does."""
 
-    size, eod, begins, digest, said, cheap = 1 << 17, 0, (), "words", "", False
+    size, eod, begins, digest, version, said, cheap = 1 << 17, 0, (), "words", "", "", False
 
     def encode(self, texts: list[bytes]) -> list[np.ndarray]:
         return [np.array([len(word) for word in text.split()], np.uint32) for text in texts]
+
+    def places(self, texts: list[str]) -> list[np.ndarray]:
+        found = [[(len(one[0]), *one.span()) for one in re.finditer(r"\S+", text)] for text in texts]
+        return [np.array(one, np.int64).reshape(-1, 3) for one in found]
 
 
 class Killed(Words):
@@ -38,6 +43,7 @@ def files(corpus: Path, write: Callable[..., str], monkeypatch: pytest.MonkeyPat
     """Short documents, and long ones in pieces."""
     monkeypatch.setattr(encode, "GROUP", GROUP)
     monkeypatch.setattr(documents, "PIECE", 700)
+    monkeypatch.setattr(windows, "CONTEXT", 100)
     for number in range(9):
         write(f"texts/{number}.txt", f"text {number}, " * 500 + "\n")
     return find(str(corpus))[0] + find(str(corpus.parent / "texts"))[0]

@@ -68,7 +68,7 @@ class Checkpoints:
             self._saver.resumed = path
         manifest = Store.read(path)
         if manifest.data.get("fingerprint") != self.data["fingerprint"]:
-            self.say("data: the text or its tokenizer changed since the checkpoint; batches will differ from before")
+            self.say("data: the text, its tokenizer or the library tokenizers changed; batches may differ from before")
         samples = samples_of(manifest, self.data["global_batch_size"])
         if states := manifest.data.get("states"):
             state = states[self.applied.mesh.rank_and_size("batch")[0]]

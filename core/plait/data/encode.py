@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
 
 import attrs
 import numpy as np
@@ -15,6 +16,8 @@ from plait.data.documents import File, pieces
 from plait.data.left_out import LeftOut
 from plait.data.order import digest64
 from plait.data.tokenizer import Tokenizer
+from plait.data.windows import Joined, Part, Window, windows
+from plait.data.windows import encode as encode_windows
 from plait.system.processes import can_fork, cores, processes
 
 GROUP = 1 << 19  # bytes of text that a core gets at once
@@ -26,14 +29,15 @@ class Group:
     """Documents, or pieces of long ones, in order.
 
     held: whether each one's document is for validation. first, last: whether its document begins and ends with it.
-    read: bytes that were read for them.
+    windows: what each is encoded in if it is a piece, and else None. read: bytes that were read for them.
     """
 
-    texts: list[bytes]
-    held: list[bool]
-    first: list[bool]
-    last: list[bool]
-    read: int
+    texts: list[bytes] = attrs.Factory(list)
+    held: list[bool] = attrs.Factory(list)
+    first: list[bool] = attrs.Factory(list)
+    last: list[bool] = attrs.Factory(list)
+    windows: list[Window | None] = attrs.Factory(list)
+    read: list[int] = attrs.Factory(list)
 
 
 @attrs.frozen
@@ -62,21 +66,24 @@ def encoded(
     lost: counts what is no document. Close it if it is not taken to its end. Memory is that of a few groups for each
     core. Raises PlaitError for an invalid document, or if a process is killed.
     """
+    join = _Join(tokenizer)
     if tokenizer.cheap or not can_fork():
         size = GROUP if tokenizer.cheap else GROUP * cores()  # for all threads at once
-        for group in _groups(files, text_key, fraction, size, lost):
-            yield _encode(tokenizer, group)
+        for group in _groups(files, text_key, fraction, size, lost, not tokenizer.cheap):
+            yield join(group, _encode(tokenizer, group))
         return
     workers = min(cores(), math.ceil(sum(file.size for file in files) / GROUP))
-    waiting: deque[Future[Encoded]] = deque()
+    waiting: deque[tuple[Group, Future[list[Documents | Part]]]] = deque()
     try:
         with processes(workers, _begin, tokenizer) as pool:
-            for group in _groups(files, text_key, fraction, GROUP, lost):
-                waiting.append(pool.submit(_of_worker, group))
+            for group in _groups(files, text_key, fraction, GROUP, lost, True):
+                waiting.append((group, pool.submit(_of_worker, group)))
                 if len(waiting) == AHEAD * workers:
-                    yield waiting.popleft().result()
+                    group, found = waiting.popleft()
+                    yield join(group, found.result())
             while waiting:
-                yield waiting.popleft().result()
+                group, found = waiting.popleft()
+                yield join(group, found.result())
     except BrokenProcessPool as error:
         raise PlaitError(
             "a process that turned text into tokens was killed, perhaps because memory ran out; fewer cores "
@@ -84,37 +91,97 @@ def encoded(
         ) from error
 
 
-def _groups(files: list[File], text_key: str, fraction: float, size: int, lost: LeftOut | None) -> Iterator[Group]:
-    texts: list[bytes] = []
-    held: list[bool] = []
-    first: list[bool] = []
-    last: list[bool] = []
-    filled = read = 0
-    out = False
+def _groups(
+    files: list[File], text_key: str, fraction: float, size: int, lost: LeftOut | None, in_windows: bool
+) -> Iterator[Group]:
+    group, filled, out = Group(), 0, False
     for file in files:
-        for piece in pieces(file, text_key, lost):
+        found = pieces(file, text_key, lost)
+        for piece, window in windows(found) if in_windows else ((piece, None) for piece in found):
             out = held_out(piece.text, fraction) if piece.first else out
-            texts.append(piece.text)
-            held.append(out)
-            first.append(piece.first)
-            last.append(piece.last)
-            filled, read = filled + len(piece.text), read + piece.read
+            group.texts.append(piece.text)
+            group.held.append(out)
+            group.first.append(piece.first)
+            group.last.append(piece.last)
+            group.windows.append(window)
+            group.read.append(piece.read)
+            filled += len(piece.text)
             if filled >= size:
-                yield Group(texts, held, first, last, read)
-                texts, held, first, last, filled, read = [], [], [], [], 0, 0
-    if texts:
-        yield Group(texts, held, first, last, read)
+                yield group
+                group, filled = Group(), 0
+    if group.texts:
+        yield group
 
 
-def _encode(tokenizer: Tokenizer, group: Group) -> Encoded:
+@attrs.frozen
+class Documents:
+    """The ids of whole documents: to train on, and held out. ends: as `Encoded.ends`."""
+
+    train: np.ndarray
+    held: np.ndarray
+    ends: int
+
+
+def _encode(tokenizer: Tokenizer, group: Group) -> list[Documents | Part]:
+    """The ids of a group in order: of all documents between two pieces together, and of each piece."""
+    found: list[Documents | Part] = []
+    parts = iter(encode_windows(tokenizer, [window for window in group.windows if window is not None]))
+    start = 0
+    for at, window in enumerate([*group.windows, Window("", 0, 0)]):
+        if window is not None:
+            if at > start:
+                found.append(_documents(tokenizer, group, slice(start, at)))
+            found += islice(parts, 1)
+            start = at + 1
+    return found
+
+
+def _documents(tokenizer: Tokenizer, group: Group, some: slice) -> Documents:
     dtype = id_dtype(tokenizer)
-    begin, end, none = np.array(tokenizer.begins, dtype), np.array([tokenizer.eod], dtype), np.empty(0, dtype)
+    begin, end, none = _around(tokenizer, dtype)
     sides: list[list[np.ndarray]] = [[none], [none]]
-    for ids, held, first, last in zip(tokenizer.encode(group.texts), group.held, group.first, group.last, strict=True):
+    ids_of = tokenizer.encode(group.texts[some])
+    for ids, held, first, last in zip(ids_of, group.held[some], group.first[some], group.last[some], strict=True):
         sides[held] += [begin if first else none, ids, end if last else none]
     train, held_ids = (np.concatenate(side).astype(dtype, copy=False) for side in sides)
     ends = sum(int(np.count_nonzero(side == tokenizer.eod)) for side in (train, held_ids))
-    return Encoded(train, held_ids, group.read, ends - sum(group.last))
+    return Documents(train, held_ids, ends - sum(group.last[some]))
+
+
+def _around(tokenizer: Tokenizer, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What begins a document, what ends one, and nothing."""
+    return np.array(tokenizer.begins, dtype), np.array([tokenizer.eod], dtype), np.empty(0, dtype)
+
+
+class _Join:
+    """What was encoded of each group, in order, as documents."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._text = Joined(tokenizer)
+
+    def __call__(self, group: Group, found: list[Documents | Part]) -> Encoded:
+        dtype = id_dtype(self._tokenizer)
+        begin, end, none = _around(self._tokenizer, dtype)
+        sides: list[list[np.ndarray]] = [[none], [none]]
+        ends = 0
+        pieces = (at for at, window in enumerate(group.windows) if window is not None)
+        for one in found:
+            if isinstance(one, Documents):
+                sides[0].append(one.train)
+                sides[1].append(one.held)
+                ends += one.ends
+                continue
+            at = next(pieces)
+            window = group.windows[at]
+            assert window is not None
+            given = self._text.add(window, one)
+            ends += sum(int(np.count_nonzero(ids == self._tokenizer.eod)) for ids in given)
+            sides[group.held[at]] += [begin if group.first[at] else none, *given, end if group.last[at] else none]
+            if group.last[at]:
+                self._text = Joined(self._tokenizer)
+        train, held = (np.concatenate(side).astype(dtype, copy=False) for side in sides)
+        return Encoded(train, held, sum(group.read), ends)
 
 
 def id_dtype(tokenizer: Tokenizer) -> np.dtype:
@@ -131,5 +198,5 @@ def _begin(tokenizer: Tokenizer) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker is one of its threads
 
 
-def _of_worker(group: Group) -> Encoded:
+def _of_worker(group: Group) -> list[Documents | Part]:
     return _encode(_tokenizer, group)

@@ -40,7 +40,8 @@ class Indexed(Cached):
 
     def key(self, files: list[File]) -> tuple[Any, ...]:
         rows = self.row_key() if any(file.kind != "text" for file in files) else ""
-        return FORMAT, self.encoder.digest, float(self.validation_fraction), self.salt(), rows
+        version = [self.encoder.version] if self.encoder.version else []
+        return FORMAT, self.encoder.digest, float(self.validation_fraction), self.salt(), rows, *version
 
     def check(self, *, seq_len: int, vocab_size: int | None) -> None:
         super().check(seq_len=seq_len, vocab_size=vocab_size)

@@ -11,26 +11,34 @@ import numpy as np
 from plait.contract.errors import PlaitError, near_miss
 from plait.data.special_tokens import SpecialTokens, special_tokens, token_id
 
+ENCODER = 2  # of how Plait calls the library and puts long texts together; another number uses another cache
 NONE = "none"  # data.bod_token=none: documents begin with no token
 
 
 class Tokenizer(Protocol):
     """size: ids are below it. eod: the id that ends a document. begins: the ids that begin one.
 
-    digest: identifies all these and the tokenizer in a cache key. said: how documents begin and end, and by which file,
-    in words; "" if the tokenizer has no other way. cheap: whether encoding takes no longer than handing the text to
-    another process.
+    digest: identifies all these and the tokenizer. version: of the code that encodes; "" if it cannot change.
+    said: how documents begin and end, and by which file, in words; "" if the tokenizer has no other way.
+    cheap: whether encoding takes no longer than handing the text to another process.
     """
 
     size: int
     eod: int
     begins: tuple[int, ...]
     digest: str
+    version: str
     said: str
     cheap: bool
 
     def encode(self, texts: list[bytes]) -> list[np.ndarray]:
         """The ids of each UTF-8 text, without special tokens."""
+
+    def places(self, texts: list[str]) -> list[np.ndarray]:
+        """Of each text, for each token [id, its first character, the character after its last] (n, 3).
+
+        Only of tokenizers that are not cheap: the ids of cheap ones do not depend on what stands before and after.
+        """
 
 
 class Bytes:
@@ -40,11 +48,15 @@ class Bytes:
     eod = 256
     begins: tuple[int, ...] = ()
     digest = "bytes"
+    version = ""
     said = ""
     cheap = True
 
     def encode(self, texts: list[bytes]) -> list[np.ndarray]:
         return [np.frombuffer(text, np.uint8) for text in texts]
+
+    def places(self, texts: list[str]) -> list[np.ndarray]:
+        raise NotImplementedError
 
 
 class FromFile:
@@ -59,6 +71,7 @@ class FromFile:
 
     def __init__(self, name: str, file: Path, eod_token: str | None, bod_token: str | None) -> None:
         from tokenizers import Tokenizer as Inner
+        from tokenizers import __version__ as library
 
         try:
             content = file.read_bytes()
@@ -81,6 +94,7 @@ class FromFile:
         plain = _never_from_text(self._inner, self.special.special | {eod_token, bod_token})
         parts = [self.eod, *([f"begins={self.begins}"] if self.begins else []), *([f"plain={plain}"] if plain else [])]
         self.digest = ":".join(map(str, (hashlib.sha256(content).hexdigest(), *parts)))
+        self.version = f"tokenizers {library}, {ENCODER}"
         self.said = self._said(eod_token, bod_token)
 
     def _said(self, eod_token: str | None, bod_token: str | None) -> str:
@@ -97,6 +111,11 @@ class FromFile:
         encoded = self._encode([text.decode("utf-8", "replace") for text in texts], add_special_tokens=False)
         # np.array(one.ids) takes twice as long
         return [np.frombuffer(array("I", one.ids), np.uint32) for one in encoded]
+
+    def places(self, texts: list[str]) -> list[np.ndarray]:
+        encoded = self._inner.encode_batch(texts, add_special_tokens=False)
+        found = [[(number, *place) for number, place in zip(one.ids, one.offsets, strict=True)] for one in encoded]
+        return [np.array(one, np.int64).reshape(-1, 3) for one in found]
 
 
 def load(name: str, eod_token: str | None = None, bod_token: str | None = None) -> Tokenizer:
