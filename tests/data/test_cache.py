@@ -126,7 +126,7 @@ def test_what_a_killed_process_left_is_removed(corpus: Path, cache: Path, said: 
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert [name for name in folders(cache) if name.endswith(".part")]
+    assert any(name.endswith(".part") for name in folders(cache))
     killed = source(corpus)
     killed.prepare(said.append)
     assert folders(cache) == [f"tokens-{killed.fingerprint()[:32]}"]

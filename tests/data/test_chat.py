@@ -171,7 +171,9 @@ def test_bins(sizes, room):
     assert sorted(item for one in bins for item in one) == list(range(len(sizes)))
     filled = [int(sizes[one].sum()) for one in bins]
     assert all(0 < size <= room for size in filled)
-    assert len(bins) <= 11 / 9 * -(-sizes.sum() // room) + 2 or min(map(len, bins)) <= 2
+    for item in (one[0] for one in bins[1:]):  # the largest of its bin, which it opened because no other had room
+        earlier = [[each for each in one if (-sizes[each], each) < (-sizes[item], item)] for one in bins]
+        assert all(int(sizes[one].sum()) + sizes[item] > room for one in earlier if one)
     assert sum(2 * size <= room for size in filled) <= 1  # two half empty ones would have been one
 
 

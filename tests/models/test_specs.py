@@ -176,6 +176,7 @@ def test_halves_of_a_branch_sum_to_the_whole(name, ranks):
     for fqn, branch in spec.branches_of(model).items():
         branch.register_forward_hook(lambda _, args, out, fqn=fqn: seen.update({fqn: (args, out)}))
     model(tokens(), torch.arange(8).repeat(2).expand(2, 16))
+    assert seen.keys() == spec.branches_of(model).keys() != set()
     for fqn, branch in spec.branches_of(model).items():
         args, want = seen[fqn]
         shares = [functional_call(branch, share_of(branch, fqn, spec, rank, ranks), args) for rank in range(ranks)]

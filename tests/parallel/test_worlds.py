@@ -94,7 +94,8 @@ def test_axes_of_one_rank_are_meshes_like_others(rank: int) -> None:
         joined = DeviceMesh._concatenate([mesh["dp_shard"], mesh["ep"]])
         assert (joined.mesh_dim_names, joined.mesh.tolist()) == (("dp_shard", "ep"), [[rank % 2], [rank % 2 + 2]])
         assert mesh.data(outer="dp_replicate") is mesh["dp_shard"]
-        assert mesh["tp"] is mesh["tp"]
+        first = mesh["tp"]
+        assert mesh["tp"] is first
 
 
 def made(world: int, *overrides: str) -> tuple[int, int]:

@@ -147,7 +147,8 @@ def test_a_class_inside_another(folder):
 
 def test_options(folder):
     assert create("fine", {"degree": 3}).degree == 3
-    assert create("fine", {}) is not create("fine", {})
+    one, another = create("fine", {}), create("fine", {})
+    assert one is not another
     refused("unknown key strategy.fine.dgree; available: degree; did you mean 'degree'?", create, "fine", {"dgree": 3})
     refused("strategy.fine.degree is 'two'; it must be a whole number", create, "fine", {"degree": "two"})
 

@@ -66,7 +66,7 @@ def test_what_tensor_parallelism_refuses_is_exact_with_all_positions_on_each_ran
 
 def test_experts_are_divided(plait_ranks):
     for answer in check(plait_ranks, "mixtral", UNDER["expert_parallel"], 2):
-        assert [fqn for fqn, lies in answer.placements.items() if "over ep" in lies]
+        assert any("over ep" in lies for lies in answer.placements.values())
 
 
 @pytest.mark.parametrize("kind", ["mixtral", pytest.param("phi3", marks=pytest.mark.slow)])

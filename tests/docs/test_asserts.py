@@ -1,0 +1,67 @@
+"""No assert of a test holds whatever the code does."""
+
+import ast
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PATTERNS = ("tests/**/*.py", "plugins/*/tests/**/*.py", "examples/*/tests/**/*.py", "core/plait/testing/**/*.py")
+FILES = sorted(itertools.chain.from_iterable(ROOT.glob(pattern) for pattern in PATTERNS))
+DISPLAYS = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp)
+
+
+def always(node: ast.expr) -> bool:
+    """Whether this is true, or as good as that, without a look at what was tested."""
+    match node:
+        case ast.Constant(value):
+            return bool(value)
+        case ast.GeneratorExp() | ast.Lambda() | ast.JoinedStr():
+            return True
+        case ast.BoolOp(ast.Or(), values):
+            return any(map(always, values))
+        case ast.BoolOp(ast.And(), values):
+            return all(map(always, values))
+        case ast.Compare(left, [_], [right]):
+            return ast.dump(left) == ast.dump(right) or _ends_either_way(node)
+        case ast.Call(ast.Name("all" | "any"), [ast.GeneratorExp(elt) | ast.ListComp(elt)]):
+            return always(elt)
+    return isinstance(node, DISPLAYS)  # a comprehension is nearly always meant for `all` or `any`; say which
+
+
+def _ends_either_way(node: ast.Compare) -> bool:
+    """`returncode in (143, 0)`: a success and a failure."""
+    (right,) = node.comparators
+    if not (isinstance(node.ops[0], ast.In) and ast.unparse(node.left).endswith("code")):
+        return False
+    codes = [each.value for each in getattr(right, "elts", ()) if isinstance(each, ast.Constant)]
+    return 0 in codes and len(codes) > 1
+
+
+def found(code: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Assert) and always(node.test):
+            yield f"{node.lineno}: {ast.unparse(node.test)}"
+
+
+def test_every_assert_can_fail() -> None:
+    assert len(FILES) > 300
+    assert [f"{file.relative_to(ROOT)}:{line}" for file in FILES for line in found(file.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("[x for x in y]", "[x.ok for x in y] or z", "x == x", "x is x", "(x, 'why')", "all(True for x in y)"),
+        *("x or True", "f'{x}'", "lambda: x", "{**x}", "x.returncode in (0, 1)", "(x for x in y)"),
+    ],
+)
+def test_what_always_holds_is_found(code: str) -> None:
+    assert list(found(f"assert {code}"))
+
+
+@pytest.mark.parametrize("code", ["x", "x == y", "not [x for x in y]", "all(x for x in y)", "code in (1, 3)", "x or y"])
+def test_what_may_fail_is_not(code: str) -> None:
+    assert list(found(f"assert {code}")) == []
