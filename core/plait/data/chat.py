@@ -3,6 +3,7 @@
 import hashlib
 import math
 from functools import cached_property
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from plait.data.template import Template, template_of
 
 if TYPE_CHECKING:
     from plait.data.bins import Bins
+
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -68,7 +71,13 @@ class Chat(AtPath):
     def key(self, files: list[File]) -> tuple[Any, ...]:
         template = hashlib.sha256(self._template.encode()).hexdigest()
         fraction = float(self.validation_fraction)
-        return "chat", conversations.FORMAT, self.encoder.digest, template, self.messages_key, fraction
+        by = self.encoder.version, version("transformers"), version("jinja2"), *self._beside()
+        return "chat", conversations.FORMAT, self.encoder.digest, template, self.messages_key, fraction, by
+
+    def _beside(self) -> list[str]:
+        """Digests of the other files from which transformers takes tokens, and names for the template."""
+        files = [Path(self.tokenizer).expanduser() / name for name in BESIDE]
+        return [hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "" for file in files]
 
     def check_length(self, *, seq_len: int) -> None:
         tokens = conversations.read(self.folder)
