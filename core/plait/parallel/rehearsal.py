@@ -139,7 +139,7 @@ def compare_shards(build: Build, plainest: Build, groups: list[list[Kind]]) -> s
         except Exception:
             return None
     for seed, (kind, got, want) in enumerate(zip(kinds, found, expected, strict=True)):
-        got, want, start = (_local(t) for t in (got, kind.place(want), kind.place(_drawn(kind, seed, 0))))
+        got, want, start = (_local(t) for t in (got, kind.place(want), kind.place(drawn(kind, seed, 0))))
         step, off = float((want - start).norm()), float((got - want).norm())
         if isfinite(step) and not off <= OFF * step:
             return (
@@ -159,12 +159,12 @@ def _stepped(
     """The stand-ins of all kinds after some steps. whole: as plain, undivided tensors."""
     kinds = [kind for group in groups for kind in group]
 
-    def drawn(seed: int, step: int) -> Tensor:
+    def placed(seed: int, step: int) -> Tensor:
         kind = kinds[seed]
-        value = _drawn(kind, seed, step).to(dtype or kind.dtype)
+        value = drawn(kind, seed, step).to(dtype or kind.dtype)
         return value.to(kind.device) if whole else kind.place(value)
 
-    params = [stand_in(drawn(seed, 0), drawn(seed, 1)) for seed in range(len(kinds))]
+    params = [stand_in(placed(seed, 0), placed(seed, 1)) for seed in range(len(kinds))]
     rest = iter(params)
     try:
         optimizer = build([{"params": [next(rest) for _ in group]} for group in groups])
@@ -172,12 +172,12 @@ def _stepped(
         raise Refused(one_line(error)) from error
     for step in range(1, STEPS + 1):
         for seed, param in enumerate(params):
-            param.grad = drawn(seed, step)
+            param.grad = placed(seed, step)
         optimizer.step()
     return [param.detach() for param in params]
 
 
-def _drawn(kind: Kind, seed: int, step: int) -> Tensor:
+def drawn(kind: Kind, seed: int, step: int) -> Tensor:
     """A parameter (step 0) or a gradient, the same on all ranks. One grows along each dim and the other shrinks, so
     that no shard is like the whole."""
     value = torch.randn(kind.shape, generator=torch.Generator().manual_seed(100 * seed + step), dtype=torch.float64)

@@ -131,7 +131,7 @@ def _state_of(
     """(entries of one parameter, what writes back or installs them after loading)."""
     kept = optimizer.state.get(param)
     absent = not kept
-    kept = kept or _first_state(optimizer, group, param)
+    kept = kept or _first_state(optimizer, group, param, fqn)
     own: dict[str, Tensor] = {}
     for key, value in kept.items():
         if isinstance(value, Tensor):
@@ -157,7 +157,7 @@ def _state_of(
     return {f"optimizer.{fqn}.{key}": tensor for key, tensor in own.items()}, write
 
 
-def _first_state(optimizer: Any, group: Mapping[str, Any], param: nn.Parameter) -> dict[str, Any]:
+def _first_state(optimizer: Any, group: Mapping[str, Any], param: nn.Parameter, fqn: str) -> dict[str, Any]:
     """The state that `optimizer` would keep of `param` after a step: from a step of a copy of it on a stand-in.
 
     torch has no public way to create it. A step with learning rate 0 on the real ones would count as a step, decay
@@ -171,6 +171,12 @@ def _first_state(optimizer: Any, group: Mapping[str, Any], param: nn.Parameter) 
     spare.state = defaultdict(dict)
     spare.param_groups = [{**group, "params": [like]}]
     spare._optimizer_step_pre_hooks, spare._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-    with undisturbed(param.device):
-        spare.step()
+    try:
+        with undisturbed(param.device):
+            spare.step()
+    except Exception as error:  # such as KeyError: it looks a parameter up in a table of its own
+        raise PlaitError(
+            f"{type(optimizer).__name__} keeps something of its parameters elsewhere than in `state`, so a checkpoint "
+            f"would lack it: a step on a stand-in for {fqn!r} raises {type(error).__name__}"
+        ) from error
     return dict(spare.state[like])

@@ -23,6 +23,7 @@ from plait.parallel.loss import IGNORE
 from plait.testing.parity import BOUNDS, apart, common_factor, gradient_errors
 from plait.testing.trial import Trial, TrialResult, train
 from plait.testing.widened import Widened
+from plait.train.optimizer import check_in_one_process
 
 STEPS = 3
 GRADIENT, LOSS = BOUNDS["float64"]
@@ -98,11 +99,13 @@ def reference(trial: OfRun, strategies: Mapping[str, Any], folder: Path) -> floa
 
     strategies: those that extend the model.
 
-    Raises PlaitError if there is nothing to compare with: values that are random or not finite.
+    Raises PlaitError if there is nothing to compare with: values that are random or not finite; and if the run's
+    optimizer, with which none of this trains, would ignore its schedule, or keeps what no checkpoint holds.
     """
     with _noted(folder):
         start = time.monotonic()
-        applied = trial.apply(strategies)
+        applied, config = trial.apply(strategies), trial.config
+        check_in_one_process(config.optimizer, applied.parameters(), config.schedule, config.checkpoint.enabled)
         tokens, _ = trial.batch(0)
         with torch.no_grad():
             first, second = (applied.parts[0](tokens) for _ in range(2))

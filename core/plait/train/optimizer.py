@@ -29,7 +29,11 @@ FITS = "take one that works element by element, such as torch.optim.AdamW, or a 
 
 
 def make_optimizer(
-    node: Mapping[str, Any], parameters: Iterable[nn.Parameter], values: bool = True
+    node: Mapping[str, Any],
+    parameters: Iterable[nn.Parameter],
+    values: bool = True,
+    schedule: Schedule | None = None,
+    saved: bool = True,
 ) -> torch.optim.Optimizer:
     """The `_target_` of `node` over the parameters, with one group per mesh that they live on. Called by all ranks.
 
@@ -37,7 +41,8 @@ def make_optimizer(
     tensors, in one call. If the config leaves `fused` and `foreach` open, the first of these kernels that makes a
     correct step on stand-ins for the parameters is used: fused, torch's default, one tensor at a time. Parameters that
     do not train are left out, unless a rank has no others. Raises PlaitError for options that the class refuses, and if
-    it makes no correct step on such parameters.
+    it makes no correct step on such parameters, ignores a `schedule` that changes the rate, or, if it is `saved`, keeps
+    what no checkpoint holds.
     values: whether tensors have values. Without values, as in a plan, any step that runs counts as correct.
     """
     from plait.parallel.rehearsal import Kind, compare_shards, try_step, try_step_without_values  # no step needs it
@@ -57,10 +62,45 @@ def make_optimizer(
         else:
             problem = try_step_without_values(build, groups)
         if problem is None:
+            if values:
+                _check_run(node, build, kinds, schedule, saved)
             return _built(node, build, [{"params": group} for group in groups])
     key = next((name for name in KERNELS if options.get(name) is not None), None)
     error = PlaitError(_sentence(node, options, str(problem)))
     raise error.at(f"optimizer.{key}", options[key], (None,)) if key else error.at("optimizer")
+
+
+def check_in_one_process(
+    node: Mapping[str, Any], parameters: Iterable[nn.Parameter], schedule: Schedule, saved: bool
+) -> None:
+    """Raises PlaitError if the optimizer of `node` ignores `schedule`, or keeps what no checkpoint holds. For checks of
+    a run that do not train with its optimizer."""
+    from plait.parallel.rehearsal import kinds_of
+
+    cls, options = _target(node)
+    build = _builder(cls, {**options, **_candidates(cls, options, torch.device("cpu"))[-1]})
+    _check_run(node, build, [kinds_of(parameters)], schedule, saved)
+
+
+def _check_run(
+    node: Mapping[str, Any], build: "Build", kinds: list[list[Any]], schedule: Schedule | None, saved: bool
+) -> None:
+    from plait.train.optimizer_trials import ignores_schedule, keeps_parts, loses_state
+
+    problem = None
+    if schedule is not None and changes_rate(schedule):
+        problem = _agreed(ignores_schedule(build, kinds, node["lr"]))
+    if problem is None and saved:
+        problem = _agreed(loses_state(build, kinds)) or keeps_parts(build, kinds)
+    if problem is not None:
+        target = node["_target_"]
+        raise PlaitError(f"optimizer: {target} {problem}").at("optimizer._target_", target, fits="torch.optim.AdamW")
+
+
+def changes_rate(schedule: Schedule) -> bool:
+    """Whether any two steps of a run may have different rates."""
+    decays = schedule.decay_steps != 0 and schedule.min_lr_ratio != 1
+    return schedule.warmup_steps > 1 or decays
 
 
 def check_optimizer(node: Mapping[str, Any], parameters: Iterable[Tensor]) -> None:

@@ -55,7 +55,8 @@ class Trainer:
         alive("setting up the strategies")
         self.applied = set_up(assembly)
         self.mesh, self.parts, self.device = self.applied.mesh, self.applied.parts, self.applied.device
-        self.optimizer = make_optimizer(config.optimizer, self.applied.parameters())
+        how: dict[str, Any] = {"schedule": config.schedule, "saved": config.checkpoint.enabled}
+        self.optimizer = make_optimizer(config.optimizer, self.applied.parameters(), **how)
         self.dp = self.mesh.rank_and_size("batch")
         self.micro_batches = accumulation(config, self.dp[1])
         self.global_batch_size = self.micro_batches * train.local_batch_size * self.dp[1]

@@ -1,0 +1,218 @@
+"""Optimizers as strangers write them, that keep something in a place of their own."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import SGD, AdamW, Optimizer
+
+from tests.helpers.strange import Momentum
+
+
+class KeepsRate(Momentum):
+    """Its rate is the one that it was made with."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.rate = lr
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=self.rate)
+
+
+class NoRate(KeepsRate):
+    """It takes a rate, and has none in its groups."""
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        Optimizer.__init__(self, params, {})
+        self.rate = 0.1
+
+
+class OtherGroups(Momentum):
+    """What a reader of `param_groups` gets is a copy."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.own = [dict(group) for group in self.param_groups]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.own:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"])
+
+
+class HalfRate(Momentum):
+    """Matrices follow the schedule, the others do not."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"] if p.dim() > 1 else 0.1)
+
+
+class Table(Momentum):
+    """Its moments stand in a table of its own, by parameter, from its construction on."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.moments = {p: torch.zeros_like(p) for group in self.param_groups for p in group["params"]}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(self.moments[p].lerp_(p.grad, 0.1), alpha=group["lr"])
+
+
+class ById(Table):
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.moments: Any = {}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    moment = self.moments.setdefault(id(p), torch.zeros_like(p))
+                    p.sub_(moment.lerp_(p.grad, 0.1), alpha=group["lr"])
+
+
+class ByIndex(Table):
+    """`state` by the number of the parameter."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        number = 0
+        for group in self.param_groups:
+            for p in group["params"]:
+                number += 1
+                if p.grad is not None:
+                    mean = self.state[number].setdefault("mean", torch.zeros_like(p)).lerp_(p.grad, 0.1)
+                    p.sub_(mean, alpha=group["lr"])
+
+
+class Counts(Momentum):
+    """A number of its own decides about every step."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.count = 0
+
+    def step(self, closure: Any = None) -> None:
+        self.count += 1
+        super().step()
+
+    def trust(self, param: Any, mean: Any) -> float:
+        return 1 / self.count
+
+
+class InGroups(Momentum):
+    """The same in its groups."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+        super().step()
+
+    def trust(self, param: Any, mean: Any) -> float:
+        return 1 / self.param_groups[0]["k"]
+
+
+class Slow(Momentum):
+    """Looks ahead: every five steps it goes back half of the way, to where it remembers in an attribute."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.slow: dict[int, Any] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        params = [p for group in self.param_groups for p in group["params"]]
+        for p in params:
+            self.slow.setdefault(id(p), p.detach().clone())
+        super().step()
+        for p in params:
+            kept = self.state[p]
+            kept["at"] = kept.get("at", 0) + 1
+            if kept["at"] % 5 == 0:
+                p.copy_(self.slow[id(p)].lerp_(p, 0.5))
+
+
+class Words(Momentum):
+    """Keeps text."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["said"] = "hello"
+
+
+class Two(Optimizer):
+    """Two inside, one for matrices and one for the rest; what they have in common is their groups."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        every = [p for group in self.param_groups for p in group["params"]]
+        self.inner: list[Optimizer] = [
+            make([p for p in every if (p.dim() > 1) == matrices], lr=lr)
+            for matrices, make in ((True, AdamW), (False, SGD))
+            if any((p.dim() > 1) == matrices for p in every)
+        ]
+        self.param_groups = [group for inner in self.inner for group in inner.param_groups]
+
+    def step(self, closure: Any = None) -> None:
+        for inner in self.inner:
+            inner.step()
+
+
+class Factors(Momentum):
+    """State of other shapes, which is right: a mean for each row."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    rows = p.grad.square().mean(-1, keepdim=True) if p.dim() else p.grad.square()
+                    kept = self.state[p].setdefault("rows", torch.zeros_like(rows)).lerp_(rows, 0.1)
+                    p.sub_(p.grad / (kept.sqrt() + 1e-8), alpha=group["lr"])
+
+
+class Own(Momentum):
+    """State of a rank's own part, as a plain tensor."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    here, grad = ((t.to_local() if isinstance(t, DTensor) else t) for t in (p, p.grad))
+                    mean = self.state[p].setdefault("mean", torch.zeros_like(here)).lerp_(grad, 0.1)
+                    here.sub_(mean, alpha=group["lr"])
+
+
+class Overrides(Momentum):
+    """A state_dict of its own, which Plait does not use."""
+
+    def state_dict(self) -> Any:
+        return {"mine": 1}
+
+    def load_state_dict(self, state: Any) -> None:
+        raise AssertionError
+
+
+def parameters() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3, 4))]
