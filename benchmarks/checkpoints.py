@@ -119,7 +119,7 @@ def as_rank(megabytes: int, cycles: int, folder: Path) -> None:
             seconds[name].append(time.perf_counter() - began)
             then()
     held = sum(tensor.nbytes for tensor in local.values())
-    Path(f"seconds-{rank}.json").write_text(json.dumps({"bytes": held, "seconds": seconds}))
+    Path(f"seconds-{rank}.json").write_text(json.dumps({"bytes": held, "seconds": seconds}), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -143,7 +143,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="plait-checkpoints-", dir=asked.folder) as scratch:
         given = [f"--cycles={asked.cycles}", f"--megabytes={asked.megabytes}", f"--folder={scratch}", "--as-rank"]
         run_ranks(RANKS, SCRIPT, *given, cwd=scratch)
-        found = [json.loads(Path(scratch, f"seconds-{rank}.json").read_text()) for rank in range(RANKS)]
+        found = [json.loads(Path(scratch, f"seconds-{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
     print(f"{sum(each['bytes'] for each in found) / 1e6:.0f} MB on {RANKS} ranks, {asked.cycles} cycles\n")
     slowest = {
         name: [max(times) for times in zip(*(each["seconds"][name] for each in found), strict=True)]

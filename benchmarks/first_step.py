@@ -34,7 +34,7 @@ def run(command: list[str]) -> list[float]:
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         began, word, step, lines = time.perf_counter(), 0.0, 0.0, list[str]()
         with subprocess.Popen(
-            command, cwd=scratch, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, cwd=scratch, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
         ) as process:
             assert process.stdout is not None
             for line in process.stdout:

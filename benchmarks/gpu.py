@@ -136,12 +136,14 @@ def peer(overrides: list[str], seconds: float, log: Path) -> tuple[list[dict[str
     with tempfile.TemporaryDirectory(prefix="plait-peer-") as scratch:
         out = Path(scratch, "rows")
         why = process([str(PEER), str(out), *overrides], seconds, log)
-        return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() and not why else [], why
+        return [
+            json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()
+        ] if out.exists() and not why else [], why
 
 
 def process(arguments: list[str], seconds: float, log: Path, **env: str) -> str:
     """Run Python with these arguments; returns "", or why it failed."""
-    with open(log, "w") as file:
+    with open(log, "w", encoding="utf-8") as file:
         try:
             command, env = [sys.executable, *arguments], {**os.environ, **env}
             code = subprocess.run(command, cwd=ROOT, stdout=file, stderr=file, env=env, timeout=seconds).returncode
@@ -149,7 +151,7 @@ def process(arguments: list[str], seconds: float, log: Path, **env: str) -> str:
             return f"not done after {seconds:.0f} s"
     if not code:
         return ""
-    said = log.read_text(errors="replace")
+    said = log.read_text(errors="replace", encoding="utf-8")
     if OUT_OF_MEMORY.search(said):
         return "out of memory"
     lines = [line for line in said.splitlines() if line.strip() and not line.startswith("[rank")]
@@ -158,7 +160,7 @@ def process(arguments: list[str], seconds: float, log: Path, **env: str) -> str:
 
 def tests(seconds: float, log: Path) -> Record:
     why = process(list(TESTS), seconds, log, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
-    said = log.read_text(errors="replace")
+    said = log.read_text(errors="replace", encoding="utf-8")
     wrong = re.findall(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
     if why:
         return {"failed": f"{why}: {', '.join(wrong)}" if wrong else why}
@@ -168,13 +170,13 @@ def tests(seconds: float, log: Path) -> Record:
 def script(arguments: list[str], seconds: float, log: Path) -> Record:
     """Another benchmark, which prints tables."""
     why = process([str(HERE / arguments[0]), *arguments[1:]], seconds, log)
-    return {"failed": why} if why else {"said": log.read_text(errors="replace").strip()}
+    return {"failed": why} if why else {"said": log.read_text(errors="replace", encoding="utf-8").strip()}
 
 
 def gpu_name() -> str:
     """Asked in a process of its own: this one must take no memory of the GPU."""
     command = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, check=True, encoding="utf-8").stdout.strip()
 
 
 def conditions(device: str, dry: bool) -> dict[str, Any]:
@@ -186,7 +188,9 @@ def conditions(device: str, dry: bool) -> dict[str, Any]:
 def commit() -> str | None:
     asked = ["git", "describe", "--always", "--dirty"]
     try:
-        return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            asked, cwd=ROOT, capture_output=True, text=True, check=True, encoding="utf-8"
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):  # a copy without its history
         return None
 
@@ -242,11 +246,16 @@ def main() -> None:
         results.add(part.name, {**record, "seconds": round(spent, 1), "ended": when, "commit": commit()})
         print(f"{part.name}: {brief(record)}   ({spent:.0f} s)", flush=True)
         if "failed" in record and log.exists():
-            print("".join(f"    {line}\n" for line in log.read_text(errors="replace").splitlines()[-15:]), flush=True)
+            print(
+                "".join(
+                    f"    {line}\n" for line in log.read_text(errors="replace", encoding="utf-8").splitlines()[-15:]
+                ),
+                flush=True,
+            )
     else:
         print("all of these parts have a result")
     if results.parts:
-        print(f"\n{results.path.with_suffix('.md').read_text()}")
+        print(f"\n{results.path.with_suffix('.md').read_text(encoding='utf-8')}")
 
 
 def brief(record: Record) -> str:

@@ -24,7 +24,7 @@ class Results:
         """With the parts that an earlier command finished."""
         if not path.exists():
             return cls(path, about)
-        kept = json.loads(path.read_text())
+        kept = json.loads(path.read_text(encoding="utf-8"))
         return cls(path, kept["about"], kept["parts"])
 
     def add(self, name: str, record: Record) -> None:
@@ -37,7 +37,7 @@ class Results:
 
 def _replace(path: Path, text: str) -> None:
     part = path.with_name(path.name + ".part")
-    part.write_text(text)
+    part.write_text(text, encoding="utf-8")
     os.replace(part, path)
 
 

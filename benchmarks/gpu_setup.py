@@ -47,14 +47,14 @@ def requirements() -> list[str]:
     """What Plait, its plugins and their tests on a GPU need, and torchtitan."""
     found = [*TESTS, *PEER, *INSTALLERS]
     for folder in (ROOT, *PLUGINS):
-        needs = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["dependencies"]
+        needs = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
         found += [need for need in needs if not re.match(r"plait\b", need)]
     return found
 
 
 def pins() -> dict[str, str]:
     """Distribution -> its version in constraints.txt."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     return dict(line.split("==") for line in lines if "==" in line)
 
 
@@ -101,17 +101,19 @@ def environment(wheels: Path, at: Path) -> None:
     if not files:
         sys.exit(f"make gpu: there are no wheels in {wheels}; run `make gpu-wheels` where there is a network")
     manifests = [folder / "pyproject.toml" for folder in (ROOT, *PLUGINS)]
-    asked = [sys.executable, *(file.name for file in files), *(file.read_text() for file in manifests)]
+    asked = [sys.executable, *(file.name for file in files), *(file.read_text(encoding="utf-8") for file in manifests)]
     digest, mark = hashlib.sha256(repr(asked).encode()).hexdigest(), at / "made-of"
-    if mark.exists() and mark.read_text() == digest:
+    if mark.exists() and mark.read_text(encoding="utf-8") == digest:
         return
     print(f"environment: {at}, over {sys.executable}", flush=True)
     venv.EnvBuilder(system_site_packages=True, clear=True, symlinks=os.name != "nt").create(at)
     python = str(at / "bin" / "python")
     command = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    own = Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+    own = Path(subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout.strip())
     theirs = {str(Path(torch.origin).parents[1]), *(p for p in sys.path if p.endswith("-packages"))}
-    (own / "machine.pth").write_text("".join(f"{path}\n" for path in sorted(theirs)))  # that Python may be a venv too
+    (own / "machine.pth").write_text(
+        "".join(f"{path}\n" for path in sorted(theirs)), encoding="utf-8"
+    )  # that Python may be a venv too
     tools = {name: next(file for file in files if file.name.startswith(f"{name}-")) for name in INSTALLERS}
     carried = [str(file) for file in files if file not in tools.values()]
     pip = [
@@ -131,7 +133,7 @@ def environment(wheels: Path, at: Path) -> None:
         )
     ours = [part for folder in (ROOT, *PLUGINS) for part in ("--editable", str(folder))]
     subprocess.run([*pip, "--find-links", str(wheels), *ours], check=True)
-    mark.write_text(digest)
+    mark.write_text(digest, encoding="utf-8")
 
 
 def main() -> None:

@@ -82,7 +82,7 @@ def as_rank(degree: int, vocab: int, tokens: int) -> None:
         return watch.peak
 
     peaks = {f"{switch} | {n}": peak(switch == "on", n) for switch in ("off", "on") for n in CHUNKS}
-    Path(f"peak-{dist.get_rank()}.json").write_text(json.dumps(peaks))
+    Path(f"peak-{dist.get_rank()}.json").write_text(json.dumps(peaks), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -103,7 +103,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="plait-logits-") as scratch:
             sizes = (f"--vocab={asked.vocab}", f"--tokens={asked.tokens}")
             run_ranks(degree, __file__, *sizes, "--as-rank", str(degree), cwd=scratch)
-            ranks = [json.loads(Path(scratch, f"peak-{rank}.json").read_text()) for rank in range(degree)]
+            ranks = [
+                json.loads(Path(scratch, f"peak-{rank}.json").read_text(encoding="utf-8")) for rank in range(degree)
+            ]
         for way in ranks[0]:
             peak = max(rank[way] for rank in ranks)
             print(f"| {degree} | {way} | {peak / 2**20:,.1f} | {peak / whole:.3f} |", flush=True)

@@ -13,7 +13,11 @@ def about() -> str:
     """Date, versions, cores and load, for the line above each table."""
     processor = platform.machine()
     if Path("/proc/cpuinfo").exists():
-        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line
+            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+            if line.startswith("model name")
+        ]
         processor = names[0].partition(": ")[2] if names else processor
     return (
         f"{datetime.date.today()}, Plait {version('plait')}, torch {version('torch')}, "

@@ -59,7 +59,7 @@ def as_rank(overrides: list[str]) -> None:
 
             self.begin()
             kind = super().fit(report, then)
-            Path(f"times-{dist.get_rank()}.json").write_text(json.dumps(self.spent))
+            Path(f"times-{dist.get_rank()}.json").write_text(json.dumps(self.spent), encoding="utf-8")
             return kind
 
     trainer.Trainer = Interleaved  # what a rank trains with
@@ -74,7 +74,7 @@ def measure(
     overrides = [*FIXED, "run.name=overhead", f"train.steps={cycles + warm_up}", *overrides]
     with tempfile.TemporaryDirectory(prefix="plait-overhead-") as scratch:
         run_ranks(ranks, __file__, *overrides, cwd=scratch)
-        found = [json.loads(Path(scratch, f"times-{rank}.json").read_text()) for rank in range(ranks)]
+        found = [json.loads(Path(scratch, f"times-{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
     # by rank, step, kind of time
     spent = {name: np.array([times[name] for times in found])[:, warm_up:] for name in LOOPS}
     return {n: s[..., 0].max(0) for n, s in spent.items()}, {n: s[..., 1].sum(0) for n, s in spent.items()}

@@ -61,16 +61,16 @@ def environment(name: str) -> Path:
     """The Python of a peer's environment, which is made if it is not there."""
     at, mark = FOLDER / name, FOLDER / name / "made-of"
     wanted = "\n".join([sys.executable, *NEEDS[name]])
-    if not mark.exists() or mark.read_text() != wanted:
+    if not mark.exists() or mark.read_text(encoding="utf-8") != wanted:
         print(f"environment: {at}", flush=True)
         venv.EnvBuilder(clear=True, symlinks=os.name != "nt").create(at)
         version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
         here = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"  # with its editable packages
-        (at / "lib" / version / "site-packages" / "here.pth").write_text(here)
+        (at / "lib" / version / "site-packages" / "here.pth").write_text(here, encoding="utf-8")
         pip = [sys.executable, "-m", "pip", "--python", str(at / "bin" / "python"), "--disable-pip-version-check", "-q"]
         pins = ["-c", str(HERE.parent / "constraints.txt")]
         subprocess.run([*pip, "install", *pins, *NEEDS[name]], check=True)
-        mark.write_text(wanted)
+        mark.write_text(wanted, encoding="utf-8")
     return at / "bin" / "python"
 
 
@@ -102,6 +102,7 @@ def run(name: str, steps: int, save: bool, overrides: list[str]) -> Lines:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            encoding="utf-8",
         )
         assert process.stdout is not None
         for line in process.stdout:

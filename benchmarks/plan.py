@@ -38,7 +38,11 @@ def cost() -> None:
     print("| plan | seconds | of a processor | GiB |\n|---|---|---|---|")
     for name, overrides in LARGE:
         done = subprocess.run(
-            [sys.executable, __file__, "one", *RUN, *overrides], capture_output=True, text=True, check=True
+            [sys.executable, __file__, "one", *RUN, *overrides],
+            capture_output=True,
+            text=True,
+            check=True,
+            encoding="utf-8",
         )
         took = json.loads(done.stdout)
         print(f"| {name} | {took['wall']:.1f} | {took['processor']:.1f} | {took['memory'] / 2**30:.2f} |", flush=True)

@@ -74,7 +74,7 @@ def as_rank_of(cycles: int, warm_up: int) -> None:
 
     def step_of(node: dict[str, Any], folder: Path) -> Any:
         folder.mkdir(exist_ok=True)
-        (folder / "versions.json").write_text("{}")
+        (folder / "versions.json").write_text("{}", encoding="utf-8")
         trainer = Trainer(Config.of(node), RunFolder(folder), lambda text: None)
         trainer.restore()
 
@@ -83,7 +83,7 @@ def as_rank_of(cycles: int, warm_up: int) -> None:
 
         return step
 
-    nodes = json.loads(Path(os.environ[NODES]).read_text())
+    nodes = json.loads(Path(os.environ[NODES]).read_text(encoding="utf-8"))
     as_rank({name: step_of(node, Path(str(i))) for i, (name, node) in enumerate(nodes.items())}, cycles, warm_up)
 
 
@@ -97,7 +97,9 @@ def main() -> None:
         calibrated(folder, asked.ranks)
         layouts, hand = searched(asked, folder)
         os.environ[NODES] = str(Path(folder, "nodes.json"))
-        Path(folder, "nodes.json").write_text(json.dumps({name: node for name, (_, node) in layouts.items()}))
+        Path(folder, "nodes.json").write_text(
+            json.dumps({name: node for name, (_, node) in layouts.items()}), encoding="utf-8"
+        )
         spent = slowest(__file__, asked)
     planned = {name: one.mix.total.seconds for name, (one, _) in layouts.items()}
     measured = {name: float(np.median(seconds)) for name, seconds in spent.items()}

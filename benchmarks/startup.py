@@ -35,7 +35,9 @@ def seconds_of(command: list[str]) -> float:
 
 
 def imports_torch(command: list[str]) -> bool:
-    done = subprocess.run([sys.executable, "-X", "importtime", *command], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *command], check=True, capture_output=True, text=True, encoding="utf-8"
+    )
     return any(line.split("|")[-1].strip() == "torch" for line in done.stderr.splitlines())
 
 

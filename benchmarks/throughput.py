@@ -59,20 +59,20 @@ def run(overrides: list[str], seconds: float, keep: Path | None = None) -> tuple
     with tempfile.TemporaryDirectory(prefix="plait-throughput-") as scratch:
         folder, output = Path(scratch, "runs/throughput"), Path(scratch, "output")
         why = ""
-        with open(output, "w") as file:
+        with open(output, "w", encoding="utf-8") as file:
             try:
                 command = [PLAIT, "train", *overrides]
                 code = subprocess.run(command, cwd=scratch, stdout=file, stderr=file, timeout=seconds).returncode
             except subprocess.TimeoutExpired:  # it is killed, and its ranks go with it
                 why, code = f"not done after {seconds:.0f} s", 0
-        said = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
-        logs = "".join(log.read_text(errors="replace") for log in folder.glob("ranks/*.log"))
+        said = [line for line in output.read_text(errors="replace", encoding="utf-8").splitlines() if line.strip()]
+        logs = "".join(log.read_text(errors="replace", encoding="utf-8") for log in folder.glob("ranks/*.log"))
         if keep is not None:
-            keep.write_text("\n".join([*said, logs]))
+            keep.write_text("\n".join([*said, logs]), encoding="utf-8")
         if code:
             why = "out of memory" if OUT_OF_MEMORY.search(logs) else said[-1] if said else f"exit code {code}"
         rows = folder / "metrics.jsonl"
-        lines = rows.read_text().splitlines() if rows.exists() else []
+        lines = rows.read_text(encoding="utf-8").splitlines() if rows.exists() else []
         return [json.loads(line) for line in lines], why
 
 

@@ -44,7 +44,7 @@ def write(folder: Path, megabytes: int) -> None:
     tokenizer.train_from_iterator((document() for _ in range(1000)), trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     for number in range(FILES):
-        with (folder / f"part-{number}.jsonl").open("w") as file:
+        with (folder / f"part-{number}.jsonl").open("w", encoding="utf-8") as file:
             while file.tell() < megabytes * 1e6 / FILES:
                 file.write(json.dumps({"text": document()}) + "\n")
 
@@ -69,7 +69,7 @@ def library(folder: Path, way: str) -> float:
     batches: list[list[str]] = [[]]
     for file in sorted(folder.glob("*.jsonl")):
         size = 0
-        for line in file.open():
+        for line in file.open(encoding="utf-8"):
             batches[-1].append(json.loads(line)["text"])
             size += len(line)
             if size >= BATCH:
@@ -102,7 +102,9 @@ def main() -> None:
         for number in range(asked.rounds):
             for way in WAYS if number % 2 else WAYS[::-1]:
                 command = [sys.executable, __file__, "--one", way, scratch]
-                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ)
+                done = subprocess.run(
+                    command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ, encoding="utf-8"
+                )
                 seconds, peak = json.loads(done.stdout)
                 speeds[way].append(size / seconds)
                 peaks[way] = max(peaks[way], peak)

@@ -279,7 +279,7 @@ def main() -> None:
             rows = train(config, folder)
         except NoEqual as reason:
             sys.exit(f"torchtitan: {reason}")
-    Path(out).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path(out).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     end_group()
 
 

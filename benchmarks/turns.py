@@ -83,7 +83,9 @@ def as_rank(steps: dict[str, Callable[[], None]], cycles: int, warm_up: int) -> 
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     spent = in_turns(steps, cycles, warm_up, device, dist.barrier)
-    Path(f"times-{dist.get_rank()}.json").write_text(json.dumps({n: list(s) for n, s in spent.items()}))
+    Path(f"times-{dist.get_rank()}.json").write_text(
+        json.dumps({n: list(s) for n, s in spent.items()}), encoding="utf-8"
+    )
     dist.barrier()
     dist.destroy_process_group()
 
@@ -96,5 +98,5 @@ def slowest(script: str, asked: argparse.Namespace) -> dict[str, np.ndarray]:
         again += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list | tuple) else [value])]
     with tempfile.TemporaryDirectory(prefix="plait-turns-") as scratch:
         run_ranks(ranks, script, *again, "--as-rank", cwd=scratch)
-        found = [json.loads(Path(scratch, f"times-{rank}.json").read_text()) for rank in range(ranks)]
+        found = [json.loads(Path(scratch, f"times-{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
     return {name: np.array([rank[name] for rank in found]).max(0) for name in found[0]}

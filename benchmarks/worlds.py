@@ -81,7 +81,7 @@ def main() -> None:
             options = ["--worlds", *map(str, arguments.worlds), "--repeats", str(arguments.repeats)]
             command = [sys.executable, SCRIPT, *options, "--row", f"model={model}", *overrides]
             with tempfile.TemporaryDirectory(prefix="plait-worlds-") as scratch, contextlib.chdir(scratch):
-                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, encoding="utf-8")
             base, *rest = found = [float(word) for word in done.stdout.split()]
             cells = [f"{each:.2f}" for each in found] + [f"{each / base:.2f}" for each in rest]
             print(f"| {model} | {name} | {' | '.join(cells)} |", flush=True)

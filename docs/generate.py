@@ -192,7 +192,7 @@ class Key:
 def keys(path: Path) -> Iterator[Key]:
     """Every key of a config file, with its comment; the defaults list is left out."""
     parents: list[str] = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         if found := LINE.match(line):
             depth = len(found["indent"]) // 2
             parents[depth:] = [found["key"]]
@@ -203,7 +203,7 @@ def keys(path: Path) -> Iterator[Key]:
 def header(path: Path) -> str:
     """The comment that a file begins with, without Hydra's directive."""
     lines = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
         if not line.startswith("# @package"):
@@ -231,7 +231,7 @@ def configuration() -> str:
         if key.path in nodes or key.comment
     ]
     parts = [CONFIGURATION, table("key, default, meaning", rows)]
-    defaults = dict(re.findall(r"^  - (\w+): (\w+)$", (CONF / "train.yaml").read_text(), re.MULTILINE))
+    defaults = dict(re.findall(r"^  - (\w+): (\w+)$", (CONF / "train.yaml").read_text(encoding="utf-8"), re.MULTILINE))
     parts += [group(name, defaults[name]) for name in ("model", "data", "optimizer")]
     parts += [group("cluster", "h100", alike=True)]
     parts += ["\n## model, of packages\n\nThose of this repository:"]
@@ -312,4 +312,4 @@ def pages() -> dict[Path, str]:
 
 if __name__ == "__main__":
     for path, text in pages().items():
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")

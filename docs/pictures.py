@@ -19,7 +19,7 @@ FONT = re.compile(r"@font-face \{\{.*?\}\}", re.DOTALL)  # rich would fetch it f
 
 def command() -> str:
     """The first `plait plan` of README."""
-    found = COMMAND.search((ROOT / "README.md").read_text().replace("\\\n", ""))
+    found = COMMAND.search((ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", ""))
     assert found, "README has no plait plan"
     return " ".join(found[0].split())
 
@@ -35,9 +35,13 @@ def picture(title: str, text: str) -> str:
 def main() -> None:
     asked = command()
     done = subprocess.run(
-        [Path(sys.executable).with_name("plait"), *shlex.split(asked)[1:]], capture_output=True, text=True, check=True
+        [Path(sys.executable).with_name("plait"), *shlex.split(asked)[1:]],
+        capture_output=True,
+        text=True,
+        check=True,
+        encoding="utf-8",
     )
-    PLAN.write_text(picture("plait plan", done.stdout))
+    PLAN.write_text(picture("plait plan", done.stdout), encoding="utf-8")
 
 
 if __name__ == "__main__":

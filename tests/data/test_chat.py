@@ -1,5 +1,7 @@
 """Conversations: what of them is learned, how they share rows, and what is refused."""
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -142,6 +144,54 @@ def fits(path, folder, seq_len):
     return True
 
 
+PARTS = {"chat_template.jinja": CHATML, "tokenizer_config.json": json.dumps({"chat_template": CHATML})}
+
+
+def bare_folder(folder, path):
+    """The tokenizer of `folder` without a template."""
+    path.mkdir()
+    (path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    return path
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_templates_are_utf8_whatever_the_locale(chats, folder, tmp_path, name):
+    """The marks of DeepSeek's templates are not ASCII. A byte order mark, as Windows' editors write it, is no text."""
+    marks = PARTS[name].replace("|", "｜")
+    bare = bare_folder(folder, tmp_path / "bare")
+    program = (
+        "from plait.data.chat import Chat\n"
+        f"Chat(path={str(chats)!r}, tokenizer={str(bare)!r}).check(seq_len=64, vocab_size=512)\n"
+        f"print(ascii(Chat(path={str(chats)!r}, tokenizer={str(bare)!r})._template))"
+    )
+    for encoding, locale in (("utf-8", {"PYTHONCOERCECLOCALE": "0"}), ("utf-8-sig", {})):
+        (bare / name).write_text(marks, encoding=encoding)
+        env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", **locale}
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", env=env)
+        assert done.stdout == ascii(CHATML.replace("|", "｜")) + "\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("chat_template.jinja", b"abc\xff", r"chat_template\.jinja is not text in UTF-8: byte 3 is wrong; save it as"),
+        ("tokenizer_config.json", b'{"a": "\xfc"}', r"tokenizer_config\.json cannot be read as JSON: 'utf-8' codec"),
+        (
+            "tokenizer_config.json",
+            b'{"chat_template": ',
+            r"tokenizer_config\.json cannot be read as JSON: Expecting value",
+        ),
+        ("tokenizer_config.json", b"[]", r"tokenizer_config\.json must hold a JSON object"),
+        ("tokenizer_config.json", b"[" * 100_000, r"tokenizer_config\.json cannot be read as JSON: maximum recursion"),
+    ],
+)
+def test_a_damaged_file_is_no_missing_template(chats, folder, tmp_path, name, content, said):
+    bare = bare_folder(folder, tmp_path / "bare")
+    (bare / name).write_bytes(content)
+    with pytest.raises(PlaitError, match=said):
+        source(chats, bare)
+
+
 def test_it_is_tokenised_once_and_says_what_it_found(folder, tmp_path, said):
     path = written(tmp_path / "a.jsonl", [*CHATS, [{"role": "user", "content": "anybody here?"}]])
     one = source(path, folder)
@@ -196,9 +246,7 @@ def test_bad_input(chats, folder, tmp_path):
 
 
 def test_a_folder_without_a_template(chats, folder, tmp_path):
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    (bare / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    bare = bare_folder(folder, tmp_path / "bare")
     with pytest.raises(PlaitError, match=r"has no chat template .*: name a file with one by data\.template"):
         source(chats, bare)
     (tmp_path / "own.jinja").write_text(CHATML)

@@ -100,7 +100,7 @@ def digests(files: list[File], folder: Path, say: Callable[[str], None]) -> list
     names = [str(file.path.absolute()) for file in files]
     index_file = folder / f"files-{hashlib.sha256(repr(names).encode()).hexdigest()[:16]}.json"
     try:
-        read = json.loads(index_file.read_text())
+        read = json.loads(index_file.read_text(encoding="utf-8"))
         index = {name: (tuple(stamps), digest) for name, (stamps, digest) in read.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # damaged, or of another program
         index = {}
@@ -120,7 +120,7 @@ def digests(files: list[File], folder: Path, say: Callable[[str], None]) -> list
     with suppress(OSError):  # a folder that cannot be written only costs time
         folder.mkdir(parents=True, exist_ok=True)
         part = index_file.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(index))
+        part.write_text(json.dumps(index), encoding="utf-8")
         part.replace(index_file)
     return found
 

@@ -39,7 +39,7 @@ class Tokens:
 def read_meta(folder: Path) -> dict[str, Any] | None:
     """What `write` wrote in `folder`; None if it is missing, or if a file's size has changed."""
     try:
-        meta: dict[str, Any] = json.loads((folder / "meta.json").read_text())
+        meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         whole = all(
             (folder / f"{name}.bin").stat().st_size == meta[name] * np.dtype(kind).itemsize
             for name, kind in WIDTHS.items()
@@ -85,7 +85,7 @@ def write(files: list[File], key: str, template: Template, folder: Path, say: Sa
     np.array(first, np.uint32).tofile(folder / "answers.bin")
     np.array(keys, np.uint64).tofile(folder / "keys.bin")
     counts = {"tokens": tokens, "lengths": len(lengths), "answers": len(first), "keys": len(keys)}
-    (folder / "meta.json").write_text(json.dumps({"format": FORMAT, **counts}))
+    (folder / "meta.json").write_text(json.dumps({"format": FORMAT, **counts}), encoding="utf-8")
     without = f"; left out {silent:,} without an answer" if silent else ""
     say(f"{tokens:,} tokens in {len(lengths):,} conversations, {learned:,} of them to learn{without}")
 

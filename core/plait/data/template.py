@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 
 from plait.contract.errors import PlaitError
+from plait.system.disk import reading
 
 MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")  # transformers' tag around what a template calls an answer
 ANSWERS = "assistant"
@@ -30,13 +31,11 @@ def template_of(folder: Path, given: str | None) -> str:
         path = Path(given).expanduser()
         if not path.is_file():
             raise PlaitError(f"data.template={given} is not a file").at("data.template", given, fits="a Jinja template")
-        return _sound(path.read_text(), path)
-    if (folder / "chat_template.jinja").is_file():
-        return _sound((folder / "chat_template.jinja").read_text(), folder / "chat_template.jinja")
-    try:
-        found = json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template")
-    except (OSError, ValueError, AttributeError):
-        found = None
+        return _sound(_text(path, "data.template"), path)
+    if (own := folder / "chat_template.jinja").is_file():
+        return _sound(_text(own, "data.tokenizer"), own)
+    config = folder / "tokenizer_config.json"
+    found = _object(config).get("chat_template") if config.is_file() else None
     if isinstance(found, list):  # several, by name
         found = next((one.get("template") for one in found if one.get("name") == "default"), None)
     if not isinstance(found, str):
@@ -45,6 +44,29 @@ def template_of(folder: Path, given: str | None) -> str:
             "name a file with one by data.template"
         ).at("data.template", fits="a Jinja template")
     return _sound(found, folder / "tokenizer_config.json")
+
+
+def _text(path: Path, key: str) -> str:
+    """What `path` holds, without a byte order mark. Raises PlaitError if it is not UTF-8 or cannot be read."""
+    try:
+        with reading(path, key):
+            return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PlaitError(f"{path} is not text in UTF-8: byte {error.start} is wrong; save it as UTF-8").at(
+            key, str(path), fits="a file in UTF-8"
+        ) from error
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(_text(path, "data.tokenizer"))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise PlaitError(f"{path} cannot be read as JSON: {str(error).splitlines()[0]}").at(
+            "data.tokenizer", str(path), fits="a folder whose files are JSON"
+        ) from error
+    if not isinstance(found, dict):
+        raise PlaitError(f"{path} must hold a JSON object").at("data.tokenizer", str(path), fits="a JSON object")
+    return found
 
 
 def _sound(template: str, path: Path) -> str:

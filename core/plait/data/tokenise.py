@@ -24,7 +24,7 @@ WIDTHS = {"uint16": 2, "uint32": 4}  # the dtypes of stored ids; numpy knows som
 def read_meta(folder: Path) -> dict[str, Any] | None:
     """What `tokenise` wrote in `folder`; None if it is missing, or if a file's size has changed."""
     try:
-        meta: dict[str, Any] = json.loads((folder / "meta.json").read_text())
+        meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         width = WIDTHS[meta["dtype"]]
         sizes = [(folder / f"{split}.bin").stat().st_size == meta[split]["tokens"] * width for split in SPLITS]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -58,7 +58,7 @@ def tokenise(
         for name, s in zip(SPLITS, (train, validation), strict=True)
     }
     meta = {"format": FORMAT, "dtype": dtype.name, **splits, "left_out": lost.counts}
-    (folder / "meta.json").write_text(json.dumps(meta))
+    (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
     documents = train.documents + validation.documents
     say(
         f"{train.tokens + validation.tokens:,} tokens in {documents:,} document{'s' * (documents != 1)}, "

@@ -49,9 +49,9 @@ def _free_bytes() -> int | None:
     """Bytes that this machine, or the container, still has free; None if it does not report that."""
     found = []
     with contextlib.suppress(OSError, KeyError, ValueError):
-        lines = dict(line.split(":") for line in Path(MEMORY).read_text().splitlines())
+        lines = dict(line.split(":") for line in Path(MEMORY).read_text(encoding="utf-8").splitlines())
         found.append(sum(int(lines[key].split()[0]) * 1024 for key in ("MemAvailable", "SwapFree")))
     for limit in LIMITS:
         with contextlib.suppress(OSError, ValueError):  # "max": no limit
-            found.append(int(Path(limit).read_text()))
+            found.append(int(Path(limit).read_text(encoding="utf-8")))
     return min(found, default=None)

@@ -79,7 +79,7 @@ class Failures:
         early, written = _tail(Path(gone.stderr)) if gone.stderr else "", _tail(log)
         _, began, words = written.rpartition(introduction(gone.pid))
         if early.strip():
-            with contextlib.suppress(OSError), log.open("a") as file:
+            with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
                 file.write(early)
         return ("", words) if began else (early, "")
 

@@ -76,7 +76,7 @@ def start_ranks(
             if node is not None:
                 arguments.append(str(problem.with_name("config.json")))
                 with writing(arguments[-1]):
-                    Path(arguments[-1]).write_text(json.dumps(node))
+                    Path(arguments[-1]).write_text(json.dumps(node), encoding="utf-8")
             parameters = RendezvousParameters(
                 backend="c10d" if launch.nnodes > 1 else ALONE,
                 endpoint=launch.rdzv_endpoint or "",
@@ -101,7 +101,7 @@ def start_ranks(
             cause = failures.cause if result.is_failed() else failures.silent() if outcome is None else None
             spec.rdzv_handler.shutdown()
             if problem.exists():
-                raise unpacked(problem.read_text())
+                raise unpacked(problem.read_text(encoding="utf-8"))
     except (Stopped, SignalException) as stop:
         number = stop.number if isinstance(stop, Stopped) else int(stop.sigval)
         return stopped_outcome(config, folder, number, agent is not None and agent.overdue, STOP_SIGNALS.impatient)

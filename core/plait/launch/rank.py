@@ -36,7 +36,7 @@ def main() -> None:
     retry."""
     handle(signal.SIG_DFL)  # until training begins there is nothing to save: a signal ends this process at once
     with contextlib.suppress(OSError):  # the name in `ps` and `top`, on Linux
-        Path("/proc/self/comm").write_text(f"plait rank {os.environ['RANK']}")
+        Path("/proc/self/comm").write_text(f"plait rank {os.environ['RANK']}", encoding="utf-8")
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)  # for models in the user's own folder; last, so that they hide no module
@@ -59,9 +59,11 @@ def _under_elastic(folder: RunFolder, node: Path | None = None) -> Outcome | Non
     from plait.launch.prepare import prepare_together
 
     try:
-        folder, ended, assembly = prepare_together(Config.of(json.loads(node.read_text())), folder, print)
+        folder, ended, assembly = prepare_together(
+            Config.of(json.loads(node.read_text(encoding="utf-8"))), folder, print
+        )
     except PlaitError as error:
-        node.with_name("problem").write_text(packed(error))  # for the launcher of this machine
+        node.with_name("problem").write_text(packed(error), encoding="utf-8")  # for the launcher of this machine
         return None
     if ended is None:
         return run_rank(folder, assembly=assembly)

@@ -246,7 +246,7 @@ def read(*folders: Path) -> dict[int, RankEnd]:
     texts = []
     for path in [path for folder in folders for path in folder.glob("rank-*.end.json")]:
         with contextlib.suppress(OSError, ValueError):
-            texts.append(path.read_text())
+            texts.append(path.read_text(encoding="utf-8"))
     found: dict[int, RankEnd] = {}
     for text in [*texts, *spare.lines()]:
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
@@ -261,7 +261,7 @@ def oom_kills() -> int:
     """How many processes of this container or machine the kernel has killed because memory ran out, as far as known."""
     for file, key in (("/sys/fs/cgroup/memory.events", "oom_kill"), ("/proc/vmstat", "oom_kill")):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            for line in Path(file).read_text().splitlines():
+            for line in Path(file).read_text(encoding="utf-8").splitlines():
                 if line.split()[0] == key:
                     return int(line.split()[1])
     return 0

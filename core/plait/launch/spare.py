@@ -25,14 +25,14 @@ def spare() -> Iterator[None]:
 
 def put(line: str) -> None:
     """Write a line, if there is a space for it."""
-    with contextlib.suppress(KeyError, OSError), Path(os.environ[PLACE]).open("a") as file:
+    with contextlib.suppress(KeyError, OSError), Path(os.environ[PLACE]).open("a", encoding="utf-8") as file:
         file.write(line + "\n")
 
 
 def lines() -> list[str]:
     """What was written since the last `clear`."""
     with contextlib.suppress(KeyError, OSError):
-        return Path(os.environ[PLACE]).read_text().splitlines()
+        return Path(os.environ[PLACE]).read_text(encoding="utf-8").splitlines()
     return []
 
 

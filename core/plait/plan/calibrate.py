@@ -132,7 +132,7 @@ def _memory(device_type: str, ranks: int) -> tuple[float, float]:
         free, total = torch.cuda.mem_get_info()
         return float(total), float(total - free - torch.cuda.memory_reserved())
     page = os.sysconf("SC_PAGE_SIZE")
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * page
+    resident = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * page
     return os.sysconf("SC_PHYS_PAGES") * page / ranks, float(resident)
 
 

@@ -265,7 +265,12 @@ class _Wandb:
         if not remembered.exists():
             replace(remembered, wandb.util.generate_id())
         self._run = wandb.init(
-            project="plait", name=name, id=remembered.read_text(), resume="allow", dir=str(folder), config=config
+            project="plait",
+            name=name,
+            id=remembered.read_text(encoding="utf-8"),
+            resume="allow",
+            dir=str(folder),
+            config=config,
         )
 
     def log(self, row: Mapping[str, Any]) -> None:

@@ -147,9 +147,9 @@ class Profiler:
         running.export_chrome_trace(str(raw))
         if not raw.exists():  # torch's profiler does not report its reason
             can_be_written(self.folder, "")
-        trace = json.loads(raw.read_text(errors="replace"), strict=False)
+        trace = json.loads(raw.read_text(errors="replace", encoding="utf-8"), strict=False)
         name_all(trace, self.parts, self.axes, self._collectives.values(), self._offset)
-        raw.write_text(json.dumps(trace))
+        raw.write_text(json.dumps(trace), encoding="utf-8")
         raw.replace(path)
         if self.conf.memory:
             torch.cuda.memory._dump_snapshot(str(path.with_suffix(".pickle")))

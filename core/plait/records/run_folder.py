@@ -76,7 +76,7 @@ class RunFolder:
             file = self.path / ".lock"
             self._lock = try_lock(file)
             if self._lock is None:
-                holder = file.read_text().strip() or "another process"
+                holder = file.read_text(encoding="utf-8").strip() or "another process"
                 raise PlaitError(
                     f"the run in {self.path} is already running ({holder}); wait for it or set run.name"
                 ).at("run.name", self.path.name, fits="another name")
@@ -114,7 +114,7 @@ class RunFolder:
         replace(self.path / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
     def read_config(self) -> dict[str, Any]:
-        return yaml.safe_load((self.path / "config.yaml").read_text())
+        return yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
 
     def write_mesh(self, mesh: dict[str, Any]) -> None:
         replace(self.path / "mesh.json", json.dumps(mesh, indent=1) + "\n")
@@ -123,7 +123,7 @@ class RunFolder:
         replace(self.path / "versions.json", json.dumps(versions, indent=2) + "\n")
 
     def read_versions(self) -> dict[str, str]:
-        return json.loads((self.path / "versions.json").read_text())
+        return json.loads((self.path / "versions.json").read_text(encoding="utf-8"))
 
     def set_outcome(self, outcome: Outcome) -> None:
         node = attrs.asdict(
@@ -133,7 +133,7 @@ class RunFolder:
 
     def outcome(self) -> Outcome | None:
         with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):  # None for a damaged file
-            return Outcome(**json.loads((self.path / "outcome.json").read_text()))
+            return Outcome(**json.loads((self.path / "outcome.json").read_text(encoding="utf-8")))
         return None
 
     def clear_outcome(self) -> None:

@@ -43,14 +43,15 @@ def page(runs: list[Recorded], refresh: int | None = None) -> str:
         f"<h2>Curves</h2><fieldset>along {choices}</fieldset><div class=charts>{places}</div>"
         f"<script>{get_plotlyjs()}</script>"
         f"<script>const report = {json.dumps(data).replace('</', '<' + chr(92) + '/')};</script>"
-        f"<script>{(own / 'page.js').read_text()}</script>"
+        f"<script>{(own / 'page.js').read_text(encoding='utf-8')}</script>"
     )
     states = {run.state: sum(other.state == run.state for other in runs) for run in runs}
     return "".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"{reload}<title>Plait report</title><style>{(own / 'page.css').read_text()}</style></head><body>",
+            f"{reload}<title>Plait report</title>",
+            f"<style>{(own / 'page.css').read_text(encoding='utf-8')}</style></head><body>",
             f"<h1>{escape(runs[0].name if len(runs) == 1 else f'{len(runs)} runs')}</h1>",
             f"<p>{', '.join(f'{count} {escape(state)}' for state, count in states.items())}</p>",
             _section("Runs", _overview(runs)),

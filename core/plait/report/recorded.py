@@ -135,13 +135,13 @@ def _introduces(line: str) -> bool:
 
 def _text(path: Path) -> str:
     with contextlib.suppress(OSError):
-        return path.read_text(errors="replace")
+        return path.read_text(errors="replace", encoding="utf-8")
     return ""
 
 
 def _mapping(load: Any, path: Path) -> dict[str, Any]:
     """The content of the file; empty if it is missing or damaged, so that the rest of the run is shown."""
     with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):
-        value = load(path.read_text())
+        value = load(path.read_text(encoding="utf-8"))
         return value if isinstance(value, dict) else {}
     return {}

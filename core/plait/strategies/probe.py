@@ -39,7 +39,9 @@ def probe(name: str) -> dict[str, Any]:
     """What importing the strategy `name` in a new interpreter shows: phase, claims, hooks, or why it fails."""
     try:
         command = [sys.executable, "-c", PROBE, name, MARK]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, errors="replace")
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=SECONDS, errors="replace", encoding="utf-8"
+        )
     except subprocess.TimeoutExpired:
         return {"state": f"the interpreter that imported it was not done after {SECONDS} s"}
     answers = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]

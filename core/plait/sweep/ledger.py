@@ -62,7 +62,7 @@ class Ledger:
         """Raises PlaitError if the file is damaged. Without a file there are no jobs."""
         try:
             check_regular(self.path)
-            return [Job(**job) for job in json.loads(self.path.read_text())["jobs"]]
+            return [Job(**job) for job in json.loads(self.path.read_text(encoding="utf-8"))["jobs"]]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:

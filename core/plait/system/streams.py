@@ -85,4 +85,4 @@ def open_standard_streams() -> None:
             os.set_inheritable(nowhere, True)
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - for the life of the process
+            setattr(sys, name, open(number, "w", closefd=False, encoding="utf-8"))  # noqa: SIM115 - for the life of the process

@@ -109,7 +109,7 @@ class Pool:
                     try:
                         answers[rank] = pipe.recv()
                     except EOFError:
-                        stack = (self.folder / f"rank-{rank}.stack").read_text()  # if it crashed
+                        stack = (self.folder / f"rank-{rank}.stack").read_text(encoding="utf-8")  # if it crashed
                         answers[rank] = (
                             False,
                             f"{stack}the process of rank {rank} died (exit code {process.exitcode})",
@@ -172,7 +172,7 @@ class Pool:
         while not all(file.stat().st_size for file in files) and time.monotonic() < deadline:
             time.sleep(0.1)
         time.sleep(0.5)  # until each has written all of it
-        return "\n".join(f"{file.stem}:\n{file.read_text()}" for file in files)
+        return "\n".join(f"{file.stem}:\n{file.read_text(encoding='utf-8')}" for file in files)
 
 
 def _serve(rank: int, pipe: Connection, stack_file: str, backend: str) -> None:
@@ -183,7 +183,7 @@ def _serve(rank: int, pipe: Connection, stack_file: str, backend: str) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on the CPU, whatever devices there are
     import faulthandler
 
-    stacks = open(stack_file, "w")  # noqa: SIM115
+    stacks = open(stack_file, "w", encoding="utf-8")  # noqa: SIM115
     faulthandler.enable(stacks)  # if it crashes
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     import torch

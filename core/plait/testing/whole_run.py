@@ -23,7 +23,7 @@ def text(folder: Path) -> Path:
     path = folder / "text.jsonl"
     if not path.exists():
         lines = [{"text": f"document {i}: " + "plait braids strands into a rope. " * (i * 7 % 11)} for i in range(400)]
-        path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+        path.write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
     return path
 
 
@@ -60,7 +60,7 @@ def run(node: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
 
 def rows(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics.jsonl."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def numbers(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
@@ -79,13 +79,19 @@ def start(arguments: list[str], cwd: Path, env: Mapping[str, str] | None = None)
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        encoding="utf-8",
     )
 
 
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str], seconds: float = 240) -> None:
     """Return once metrics.jsonl has `step`; raises if the process ends before."""
     path = folder / "metrics.jsonl"
-    _wait(lambda: path.exists() and f'{{"step": {step},' in path.read_text(), f"step {step}", process, seconds)
+    _wait(
+        lambda: path.exists() and f'{{"step": {step},' in path.read_text(encoding="utf-8"),
+        f"step {step}",
+        process,
+        seconds,
+    )
 
 
 def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str], seconds: float = 240) -> None:
@@ -110,14 +116,16 @@ def ranks_of(folder: Path) -> list[int]:
     """The live processes that train in `folder`, by rank."""
     found = []
     for log in sorted((folder / "ranks").glob("rank-*.log")):
-        pids = [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("process ")]
+        pids = [
+            int(line.split()[1]) for line in log.read_text(encoding="utf-8").splitlines() if line.startswith("process ")
+        ]
         found += [pid for pid in pids[-1:] if alive(pid)]
     return found
 
 
 def alive(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 

@@ -150,7 +150,7 @@ class State(Capabilities):
         node = check(resolve(given), world).config.node
         own = folder / f"{world}-{len(strategies)}"
         own.mkdir()
-        (own / "versions.json").write_text("{}")
+        (own / "versions.json").write_text("{}", encoding="utf-8")
         return ranks.run(whole_run.run, node, own, world=world)[0]
 
     def _foreign(self) -> dict[str, tuple[int, dict[str, Mapping[str, Any]]]]:

@@ -52,7 +52,7 @@ def follow(run: Run, path: Path, blocks: list[str], unused: list[str]) -> None:
             "change decision.global_batch_size in a copy of the plan"
         ).at("train.global_batch_size", samples, fits=(decision.samples,))
     apply(run, decision, blocks)
-    run.leave(file.NAME, path.read_text())
+    run.leave(file.NAME, path.read_text(encoding="utf-8"))
     keys = ", ".join(f"{KEY}.{name}" for name in unused)
     idle = f"; not used, because nothing is searched: {keys}" if keys else ""
     run.say(f"autoparallel: follows the plan {path}{idle}")
@@ -64,7 +64,7 @@ def _still_meant(path: Path, run: Run, asked: dict[str, Any]) -> bool:
     import yaml
 
     try:
-        node = yaml.safe_load(path.read_text())
+        node = yaml.safe_load(path.read_text(encoding="utf-8"))
         meant = node["run"]["world"], node.get("asked", asked), node["decision"]["global_batch_size"]
         return meant == (run.world_size, asked, run.config.train.global_batch_size or meant[2])
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
@@ -178,7 +178,7 @@ def _samples(run: Run, kept: Path | None) -> int:
         import yaml
 
         try:
-            return int(yaml.safe_load(kept.read_text())["decision"]["global_batch_size"])
+            return int(yaml.safe_load(kept.read_text(encoding="utf-8"))["decision"]["global_batch_size"])
         except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError):
             pass
     return train.local_batch_size * run.world_size

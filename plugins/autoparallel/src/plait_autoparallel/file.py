@@ -120,7 +120,7 @@ def read(path: Path, run: Run, blocks: list[str]) -> Decision:
     """Raises PlaitError if it is not a plan, has another version, or is for another model or world."""
     where = f"the plan {path}"
     try:
-        node = yaml.safe_load(path.read_text())
+        node = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or "it is not YAML"
         raise PlaitError(f"{where} cannot be read: {reason}; {AGAIN}").at(

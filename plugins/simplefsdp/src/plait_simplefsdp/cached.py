@@ -152,7 +152,7 @@ class Kept:
 
 def _read(file: Path) -> tuple[dict[str, Any], str]:
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_text(encoding="utf-8"))
         return dict(found["graphs"]), str(found["drawn"])
     except (OSError, ValueError, KeyError, TypeError):  # none, or what a full disk left
         return {}, uuid.uuid4().hex
@@ -163,7 +163,7 @@ def _write(file: Path, found: Any) -> None:
     new = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(json.dumps(found))
+        new.write_text(json.dumps(found), encoding="utf-8")
         new.replace(file)
     except OSError:
         new.unlink(missing_ok=True)

@@ -31,7 +31,9 @@ class Report:
         for line in table(found):
             log.info(line)
         if self.run.folder is not None:
-            (self.run.folder / "passes.json").write_text(json.dumps({"graphs": self.graphs}, indent=2) + "\n")
+            (self.run.folder / "passes.json").write_text(
+                json.dumps({"graphs": self.graphs}, indent=2) + "\n", encoding="utf-8"
+            )
 
 
 def table(found: dict[str, Any]) -> list[str]:
