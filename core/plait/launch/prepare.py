@@ -12,7 +12,7 @@ from plait.launch.resume import find_checkpoint
 from plait.parallel.assembly import Assembly
 from plait.parallel.process_group import device_of
 from plait.records.run_folder import Outcome, RunFolder, versions_of
-from plait.system.disk import can_be_written, reading, replace
+from plait.system.disk import can_be_written, could_be_written, reading, replace
 
 Say = Callable[[str], None]
 
@@ -32,7 +32,12 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, first: Callable[[], N
     if found.finished:
         reason = f"{folder.path.name} is finished at step {found.step}: raise train.steps, or set another run.name"
         return Outcome("finished", reason, step=found.step)
-    if first:
+    checkpoints = folder.checkpoints(checked.config.checkpoint.dir) if checked.config.checkpoint.enabled else None
+    where = f"checkpoint.dir={shown(checked.config.checkpoint.dir)}:"
+    if first:  # it may take hours, and would be in vain
+        could_be_written(folder.path, "the run's folder")
+        if checkpoints:
+            could_be_written(checkpoints, where)
         first()
     try:
         folder.lock()
@@ -42,10 +47,9 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, first: Callable[[], N
             replace(folder.path / name, text)
         folder.write_versions(versions_of(checked.distributions))
         folder.write_mesh(checked.layout.as_json())
-        if checked.config.checkpoint.enabled:
-            directory = checked.config.checkpoint.dir
-            can_be_written(folder.checkpoints(directory), f"checkpoint.dir={shown(directory)}:")
-            claim(folder.checkpoints(directory), folder.path)
+        if checkpoints:
+            can_be_written(checkpoints, where)
+            claim(checkpoints, folder.path)
     except DiskError:
         if new:
             folder.discard()

@@ -56,6 +56,20 @@ def can_be_written(folder: Path, what: str) -> None:
             raise
 
 
+def could_be_written(folder: Path, what: str) -> None:
+    """Raises DiskError, beginning with `what`, if `folder` could not be created or written in; creates nothing."""
+    import tempfile
+
+    with writing(folder, what):
+        there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
+        try:
+            with tempfile.TemporaryFile(dir=there) as file:
+                file.write(bytes(1 << 12))
+        except OSError as error:
+            error.filename = str(there)  # instead of a name that nobody chose
+            raise
+
+
 def replace(path: Path, content: bytes | str) -> None:
     """Give `path` new content atomically: a concurrent reader never sees a partial file; on failure the old one stays.
 
