@@ -150,12 +150,76 @@ def test_broken_files(tmp_path: Path) -> None:
         "endless.safetensors": f"endless.safetensors is not a readable safetensors file: {neither}",
         "torn.safetensors": "torn.safetensors is not a readable safetensors file",
         "empty": "holds neither a checkpoint of Plait nor .safetensors files",
-        "lost": "gone.safetensors is not a readable safetensors file",
+        "lost": "names gone.safetensors, which is not there",
         "torn": "the index .* cannot be read",
         "twice": "is in both .*1.safetensors and .*2.safetensors",
     }.items():
         with pytest.raises(PlaitError, match=message):
             check_weights(tmp_path / path, SHAPES)
+
+
+def folder_of(path: Path, files: list[str]) -> Path:
+    """Whole weights in each of the files, each of other values; `.json` files are empty objects, indices name `a`."""
+    path.mkdir()
+    for number, name in enumerate(files):
+        if name == INDEX:
+            shards = {"scale": "a-00001-of-00001.safetensors"}
+            (path / name).write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+        elif name.endswith(".safetensors"):
+            save_file({key: tensor + number for key, tensor in tensors().items()}, path / name)
+        else:
+            (path / name).write_text("{}")
+    return path
+
+
+SHARD_1, SHARD_2 = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["model.safetensors", "consolidated.safetensors", "pytorch_model.bin", "model.fp16.safetensors"],
+        ["model.safetensors", INDEX, "a-00001-of-00001.safetensors"],
+        ["model.safetensors", INDEX],
+        ["a-00001-of-00001.safetensors", INDEX, "consolidated.safetensors", "pytorch_model.bin"],
+        ["model.fp16.safetensors"],
+    ],
+)
+def test_of_several_sets_of_weights_the_one_of_from_pretrained_is_read(files: list[str], tmp_path: Path) -> None:
+    folder, into = folder_of(tmp_path / "a", files), blank()
+    check_weights(folder, SHAPES)
+    read_weights(folder, into)
+    assert same(into, tensors())
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([INDEX, "consolidated.safetensors"], r"index .* names a-00001-of-00001\.safetensors, which is not there"),
+        ([SHARD_1], f"has {SHARD_1}, but lacks {SHARD_2}"),
+        ([SHARD_1, SHARD_2, "consolidated.safetensors"], f"several sets .* {SHARD_1} and consolidated.safetensors"),
+        ([SHARD_1, "model-00001-of-00003.safetensors"], f"among them {SHARD_1} and model-00001-of-00003.safetensors"),
+        (
+            ["model.fp16.safetensors", "pytorch_model.bin"],
+            r"holds pytorch_model\.bin, .*, and model\.fp16\.safetensors",
+        ),
+        (
+            ["pytorch_model.bin.index.json"],
+            "nor .safetensors files, but pytorch_model.bin.index.json, which is pickled",
+        ),
+        (["model.safetensors", "adapter_config.json"], "holds an adapter (.*), and Plait starts from whole weights"),
+        (
+            ["adapter_model.safetensors", "adapter_config.json"],
+            "holds an adapter (.*), and .* merge it into",
+        ),
+    ],
+)
+def test_a_folder_that_does_not_say_which_weights_to_read(files: list[str], message: str, tmp_path: Path) -> None:
+    folder, into = folder_of(tmp_path / "a", files), blank()
+    for read in (lambda: check_weights(folder, SHAPES), lambda: read_weights(folder, into)):
+        with pytest.raises(PlaitError, match=message.replace("(.*)", r"\(.*\)")):
+            read()
+    assert same(into, blank())
 
 
 def test_export_writes_one_file_or_shards_as_hugging_face_does(tmp_path: Path) -> None:

@@ -1,7 +1,11 @@
-"""Which safetensors files at a path are the weights, and what they hold."""
+"""Which safetensors files at a path are the weights, and what they hold.
+
+Of a folder that has several sets of weights, those are read that Hugging Face's `from_pretrained` reads.
+"""
 
 import json
 import os
+import re
 from pathlib import Path
 
 import attrs
@@ -10,7 +14,12 @@ from safetensors import SafetensorError, safe_open
 from plait.contract.errors import PlaitError
 from plait.system.disk import check_regular
 
+WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+KEY = "checkpoint.init_from"
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+ADAPTER = "adapter_config.json"
+SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<variant>\..+)?\.safetensors")
 
 
 @attrs.frozen
@@ -23,11 +32,10 @@ class Files:
 
 
 def open_files(path: Path) -> Files:
+    """Raises PlaitError if there are none, if they cannot be read, or if it is not clear which of them to read."""
     files = [path]
     if path.is_dir():
-        files = _indexed(path) or sorted(path.glob("*.safetensors"))
-        if not files:
-            raise PlaitError(f"the folder {path} holds neither a checkpoint of Plait nor .safetensors files")
+        files = _of_folder(path)
     elif not os.path.lexists(path):
         raise PlaitError(f"there are no weights at {path}: no such file or folder")
     where: dict[str, Path] = {}
@@ -45,6 +53,52 @@ def open_files(path: Path) -> Files:
     return Files(path, where, shapes)
 
 
+def _of_folder(folder: Path) -> list[Path]:
+    if os.path.lexists(folder / ADAPTER):
+        raise PlaitError(
+            f"the folder {folder} holds an adapter ({ADAPTER}), and Plait starts from whole weights: merge it into its "
+            "base first, or move the adapter elsewhere"
+        ).at(KEY, str(folder), fits="a folder of whole weights")
+    if os.path.lexists(folder / WHOLE):
+        return [folder / WHOLE]
+    if found := _indexed(folder):
+        return found
+    found = sorted(folder.glob("*.safetensors"))
+    pickled = next((name for name in PICKLED if os.path.lexists(folder / name)), None)
+    if pickled and found:
+        raise PlaitError(
+            f"the folder {folder} holds {pickled}, which from_pretrained would read, and {found[0].name}, which is not "
+            f"{WHOLE}: save the right one as {WHOLE}, or name the file itself"
+        ).at(KEY, str(folder), fits="a folder with one set of weights")
+    if not found:
+        instead = f", but {pickled}, which is pickled: save it as safetensors" if pickled else ""
+        raise PlaitError(f"the folder {folder} holds neither a checkpoint of Plait nor .safetensors files{instead}")
+    _check_one_set(folder, found)
+    return found
+
+
+def _check_one_set(folder: Path, files: list[Path]) -> None:
+    """Raises PlaitError if some of the files, which no index lists, are shards of something else, or lack one."""
+    shards = {file.name: found for file in files if (found := SHARD.fullmatch(file.name))}
+    for name, shard in shards.items():
+        kin = shard["stem"], shard["count"], shard["variant"]
+        for other in files:
+            its = shards.get(other.name)
+            if its is None or (its["stem"], its["count"], its["variant"]) != kin:
+                raise PlaitError(
+                    f"the folder {folder} holds several sets of weights, among them {name} and {other.name}, and no "
+                    f"{INDEX} that says which to read: move one of them elsewhere"
+                ).at(KEY, str(folder), fits="a folder with one set of weights")
+        there = {int(found["number"]) for found in shards.values()}
+        for number in range(1, int(shard["count"]) + 1):
+            if number not in there:
+                lacks = f"{shard['stem']}-{number:05}-of-{shard['count']}{shard['variant'] or ''}.safetensors"
+                raise PlaitError(f"the folder {folder} has {name}, but lacks {lacks}").at(
+                    KEY, str(folder), fits="a folder with all shards"
+                )
+        return
+
+
 def _indexed(folder: Path) -> list[Path]:
     """The files that the folder's index names, if it has one."""
     try:
@@ -53,6 +107,11 @@ def _indexed(folder: Path) -> list[Path]:
         names = set(index["weight_map"].values())
         if outside := [name for name in names if Path(name).name != name]:
             raise PlaitError(f"the index {folder / INDEX} names {outside[0]!r}, which is not in its folder")
+        for name in sorted(names):
+            if not os.path.lexists(folder / name):
+                raise PlaitError(f"the index {folder / INDEX} names {name}, which is not there").at(
+                    KEY, str(folder), fits="a folder with all files of its index"
+                )
         return sorted(folder / name for name in names)
     except FileNotFoundError:
         return []

@@ -150,6 +150,13 @@ def test_quantised_weights(tmp_path):
         decoder(str(tmp_path))
 
 
+def test_weights_of_another_name(tmp_path):
+    named = {**keys_of("llama"), "transformers_weights": "best.safetensors"}
+    (tmp_path / "config.json").write_text(json.dumps(named))
+    with raises_about("model.path", str(tmp_path), "a folder without transformers_weights"):
+        decoder(str(tmp_path))
+
+
 def test_weights_without_a_tokenizer(tmp_path):
     """Trained weights must not see the ids of bytes because nobody named a tokenizer."""
     (tmp_path / "config.json").write_text(json.dumps({**keys_of("llama"), "vocab_size": 300}))

@@ -49,6 +49,11 @@ def read_config(path: str | None, given: Mapping[str, Any]) -> Any:
             f"{where} has model_type={kind}, which is not a decoder of text alone; model=transformers trains models "
             "that predict the next token"
         ).at(key, path, fits="a decoder of transformers")
+    if (file := stored.get("transformers_weights")) is not None:
+        raise PlaitError(
+            f"{where} has transformers_weights={file}, and Plait reads model.safetensors or its index: give the file "
+            "that name, and remove the key"
+        ).at(key, path, fits="a folder without transformers_weights")
     if (packed := known.get("quantization_config")) is not None:
         method = packed.get("quant_method") if isinstance(packed, dict) else packed
         raise PlaitError(
