@@ -27,6 +27,8 @@ class Run:
     shapes:         FQN -> shape of every parameter; a tied one under its first name.
     blocks:         FQN of every block of the model, in order.
     added:          FQNs of the parameters that strategies added to the model in `extend`.
+    resumed_batch:  the global batch of the checkpoint that `plait train` goes on with; the run's own, if
+                    `train.global_batch_size` is null. None without such a checkpoint.
     folder:         the run's folder, where a strategy may write a file; None outside `plait train`.
     files, said, reports: from `leave`, `say` and `report`.
     storage_device: where parameters stay between steps; a strategy that offloads sets it to "cpu" in `parallelize`.
@@ -41,6 +43,7 @@ class Run:
     shapes: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
     blocks: tuple[str, ...] = ()
     added: frozenset[str] = frozenset()
+    resumed_batch: int | None = None
     folder: Path | None = None
     storage_device: str | None = None
     files: dict[str, str] = attrs.field(factory=dict)

@@ -13,6 +13,7 @@ from plait.contract.config import Config, accumulation
 from plait.contract.errors import PlaitError, misfit, near_miss
 from plait.contract.schema import fit
 from plait.contract.weight_part import WeightPart, parts_by_fqn, weight_parts
+from plait.launch.resumed_data import batch_to_keep
 from plait.parallel.assembly import Assembly, assemble
 from plait.parallel.build import build_source
 from plait.parallel.flight_recorder import check_size
@@ -55,6 +56,7 @@ def check(node: Mapping[str, Any], world_size: int | None = None, folder: Path |
     device_type = device_of(config.launch.device)
     assembly = assemble(config, world_size or _guess(config, device_type), device_type=device_type, folder=folder)
     model, run = assembly.model, assembly.run
+    run.resumed_batch = batch_to_keep(config.checkpoint, folder) if folder and folder.exists() else None
     if config.checkpoint.init_from is None and (own := getattr(model, "weights_from", None)):
         config.checkpoint.init_from = config.node["checkpoint"]["init_from"] = own
     if config.data.get("tokenizer") == "auto" and (own := getattr(model, "tokenizer_from", None)):

@@ -1,10 +1,14 @@
 """Whether a run can continue with a checkpoint's data: with the next sample, whatever its batches."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.checkpoint.store import Manifest, samples_of
+from plait.checkpoint.choose import choose
+from plait.checkpoint.store import Manifest, Store, samples_of
+from plait.contract.config import Checkpoint
 from plait.contract.errors import PlaitError
+from plait.records.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from plait.launch.check import Checked
@@ -35,6 +39,18 @@ def check_data(manifest: Manifest, checked: "Checked") -> None:
             f"the checkpoint of step {manifest.step} holds a stream that {len(states)} data ranks read, but this "
             f"run has {data_ranks}: a stream resumes only with the same number of data ranks"
         )
+
+
+def batch_to_keep(conf: Checkpoint, folder: Path) -> int | None:
+    """The global batch of the checkpoint that the run in `folder` would continue from; None if there is no sound
+    one."""
+    if not conf.enabled:
+        return None
+    try:
+        path = choose(conf, Store(RunFolder(folder).checkpoints(conf.dir)), lambda line: None)
+        return Store.read(path).data.get("global_batch_size") if path else None
+    except PlaitError:
+        return None  # `find_checkpoint` says what is wrong
 
 
 def keep_batch(manifest: Manifest, checked: "Checked", say: Callable[[str], None]) -> None:

@@ -7,7 +7,7 @@ import yaml
 
 from plait.contract.config import Config
 from plait.testing import raises_about
-from plait_autoparallel import file
+from plait_autoparallel import decide, file
 
 BLOCKS = ["layers.0", "layers.1"]
 GOOD = {
@@ -86,3 +86,14 @@ def test_the_parts_of_a_step_add_up_and_only_several_micro_batches_are_added():
         assert parts["adding gradients of micro-batches"] == adds
         assert parts["embedding, head and loss"] == micro * 0.5
         assert sum(parts.values()) == 20.0
+
+
+@pytest.mark.parametrize(("given", "resumed", "meant"), [(None, 12, 12), (8, 12, 8), (None, None, 16)])
+def test_a_run_that_goes_on_keeps_the_checkpoints_batch(given, resumed, meant, tmp_path):
+    """Whatever its own plan, for 16 samples, says: a plan for other samples is not followed."""
+    kept = tmp_path / file.NAME
+    kept.write_text(yaml.safe_dump({"run": {"world": 2}, "asked": {}, "decision": {"global_batch_size": 16}}))
+    config = Config.of({"train": {"local_batch_size": 4, "global_batch_size": given}})
+    run = SimpleNamespace(config=config, world_size=2, resumed_batch=resumed)
+    assert decide._samples(run, kept) == meant
+    assert decide._still_meant(kept, run, {}) == (meant == 16)

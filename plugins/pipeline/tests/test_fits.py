@@ -7,20 +7,25 @@ from types import SimpleNamespace
 
 import cloudpickle
 import pytest
+import torch
 
 import plait
 from plait import MeshAxis
+from plait.checkpoint.save import Saver
+from plait.checkpoint.store import Store
 from plait.commands.inspect import report
 from plait.contract.axes import join_axes
 from plait.launch.check import check
 from plait.launch.compose import resolve
 from plait.plan.engine import plan
+from plait.testing import raises_about
 from plait.testing.errors import is_about
 from plait.testing.models import llama3, moe
 from plait.testing.pool import RankError
 from plait.testing.trial import Trial, train
 from plait_pipeline import Pipeline
 from plait_pipeline.cut import balanced, costs, stages_of
+from plait_pipeline.fits import check_micro_batches
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 KEY = "strategy.pipeline"
@@ -68,6 +73,31 @@ def test_a_run_with_too_few_micro_batches(tmp_path):
         is_about(error, "train.global_batch_size", found, fits="at least 4")
     fine = resolve([*RUN, "train.global_batch_size=4"])
     check(fine, 2, tmp_path / "run")
+
+
+@pytest.mark.parametrize(("size", "local", "fits"), [(8, 2, True), (6, 4, True), (8, 8, False), (2, 2, False)])
+def test_a_checkpoints_batch_counts_if_none_is_set(size, local, fits, tmp_path):
+    """Six samples in local batches of up to four are two of three."""
+    saved = {"model.weight": torch.zeros(2)}
+    Saver(Store(tmp_path / "checkpoints"), "sync").save(saved, 1, data={"global_batch_size": size})
+    given = f"train.local_batch_size={local}"
+    if fits:
+        assert check(resolve([*RUN, given]), 2, tmp_path).assembly.run.resumed_batch == size
+        return
+    error = refusal(given, world=2, folder=tmp_path)
+    is_about(error, "train.global_batch_size", None, fits=f"at least {2 * local}")
+    assert f"train.local_batch_size={size // 2} would fit the same batch" in str(error)
+
+
+def test_equal_rounds_are_asked_for_when_the_data_ranks_are_known(tmp_path):
+    """Of 14 samples two data ranks have 7 each: one round of an interleaved schedule of 4 ranks. One has none."""
+    config = check(resolve([*RUN, "train.local_batch_size=1", "train.global_batch_size=14"]), 4).config
+    run = SimpleNamespace(config=config, folder=tmp_path, resumed_batch=None)
+    options = Pipeline(4, "interleaved_1f1b")
+    check_micro_batches(options, run)
+    check_micro_batches(options, run, 2)
+    with raises_about("train.global_batch_size", 14, (12,)):
+        check_micro_batches(options, run, 1)
 
 
 def test_weights_that_would_be_on_two_stages():

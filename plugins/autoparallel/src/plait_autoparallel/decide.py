@@ -66,7 +66,7 @@ def _still_meant(path: Path, run: Run, asked: dict[str, Any]) -> bool:
     try:
         node = yaml.safe_load(path.read_text(encoding="utf-8"))
         meant = node["run"]["world"], node.get("asked", asked), node["decision"]["global_batch_size"]
-        return meant == (run.world_size, asked, run.config.train.global_batch_size or meant[2])
+        return meant == (run.world_size, asked, run.config.train.global_batch_size or run.resumed_batch or meant[2])
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
         return True  # `read` says what is wrong with it
 
@@ -170,10 +170,12 @@ def _cluster(run: Run) -> "tuple[planning.Cluster, str]":
 
 
 def _samples(run: Run, kept: Path | None) -> int:
-    """Samples of a step: the user's value, or the run's previous one; else as if all ranks were data ranks."""
+    """Samples of a step: the user's value, the checkpoint's, or its plan's; else as if all ranks had data."""
     train = run.config.train
     if train.global_batch_size is not None:
         return train.global_batch_size
+    if run.resumed_batch is not None:
+        return run.resumed_batch
     if kept is not None and kept.is_file():
         import yaml
 

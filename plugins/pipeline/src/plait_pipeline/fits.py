@@ -65,7 +65,7 @@ def check(options: "Pipeline", run: Run) -> None:
             f"{KEY}.layers_per_stage={given} does not divide the model's {blocks} blocks: it needs {stages} numbers of "
             f"at least 1 with the sum {blocks}"
         ).at(f"{KEY}.layers_per_stage", given, fits=f"{stages} numbers with the sum {blocks}")
-    check_micro_batches(options, run, 1)
+    check_micro_batches(options, run)
 
 
 def _check_split(options: "Pipeline", run: Run) -> None:
@@ -84,18 +84,26 @@ def _check_split(options: "Pipeline", run: Run) -> None:
         ).at(f"{KEY}.schedule", options.schedule, fits=whole)
 
 
-def check_micro_batches(options: "Pipeline", run: Run, shares: int) -> None:
+def check_micro_batches(options: "Pipeline", run: Run, shares: int | None = None) -> None:
     """Raise PlaitError if `plait train` would accumulate too few micro-batches on `shares` data ranks.
 
-    Other loops may pass what they like: with too few micro-batches a step runs as in GPipe.
+    shares: None if they are not known yet: then only what no number of them allows is refused. Other loops may pass
+    what they like: with too few micro-batches a step runs as in GPipe.
     """
     train = run.config.train
-    if run.folder is not None and options.degree > 1:
-        rows = train.local_batch_size * shares
-        check_count(options, run, 1 if train.global_batch_size is None else train.global_batch_size // rows, rows)
+    if run.folder is None or options.degree == 1:
+        return
+    local, total = train.local_batch_size, train.global_batch_size
+    if total is None and run.resumed_batch is not None:  # it is kept, in local batches that divide a rank's part
+        total = run.resumed_batch
+        part = max(total // (shares or 1), 1)
+        local = max(size for size in range(1, min(local, part) + 1) if part % size == 0)
+    rows = local * (shares or 1)
+    found = 1 if total is None else total // rows
+    check_count(options, run, found, rows, in_rounds=shares is not None)
 
 
-def check_count(options: "Pipeline", run: Run, found: int, rows: int) -> None:
+def check_count(options: "Pipeline", run: Run, found: int, rows: int, in_rounds: bool = True) -> None:
     """Raise PlaitError if `found` micro-batches are too few for the schedule, or not in equal rounds.
 
     rows: of one micro-batch on all data ranks.
@@ -103,14 +111,17 @@ def check_count(options: "Pipeline", run: Run, found: int, rows: int) -> None:
     train, degree = run.config.train, options.degree
     needs = SCHEDULES[options.schedule].fewest * degree
     if found < needs:
+        shares = max(rows // train.local_batch_size, 1)
+        smaller, rest = divmod(train.global_batch_size or run.resumed_batch or 0, shares * needs)
+        same = f"train.local_batch_size={smaller} would fit the same batch, and " if smaller and not rest else ""
         raise PlaitError(
             f"a step has {found} micro-batch{'es' * (found > 1)} per rank, and {KEY}.schedule={options.schedule} with "
-            f"{KEY}.degree={degree} needs at least {needs}; train.global_batch_size={needs * rows} would fit"
+            f"{KEY}.degree={degree} needs at least {needs}; {same}train.global_batch_size={needs * rows} would fit"
         ).at("train.global_batch_size", train.global_batch_size, fits=f"at least {needs * rows}")
     rounds = max(found // degree, 1)
-    if SCHEDULES[options.schedule].several and found % rounds:
+    if in_rounds and SCHEDULES[options.schedule].several and found % rounds:
         raise PlaitError(
             f"a step has {found} micro-batches per rank, and {KEY}.schedule={options.schedule} with "
             f"{KEY}.degree={degree} runs them in {rounds} equal rounds; {found - found % degree} would fit, such as "
             f"with train.global_batch_size={(found - found % degree) * rows}"
-        ).at("train.global_batch_size", train.global_batch_size, fits=(found - found % degree) * rows)
+        ).at("train.global_batch_size", train.global_batch_size, fits=((found - found % degree) * rows,))
