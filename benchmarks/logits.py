@@ -78,7 +78,7 @@ def as_rank(degree: int, vocab: int, tokens: int) -> None:
         ids = torch.randint(0, vocab, (1, tokens + 1), device=applied.device)
         watch = Watch(applied.parameters())
         with watch:
-            applied.forward_backward([(ids[:, :-1], ids[:, 1:], None)], tokens)
+            applied.forward_backward([plait.Batch(ids[:, :-1], ids[:, 1:])], tokens)
         return watch.peak
 
     peaks = {f"{switch} | {n}": peak(switch == "on", n) for switch in ("off", "on") for n in CHUNKS}

@@ -31,6 +31,7 @@ def as_rank(overrides: list[str]) -> None:
     from bare_loop import BareLoop
 
     from plait.commands import main as cli
+    from plait.contract.observer import RunObserver
     from plait.train import trainer
 
     class Interleaved(trainer.Trainer):
@@ -47,18 +48,19 @@ def as_rank(overrides: list[str]) -> None:
             now = time.perf_counter(), time.process_time()
             self.spent[name].append([after - before for after, before in zip(now, self.began, strict=True)])
 
-        def fit(self, report: Callable[..., None], each_step: Callable[[int], None] = lambda step: None) -> str:
-            def then(step: int) -> None:
-                each_step(step)
-                self.end("plait")
-                for name in LOOPS[1:] if step % 2 else LOOPS[:0:-1]:
+        def fit(self) -> str:
+            class Turns(RunObserver):
+                def end(_, step: int) -> None:
+                    self.end("plait")
+                    for name in LOOPS[1:] if step % 2 else LOOPS[:0:-1]:
+                        self.begin()
+                        self.bare[name].step()
+                        self.end(name)
                     self.begin()
-                    self.bare[name].step()
-                    self.end(name)
-                self.begin()
 
+            self.watch.all.append(Turns())
             self.begin()
-            kind = super().fit(report, then)
+            kind = super().fit()
             Path(f"times-{dist.get_rank()}.json").write_text(json.dumps(self.spent), encoding="utf-8")
             return kind
 

@@ -79,7 +79,7 @@ def as_rank_of(cycles: int, warm_up: int) -> None:
         trainer.restore()
 
         def step() -> None:
-            trainer._train_step()[0].row()
+            trainer.train_step()[0].row()
 
         return step
 

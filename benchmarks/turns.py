@@ -67,12 +67,7 @@ def training_step(
     tokens = batch * seq_len * dist.get_world_size()
 
     def step() -> None:
-        loss = plait.cross_entropy_sum(applied.parts[0](ids[:, :-1]), ids[:, 1:])
-        applied.backward(loss, tokens)
-        applied.clip_grads(1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        applied.after_step(optimizer, 1)
+        applied.step(plait.Batch(ids[:, :-1], ids[:, 1:]), optimizer, lambda dealt: lambda: tokens, max_norm=1.0)
 
     return step
 

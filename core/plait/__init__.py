@@ -8,6 +8,7 @@ from plait.contract.config import Compile, Config, Loss, Precision, Remat, Sched
 from plait.contract.errors import PlaitError
 from plait.contract.hookspecs import hookimpl
 from plait.contract.model_spec import ModelSpec
+from plait.contract.observer import Observer, RunObserver
 from plait.contract.packed import Packed
 from plait.contract.planned import is_planning, planned_split, read_values
 from plait.contract.run import Run
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from plait.contract.exported import Export
     from plait.contract.stage_plan import StageAction, StagePlan
     from plait.contract.weight_part import WeightPart
+    from plait.data.batch import Batch
     from plait.models.attention import attend
     from plait.parallel.apply import Applied, apply
     from plait.parallel.chunked_loss import divide_head
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from plait.parallel.sharding import distribute_params, shard_dim, shard_of_parts, whole_tensor
     from plait.parallel.stages import stage, stream_into
     from plait.parallel.state import is_loaded, room_for, twin_of
+    from plait.parallel.step import Stepped
     from plait.parallel.transform import transform_param
     from plait.plan import planning
 
@@ -34,6 +37,7 @@ __version__ = "0.1.0"
 __all__ = [
     "SELECTIVE_KEEPS",
     "Applied",
+    "Batch",
     "Choice",
     "Compile",
     "Config",
@@ -43,14 +47,17 @@ __all__ = [
     "MeshAxis",
     "MeshView",
     "ModelSpec",
+    "Observer",
     "Packed",
     "PlaitError",
     "Precision",
     "Remat",
     "Run",
+    "RunObserver",
     "Schedule",
     "StageAction",
     "StagePlan",
+    "Stepped",
     "WeightPart",
     "apply",
     "attend",
@@ -84,6 +91,7 @@ _LAZY = {
     "plait.contract.exported": ["Export"],
     "plait.contract.stage_plan": ["StageAction", "StagePlan"],
     "plait.contract.weight_part": ["WeightPart"],
+    "plait.data.batch": ["Batch"],
     "plait.models.attention": ["attend"],
     "plait.parallel.apply": ["Applied", "apply"],
     "plait.parallel.chunked_loss": ["divide_head"],
@@ -95,6 +103,7 @@ _LAZY = {
     "plait.parallel.sharding": ["distribute_params", "shard_dim", "shard_of_parts", "whole_tensor"],
     "plait.parallel.stages": ["stage", "stream_into"],
     "plait.parallel.state": ["is_loaded", "room_for", "twin_of"],
+    "plait.parallel.step": ["Stepped"],
     "plait.parallel.transform": ["transform_param"],
     "plait.plan.planning": ["planning"],
 }

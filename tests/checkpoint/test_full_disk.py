@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,6 +20,7 @@ from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
 from plait.contract.config import Config
 from plait.contract.errors import DiskError, PlaitError
+from plait.contract.observer import RunObserver
 from plait.records.metrics import Metrics
 from plait.records.run_folder import RunFolder
 from plait.testing import whole_run
@@ -146,20 +148,23 @@ def broken_off(node: Any, folder: str, where: str) -> tuple[str, int, list[str]]
             time.sleep(0.5)  # the disk of the metrics is full while this is written
         return commit(store, whole, manifest)
 
-    def report(row: dict[str, Any]) -> None:
-        if where == "metrics" and row["step"] == 7:
-            raise DiskError("metrics.jsonl cannot be written")
-        if where == "checkpoint" and row["step"] == 6:
-            time.sleep(0.3)  # rank 0 is slow, so that the others could be ahead
-        if metrics:
-            metrics.log(row)
+    class Reports(RunObserver):
+        def row(self, row: Mapping[str, Any]) -> None:
+            if where == "metrics" and row["step"] == 7:
+                raise DiskError("metrics.jsonl cannot be written")
+            if where == "checkpoint" and row["step"] == 6:
+                time.sleep(0.3)  # rank 0 is slow, so that the others could be ahead
+            if metrics:
+                metrics.row(row)
+
+    trainer.watch.all.append(Reports())
 
     message = ""
     with mock.patch.object(Store, "commit", refuses):
         try:
             trainer.restore()
             with trainer.checkpoints.breaking_off():
-                trainer.fit(report)
+                trainer.fit()
         except PlaitError as error:
             message = str(error)
     dist.barrier()

@@ -13,7 +13,8 @@ import torch
 from plait.contract.errors import PlaitError
 from plait.data import stream
 from plait.data.ahead import Ahead
-from plait.data.batches import Batch, Batches
+from plait.data.batch import Batch
+from plait.data.batches import Batches
 from plait.data.chat import Chat
 from plait.data.hf import Hf
 from plait.data.text import Text

@@ -26,8 +26,8 @@ def trained(node, folder, guarded=(), stop_after=0, export=False):
     from plait.records.run_folder import RunFolder
     from plait.train.trainer import Trainer
 
-    rows = []
-    trainer = Trainer(Config.of(node), RunFolder(folder), lambda text: None)
+    seen = whole_run.Rows(lambda step: after(step))
+    trainer = Trainer(Config.of(node), RunFolder(folder), lambda text: None, [seen])
     trainer.restore()
     waits = torch.cuda.set_sync_debug_mode if trainer.device.type == "cuda" else lambda mode: None
 
@@ -49,7 +49,7 @@ def trained(node, folder, guarded=(), stop_after=0, export=False):
     save = dcp.save
     try:
         with mock.patch.object(dcp, "save", late):
-            trainer.fit(lambda row: rows.append(dict(row)), after)
+            trainer.fit()
     finally:
         waits("default")
     if export:
@@ -58,7 +58,7 @@ def trained(node, folder, guarded=(), stop_after=0, export=False):
         held = {name: tensor.cpu() for name, tensor in weights(trainer.applied.checkpoint()[0]).items()}
         assert held.keys() == exported.keys()
         assert all(torch.equal(held[name], exported[name]) for name in held)
-    return rows
+    return seen.rows
 
 
 def given(device, folder, *overrides):

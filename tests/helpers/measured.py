@@ -73,16 +73,16 @@ def measure(node: dict[str, Any], collectives: bool, worst: bool = False) -> Mea
         with contextlib.nullcontext() if collectives else watched as profiler:
             trainer = Trainer(config, RunFolder(Path(folder)), lambda text: None)
             trainer.restore()
-            pending, _ = trainer._train_step()
+            pending, _ = trainer.train_step()
             pending.row()
             trainer.optimizer.register_step_pre_hook(lambda *_: held.append(_bytes(_grads(trainer))))
             counting = InOrder(trainer.mesh)
             if collectives:
                 with counting:
-                    pending, _ = trainer._train_step()
+                    pending, _ = trainer.train_step()
             else:
                 with record_function(STEP):
-                    pending, _ = trainer._train_step()
+                    pending, _ = trainer.train_step()
             pending.row()
             stored = [*trainer.applied.parameters(), *(b for part in trainer.parts for b in part.buffers())]
             state = [v for s in trainer.optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]

@@ -49,7 +49,7 @@ def hung(sentence):
     rank_end.write(rank_end.RankEnd(rank, "hung", sentence, time.time(), groups=progress_of_groups()), Path(folder))
 with Watchdog(2.0, log, hung) as watchdog:
     for step in (1, 2, 3):
-        watchdog.kick(f"step {step}")
+        watchdog.doing(f"step {step}")
         if step == 3 and rank == 1: loses_its_way()
         dist.all_reduce(torch.ones(3))
 """
@@ -85,7 +85,7 @@ def test_two_ranks_of_which_one_skips_a_collective(tmp_path: Path) -> None:
 def test_kicks_keep_a_process_alive_and_stop_lets_it_go() -> None:
     code, errors, _ = lonely("""
 with watchdog.Watchdog(0.6) as dog:
-    for i in range(8): time.sleep(0.2); dog.kick(f"step {i}")
+    for i in range(8): time.sleep(0.2); dog.doing(f"step {i}")
 time.sleep(1.5)
 """)
     assert (code, errors) == (0, "")
@@ -96,7 +96,7 @@ def test_a_process_that_stands_still_ends_in_time_and_says_what_it_was_at() -> N
 watchdog.LINGER_SECONDS = 0.9  # others are to have time to write theirs
 watchdog.REPORT_SECONDS = 1.7  # beside that time
 with watchdog.Watchdog(1) as dog:
-    dog.kick("validation batch 2")
+    dog.doing("validation batch 2")
     stuck_somewhere()
 """)
     assert code == HUNG
@@ -130,7 +130,7 @@ def test_a_process_that_never_lets_go_of_the_interpreter() -> None:
 def holds_the_lock(): ctypes.PyDLL(None).sleep(60)
 with watchdog.Watchdog(1) as dog:
     time.sleep(0.5)
-    dog.kick("step 2")
+    dog.doing("step 2")
     holds_the_lock()
 """)
     assert code == 1

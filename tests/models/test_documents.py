@@ -5,6 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import plait
 from plait.models.attention import CausalAttention, DocumentMask, attend, document_mask
 from plait.testing.trial import Trial, documents
 
@@ -41,7 +42,7 @@ def masks_of(model, remat):
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x), Masks() as masks:
-        applied.forward_backward([(tokens, tokens, documents(tokens))], TOKENS)
+        applied.forward_backward([plait.Batch(tokens, tokens, documents(tokens))], TOKENS)
     with Masks() as once:
         DocumentMask()(documents(tokens), torch.float64)
     return masks.made, len(kept), once.made

@@ -25,8 +25,8 @@ MUTANTS = [
     Mutant(
         "the loss is divided by the rank's own count of tokens",
         "plait/train/trainer.py",
-        "valid = max(tokens, 1)",
-        "valid = max(valid_tokens(batch[1]) * dist.get_world_size(), 1)",
+        "return max(tokens, 1)",
+        "return max(dealt.valid() * dist.get_world_size(), 1)",
         "test_a_run_equals_one_process",
         "loss is off",
     ),

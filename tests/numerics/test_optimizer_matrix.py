@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from plait.contract.errors import PlaitError
 from plait.testing.models import moe
-from plait.testing.trial import Trial, forward_backward, full, whole
+from plait.testing.trial import Trial, full, take_step, whole
 from plait.train.optimizer import make_optimizer
 
 STRANGE = "tests.helpers.strange"
@@ -97,11 +97,7 @@ def answers(model, strategies, names, steps=3):
             continue
         with mock.patch.object(_muon, "_zeropower_via_newtonschulz", newton_schulz):
             for step in range(steps):
-                forward_backward(applied, trial, step)
-                applied.clip_grads(1.0)
-                optimizer.step()
-                optimizer.zero_grad()
-                applied.after_step(optimizer, step + 1)
+                take_step(applied, optimizer, trial, step)
         found[name] = Answer(None, start, whole(part))
     return found
 

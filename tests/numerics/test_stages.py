@@ -15,7 +15,7 @@ from plait.testing.models import llama3, moe
 from plait.testing.models.odd import Odd
 from plait.testing.parity import unequal
 from plait.testing.pool import RankError
-from plait.testing.trial import Trial, forward_backward, full, held, of_all_stages, train
+from plait.testing.trial import Trial, full, held, of_all_stages, take_step, train
 from tests.helpers import gpipe
 from tests.helpers.equal import equal
 
@@ -122,8 +122,7 @@ def counts(strategies, extra):
     """What the metrics of a step say of the experts."""
     trial = CASES["experts, balance loss"][0]
     applied = trial.apply(strategies, extra)
-    forward_backward(applied, trial, 0)
-    applied.after_step(trial.optimizer(applied.parameters()), 1)
+    take_step(applied, trial.optimizer(applied.parameters()), trial, 0)
     return applied.balance.counted.row() | {"counts": applied.balance.counted.counts.tolist()}
 
 
@@ -144,8 +143,7 @@ def written(trial, strategies, extra, folder):
 
     applied = trial.apply(strategies, extra)
     optimizer = trial.optimizer(applied.parameters())
-    forward_backward(applied, trial, 0)
-    optimizer.step()
+    take_step(applied, optimizer, trial, 0)
     state = applied.checkpoint(optimizer)[0]
     known = list(applied.whole.shapes) if applied.whole else []
     saver = Saver(Store(folder / "checkpoints"), "async")

@@ -9,6 +9,7 @@ from torch import nn
 
 from plait import ModelSpec, PlaitError, apply
 from plait.contract.errors import one_line
+from plait.data.batch import Batch
 from plait.parallel.answers import ANSWERS
 from plait.strategies.hooks import Hooks
 from plait.strategies.probe import probe
@@ -190,7 +191,7 @@ def test_no_norm(ghost, alone, answer):
 def test_no_dealt_rows(ghost, alone, answer):
     ghost("deal(self, tokens)", f"x = tokens; return {answer}")
     with pytest.raises(PlaitError, match=rf"{GHOST} returned .* 'deal', which must return tokens, labels and"):
-        live().deal(torch.ones(3, 4), torch.ones(3, 4))
+        live().deal(Batch(torch.ones(3, 4), torch.ones(3, 4)))
 
 
 @pytest.mark.parametrize("answer", ["torch.tensor([2.0])", "2", "2.0", "torch.tensor(2.0)"])

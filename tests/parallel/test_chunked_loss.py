@@ -85,7 +85,7 @@ def peak_of_logits(chunks):
     applied = plait.apply(Tiny(), spec, loss=plait.Loss(chunks), seq_len=TOKENS)
     ids = torch.arange(TOKENS)[None]
     with FlopCounterMode(display=False) as flops, Watch() as watch:
-        applied.forward_backward([(ids, ids, None)], TOKENS)
+        applied.forward_backward([plait.Batch(ids, ids)], TOKENS)
     return watch.peak, flops.get_total_flops()
 
 
@@ -120,7 +120,7 @@ def asked(head, wrong=""):
         applied = plait.apply(Capped(), spec, loss=plait.Loss(3), seq_len=6)
         if wrong == "divided":
             applied.parts[0].output.weight = nn.Parameter(applied.parts[0].output.weight[:8].detach())
-        applied.forward_backward([(ids, ids[:, :-1] if wrong == "labels" else ids, None)], 6)
+        applied.forward_backward([plait.Batch(ids, ids[:, :-1] if wrong == "labels" else ids)], 6)
     except plait.PlaitError as error:
         return error
     return None

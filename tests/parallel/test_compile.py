@@ -119,7 +119,7 @@ def tuned(strategies, mode):
     strategies = create_all(strategies).values()
     applied = plait.apply(model, model.spec(), strategies, compile=Compile(True, mode=mode))
     with torch._inductor.config.patch(post_grad_custom_pre_pass=stop), pytest.raises(Exception, match="seen"):
-        applied.forward_backward([(*batch(0), None)], 100)
+        applied.forward_backward([plait.Batch(*batch(0))], 100)
     return found[0]
 
 
@@ -212,7 +212,7 @@ def applied_loss(chunks):
         with torch.device("meta"):
             model = llama3(n_layers=1)
         applied = plait.apply(model, model.spec(), compile=options, loss=plait.Loss(chunks))
-        loss = applied.forward_backward([(*batch(0), None)], 100)
+        loss = applied.forward_backward([plait.Batch(*batch(0))], 100)
         found.append((float(loss), applied.parts[0].output.weight.grad))
     return found
 

@@ -26,7 +26,7 @@ def lines(total: int, start: int = 0, log_every: int = 10, validate: tuple[int, 
     out = io.StringIO()
     with Console(total, start, log_every, out) as console:
         for n in range(start + 1, total + 1):
-            console.step(row(n, **({"val_loss": 2.95} if n in validate else {})))
+            console.row(row(n, **({"val_loss": 2.95} if n in validate else {})))
     return out.getvalue().splitlines()
 
 
@@ -58,7 +58,7 @@ def test_what_takes_long_before_the_first_step_says_for_how_long(monkeypatch: py
         console.waiting("compile: the first step compiles the model")
         while out.getvalue().count("so far") < 2:
             time.sleep(0.005)
-        console.step(row(1))
+        console.row(row(1))
         shown = out.getvalue()
         time.sleep(0.05)
         assert out.getvalue() == shown  # nothing after the step
@@ -105,7 +105,7 @@ from plait.records.console import Console
 from plait.system.streams import console_may_fail
 with console_may_fail(lambda error: None), Console(int(sys.argv[1]), 0, 40) as console:
     for n in range(1, int(sys.argv[1]) + 1):
-        console.step({"step": n, "loss": 1.0, "grad_norm": 1.0, "lr": 1.0, "tokens_per_second": 1.0})
+        console.row({"step": n, "loss": 1.0, "grad_norm": 1.0, "lr": 1.0, "tokens_per_second": 1.0})
         if n == 50: console.line("[bold]saved[/bold]")
         time.sleep(float(sys.argv[2]))
 print("the end")

@@ -186,11 +186,11 @@ def wait_for_events(folder: Path, count: int) -> None:
 def test_curves_follow_the_file_through_a_resume(tmp_path: Path) -> None:
     first = Metrics(tmp_path, Conf())
     for step in range(1, 7):
-        first.log(row(step, loss=1.0, mfu=None, memory_kind="resident_peak"))
+        first.row(row(step, loss=1.0, mfu=None, memory_kind="resident_peak"))
     wait_for_events(tmp_path / "tensorboard", 6)  # not closed: what a killed run leaves
     with Metrics(tmp_path, Conf(), resume_step=3) as second:
         for step in range(4, 6):
-            second.log(row(step, loss=2.0))
+            second.row(row(step, loss=2.0))
     assert [(r["step"], r["loss"]) for r in read(tmp_path / "metrics.jsonl")] == [
         (1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0), (5, 2.0),
     ]  # fmt: skip
@@ -200,7 +200,7 @@ def test_curves_follow_the_file_through_a_resume(tmp_path: Path) -> None:
 
 def test_places_are_only_those_asked_for(tmp_path: Path) -> None:
     with Metrics(tmp_path, Conf(tensorboard=False)) as sinks:
-        sinks.log(row(1))
+        sinks.row(row(1))
     assert [f.name for f in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
@@ -228,7 +228,7 @@ def test_wandb_gets_numbers_and_the_same_run_again(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: fake)
     for resume_step in (0, 1):
         with Metrics(tmp_path, Conf(tensorboard=False, wandb=True), resume_step, "a-run", {"seed": 0}) as sinks:
-            sinks.log({"step": resume_step + 1, "loss": 2.0, "mfu": None, "memory_kind": "resident_peak"})
+            sinks.row({"step": resume_step + 1, "loss": 2.0, "mfu": None, "memory_kind": "resident_peak"})
     inits = [call for call in calls if isinstance(call, dict)]
     assert [(c["id"], c["name"], c["config"], c["resume"]) for c in inits] == [
         ("one", "a-run", {"seed": 0}, "allow")

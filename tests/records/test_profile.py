@@ -40,7 +40,7 @@ def train(net: nn.Module, profiler: Profiler, steps: range) -> None:
     with profiler:
         for n in steps:
             net(torch.randn(4, 8)).sum().backward()
-            profiler.step(n)
+            profiler.end(n)
 
 
 def trace(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ def test_hooks_are_there_only_while_steps_are_traced(tmp_path: Path) -> None:
     with Profiler(Profile(enabled=True, start=2, steps=1), tmp_path, 0, parts(net), "cpu") as profiler:
         for n in range(1, 5):
             seen.append(hooks(net))
-            profiler.step(n)
+            profiler.end(n)
     assert seen == [0, 4, 0, 0]
 
 
@@ -112,7 +112,7 @@ def test_nothing_is_installed_where_nothing_is_asked(conf: Profile, rank: int, d
         assert profiler._profile is None
         for n in range(done + 1, done + 4):
             assert hooks(net) == 0
-            profiler.step(n)
+            profiler.end(n)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -178,7 +178,7 @@ def on_a_rank(folder: Path) -> list[list[str]]:
             for block in blocks.values():
                 block(torch.ones(16))
             dist.all_reduce(torch.ones(4))
-            profiler.step(n)
+            profiler.end(n)
     whole = Mesh(join_axes([("test", [MeshAxis("all", 4)])], 4), "cpu")
     return [list(axes_by_group(m).values()) for m in (mesh, whole)]
 

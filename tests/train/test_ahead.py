@@ -41,7 +41,7 @@ def read_meanwhile(node, folder):
 
     trainer = Trainer(Config.of(node), RunFolder(folder), lambda text: None)
     with mock.patch.object(Packed, "take", take), mock.patch.object(Applied, "clip_grads", clip):
-        trainer.fit(lambda row: None)
+        trainer.fit()
     return found, sum(event.is_set() for event in read)
 
 

@@ -22,6 +22,7 @@ def waits(node, folder, planted=False):
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from plait.contract.config import Config
+    from plait.data.batch import Batch
     from plait.records.run_folder import RunFolder
     from plait.train import trainer as module
 
@@ -35,13 +36,13 @@ def waits(node, folder, planted=False):
 
     trainer = module.Trainer(Config.of(node), RunFolder(folder), lambda text: None)
     trainer.restore()
-    trainer._train_step()[0].row()
+    trainer.train_step()[0].row()
     if planted:
         real, cls = trainer.applied.clip_grads, type(trainer.applied)
         mock.patch.object(cls, "clip_grads", lambda self, norm: torch.tensor(float(real(norm)))).start()
-    on_host = mock.patch.object(module, "valid_tokens", return_value=100)
+    on_host = mock.patch.object(Batch, "valid", return_value=100)
     with mock.patch.object(trainer.optimizer, "step"), on_host, Watch():
-        metrics, _ = trainer._train_step()
+        metrics, _ = trainer.train_step()
     mock.patch.stopall()
     return found, metrics.row()["step"]
 

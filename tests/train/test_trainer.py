@@ -33,8 +33,10 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
     from plait.train import step_metrics
     from plait.train import trainer as module
 
-    found = {"rows": [], "after_step": [], "validated": [], "collecting": [], "collected": []}
-    trainer = module.Trainer(Config.of(node), RunFolder(folder), lambda text: None)
+    found = {"after_step": [], "validated": [], "collecting": [], "collected": []}
+    watched = whole_run.Rows(lambda step: trainer.ask_to_stop(signal.SIGTERM) if step == ask else None)
+    found["rows"] = watched.rows
+    trainer = module.Trainer(Config.of(node), RunFolder(folder), lambda text: None, [watched])
     found["deterministic"] = torch.are_deterministic_algorithms_enabled()
     found["filled"] = torch.utils.deterministic.fill_uninitialized_memory
     trainer.restore()
@@ -47,8 +49,8 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
             found["after_step"].append(arguments["step"])
         return real_all(self, hook, **arguments)
 
-    def step(self, batches, tokens):  # the gradient, and so every parameter, stays finite
-        return real_step(self, batches, tokens) + (float("inf") if spoil and trainer.step + 1 >= spoil else 0)
+    def step(self, *arguments, **named):  # the gradient, and so every parameter, stays finite
+        return real_step(self, *arguments, **named) + (float("inf") if spoil and trainer.step + 1 >= spoil else 0)
 
     def look(part, args):
         found["collecting"].append(gc.isenabled())
@@ -69,9 +71,8 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
         mock.patch.object(step_metrics, "peak_memory", return_value=(7 * (dist.get_rank() + 1), "resident_peak")),
     ):
         try:
-            stops = lambda step: trainer.ask_to_stop(signal.SIGTERM) if step == ask else None  # noqa: E731
             began = time.perf_counter()
-            found["end"] = trainer.fit(lambda row: found["rows"].append(dict(row)), stops)
+            found["end"] = trainer.fit()
             found["seconds"] = time.perf_counter() - began
         except PlaitError as error:
             found["end"] = str(error)

@@ -46,12 +46,12 @@ def stopped_at(node, folder, ask):
     from plait.records.run_folder import RunFolder
     from plait.train.trainer import Trainer
 
-    found = []
-    trainer = Trainer(Config.of(node), RunFolder(folder), lambda text: None)
-    trainer.restore()
     asks = lambda step: trainer.ask_to_stop(signal.SIGHUP) if step == ask and dist.get_rank() == 1 else None  # noqa: E731
-    kind = trainer.fit(lambda row: found.append(dict(row)), asks)
-    return kind, trainer.step, trainer.stopped_by, found
+    seen = whole_run.Rows(asks)
+    trainer = Trainer(Config.of(node), RunFolder(folder), lambda text: None, [seen])
+    trainer.restore()
+    kind = trainer.fit()
+    return kind, trainer.step, trainer.stopped_by, seen.rows
 
 
 def test_a_step_off_the_interval_is_saved_when_one_rank_is_asked_to_stop(plait_ranks, tmp_path):

@@ -9,7 +9,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from plait.data.batches import Batch, Batches
+from plait.data.batch import Batch
+from plait.data.batches import Batches
 from plait.data.prefetch import end
 
 Calls = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]

@@ -4,26 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-import attrs
 import numpy as np
 import torch
 
 from plait.contract.errors import PlaitError
-
-NO_TARGET = -100  # the label that the loss ignores
-
-
-@attrs.frozen
-class Batch:
-    """tokens, labels: (B, T) int64; labels are the next tokens, -100 if there is nothing to learn.
-
-    positions: (B, T) int64, from 0 at the start of each sample and of each document in it; None if tokens attend
-    across documents.
-    """
-
-    tokens: torch.Tensor
-    labels: torch.Tensor
-    positions: torch.Tensor | None = None
+from plait.data.batch import IGNORE, Batch
 
 
 class Batches(ABC):
@@ -89,7 +74,7 @@ def to_batch(samples: np.ndarray, eod: int, attention: str) -> Batch:
     if attention == "across":
         return Batch(torch.from_numpy(tokens), torch.from_numpy(labels))
     ends = tokens == eod
-    labels[ends] = NO_TARGET
+    labels[ends] = IGNORE
     place = np.arange(tokens.shape[1])
     starts = np.zeros_like(tokens)
     starts[:, 1:] = np.where(ends[:, :-1], place[1:], 0)

@@ -6,7 +6,8 @@ from collections import defaultdict
 import numpy as np
 import torch
 
-from plait.data.batches import NO_TARGET, Batch, Batches, nothing_held_out
+from plait.data.batch import IGNORE, Batch
+from plait.data.batches import Batches, nothing_held_out
 from plait.data.conversations import LEARNED, Tokens
 from plait.data.order import epochs
 
@@ -79,7 +80,7 @@ class Bins(Batches):
 
     def _batch(self, rows: list[np.ndarray]) -> Batch:
         shape = (len(rows), self.seq_len)
-        tokens, labels = np.full(shape, self._pad, np.int64), np.full(shape, NO_TARGET, np.int64)
+        tokens, labels = np.full(shape, self._pad, np.int64), np.full(shape, IGNORE, np.int64)
         positions = np.zeros(shape, np.int64)
         for row, items in enumerate(rows):
             at = 0
@@ -88,7 +89,7 @@ class Bins(Batches):
                 stored = self._ids[self._starts[item] : self._starts[item] + size + 1]
                 ids = (stored & ~LEARNED).astype(np.int64)
                 tokens[row, at : at + size] = ids[:-1]
-                labels[row, at : at + size] = np.where(stored[1:] & LEARNED, ids[1:], NO_TARGET)
+                labels[row, at : at + size] = np.where(stored[1:] & LEARNED, ids[1:], IGNORE)
                 positions[row, at : at + size] = np.arange(size)
                 at += size
             positions[row, at:] = np.arange(self.seq_len - at)

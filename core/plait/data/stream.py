@@ -13,7 +13,8 @@ import attrs
 import numpy as np
 
 from plait.contract.errors import PlaitError
-from plait.data.batches import Batch, Batches, to_batch, windows
+from plait.data.batch import Batch
+from plait.data.batches import Batches, to_batch, windows
 from plait.data.order import digest64, shuffled
 from plait.data.prefetch import Prefetched
 

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError, in_words, packed, shown
@@ -27,6 +27,7 @@ from plait.system.streams import console_may_fail, forgiving
 
 if TYPE_CHECKING:
     from plait.parallel.assembly import Assembly
+    from plait.train.trainer import Trainer
 
 log = logging.getLogger("plait")
 
@@ -119,7 +120,7 @@ def _train(
         from plait.parallel.process_group import device_of, end_group, start_group
         from plait.records.console import Console
         from plait.records.metrics import Metrics
-        from plait.records.profiler import Profiler, axes_by_group
+        from plait.records.profiler import Profiler
         from plait.train.trainer import Trainer
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of what is slow, not wrong
@@ -138,53 +139,43 @@ def _train(
 
     with contextlib.ExitStack() as stack:
         watchdog = stack.enter_context(Watchdog(seconds, file, hung))
-        watchdog.kick("the ranks to meet")
+        watchdog.doing("the ranks to meet")
         start_group(device_of(config.launch.device), seconds + 60)  # after the watchdog has written its stacks
-        trainer = Trainer(config, folder, say, watchdog.kick, assembly)
+        trainer = Trainer(config, folder, say, [watchdog], assembly)
         start = trainer.restore()
         stack.enter_context(trainer.checkpoints.breaking_off())
-        report: Callable[[dict[str, Any]], None] = lambda row: None  # noqa: E731
-        last: dict[str, Any] = {}
         if rank == 0:
-            metrics = stack.enter_context(
-                Metrics(folder.path, config.metrics, start, str(config.run.name or folder.path.name), config.node)
+            name = str(config.run.name or folder.path.name)
+            metrics = stack.enter_context(Metrics(folder.path, config.metrics, start, name, config.node))
+            console = stack.enter_context(
+                Console(config.train.steps, start, config.metrics.log_every, compiles=config.compile.enabled)
             )
-            console = stack.enter_context(Console(config.train.steps, start, config.metrics.log_every))
             show[:] = [console.line]
-
-            def report(row: dict[str, Any]) -> None:
-                metrics.log(row)
-                console.step(row)
-                last.update(row)
-
-        spec, axes = trainer.run.spec, axes_by_group(trainer.mesh)
-        blocks = {fqn: block for part in trainer.parts for fqn, block in spec.blocks_of(part).items()}
-        profiler = stack.enter_context(
-            Profiler(config.profile, folder.path, rank, blocks, trainer.device.type, axes, start, say)
-        )
-
+            trainer.watch.all += [metrics, console]
+        trainer.watch.all.append(stack.enter_context(Profiler.of(trainer, folder.path, rank, start)))
         _stop_by(StopSignals(trainer.ask_to_stop), file)
-        if rank == 0 and config.compile.enabled and start < config.train.steps:
-            console.waiting("compile: the first step compiles the model")
-        kind = trainer.fit(report, profiler.step)
-        exported = kind == "finished" and config.checkpoint.enabled and config.checkpoint.export
-        if exported:
-            watchdog.kick("the export of the weights")
+        kind = trainer.fit()
+        exports = kind == "finished" and config.checkpoint.enabled and config.checkpoint.export
+        if exports:
+            watchdog.doing("the export of the weights")
             trainer.checkpoints.export()
-        reason = f"trained to step {trainer.step}"
-        if "loss" in last:
-            reason += f": loss {last['loss']:.4f}" + (
-                f", validation {last['val_loss']:.4f}" if "val_loss" in last else ""
-            )
-        if exported:
-            reason += f"; weights in {folder.path / 'export'}"
-        if kind == "stopped":
-            reason = f"stopped by a signal after step {trainer.step}"
-        outcome = Outcome(kind, reason, step=trainer.step, signal=trainer.stopped_by if kind == "stopped" else None)
+        outcome = _outcome(trainer, kind, folder.path / "export" if exports else None)
         if rank == 0:
             folder.set_outcome(outcome)
         end_group()
     return outcome
+
+
+def _outcome(trainer: "Trainer", kind: str, exported: Path | None) -> Outcome:
+    """How a run that trained ended. exported: where its weights are."""
+    if kind == "stopped":
+        reason = f"stopped by a signal after step {trainer.step}"
+        return Outcome(kind, reason, step=trainer.step, signal=trainer.stopped_by)
+    reason, last = f"trained to step {trainer.step}", trainer.last
+    reason += f": loss {last['loss']:.4f}" if "loss" in last else ""
+    reason += f", validation {last['val_loss']:.4f}" if "val_loss" in last else ""
+    reason += f"; weights in {exported}" if exported else ""
+    return Outcome(kind, reason, step=trainer.step)
 
 
 def _stop_by(stops: StopSignals, file: IO[str]) -> None:

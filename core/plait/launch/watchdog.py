@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import IO
 
+from plait.contract.observer import RunObserver
 from plait.launch.rank_end import HUNG, location_of
 from plait.parallel.flight_recorder import last_collectives
 from plait.system.processes import killed_with_parent
@@ -18,8 +19,8 @@ LINGER_SECONDS = 2.0  # when the first rank ends, its launcher ends the others: 
 REPORT_SECONDS = 10.0  # seconds for writing all this, before the process is ended without it
 
 
-class Watchdog:
-    """Ends this process with exit code `HUNG` when nobody calls `kick` for `timeout_seconds`.
+class Watchdog(RunObserver):
+    """Ends this process with exit code `HUNG` when nobody calls `doing` for `timeout_seconds`.
 
     Before that it writes to `log`, which must be a system file (the rank's log, `sys.stderr`), one sentence that says
     what took how long, the last collectives in torch's flight recorder, and every thread's stack. Then it calls
@@ -37,12 +38,12 @@ class Watchdog:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="plait-watchdog", daemon=True)
 
-    def kick(self, what: str) -> None:
+    def doing(self, what: str) -> None:
         """Say that the process lives, and what it begins now: "step 41", "validation". Costs next to nothing."""
         self._last = (time.monotonic(), what)
 
-    def start(self) -> "Watchdog":
-        self.kick(self._last[1])
+    def __enter__(self) -> "Watchdog":
+        self.doing(self._last[1])
         self._thread.start()
         return self
 
@@ -50,8 +51,6 @@ class Watchdog:
         self._done.set()
         if self._thread.is_alive():
             self._thread.join()
-
-    __enter__ = start
 
     def __exit__(self, *_: object) -> None:
         self.stop()

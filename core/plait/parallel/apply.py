@@ -1,6 +1,7 @@
 """`plait.apply` and `set_up`: a model under strategies, for `plait train` and for your own training loop."""
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 from plait.contract.config import Compile, Config, Loss, Precision, Remat, Train
 from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
+from plait.contract.observer import Observer
 from plait.contract.run import Run
+from plait.data.batch import Batch
 from plait.parallel.assembly import Assembly, assemble_model
 from plait.parallel.compile import compiled
 from plait.parallel.expert_balance import Balance
@@ -23,6 +26,7 @@ from plait.parallel.loss import compiled_sum, cross_entropy_sum, parallel
 from plait.parallel.mesh import Mesh
 from plait.parallel.precision import apply_precision, dtype
 from plait.parallel.process_group import device_type_here, local_device, start_group
+from plait.parallel.step import Count, Stepped, counted_with
 from plait.strategies.hooks import Hooks
 from plait.strategies.order import PHASES
 from plait.strategies.registry import name_of
@@ -37,7 +41,7 @@ class Applied:
 
     parts: what this rank runs: the model, or its stages on this rank. mesh: the ranks along each axis.
     balance: of the parts' experts. loss: `cross_entropy_sum`, compiled if `compile.enabled`. whole: what is known of
-    the model, if the parts of this rank are not all of it.
+    the model, if the parts of this rank are not all of it. steps: taken so far, those before a checkpoint too.
     """
 
     parts: list[nn.Module]
@@ -49,30 +53,66 @@ class Applied:
     balance: Balance
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum
     whole: "Whole | None" = None
+    steps: int = 0
 
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter once, tied ones too."""
         return list({id(p): p for part in self.parts for p in part.parameters()}.values())
 
-    def deal(
-        self, tokens: Tensor, labels: Tensor, positions: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def step(
+        self,
+        batch: Batch,
+        optimizer: torch.optim.Optimizer,
+        count: Count | None = None,
+        observer: Observer | None = None,
+        *,
+        rows: int | None = None,
+        max_norm: float = math.inf,
+    ) -> Stepped:
+        """One training step: the only one in Plait. Afterwards parameters are new and gradients are gone.
+
+        batch: this data rank's rows of the global batch, all of them, on the CPU or the device.
+        count: how the step's tokens are counted over all ranks; None: by one sum.
+        rows: of a micro-batch, whose gradients add up; None: the batch is one. max_norm: gradients are clipped to it.
+        Collective over all ranks. Raises whatever a strategy's hook raises.
+        """
+        watch = observer or Observer()
+        watch.start(self.steps + 1)
+        dealt = self.deal(batch)
+        watch.count(dealt)
+        tokens = (count or counted_with(self.mesh))(dealt)
+        for part in self.parts:
+            part.train()
+        moved = dealt.to(self.device)
+        total = self.forward_backward(moved.split(rows or len(moved.tokens)), tokens, observer=watch)
+        watch.clip()
+        norm = self.clip_grads(max_norm)
+        watch.optimizer()
+        optimizer.step()
+        optimizer.zero_grad()
+        self.steps += 1
+        self.after_step(optimizer, self.steps, watch)
+        return Stepped(total / tokens(), norm, tokens())
+
+    def deal(self, batch: Batch) -> Batch:
         """What this rank sees of a batch whose rows are its own: all of it, unless an axis splits the sequence.
 
-        Each (B, T); positions None: a row is one document. Call it before tokens are counted.
+        Call it before tokens are counted. `step` does.
         """
-        arguments = {"tokens": tokens, "labels": labels, "positions": positions, "mesh": self.mesh}
-        return self.hooks.first("deal", **arguments)
+        given = {"tokens": batch.tokens, "labels": batch.labels, "positions": batch.positions}
+        tokens, labels, positions = self.hooks.first("deal", **given, mesh=self.mesh)
+        return attrs.evolve(batch, tokens=tokens, labels=labels, positions=positions)
 
     def forward_backward(
         self,
-        micro_batches: Iterable[tuple[Tensor, Tensor, Tensor | None]],
+        micro_batches: Iterable[Batch],
         tokens: int | Callable[[], int],
         loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        observer: Observer | None = None,
     ) -> Tensor:
         """Forward, loss and backward of each micro-batch: the gradients of this rank's part of a step.
 
-        micro_batches: (tokens, labels, positions or None), each (B, T), on this rank's device.
+        micro_batches: dealt, on this rank's device.
         tokens: the number of valid tokens of the step, over all ranks; or a function that returns it, called before
         each backward, so that counting may run beside the first forward.
         loss: (logits, labels) -> the loss summed over this rank's tokens; None: `self.loss`. Not called if
@@ -80,6 +120,7 @@ class Applied:
         Returns the sum of the loss over this rank's tokens (float64 scalar); ranks that have other stages of the model
         get it too. Without gradients, as under `torch.no_grad()`, it runs forward only.
         """
+        watch = observer or Observer()
         chunked, divided = self.run.config.loss.chunks > 1, self.mesh.layout.count("layers") > 1
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         wanted, called = list[Tensor](), list[int]()
@@ -87,9 +128,10 @@ class Applied:
             self._scaled(total, tokens)  # for ranks without logits, which call no loss
 
         def arguments() -> Iterator[tuple[Any, ...]]:
-            for ids, labels, positions in micro_batches:
-                wanted.append(labels)
-                yield (ids, positions, labels) if chunked else (ids,) if positions is None else (ids, positions)
+            for micro, batch in enumerate(micro_batches):
+                watch.forward(micro)
+                wanted.append(batch.labels)
+                yield batch.arguments(labelled=chunked)
 
         with ExitStack() as context:
 
@@ -97,9 +139,14 @@ class Applied:
                 if not called:  # its backward runs before this context ends
                     context.enter_context(parallel(result))
                 called.append(i)
+                watch.loss(i, None if chunked else result)
                 value = result if chunked else (loss or self.loss)(result, wanted[i])
                 total.add_(value.detach())
-                return self._scaled(value, tokens) if torch.is_grad_enabled() else value
+                if not torch.is_grad_enabled():
+                    return value
+                known = tokens() if callable(tokens) else tokens  # not in the moment: it may wait
+                watch.backward(i)
+                return self._scaled(value, known)
 
             inputs = arguments()
             self.hooks.first("forward_backward", parts=self.parts, inputs=inputs, loss=loss_of, mesh=self.mesh)
@@ -154,9 +201,12 @@ class Applied:
 
         return state, done_all
 
-    def after_step(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Balance the experts, and call the strategies' `after_step` for step `step` (from 1)."""
+    def after_step(self, optimizer: torch.optim.Optimizer, step: int, observer: Observer | None = None) -> None:
+        """Balance the experts, and call the strategies' `after_step` for step `step` (from 1). `step` does."""
+        watch = observer or Observer()
+        watch.balance()
         self.balance.after_step()
+        watch.after()
         for part in self.parts:
             self.hooks.all("after_step", model=part, optimizer=optimizer, mesh=self.mesh, step=step)
 

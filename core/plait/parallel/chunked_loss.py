@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
-from plait.parallel.loss import IGNORE, Compiler
+from plait.data.batch import IGNORE
+from plait.parallel.loss import Compiler
 from plait.parallel.mix_in import mix_in
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-IGNORE = -100
+from plait.data.batch import IGNORE
+
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -44,8 +45,3 @@ def compiles(logits: Tensor) -> bool:
 def parallel(logits: Tensor) -> Any:
     """The context for the loss of these logits and its backward: torch's loss parallelism if they are sharded."""
     return loss_parallel() if isinstance(logits, DTensor) else nullcontext()
-
-
-def valid_tokens(labels_BT: Tensor) -> int:
-    """How many tokens have a label."""
-    return int((labels_BT != IGNORE).sum())

@@ -12,6 +12,8 @@ import rich.console
 from rich.live import Live
 from rich.text import Text
 
+from plait.contract.observer import RunObserver
+
 REFRESH_SECONDS = 0.25  # drawing takes rank 0 about 1 ms, so this costs less than half a percent of training
 BAR = 20  # characters
 WAITING_SECONDS = 15.0  # seconds between the lines of `waiting` without a live line
@@ -23,15 +25,23 @@ class _Rich(rich.console.Console):
         return False  # it stays hidden: a killed rank could not show it again
 
 
-class Console:
-    """The display of one run; `with Console(...) as console: console.step(row)`.
+class Console(RunObserver):
+    """The display of one run; `with Console(...) as console: console.row(row)`.
 
     Prints a line for the first and the last step, for every `log_every`-th and for every validation; on a terminal
     a live line below shows every step. Writes to standard output, which may fail (`streams.console_may_fail`).
+    compiles: the first step compiles the model, which is said.
     """
 
-    def __init__(self, total_steps: int, start_step: int = 0, log_every: int = 10, file: IO[str] | None = None) -> None:
-        self.total, self.start, self.log_every = total_steps, start_step, log_every
+    def __init__(
+        self,
+        total_steps: int,
+        start_step: int = 0,
+        log_every: int = 10,
+        file: IO[str] | None = None,
+        compiles: bool = False,
+    ) -> None:
+        self.total, self.done_before, self.log_every, self._compiles = total_steps, start_step, log_every, compiles
         self._file = file or sys.stdout
         self._rich = _Rich(file=self._file, highlight=False, markup=False)
         self._live: Live | None = None
@@ -89,12 +99,16 @@ class Console:
             done.set()
             thread.join()
 
-    def step(self, row: Mapping[str, Any]) -> None:
+    def start(self, step: int) -> None:
+        if self._compiles and step == self.done_before + 1:
+            self.waiting("compile: the first step compiles the model")
+
+    def row(self, row: Mapping[str, Any]) -> None:
         """Show a finished step: its row as it goes to metrics.jsonl."""
         self._end_waiting()
         now, step = time.monotonic(), row["step"]
         self._times.append((now, step))
-        milestone = step in (self.start + 1, self.total) or step % self.log_every == 0 or "val_loss" in row
+        milestone = step in (self.done_before + 1, self.total) or step % self.log_every == 0 or "val_loss" in row
         draw = self._live is not None and (milestone or now - self._refreshed >= REFRESH_SECONDS)
         if not (milestone or draw):
             return

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from plait.contract.config import Metrics as Conf
 from plait.contract.errors import DiskError, PlaitError, shown
+from plait.contract.observer import RunObserver
 from plait.system.disk import replace, writing
 
 FILE = "metrics.jsonl"
@@ -186,7 +187,7 @@ def last_step(path: Path) -> int:
     return max((row["step"] for row in map(_row, lines) if row), default=0)
 
 
-class Metrics:
+class Metrics(RunObserver):
     """All outputs that `conf` asks for; they get one row per step.
 
     folder: the run's. resume_step: the step that the run continues from, 0 for a new one; rows past it from an earlier
@@ -211,7 +212,7 @@ class Metrics:
         if conf.wandb:
             self.sinks.append(_Wandb(folder, run_name or folder.name, dict(config or {})))
 
-    def log(self, row: Mapping[str, Any]) -> None:
+    def row(self, row: Mapping[str, Any]) -> None:
         for sink in self.sinks:
             sink.log(row)
 

@@ -14,17 +14,19 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_fun
 
 from plait.contract.config import Profile as Conf
 from plait.contract.errors import DiskError, PlaitError
+from plait.contract.observer import RunObserver
 from plait.parallel.flight_recorder import flight_record
 from plait.system.disk import can_be_written, writing
 
 if TYPE_CHECKING:
     from plait.parallel.mesh import Mesh
+    from plait.train.trainer import Trainer
 
 Event = dict[str, Any]
 
 
-class Profiler:
-    """`with Profiler(...) as profiler:` around the loop, `profiler.step(n)` after each step.
+class Profiler(RunObserver):
+    """`with Profiler(...) as profiler:` around the loop, `profiler.end(n)` after each step.
 
     On the ranks in `conf.ranks` it traces steps `conf.start` to `conf.start + conf.steps - 1` and writes them to
     `<folder>/profile/step-<first>-<last>-rank<rank>.json` (for Perfetto or chrome://tracing); with `conf.memory` it
@@ -60,6 +62,14 @@ class Profiler:
         self._began = 0
         self._collectives: dict[tuple[int, int], dict[str, Any]] = {}
 
+    @classmethod
+    def of(cls, trainer: "Trainer", folder: Path, rank: int, done: int) -> "Profiler":
+        """For this rank of a run that continues from step `done`."""
+        spec, device = trainer.run.spec, trainer.device.type
+        blocks = {fqn: block for part in trainer.parts for fqn, block in spec.blocks_of(part).items()}
+        axes = axes_by_group(trainer.mesh)
+        return cls(trainer.config.profile, folder, rank, blocks, device, axes, done, trainer.say)
+
     def __enter__(self) -> "Profiler":
         if self.enabled:
             self._offset = self.done + 1  # torch counts the steps that it has seen, from 0
@@ -74,13 +84,12 @@ class Profiler:
             self._follow(self.done)
         return self
 
-    def step(self, n: int) -> None:
-        """Step `n` (from 1) is done."""
+    def end(self, step: int) -> None:
         if self._profile is None:
             return
-        self._follow(n)
+        self._follow(step)
         self._profile.step()
-        if n >= self.last:
+        if step >= self.last:
             self.__exit__()
 
     def __exit__(self, *_: object) -> None:

@@ -11,7 +11,18 @@ if TYPE_CHECKING:
     from plait.testing.parity import apart, unequal, worst_gradient
     from plait.testing.suite import StrategySuite
     from plait.testing.suite.capabilities import Layout
-    from plait.testing.trial import Trial, TrialResult, batch, documents, forward_backward, full, train, whole
+    from plait.testing.trial import (
+        Trial,
+        TrialResult,
+        batch,
+        documents,
+        forward_backward,
+        full,
+        share,
+        take_step,
+        train,
+        whole,
+    )
 
 __all__ = [
     "Collective",
@@ -27,6 +38,8 @@ __all__ = [
     "full",
     "is_about",
     "raises_about",
+    "share",
+    "take_step",
     "train",
     "unequal",
     "whole",
@@ -39,7 +52,18 @@ _IN = {
     "plait.testing.parity": ("apart", "unequal", "worst_gradient"),
     "plait.testing.suite": ("StrategySuite",),
     "plait.testing.suite.capabilities": ("Layout",),
-    "plait.testing.trial": ("Trial", "TrialResult", "batch", "documents", "forward_backward", "full", "train", "whole"),
+    "plait.testing.trial": (
+        "Trial",
+        "TrialResult",
+        "batch",
+        "documents",
+        "forward_backward",
+        "full",
+        "share",
+        "take_step",
+        "train",
+        "whole",
+    ),
 }
 _LAZY = {name: module for module, names in _IN.items() for name in names}
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError, one_line
+from plait.data.batch import IGNORE
 from plait.parallel.apply import Applied, set_up
 from plait.parallel.assembly import assemble
 from plait.parallel.build import build_model
-from plait.parallel.loss import IGNORE
 from plait.testing.parity import BOUNDS, apart, common_factor, gradient_errors
 from plait.testing.trial import Trial, TrialResult, train
 from plait.testing.widened import Widened

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from plait.parallel.mesh import Mesh
-from plait.testing.trial import Trial, forward_backward
+from plait.testing.trial import Trial, take_step
 
 
 def left_behind(trial: Trial, strategies: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -40,11 +40,7 @@ def _some_steps(trial: Trial, strategies: Mapping[str, Mapping[str, Any]]) -> li
     groups = _groups(applied.mesh)
     counts = []
     for step in range(3):
-        forward_backward(applied, trial, step)
-        applied.clip_grads(trial.max_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        applied.after_step(optimizer, step + 1)
+        take_step(applied, optimizer, trial, step)
         counts.append(_hooks(applied.parts, optimizer))
     applied.checkpoint(optimizer)
     grown = [

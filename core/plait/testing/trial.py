@@ -1,6 +1,6 @@
 """One trial: a small model trained for a few steps under some strategies, and its complete result."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor
 
 import plait
 from plait.contract.config import Compile, Loss, Precision, Remat
+from plait.contract.observer import Observer
+from plait.data.batch import IGNORE, Batch
 from plait.parallel.apply import Applied
-from plait.parallel.loss import IGNORE, valid_tokens
-from plait.parallel.micro_batches import micro_batches
 from plait.parallel.state import canonical
 from plait.strategies.registry import create_all
 from plait.testing.models import MODELS, VOCAB
@@ -118,37 +118,61 @@ def train(
     initial = held(applied)
     placements = held(applied, _lies)
     optimizer = trial.optimizer(applied.parameters())
-    losses, norms, gradients, last = [], [], {}, {}
+    losses, norms, seen = [], [], Gradients(applied, {0, trial.steps - 1} if trial.last else {0})
     for step in range(trial.steps):
-        losses.append(forward_backward(applied, trial, step))
-        if step == 0:
-            gradients = _gradients(applied)
-        if trial.last and step == trial.steps - 1:
-            last = _gradients(applied)
-        norms.append(float(applied.clip_grads(trial.max_norm)))
-        optimizer.step()
-        optimizer.zero_grad()
-        applied.after_step(optimizer, step + 1)
+        loss, norm = take_step(applied, optimizer, trial, step, seen)
+        losses.append(loss)
+        norms.append(norm)
+    gradients, last = seen.of_step.get(0, {}), seen.of_step.get(trial.steps - 1, {}) if trial.last else {}
     buffers = of_all_stages(applied, {canonical(n): full(b) for part in applied.parts for n, b in part.named_buffers()})
     return TrialResult(initial, gradients, losses, norms, held(applied), placements, buffers, last)
 
 
+class Gradients(Observer):
+    """Keeps the whole gradients of the steps `numbers` (from 0), before they are clipped: `of_step[number]`, by FQN."""
+
+    def __init__(self, applied: Applied, numbers: Container[int]) -> None:
+        self.applied, self.numbers = applied, numbers
+        self.of_step: dict[int, dict[str, Tensor]] = {}
+
+    def clip(self) -> None:
+        if self.applied.steps in self.numbers:
+            self.of_step[self.applied.steps] = _gradients(self.applied)
+
+
+def take_step(
+    applied: Applied, optimizer: torch.optim.Optimizer, trial: Trial, step: int, observer: Observer | None = None
+) -> tuple[float, float]:
+    """Train on global batch `step`; returns (the loss over all tokens, the norm before clipping)."""
+    batch, total = share(applied, trial, step)
+    rows = -(-len(batch.tokens) // trial.micro)
+    known = lambda dealt: lambda: total  # noqa: E731 - all ranks know the whole batch
+    with trial.computing():
+        done = applied.step(batch, optimizer, known, observer, rows=rows, max_norm=trial.max_norm)
+    return _over_ranks(applied, done.loss), float(done.norm)
+
+
 def forward_backward(applied: Applied, trial: Trial, step: int) -> float:
     """Gradients of global batch `step`, divided into this rank's micro-batches; returns the loss over all tokens."""
+    batch, total = share(applied, trial, step)
+    parts = applied.deal(batch).split(-(-len(batch.tokens) // trial.micro))
+    with trial.computing():
+        summed = applied.forward_backward(parts, total)
+    return _over_ranks(applied, summed / total)
+
+
+def share(applied: Applied, trial: Trial, step: int) -> tuple[Batch, int]:
+    """(this data rank's rows of global batch `step`, on its device; the valid tokens of the whole batch)."""
     index, count = applied.mesh.rank_and_size("batch")
     tokens, labels = (tensor.to(applied.device) for tensor in trial.batch(step))
-    total = valid_tokens(labels)
-    size = len(tokens) // count
-    mine = slice(index * size, (index + 1) * size)
-    positions = trial.positions(tokens, step)
-    dealt = applied.deal(tokens[mine], labels[mine], None if positions is None else positions[mine])
-    parts = micro_batches(dealt, -(-size // trial.micro))
-    with trial.computing():
-        summed = (applied.forward_backward(parts, total) / total).cpu()
-    if not applied.mesh.is_dp_leader():
-        summed.zero_()
-    dist.all_reduce(summed)
-    return float(summed)
+    whole = Batch(tokens, labels, trial.positions(tokens, step))
+    return whole.split(len(tokens) // count)[index], whole.valid()
+
+
+def _over_ranks(applied: Applied, part: Tensor) -> float:
+    part = part.cpu() if applied.mesh.is_dp_leader() else torch.zeros_like(part, device="cpu")
+    dist.all_reduce(part)
+    return float(part)
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from plait.contract.observer import RunObserver
+
 MODEL = ("model.dim=32", "model.n_layers=2", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=48")
 SMALL = (
     *("train.seq_len=32", "train.steps=10", "schedule.warmup_steps=4", "metrics.tensorboard=false"),
@@ -45,17 +47,31 @@ def overrides(
     ]
 
 
+class Rows(RunObserver):
+    """Keeps every row of a run in `rows`. then(step): called after each step."""
+
+    def __init__(self, then: Callable[[int], Any] = lambda step: None) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.then = then
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(dict(row))
+
+    def end(self, step: int) -> None:
+        self.then(step)
+
+
 def run(node: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
     """The rows of a run under the resolved config `node`, trained by the ranks that call this together."""
     from plait.contract.config import Config
     from plait.records.run_folder import RunFolder
     from plait.train.trainer import Trainer
 
-    rows: list[dict[str, Any]] = []
-    trainer = Trainer(Config.of(node), RunFolder(folder), lambda text: None)
+    seen = Rows()
+    trainer = Trainer(Config.of(node), RunFolder(folder), lambda text: None, [seen])
     trainer.restore()
-    trainer.fit(lambda row: rows.append(dict(row)))
-    return rows
+    trainer.fit()
+    return seen.rows
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

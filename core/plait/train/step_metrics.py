@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from plait.contract.errors import PlaitError
+from plait.parallel.step import Stepped
 from plait.train.on_host import OnHost
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ class StepMetrics:
     def __init__(
         self,
         trainer: "Trainer",
-        loss: Tensor,
-        norm: Tensor,
+        done: Stepped,
         lr: float,
         seconds: Callable[[], float],
         data_seconds: float,
@@ -70,13 +69,13 @@ class StepMetrics:
         self.data_seconds = data_seconds
         self.extra: Row = {}
         memory, self.memory_kind = peak_memory(trainer.device)
-        mine = loss if trainer.mesh.is_dp_leader() else torch.zeros_like(loss)
+        mine = done.loss if trainer.mesh.is_dp_leader() else torch.zeros_like(done.loss)
         sent = torch.stack([mine, torch.full_like(mine, memory)])  # a kernel with a number waits for nothing
         gathered = torch.empty(2 * dist.get_world_size(), dtype=torch.float64, device=mine.device)
         work = _all_gather(gathered, sent, async_op=True)
         self._experts = trainer.applied.balance.counted
         counts = [self._experts.counts] if self._experts else []
-        self._values = OnHost([gathered, norm.detach().to(gathered.device), *counts], work.wait)
+        self._values = OnHost([gathered, done.norm.detach().to(gathered.device), *counts], work.wait)
         self._seconds = seconds
         self._loss: float | None = None
 

@@ -13,7 +13,7 @@ from plait_local_sgd.reference import simulate
 from plait.checkpoint.load import load
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
-from plait.testing import Trial, TrialResult, apart, forward_backward, full, train, unequal, whole
+from plait.testing import Trial, TrialResult, apart, full, take_step, train, unequal, whole
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
@@ -53,10 +53,7 @@ def test_workers_part_and_meet(plait_ranks):
 
 
 def step(applied, optimizer, number):
-    forward_backward(applied, Trial(), number)
-    optimizer.step()
-    optimizer.zero_grad()
-    applied.after_step(optimizer, number + 1)
+    take_step(applied, optimizer, Trial(), number)
 
 
 def save_between_syncs(strategies, folder):

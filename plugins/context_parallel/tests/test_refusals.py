@@ -57,8 +57,7 @@ def sharper(method):
         for block in model.layers.values():
             block.attention.inner = Sharper()
     applied = plait.apply(model, model.spec(), [ContextParallel(method=method), Fsdp2()], seq_len=16)
-    tokens, labels = batch(0)
-    return float(applied.forward_backward([applied.deal(tokens, labels)], 1))
+    return float(applied.forward_backward([applied.deal(plait.Batch(*batch(0)))], 1))
 
 
 def test_another_attention_is_computed_by_itself_or_refused(plait_ranks):
@@ -72,12 +71,12 @@ def undealt():
     from plait.testing.trial import Trial, batch
 
     applied = Trial().apply({"context_parallel": {"degree": 2}, "fsdp2": {}})
-    applied.deal(*batch(0))
-    applied.forward_backward([(*batch(1), None)], 1)
+    applied.deal(plait.Batch(*batch(0)))
+    applied.forward_backward([plait.Batch(*batch(1))], 1)
 
 
 def test_a_loop_that_forgets_to_deal_is_told(plait_ranks):
-    with pytest.raises(RankError, match=r"applied\.deal\(tokens, labels, positions\)"):
+    with pytest.raises(RankError, match=r"applied\.deal\(batch\)"):
         plait_ranks.run(undealt, world=2)
 
 

@@ -9,7 +9,7 @@ from test_town import LAYOUTS, same
 
 from plait.testing.models import moe
 from plait.testing.parity import apart
-from plait.testing.trial import Trial, forward_backward, train
+from plait.testing.trial import Trial, take_step, train
 
 two = functools.partial(moe, n_layers=2)  # a dense block and one with experts
 BOTH = "fsdp2 x tp 2 x ep 2"
@@ -48,11 +48,7 @@ def graphs(trial, strategies):
             module.register_forward_pre_hook(lambda module, args: had.append(tuple(args[1].tolist())))
     found, losses = [], []
     for step in range(trial.steps):
-        losses.append(forward_backward(applied, trial, step))
-        applied.clip_grads(trial.max_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        applied.after_step(optimizer, step + 1)
+        losses.append(take_step(applied, optimizer, trial, step)[0])
         found.append((counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())))
     return found, losses, had, list(counters["graph_break"])
 

@@ -4,22 +4,18 @@ import pytest
 from test_town import LAYOUTS
 
 from plait.testing.models import moe
-from plait.testing.trial import Trial, forward_backward, whole
+from plait.testing.trial import Trial, take_step, whole
 from plait.train.optimizer import make_optimizer
 
 
 def trained(strategies, kernels):
-    trial = Trial(moe)
+    trial = Trial(moe, max_norm=0.1)
     applied = trial.apply(strategies)
     node = {"_target_": "torch.optim.AdamW", "lr": 1e-2, "fused": False, **kernels}
     optimizer = make_optimizer(node, applied.parameters())
     norms = []
     for step in range(3):
-        forward_backward(applied, trial, step)
-        norms.append(float(applied.clip_grads(0.1)))
-        optimizer.step()
-        optimizer.zero_grad()
-        applied.after_step(optimizer, step + 1)
+        norms.append(take_step(applied, optimizer, trial, step)[1])
     return norms, whole(applied.parts[0])
 
 

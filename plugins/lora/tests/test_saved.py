@@ -29,11 +29,12 @@ TARGETS = ("layers.{}.attention.wq", "layers.{}.attention.wo", *(f"layers.{{}}.f
 
 def job(node, folder, steps, export):
     """Train up to step `steps`; the weights as they then are, whole."""
-    trainer = Trainer(Config.of(node), RunFolder(folder), lambda text: None)
+    seen = whole_run.Rows()
+    trainer = Trainer(Config.of(node), RunFolder(folder), lambda text: None, [seen])
     start = trainer.restore()
     trainer.config.train.steps = steps
-    rows = []
-    trainer.fit(lambda row: rows.append((row["step"], row["loss"], row["grad_norm"])))
+    trainer.fit()
+    rows = [(row["step"], row["loss"], row["grad_norm"]) for row in seen.rows]
     if export:
         trainer.checkpoints.export()
     state = trainer.applied.checkpoint(trainer.optimizer)[0]

@@ -9,7 +9,7 @@ from chain import BLOCKS, Block, Chain
 from plait import PlaitError
 from plait.parallel.simulated import simulated
 from plait.testing.models import llama3
-from plait.testing.trial import Trial, forward_backward
+from plait.testing.trial import Trial, take_step
 
 SLOW = pytest.mark.slow
 KNOWN = {}
@@ -137,12 +137,8 @@ def graphs(trial, strategies, steps):
     applied = trial.apply(strategies)
     optimizer, found, loads = trial.optimizer(applied.parameters()), [], set()
     for step in range(steps):
-        forward_backward(applied, trial, step)
-        applied.clip_grads(1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(applied, optimizer, trial, step)
         loads |= {(name, *b.tolist()) for name, b in applied.parts[0].named_buffers() if name.endswith(".now")}
-        applied.after_step(optimizer, step + 1)
         found.append((counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())))
     return found, loads
 

@@ -7,7 +7,7 @@ pytest.importorskip("plait_fsdp2")
 import attrs
 
 from plait.testing.parity import unequal
-from plait.testing.trial import Trial, forward_backward, whole
+from plait.testing.trial import Trial, take_step, whole
 
 SLOW = pytest.mark.slow
 STEPS = 4  # under each
@@ -30,11 +30,9 @@ def part_of_a_run(trial, strategies, folder, first, steps):
         load(store.latest(), *applied.checkpoint(optimizer))
     losses, norms = [], []
     for step in range(first, first + steps):
-        losses.append(forward_backward(applied, trial, step))
-        norms.append(float(applied.clip_grads(1.0)))
-        optimizer.step()
-        optimizer.zero_grad()
-        applied.after_step(optimizer, step + 1)
+        loss, norm = take_step(applied, optimizer, trial, step)
+        losses.append(loss)
+        norms.append(norm)
     saver = Saver(store, "sync")
     saver.save(applied.checkpoint(optimizer)[0], first + steps)
     saver.wait()

@@ -92,7 +92,7 @@ def job(node, folder):
 
     trainer = Trainer(Config.of(node), RunFolder(folder), lambda text: None)
     trainer.restore()
-    trainer.fit(lambda row: None)
+    trainer.fit()
     trainer.checkpoints.export()
     state = trainer.applied.checkpoint(trainer.optimizer)[0]
     whole = {key: whole_tensor(tensor).clone() for key, tensor in state.items()}

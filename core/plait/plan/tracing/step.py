@@ -1,25 +1,37 @@
-"""One training step on tensors without values: the same calls as `plait.train.trainer`, in the same order."""
+"""One training step on tensors without values, watched moment by moment by a recorder."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import cycle, islice
 from typing import Any
 
+import attrs
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from plait.contract.config import Config
+from plait.contract.observer import Observer
+from plait.data.batch import Batch
 from plait.parallel.apply import Applied
 from plait.parallel.loss import compiles, cross_entropy_sum
-from plait.parallel.micro_batches import Rows, micro_batches
 from plait.plan.tracing.fused import LOSS
 from plait.plan.tracing.recorder import Recorder
 from plait.train.step_metrics import _all_gather
 from plait.train.trainer import EXCHANGED
 
 
-class Step:
+@attrs.frozen(eq=False)
+class Driven(Batch):
+    """A batch of which `driven` micro-batches run, some twice if it has fewer."""
+
+    driven: int = 1
+
+    def split(self, rows: int) -> list[Batch]:
+        return list(islice(cycle(super().split(rows)), self.driven))
+
+
+class Step(Observer):
     """Runs steps of a model that is set up, and tells `recorder` what runs.
 
     micro: how many micro-batches a step has. `driven` of them run, some twice if a step has fewer.
@@ -28,69 +40,79 @@ class Step:
     def __init__(
         self, applied: Applied, optimizer: Any, config: Config, recorder: Recorder, micro: int, driven: int
     ) -> None:
-        self.applied, self.optimizer, self.config, self.recorder = applied, optimizer, config, recorder
-        self.micro, self.driven = micro, driven
-        self.rows, self.steps = config.train.local_batch_size, 0
+        self.applied, self._optimizer, self.recorder = applied, optimizer, recorder
+        self.train, self.micro, self.driven = config.train, micro, driven
+        applied.loss = self._loss
+        optimizer.register_step_post_hook(lambda *_: self._mark_states())
         self._waiting: list[Any] = []  # what the trainer keeps of the step before
 
     def __call__(self) -> None:
-        recorder, train = self.recorder, self.config.train
-        recorder.phase, recorder.micro = "start", 0
-        tokens = torch.zeros(self.micro * self.rows, train.seq_len, dtype=torch.int64)
-        labels = torch.zeros(self.micro * self.rows, train.seq_len, dtype=torch.int64)
-        own = self.applied.deal(tokens, labels)
-        recorder.mark(own, "other")
+        rows, max_norm = self.train.local_batch_size, self.train.max_norm
+        self._enter("start")
+        shape = self.micro * rows, self.train.seq_len
+        tokens, labels = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+        batch = Driven(tokens, labels, driven=self.driven)
+        done = self.applied.step(batch, self._optimizer, self._counted, self, rows=rows, max_norm=max_norm)
+        self._report(done.loss, done.norm)
+
+    def count(self, batch: Batch) -> None:
+        self.recorder.mark([batch.tokens, batch.labels, batch.positions], "other")
+
+    def forward(self, micro: int) -> None:
+        self._enter("forward", micro)
+
+    def loss(self, micro: int, logits: Tensor | None) -> None:
+        if logits is not None:
+            self.recorder.phase = "loss"
+            self.recorder.mark([logits], "logits")
+
+    def backward(self, micro: int) -> None:
+        self.recorder.keep()
+        self.recorder.phase = "backward"
+
+    def clip(self) -> None:
+        self._enter("clip")
+        self.recorder.mark([p.grad for p in self.applied.parameters()], "gradients")
+
+    def optimizer(self) -> None:
+        self._enter("optimizer")
+
+    def balance(self) -> None:
+        self._enter("balance")
+
+    def after(self) -> None:
+        self._enter("after")
+
+    def _enter(self, phase: str, micro: int = 0) -> None:
+        self.recorder.phase, self.recorder.micro = phase, micro
+
+    def _loss(self, logits: Tensor, wanted: Tensor) -> Tensor:
+        with self.recorder.where.inside(LOSS) if compiles(logits) else nullcontext():
+            return cross_entropy_sum(logits, wanted)
+
+    def _counted(self, dealt: Batch) -> Callable[[], int]:
+        """What the trainer exchanges; nobody's tokens are counted, since these have no values."""
         counts = torch.zeros(EXCHANGED, dtype=torch.int64)
         counting = dist.all_reduce(counts, async_op=True)
-        valid = self.micro * self.rows * train.seq_len * self.applied.mesh.rank_and_size("batch")[1]
-        for part in self.applied.parts:
-            part.train()
+        rows = self.micro * self.train.local_batch_size * self.applied.mesh.rank_and_size("batch")[1]
+        waiting = [counting]
 
-        def told() -> Iterator[Rows]:
-            for micro, rows in enumerate(islice(cycle(micro_batches(own, self.rows)), self.driven)):
-                recorder.micro, recorder.phase = micro, "forward"
-                yield rows
+        def tokens() -> int:
+            while waiting:  # once, as the trainer does
+                waiting.pop().wait()
+            return rows * self.train.seq_len
 
-        def loss(logits: Tensor, wanted: Tensor) -> Tensor:
-            recorder.phase = "loss"
-            recorder.mark([logits], "logits")
-            with recorder.where.inside(LOSS) if compiles(logits) else nullcontext():
-                return cross_entropy_sum(logits, wanted)
-
-        def agreed() -> int:
-            if recorder.micro == 0:
-                counting.wait()
-            recorder.keep()
-            recorder.phase = "backward"
-            return valid
-
-        total = self.applied.forward_backward(told(), agreed, loss)
-        recorder.micro, recorder.phase = 0, "clip"
-        recorder.mark([p.grad for p in self.applied.parameters()], "gradients")
-        norm = self.applied.clip_grads(train.max_norm)
-        recorder.phase = "optimizer"
-        self.optimizer.step()
-        self._mark_states()
-        self.optimizer.zero_grad()
-        self.steps += 1
-        recorder.phase = "balance"  # what `Applied.after_step` does, of which the core's own part is told apart
-        self.applied.balance.after_step()
-        recorder.phase = "after"
-        for part in self.applied.parts:
-            arguments = {"model": part, "optimizer": self.optimizer, "mesh": self.applied.mesh, "step": self.steps}
-            self.applied.hooks.all("after_step", **arguments)
-        self._report(total / valid, norm)
+        return tokens
 
     def make_states(self) -> None:
         """Give the optimizer the states that its first step creates, without a step of the model."""
         for param in self.applied.parameters():
             param.grad = torch.zeros_like(param)
-        self.optimizer.step()
-        self._mark_states()
-        self.optimizer.zero_grad()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
     def _mark_states(self) -> None:
-        for state in self.optimizer.state.values():
+        for state in self._optimizer.state.values():
             self.recorder.mark(state.values(), "optimizer")
 
     def _report(self, loss: Tensor, norm: Tensor) -> None:

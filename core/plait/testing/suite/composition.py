@@ -112,7 +112,7 @@ def _failing(name: str, hook: str, trial: Trial, strategies: Mapping[str, Any]) 
     """A search, a plan's question, set-up and a step in which `hook` of the strategy raises."""
     from unittest import mock
 
-    from plait.testing.trial import forward_backward
+    from plait.testing.trial import take_step
 
     cls = load(name)
 
@@ -128,10 +128,7 @@ def _failing(name: str, hook: str, trial: Trial, strategies: Mapping[str, Any]) 
         if hook == "plan_stages":  # what a plan asks of the undivided model
             applied.hooks.first(hook, model=trial.build(), spec=applied.spec, run=applied.run, micro=1)
         optimizer = trial.optimizer(applied.parameters())
-        forward_backward(applied, trial, 0)
-        applied.clip_grads(1.0)
-        optimizer.step()
-        applied.after_step(optimizer, 1)
+        take_step(applied, optimizer, trial, 0)
         applied.export(applied.checkpoint(optimizer)[0])
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from plait.contract.model_spec import named
+from plait.data.batch import Batch
 from plait.testing.parity import BOUNDS, apart, unequal, wrong_gradients
 from plait.testing.pool import Pool
 from plait.testing.suite.capabilities import SINGLE_STEPS, Capabilities
@@ -156,7 +157,8 @@ def _dealt(trial: Trial, strategies: Mapping[str, Any]) -> tuple[list[int], bool
     applied = trial.apply(strategies)
     index, count = applied.mesh.rank_and_size("batch")
     tokens = torch.arange(SAMPLES * SEQ_LEN).view(SAMPLES, SEQ_LEN).chunk(count)[index]
-    own, labels, positions = applied.deal(tokens, tokens + 1)
+    dealt = applied.deal(Batch(tokens, tokens + 1))
+    own, labels, positions = dealt.tokens, dealt.labels, dealt.positions
     places = own % SEQ_LEN
     if positions is None:
         positions = torch.arange(own.shape[1]).expand_as(own)

@@ -11,7 +11,7 @@ from plait.testing.count import Collective, Counting, Size
 from plait.testing.leaks import left_behind
 from plait.testing.pool import Pool
 from plait.testing.suite.capabilities import Capabilities
-from plait.testing.trial import SAMPLES, SEQ_LEN, Trial, forward_backward
+from plait.testing.trial import SAMPLES, SEQ_LEN, Trial, forward_backward, share, take_step
 
 SIZES = ("llama3", "tied")  # two sizes of one architecture
 
@@ -75,9 +75,7 @@ def _holds(trial: Trial, strategies: Mapping[str, Any]) -> tuple[dict[str, tuple
 
     applied = trial.apply(strategies)
     optimizer = trial.optimizer(applied.parameters())
-    forward_backward(applied, trial, 0)
-    optimizer.step()
-    optimizer.zero_grad()
+    take_step(applied, optimizer, trial, 0)
     forward_backward(applied, trial, 1)
     named = [pair for part in applied.parts for pair in part.named_parameters()]
     held = {canonical(name): (_local(p).numel(), _lies(p)) for name, p in named}
@@ -95,12 +93,9 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _counted(trial: Trial, strategies: Mapping[str, Any]) -> list[Collective]:
     """The collectives of forward and backward of the second batch: the first may set things up."""
-    from plait.testing.trial import batch
-
     applied = trial.apply(strategies)
     forward_backward(applied, trial, 0)
-    index, count = applied.mesh.rank_and_size("batch")
-    mine = applied.deal(*(whole.chunk(count)[index].to(applied.device) for whole in batch(1)))
+    mine = applied.deal(share(applied, trial, 1)[0])
     with Counting(applied.mesh) as counting:
         applied.forward_backward([mine], 1)
     return counting.found()

@@ -1,5 +1,6 @@
 """Can it be saved, killed and continued? A checkpoint is independent of strategies."""
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from plait.testing import whole_run
 from plait.testing.parity import apart, unequal, wrong_gradients
 from plait.testing.pool import Pool, RankError
 from plait.testing.suite.capabilities import SINGLE_STEPS, Capabilities
-from plait.testing.trial import Trial, forward_backward, full, of_all_stages
+from plait.testing.trial import Trial, full, of_all_stages, take_step
 
 
 class State(Capabilities):
@@ -185,10 +186,8 @@ def _ready(trial: Trial, strategies: Mapping[str, Any], seed: int = 0) -> tuple[
 
 
 def _step(applied: Any, optimizer: torch.optim.Optimizer, trial: Trial, number: int) -> None:
-    forward_backward(applied, trial, number)
-    optimizer.step()
-    optimizer.zero_grad()
-    applied.after_step(optimizer, number + 1)
+    applied.steps = number
+    take_step(applied, optimizer, trial, number)
 
 
 def _everything(applied: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -204,6 +203,7 @@ def _contents(
 
     params: FQN -> whether it trains.
     """
+    trial = attrs.evolve(trial, max_norm=math.inf)  # unclipped, the moments are a tenth of the gradients
     applied, optimizer = _ready(trial, strategies)
     state = of_all_stages(applied, {key: full(tensor) for key, tensor in applied.checkpoint()[0].items()})
     before = {name: state[f"model.{name}"] for name in sorted(params)}

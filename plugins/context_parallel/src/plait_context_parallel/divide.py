@@ -47,7 +47,7 @@ def _refuse_undealt(options: "ContextParallel", tokens_BT: Tensor) -> None:
     if tokens_BT.shape[1] != options.dealt:
         raise PlaitError(
             f"the model got {tokens_BT.shape[1]} tokens of a sequence, and this rank was dealt {options.dealt}: with "
-            "context_parallel every batch goes through `applied.deal(tokens, labels, positions)`"
+            "context_parallel every batch goes through `applied.deal(batch)`"
         )
 
 

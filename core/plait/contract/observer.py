@@ -1,0 +1,76 @@
+"""What may watch a run: the moments of a step, and what a run tells between its steps.
+
+A class takes the moments that it needs; the others do nothing. Moments only watch: a step is the same without them.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # `import plait` must not import torch
+    from torch import Tensor
+
+    from plait.data.batch import Batch
+
+
+class Observer:
+    """The moments of one step on this rank, in their order. Each is called before what it names begins."""
+
+    def start(self, step: int) -> None:
+        """Step `step` (from 1): its batch is dealt."""
+
+    def count(self, batch: "Batch") -> None:
+        """The tokens of the step are counted. batch: this rank's rows, dealt, before they are split and moved."""
+
+    def forward(self, micro: int) -> None:
+        """Micro-batch `micro` (from 0) goes into the model; a pipeline may take it in long before it runs."""
+
+    def loss(self, micro: int, logits: "Tensor | None") -> None:
+        """The loss of micro-batch `micro` is computed; logits None: the head has computed it already."""
+
+    def backward(self, micro: int) -> None:
+        """The loss of micro-batch `micro` goes to backward, which a pipeline may run later. Not in validation."""
+
+    def clip(self) -> None:
+        """All gradients of the step are complete, and are clipped."""
+
+    def optimizer(self) -> None:
+        """Gradients are clipped; the optimizer takes its step, then gradients are released."""
+
+    def balance(self) -> None:
+        """Parameters are new; the counts of experts are added up."""
+
+    def after(self) -> None:
+        """Strategies' `after_step` is called."""
+
+
+class RunObserver(Observer):
+    """Watches a whole run on this rank: its steps, and what lies between them."""
+
+    def doing(self, what: str) -> None:
+        """The run begins `what`, which may take long: "step 41", "the export of the weights"."""
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """A line of metrics.jsonl, of every step, once its values are on the host: mostly one step later."""
+
+    def end(self, step: int) -> None:
+        """Step `step` is done, with its validation and its save, if it had them."""
+
+
+class Together(RunObserver):
+    """Several observers as one: each moment goes to all of them, in their order. More may be appended to `all`."""
+
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self.all: list[Observer] = list(observers)
+
+
+def _of_all(name: str) -> Any:
+    def moment(self: Together, *arguments: Any) -> None:
+        for each in self.all:
+            if (own := getattr(each, name, None)) is not None:
+                own(*arguments)
+
+    return moment
+
+
+for _name in [name for kind in (Observer, RunObserver) for name in vars(kind) if not name.startswith("_")]:
+    setattr(Together, _name, _of_all(_name))

@@ -1,0 +1,54 @@
+"""Rows of tokens and what is to be learned from them: the one form that data has from a source to a model."""
+
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+IGNORE = -100  # the label of a token from which nothing is learned
+
+
+@attrs.frozen(eq=False)
+class Batch:
+    """tokens, labels: (B, T) int64; labels are the next tokens, -100 if there is nothing to learn.
+
+    positions: (B, T) int64, from 0 at the start of each sample and of each document in it; None if tokens attend
+    across documents.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    positions: Tensor | None = None
+
+    def valid(self) -> int:
+        """How many tokens have a label. Waits for the labels if they are on a GPU."""
+        return int((self.labels != IGNORE).sum())
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on `device`. From main memory to a GPU it is copied while the host goes on."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            if device.type == "cuda" and tensor.device.type == "cpu":
+                tensor = tensor.pin_memory()  # from other memory a copy waits for the device
+            return tensor.to(device, non_blocking=True)
+
+        at = self.positions
+        return attrs.evolve(
+            self, tokens=moved(self.tokens), labels=moved(self.labels), positions=None if at is None else moved(at)
+        )
+
+    def split(self, rows: int) -> "list[Batch]":
+        """The same by `rows` rows at a time; the last part may have fewer."""
+        tokens, labels = self.tokens.split(rows), self.labels.split(rows)
+        positions = [None] * len(tokens) if self.positions is None else self.positions.split(rows)
+        return [Batch(*part) for part in zip(tokens, labels, positions, strict=True)]
+
+    def arguments(self, labelled: bool = False) -> tuple[Any, ...]:
+        """What a model is called with: (tokens), or (tokens, positions), or (tokens, positions, labels).
+
+        labelled: the model's head computes the loss, so it needs the labels.
+        """
+        if labelled:
+            return self.tokens, self.positions, self.labels
+        return (self.tokens,) if self.positions is None else (self.tokens, self.positions)
