@@ -146,4 +146,18 @@ MUTANTS = [
         "test_checkpoint_has_the_names_of_one_process",
         "missing ['tok_embeddings.weight']",
     ),
+    Mutant(
+        "a checkpoint of every other step holds other values",
+        STATE,
+        "def canonical_state(\n",
+        "def canonical_state(model, optimizer=None):\n"
+        "    state, after = plain_state(model, optimizer)\n"
+        "    kept = optimizer.state.values() if optimizer else ()\n"
+        "    if any(float(each['step']) == 2 for each in kept if 'step' in each):\n"
+        "        state = {key: tensor + 1 if key.startswith('model.') else tensor for key, tensor in state.items()}\n"
+        "    return state, after\n\n\n"
+        "def plain_state(\n",
+        "test_checkpoint_holds_what_one_process_holds",
+        "would save other values after step 2 than it holds",
+    ),
 ]

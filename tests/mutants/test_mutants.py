@@ -22,6 +22,8 @@ FILES = {
     "expert_parallel": "plugins/expert_parallel",
     "pipeline": "plugins/pipeline",
     "simplefsdp": "plugins/simplefsdp",
+    "lora": "plugins/lora",
+    "local_sgd": "examples/local_sgd",
 }
 
 

@@ -1,7 +1,10 @@
 """How far two trial results differ, in the terms of the numerics contract, and the first parameter that differs."""
 
 import math
+from collections.abc import Iterable, Sequence
 
+import attrs
+import torch
 from torch import Tensor
 
 from plait.contract.model_spec import ModelSpec
@@ -10,17 +13,41 @@ from plait.testing.trial import TrialResult
 # (gradient of a parameter, relative; losses and norms) by dtype: documented in docs/testing.md, not adjustable.
 BOUNDS = {"float64": (1e-10, 1e-9), "float32": (1e-5, 1e-5), "mixed": (5e-2, 5e-3)}
 
+FLOOR = 1e-3  # of the whole gradient: a smaller one of a parameter is measured against that
+ZERO = 1e-12  # of the whole gradient: what is below comes from rounding in float64
 
-def gradient_errors(result: TrialResult, reference: TrialResult) -> dict[str, float]:
-    """FQN -> |g - r| / max(|r|, 1e-3 |R|), R the whole gradient of `reference`; infinite if a gradient is missing."""
+
+def gradient_errors(result: TrialResult, reference: TrialResult, floor: float = FLOOR) -> dict[str, float]:
+    """FQN -> |g - r| / max(|r|, floor |R|), R the whole gradient of `reference`; infinite if a gradient is missing."""
     whole = math.sqrt(sum(float(g.double().square().sum()) for g in reference.gradients.values()))
     errors = {}
     for name, r in reference.gradients.items():
         g = result.gradients.get(name)
         missing = g is None or g.shape != r.shape or not g.isfinite().all()
         apart = math.inf if missing or g is None else float((g.double() - r.double()).norm())
-        errors[name] = apart / max(float(r.double().norm()), 1e-3 * whole)
+        measure = max(float(r.double().norm()), floor * whole)
+        errors[name] = apart / measure if measure else math.inf if apart else 0.0
     return errors
+
+
+def mean_gradients(results: Sequence[TrialResult]) -> TrialResult:
+    """The first of `results`, one per rank, with the mean over ranks of each gradient that all of them have."""
+    names = set.intersection(*({*result.gradients} for result in results))
+    alike = {n for n in names if len({result.gradients[n].shape for result in results}) == 1}
+    mean = {n: torch.stack([result.gradients[n].double() for result in results]).mean(0) for n in alike}
+    return attrs.evolve(results[0], gradients=mean)
+
+
+def untrained(result: TrialResult, reference: TrialResult, names: Iterable[str]) -> list[str]:
+    """Those of the parameters `names` whose gradients, of the first step and of the last, are zero in both: a
+    comparison of them proves nothing. In float64 what rounding leaves counts as zero."""
+    seen = [tensors for each in (result, reference) for tensors in (each.gradients, each.last)]
+    floors = [ZERO * math.sqrt(sum(float(g.double().square().sum()) for g in tensors.values())) for tensors in seen]
+    return [
+        name
+        for name in names
+        if all(name not in t or float(t[name].double().norm()) <= f for t, f in zip(seen, floors, strict=True))
+    ]
 
 
 def worst_gradient(result: TrialResult, reference: TrialResult) -> tuple[float, str]:
@@ -30,21 +57,24 @@ def worst_gradient(result: TrialResult, reference: TrialResult) -> tuple[float, 
     return errors[name], name
 
 
-def common_factor(result: TrialResult, reference: TrialResult) -> float | None:
-    """What all gradients of `reference` are multiplied with in `result`; None if that is 1, or differs."""
+def common_factor(result: TrialResult, reference: TrialResult, within: float = 1e-3) -> float | None:
+    """What all gradients of `reference` are multiplied with in `result`; None if that is 1, or differs. within: how far
+    each may be from it, relative."""
     pairs = [(result.gradients.get(name), r) for name, r in reference.gradients.items()]
     if any(g is None or g.shape != r.shape for g, r in pairs):
         return None
     wide = [(g.double(), r.double()) for g, r in pairs if g is not None]
     whole = sum(float(r.square().sum()) for _, r in wide)
     factor = sum(float((g * r).sum()) for g, r in wide) / whole if whole else math.nan
-    alike = all(float((g - factor * r).norm()) <= 1e-3 * abs(factor) * float(r.norm()) for g, r in wide)
-    return factor if alike and abs(factor - 1) > 1e-3 else None
+    alike = all(float((g - factor * r).norm()) <= within * abs(factor) * float(r.norm()) for g, r in wide)
+    return factor if alike and abs(factor - 1) > within else None
 
 
-def wrong_gradients(result: TrialResult, reference: TrialResult, bound: float, spec: ModelSpec) -> str | None:
+def wrong_gradients(
+    result: TrialResult, reference: TrialResult, bound: float, spec: ModelSpec, floor: float = FLOOR
+) -> str | None:
     """The message if a gradient is off by more than `bound`: the first such parameter, and how many there are."""
-    errors = gradient_errors(result, reference)
+    errors = gradient_errors(result, reference, floor)
     wrong = [name for name, error in errors.items() if not error <= bound]
     if not wrong:
         return None
@@ -52,7 +82,7 @@ def wrong_gradients(result: TrialResult, reference: TrialResult, bound: float, s
     ratio = ""
     if (g := result.gradients.get(first)) is not None and (norm := float(reference.gradients[first].norm())):
         ratio = f"; its norm is {float(g.double().norm()) / norm:.6g} of what it should be"
-    if factor := common_factor(result, reference):
+    if factor := common_factor(result, reference, max(1e-3, bound / 5)):
         ratio += f"; all gradients are {factor:.6g} times what they should be: is something counted twice?"
     return (
         f"{len(wrong)} of {len(errors)} gradients are wrong; the first is {first!r}, off by {errors[first]:.2e} "

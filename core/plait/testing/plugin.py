@@ -9,6 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from plait.testing.pool import Pool
 
+SHOWN = 8  # of the parameters that no check trained
 REFUSED = "refused: "  # how a skip's reason begins if the strategy itself refused
 
 
@@ -56,21 +57,30 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> None:
     ours = any(base.__module__.startswith("plait.testing.suite") for base in cls.__mro__)
     if ours and isinstance(strategy, str) and ("plait", strategy) not in item.user_properties:
         item.user_properties.append(("plait", strategy))
+    names = getattr(getattr(item, "instance", None), "untrained", ()) if ours and call.when == "call" else ()
+    if names:
+        item.user_properties.append(("plait untrained", list(names)))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """One line per strategy: how many tests of the contract passed, were refused by it, skipped or failed."""
     grades: dict[str, Counter[str]] = {}
+    untrained: dict[str, dict[str, None]] = {}
     for outcome in ("passed", "skipped", "failed", "error"):
         for report in terminalreporter.stats.get(outcome, []):
             name = dict(getattr(report, "user_properties", ())).get("plait")
             if name is not None:
                 grades.setdefault(name, Counter())[_grade(outcome, report)] += 1
+                never = dict(report.user_properties).get("plait untrained", ())
+                untrained.setdefault(name, {}).update(dict.fromkeys(never))
     if not grades:
         return
     terminalreporter.section("conformance of strategies")
     for name, counts in sorted(grades.items()):
         parts = [f"{counts[kind]} {kind}" for kind in ("passed", "refused", "skipped", "failed") if counts[kind]]
+        if never := untrained[name]:
+            shown = f"{', '.join(list(never)[:SHOWN])}{f' and {len(never) - SHOWN} more' if len(never) > SHOWN else ''}"
+            terminalreporter.line(f"{name}: never trained in these checks, so not checked: {shown}")
         terminalreporter.line(f"{name}: {', '.join(parts)}")
 
 

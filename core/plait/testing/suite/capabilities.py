@@ -24,6 +24,7 @@ from plait.testing.trial import Trial, TrialResult, train
 
 REFUSABLE = ("accumulation", "remat=full", "remat=selective", "compile", "mixed precision", "float32", "loss.chunks")
 
+FURTHEST = 0.4  # what `difference` may be: a gradient that is halved is off by 0.5
 SINGLE_STEPS = 5  # in float32: of the run that one process and a second run must equal
 
 
@@ -46,6 +47,8 @@ class Capabilities:
               "remat=selective", "compile", "mixed precision", "float32", "loss.chunks", or "model <name>" for
               one of `plait.testing.models`.
     run_model: the model of whole runs, as written after `plait train`. Default: a small llama3_debug.
+    difference: for `numerics = "own"`: how far its gradients, averaged over ranks, may be from those of one process, as
+              a part of each; at most 0.4. A rounding of gradients is within it, a factor of 2 is not.
     """
 
     strategy: ClassVar[str]
@@ -53,6 +56,7 @@ class Capabilities:
     layouts: ClassVar[Mapping[str, Layout]]
     refuses: ClassVar[Mapping[str, str]] = {}
     run_model: ClassVar[tuple[str, ...]] = whole_run.MODEL
+    difference: ClassVar[float] = 0.25
 
     def held(self, shape: tuple[int, ...], axes: tuple[str | None, ...], degree: Mapping[str, int]) -> int:
         """How many elements of a parameter a rank holds at most. Default: all, nothing is sharded.
@@ -93,8 +97,8 @@ class Capabilities:
                 metafunc.parametrize(name, values[name])
 
     def trying(self, **changes: Any) -> Trial:
-        """A trial of the first model that the strategy does not refuse."""
-        return Trial(self._allowed(*MODELS), **changes)
+        """A trial of the first model that the strategy does not refuse, with the gradients of its last step."""
+        return Trial(self._allowed(*MODELS), **{"last": True, **changes})
 
     def trying_tied(self, **changes: Any) -> Trial:
         """A trial of a model with tied parameters, if the strategy trains one."""
@@ -136,8 +140,13 @@ class Capabilities:
             reference, name = functools.partial(type(self).reference, type(self)()), f"reference of {type(self)}"
             answer = ranks.once(reference, found, plain, world=1, name=name)[0]
         else:
-            answer = ranks.once(train, plain, extending(self.selected(found)), world=1)[0]
+            answer = self.of_one_process(ranks, layout, trial)
         return answer if isinstance(answer, list) else [answer] * found.world
+
+    def of_one_process(self, ranks: Pool, layout: str, trial: Trial) -> TrialResult:
+        """What one process computes under those strategies of a layout alone that extend the model."""
+        plain = attrs.evolve(trial, micro=1, chunks=1, remat="none", compile=None)
+        return ranks.once(train, plain, extending(self.selected(self.layouts[layout])), world=1)[0]
 
     def try_or_be_refused(self, ranks: Pool, trial: Trial, *call: Any, world: int) -> list[Any]:
         """The answers of `call` on ranks; if the strategy declares that it refuses this, the test that it does."""

@@ -13,10 +13,11 @@ from plait.strategies.hooks import Hooks
 from plait.strategies.order import traits
 from plait.strategies.registry import create, described, installed, load
 from plait.testing.models import MODELS
-from plait.testing.parity import BOUNDS, apart, unequal, wrong_gradients
+from plait.testing.parity import BOUNDS, apart, mean_gradients, unequal, wrong_gradients
 from plait.testing.plugin import REFUSED
 from plait.testing.pool import Pool, RankError
-from plait.testing.suite.capabilities import Capabilities, Layout
+from plait.testing.suite.capabilities import FURTHEST, Layout
+from plait.testing.suite.nearness import Nearness
 from plait.testing.trial import Trial, TrialResult, train
 
 
@@ -30,7 +31,7 @@ def trial_options(name: str) -> Mapping[str, Any]:
     return getattr(load(name), "trial", {})
 
 
-class Combination(Capabilities):
+class Combination(Nearness):
     def test_composes_with(self, plait_ranks: Pool, other: str | None) -> None:
         """On 4 ranks with another strategy: still what one process computes, or one of the two refuses with a
         message."""
@@ -49,12 +50,14 @@ class Combination(Capabilities):
             pytest.skip(f"their axes do not fit 4 ranks together, so set `trial` on one of the classes: {error}")
         results = plait_ranks.once(train, trial, pair, world=4)
         expected = plait_ranks.once(train, trial, extending(pair), world=1)[0]
-        exact = all(traits(name, load(name)).numerics == "exact" for name in pair)
+        exact, spec = all(traits(name, load(name)).numerics == "exact" for name in pair), self.extended(trial, pair)[1]
+        near = None if exact else wrong_gradients(mean_gradients(results), expected, FURTHEST, spec)
+        assert near is None, f"averaged over the ranks of {degree}, {near}"
         for rank, result in enumerate(results):
             where = f"rank {rank} of {degree}"
             assert (wrong := unequal(result.initial, expected.initial)) is None, f"{where}, initial: {wrong}"
             if exact:
-                wrong = wrong_gradients(result, expected, BOUNDS["float64"][0], self.extended(trial, pair)[1])
+                wrong = wrong_gradients(result, expected, BOUNDS["float64"][0], spec)
                 assert wrong is None, f"{where}: {wrong}"
                 off, step = apart(result.losses, expected.losses)
                 assert off <= BOUNDS["float64"][1], f"{where}: the loss of step {step} is off by {off:.2e}"
@@ -79,6 +82,8 @@ class Combination(Capabilities):
             pytest.skip(f"its last layout, twice, needs more than {plait_ranks.size} ranks")
         expected = self.expected(plait_ranks, self.last, trial)
         echoed = plait_ranks.run(_beside_echo, trial, self.selected(found), world=2 * found.world)
+        if self.own:
+            self.check_near(echoed, self.of_one_process(plait_ranks, self.last, trial), trial)
         for rank, result in enumerate(echoed):
             own = expected[rank // 2]  # the echo is the innermost axis
             wrong = wrong_gradients(result, own, BOUNDS["float64"][0], self.extended(trial)[1])

@@ -10,7 +10,7 @@ from plait.strategies.probe import probe
 from plait.strategies.registry import create, installed, load
 from plait.testing.errors import raises_about
 from plait.testing.models import MODELS
-from plait.testing.suite.capabilities import REFUSABLE, Capabilities, Layout
+from plait.testing.suite.capabilities import FURTHEST, REFUSABLE, Capabilities, Layout
 
 
 class Discovery(Capabilities):
@@ -23,6 +23,7 @@ class Discovery(Capabilities):
         assert self.layouts[self.last].world > 1, "features are tried in the last layout, which needs several ranks"
         sharding = "parameter_sharding" in traits(self.strategy, load(self.strategy)).claims
         assert not sharding or type(self).held is not Capabilities.held, "a strategy that shards declares `held`"
+        assert 0 < self.difference <= FURTHEST, f"`difference` is above 0 and at most {FURTHEST}"
         for name, layout in self.layouts.items():
             assert 1 <= layout.world <= 4, f"layout {name!r} has {layout.world} ranks; the suite has 1 to 4"
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
@@ -11,13 +12,15 @@ from plait.contract.model_spec import named
 from plait.data.batch import Batch
 from plait.testing.parity import BOUNDS, apart, unequal, wrong_gradients
 from plait.testing.pool import Pool
-from plait.testing.suite.capabilities import SINGLE_STEPS, Capabilities
+from plait.testing.suite.capabilities import SINGLE_STEPS
+from plait.testing.suite.nearness import Descent, Nearness
 from plait.testing.trial import SAMPLES, SEQ_LEN, Trial, TrialResult, forward_backward, full, held
 
 STEPS = 20
+FEW = 3  # steps after which gradients are compared again: some begin with zero. Later rounding has grown
 
 
-class Numerics(Capabilities):
+class Numerics(Nearness):
     def test_initial_parameters_are_bitwise_those_of_one_process(self, plait_ranks: Pool, layout: str) -> None:
         trial = self.trying(steps=STEPS)
         for rank, result in enumerate(self.results(plait_ranks, layout, trial)):
@@ -51,6 +54,12 @@ class Numerics(Capabilities):
             error, step = apart(result.norms, expected[rank].norms)
             assert error <= 1e-9, f"rank {rank}: the norm of the gradients of step {step} is off by {error:.2e}"
 
+    def test_plain_steps_go_the_way_of_one_process(self, plait_ranks: Pool) -> None:
+        """Without AdamW and clipping, which hide the scale of what a strategy does to gradients."""
+        trial = Descent(self.trying().model)
+        expected = self.of_one_process(plait_ranks, self.last, trial)
+        self.check_way(self.results(plait_ranks, self.last, trial), expected, trial)
+
     def test_clipping_scales_every_gradient_alike(self, plait_ranks: Pool) -> None:
         found = self.layouts[self.last]
         for rank, (norm, worst, name) in enumerate(
@@ -60,7 +69,8 @@ class Numerics(Capabilities):
 
     def test_models_equal_one_process(self, plait_ranks: Pool, model: str) -> None:
         """A few steps of every model: initial parameters bitwise, gradients, losses."""
-        trial = self.trying(steps=STEPS) if model == self.trying().model else Trial(model)  # the run of other tests
+        # The first model's trial is that of other tests.
+        trial = self.trying(steps=STEPS) if model == self.trying().model else Trial(model, last=True)
         for rank, result in enumerate(self.results(plait_ranks, self.last, trial)):
             wrong = unequal(result.initial, self.initial(plait_ranks, trial))
             assert wrong is None, f"initial parameters on rank {rank}: {wrong}"
@@ -124,9 +134,13 @@ class Numerics(Capabilities):
             self._buffers(ranks, self.last, trial)
 
     def _gradients(self, ranks: Pool, layout: str, trial: Trial) -> None:
-        expected = self.expected(ranks, layout, trial)
-        for rank, result in enumerate(self.results(ranks, layout, trial)):
+        results, expected = self.results(ranks, layout, trial), self.expected(ranks, layout, trial)
+        one = self.of_one_process(ranks, layout, trial)
+        if self.own:
+            self.check_near(results, one, trial)
+        for rank, result in enumerate(results):
             self._check_gradients(result, expected[rank], trial, rank)
+        self.note_untrained(ranks, layout, trial, one)
 
     def _losses(self, ranks: Pool, layout: str, trial: Trial) -> None:
         expected = self.expected(ranks, layout, trial)
@@ -143,8 +157,13 @@ class Numerics(Capabilities):
 
     def _check_gradients(self, result: TrialResult, expected: TrialResult, trial: Trial, rank: int) -> None:
         assert result.gradients.keys() == expected.gradients.keys(), "not the gradients of every parameter"
-        wrong = wrong_gradients(result, expected, BOUNDS[trial.dtype][0], self.extended(trial)[1])
+        spec = self.extended(trial)[1]
+        wrong = wrong_gradients(result, expected, BOUNDS[trial.dtype][0], spec)
         assert wrong is None, f"rank {rank}: {wrong}"
+        if expected.last and trial.steps <= FEW and trial.dtype == "float64":
+            held, one = (attrs.evolve(each, gradients=each.last) for each in (result, expected))
+            wrong = wrong_gradients(held, one, BOUNDS[trial.dtype][1], spec)
+            assert wrong is None, f"rank {rank}, step {trial.steps}: {wrong}"
 
     def _check_losses(self, result: TrialResult, expected: TrialResult, trial: Trial, rank: int) -> None:
         error, step = apart(result.losses, expected.losses)

@@ -8,8 +8,9 @@ from typing import Any
 import attrs
 import pytest
 import torch
+import torch.distributed as dist
 
-from plait.parallel.state import is_canonical, shapes
+from plait.parallel.state import canonical, is_canonical, shapes
 from plait.strategies.extending import extending
 from plait.testing import whole_run
 from plait.testing.parity import apart, unequal, wrong_gradients
@@ -79,15 +80,18 @@ class State(Capabilities):
                     loads(name, *foreign, [layout])
 
     def test_checkpoint_holds_what_one_process_holds(self, plait_ranks: Pool) -> None:
-        """Before the first step the initial values, bitwise; after it AdamW's first moment, a tenth of the gradient."""
+        """Before the first step the initial values, bitwise; after it AdamW's first moment, a tenth of the gradient;
+        after each of three steps what the ranks hold: a strategy may act only every few steps."""
         found, trial = self.layouts[self.last], self.trying_tied()
         initial = self.initial(plait_ranks, trial)
         expected = self.expected(plait_ranks, self.last, trial)
-        for rank, (before, moments) in enumerate(
-            plait_ranks.run(_contents, trial, self.selected(found), self._params(trial), world=found.world)
+        for rank, (before, moments, wrong_after) in enumerate(
+            plait_ranks.run(_contents, trial, self.selected(found), self._params(trial), self.own, world=found.world)
         ):
             wrong = unequal(before, initial)
             assert wrong is None, f"rank {rank} would save other initial parameters: {wrong}"
+            for step, each in wrong_after.items():
+                assert each is None, f"rank {rank} would save other values after step {step} than it holds: {each}"
             if not self.own:
                 held = attrs.evolve(expected[rank], gradients={name: 10 * moment for name, moment in moments.items()})
                 off = wrong_gradients(held, expected[rank], 1e-9, self.extended(trial)[1])
@@ -197,19 +201,53 @@ def _everything(applied: Any, optimizer: torch.optim.Optimizer) -> dict[str, tor
 
 
 def _contents(
-    trial: Trial, strategies: Mapping[str, Any], params: Mapping[str, bool]
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """(parameters before a step, AdamW's first moments after it), by FQN, as a checkpoint would hold them.
+    trial: Trial, strategies: Mapping[str, Any], params: Mapping[str, bool], own: bool
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[int, str | None]]:
+    """(parameters before a step, AdamW's first moments after it), by FQN, as a checkpoint would hold them; and for each
+    of three steps the message if a checkpoint would hold something else than the live model and optimizer.
 
-    params: FQN -> whether it trains.
+    params: FQN -> whether it trains. own: ranks may hold different values, of which a checkpoint holds the mean.
     """
     trial = attrs.evolve(trial, max_norm=math.inf)  # unclipped, the moments are a tenth of the gradients
     applied, optimizer = _ready(trial, strategies)
     state = of_all_stages(applied, {key: full(tensor) for key, tensor in applied.checkpoint()[0].items()})
     before = {name: state[f"model.{name}"] for name in sorted(params)}
-    _step(applied, optimizer, trial, 0)
-    state = _everything(applied, optimizer)
-    return before, {name: state[f"optimizer.{name}.exp_avg"] for name in sorted(params) if params[name]}
+    moments: dict[str, torch.Tensor] = {}
+    wrong: dict[int, str | None] = {}
+    for step in range(3):
+        _step(applied, optimizer, trial, step)
+        state = _everything(applied, optimizer)
+        if step == 0:
+            moments = {name: state[f"optimizer.{name}.exp_avg"] for name in sorted(params) if params[name]}
+        live = _live(applied, optimizer)
+        if own:
+            live = {key: _mean(value) for key, value in live.items()}
+            near = {key: torch.allclose(state[key], value, rtol=1e-9, atol=1e-12) for key, value in live.items()}
+            state |= {key: live[key] for key in live if near[key]}
+        wrong[step + 1] = unequal({key: state[key] for key in live if key in state}, live)
+    return before, moments, wrong
+
+
+def _live(applied: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """What the ranks hold of every parameter, saved buffer, and of AdamW's moments, under the names of a checkpoint."""
+    found: dict[str, torch.Tensor] = {}
+    for part in applied.parts:
+        kept = part.state_dict(keep_vars=True)
+        buffers = {name: buffer for name, buffer in part.named_buffers() if name in kept}
+        found |= {f"model.{canonical(name)}": full(each) for name, each in buffers.items()}
+        for name, param in part.named_parameters():
+            found[f"model.{canonical(name)}"] = full(param)
+            for key in ("exp_avg", "exp_avg_sq"):
+                if key in optimizer.state[param]:
+                    found[f"optimizer.{canonical(name)}.{key}"] = full(optimizer.state[param][key])
+    return of_all_stages(applied, found)
+
+
+def _mean(value: torch.Tensor) -> torch.Tensor:
+    """Over all ranks."""
+    total = value.double()
+    dist.all_reduce(total)
+    return (total / dist.get_world_size()).to(value.dtype)
 
 
 def _names(trial: Trial, strategies: Mapping[str, Any]) -> set[str]:

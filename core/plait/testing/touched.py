@@ -1,0 +1,61 @@
+"""Which parameters a strategy changes: what is stored of them, or what their modules compute with them."""
+
+from collections.abc import Mapping
+from typing import Any
+from unittest import mock
+
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from plait.parallel.kept import HOOKS
+from plait.parallel.state import canonical
+from plait.strategies.hooks import Hooks
+from plait.testing.trial import Trial
+
+
+def touched(trial: Trial, strategies: Mapping[str, Mapping[str, Any]], strategy: str) -> set[str]:
+    """FQNs of the parameters that are other ones after `strategy` had its turns in set-up, or whose modules have
+    another class, forward or hooks. On all ranks that call it together."""
+    found: set[str] = set()
+    real = Hooks.fold
+
+    def fold(hooks: Hooks, hook: str, name: str, value: str, **arguments: Any) -> Any:
+        if name != strategy:
+            return real(hooks, hook, name, value, **arguments)
+        before = _looks(arguments["model"])
+        answer = real(hooks, hook, name, value, **arguments)
+        made = answer if isinstance(answer, list) else [answer if isinstance(answer, nn.Module) else arguments["model"]]
+        after = {fqn: look for part in made for fqn, look in _looks(part).items()}
+        found.update(fqn for fqn, look in after.items() if before.get(fqn) != look)
+        return answer
+
+    with mock.patch.object(Hooks, "fold", fold):
+        trial.apply(strategies)
+    return found
+
+
+def _looks(model: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """FQN of each parameter -> what a strategy may change about it. Holds the parameters, so that none is taken for a
+    new one in the same place."""
+    looks = {}
+    for prefix, module in model.named_modules():
+        forward = module.__dict__.get("forward")
+        hooks = tuple(len(getattr(module, kind)) for kind in HOOKS)
+        for name, param in module.named_parameters(recurse=False):
+            lies = param.placements if isinstance(param, DTensor) else None
+            transforms = len(getattr(module, "_transforms", {}).get(name, ()))
+            own = (_Same(param), str(lies), transforms, len(param._backward_hooks or ()), param.requires_grad)
+            looks[canonical(f"{prefix}.{name}".lstrip("."))] = (*own, type(module), forward, hooks)
+    return looks
+
+
+class _Same:
+    """Equal to another of the same object: parameters themselves compare by their values."""
+
+    def __init__(self, what: Any) -> None:
+        self.what = what
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.what is other.what
+
+    __hash__ = None  # type: ignore[assignment]
