@@ -23,7 +23,9 @@ This page lists every configuration key with its default and meaning.
 You can set every key on the command line: `plait train train.steps=100 model.dim=512`. `plait train --cfg job` prints
 the resulting configuration without running it. A list in brackets needs quotes in most shells: `'strategy=[fsdp2]'`.
 You must give a value for a key whose default is `???`. Your own options are files `./conf/<group>/<option>.yaml`, or
-files under `--config-dir`.
+files under `--config-dir`. An option of yours
+replaces an option of the same name that Plait or a package ships, and one in `--config-dir` replaces one in `./conf`.
+An option that two packages ship, or a package and Plait, is refused if a run selects it; `plait plugins` lists all.
 
 A value must have exactly the type of its key: `true` is not a number, `1` is not `true`, `1.5` and `1e3` are not
 integers, and text that looks like a number needs its own quotes (`'run.name="1.10"'`). A value that does not fit, an

@@ -2,18 +2,22 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
+import plait
 from plait.contract.errors import near_miss
 from plait.strategies.probe import probe
 from plait.strategies.registry import DISABLE, Plugin, disabled, installed
+from plait.strategies.shipped import collisions
 
 HELP = f"""usage: plait plugins [--json] [--check]
 
-Lists the installed strategies: name, distribution, version, hook API and state, from metadata alone.
+Lists the installed strategies: name, distribution, version, hook API and state, from metadata alone. Options of one
+name in two packages are listed after them.
   --json   print JSON
   --check  import each in its own process, and show its phase, claims and hooks, or what is broken and why;
-           exits with 1 if one is broken
+           exits with 1 if one is broken, or two options have one name
 {DISABLE}=a,b blocks the strategies a and b."""
 
 
@@ -36,7 +40,10 @@ def main(argv: list[str]) -> int:
             else:
                 broken |= not row["state"].startswith("disabled")
     print(json.dumps(rows, indent=2) if "--json" in argv else table(rows))
-    return int(broken)
+    twice = collisions(Path(plait.__file__).parent / "conf")
+    for sentence in twice:
+        print(f"plait: {sentence}", file=sys.stderr)
+    return int(broken or ("--check" in argv and bool(twice)))
 
 
 def _row(plugin: Plugin) -> dict[str, Any]:

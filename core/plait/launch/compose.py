@@ -93,6 +93,8 @@ def explained(error: Exception) -> PlaitError:
             if not option:
                 return PlaitError("strategy= is empty; write strategy=[] for no strategy").at(group, fits="[]")
             if option in plugins:
+                if plugins[option].state != "ok":
+                    return PlaitError(f"{plugins[option]} cannot be used: {plugins[option].state}").at(group, option)
                 said = f"{plugins[option]} has no conf/strategy/{option}.yaml in its package {plugins[option].package}"
                 return PlaitError(said).at(group, option)
             options = [name for name, plugin in plugins.items() if plugin.state == "ok"]

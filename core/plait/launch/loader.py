@@ -9,6 +9,8 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from plait.launch.options import Options
+
 AS_RUN = "hydra.mode=RUN"  # what Hydra adds to the overrides once it knows the mode
 
 
@@ -17,6 +19,10 @@ class Loader(ConfigLoaderImpl):
     error."""
 
     _kept: tuple[tuple[str | None, list[str]], DictConfig | Exception] | None = None
+
+    def __init__(self, config_search_path: Any) -> None:
+        super().__init__(config_search_path)
+        self.repository = Options(config_search_path)
 
     def load_configuration(
         self,

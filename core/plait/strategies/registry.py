@@ -4,20 +4,20 @@ import functools
 import importlib
 import operator
 import os
+import re
 import sys
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import attrs
 
-from plait.contract.errors import PlaitError, left, near_miss, one_line
+from plait.contract.errors import PlaitError, left, near_miss, one_line, shown
 from plait.contract.hookspecs import APIS
+from plait.strategies.entry_points import entry_points
 from plait.system.signals import asked_to_stop
 
 GROUP = "plait.strategies"
 API_GROUP = "plait.api"  # <strategy> = "v1": the hook API that it was written for, readable without an import
-MODELS = "plait.models"  # <any name> = "package": a package that ships models, as conf/model/*.yaml
 DISABLE = "PLAIT_DISABLE_PLUGINS"
 
 
@@ -49,30 +49,30 @@ def installed() -> dict[str, Plugin]:
 @functools.lru_cache(maxsize=1)
 def _installed(changed: Any, blocking: str) -> dict[str, Plugin]:
     """Reading the metadata of all distributions takes a while: once, until a folder that holds some changes."""
-    apis = {(_distribution(e), e.name): e.value for e in entry_points(group=API_GROUP)}
+    entries = entry_points(GROUP, API_GROUP)
+    apis = {(e.distribution, e.name): e.value for e in entries if e.group == API_GROUP}
     blocked = disabled()
     found: dict[str, Plugin] = {}
-    for entry in sorted(entry_points(group=GROUP), key=lambda e: (e.name, _distribution(e))):
-        api = apis.get((_distribution(entry), entry.name), "")
+    for entry in (e for e in entries if e.group == GROUP):
+        api = apis.get((entry.distribution, entry.name), "")
         number = int(api[1:]) if api[:1] == "v" and api[1:].isdigit() else None
         state = "ok"
         if entry.name in found:
-            state = f"defined twice: by {found[entry.name].distribution} and by {_distribution(entry)}; uninstall one"
+            state = f"defined twice: by {found[entry.name].distribution} and by {entry.distribution}; uninstall one"
         elif entry.name in blocked:
             state = f"disabled by {DISABLE}"
+        elif not re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", entry.value):
+            state = f"its entry point is {entry.value!r}, not MODULE:CLASS"
+        elif entry.damaged:
+            state = (
+                f"the metadata in {shown(entry.damaged)} has no name or no version: install {entry.distribution} again"
+            )
         elif number is None:
             state = f'declares no hook API: add {entry.name} = "v{APIS[-1]}" to the entry points {API_GROUP!r}'
         elif number not in APIS:
             state = f"written for hook API {number}; this Plait runs {APIS[0]} to {APIS[-1]}"
-        version = entry.dist.version if entry.dist else "?"
-        found[entry.name] = Plugin(entry.name, entry.value, _distribution(entry), version, number, state)
+        found[entry.name] = Plugin(entry.name, entry.value, entry.distribution, entry.version, number, state)
     return found
-
-
-def packages() -> list[str]:
-    """The installed packages that may have a `conf` folder: those of strategies and those of models."""
-    models = {entry.value.partition(":")[0].partition(".")[0] for entry in entry_points(group=MODELS)}
-    return sorted(models | {plugin.package for plugin in installed().values()})
 
 
 def disabled() -> set[str]:
@@ -158,7 +158,3 @@ def described(name: str) -> str:
 
 def _reason(error: BaseException) -> str:
     return one_line(error) if isinstance(error, Exception) else f"it {left(error)}"
-
-
-def _distribution(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist else "?"

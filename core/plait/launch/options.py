@@ -1,0 +1,49 @@
+"""Finds an option's file: the user's own one comes first, and two packages may not both define it."""
+
+import importlib.resources
+import os
+from typing import Any
+
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.object_type import ObjectType
+
+from plait.contract.errors import PlaitError
+from plait.strategies.shipped import defined_twice
+
+USERS = ("./conf", "hydra.searchpath", "command-line")  # how the providers of the user's folders begin
+
+
+class Options(ConfigRepository):
+    """Hydra's own repository takes the first file on its path, whoever else has one of that name.
+
+    Here ./conf, `hydra.searchpath` and --config-dir come before installed packages, the last of them first.
+    """
+
+    def load_config(self, config_path: str) -> Any:
+        """Raises PlaitError if it is an option of two packages, and the user has none of that name."""
+        if "/" in config_path and len(places := self._places(config_path)) > 1:
+            named = [("plait" if by == "main" else by, file) for file, by in places.items()]
+            group, _, option = config_path.rpartition("/")
+            raise PlaitError(defined_twice(config_path, named)).at(group, option)
+        return super().load_config(config_path)
+
+    def _find_object_source(self, config_path: str, object_type: ObjectType | None) -> Any:
+        own = self._own(config_path) if object_type == ObjectType.CONFIG and "/" in config_path else None
+        return own or super()._find_object_source(config_path, object_type)
+
+    def _own(self, config_path: str) -> Any:
+        """The user's folder that has it; None if there is none."""
+        return next((s for s in reversed(self._folders(config_path)) if s.provider.startswith(USERS)), None)
+
+    def _places(self, config_path: str) -> dict[str, str]:
+        """The file -> who ships it, if the user has none."""
+        if self._own(config_path):
+            return {}
+        found: dict[str, str] = {}
+        for source in self._folders(config_path):
+            base = importlib.resources.files(source.path) if source.scheme() == "pkg" else source.path
+            found.setdefault(os.path.realpath(os.path.join(str(base), f"{config_path}.yaml")), source.provider)
+        return found
+
+    def _folders(self, config_path: str) -> list[Any]:
+        return [s for s in self.sources if s.scheme() in ("file", "pkg") and s.is_config(config_path)]

@@ -1,0 +1,62 @@
+"""The folders `conf` of installed packages, and which of their options have the same name."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import attrs
+
+from plait.strategies.entry_points import entry_points
+from plait.strategies.registry import GROUP
+
+MODELS = "plait.models"  # <any name> = "package": a package that ships models, as conf/model/*.yaml
+
+
+@attrs.frozen
+class Shipped:
+    """A folder of options, as GROUP/OPTION.yaml, and the distribution that ships it."""
+
+    distribution: str
+    conf: Path
+
+
+def shipped() -> list[Shipped]:
+    """The folders of packages of strategies and of models, sorted by package. Imports none of them."""
+    packages: dict[str, str] = {}
+    for entry in entry_points(GROUP, MODELS):
+        packages.setdefault(entry.package, entry.distribution)
+    return [
+        Shipped(packages[package], Path(location) / "conf")
+        for package in sorted(packages)
+        for location in _locations(package)
+    ]
+
+
+def _locations(package: str) -> list[str]:
+    """Where a package lies. pkg:// in Hydra's path would import it, and most of them are not used."""
+    try:
+        spec = find_spec(package)
+    except Exception:  # __main__ has no spec; finders of editable packages are anybody's code
+        return []
+    return list((spec and spec.submodule_search_locations) or ())
+
+
+def defined_twice(option: str, places: list[tuple[str, str]]) -> str:
+    """The sentence about an option of several packages. option: GROUP/OPTION. places: (distribution, file)."""
+    group, _, name = option.rpartition("/")
+    by = " and ".join(f"by {distribution} ({file})" for distribution, file in places)
+    own = "" if group == "strategy" else f", or copy the one to use to ./conf/{option}.yaml"
+    return f"{group}={name} is defined twice: {by}; uninstall one{own}"
+
+
+def collisions(own: Path) -> list[str]:
+    """A sentence for each option that several packages ship, Plait's `own` folder included."""
+    found: dict[str, dict[Path, str]] = {}
+    for each in (Shipped("plait", own), *shipped()):
+        for file in sorted(each.conf.glob("*/**/*.yaml")):
+            option = file.relative_to(each.conf).with_suffix("").as_posix()
+            found.setdefault(option, {}).setdefault(file.resolve(), each.distribution)
+    return [
+        defined_twice(option, [(distribution, str(file)) for file, distribution in places.items()])
+        for option, places in sorted(found.items())
+        if len(places) > 1
+    ]
