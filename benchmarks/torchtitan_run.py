@@ -260,12 +260,14 @@ def train(config: Config, folder: str) -> list[dict[str, Any]]:
 def main() -> None:
     out, *overrides = sys.argv[1:]
     from plait.launch.compose import resolve
-    from plait.parallel.process_group import device_of, end_group, grow_segments, listen_on_loopback
+    from plait.parallel.allocator import grow_segments
+    from plait.parallel.process_group import device_of, end_group, listen_on_loopback, local_device
 
     config = resolve(overrides)
-    if device_of(config["launch"]["device"]) == "cpu":
+    if (kind := device_of(config["launch"]["device"])) == "cpu":
         on_a_processor()
-    grow_segments()
+    else:
+        grow_segments(local_device(kind))
     listen_on_loopback()
     without_datasets()
     with socket.create_server(("127.0.0.1", 0)) as free:

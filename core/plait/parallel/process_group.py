@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from plait.contract.errors import PlaitError
+from plait.parallel.allocator import grow_segments
 from plait.system.sockets import listen_on_loopback, local_store, one_machine
 
 
@@ -45,13 +46,6 @@ def _check_gpus(index: int) -> None:
         ).at("LOCAL_WORLD_SIZE", ranks, fits=f"at most {count}")
 
 
-def grow_segments() -> None:
-    """Let torch's allocator grow its segments, which wastes less memory than segments of fixed sizes, unless the user
-    configures it. It reads the environment once, when a GPU is first used."""
-    if not any(f"PYTORCH_{kind}ALLOC_CONF" in os.environ for kind in ("", "CUDA_", "HIP_")):
-        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-
-
 def start_group(device_type: str | None = None, timeout_seconds: float = 600.0) -> None:
     """Start the default process group from the environment (torchrun), or of this process alone.
 
@@ -66,7 +60,7 @@ def start_group(device_type: str | None = None, timeout_seconds: float = 600.0) 
     if kind != "cpu":
         index = local_device(kind).index
         _check_gpus(index)
-        grow_segments()
+        grow_segments(local_device(kind))
         torch.accelerator.set_device_index(index)
     backend = (
         "gloo"
