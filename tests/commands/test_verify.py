@@ -54,10 +54,11 @@ class Mlp(nn.Module):
         self.up, self.down = nn.Linear(dim, 2 * dim, bias=False), nn.Linear(2 * dim, dim, bias=False)
         self.end = nn.RMSNorm(dim, 1e-5) if end_norm else nn.Identity()
         self.bias = nn.Parameter(torch.empty(dim)) if apart else 0.0
+        self.times = 0 if apart == "idle" else 1
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x):
-        return self.end(self.down(self.dropout(F.gelu(self.up(x)))) + self.bias)
+        return self.end(self.down(self.dropout(F.gelu(self.up(x)))) + self.times * self.bias)
 
 
 class Block(nn.Module):
@@ -199,6 +200,17 @@ def test_a_bias_apart_from_its_matrix():
     )
     assert "Forward is right and backward is wrong" in done.out
     assert "-      gradients, step 3    not compared" in done.out
+
+
+def test_a_parameter_that_nothing_trains():
+    """The bias counts for nothing, so that its mistake does not show: it is named."""
+    done = plait("verify", *TENSOR, "model.apart=idle")
+    assert (done.code, done.err) == (0, "")
+    assert lines(done.out, "-") == [
+        "-      never trained        the gradients of 1 parameter(s) are zero in one process too, so nothing is known "
+        "of them: blocks.0.mlp.bias"
+    ]
+    assert done.out.endswith("\nall agree\n")
 
 
 def test_initial_values_that_depend_on_the_rank():

@@ -73,9 +73,12 @@ def verify(node: Mapping[str, Any], world: int | None = None) -> int:
     print()
     for finding in findings:
         print(_line(finding))
+    for text in _unknown(findings):
+        print(text)
+    unseen = any(finding.unseen for finding in findings)
     if all(finding.fine for finding in findings):
-        print("all agree")
-        return 0
+        print("what was compared agrees" if unseen else "all agree")
+        return 1 if unseen else 0
     for text in _explained(findings, placements, spec, documents):
         print(text)
     return 1
@@ -227,6 +230,25 @@ def _line(finding: "Finding") -> str:
     bound = f"bound {finding.bound:.0e}" if finding.bound else "must be bitwise equal"
     many = f", {len(finding.wrong)} of {finding.count} are wrong" if finding.wrong else ""
     return f"{what} off by {finding.error:.1e} at most ({bound}), {finding.at}{many}"
+
+
+def _unknown(findings: list["Finding"]) -> list[str]:
+    """What the comparison says nothing of."""
+    lines = []
+    for finding in findings:
+        names = finding.untrained
+        if names:
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            lines.append(
+                f"-      {'never trained':<20} the gradients of {len(names)} parameter(s) are zero in one process too, "
+                f"so nothing is known of them: {', '.join(names[:SHOWN])}{more}"
+            )
+        lines += [
+            f"WRONG  {name:<20} changes only such parameters, so this says nothing of it: give them initial values "
+            "with which they train"
+            for name in finding.unseen
+        ]
+    return lines
 
 
 def _explained(

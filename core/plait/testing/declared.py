@@ -19,8 +19,8 @@ from plait.contract.errors import PlaitError, one_line
 from plait.data.batch import IGNORE
 from plait.parallel.apply import Applied, set_up
 from plait.parallel.assembly import assemble
-from plait.parallel.build import build_model
-from plait.testing.parity import BOUNDS, apart, common_factor, gradient_errors
+from plait.testing.parity import BOUNDS, apart, common_factor, gradient_errors, untrained
+from plait.testing.touched import touched
 from plait.testing.trial import Trial, TrialResult, train
 from plait.testing.widened import Widened
 from plait.train.optimizer import check_in_one_process
@@ -71,7 +71,8 @@ class Finding:
 
     what: a name from above. error: the largest, and `at` which parameter or step. wrong: parameter -> its error, if
     above the bound. count: how many were compared. skipped: the reason for not comparing. factor: what all gradients
-    are multiplied with, if it is one number other than 1.
+    are multiplied with, if it is one number other than 1. untrained: parameters whose gradients are zero in both, in
+    all steps; unseen: the strategies that change only such.
     """
 
     what: str
@@ -82,6 +83,8 @@ class Finding:
     count: int = 0
     skipped: str = ""
     factor: float | None = None
+    untrained: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
 
     @property
     def fine(self) -> bool:
@@ -132,8 +135,9 @@ def compare(trial: OfRun, strategies: Mapping[str, Any], folder: Path) -> tuple[
     with _noted(folder):
         result = train(trial, strategies)
         expected = TrialResult(**torch.load(folder / "reference.pt", mmap=True, weights_only=True))
-        model, _ = build_model(trial.config.model)
-        saved = set(model.state_dict())
+        assembly = assemble(trial.config, dist.get_world_size(), strategies=strategies, device_type="cpu")
+        assert assembly.hooks  # which add to the model what strategies add
+        saved = set(assembly.model.state_dict())
         found = [
             _bitwise(INITIAL, result.initial, expected.initial),
             _gradients(FIRST, result.gradients, expected.gradients, GRADIENT),
@@ -144,8 +148,24 @@ def compare(trial: OfRun, strategies: Mapping[str, Any], folder: Path) -> tuple[
             found.append(_gradients(LAST, result.last, expected.last, LOSS))
         else:
             found.append(Finding(LAST, LOSS, skipped="not compared: they come after something wrong"))
+        trains = {name for name, p in assembly.model.named_parameters() if p.requires_grad}
+        if never := untrained(result, expected, sorted(trains)):
+            unseen = _unseen(trial, strategies, trains, {*never})
+            found[1] = attrs.evolve(found[1], untrained=tuple(never), unseen=unseen)
         mine, theirs = ({k: b for k, b in t.buffers.items() if k in saved} for t in (result, expected))
         return [*found, *([_bitwise(BUFFERS, mine, theirs)] if theirs else [])], result.placements
+
+
+def _unseen(trial: OfRun, strategies: Mapping[str, Any], trains: set[str], never: set[str]) -> tuple[str, ...]:
+    """The strategies that change some parameters of `trains`, and only such as are in `never`."""
+    found = []
+    for name in strategies:
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, touched(trial, strategies, name))
+        changed = trains & set().union(*every)
+        if changed and changed <= never:
+            found.append(name)
+    return tuple(found)
 
 
 def meaning(findings: list[Finding], documents: bool) -> list[str]:

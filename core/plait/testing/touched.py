@@ -14,8 +14,8 @@ from plait.testing.trial import Trial
 
 
 def touched(trial: Trial, strategies: Mapping[str, Mapping[str, Any]], strategy: str) -> set[str]:
-    """FQNs of the parameters that are other ones after `strategy` had its turns in set-up, or whose modules have
-    another class, forward or hooks. On all ranks that call it together."""
+    """FQNs of the parameters that `strategy` adds, and of those that are other ones after its turn, or whose modules
+    have another class, forward or hooks; if it adds some, of these alone. On all ranks that call it together."""
     found: set[str] = set()
     real = Hooks.fold
 
@@ -26,7 +26,8 @@ def touched(trial: Trial, strategies: Mapping[str, Mapping[str, Any]], strategy:
         answer = real(hooks, hook, name, value, **arguments)
         made = answer if isinstance(answer, list) else [answer if isinstance(answer, nn.Module) else arguments["model"]]
         after = {fqn: look for part in made for fqn, look in _looks(part).items()}
-        found.update(fqn for fqn, look in after.items() if before.get(fqn) != look)
+        added = after.keys() - before.keys() if hook == "extend" else ()
+        found.update(added or (fqn for fqn, look in after.items() if before.get(fqn) != look))
         return answer
 
     with mock.patch.object(Hooks, "fold", fold):

@@ -1,0 +1,112 @@
+"""A comparison of zero with zero is not taken for one that passed."""
+
+import textwrap
+
+import pytest
+
+from plait.commands.verify import _unknown, plan
+from plait.launch.compose import resolve
+from plait.testing import Layout, StrategySuite, declared
+from plait.testing.parity import untrained
+from plait.testing.plugin import pytest_runtest_makereport
+from plait.testing.trial import Trial, TrialResult
+from tests.helpers.fakes import distribution, forget
+from tests.mutants.planted import ROOT, Planted
+
+CODE = """
+import attrs
+from plait import MeshAxis, hookimpl
+
+
+def ones(tensor, generator=None):
+    return tensor.fill_(1)
+
+
+class Adds:
+    def forward(self, x):
+        return super().forward(x) + FACTOR * self.extra
+
+
+@attrs.define
+class Ghost:
+    '''Adds a parameter to the last norm.'''
+
+    @hookimpl
+    def extend(self, model, spec):
+        import torch
+        from plait import mix_in
+
+        mix_in(model.norm, Adds)
+        model.norm.extra = torch.nn.Parameter(torch.empty_like(model.norm.weight, device="meta"))
+        axes, init = {"norm.extra": ("embed",)}, {"norm.extra": ones}
+        return attrs.evolve(spec, axes=axes | dict(spec.axes), init=init | dict(spec.init))
+"""
+SMALL = (
+    "model.dim=32", "model.n_layers=2", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=48",
+    "model.vocab_size=257", "train.seq_len=16", "strategy=[ghost,fsdp2]",
+)  # fmt: skip
+
+
+class Ghostly(StrategySuite):
+    strategy = "ghost"
+    layouts = {"two": Layout(2, {}, {"fsdp2": {}})}  # noqa: RUF012
+
+
+@pytest.fixture
+def ghost(tmp_path, monkeypatch, plait_ranks):
+    """factor -> ranks under that strategy."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def made(factor):
+        distribution(tmp_path, "plait-ghost", code=textwrap.dedent(CODE).replace("FACTOR", factor))
+        return Planted(plait_ranks, [str(ROOT / "core"), str(tmp_path)])
+
+    yield made
+    forget(tmp_path)
+
+
+def test_the_suite_fails_if_it_saw_nothing_of_the_strategy(ghost):
+    with pytest.raises(AssertionError, match=r"ghost changes only parameters .* says nothing of it: norm\.extra; give"):
+        Ghostly().test_models_equal_one_process(ghost("0"), "llama3")
+
+
+def test_the_suite_passes_if_it_trains(ghost):
+    suite = Ghostly()
+    suite.test_models_equal_one_process(ghost("1"), "llama3")
+    assert suite.untrained == ()
+
+
+@pytest.mark.parametrize(("factor", "names"), [("0", ("norm.extra",)), ("1", ())])
+def test_verify_too(ghost, tmp_path, factor, names):
+    ranks, checked = ghost(factor), plan(resolve(list(SMALL)))
+    trial = declared.OfRun(config=checked.config, vocab=257, data_ranks=checked.layout.count("batch"), last=True)
+    strategies = dict(checked.config.strategy)
+    ranks.run(declared.reference, trial, {"ghost": strategies["ghost"]}, tmp_path, world=1)
+    for findings, _ in ranks.run(declared.compare, trial, strategies, tmp_path, world=checked.layout.world_size):
+        assert all(finding.fine for finding in findings)
+        assert findings[1].untrained == names
+        said = _unknown(findings)
+        assert len(said) == 2 * len(names)
+        assert ["ghost" in line and "says nothing of it" in line for line in said] == [False, True][: len(said)]
+
+
+def test_what_trains_later_is_not_listed():
+    import torch
+
+    zero, one = torch.zeros(2), torch.ones(2)
+    early = TrialResult({}, {"a": one, "b": zero, "c": 1e-16 * one}, [], [], {}, last={"a": zero, "b": one})
+    assert untrained(early, early, ["a", "b", "c", "d"]) == ["c", "d"]
+    assert untrained(TrialResult({}, {"c": one}, [], [], {}), early, ["c", "d"]) == ["d"]
+
+
+def test_the_plugin_carries_the_names_to_the_summary():
+    class Item:
+        cls, instance, user_properties = Ghostly, Ghostly(), []
+
+    class Call:
+        when = "call"
+
+    Item.instance.untrained = ("x of llama3",)
+    pytest_runtest_makereport(Item, Call)
+    assert ("plait untrained", ["x of llama3"]) in Item.user_properties
+    assert Trial("llama3").last is False
