@@ -15,6 +15,7 @@ from pyarrow import parquet
 from plait.contract.errors import PlaitError
 from plait.data import stream as stream_module
 from plait.data.hf import Hf
+from plait.data.place_kept import check_place_kept
 from plait.data.prefetch import Prefetched
 from plait.data.stream import StreamBatches
 from plait.testing import raises_about
@@ -288,3 +289,30 @@ def test_a_state_tells_how_many_epochs_were_read(files: list[str]) -> None:
         epochs.append(stream.state_dict()["start"]["epoch"])
     assert epochs == sorted(epochs)
     assert {0, 1} <= set(epochs)
+
+
+def test_a_library_that_loses_its_place_is_refused(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """datasets 5.0.0: the state of a stream that was resumed stays that of its start."""
+    import datasets
+
+    source = Hf(name="json", data_files=files)
+    source.prepare(print)  # the installed one keeps it
+
+    load, state = datasets.IterableDataset.load_state_dict, datasets.IterableDataset.state_dict
+
+    def loaded(self: datasets.IterableDataset, given: dict[str, object]) -> None:
+        self.was_resumed = True
+        load(self, given)
+
+    def stale(self: datasets.IterableDataset) -> object:
+        return zeroed(state(self)) if hasattr(self, "was_resumed") else state(self)
+
+    def zeroed(value: object) -> object:
+        return {key: zeroed(one) for key, one in value.items()} if isinstance(value, dict) else value and 0
+
+    monkeypatch.setattr(datasets.IterableDataset, "load_state_dict", loaded)
+    monkeypatch.setattr(datasets.IterableDataset, "state_dict", stale)
+    check_place_kept.cache_clear()
+    with raises_about("data", "hf", "another version of datasets"):
+        source.prepare(print)
+    check_place_kept.cache_clear()

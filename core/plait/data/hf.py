@@ -10,6 +10,7 @@ import attrs
 
 from plait.contract.errors import PlaitError
 from plait.data.documents import encode
+from plait.data.place_kept import check_place_kept
 from plait.data.source import Say, Source, at_least, given
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Hf(Source):
             )
 
     def prepare(self, say: Say) -> None:
+        check_place_kept()
         if self.encoder.said:
             say(self.encoder.said)
         for split in filter(None, (self.split, self.validation_split)):
