@@ -102,7 +102,7 @@ class Command:
     def signal(self, number: int = signal.SIGTERM) -> None:
         """To the command itself: the process that this one started only waits for it."""
         waits = self._process.pid
-        for pid in Path(f"/proc/{waits}/task/{waits}/children").read_text().split():
+        for pid in Path(f"/proc/{waits}/task/{waits}/children").read_text(encoding="utf-8").split():
             os.kill(int(pid), number)
 
 
@@ -136,7 +136,7 @@ class Machine:
     def knows(self, names: Mapping[str, str]) -> None:
         """Make these, host name -> address, the only names in its /etc/hosts, beside localhost."""
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in names.items())]
-        (self._files / "hosts").write_text("".join(f"{line}\n" for line in lines))
+        (self._files / "hosts").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def start(self, *command: str, cwd: Path, **env: str) -> Command:
         here = {name: value for name, value in environment(**env).items() if name != "TMPDIR"}

@@ -378,21 +378,22 @@ def test_a_port_that_is_taken() -> None:
             local_store(timedelta(seconds=1))
 
 
-def test_machines_that_do_not_meet(tmp_path: Path) -> None:
-    """torch asks an address that does not answer for minutes, so its error is made here."""
-    from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+@pytest.mark.parametrize("held", [False, True])
+def test_machines_that_do_not_meet(held: bool, tmp_path: Path) -> None:
+    """On the machine of the endpoint nobody comes; on another nobody answers."""
+    from plait.launch.meeting import Meeting
 
-    launch = Launch(nnodes=2, rdzv_endpoint="node0:29500", device="cpu")
-    error = RendezvousConnectionError("The connection to the C10d store has failed.")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"localhost:{free.getsockname()[1]}"
+    launch = Launch(nnodes=2, rdzv_endpoint=endpoint, rendezvous_seconds=0.5, device="cpu")
+    about = ("launch.rendezvous_seconds", 0.5) if held else ("launch.rdzv_endpoint", endpoint)
     with (
         mock.patch.dict(os.environ),
-        mock.patch("torch.distributed.elastic.rendezvous.registry.get_rendezvous_handler", side_effect=error),
-        pytest.raises(
-            PlaitError,
-            match=r"did not meet at launch.rdzv_endpoint=node0:29500: .* store has failed",
-        ),
+        mock.patch("plait.launch.meeting.is_here", return_value=held),
+        Meeting(launch, "a", print) as meeting,
+        raises_about(*about),
     ):
-        start_ranks(Config(launch=launch), RunFolder(tmp_path), 1, print, {})
+        start_ranks(Config(launch=launch), RunFolder(tmp_path), 1, print, {}, meeting=meeting)
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,25 @@ def test_out_of_memory_says_what_to_change():
     assert "remat.mode=full" in end.reason
 
 
+GLOO = (
+    "[/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.77.0.11]:2345. This may mean that"
+)
+LOST = [  # what torch says, and what the user reads
+    (
+        RuntimeError(f"{GLOO} a remote process is unhealthy.\nGLHF! \U0001f3d6"),
+        "Connection closed by peer [10.77.0.11]:2345",
+    ),
+    (RuntimeError("[../gloo/pair.cc:534] Connection closed by peer [::1]:7"), "Connection closed by peer [::1]:7"),
+    (RuntimeError("Gloo failed with [/a/b.cc:144] timed out. remote=[127.0.1.1]"), "Gloo failed with timed out"),
+    (caused(PlaitError("it was not saved"), PEER), "Connection closed by peer [127.0.0.1]:8576"),
+]
+
+
+@pytest.mark.parametrize(("error", "reads"), LOST)
+def test_a_lost_rank_is_told_without_places_in_torch(error, reads):
+    assert of_error(error, 0, 1.0).reason == f"lost another rank: {reads}"
+
+
 FAULTS = [
     (MemoryError(), "memory", "remat.mode=full"),
     (RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might"), "device", "model.vocab_size"),

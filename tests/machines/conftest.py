@@ -2,7 +2,9 @@
 
 import pytest
 
+from tests.helpers import commands
 from tests.helpers.machines import Machines, why_not
+from tests.helpers.together import FSDP
 
 
 @pytest.fixture
@@ -12,3 +14,11 @@ def machines(tmp_path):
         pytest.skip(reason)
     with Machines(tmp_path, "alpha", "beta") as both:
         yield both
+
+
+@pytest.fixture(scope="session")
+def on_one_machine(tmp_path_factory):
+    """The numbers of the same run on one machine with two ranks."""
+    here = tmp_path_factory.mktemp("one")
+    assert commands.train(*FSDP, cwd=here).returncode == 0
+    return commands.numbers(here / "runs" / "a")

@@ -1,22 +1,60 @@
-"""One run on two machines that share a folder."""
+"""One run on two machines that share a folder, whatever they call themselves and each other."""
 
 import pytest
 
-from tests.helpers.commands import SMALL, numbers, train
-
-FSDP = ["strategy=[fsdp2]", "train.steps=10", "run.name=a"]
-TOGETHER = ["launch.nnodes=2", "launch.nproc_per_node=1", "launch.rdzv_endpoint=alpha:29500"]
+from tests.helpers.commands import numbers
+from tests.helpers.together import codes, outputs, train
 
 
-@pytest.fixture(scope="session")
-def on_one_machine(tmp_path_factory):
-    here = tmp_path_factory.mktemp("one")
-    assert train(*FSDP, cwd=here).returncode == 0
-    return numbers(here / "runs" / "a")
+def trained(machines, tmp_path, on_one_machine, endpoint="alpha:29500"):
+    runs = [train(machine, tmp_path, endpoint=endpoint) for machine in machines]
+    assert codes(*runs) == [0, 0], outputs(*runs)
+    assert numbers(tmp_path / "runs" / "a") == on_one_machine
+    assert [machine.run("ls", "-A", "/dev/shm") for machine in machines] == ["", ""]
+    return runs
 
 
 def test_two_machines_train_one_run(machines, on_one_machine, tmp_path):
-    runs = [machine.plait("train", *SMALL, *FSDP, *TOGETHER, cwd=tmp_path) for machine in machines]
-    assert [run.code() for run in runs] == [0, 0], [run.output for run in runs]
-    assert numbers(tmp_path / "runs" / "a") == on_one_machine
-    assert [machine.run("ls", "-A", "/dev/shm") for machine in machines] == ["", ""]
+    on_alpha, on_beta = trained(machines, tmp_path, on_one_machine)
+    assert "launch: local, 1 rank(s) here; 2 machines meet at alpha:29500" in on_beta.output
+    assert "step 10/10" in on_alpha.output  # rank 0 is on the machine of the endpoint
+    assert "step 10/10" not in on_beta.output
+
+
+def debian(machines, own="127.0.1.1"):
+    for machine in machines:
+        machine.knows({each.name: own if each is machine else each.address for each in machines})
+
+
+def test_a_machines_own_name_may_be_loopback(machines, on_one_machine, tmp_path):
+    """As Debian's installer writes it."""
+    debian(machines)
+    trained(machines, tmp_path, on_one_machine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", ["own name is loopback", "no names", "own name alone", "another network's"])
+def test_an_address_needs_no_names(names, machines, on_one_machine, tmp_path):
+    for machine in machines:
+        if names == "own name is loopback":
+            debian(machines)
+        elif names == "no names":
+            machine.knows({})
+        elif names == "own name alone":
+            machine.knows({machine.name: machine.address})
+        else:
+            machine.ip("link", "add", "manage", "type", "veth", "peer", "name", "nowhere")
+            machine.ip("link", "set", "manage", "up")
+            machine.ip("address", "add", machine.address.replace("10.77", "10.99") + "/24", "dev", "manage")
+            machine.knows({each.name: each.address.replace("10.77", "10.99") for each in machines})
+    trained(machines, tmp_path, on_one_machine, f"{machines['alpha'].address}:29500")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("endpoint", ["alpha:29500", "[fd77::10]:29500"])
+def test_ipv6_alone(endpoint, machines, on_one_machine, tmp_path):
+    for number, machine in enumerate(machines, 10):
+        machine.ip("address", "flush", "dev", "eth0", "scope", "global")
+        machine.ip("address", "add", f"fd77::{number}/64", "dev", "eth0", "nodad")
+        machine.knows({"alpha": "fd77::10", "beta": "fd77::11"})
+    trained(machines, tmp_path, on_one_machine, endpoint)

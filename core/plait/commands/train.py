@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from plait.contract.config import Config
-from plait.contract.errors import PlaitError
+from plait.contract.errors import PlaitError, one_line
 from plait.contract.names import check_name
 from plait.launch.compose import composed
 from plait.system.disk import writing
@@ -125,34 +125,53 @@ def _check_and_start(asked: Config, folder: Any, several: bool, forks: Any) -> A
     with importing():
         if several:
             _import_torch_quietly()
-        from plait.launch.capacity import check_ranks
-        from plait.launch.check import check
+        import plait.launch.check  # noqa: F401
         from plait.launch.launcher import start_ranks
-        from plait.launch.memory import check_room
         from plait.launch.prepare import prepare
-        from plait.parallel.process_group import device_of
+
+    if not several:
+        checked = _checked(asked, folder)
+        if (ended := prepare(checked, folder, _say, lambda: _make_data(checked))) is not None:
+            return ended
+        return start_ranks(checked.config, folder, checked.ranks_per_node, _say, None, forks)
+    from plait.launch.meeting import Meeting
+
+    with Meeting(asked.launch, folder.path.name, _say) as meeting:
+        try:
+            checked = _checked(asked, folder)
+            _make_data(checked)
+        except PlaitError as error:
+            meeting.refuse(one_line(error))
+            raise
+        return start_ranks(checked.config, folder, checked.ranks_per_node, _say, asked.node, forks, meeting)
+
+
+def _checked(asked: Config, folder: Any) -> Any:
+    from plait.launch.capacity import check_ranks
+    from plait.launch.check import check
+    from plait.launch.memory import check_room
+    from plait.parallel.process_group import device_of
 
     checked = check(asked.node, folder=folder.path)
     config = checked.config
     check_ranks(checked.ranks_per_node, device_of(config.launch.device))
     axes = " x ".join(f"{a.name}={a.degree}" for a in checked.layout.dense) or "no mesh axes"
-    _say(f"launch: local, {checked.ranks_per_node} rank(s) here of {checked.layout.world_size}; {axes}")
+    whole = f" of {checked.layout.world_size}; {axes}"
+    if config.launch.nnodes > 1:  # how many ranks the others have is known when all have met
+        whole = f"; {config.launch.nnodes} machines meet at {config.launch.rdzv_endpoint}"
+    _say(f"launch: local, {checked.ranks_per_node} rank(s) here{whole}")
     if config.schedule.warmup_steps > config.train.steps:
         _say(
             f"schedule: all {config.train.steps} steps are warm-up (schedule.warmup_steps="
             f"{config.schedule.warmup_steps}): the rate never reaches optimizer.lr"
         )
     check_room(checked)
+    return checked
 
-    def data() -> None:
-        checked.source.prepare(_say)
-        checked.source.check_length(seq_len=config.train.seq_len)
 
-    if several:
-        data()
-    elif (ended := prepare(checked, folder, _say, data)) is not None:
-        return ended
-    return start_ranks(config, folder, checked.ranks_per_node, _say, asked.node if several else None, forks)
+def _make_data(checked: Any) -> None:
+    checked.source.prepare(_say)
+    checked.source.check_length(seq_len=checked.config.train.seq_len)
 
 
 def _import_torch_quietly() -> None:

@@ -127,6 +127,7 @@ class Launch:
     nproc_per_node: int | Literal["auto"] = "auto"
     nnodes: int = attrs.field(default=1, validator=ge(1))
     rdzv_endpoint: str | None = None
+    rendezvous_seconds: float = attrs.field(default=600.0, validator=[gt(0), le(YEAR)])
     run_id: str | int | None = attrs.field(default=None, validator=_a_name)
     max_restarts: int = attrs.field(default=3, validator=ge(0))
     grace_seconds: float = attrs.field(default=30.0, validator=[gt(0), le(YEAR)])

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
-from torch.distributed.elastic.agent.server import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.multiprocessing import api as processes
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from plait.launch.forks import RANK, Forks
+from plait.launch.meeting import Meeting
 from plait.system.signals import STOP_SIGNALS, untouched
 
 
@@ -34,7 +35,8 @@ class Agent(LocalElasticAgent):
 
     starting(ranks): called before ranks of this machine start. failed(exits): called after one failed and all have
     ended, with the failed ones, by rank; returns whether a restart may help. forks: starts ranks, if it can; otherwise
-    they are new interpreters.
+    they are new interpreters. meeting: with the other machines, if there are several. lost(sentence): called before
+    ranks restart because a machine does not answer.
     """
 
     def __init__(
@@ -45,11 +47,19 @@ class Agent(LocalElasticAgent):
         starting: Callable[[Iterable[int]], None],
         failed: Callable[[Mapping[int, Exit]], bool],
         forks: Forks | None = None,
+        meeting: Meeting | None = None,
+        lost: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         super().__init__(spec, logs_specs)
-        self.forks = forks
+        self.forks, self.meeting, self.lost = forks, meeting, lost
+        self._stuck = False  # ranks wait for a machine that is gone, and hear no signal
         self.grace_seconds, self.starting, self.failed = grace_seconds, starting, failed
         self.overdue = False  # whether ranks had to be killed after a signal, because they did not end in time
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        if self.meeting is None:
+            return super()._rendezvous(worker_group)
+        return self.meeting.rendezvous(lambda: super(Agent, self)._rendezvous(worker_group))
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.starting([worker.global_rank for worker in worker_group.workers])
@@ -62,7 +72,21 @@ class Agent(LocalElasticAgent):
         result = super()._monitor_workers(worker_group)
         if result.is_failed() and not self.failed(self._exits(result, looked)):
             self._remaining_restarts = 0
+        if result.state == WorkerState.HEALTHY and self.meeting is not None and (gone := self._gone(self.meeting)):
+            self.lost(gone)
+            return RunResult(WorkerState.FAILED)
         return result
+
+    def _gone(self, meeting: Meeting) -> str | None:
+        self._stuck = True
+        gone = meeting.lost()  # may raise
+        self._stuck = gone is not None
+        return gone
+
+    def _exit_barrier(self) -> None:
+        if self.meeting is None:
+            return super()._exit_barrier()
+        return self.meeting.leave(self._worker_group.group_world_size or 1)
 
     def _exits(self, result: RunResult, looked: float) -> dict[int, Exit]:
         """elastic records only whole seconds; ranks that it found dead died just before it looked."""
@@ -82,6 +106,7 @@ class Agent(LocalElasticAgent):
         if self._pcontext is None:
             return
         if STOP_SIGNALS.number is None:
+            death_sig, self._stuck = signal.SIGKILL if self._stuck else death_sig, False
             return self._pcontext.close(death_sig)
         number = signal.Signals(STOP_SIGNALS.number)
         if hasattr(signal, "SIGQUIT") and number == signal.SIGQUIT:  # it makes ranks write their stacks, but not end
@@ -91,6 +116,8 @@ class Agent(LocalElasticAgent):
         self._pcontext.close(number, self.grace_seconds)  # type: ignore[arg-type] # a float will do
         self.overdue |= not STOP_SIGNALS.impatient and time.monotonic() - began >= self.grace_seconds
         STOP_SIGNALS.again = None
+        if self.meeting is not None and self._worker_group.group_world_size:
+            self.meeting.leave(self._worker_group.group_world_size)
 
     def _send(self, number: signal.Signals) -> None:
         for pid in self._pcontext.pids().values() if self._pcontext is not None else ():

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,11 +52,22 @@ class Failures:
             self._is_the_outcome(cause)
         if cause.repeats:
             return self.launch.nnodes > 1  # then all ranks start once more, see the outcome, and end on all machines
-        then = f"restarting all ({self._deaths} of {most})"
-        if self._deaths > most:
-            then = f"no restart left (launch.max_restarts={most})"
-        self.say(f"rank {cause.rank} {cause.how}; {then}; its log: {log}")
+        self.say(f"rank {cause.rank} {cause.how}; {self._then()}; its log: {log}")
         return True  # the agent counts restarts too, and makes at most max_restarts
+
+    def lost(self, sentence: str) -> None:
+        """Ranks must restart because another machine does not answer."""
+        self._deaths += 1
+        self.cause = cause = RankEnd(self._ranks[0], "machine", sentence, time.time())
+        if self._deaths > self.launch.max_restarts:
+            self._is_the_outcome(cause)
+        self.say(f"{sentence}; {self._then()}")
+
+    def _then(self) -> str:
+        most = self.launch.max_restarts
+        if self._deaths > most:
+            return f"no restart left (launch.max_restarts={most})"
+        return f"restarting all ({self._deaths} of {most})"
 
     def silent(self) -> RankEnd | None:
         """All ranks ended with exit code 0, but the run has no outcome: the rank that ended itself, if one reported

@@ -8,7 +8,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.contract.config import Config, Launch
 from plait.contract.errors import PlaitError, unpacked
@@ -23,6 +23,9 @@ from plait.system.disk import writing
 from plait.system.scratch import Scratch
 from plait.system.signals import STOP_SIGNALS, Stopped
 from plait.system.sockets import STORE
+
+if TYPE_CHECKING:
+    from plait.launch.meeting import Meeting
 
 
 def launch_mode(launch: Launch) -> str:
@@ -51,23 +54,24 @@ def start_ranks(
     say: Callable[[str], None],
     node: Mapping[str, Any] | None = None,
     forks: Forks | None = None,
+    meeting: "Meeting | None" = None,
 ) -> Outcome:
     """Start `nproc` ranks of `plait.launch.rank` here, restart them when one dies, and return how it ended.
 
     `forks` starts them if it can; otherwise they are new interpreters. Ranks of other machines (`launch.nnodes`) join
-    them. `node`: the config, if the ranks must prepare the run themselves.
+    them at the `meeting`. `node`: the config, if the ranks must prepare the run themselves.
     Raises PlaitError, naming the rank, the reason and its log, if they fail for good.
     """
     from torch.distributed.elastic.agent.server import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-    from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
-    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+    from torch.distributed.elastic.rendezvous import RendezvousHandler
 
     from plait.launch.agent import Agent
-    from plait.launch.rendezvous import ALONE
+    from plait.launch.meeting import Apart, Over
+    from plait.launch.rendezvous import Alone
 
     launch = config.launch
-    agent = None
+    agent, earlier = None, _written(folder)
     try:
         with STOP_SIGNALS, _quiet(), Scratch() as scratch, spare(), _environment(nproc, scratch, launch.nnodes):
             failures = Failures(folder, launch, scratch, say)
@@ -77,40 +81,36 @@ def start_ranks(
                 arguments.append(str(problem.with_name("config.json")))
                 with writing(arguments[-1]):
                     Path(arguments[-1]).write_text(json.dumps(node), encoding="utf-8")
-            parameters = RendezvousParameters(
-                backend="c10d" if launch.nnodes > 1 else ALONE,
-                endpoint=launch.rdzv_endpoint or "",
-                run_id=str(launch.run_id or (folder.path.name if launch.nnodes > 1 else uuid.uuid4().hex)),
-                min_nodes=launch.nnodes,
-                max_nodes=launch.nnodes,
-            )
+            handler: RendezvousHandler = meeting.join() if meeting is not None else Alone(uuid.uuid4().hex)
             spec = WorkerSpec(
                 role="rank",
                 local_world_size=nproc,
                 entrypoint=sys.executable,
                 args=tuple(arguments),
-                rdzv_handler=get_rendezvous_handler(parameters),
+                rdzv_handler=handler,
                 max_restarts=launch.max_restarts,
                 monitor_interval=0.1,
             )
             logs = DefaultLogsSpecs(log_dir=str(scratch), redirects=Std.ERR)
-            agent = Agent(spec, logs, launch.grace_seconds, failures.starting, failures.failed, forks)
+            handlers = (failures.starting, failures.failed, forks, meeting, failures.lost)
+            agent = Agent(spec, logs, launch.grace_seconds, *handlers)
             result = agent.run()
             STOP_SIGNALS.rest()  # how it ended is decided
             outcome = folder.outcome()
             cause = failures.cause if result.is_failed() else failures.silent() if outcome is None else None
-            spec.rdzv_handler.shutdown()
+            handler.shutdown() if meeting is None else meeting.close()
             if problem.exists():
                 raise unpacked(problem.read_text(encoding="utf-8"))
     except (Stopped, SignalException) as stop:
         number = stop.number if isinstance(stop, Stopped) else int(stop.sigval)
         return stopped_outcome(config, folder, number, agent is not None and agent.overdue, STOP_SIGNALS.impatient)
-    except RendezvousError as error:
-        why = next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)  # the rest is a stack
-        where = f"launch.rdzv_endpoint={launch.rdzv_endpoint}"
-        raise PlaitError(f"the machines did not meet at {where}: {why}").at(
-            "launch.rdzv_endpoint", launch.rdzv_endpoint
-        ) from None
+    except Apart as parted:
+        outcome = folder.outcome() if _written(folder) != earlier else None  # the run has ended, and others have left
+        if outcome is None:
+            raise PlaitError(str(parted)).at(*parted.about) from None
+        if isinstance(parted, Over):
+            say(str(parted))
+        return outcome
     if cause is not None:
         remove_half_done(config, folder)
         raise RunFailed(cause.sentence(folder.log_of(cause.rank)), cause.fault)
@@ -118,6 +118,13 @@ def start_ranks(
     if outcome is None:
         raise PlaitError(f"the ranks ended without reporting why; their logs are in {folder.ranks}")
     return stopped_outcome(config, folder, outcome.signal) if outcome.kind == "stopped" else outcome
+
+
+def _written(folder: RunFolder) -> int | None:
+    """When the run's outcome was written, if it was."""
+    with contextlib.suppress(OSError):
+        return (folder.path / "outcome.json").stat().st_mtime_ns
+    return None
 
 
 @contextlib.contextmanager

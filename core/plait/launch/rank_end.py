@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from plait.contract.errors import PlaitError, one_line, refused
+from plait.contract.errors import PlaitError, one_line, refused, visible
 from plait.launch import spare
 from plait.launch.no_restart import ADVICE, ASSERT, MEMORY, fault_of
 from plait.launch.no_restart import sentence as sentence_of
@@ -34,7 +34,8 @@ class RankEnd:
     """How one rank ended, from its own `ranks/rank-N.end.json`, or from its exit code.
 
     kind:    "failed" (its own error), "killed" (by a signal), "exited" and "aborted" (it ended itself, by an exit code
-             or SIGABRT), "hung", "lost" (another rank was gone), "stopped" (by SIGTERM).
+             or SIGABRT), "hung", "lost" (another rank was gone), "stopped" (by SIGTERM); "machine": another machine is
+             gone, and the reason is the whole sentence.
     reason:  for "failed" the error; for the others what follows "rank N".
     time:    seconds since the epoch.
     repeats: a restart would meet it again.
@@ -57,6 +58,8 @@ class RankEnd:
     def sentence(self, log: Path) -> str:
         if self.kind == "failed":
             return f"{self.reason} (rank {self.rank}; its log: {log})"
+        if self.kind == "machine":
+            return self.reason
         return f"rank {self.rank} {self.reason}; its log: {log}"
 
 
@@ -100,8 +103,8 @@ def of_error(error: BaseException, rank: int, when: float) -> RankEnd:
     chain = _chain(error)
     if found := fault_of(chain):
         return RankEnd(rank, "failed", sentence_of(*found), when, repeats=True, fault=found[0])
-    if any(map(_peer_is_gone, chain)):
-        return RankEnd(rank, "lost", f"lost another rank: {one_line(error)}", when)
+    if gone := next(filter(_peer_is_gone, chain), None):
+        return RankEnd(rank, "lost", f"lost another rank: {_in_short(gone)}", when)
     reason = one_line(error)
     if isinstance(error, SystemExit):
         reason = f"sys.exit({error.code!r}) was called{raised_in(error)}"
@@ -127,6 +130,12 @@ def _peer_is_gone(error: BaseException) -> bool:
         return False
     text = str(error)
     return bool((_is_dist(error) or TALK.search(text)) and GONE.search(text))
+
+
+def _in_short(error: BaseException) -> str:
+    """The first sentence, without places in torch's own source; the rank's log has all of it."""
+    first = re.sub(r"\[[^\]\s]*\.\w+:\d+\]\s*", "", next(iter(str(error).strip().splitlines()), ""))
+    return visible(re.split(r"\.(?:\s|$)", first)[0]) or type(error).__name__
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -3,11 +3,8 @@
 import socket
 
 from torch.distributed import HashStore
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
-from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
-
-ALONE = "plait-alone"  # the name of the backend
 
 
 class Alone(RendezvousHandler):
@@ -19,7 +16,7 @@ class Alone(RendezvousHandler):
         self._run_id, self._closed = run_id, False
 
     def get_backend(self) -> str:
-        return ALONE
+        return "plait-alone"
 
     def get_run_id(self) -> str:
         return self._run_id
@@ -42,10 +39,3 @@ class Alone(RendezvousHandler):
     def shutdown(self) -> bool:
         self._closed = True
         return True
-
-
-def _alone(parameters: RendezvousParameters) -> Alone:
-    return Alone(parameters.run_id)
-
-
-registry.register(ALONE, _alone)

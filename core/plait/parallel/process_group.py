@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from plait.contract.errors import PlaitError
 from plait.parallel.allocator import grow_segments
-from plait.system.sockets import listen_on_loopback, local_store, one_machine
+from plait.system.sockets import listen_on_loopback, listen_to_other_machines, local_store, one_machine
 
 
 def device_type_here() -> str:
@@ -50,7 +50,7 @@ def start_group(device_type: str | None = None, timeout_seconds: float = 600.0) 
     """Start the default process group from the environment (torchrun), or of this process alone.
 
     gloo serves tensors on the CPU, nccl those on a GPU. An existing group is kept. If all ranks run on one machine,
-    this group and later ones listen on loopback alone.
+    this group and later ones listen on loopback alone, otherwise where the other machines reach this one.
     """
     if one_machine():
         listen_on_loopback()
@@ -69,11 +69,12 @@ def start_group(device_type: str | None = None, timeout_seconds: float = 600.0) 
     )
     timeout = datetime.timedelta(seconds=timeout_seconds)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         if (store := local_store(timeout)) is None:
-            dist.init_process_group(backend, timeout=timeout)
-        else:
-            rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+            store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
+            store.set_timeout(timeout)
+            listen_to_other_machines(store, rank, world)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     else:
         dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore(), timeout=timeout)
 

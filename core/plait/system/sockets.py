@@ -1,4 +1,5 @@
-"""Who can reach a run: on one machine, nobody. Its sockets listen on loopback alone, and its store is a file."""
+"""Who can reach a run: on one machine, nobody, because its sockets listen on loopback alone, and its store is a file;
+on several, whoever reaches the interface between them."""
 
 import datetime
 import os
@@ -6,6 +7,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from plait.contract.errors import PlaitError
+from plait.system.addresses import interface_of, is_loopback, towards
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -20,15 +22,33 @@ def one_machine() -> bool:
 
 
 def listen_on_loopback() -> None:
-    """Make gloo and nccl open their sockets on the loopback interface, unless the user set these variables.
-
-    Both read them for every group that they create, so they stay set.
-    """
+    """Make gloo and nccl open their sockets on the loopback interface, unless the user set these variables."""
     names = {name for _, name in socket.if_nameindex()}
-    loopback = next((name for name in ("lo", "lo0") if name in names), None)
-    if loopback is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={loopback}")  # without "=", nccl takes it as a prefix
+    _listen_on(next((name for name in ("lo", "lo0") if name in names), None))
+
+
+def listen_to_other_machines(store: "Store", rank: int, world: int) -> None:
+    """Make them open their sockets on the interface that leads to the other machines, unless the user set these
+    variables.
+
+    They would take the address of this machine's own name, or any. The way to rank 0 shows the interface; on rank 0's
+    machine, whose name may be loopback there, the way back does.
+    """
+    port = int(os.environ["MASTER_PORT"])
+    own = towards(os.environ["MASTER_ADDR"], port)
+    store.set(f"plait/address/{rank}", own or "")
+    if own is not None and is_loopback(own):
+        every = (store.get(f"plait/address/{other}").decode() for other in range(world))
+        back = next((each for each in every if each and not is_loopback(each)), own)
+        own = towards(back, port)
+    _listen_on(interface_of(own) if own is not None else None)
+
+
+def _listen_on(interface: str | None) -> None:
+    """Both read the variables for every group that they create, so they stay set."""
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # without "=", nccl takes it as a prefix
 
 
 def local_store(timeout: datetime.timedelta) -> "Store | None":
