@@ -80,4 +80,13 @@ MUTANTS = [
         "test_a_run_equals_one_process",
         "loss is off",
     ),
+    Mutant(
+        "the last row of a batch is dropped",
+        "plait/parallel/defaults.py",
+        "            return tokens, labels, positions\n",
+        "            return tokens[:-1], labels[:-1], positions\n",
+        "test_every_token_is_seen_once",
+        "tokens are seen",
+        on={"layout": "2 shards"},
+    ),
 ]

@@ -82,4 +82,12 @@ MUTANTS = [
         strategy="pipeline",
         on={"layout": "gpipe pp 2"},
     ),
+    Mutant(
+        "each rank clips by the norm of its own shards",
+        "plait/parallel/clip.py",
+        "clip_grads_with_norm_(local, max_norm, total,",
+        "clip_grads_with_norm_(local, max_norm, get_total_norm(grads),",
+        "test_clipping_scales_every_gradient_alike",
+        "was not scaled by max_norm / norm",
+    ),
 ]

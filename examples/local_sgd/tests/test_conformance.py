@@ -24,6 +24,6 @@ class TestLocalSgd(StrategySuite):
         """Workers meet between steps; within one there is no word among them, only fsdp2's inside of each."""
         if "dp_shard" not in degree:
             return []
-        blocks = len(size.blocks)
-        gathers = Collective("all_gather", "dp_shard", 2 * blocks)
-        return [gathers, Collective("reduce_scatter", "dp_shard", blocks + 1, size.elements)]
+        units = len(size.blocks) + (1 if size.uses.tensors > size.tensors else 2)  # embedding and head, tied: one
+        gathers = Collective("all_gather", "dp_shard", units + len(size.blocks) - 1)
+        return [gathers, Collective("reduce_scatter", "dp_shard", units, size.elements)]

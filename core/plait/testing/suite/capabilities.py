@@ -47,6 +47,8 @@ class Capabilities:
               "remat=selective", "compile", "mixed precision", "float32", "loss.chunks", or "model <name>" for
               one of `plait.testing.models`.
     run_model: the model of whole runs, as written after `plait train`. Default: a small llama3_debug.
+    once_a_step: kinds of collectives, such as "all_reduce", that a step has no more of if it has several micro-batches,
+              because only the last sums gradients over ranks. Of the others it may have as many for each.
     difference: for `numerics = "own"`: how far its gradients, averaged over ranks, may be from those of one process, as
               a part of each; at most 0.4. A rounding of gradients is within it, a factor of 2 is not.
     """
@@ -56,6 +58,7 @@ class Capabilities:
     layouts: ClassVar[Mapping[str, Layout]]
     refuses: ClassVar[Mapping[str, str]] = {}
     run_model: ClassVar[tuple[str, ...]] = whole_run.MODEL
+    once_a_step: ClassVar[tuple[str, ...]] = ()
     difference: ClassVar[float] = 0.25
 
     def held(self, shape: tuple[int, ...], axes: tuple[str | None, ...], degree: Mapping[str, int]) -> int:

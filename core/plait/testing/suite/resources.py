@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import pytest
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -41,6 +42,10 @@ class Resources(Capabilities):
             pytest.skip("collectives are not declared")
         for rank, counted in enumerate(plait_ranks.run(_counted, trial, self.selected(found), world=found.world)):
             _compare(counted, [c for c in wanted if degree.get(c.axis, 2) > 1 and c.count], degree, rank)
+        if layout == self.last and size == SIZES[0] and "accumulation" not in self.refuses:
+            trial = attrs.evolve(trial, micro=2)
+            for rank, counted in enumerate(plait_ranks.run(_counted, trial, self.selected(found), world=found.world)):
+                _compare_accumulated(counted, wanted, self.once_a_step, degree, rank)
 
     def test_nothing_is_left_behind(self, plait_ranks: Pool) -> None:
         """In fresh processes, because a patch of torch is made only once: settings, hooks, patches, process groups."""
@@ -62,6 +67,23 @@ def _compare(counted: list[Collective], wanted: list[Collective], degree: Mappin
         if declared.elements is not None:
             assert got.elements == declared.elements, f"rank {rank}: {got}; declared: {declared}"
     assert not seen, f"rank {rank}: not declared: {_listed(seen.values())}"
+
+
+def _compare_accumulated(
+    counted: list[Collective], wanted: list[Collective], once: tuple[str, ...], degree: Mapping[str, int], rank: int
+) -> None:
+    """Fails if a step of two micro-batches has more collectives than twice those declared, or than those of `once`."""
+    most = {(c.op, c.axis): c for c in wanted}
+    for got in counted:
+        declared = most.get((got.op, got.axis))
+        if degree.get(got.axis, 2) == 1:
+            continue
+        assert declared is not None, f"rank {rank}, with two micro-batches: not declared: {got}"
+        times = 1 if got.op in once else 2
+        why = f"declared for {'the step' if times == 1 else 'each'}: {declared}"
+        assert got.count <= times * declared.count, f"rank {rank}, with two micro-batches: {got}; {why}"
+        if declared.elements is not None and got.elements is not None:
+            assert got.elements <= times * declared.elements, f"rank {rank}, with two micro-batches: {got}; {why}"
 
 
 def _listed(collectives: Any) -> str:
@@ -96,6 +118,7 @@ def _counted(trial: Trial, strategies: Mapping[str, Any]) -> list[Collective]:
     applied = trial.apply(strategies)
     forward_backward(applied, trial, 0)
     mine = applied.deal(share(applied, trial, 1)[0])
+    parts = mine.split(-(-len(mine.tokens) // trial.micro))
     with Counting(applied.mesh) as counting:
-        applied.forward_backward([mine], 1)
+        applied.forward_backward(parts, 1)
     return counting.found()
