@@ -318,3 +318,13 @@ def test_checked_without_torch_or_transformers(chats, folder, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(tmp_path))
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_files_that_are_not_json_lines_are_left_out_of_a_folder_and_said(
+    folder: Path, tmp_path: Path, said: list[str]
+) -> None:
+    (tmp_path / "chats").mkdir()
+    written(tmp_path / "chats/a.jsonl", CHATS)
+    (tmp_path / "chats/README.md").write_text("about these chats")
+    source(tmp_path / "chats", folder).prepare(said.append)
+    assert said[0] == "left out 1 file(s) that are not JSON lines: README.md"

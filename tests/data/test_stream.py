@@ -1,6 +1,7 @@
 """Streams: shares that do not overlap, packing on the way, and resuming to the bit."""
 
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from pyarrow import parquet
 
 from plait.contract.errors import PlaitError
 from plait.data import stream as stream_module
+from plait.data.ahead import Ahead
 from plait.data.hf import Hf
 from plait.data.place_kept import check_place_kept
 from plait.data.prefetch import Prefetched
@@ -316,3 +318,15 @@ def test_a_library_that_loses_its_place_is_refused(files: list[str], monkeypatch
     with raises_about("data", "hf", "another version of datasets"):
         source.prepare(print)
     check_place_kept.cache_clear()
+
+
+def test_what_a_rank_left_out_is_known_at_the_end(tmp_path: Path) -> None:
+    texts = ["", None, *("word " * 5 for _ in range(30))] * 2
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    options = {"shuffle_buffer": len(texts), "validation_documents": 0}
+    stream = Ahead(opened([str(file)], (1, 2), **options))
+    assert stream.left_out() == ""
+    stream.train(0)
+    line = stream.left_out()
+    assert re.match(r"data: of the rows that data rank 1 of 2 read, Plait left out \d+ row\(s\) without text", line)

@@ -59,6 +59,10 @@ class Ahead(Batches):
         self._ask(self._batches.load_state_dict, state).result()
         self._state = copy.deepcopy(self._ask(self._batches.state_dict).result())
 
+    def left_out(self) -> str:
+        own: Callable[[], str] = getattr(self._batches, "left_out", str)  # a source of others may lack it
+        return own()
+
     def _ask(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
         """The thread makes the calls one after the other."""
         asked: Future[Any] = Future()

@@ -52,6 +52,10 @@ class Batches(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (nothing is to be done by default)
         """Continue where `state` was taken."""
 
+    def left_out(self) -> str:
+        """What was left out of the data so far, if that is not known before training, in one line; "" if nothing."""
+        return ""
+
 
 def nothing_held_out() -> PlaitError:
     """The error if there is nothing to validate on."""

@@ -16,6 +16,7 @@ from plait.data import conversations
 from plait.data.at_path import AtPath
 from plait.data.cached import silent
 from plait.data.documents import File
+from plait.data.left_out import some
 from plait.data.source import Say
 from plait.data.template import Template, template_of
 
@@ -45,6 +46,9 @@ class Chat(AtPath):
         wrong = [file for file in files if file.kind != "lines"]
         if wrong and (len(wrong) == len(files) or wrong[0].named):
             raise misfit("data.path", self.path, "JSON lines (.jsonl, .json or .ndjson), one conversation a line")
+        if wrong:
+            line = f"left out {len(wrong)} file(s) that are not JSON lines: {some([file.path.name for file in wrong])}"
+            self._left_out = "; ".join(filter(None, (self._left_out, line)))
         return [file for file in files if file.kind == "lines"]
 
     def check(self, *, seq_len: int, vocab_size: int | None) -> None:

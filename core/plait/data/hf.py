@@ -10,6 +10,7 @@ import attrs
 
 from plait.contract.errors import PlaitError
 from plait.data.documents import encode
+from plait.data.left_out import NO_TEXT, LeftOut
 from plait.data.place_kept import check_place_kept
 from plait.data.source import Say, Source, at_least, given
 
@@ -105,8 +106,12 @@ class Hf(Source):
             f"allowed builders: {', '.join(BUILDERS)}; convert the data for one of these"
         ).at("data.name", self.name, fits=BUILDERS)
 
-    def texts(self, split: str, rows: Any = None) -> Iterator[bytes]:
-        """The documents of `split`, or of `rows` from it, in order; empty for a row that holds None."""
+    def texts(self, split: str, rows: Any = None, lost: LeftOut | None = None) -> Iterator[bytes]:
+        """The documents of `split`, or of `rows` from it, in order; empty for a row that holds None.
+
+        lost: counts those, and what was replaced.
+        """
+        lost = LeftOut() if lost is None else lost
         iterator = iter(self.rows(split) if rows is None else rows)
         where = f"data.name={self.name}, split {split}"
         while True:
@@ -117,7 +122,9 @@ class Hf(Source):
             except Exception as error:
                 raise self._cannot("read", split, error) from error
             value = row.get(self.text_key, "")
-            yield b"" if value is None else encode(row.get(self.text_key), row, self.text_key, where)
+            text = b"" if value is None else encode(row.get(self.text_key), row, self.text_key, where, lost)
+            lost.add(NO_TEXT, int(not text))
+            yield text
 
     def validation_texts(self) -> Iterator[bytes]:
         """The documents to validate on."""

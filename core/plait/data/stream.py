@@ -15,6 +15,7 @@ import numpy as np
 from plait.contract.errors import PlaitError
 from plait.data.batch import Batch
 from plait.data.batches import Batches, to_batch, windows
+from plait.data.left_out import ENDS, LeftOut
 from plait.data.order import digest64, shuffled
 from plait.data.prefetch import Prefetched
 
@@ -57,6 +58,7 @@ class StreamBatches(Batches):
         self._pending: deque[Document] = deque()  # from that document on
         self._documents: Prefetched[Document] | None = None
         self._validation = _Held(source, seq_len) if source.has_validation else None
+        self._lost = LeftOut()
 
     def take(self, first: int) -> Batch:
         if first != self._samples:
@@ -74,6 +76,11 @@ class StreamBatches(Batches):
         samples = self._validation.samples((index + 1) * self.global_batch_size)
         wanted = (index * self.global_batch_size + self.rows) % len(samples)
         return to_batch(samples[wanted], self._source.encoder.eod, self._source.attention)
+
+    def left_out(self) -> str:
+        """Of what this rank read, some documents ahead of the last batch included."""
+        line = self._lost.line()
+        return line and f"data: of the rows that data rank {self.dp[0]} of {self.dp[1]} read, Plait {line}"
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -114,7 +121,7 @@ class StreamBatches(Batches):
     def _next(self, rows: int) -> np.ndarray:
         """The next samples (rows, T + 1); moves the cursor behind them."""
         if self._documents is None:
-            self._documents = Prefetched(_documents(self._source, self._seed, self.dp, self._start), DEPTH)
+            self._documents = Prefetched(_documents(self._source, self._seed, self.dp, self._start, self._lost), DEPTH)
         length = rows * self.seq_len
         ready = sum(len(document.tokens) for document in self._pending) - self._offset
         while ready < length + 1:
@@ -160,7 +167,7 @@ def _tokens(source: "Hf", texts: list[bytes]) -> list[np.ndarray]:
     return [np.concatenate((begin, ids.astype(np.uint32), end)) for ids in source.encoder.encode(texts)]
 
 
-def _documents(source: "Hf", seed: int, dp: tuple[int, int], start: Cursor) -> Iterator[Document]:
+def _documents(source: "Hf", seed: int, dp: tuple[int, int], start: Cursor, lost: LeftOut) -> Iterator[Document]:
     """This rank's documents from `start` on, without end."""
     held = set()
     if source.has_validation and source.validation_split is None:
@@ -168,7 +175,7 @@ def _documents(source: "Hf", seed: int, dp: tuple[int, int], start: Cursor) -> I
     epoch, first = start.epoch, start
     while True:
         count = 0
-        for cursor, texts in _blocks(source, seed, dp, attrs.evolve(first, epoch=epoch)):
+        for cursor, texts in _blocks(source, seed, dp, attrs.evolve(first, epoch=epoch), lost):
             order = shuffled(np.arange(len(texts)), len(texts), seed, cursor.epoch, cursor.block)[cursor.index :]
             wanted = [
                 (attrs.evolve(cursor, index=cursor.index + number), texts[at])
@@ -179,6 +186,7 @@ def _documents(source: "Hf", seed: int, dp: tuple[int, int], start: Cursor) -> I
             for at in range(0, len(wanted), GROUP):
                 group = wanted[at : at + GROUP]
                 for (document, _), tokens in zip(group, _tokens(source, [text for _, text in group]), strict=True):
+                    lost.add(ENDS, int(np.count_nonzero(tokens == source.encoder.eod)) - 1)
                     yield Document(document, tokens)
         if not count and first == Cursor():
             raise PlaitError(
@@ -188,7 +196,9 @@ def _documents(source: "Hf", seed: int, dp: tuple[int, int], start: Cursor) -> I
         epoch, first = epoch + 1, Cursor()
 
 
-def _blocks(source: "Hf", seed: int, dp: tuple[int, int], start: Cursor) -> Iterator[tuple[Cursor, list[bytes]]]:
+def _blocks(
+    source: "Hf", seed: int, dp: tuple[int, int], start: Cursor, lost: LeftOut
+) -> Iterator[tuple[Cursor, list[bytes]]]:
     """The rest of an epoch, `shuffle_buffer` documents at a time, each block with the index to begin at."""
     from datasets.distributed import split_dataset_by_node
 
@@ -196,7 +206,7 @@ def _blocks(source: "Hf", seed: int, dp: tuple[int, int], start: Cursor) -> Iter
     rows.set_epoch(digest64(repr((seed, start.epoch)).encode()) >> 33)  # shuffles the order of its files
     if start.state is not None:
         rows.load_state_dict(start.state)
-    iterator = source.texts(source.split, rows)
+    iterator = source.texts(source.split, rows, lost)
     cursor = start
     while texts := list(islice(iterator, source.shuffle_buffer)):
         yield cursor, texts

@@ -121,6 +121,8 @@ class Trainer:
                 self.watch.end(self.step)
             if previous:
                 self._report(previous)
+            if line := self.batches.left_out():
+                self.say(line)
             self.watch.doing("finishing the last checkpoint")
             self.checkpoints.wait()
         finally:
