@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.contract.errors import PlaitError
+from plait.data import conversations
 from plait.data.bins import pack
 from plait.data.chat import Chat
 from plait.testing import raises_about
@@ -23,7 +24,7 @@ from tests.helpers.chats import CHATML, CHATS, pieces, tokenizer_in, written
 
 MARKED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
-    "<|im_end|>\n{% endgeneration %}{% else %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "<|im_end|>{% endgeneration %}{{ '\n' }}{% else %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
 )
 FORGETS = CHATML.replace(
     "{{ m.content }}", "{% if loop.last and m.role == 'assistant' %}(thinks) {% endif %}{{ m.content }}"
@@ -55,15 +56,15 @@ def test_answers_are_learned_and_nothing_else(chats, folder):
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    learned = {tuple(f"{m['content']}<|im_end|>\n" for m in chat if m["role"] == "assistant"): chat for chat in CHATS}
+    learned = {tuple(f"{m['content']}<|im_end|>" for m in chat if m["role"] == "assistant"): chat for chat in CHATS}
     batches = opened(chats, folder, seq_len=256, validation_fraction=0)
     seen = []
     for tokens, labels in (one for step in range(20) for one in pieces(batches.train(step))):
-        whole = tokenizer.decode(torch.cat([tokens, labels[-1:].clamp(min=0)]))
+        whole = tokenizer.decode(tokens)
         runs = np.split(labels.numpy(), np.flatnonzero(np.diff(labels.numpy() < 0)) + 1)
         answers = tuple(tokenizer.decode(run) for run in runs if run[0] >= 0)
         rendered = tokenizer.apply_chat_template(learned[answers], tokenize=False)
-        assert whole == rendered
+        assert f"{whole}\n" == rendered  # a row leaves out the last token, which is not learned
         assert torch.equal(labels[:-1][labels[:-1] >= 0], tokens[1:][labels[:-1] >= 0])
         seen.append(answers)
     assert {*seen} == {*learned}
@@ -134,6 +135,24 @@ def test_what_is_cut_before_its_answer_is_left_out(folder, tmp_path):
     assert (opened(path, folder, seq_len=least, validation_fraction=0).train(0).labels >= 0).any()
 
 
+def test_what_rows_do_not_hold_is_counted(folder, tmp_path):
+    short = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well"}]
+    long = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well " * 300}]
+    late = [{"role": "user", "content": "hi " * 200}, {"role": "assistant", "content": "well"}]
+    made = source(written(tmp_path / "a.jsonl", [short, long, late]), folder, validation_fraction=0)
+    made.prepare(print)
+    lengths = sorted(conversations.read(made.folder).lengths.tolist())
+    most = lengths[2]
+    _, cut, out = conversations.read(made.folder).lengths.tolist()
+    lost = out + cut - 65
+    assert made.shortened(seq_len=64) == (
+        "train.seq_len=64 is too short for some of 3 conversations: 1 left out, as no answer begins in time, and 1 "
+        f"cut; {lost:,} of {sum(lengths):,} tokens are lost; the longest needs train.seq_len={most - 1}"
+    )
+    assert made.shortened(seq_len=most - 1) == ""
+    assert "and 1 cut" in made.shortened(seq_len=most - 2)
+
+
 def fits(path, folder, seq_len):
     made = source(path, folder, validation_fraction=0)
     made.prepare(lambda line: None)
@@ -197,7 +216,7 @@ def test_it_is_tokenised_once_and_says_what_it_found(folder, tmp_path, said):
     one = source(path, folder)
     one.prepare(said.append)
     assert re.fullmatch(
-        r"[\d,]+ tokens in 60 conversations, [\d,]+ of them to learn; left out 1 without an answer", said[-1]
+        r"[\d,]+ tokens in 60 conversations, [\d,]+ of them to learn; left out 1 without an answer", said[-2]
     )
     said.clear()
     source(path.rename(tmp_path / "b.jsonl"), folder).prepare(said.append)

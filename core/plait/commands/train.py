@@ -172,6 +172,8 @@ def _checked(asked: Config, folder: Any) -> Any:
 def _make_data(checked: Any) -> None:
     checked.source.prepare(_say)
     checked.source.check_length(seq_len=checked.config.train.seq_len)
+    if line := checked.source.shortened(seq_len=checked.config.train.seq_len):
+        _say(f"data: {line}")
 
 
 def _import_torch_quietly() -> None:

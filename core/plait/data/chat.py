@@ -23,7 +23,13 @@ from plait.data.template import Template, template_of
 if TYPE_CHECKING:
     from plait.data.bins import Bins
 
-BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+BESIDE = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "config.json",  # the two name the tokens that stop an answer
+    "generation_config.json",
+)
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -98,6 +104,20 @@ class Chat(AtPath):
                     f"of the conversations {name} no answer begins within train.seq_len={seq_len} tokens; "
                     f"the first does with train.seq_len={least}"
                 ).at("train.seq_len", seq_len, fits=f"at least {least}")
+
+    def shortened(self, *, seq_len: int) -> str:
+        tokens = conversations.read(self.folder)
+        lengths = tokens.lengths.astype(np.int64)
+        out = tokens.answers > seq_len
+        cut = ~out & (lengths > seq_len + 1)
+        if not (out.any() or cut.any()):
+            return ""
+        lost = int(lengths[out].sum() + (lengths[cut] - seq_len - 1).sum())
+        return (
+            f"train.seq_len={seq_len} is too short for some of {len(lengths):,} conversations: {int(out.sum()):,} left "
+            f"out, as no answer begins in time, and {int(cut.sum()):,} cut; {lost:,} of {int(lengths.sum()):,} tokens "
+            f"are lost; the longest needs train.seq_len={int(lengths.max()) - 1}"
+        )
 
     def open(self, *, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> "Bins":
         from plait.data.bins import Bins

@@ -1,7 +1,8 @@
 """The conversations of JSON lines, and the files that keep their tokens."""
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from plait.data.order import digest64
 from plait.data.source import Say
 from plait.data.template import ANSWERS, Conversation, Template
 
-FORMAT = 1  # of the files below; another version uses another cache
+FORMAT = 2  # of the files below; another version uses another cache
 GROUP = 256  # conversations that the tokenizer gets at once, to spread over its threads
 LEARNED = np.uint32(1 << 31)  # the bit of a stored id that says: to be learned
 WIDTHS = {"tokens": "uint32", "lengths": "uint32", "answers": "uint32", "keys": "uint64"}
@@ -88,6 +89,24 @@ def write(files: list[File], key: str, template: Template, folder: Path, say: Sa
     (folder / "meta.json").write_text(json.dumps({"format": FORMAT, **counts}), encoding="utf-8")
     without = f"; left out {silent:,} without an answer" if silent else ""
     say(f"{tokens:,} tokens in {len(lengths):,} conversations, {learned:,} of them to learn{without}")
+    for line in of_ends(template.ends, template.stops, template.name):
+        say(line)
+
+
+def of_ends(ends: Counter[int | None], stops: list[str], name: Callable[[int], str]) -> Iterator[str]:
+    """What a user must know about the tokens with which answers end; nothing if all end with a stop token."""
+    known = ", ".join(stops) or "none"
+    if missing := ends[None]:
+        yield (
+            f"{missing:,} of {ends.total():,} answers end without a special token: the template ends no turn there, so "
+            f"the model does not learn to stop (tokens that stop an answer, by the tokenizer's folder: {known})"
+        )
+    others = sorted({name(number) for number in ends if number is not None} - {*stops})
+    if others and stops:
+        yield (
+            f"answers end with {', '.join(others)}, which the tokenizer's folder does not name among the tokens that "
+            f"stop an answer ({known}): name it in generation_config.json as eos_token_id before you generate"
+        )
 
 
 def conversations(file: File, key: str) -> Iterator[tuple[Conversation, int]]:

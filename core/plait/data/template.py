@@ -1,7 +1,7 @@
 """Conversations as token ids, by the chat template of a tokenizer's folder; and which of them the model is to learn."""
 
 import json
-import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,12 @@ import attrs
 import numpy as np
 
 from plait.contract.errors import PlaitError
+from plait.data import forms
+from plait.data.answers import Known, Span, learned
+from plait.data.marks import CLOSES, OPENS, SIGNS, has_marks, with_fixed_date, with_signs, without_signs
+from plait.data.special_tokens import special_tokens
 from plait.system.disk import reading
 
-MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")  # transformers' tag around what a template calls an answer
 ANSWERS = "assistant"
 
 
@@ -74,9 +77,7 @@ def _sound(template: str, path: Path) -> str:
     from jinja2 import Environment, TemplateSyntaxError
 
     try:
-        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(
-            re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", template)
-        )
+        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(CLOSES.sub("", OPENS.sub("", template)))
     except TemplateSyntaxError as error:
         raise PlaitError(f"the chat template {path} is no Jinja template: line {error.lineno}: {error.message}").at(
             "data.template", str(path), fits="a Jinja template"
@@ -86,9 +87,14 @@ def _sound(template: str, path: Path) -> str:
 
 class Template:
     """Renders and encodes conversations. An answer is a message of the role `assistant`, with what the template adds
-    after it."""
+    after it.
+
+    stops: the names of the tokens that stop an answer, as the tokenizer's folder has them. ends: how many answers ended
+    with each special token; None: with none.
+    """
 
     def __init__(self, folder: Path, template: str) -> None:
+        from tokenizers import processors
         from transformers import PreTrainedTokenizerFast
 
         try:
@@ -98,58 +104,90 @@ class Template:
             raise PlaitError(f"data.tokenizer={folder} cannot be read by transformers: {reason}").at(
                 "data.tokenizer", str(folder)
             ) from error
-        self._template = template
+        inner = self._tokenizer.backend_tokenizer
+        special = special_tokens(folder / "tokenizer.json", inner)
+        # Some leave the space of a token out of its offsets. This one writes no tokens and leaves nothing out.
+        inner.post_processor = processors.ByteLevel(trim_offsets=False)
+        added = inner.get_added_tokens_decoder()
+        self._known = Known(
+            added={number: token.content for number, token in added.items()},
+            special=frozenset(n for n, token in added.items() if token.special or token.content in special.special)
+            | special.stops,
+            stops=special.stops,
+        )
+        self._template = with_fixed_date(template)
+        self.stops = sorted(str(self.name(number)) for number in special.stops)
+        self.ends: Counter[int | None] = Counter()
+
+    def name(self, number: int) -> str:
+        return str(self._tokenizer.convert_ids_to_tokens(number))
 
     def encode(self, conversations: Sequence[Conversation]) -> list[tuple[np.ndarray, np.ndarray]]:
         """(ids (n,) uint32, learned (n,) bool) of each. Raises PlaitError for one that the template refuses."""
-        if MARK.search(self._template):
-            return [self._marked(one) for one in conversations]
         rendered = [self._rendered(one) for one in conversations]
         texts = [text for text, _ in rendered]
         found = self._tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
-        return [
-            (np.array(ids, np.uint32), _inside(np.array(offsets).reshape(-1, 2), answers))
-            for ids, offsets, (_, answers) in zip(found["input_ids"], found["offset_mapping"], rendered, strict=True)
-        ]
+        encoded = []
+        for one, (text, spans), numbers, offsets in zip(
+            conversations, rendered, found["input_ids"], found["offset_mapping"], strict=True
+        ):
+            ids = np.array(numbers, np.uint32)
+            chosen, ends = learned(text, spans, ids, np.array(offsets, np.int64).reshape(-1, 2), self._known)
+            if not chosen.any() and any(text[span.first : span.last].strip() for span in spans):
+                raise PlaitError(f"{one.where}: the tokenizer does not say which characters its tokens stand for")
+            self.ends.update(ends)
+            encoded.append((ids, chosen))
+        return encoded
 
-    def _marked(self, one: Conversation) -> tuple[np.ndarray, np.ndarray]:
-        options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-        found = self._apply(one, one.messages, **options)
-        return np.array(found["input_ids"], np.uint32), np.array(found["assistant_masks"], bool)
+    def _rendered(self, one: Conversation) -> tuple[str, list[Span]]:
+        """The text, and where each answer begins and ends in it."""
+        forms.check(one.messages, one.where)
+        messages, text = forms.best(one.messages, lambda form: self._apply(one, form))
+        spans = self._marked(one, messages, text) if has_marks(self._template) else self._added(one, messages, text)
+        return text, spans
 
-    def _rendered(self, one: Conversation) -> tuple[str, list[tuple[int, int]]]:
-        """The text, and where each answer begins and ends in it: what its message adds to a prompt for it."""
-        text = self._apply(one, one.messages, tokenize=False)
-        answers = []
-        for number, message in enumerate(one.messages):
+    def _marked(self, one: Conversation, messages: list[dict[str, Any]], text: str) -> list[Span]:
+        signs = next((pair for pair in SIGNS if not any(sign in text for sign in pair)), SIGNS[0])
+        plain, spans = without_signs(self._apply(one, messages, template=with_signs(self._template, signs)), signs)
+        if plain != text:
+            raise PlaitError(
+                f"{one.where}: the chat template changes what it has marked with {{% generation %}}, so its answers "
+                "cannot be located; mark what it writes at last"
+            ).at("data.template", fits="marks around what is written")
+        return [Span(first, last, exact=True) for first, last in spans]
+
+    def _added(self, one: Conversation, messages: list[dict[str, Any]], text: str) -> list[Span]:
+        """What each answer's message adds to a prompt for it."""
+        spans = []
+        for number, message in enumerate(messages):
             if message["role"] == ANSWERS:
-                before = self._apply(one, one.messages[:number], tokenize=False, add_generation_prompt=True)
-                until = self._apply(one, one.messages[: number + 1], tokenize=False)
+                until = self._apply(one, messages[: number + 1])
+                before = self._apply(one, messages[:number], add_generation_prompt=True) if number else ""
                 if not (text.startswith(until) and until.startswith(before)):
                     raise PlaitError(
                         f"{one.where}: the chat template renders message {number + 1} differently in the whole "
                         "conversation than at its end or after a prompt for it, so its answer cannot be located; set "
                         "data.template to a template that marks answers with {% generation %}"
                     ).at("data.template", fits="a template that marks answers")
-                answers.append((len(before), len(until)))
-        return text, answers
+                first = len(before) if number else self._after_prompt(one, messages, text, until)
+                spans.append(Span(first, len(until)))
+        return spans
 
-    def _apply(self, one: Conversation, messages: list[dict[str, Any]], **options: Any) -> Any:
-        if not messages:
-            return ""
+    def _after_prompt(self, one: Conversation, messages: list[dict[str, Any]], text: str, until: str) -> int:
+        """Where the answer begins that nothing precedes: after the role's mark, and after what the template adds."""
+        prompted = self._apply(one, messages, add_generation_prompt=True)
+        prompt = prompted.removeprefix(text) if prompted.startswith(text) else ""
+        at = until.find(prompt) if prompt else -1
+        return at + len(prompt) if at >= 0 else 0
+
+    def _apply(
+        self, one: Conversation, messages: list[dict[str, Any]], template: str | None = None, **options: Any
+    ) -> str:
         try:
-            return self._tokenizer.apply_chat_template(
-                messages, tools=one.tools, chat_template=self._template, **options
+            text: str = self._tokenizer.apply_chat_template(
+                messages, tools=one.tools, chat_template=template or self._template, tokenize=False, **options
             )
         except Exception as error:  # templates raise what they like
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise PlaitError(f"{one.where}: the chat template refuses this conversation: {reason}") from error
-
-
-def _inside(offsets: np.ndarray, answers: list[tuple[int, int]]) -> np.ndarray:
-    """Whether each token, from offset to offset (n, 2) of the text, lies within an answer."""
-    begin, end = offsets[:, 0], offsets[:, 1]
-    learned = np.zeros(len(offsets), bool)
-    for first, last in answers:
-        learned |= (begin >= first) & (end <= last) & (end > begin)
-    return learned
+        return text.encode("utf-8", "replace").decode()  # JSON can contain half a surrogate pair
