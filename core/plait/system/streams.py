@@ -70,7 +70,8 @@ def _own(stream: Any, number: int, tell: Callable[[OSError], None]) -> Any:
     with contextlib.suppress(OSError):
         stream.flush()
     made: Any = forgiving(number, tell)
-    made.reconfigure(encoding=stream.encoding)
+    # Without `errors` it would be strict again, and a character that the console lacks would end the command.
+    made.reconfigure(encoding=stream.encoding, errors="backslashreplace")
     return made
 
 
@@ -85,4 +86,4 @@ def open_standard_streams() -> None:
             os.set_inheritable(nowhere, True)
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w", closefd=False, encoding="utf-8"))  # noqa: SIM115 - for the life of the process
+            setattr(sys, name, open(number, "w", closefd=False, encoding="utf-8", errors="replace"))  # noqa: SIM115 - for the life of the process

@@ -1,0 +1,41 @@
+"""A console that cannot show a character never ends a command."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        {"PYTHONIOENCODING": "latin-1"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+    ids=["ascii", "latin-1", "C"],
+)
+@pytest.mark.parametrize("arguments", [["compare", "日本", "日本"], ["report", "日本"], ["inspect", "model=日本"]])
+def test_what_it_cannot_show_is_shown_in_another_way(tmp_path, env, arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "plait", *arguments], capture_output=True, env={**os.environ, **env}, cwd=tmp_path
+    )
+    assert done.returncode == (2 if arguments[0] == "compare" else 1)
+    assert b"UnicodeEncodeError" not in done.stderr
+    assert rb"\u65e5\u672c" in done.stderr or rb"\udce6\udc97\udca5" in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_nor_does_standard_output(tmp_path, encoding):
+    program = (
+        "from plait.system.streams import console_may_fail\n"
+        "from rich.console import Console\n"
+        "with console_may_fail(print):\n"
+        "    print('日本')\n"
+        "    Console().print('日本')\n"
+    )
+    env = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(rb"\u65e5\u672c") == 2
