@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from plait.contract.errors import PlaitError, misfit, near_miss, one_line, unknown_key
+from plait.launch.quoting import advice, for_shell, quoted
 from plait.system.signals import stop_behind
 
 CONFIG = "pkg://plait.conf"
+SWEEP = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '(.*)'(?: requires --multirun)?$")
 
 
 class _SweepFailed(BaseException):
@@ -61,7 +63,7 @@ def composed(task: Callable[[Any], Any], argv: list[str], make: Callable[[Any], 
     except Exception as error:
         if stop := stop_behind(error):
             raise stop from None
-        raise _naming(explained(error), argv) from error
+        raise _quoting(_naming(explained(error), argv), argv) from error
     finally:
         sys.argv = before[0]
         if before[1] is None:
@@ -70,20 +72,24 @@ def composed(task: Callable[[Any], Any], argv: list[str], make: Callable[[Any], 
         if not isinstance(problem, PlaitError) and (stop := stop_behind(problem)):
             raise stop
         if isinstance(problem, OmegaConfBaseException):
-            raise explained(problem) from problem
-        raise problem
+            raise _quoting(explained(problem), argv) from problem
+        raise _quoting(problem, argv) if isinstance(problem, PlaitError) else problem
 
 
 def explained(error: Exception) -> PlaitError:
     """Hydra's message of several lines as one sentence, with the available options."""
-    from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+    from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
     from omegaconf import DictConfig
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and "See http" not in line]
     if isinstance(error, OverrideParseException):
-        said = f"{error.override!r} is not an override ({lines[-1]}): write key=value"
-        return PlaitError(said).at(str(error.override), fits="key=value")
+        return _unread(str(error.override))
+    if isinstance(error, ConfigCompositionException) and (found := SWEEP.match(lines[0])):
+        key, _, values = found[1].partition("=")
+        said = f"{found[1]} is a sweep, which has the flag -m; to mean one text, write {quoted(key, values)}"
+        a_list = f"; a list, {for_shell(f'{key}=[{values}]')}" if lines[0].startswith("Ambiguous") else ""
+        return PlaitError(said + a_list).at(key, values)
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
         group, _, option = str(error.missing_cfg_file).rpartition("/")
         if group == "strategy":
@@ -122,6 +128,28 @@ def explained(error: Exception) -> PlaitError:
     if isinstance(error, MissingConfigException):
         return PlaitError(lines[0])  # the rest is a search path
     return PlaitError(" ".join(lines) if isinstance(error, HydraException) else one_line(error))
+
+
+def _unread(override: str) -> PlaitError:
+    """The error for an override that Hydra's grammar does not take."""
+    if how := advice(override):
+        why, words = how
+        said = f"{override} cannot be read: {why}; in a shell, write {words}"
+        return PlaitError(said).at(override, fits="key=value")
+    return PlaitError(f"{override!r} is not an override: write key=value").at(override, fits="key=value")
+
+
+def _quoting(error: PlaitError, argv: list[str]) -> PlaitError:
+    """`error`, which also says how to write the text that was meant, if an argument was read as something else."""
+    for argument in argv:
+        key, _, value = argument.lstrip("+").partition("=")
+        if not (key and value and key == error.key):
+            continue
+        other = str(error.fits).startswith("text") and not isinstance(error.value, str)
+        unknown = re.search(r"\$\{[\w.]*\}", value) and "nterpolation" in str(error)
+        if other or unknown:
+            error.args = (f"{error}; if the text {value} is meant, write {quoted(key, value)}",)
+    return error
 
 
 def _naming(error: PlaitError, argv: list[str]) -> PlaitError:
