@@ -8,6 +8,7 @@ from plait.contract.errors import one_line
 from plait.records.run_folder import is_live
 from plait.sweep.command import Command, follows
 from plait.sweep.ledger import STATES, Job, Ledger
+from plait.sweep.queued import still_queued
 from plait.sweep.table import table
 from plait.system.signals import asked_to_stop
 
@@ -29,6 +30,8 @@ def summarise(command: Command, error: BaseException | None = None) -> int:
         print(f"\n{table(jobs)}\n\nsweep: {summary}; this table is {command.folder}/sweep.csv", flush=True)
     failed = any(job.state == "failed" for job in jobs)
     if error is not None:
+        if _is_stop(error) and (queued := still_queued()):
+            print(queued, flush=True)
         if not failed or _is_stop(error):
             raise error
         print(f"plait: {one_line(error)}", file=sys.stderr)
