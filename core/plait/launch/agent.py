@@ -30,6 +30,9 @@ class Exit:
     stderr: str
 
 
+PEERS_SECONDS = 5  # after a rank has died: those that wait for it inside NCCL cannot answer a signal
+
+
 class Agent(LocalElasticAgent):
     """torch elastic's agent, except for signals, which the command handles, and for the decision to restart.
 
@@ -64,7 +67,11 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.starting([worker.global_rank for worker in worker_group.workers])
         with untouched(), _started_by(self.forks):  # elastic would handle SIGHUP even under `nohup`
-            return super()._start_workers(worker_group)
+            started = super()._start_workers(worker_group)
+        if self._pcontext is not None:  # elastic also closes it by itself, as soon as one rank has failed
+            closed = functools.partial(self._pcontext.close, timeout=PEERS_SECONDS)
+            self._pcontext.close = closed  # type: ignore[method-assign]
+        return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         STOP_SIGNALS.check()
@@ -113,7 +120,7 @@ class Agent(LocalElasticAgent):
             self._send(number)
             number = signal.SIGTERM
         began, STOP_SIGNALS.again = time.monotonic(), lambda: self._send(signal.SIGKILL)
-        self._pcontext.close(number, self.grace_seconds)  # type: ignore[arg-type] # a float will do
+        self._pcontext.close(number, timeout=self.grace_seconds)  # type: ignore[arg-type] # a float will do
         self.overdue |= not STOP_SIGNALS.impatient and time.monotonic() - began >= self.grace_seconds
         STOP_SIGNALS.again = None
         if self.meeting is not None and self._worker_group.group_world_size:
