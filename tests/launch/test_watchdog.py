@@ -76,7 +76,7 @@ def test_two_ranks_of_which_one_skips_a_collective(tmp_path: Path) -> None:
     assert "in loses_its_way" in logs[1]
     assert "WAITING" not in logs[1]
     found = read(tmp_path)
-    assert {rank: end.groups for rank, end in found.items()} == {0: {"0": (3, True)}, 1: {"0": (2, False)}}
+    assert {rank: end.groups for rank, end in found.items()} == {0: {"gloo 0": (3, True)}, 1: {"gloo 0": (2, False)}}
     cause = first_cause(found.values())
     assert cause.rank == 1
     assert "in: step 3 in loses_its_way (<string>, line " in cause.reason

@@ -11,6 +11,7 @@ from typing import Any
 from plait.contract.errors import misfit
 
 LAST = 20  # number of listed collectives
+RECORDERS = {"_dump_fr_trace_json": "gloo", "_dump_nccl_trace_json": "nccl"}  # each backend has its own
 SIZE = "TORCH_FR_BUFFER_SIZE"
 
 
@@ -24,21 +25,24 @@ def check_size() -> None:
 def flight_record() -> list[dict[str, Any]]:
     """The collectives of this process in torch's flight recorders, oldest first; none if torch has none.
 
-    By default they are the last 2000 of nccl and of gloo (TORCH_FR_BUFFER_SIZE; 0 turns them off).
+    By default they are the last 2000 of nccl and of gloo (TORCH_FR_BUFFER_SIZE; 0 turns them off), with their recorder.
     """
     c10d = sys.modules.get("torch._C._distributed_c10d")
     entries: list[dict[str, Any]] = []
-    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):  # each backend has its own recorder
+    for name, backend in RECORDERS.items():
         if (dump := getattr(c10d, name, None)) is not None:
-            entries += json.loads(dump() or b"{}").get("entries", [])
+            entries += [entry | {"recorder": backend} for entry in json.loads(dump() or b"{}").get("entries", [])]
     return sorted(entries, key=lambda entry: entry.get("time_created_ns", 0))
 
 
 def progress_of_groups() -> dict[str, tuple[int, bool]]:
-    """Process group -> (number of this rank's last collective in it, whether the rank waits for one of them)."""
+    """Process group -> (number of this rank's last collective in it, whether the rank waits for one of them).
+
+    A group on a GPU has two: nccl and gloo count their collectives apart.
+    """
     found: dict[str, tuple[int, bool]] = {}
     for entry in flight_record():
-        group = str((*entry.get("process_group", ()), "?")[0])
+        group = f"{entry['recorder']} {(*entry.get('process_group', ()), '?')[0]}"
         number, waits = found.get(group, (0, False))
         if not entry.get("is_p2p"):
             number = max(number, int(entry.get("collective_seq_id", 0)))
