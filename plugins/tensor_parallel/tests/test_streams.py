@@ -60,7 +60,7 @@ class Block(nn.Module):
 
 class Model(nn.Module):
     """second: of `SECOND`. divided: whether attention is. written: what is looked up is written in place. table: a
-    constant of all positions is added to the stream. broken: "in" a branch or in the "model"."""
+    constant of all positions is added to the stream. broken: "branch", "model", or what the model raises."""
 
     def __init__(self, second="the same", divided=True, written=False, table=False, broken=""):
         super().__init__()
@@ -78,8 +78,8 @@ class Model(nn.Module):
         x = x + places
         if self.table:
             x = x + torch.linspace(-1, 1, length * WIDTH, **like).view(length, WIDTH)
-        if self.broken == "model":
-            raise RuntimeError("broken")
+        if self.broken not in ("", "branch"):
+            raise RuntimeError("broken" if self.broken == "model" else self.broken)
         mask = torch.full((length, length), -torch.inf, **like).triu(1)
         turns = tuple(torch.linspace(low, 1, length * HEAD, **like).view(1, 1, length, HEAD) for low in (0, 0.5))
         for block in self.blocks:
@@ -184,3 +184,27 @@ def test_other_errors_stay_as_they_are(plait_ranks):
     for broken, options, later in (("branch", {}, False), ("model", WHOLE, False), ("model", {}, True)):
         for said in plait_ranks.run(run, broken, options, later, world=2):
             assert "broken" in said if broken == "model" else "size" in said
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: out of memory",
+        "CUDA driver error: invalid argument",
+        "cuBLAS error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+        "NCCL Error 1: unhandled cuda error",
+        "HIP error: invalid device function",
+        "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1",
+    ],
+)
+def test_errors_of_a_device_are_not_told_as_the_models(plait_ranks, said):
+    def run():
+        with torch.device("meta"):
+            model = Model(broken=said)
+        applied = plait.apply(model, model.spec(), [TensorParallel()], seq_len=16)
+        with pytest.raises(RuntimeError) as caught:
+            applied.parts[0](batch(0)[0])
+        return str(caught.value)
+
+    assert plait_ranks.run(run, world=2) == [said, said]

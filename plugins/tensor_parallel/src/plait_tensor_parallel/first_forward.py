@@ -1,11 +1,15 @@
 """Says what is wrong if a model's first forward fails because a rank has only its share of the positions."""
 
+import re
 from typing import Any
 
 from torch import nn
 
 from plait import PlaitError, mix_in
 from plait_tensor_parallel.stream import SEQUENCE, ResidualStream
+
+# The first word of what libraries below torch say: no model's fault, and often plain RuntimeErrors.
+LIBRARY = re.compile(r"\b(cuda|cu(blas|dnn|fft|rand|solver|sparse)|hip|[nr]ccl|nvml|nvshmem|gloo|symm_?mem)", re.I)
 
 
 def explain_first(model: nn.Module, stream: ResidualStream) -> None:
@@ -26,9 +30,9 @@ class FirstForward:
             result = plain.__call__(*args, **kwargs)
         except RuntimeError as error:
             outside = stream is not None and stream.last and not stream.inside and not stream.ended
-            if not outside or type(error) is not RuntimeError:  # memory that ran out is another type
-                raise
             said = (str(error).splitlines() or [""])[0]
+            if not outside or type(error) is not RuntimeError or LIBRARY.search(said):  # no memory is another type
+                raise
             raise PlaitError(
                 f"the model's forward fails after {stream.last!r}, outside branches: {said}; with {SEQUENCE}=true a "  # type: ignore[union-attr]
                 "rank has its share of the positions there, so what meets the stream must be what a module returns; "
