@@ -88,8 +88,9 @@ def _unfit() -> str | None:
     if torch.cuda.is_initialized():
         return "a GPU that is in use"
     if (pid := os.fork()) == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
+        os._exit(int(torch.cuda._is_in_bad_fork()))  # also after a mere count of GPUs
+    if os.waitpid(pid, 0)[1]:
+        return "a GPU that is in use"
     if (threads := len(os.listdir(THREADS))) > 1:
         return f"{threads} threads"
     return None

@@ -24,6 +24,8 @@ PRELOADED = [
     *("torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor"),
     *("torch.distributed.tensor.parallel", "torch._inductor.compile_fx", "torch._dynamo.backends.debugging"),
 ]
+# torch 2.11's compiler asks for GPUs when it is imported. Asked by the CUDA runtime, no fork may use a GPU afterwards.
+COUNTED_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 RUNS = 100  # of one set of ranks
 
 
@@ -140,6 +142,7 @@ class Pool:
 
     def _start(self) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault(COUNTED_BY_NVML, "1")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         if threading.current_thread() is threading.main_thread():
