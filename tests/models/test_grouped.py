@@ -106,3 +106,13 @@ def test_what_the_grouped_product_cannot_take_goes_to_the_loop():
     assert not runs_grouped(x, w.bfloat16())
     assert not runs_grouped(x[:0], w)
     assert not runs_grouped(x.double(), w.double())
+
+
+@pytest.mark.parametrize("product", [linear_by_loop, outer_by_loop])
+def test_a_loop_reads_the_counts_once(product, monkeypatch):
+    """On a GPU the host waits for them."""
+    x, w, counts = inputs(torch.float64, COUNTS["uneven"])
+    read, plain = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: read.append(tensor) or plain(tensor))
+    product(x.detach(), w.detach() if product is linear_by_loop else x.detach(), counts)
+    assert len(read) == 1

@@ -60,7 +60,8 @@ def _outer(y_NF: Tensor, x_ND: Tensor, counts_X: Tensor) -> Tensor:
 
 def linear_by_loop(x_ND: Tensor, w_XFD: Tensor, counts_X: Tensor) -> Tensor:
     out_NF = x_ND.new_empty(x_ND.shape[0], w_XFD.shape[1])
-    parts = zip(x_ND.split(counts_X.tolist()), out_NF.split(counts_X.tolist()), w_XFD, strict=True)
+    rows = counts_X.tolist()  # on a GPU the host waits for them: once
+    parts = zip(x_ND.split(rows), out_NF.split(rows), w_XFD, strict=True)
     for x_nD, out_nF, w_FD in parts:
         torch.mm(x_nD, w_FD.mT, out=out_nF)
     return out_NF
@@ -68,7 +69,8 @@ def linear_by_loop(x_ND: Tensor, w_XFD: Tensor, counts_X: Tensor) -> Tensor:
 
 def outer_by_loop(y_NF: Tensor, x_ND: Tensor, counts_X: Tensor) -> Tensor:
     out_XFD = y_NF.new_empty(len(counts_X), y_NF.shape[1], x_ND.shape[1])
-    parts = zip(y_NF.split(counts_X.tolist()), x_ND.split(counts_X.tolist()), out_XFD, strict=True)
+    rows = counts_X.tolist()
+    parts = zip(y_NF.split(rows), x_ND.split(rows), out_XFD, strict=True)
     for y_nF, x_nD, out_FD in parts:
         torch.mm(y_nF.mT, x_nD, out=out_FD)
     return out_XFD
