@@ -46,6 +46,14 @@ class Feed(nn.Module):
         return result.contiguous()
 
 
+class Stage(pipelining.PipelineStage):
+    """torch's, except that it does not greet a stage of its own rank: torch 2.11 lets it, and gloo refuses."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        own = dist.get_rank(self.group)
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != own]
+
+
 class Steps:
     """The steps of one run on this rank. axis: 1-D DeviceMesh of the ranks that divide the layers."""
 
@@ -112,7 +120,7 @@ class Steps:
             given = (torch.empty(1, dtype=torch.int64),) if number == 0 else (like,)
             result = torch.empty((), dtype=_loss_dtype(like), device="meta", requires_grad=True) if is_last else like
             stages.append(
-                pipelining.PipelineStage(
+                Stage(
                     feed, number, self._count, self._device(), input_args=given, output_args=result, group=self._group
                 )
             )
