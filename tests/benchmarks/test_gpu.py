@@ -162,3 +162,10 @@ def test_without_torch_or_wheels_it_says_so(benchmark, tmp_path: Path) -> None:
         assert sentence in done.stderr
         assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "venv").exists()
+
+
+def test_a_part_that_fails_is_told_by_its_error(benchmark, tmp_path: Path) -> None:
+    """The last line of torchrun is a ruler."""
+    said = "print('ValueError: planted', '=' * 9, sep='\\n'); raise SystemExit(1)"
+    assert benchmark("gpu").process(["-c", said], 60, tmp_path / "log") == "ValueError: planted"
+    assert benchmark("gpu").process(["-c", "raise SystemExit('in short')"], 60, tmp_path / "log") == "in short"
