@@ -1,5 +1,6 @@
 """Everything that can be checked before a rank starts: typed config, strategies, model, mesh, batch, data."""
 
+import contextlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,8 @@ from plait.parallel.state import shapes, tied_names
 from plait.records.metrics import check as check_metrics
 from plait.strategies.registry import installed
 from plait.train.optimizer import check_optimizer
+
+MOST = 16  # ranks of another machine
 
 
 @attrs.frozen
@@ -49,9 +52,24 @@ class Checked:
 def check(node: Mapping[str, Any], world_size: int | None = None, folder: Path | None = None) -> Checked:
     """Check the resolved config `node` for `world_size` ranks; None: as many as `launch.*` and the degrees ask for.
 
-    folder: the run's, if it has one; it may not exist yet.
+    One of several machines knows only its own number of ranks: there, what fits some number of the others passes, and
+    rank 0 checks the whole when all have met. folder: the run's, if it has one; it may not exist yet.
     Raises PlaitError for the first thing that does not fit.
     """
+    launch = Config.of(node).launch
+    if world_size is not None or launch.nnodes == 1 or type(launch.nproc_per_node) is not int:
+        return _check(node, world_size, folder)
+    here, others = launch.nproc_per_node, launch.nnodes - 1
+    try:
+        return _check(node, None, folder)
+    except PlaitError:
+        for world in range(here + others, here + MOST * others + 1) if here > 0 else ():
+            with contextlib.suppress(PlaitError):
+                return attrs.evolve(_check(node, world, folder), ranks_per_node=here)
+        raise
+
+
+def _check(node: Mapping[str, Any], world_size: int | None, folder: Path | None) -> Checked:
     config = Config.of(node)
     device_type = device_of(config.launch.device)
     assembly = assemble(config, world_size or _guess(config, device_type), device_type=device_type, folder=folder)
@@ -64,7 +82,7 @@ def check(node: Mapping[str, Any], world_size: int | None = None, folder: Path |
     assembly.configure()
     if world_size is None and config.launch.nproc_per_node == "auto":
         run.world_size = assembly.fit_world(run.world_size)
-    layout = assembly.layout
+    layout, given = assembly.layout, world_size is not None
     world_size = layout.world_size
     _check_model(config, model)
     accumulation(config, layout.count("batch"))
@@ -87,7 +105,7 @@ def check(node: Mapping[str, Any], world_size: int | None = None, folder: Path |
     plugins = installed()
     distributions = sorted({plugins[name].distribution for name in run.strategies if name in plugins})
     per_node, rest = divmod(world_size, config.launch.nnodes)
-    if rest:
+    if rest and not given:
         raise PlaitError(
             f"{world_size} ranks do not divide evenly over launch.nnodes={config.launch.nnodes} machines"
         ).at("launch.nnodes", config.launch.nnodes, fits=f"a divisor of {world_size}")
