@@ -66,6 +66,11 @@ def _under_elastic(folder: RunFolder, node: Path | None = None) -> Outcome | Non
     except PlaitError as error:
         node.with_name("problem").write_text(packed(error), encoding="utf-8")  # for the launcher of this machine
         return None
+    except Exception as error:  # of the network, while the ranks meet: another start may do
+        traceback.print_exc()
+        end = rank_end.of_error(error, int(os.environ["RANK"]), time.time())
+        rank_end.write(end, Path(os.environ["PLAIT_SCRATCH"]))
+        return Outcome("failed", end.reason, rank=end.rank, fault=end.fault)
     if ended is None:
         return run_rank(folder, assembly=assembly)
     if os.environ["RANK"] == "0":
