@@ -75,37 +75,49 @@ def slow_float32(precision: Precision, device_type: str) -> str | None:
 
 
 def prepare_together(config: Config, folder: RunFolder, say: Say) -> tuple[RunFolder, Outcome | None, Assembly | None]:
-    """The same in ranks that a launcher started: rank 0 checks and prepares for all, because others may see other
-    files.
+    """The same in ranks that a launcher started: rank 0 checks and prepares for all, once all machines are known to be
+    alike.
 
     Starts the process group. Returns the folder on all ranks, and on rank 0 the assembly of its check, which it trains
-    with. Raises rank 0's PlaitError on all ranks.
+    with. Raises on all ranks the PlaitError of rank 0, or that of machines that differ or do not share the folder.
     """
     import torch.distributed as dist
 
+    from plait.launch.alike import check_alike
+    from plait.launch.shared import check_shared, mark
     from plait.parallel.agreement import on_rank_0
     from plait.parallel.process_group import end_group, start_group
 
     launch = config.launch
     start_group(device_of(launch.device), launch.timeout_seconds + 60)  # after the watchdog has written its stacks
 
-    assembly = None
+    assembly, new = None, not folder.path.exists()
 
-    def prepared() -> tuple[str, Outcome | None]:
+    def prepared() -> tuple[str, Outcome | None, dict[str, str]]:
         nonlocal assembly
         try:
             checked = check(config.node, dist.get_world_size(), folder.path)
             assembly = checked.assembly
-            return str(folder.path), prepare(checked, folder, say)
+            ended = prepare(checked, folder, say)
+            conf = checked.config.checkpoint
+            places = [folder.path, *([folder.checkpoints(conf.dir)] if conf.enabled else [])]
+            return str(folder.path), ended, mark(places) if ended is None else {}
         except OSError as error:
             raise PlaitError(one_line(error)) from error
 
+    is_rank_0 = dist.get_rank() == 0
     try:
-        path, ended = on_rank_0(prepared)
+        check_alike(config)
+        path, ended, marks = on_rank_0(prepared)
+        try:
+            check_shared(marks)
+        except PlaitError:
+            if is_rank_0 and new:
+                folder.discard()
+            raise
     except PlaitError:
         end_group()
         raise
-    is_rank_0 = dist.get_rank() == 0
     if ended is not None:
         end_group()
     return folder if is_rank_0 else RunFolder(Path(path)), ended, assembly

@@ -1,0 +1,169 @@
+"""What must be the same on all machines of a run, because it determines the numbers, as name -> text.
+
+Cheap: sources are read, data and weights are not. A few pieces of a weight file stand for it.
+"""
+
+import ast
+import hashlib
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from plait.contract.config import Config
+from plait.strategies.registry import installed
+
+Facts = dict[tuple[str, str], str | None]  # (kind, name) -> what it is here; None: there is none
+
+OWN = ("mode", "nproc_per_node", "rdzv_endpoint", "rendezvous_seconds")  # of launch: a machine may have its own
+COMPUTING = ("torch", "triton", "numpy", "tokenizers")  # what Plait computes and makes tokens with
+VARIABLES = (  # with which libraries compute in another precision, or add in another order
+    *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"),
+    *("MKL_CBWR", "ATEN_CPU_CAPABILITY", "DNNL_DEFAULT_FPMATH_MODE", "ONEDNN_DEFAULT_FPMATH_MODE", "FLASH_ATTENTION"),
+    *("PYTORCH_JIT", "TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"),
+)
+PLACES = ("model", "strategy", "optimizer", "checkpoint")  # parts of the config that name files to read
+OUTPUT = "checkpoint.dir"
+MOST = 1000  # files of a folder
+HEAD, PIECE, PIECES = 1 << 16, 1 << 12, 16  # bytes of a file's beginning, of a piece, and how many pieces
+
+
+def of_command(config: Config) -> Facts:
+    """The config as asked for, less what each machine has of its own."""
+    leaves = _leaves(config.node)
+    return {("config", key): repr(value) for key, value in leaves if key not in {f"launch.{name}" for name in OWN}}
+
+
+def of_machine(config: Config) -> Facts:
+    """Versions, source code, environment, data, and the files that the config names. Raises PlaitError for data that
+    cannot be read."""
+    from plait.parallel.build import build_model, build_source
+    from plait.parallel.process_group import device_of
+
+    code = _code(config)
+    found: Facts = {("version", "python"): sys.version.split()[0]}
+    found |= {("version", name): _version(name) for name in _distributions(code)}
+    found["device", "launch.device"] = device_of(config.launch.device)
+    found |= {("variable", name): os.environ.get(name) for name in VARIABLES}
+    for name in code:
+        found |= {("code", file): digest for file, digest in _sources(name)}
+    for key, value in _leaves({name: config.node.get(name) or {} for name in PLACES}):
+        if isinstance(value, str) and key != OUTPUT and _may_be_a_path(key, value):
+            found |= {("files", f"{key}={file}"): digest for file, digest in _files(Path(value))}
+    data = dict(config.data)
+    if data.get("tokenizer") == "auto" and (own := getattr(build_model(config.model)[0], "tokenizer_from", None)):
+        data["tokenizer"] = own
+    found["data", "data"] = build_source(data).fingerprint()
+    return found
+
+
+def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(node, Mapping) and node:
+        for name, value in node.items():
+            yield from _leaves(value, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, node
+
+
+def _code(config: Config) -> list[str]:
+    """Top-level names of the modules whose code this run uses, less torch's and Python's, whose versions suffice."""
+    plugins = installed()
+    targets = [part.get("_target_", "") for part in (config.model, config.data, config.optimizer)]
+    names = {"plait", *(str(target).partition(".")[0] for target in targets)}
+    names |= {plugins[name].package for name in config.strategy if name in plugins}
+    return sorted(names - {"", "torch"} - sys.stdlib_module_names)
+
+
+def _distributions(code: Iterable[str]) -> list[str]:
+    """What is installed for `code`, and what that asks for; of what Plait asks for, only what computes."""
+    by_package = {plugin.package: plugin.distribution for plugin in installed().values()}
+    names = (by_package.get(package, package) for package in code)
+    own = {name for name in names if _version(name) is not None}
+    return sorted(own | {*COMPUTING} | {need for name in own - {"plait"} for need in _needs(name)})
+
+
+def _needs(distribution: str) -> Iterator[str]:
+    for line in requires(distribution) or ():
+        need = Requirement(line)
+        if need.marker is None or need.marker.evaluate({"extra": ""}):
+            yield need.name
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _sources(name: str) -> Iterator[tuple[str, str]]:
+    """(file, digest) of a package's source, or of a single module's and of those that it imports from beside it."""
+    todo, seen = [name], set[str]()
+    while todo:
+        if (name := todo.pop()) in seen:
+            continue
+        seen.add(name)
+        try:
+            spec = find_spec(name)
+        except (ImportError, ValueError):
+            continue
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            for file in sorted(Path(folder).rglob("*.py")):
+                yield f"{name}/{file.relative_to(folder)}", _digest(file.read_bytes())
+        if spec and spec.origin and not spec.submodule_search_locations and Path(spec.origin).suffix == ".py":
+            code = Path(spec.origin).read_bytes()
+            yield f"{name}.py", _digest(code)
+            todo += [each for each in _imported(code) if _beside(each, Path(spec.origin).parent)]
+
+
+def _imported(code: bytes) -> Iterator[str]:
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def _beside(name: str, folder: Path) -> bool:
+    return (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
+
+
+def _may_be_a_path(key: str, value: str) -> bool:
+    named = key in ("checkpoint.init_from", "checkpoint.load")
+    return (named or os.sep in value or bool(Path(value).suffix)) and os.path.exists(value)
+
+
+def _files(path: Path) -> Iterator[tuple[str, str]]:
+    """(file, digest) of a file, or of the files of a folder without hidden ones."""
+    if path.is_file():
+        yield str(path), _sampled(path)
+        return
+    inside = (each for each in sorted(path.rglob("*")) if each.is_file())
+    shown = (each for each in inside if not any(part.startswith(".") for part in each.relative_to(path).parts))
+    for file in islice(shown, MOST):
+        yield f"{path}/{file.relative_to(path)}", _sampled(file)
+
+
+def _sampled(file: Path) -> str:
+    """Of its size, its beginning and pieces from all over it: other weights differ nearly everywhere."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        pieces = [opened.read(HEAD)]
+        for number in range(1, PIECES + 1) if size > HEAD else ():
+            opened.seek(max(size - PIECE, 0) * number // PIECES)
+            pieces.append(opened.read(PIECE))
+    return _digest(str(size).encode(), *pieces)
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"".join(parts)).hexdigest()
