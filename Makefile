@@ -9,7 +9,7 @@ TORCH_PYTHON ?= python3
 GPU_PYTHON ?= 3.12
 PARALLEL := -n 2 --dist loadgroup --durations=10 # one process for tests that share the pool of ranks, one for the others
 
-.PHONY: install train test test-all gpu gpu-wheels gpu-dry figures faults mutants grid lint clean
+.PHONY: install train check test test-all gpu gpu-wheels gpu-dry figures faults mutants grid lint clean
 
 install: .venv/.installed
 
@@ -26,11 +26,18 @@ train: install
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 # If this is set, every process that a test starts compiles Plait's source again.
 test test-all: export PYTHONDONTWRITEBYTECODE :=
+
+# What one runs between two edits: the rooms without ranks, the step, and one layout of one strategy.
+check: export PYTHONDONTWRITEBYTECODE :=
+check: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/contract tests/strategies tests/system tests/records tests/parallel/test_step.py -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest plugins/fsdp2/tests/test_conformance.py -k 'shards and not copies and not 4'
 
 test: lint # AGAIN=1: what fails is run once more, alone, and counts as unstable if it then passes
 	$(BIN)/python -m pytest $(PARALLEL) $(if $(AGAIN),|| { [ $$? -eq 1 ] && $(BIN)/python -m tests.again; })
