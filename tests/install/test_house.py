@@ -92,46 +92,18 @@ def code_lines(path: Path) -> int:
     return sum(bool(line.strip()) and not line.strip().startswith("#") and i not in prose for i, line in lines)
 
 
-BUDGET = {  # lines of code; what takes more must be worth it, or something else must go
-    "contract": 1000,
-    "system": 415,
-    "strategies": 480,
-    "models": 1200,
-    "data": 1605,
-    "parallel": 1980,
-    "records": 700,
-    "checkpoint": 1840,
-    "convert": 360,
-    "train": 445,
-    "launch": 1910,
-    "plan": 3505,
-    "report": 450,
-    "sweep": 480,
-    "testing": 2010,
-    "commands": 1145,
-}
-
-
-def test_every_room_keeps_its_budget():
-    core = ROOT / "core" / "plait"
-    rooms = {p.name: p for p in core.iterdir() if (p / "__init__.py").exists() and p.name != "conf"}
-    assert rooms.keys() == BUDGET.keys()
-    lines = {
-        name: sum(code_lines(f) for f in room.rglob("*.py") if "template" not in f.parts)
-        for name, room in rooms.items()
-    }
-    assert {name: count for name, count in lines.items() if count > BUDGET[name]} == {}
-
-
 def test_what_runs_a_training_step_stays_small():
-    """All that importing the trainer brings: strategies, mesh, set-up, the loop, and its saves and numbers."""
+    """All that importing the trainer brings: strategies, mesh, set-up, the loop, and its saves and numbers.
+
+    The only number of its kind: what a step of training is made of must fit into one head.
+    """
     program = (
         "import sys, plait.train.trainer; print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('plait')))"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     files = [Path(name) for name in found.stdout.split()]
     assert len(files) > 30
-    assert sum(map(code_lines, files)) < 4000
+    assert sum(map(code_lines, files)) < 4600
 
 
 def test_tests_that_need_a_gpu_lie_together():

@@ -258,7 +258,10 @@ def test_a_plugin_that_fails_in_the_ranks(strategies, tmp_path):
 def test_two_plugins_of_one_name(strategies):
     for name in ("plait-one", "plait-two"):
         distribution(strategies, name)
-    refused(r"strategy 'ghost' .* defined twice: by plait-one and by plait-two; uninstall one", "strategy=[ghost]")
+    refused(
+        r"strategy=ghost is defined twice: by plait-one \(.*\) and by plait-two \(.*\); uninstall one",
+        "strategy=[ghost]",
+    )
     assert plait("train", FSDP, "launch.device=cpu").code == STARTED
 
 

@@ -22,13 +22,13 @@ class Observer:
         """The tokens of the step are counted. batch: this rank's rows, dealt, before they are split and moved."""
 
     def forward(self, micro: int) -> None:
-        """Micro-batch `micro` (from 0) goes into the model; a pipeline may take it in long before it runs."""
+        """Micro-batch `micro` (from 0) goes into the model; stages may take it in long before it runs."""
 
     def loss(self, micro: int, logits: "Tensor | None") -> None:
         """The loss of micro-batch `micro` is computed; logits None: the head has computed it already."""
 
     def backward(self, micro: int) -> None:
-        """The loss of micro-batch `micro` goes to backward, which a pipeline may run later. Not in validation."""
+        """The loss of micro-batch `micro` goes to backward, which stages may run later. Not in validation."""
 
     def clip(self) -> None:
         """All gradients of the step are complete, and are clipped."""
