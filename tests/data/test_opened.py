@@ -83,8 +83,19 @@ def test_a_folder_of_compressed_and_plain_files(write: Callable[..., str], tmp_p
     write("corpus/b.jsonl", LINES)
     write("corpus/c.txt.zst", zstd(b"text"))
     write("corpus/part-0.gz", gzip.compress(LINES))  # JSON lines, or a text?
-    assert documents(tmp_path / "corpus", said) == [*TEXTS, *TEXTS, "text"]
+    assert documents(tmp_path / "corpus" / "*", said) == [*TEXTS, *TEXTS, "text"]
     assert said[0].startswith("left out 1 of 4 files, which are compressed, under a name that does not say what is")
+
+
+def test_compressed_files_beside_plain_ones_of_their_kind_are_left_out(
+    write: Callable[..., str], tmp_path: Path, said: list[str]
+) -> None:
+    for name in ("a.jsonl.gz", "b.jsonl.gz"):
+        write(f"corpus/{name}", gzip.compress(LINES))
+    write("corpus/a.jsonl", LINES)
+    write("corpus/c.txt.zst", zstd(b"text"))  # of another kind
+    assert documents(tmp_path / "corpus", said) == [*TEXTS, "text"]
+    assert said[0] == "left out 2 compressed file(s), which may repeat the plain ones beside them: a glob reads both"
 
 
 def test_a_byte_order_mark_is_no_text(write: Callable[..., str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from plait.contract.errors import PlaitError, near_miss
-from plait.data.left_out import EMPTY_FILES, HALF_PAIRS, NO_TEXT, LeftOut, some
+from plait.data.left_out import COMPRESSED, EMPTY_FILES, HALF_PAIRS, NO_TEXT, LeftOut, some
 from plait.data.opened import inner_suffix, opened, strange
 from plait.data.walk import hidden, matches, walk
 from plait.system.disk import reading
@@ -97,7 +97,16 @@ def _find(path: str, follow_links: bool) -> tuple[list[File], str]:
         ).at("data.path", path)
     lost = LeftOut({links: 1} if left else {})
     lost.add(EMPTY_FILES, len(found) - len(files))
-    return files, lost.line()
+    kept = files if not given.is_dir() else _without_repeats(files)
+    lost.add(COMPRESSED, len(files) - len(kept))
+    return kept, lost.line()
+
+
+def _without_repeats(files: list[File]) -> list[File]:
+    """The files, without compressed ones that stand beside plain ones of their kind: people unpack and keep both."""
+    inner = [inner_suffix(file.path) for file in files]
+    plain = {suffix for suffix, packed in inner if not packed}
+    return [file for file, (suffix, packed) in zip(files, inner, strict=True) if not packed or suffix not in plain]
 
 
 def _named(given: Path, path: str) -> File:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+COMPRESSED = "left out {n} compressed file(s), which may repeat the plain ones beside them: a glob reads both"
 EMPTY_FILES = "left out {n} empty file(s)"
 NO_TEXT = "left out {n} row(s) without text"
 HALF_PAIRS = "replaced half a surrogate pair by ? in {n} document(s)"
