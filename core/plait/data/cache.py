@@ -13,7 +13,7 @@ from itertools import compress
 from pathlib import Path
 from threading import Lock
 
-from plait.contract.errors import misfit
+from plait.contract.errors import PlaitError, misfit
 from plait.data.documents import File
 from plait.data.opened import opened, strange
 from plait.system.locks import try_lock, unlock, wait_lock
@@ -26,7 +26,12 @@ SECONDS = 2.0  # seconds between two lines of progress
 def root(cache_dir: str | None) -> Path:
     """`data.cache_dir`, else the environment's PLAIT_CACHE, else ~/.cache/plait; the same from any working folder."""
     key = "data.cache_dir" if cache_dir else "PLAIT_CACHE"
-    given = Path(cache_dir or os.environ.get("PLAIT_CACHE") or "~/.cache/plait").expanduser()
+    try:
+        given = Path(cache_dir or os.environ.get("PLAIT_CACHE") or "~/.cache/plait").expanduser()
+    except RuntimeError:  # pathlib's; such a container runs under a number that nobody gave a name
+        raise PlaitError(
+            "the cache of tokens has no place: this user has no home folder; set data.cache_dir, PLAIT_CACHE or HOME"
+        ).at("data.cache_dir", cache_dir, fits="an absolute path") from None
     if not given.is_absolute():
         raise misfit(key, str(given), "an absolute path, so that every run finds the same cache")
     return given

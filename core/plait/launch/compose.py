@@ -87,7 +87,7 @@ def explained(error: Exception) -> PlaitError:
         return _unread(str(error.override))
     if isinstance(error, ConfigCompositionException) and (found := SWEEP.match(lines[0])):
         key, _, values = found[1].partition("=")
-        said = f"{found[1]} is a sweep, which has the flag -m; to mean one text, write {quoted(key, values)}"
+        said = f"{found[1]} is a sweep, which has the flag -m; one text is written in quotes: {quoted(key, values)}"
         a_list = f"; a list, {for_shell(f'{key}=[{values}]')}" if lines[0].startswith("Ambiguous") else ""
         return PlaitError(said + a_list).at(key, values)
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
@@ -148,7 +148,7 @@ def _quoting(error: PlaitError, argv: list[str]) -> PlaitError:
         other = str(error.fits).startswith("text") and not isinstance(error.value, str)
         unknown = re.search(r"\$\{[\w.]*\}", value) and "nterpolation" in str(error)
         if other or unknown:
-            error.args = (f"{error}; if the text {value} is meant, write {quoted(key, value)}",)
+            error.args = (f"{error}; if the text {value} is meant, write it in quotes: {quoted(key, value)}",)
     return error
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import yaml
 
-from plait.contract.errors import PlaitError
+from plait.contract.errors import DiskError, PlaitError
 from plait.system.disk import replace, writing
 from plait.system.links import check_links
 from plait.system.locks import try_lock, unlock
@@ -74,7 +74,14 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self.ranks.mkdir(exist_ok=True)
             file = self.path / ".lock"
-            self._lock = try_lock(file)
+            try:
+                self._lock = try_lock(file)
+            except DiskError:
+                with contextlib.suppress(OSError):  # only what was just created is empty
+                    file.unlink()
+                    self.ranks.rmdir()
+                    self.path.rmdir()
+                raise
             if self._lock is None:
                 holder = file.read_text(encoding="utf-8").strip() or "another process"
                 raise PlaitError(

@@ -1,8 +1,13 @@
 """Locks of files and folders that the system releases when the process that took them ends, however it ends."""
 
+import errno
 import fcntl
 import os
 from pathlib import Path
+
+from plait.contract.errors import DiskError, shown
+
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 _held: set[int] = set()
 
@@ -35,6 +40,14 @@ def _lock(path: Path, flags: int, wait: int) -> int | None:
     except BlockingIOError:
         os.close(handle)
         return None
+    except OSError as error:
+        os.close(handle)
+        if error.errno in NO_LOCKS:
+            raise DiskError(
+                f"{shown(path)} cannot be locked: the file system has no file locks ({error.strerror}): take a folder "
+                "on another file system, or have this one mounted with locks"
+            ) from error
+        raise
     except BaseException:
         os.close(handle)
         raise

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
+from plait.contract.errors import PlaitError, in_words
 from plait.system.signals import ASKING
 
 
@@ -40,13 +41,23 @@ def processes(
 
     They end without a word by any signal that asks to stop, and with this process; this process says what happened.
     """
-    with ProcessPoolExecutor(count, multiprocessing.get_context(method), _begin, (begin, *args)) as pool:
+    with _pool(count, method, _begin, (begin, *args)) as pool:
         try:
             yield pool
         except BaseException:  # a signal: do not wait for what they do
             for process in list(pool._processes.values()):
                 process.kill()
             raise
+
+
+def _pool(count: int, method: str, *begin: Any) -> ProcessPoolExecutor:
+    try:
+        return ProcessPoolExecutor(count, multiprocessing.get_context(method), *begin)
+    except OSError as error:  # of sem_open
+        raise PlaitError(
+            "processes that share work cannot be started: /dev/shm, where Python keeps their semaphores, cannot be "
+            f"used ({in_words(error)}): mount it, writable"
+        ) from error
 
 
 def _begin(begin: Callable[..., None], *args: Any) -> None:
