@@ -230,3 +230,28 @@ def test_the_command(tmp_path, monkeypatch):
     assert done.out.endswith("B in 1 file(s)\n")
     assert plait("convert", "--to=plait", "b", "c", *TINY).code == 0
     assert same(whole(tmp_path / "a"), whole(tmp_path / "c"))
+
+
+@pytest.mark.parametrize("to", ["hf", "plait"])
+def test_the_tokenizer_goes_with_the_weights(to, tmp_path):
+    model = written(MODELS["llama3"], tmp_path / "a")
+    if to == "plait":
+        convert(model, tmp_path / "a", tmp_path / "theirs", "hf")
+        (tmp_path / "theirs" / "SHA256SUMS").unlink()
+    source = tmp_path / ("theirs" if to == "plait" else "a")
+    files = {"tokenizer.json": '{"a": "ü"}', "chat_template.jinja": "t", "generation_config.json": "{}"}
+    for name, text in files.items():
+        (source / name).write_text(text, encoding="utf-8")
+    convert(model, source, tmp_path / "b", to)
+    assert {name: (tmp_path / "b" / name).read_text(encoding="utf-8") for name in files} == files
+
+
+def test_the_tokenizer_of_a_checkpoint_is_that_of_its_run(tmp_path):
+    model = real(MODELS["llama3"])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "tokenizer.json").write_text("{}")
+    for step, name in ((1, "mine"), (2, "gone")):
+        data = {"data": {"tokenizer": str(tmp_path / name)}}
+        Saver(Store(tmp_path), "sync").save({f"model.{n}": t for n, t in state_of(model).items()}, step, config=data)
+        convert(model, tmp_path / f"step-{step}", tmp_path / f"out-{name}", "hf")
+        assert (tmp_path / f"out-{name}" / "tokenizer.json").exists() == (name == "mine")

@@ -27,19 +27,25 @@ from plait.parallel.state import weights
 from plait.system.disk import writing
 
 if TYPE_CHECKING:
+    from plait.data.tokenizer_files import Used
     from plait.parallel.apply import Applied
 
 
-def export_run(applied: "Applied", folder: Path, known: Collection[str]) -> None:
+def export_run(
+    applied: "Applied", folder: Path, known: Collection[str], tokenizer: "Callable[[], Used | None]" = lambda: None
+) -> None:
     """Write all weights, with what the model puts beside them, or what a strategy exports instead. Called by all ranks.
 
-    known: as for `export`.
+    known: as for `export`. tokenizer: returns the one of the data, which lies beside the weights; called on rank 0.
     """
     own = weights(applied.checkpoint()[0])
     made, model = applied.export(own), applied.parts[0]
     beside, parts = made.files, dict[str, WeightPart]()
     if beside is None:
         beside, parts = getattr(model, "export_files", dict)(), dict(weight_parts(model))
+    used = tokenizer() if dist.get_rank() == 0 else None
+    if used is not None:
+        beside = used.beside(beside)
     known = known if made.tensors.keys() == own.keys() else ()
     export(made.tensors, folder, dist.get_rank() == 0, known=known, beside=beside, stem=made.stem, parts=parts)
 

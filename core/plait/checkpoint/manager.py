@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from plait.records.metrics import FILE, Seal
 if TYPE_CHECKING:
     from plait.checkpoint.frozen import Base
     from plait.contract.config import Config
+    from plait.data.tokenizer_files import Used
     from plait.parallel.apply import Applied
     from plait.records.run_folder import RunFolder
 
@@ -31,6 +32,7 @@ class Checkpoints:
         data: Mapping[str, Any],
         batches: Any,
         say: Say,
+        tokenizer: "Callable[[], Used | None]" = lambda: None,
     ) -> None:
         import torch.distributed as dist
 
@@ -38,6 +40,7 @@ class Checkpoints:
 
         self.config, self.conf = config, config.checkpoint
         self.folder, self.applied, self.optimizer = folder, applied, optimizer
+        self._tokenizer = tokenizer
         self.data, self.batches, self.say = data, batches, say
         # Weights that some rank must have, if each rank has only some.
         self._known = list(applied.whole.shapes) if applied.whole else []
@@ -138,7 +141,7 @@ class Checkpoints:
         """Write weights as safetensors into the run's folder `export/`."""
         from plait.checkpoint.export import export_run
 
-        export_run(self.applied, self.folder.path / "export", self._known)
+        export_run(self.applied, self.folder.path / "export", self._known, self._tokenizer)
 
     def _states(self) -> list[Any]:
         """The data state of every data rank, in order; empty if the number of samples is enough."""

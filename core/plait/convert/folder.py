@@ -21,6 +21,7 @@ from plait.checkpoint.weight_files import open_files
 from plait.contract.errors import PlaitError, in_words, misfit
 from plait.convert.config import CONFIG, check_config, config_of
 from plait.convert.plan import Piece, make_ours, make_theirs, ours_from, table_of, theirs_from
+from plait.data.tokenizer_files import files_in, files_of
 from plait.system.disk import writing
 
 DTYPES = {
@@ -81,6 +82,8 @@ def convert(
             if to == "hf":
                 config = config_of(table, _most(pieces))
                 write_synced(partial / CONFIG, json.dumps(config, indent=2) + "\n")
+            for name, text in _tokenizer_of(source).items():
+                write_synced(partial / name, text)
             write_sums(partial)
             _name(partial, target)
         except (OSError, SafetensorError) as error:
@@ -88,6 +91,16 @@ def convert(
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+def _tokenizer_of(source: Path) -> dict[str, str]:
+    """Name -> text of the tokenizer that belongs to the weights, if it is there."""
+    if source.is_dir() and not (source / MANIFEST).is_file():
+        return files_in(source, ("generation_config.json",))
+    if (source / MANIFEST).is_file():
+        with contextlib.suppress(OSError, ValueError, PlaitError):  # it was elsewhere when the run was trained
+            return files_of(Store.read(source).config.get("data") or {}) or {}
+    return {}
 
 
 def _name(whole: Path, final: Path) -> None:

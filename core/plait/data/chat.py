@@ -89,6 +89,14 @@ class Chat(AtPath):
         files = [Path(self.tokenizer).expanduser() / name for name in BESIDE]
         return [hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "" for file in files]
 
+    def ends_of_answers(self) -> list[int]:
+        """The id of the special token with which the template ends an answer, if it writes one."""
+        try:
+            template = Template(Path(self.tokenizer).expanduser(), self._template)
+        except PlaitError:  # the folder is gone since the conversations were encoded
+            return []
+        return template.ends_of_answers(self.encoder.special.special)  # type: ignore[attr-defined]
+
     def check_length(self, *, seq_len: int) -> None:
         tokens = conversations.read(self.folder)
         held, answered = self._held(tokens.keys), tokens.answers <= seq_len

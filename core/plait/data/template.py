@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,16 @@ class Template:
             self.ends.update(ends)
             encoded.append((ids, chosen))
         return encoded
+
+    def ends_of_answers(self, special: Set[str]) -> list[int]:
+        """The last of the tokens `special` in what is learned of a short conversation; empty if it has none."""
+        messages = [{"role": "user", "content": "a"}, {"role": ANSWERS, "content": "a"}]
+        try:
+            [(ids, chosen)] = self.encode([Conversation(messages, None, "an example")])
+        except PlaitError:
+            return []  # the template has its own idea of a conversation
+        ends = [int(one) for one in ids[chosen] if self._tokenizer.convert_ids_to_tokens(int(one)) in special]
+        return ends[-1:]
 
     def _rendered(self, one: Conversation) -> tuple[str, list[Span]]:
         """The text, and where each answer begins and ends in it."""

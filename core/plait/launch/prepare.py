@@ -7,6 +7,7 @@ from pathlib import Path
 from plait.checkpoint.owner import claim
 from plait.contract.config import Config, Precision
 from plait.contract.errors import DiskError, PlaitError, one_line, shown
+from plait.data.tokenizer_files import said_of_export
 from plait.launch.check import Checked, check
 from plait.launch.resume import find_checkpoint
 from plait.parallel.assembly import Assembly
@@ -56,6 +57,11 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, first: Callable[[], N
         raise
     if advice := slow_float32(checked.config.precision, device_of(checked.config.launch.device)):
         say(advice)
+    if checked.config.checkpoint.enabled and checked.config.checkpoint.export:
+        encoder = getattr(checked.source, "encoder", None)
+        tokens = getattr(encoder, "size", 0)
+        if line := said_of_export(checked.config.data, checked.assembly.model, tokens):
+            say(line)
     for line, _ in checked.said:
         say(line)
     say(f"run: {folder.path}")

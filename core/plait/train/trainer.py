@@ -45,6 +45,7 @@ class Trainer:
         assembly: Assembly | None = None,
     ) -> None:
         from plait.data.ahead import Ahead  # not above: the data room is imported when a source is opened
+        from plait.data.tokenizer_files import files_of, used_by
 
         self.config, self.say, self.watch = config, say, Together(observers)
         train = config.train
@@ -71,7 +72,8 @@ class Trainer:
         self.batches = Ahead(opened)
         self.tokens, self.samples = 0, 0
         data = {"fingerprint": source.fingerprint(), "global_batch_size": self.global_batch_size, "shares": self.dp[1]}
-        self.checkpoints = Checkpoints(config, folder, self.applied, self.optimizer, data, self.batches, say)
+        used = functools.partial(used_by, source, config.data, files_of(config.data) if dist.get_rank() == 0 else None)
+        self.checkpoints = Checkpoints(config, folder, self.applied, self.optimizer, data, self.batches, say, used)
         flops, device_type = self.run.spec.flops, self.run.device_type
         self.flops = flops(train.seq_len) if flops else None
         name = torch.cuda.get_device_name() if device_type == "cuda" else "cpu"

@@ -169,7 +169,7 @@ def test_there_and_back_every_tensor_is_equal(strategies, folder, tmp_path):
     theirs, ours = held(folder), load_file(exported / "model.safetensors")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert (exported / "tokenizer.json").read_text() == (folder / "tokenizer.json").read_text()
+    assert not (exported / "tokenizer.json").exists()  # bytes have none, and the folder's was not used
     before, after = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (folder, exported))
     with torch.no_grad():
         wanted = after(TOKENS).logits
