@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
 from plait.contract.config import Config, Launch, Precision, Train
 from plait.contract.errors import PlaitError, one_line
@@ -366,6 +367,20 @@ def test_slow_float32_on_a_gpu_is_said_once_with_what_helps() -> None:
     assert slow_float32(Precision(), "cpu") is None
     with mock.patch("torch.get_float32_matmul_precision", return_value="high"):
         assert slow_float32(Precision(), "cuda") is None
+
+
+@pytest.mark.parametrize(
+    ("storage", "lr", "told"),
+    [("bfloat16", 1e-5, True), ("bfloat16", 3e-3, False), ("float32", 1e-7, False)],
+)
+def test_steps_that_the_dtype_of_the_weights_rounds_away_are_said(storage: str, lr: float, told: bool) -> None:
+    from plait.launch.prepare import lost_steps
+
+    one = torch.ones((), dtype=getattr(torch, storage))
+    if storage != "float32":
+        assert (float(one - lr) == 1) == told  # what is said is true
+    assert (lost_steps(Precision(storage=storage), lr) is not None) == told
+    assert lost_steps(Precision(storage=storage), None) is None
 
 
 def test_a_port_that_is_taken() -> None:

@@ -215,7 +215,7 @@ def test_watch_ends_with_the_runs(tmp_path):
 )
 def test_bad_arguments(arguments, sentence):
     done = plait("report", *arguments)
-    assert (done.code, done.err) == (1, f"plait: {sentence}\n")
+    assert (done.code, done.out, done.err) == (1, "", f"plait: {sentence}\n")  # no word of a page that is not there
 
 
 def test_without_plotly(monkeypatch, tmp_path):

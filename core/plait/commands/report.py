@@ -28,9 +28,11 @@ def main(argv: list[str]) -> int:
     if png is not None:
         pictures.check_library()
     until = f", written every {watch} seconds until all runs have ended" if watch else ""
+    live = _write(folders, out, png, watch)
     print(f"report: {out}{until}", flush=True)
-    while _write(folders, out, png, watch) and watch is not None:
+    while live and watch is not None:
         time.sleep(watch)
+        live = _write(folders, out, png, watch)
     return 0
 
 

@@ -55,6 +55,8 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, first: Callable[[], N
         if new:
             folder.discard()
         raise
+    if advice := lost_steps(checked.config.precision, checked.config.optimizer.get("lr")):
+        say(advice)
     if advice := slow_float32(checked.config.precision, device_of(checked.config.launch.device)):
         say(advice)
     if checked.config.checkpoint.enabled and checked.config.checkpoint.export:
@@ -77,6 +79,23 @@ def slow_float32(precision: Precision, device_type: str) -> str | None:
     return (
         "precision: float32 without TF32 uses a fraction of this GPU's speed; precision.param=bfloat16 computes in "
         "bfloat16 and keeps float32 weights (+hardware=h100 compiles, too)"
+    )
+
+
+def lost_steps(precision: Precision, lr: float | None) -> str | None:
+    """What to say if steps of the size `lr`, as Adam's are, would be rounded away near 1 in the dtype of the weights.
+
+    Just below 1 the numbers of a dtype are `eps / 2` apart, so less than half of that changes nothing.
+    """
+    import torch
+
+    least = torch.finfo(getattr(torch, precision.storage)).eps / 4
+    if lr is None or precision.storage != "bfloat16" or lr >= least:
+        return None
+    return (
+        f"precision: small steps are rounded away in {precision.storage}: optimizer.lr={lr:g} cannot change a weight "
+        f"near 1, such as a norm's, which needs steps of {least:.1g}; precision.storage=float32 with "
+        "precision.param=bfloat16 computes in bfloat16 and loses none"
     )
 
 

@@ -78,7 +78,10 @@ def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder"
         rows = len(metrics.upto(folder.path / metrics.FILE, manifest.step))
         if rows < manifest.step:
             say(f"metrics: {metrics.FILE} has only {rows} rows of the {manifest.step} steps before")
-    done = manifest.step >= checked.config.train.steps and (not conf.export or _exported(folder.path / "export", say))
+    exported = not conf.export or (
+        _exported(folder.path / "export", say) and not _exports_otherwise(checked, folder, say)
+    )
+    done = manifest.step >= checked.config.train.steps and exported
     if done and (problem := Store.verify(path)):  # else the ranks compare what they read
         raise Damaged.because(path, problem)
     if not done:
@@ -130,6 +133,23 @@ def _exported(export: Path, say: Say) -> bool:
         say(f"export: {error}; the run writes its weights again")
         return False
     return True
+
+
+def _exports_otherwise(checked: "Checked", folder: "RunFolder", say: Say) -> bool:
+    """Whether a strategy that writes the export has other options than when the run's folder was written last."""
+    try:
+        before = folder.read_config().get("strategy") or {}
+    except PlaitError:
+        return False
+    now = checked.config.strategy
+    for name in checked.assembly.hooks.owners("export"):
+        if before.get(name) != (options := dict(now.get(name) or {})):
+            said = ", ".join(
+                f"strategy.{name}.{k}={v}" for k, v in options.items() if (before.get(name) or {}).get(k) != v
+            )
+            say(f"export: {said} differs from what was exported; the run writes its weights again")
+            return True
+    return False
 
 
 def _keep_what_there_is(checked: "Checked", store: Store, folder: "RunFolder") -> None:

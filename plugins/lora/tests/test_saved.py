@@ -194,3 +194,20 @@ def test_adapters_are_exported_as_peft_names_them(trained):
     config = json.loads((folder / "adapter_config.json").read_text())
     assert sorted(config["target_modules"]) == sorted({m.format(layer) for m in TARGETS for layer in (0, 1)})
     assert (config["r"], config["lora_alpha"], config["peft_type"]) == (2, 16.0, "LORA")
+
+
+@pytest.mark.slow
+def test_a_finished_run_exports_again_if_it_is_to_merge(tmp_path):
+    """And a base of random weights is said."""
+    arguments = [*whole_run.overrides({"lora": {"rank": 2}}, tmp_path, 1, "train.steps=2", "run.name=a")]
+    export = tmp_path / "runs" / "a" / "export"
+    names = []
+    for more in ([], ["strategy.lora.merge=true"], ["strategy.lora.merge=true"]):
+        process = whole_run.start([*arguments, *more], tmp_path)
+        said = process.communicate()[0]
+        assert process.returncode == 0, said
+        names.append({file.name for file in export.glob("*.safetensors")})
+        told = "strategy.lora.merge=True differs from what was exported; the run writes its weights again" in said
+        assert told == (len(names) == 2)
+        assert ("lora: the base has random weights" in said) == (len(names) < 3)
+    assert names == [{"adapter_model.safetensors"}, {"model.safetensors"}, {"model.safetensors"}]

@@ -13,6 +13,7 @@ from plait.launch.compose import resolve
 from plait.testing import raises_about
 from plait_transformers import proof
 from plait_transformers.build import decoder
+from plait_transformers.source import read_config
 
 
 def build(**options):
@@ -94,6 +95,16 @@ def test_rope_that_changes_with_the_length():
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     with pytest.raises(PlaitError, match="rope_type=dynamic"):
         build(config={**keys_of("llama"), "rope_parameters": scaling})
+
+
+def test_fewer_layers_than_a_folder_describes_one_by_one(tmp_path):
+    kinds = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    path = folder(tmp_path, json.dumps({**keys_of("qwen3"), "num_hidden_layers": 4, "layer_types": kinds}))
+    assert read_config(path, {"num_hidden_layers": 2}).layer_types == kinds[:2]
+    with raises_about("model.config.num_hidden_layers", 6) as caught:
+        read_config(path, {"num_hidden_layers": 6})
+    assert "give model.config.layer_types too, with 6 entries" in str(caught.value)
+    assert read_config(path, {"num_hidden_layers": 1, "layer_types": kinds[1:2]}).layer_types == kinds[1:2]
 
 
 def test_keys_of_a_folder_can_be_replaced(tmp_path):

@@ -34,6 +34,14 @@ class Lora:
         return self.alpha / self.rank
 
     @hookimpl
+    def configure(self, run: Run) -> None:
+        if not (run.config.checkpoint.init_from or (run.config.model or {}).get("path")):
+            run.say(
+                "lora: the base has random weights, drawn from train.seed, and adapters do not make up for that; name "
+                "a trained model by checkpoint.init_from or model.path"
+            )
+
+    @hookimpl
     def extend(self, model: "nn.Module", spec: ModelSpec) -> ModelSpec:
         from plait_lora.adapt import adapt
 

@@ -10,6 +10,7 @@ from plait import PlaitError
 from plait_transformers.one_sentence import in_a_line
 
 CONFIG = "config.json"
+LAYERS = "num_hidden_layers"
 KEPT = (  # what a tokenizer and generation have, all of it text
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
     *("merges.txt", "chat_template.jinja", "generation_config.json"),
@@ -22,7 +23,7 @@ def read_config(path: str | None, given: Mapping[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
     stored = {} if path is None else _stored(Path(path))
-    known = {**stored, **given}
+    known = {**_with_layers(stored, given.get(LAYERS)), **given}
     where = "model.config" if path is None else f"{Path(path) / CONFIG}"
     kind = known.get("model_type")
     key, version = ("model.config" if path is None else "model.path"), transformers.__version__
@@ -61,6 +62,23 @@ def read_config(path: str | None, given: Mapping[str, Any]) -> Any:
             "model without quantisation first"
         ).at(key, path, fits="a folder of weights in floating point")
     return config
+
+
+def _with_layers(stored: Mapping[str, Any], layers: Any) -> dict[str, Any]:
+    """`stored`, whose lists with an entry per layer have as many entries as a model of fewer `layers`.
+
+    Raises PlaitError for more layers than such a list has entries.
+    """
+    had = stored.get(LAYERS)
+    if type(layers) is not int or type(had) is not int or layers == had:
+        return dict(stored)
+    lists = [name for name, value in stored.items() if isinstance(value, list) and len(value) == had > 1]
+    if layers > had and lists:
+        raise PlaitError(
+            f"model.config.{LAYERS}={layers} is more than the {had} layers that {lists[0]} of config.json describes: "
+            f"give model.config.{lists[0]} too, with {layers} entries"
+        ).at(f"model.config.{LAYERS}", layers, fits=f"at most {had}")
+    return {name: value[:layers] if name in lists else value for name, value in stored.items()}
 
 
 def has_weights(path: str) -> bool:
