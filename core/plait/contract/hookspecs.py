@@ -23,6 +23,7 @@ methods marked `@plait.hookimpl` are hooks, and a few plain class attributes say
     claims    roles that only one strategy of a run may have: "parameter_sharding", "gradient_sum", "sequence",
               "stages"
     numerics  "exact" (equals one process), or "own" (differs on purpose and has its own reference)
+    decides   keys of the run that it sets in `configure`, such as "remat.mode"; a hardware file sets none of them
 
 A hook takes any subset of its arguments, by name:
 

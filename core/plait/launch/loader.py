@@ -7,10 +7,12 @@ from typing import Any
 from hydra._internal import hydra as internal
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from plait.contract.errors import PlaitError
 from plait.launch.options import Options
 
+HARDWARE = "hardware"  # the group of files that suit a kind of machine
 AS_RUN = "hydra.mode=RUN"  # what Hydra adds to the overrides once it knows the mode
 
 
@@ -52,8 +54,25 @@ class Loader(ConfigLoaderImpl):
     def compose(
         self, name: str | None, overrides: list[str], mode: RunMode, shell: bool = True, validate: bool = True
     ) -> DictConfig:
-        """What Hydra's own loader composes."""
-        return super().load_configuration(name, overrides, mode, shell, validate)
+        """What Hydra's own loader composes, except that a hardware file sets nothing that a strategy decides."""
+        found = super().load_configuration(name, overrides, mode, shell, validate)
+        plain = [override for override in overrides if override.lstrip("+").partition("=")[0] != HARDWARE]
+        if mode == RunMode.RUN and len(plain) < len(overrides) and (keys := _decided(found)):
+            without = super().load_configuration(name, plain, mode, shell, validate)
+            for key in keys:
+                OmegaConf.update(found, key, OmegaConf.select(without, key))
+        return found
+
+
+def _decided(config: DictConfig) -> list[str]:
+    """The keys that the selected strategies decide: they say so in their class attribute `decides`."""
+    from plait.strategies.registry import load
+
+    keys: list[str] = []
+    for name in config.get("strategy") or ():
+        with contextlib.suppress(PlaitError):  # the check names what is wrong with it
+            keys += getattr(load(name), "decides", ())
+    return keys
 
 
 @contextlib.contextmanager

@@ -35,6 +35,9 @@ class AutoParallel:
     """Searches, then selects and configures other strategies. `conf/strategy/autoparallel.yaml` explains the
     options."""
 
+    # A hardware file sets none of these; a user's own value still binds the search.
+    decides = ("remat.mode", "remat.blocks", "train.local_batch_size", "train.global_batch_size")
+
     plan: str | None = None
     memory: float | None = attrs.field(default=None, validator=optional([gt(0), lt(math.inf)]))
     axes: dict[str, int] | None = attrs.field(default=None, validator=optional(_degrees))

@@ -108,10 +108,21 @@ def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: Path | N
     plan = file.plan(found, run, cluster, capacity, samples, _asked(options))
     run.leave(file.NAME, file.text(plan))
     run.report("plan", plan)
-    said = words.explanation(found, cluster, capacity) + (f"\n{found_by.strip(' ()')}" if found_by else "")
+    given = [f"{KEY}.{name}={_plainly(value)}" for name, value in _asked(options).items()]
+    given += [f"remat.mode={wanted.mode}"] if wanted.mode != "none" else []
+    compiled = run.config.compile.enabled
+    bound = f"; bound by {', '.join(given)}" if given else ""
+    said = words.explanation(found, cluster, capacity, compiled) + (f"\n{found_by.strip(' ()')}" if found_by else "")
     if options.advisor:
         said += "\n\n" + _advice(run, found, cluster)
-    run.say(words.line(found, cluster) + found_by, said)
+    run.say(words.line(found, cluster, compiled) + found_by + bound, said)
+
+
+def _plainly(value: Any) -> str:
+    """As a user writes it on the command line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_plainly(one)}" for key, one in value.items()) + "}"
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
 def _advice(run: Run, found: Any, cluster: Any) -> str:

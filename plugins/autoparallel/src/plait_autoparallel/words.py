@@ -54,16 +54,19 @@ def why(one: Any, best: Any) -> str:
     return f"{100 * more:.1f}% slower" + (": memory makes it recompute" if one.mix.bound and not best.mix.bound else "")
 
 
-def line(found: Any, cluster: Any) -> str:
+def line(found: Any, cluster: Any, compiled: bool = False) -> str:
+    """compiled: the run is; the search prices steps that are not."""
     best = found.best
     return (
         f"autoparallel: {described(best.candidate)}; {recomputed(best.mix.modes)}; planned for {cluster.name}: "
-        f"{time(best.mix.total.seconds)} a step, {size(best.mix.total.peak)} per rank"
+        f"{time(best.mix.total.seconds)} a step{' before it is compiled' * compiled}, "
+        f"{size(best.mix.total.peak)} per rank"
     )
 
 
-def explanation(found: Any, cluster: Any, capacity: float) -> str:
-    """The whole report: the choice, its cost, the alternatives."""
+def explanation(found: Any, cluster: Any, capacity: float, compiled: bool = False) -> str:
+    """The whole report: the choice, its cost, the alternatives. compiled: as for `line`; steps are then told as shares
+    of the chosen one, since the plan above tells its time."""
     best = found.best
     total, candidate = best.mix.total, best.candidate
     large = {n: d for n, d in planning.degrees(candidate.composition.layout).items() if d > 1}
@@ -73,17 +76,21 @@ def explanation(found: Any, cluster: Any, capacity: float) -> str:
         f"with     {', '.join(candidate.composition.strategies) or 'no strategy'}",
         f"batch    {candidate.rows} samples at once per rank, {candidate.micro} time(s) a step",
         f"blocks   {recomputed(best.mix.modes)}",
-        f"step     {time(total.seconds)} on {cluster.name}",
+        *([] if compiled else [f"step     {time(total.seconds)} on {cluster.name}"]),
         f"memory   {size(total.peak)} of {size(capacity)} per rank, most in {moment}",
         *([f"waiting  {100 * best.bubble:.1f}% of the step, for other stages"] if best.bubble is not None else []),
         f"bound by {binding(found)}",
         *([_routing(found.worst, capacity)] if found.worst else []),
         "",
     ]
-    rows = [("", "layout", "step", "peak", "why not")]
-    rows.append(("1", described(candidate), time(total.seconds), size(total.peak), "chosen"))
+
+    def told(seconds: float) -> str:
+        return f"{seconds / total.seconds:.3f}" if compiled else time(seconds)
+
+    rows = [("", "layout", "step, of the first" if compiled else "step", "peak", "why not")]
+    rows.append(("1", described(candidate), told(total.seconds), size(total.peak), "chosen"))
     for place, one in enumerate(found.others[:SHOWN], 2):
-        rows.append((str(place), described(one.candidate), time(one.mix.total.seconds), size(one.mix.total.peak),
+        rows.append((str(place), described(one.candidate), told(one.mix.total.seconds), size(one.mix.total.peak),
                      why(one, best)))  # fmt: skip
     for short in found.short[:SHOWN]:
         rows.append(("-", described(short.candidate), "", size(short.needs),

@@ -1,0 +1,41 @@
+"""What binds a search: the user's own values, and no hardware file."""
+
+import pytest
+
+from plait.launch.check import check
+from plait.launch.compose import resolve
+
+SEARCH = ("strategy=[autoparallel]", "model.n_layers=2", "train.seq_len=64", "cluster=h100", "launch.device=cpu")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mode"),
+    [
+        (["+hardware=h100", "strategy=[fsdp2]"], "selective"),
+        (["+hardware=h100", "strategy=[autoparallel]"], "none"),
+        (["+hardware=h100", "strategy=[autoparallel]", "remat.mode=full"], "full"),
+        (["remat.mode=selective", "strategy=[autoparallel]"], "selective"),
+    ],
+)
+def test_a_hardware_file_sets_nothing_that_the_search_decides(overrides, mode):
+    node = resolve(overrides)
+    assert node["remat"]["mode"] == mode
+    assert node["compile"]["enabled"] == ("+hardware=h100" in overrides)  # what it does not decide
+
+
+def test_what_binds_a_search_is_named():
+    said = {}
+    for more in ((), ("remat.mode=full", "strategy.autoparallel.axes={dp_shard: 2}")):
+        ((line, _),) = check(resolve([*SEARCH, *more]), 2).said
+        said[more] = line
+    free, bound = said.values()
+    assert "bound by" not in free
+    assert bound.endswith("; bound by strategy.autoparallel.axes={dp_shard: 2}, remat.mode=full")
+
+
+def test_a_report_of_a_compiled_run_has_one_step_time():
+    ((line, report),) = check(resolve([*SEARCH, "compile.enabled=true", "compile.backend=eager"]), 2).said
+    assert " a step before it is compiled, " in line
+    assert "step, of the first" in report
+    assert " ms" not in report  # the plan above tells it
+    assert report.splitlines()[0].startswith("plan ")
