@@ -18,7 +18,12 @@ from tests.helpers.inside import plait
 ROOT = Path(__file__).parents[2]
 FILES = {
     *(".github/workflows/test.yaml", ".gitignore", "README.md", "pyproject.toml", "tests/test_conformance.py"),
-    *("src/plait_my_ring/__init__.py", "src/plait_my_ring/summed.py", "src/plait_my_ring/conf/__init__.py"),
+    *(
+        "src/plait_my_ring/py.typed",
+        "src/plait_my_ring/__init__.py",
+        "src/plait_my_ring/summed.py",
+        "src/plait_my_ring/conf/__init__.py",
+    ),
     *("src/plait_my_ring/conf/strategy/__init__.py", "src/plait_my_ring/conf/strategy/my_ring.yaml"),
 }
 

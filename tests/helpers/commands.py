@@ -29,8 +29,14 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+OWN = (  # of ranks, which a test that started a process group leaves in this process
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+)
+
+
 def environment(**more: str) -> dict[str, str]:
-    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
+    env = {name: value for name, value in os.environ.items() if name not in OWN}
     return {**env, "OMP_NUM_THREADS": "1", **more}
 
 

@@ -86,7 +86,8 @@ def numbers(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 def start(arguments: list[str], cwd: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """`plait train ARGUMENTS` in the background, in its own process group, with one thread per rank."""
-    own = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
+    of_ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    own = {k: v for k, v in os.environ.items() if k not in of_ranks}
     return subprocess.Popen(
         [sys.executable, "-m", "plait", "train", *arguments],
         cwd=cwd,

@@ -191,6 +191,7 @@ def _built(node: Mapping[str, Any], build: "Build", groups: "Groups") -> Any:
     except Exception as error:
         said = one_line(error)
         keys = [key for key in node if re.search(rf"\b{re.escape(key)}\b", said)]
+        keys = keys or [key for key in node if re.search(rf"(?<![\w.]){re.escape(str(node[key]))}(?![\w.])", said)]
         named = ", ".join(f"optimizer.{key}={node[key]}" for key in keys)
         raise PlaitError(f"{named or 'optimizer'}: {node['_target_']} refuses these options: {said}").at(
             f"optimizer.{keys[0]}" if keys else "optimizer", node[keys[0]] if keys else None
