@@ -172,7 +172,7 @@ def _checked(asked: Config, folder: Any) -> Any:
 def _make_data(checked: Any) -> None:
     checked.source.prepare(_say)
     checked.source.check_length(seq_len=checked.config.train.seq_len)
-    shortened = getattr(checked.source, "shortened", None)  # a source of others may lack it
+    shortened = getattr(checked.source, "shortened", None)  # not every source has it
     if shortened and (line := shortened(seq_len=checked.config.train.seq_len)):
         _say(f"data: {line}")
 

@@ -63,7 +63,9 @@ class Together(RunObserver):
         self.all: list[Observer] = list(observers)
 
 
-def _of_all(name: str) -> Any:
+def _to_all(name: str) -> Any:
+    """The method `name` of `Together`. An observer need not have every moment, nor a base class."""
+
     def moment(self: Together, *arguments: Any) -> None:
         for each in self.all:
             if (own := getattr(each, name, None)) is not None:
@@ -73,4 +75,4 @@ def _of_all(name: str) -> Any:
 
 
 for _name in [name for kind in (Observer, RunObserver) for name in vars(kind) if not name.startswith("_")]:
-    setattr(Together, _name, _of_all(_name))
+    setattr(Together, _name, _to_all(_name))

@@ -114,6 +114,7 @@ class Chat(AtPath):
                 ).at("train.seq_len", seq_len, fits=f"at least {least}")
 
     def shortened(self, *, seq_len: int) -> str:
+        """After `check_length`: what of the data no sample holds because it is too long, in words; "" if nothing."""
         tokens = conversations.read(self.folder)
         lengths = tokens.lengths.astype(np.int64)
         out = tokens.answers > seq_len

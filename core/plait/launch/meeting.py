@@ -242,10 +242,8 @@ class Meeting:
         Raises Apart if the store's machine closed the connection, but ranks still run some seconds later.
         """
         now = time.monotonic()
-        self._silent, self._asked = (
-            self._silent + min(now - self._asked, 1.0),
-            now,
-        )  # this process may have been stopped
+        self._silent += min(now - self._asked, 1.0)  # not more: this process may have been stopped
+        self._asked = now
         if self._broken is not None:
             if now > self._broken + GOODBYE:
                 raise self.apart()

@@ -144,7 +144,7 @@ class Applied:
                 total.add_(value.detach())
                 if not torch.is_grad_enabled():
                     return value
-                known = tokens() if callable(tokens) else tokens  # not in the moment: it may wait
+                known = tokens() if callable(tokens) else tokens  # it may wait, so before backward is announced
                 watch.backward(i)
                 return self._scaled(value, known)
 

@@ -61,7 +61,6 @@ def build_source(node: Mapping[str, Any]) -> Any:
 
     source = make(node, "data")
     promised = [name for name in vars(Source) if not name.startswith("_") and callable(getattr(Source, name, None))]
-    promised.remove("shortened")  # says more about data, which a source need not
     lacks = [name for name in (*promised, "has_validation", "indexable") if not hasattr(source, name)]
     if lacks:
         made = type(source).__name__

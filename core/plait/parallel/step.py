@@ -1,5 +1,6 @@
 """What a training step takes and gives, beside its batch and its model."""
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ def counted_with(mesh: "Mesh") -> Count:
         total = torch.tensor(batch.valid() if mesh.is_dp_leader() else 0)
         summing = dist.all_reduce(total, async_op=True)
 
+        @functools.cache
         def tokens() -> int:
             summing.wait()
             return max(int(total), 1)

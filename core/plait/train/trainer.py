@@ -5,7 +5,6 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,8 +55,8 @@ class Trainer:
         self.watch.doing("setting up the strategies")
         self.applied = set_up(assembly)
         self.mesh, self.parts, self.device = self.applied.mesh, self.applied.parts, self.applied.device
-        how: dict[str, Any] = {"schedule": config.schedule, "saved": config.checkpoint.enabled}
-        self.optimizer = make_optimizer(config.optimizer, self.applied.parameters(), **how)
+        parameters, saved = self.applied.parameters(), config.checkpoint.enabled
+        self.optimizer = make_optimizer(config.optimizer, parameters, schedule=config.schedule, saved=saved)
         self.dp = self.mesh.rank_and_size("batch")
         self.global_batch_size = accumulation(config, self.dp[1]) * train.local_batch_size * self.dp[1]
         source = build_source(config.data)
