@@ -104,7 +104,8 @@ def test_fewer_layers_than_a_folder_describes_one_by_one(tmp_path):
     with raises_about("model.config.num_hidden_layers", 6) as caught:
         read_config(path, {"num_hidden_layers": 6})
     assert "give model.config.layer_types too, with 6 entries" in str(caught.value)
-    assert read_config(path, {"num_hidden_layers": 1, "layer_types": kinds[1:2]}).layer_types == kinds[1:2]
+    for count, own in ((1, kinds[1:2]), (6, [*kinds, *kinds[:2]])):
+        assert read_config(path, {"num_hidden_layers": count, "layer_types": own}).layer_types == own
 
 
 def test_keys_of_a_folder_can_be_replaced(tmp_path):

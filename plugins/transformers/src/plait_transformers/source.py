@@ -23,7 +23,7 @@ def read_config(path: str | None, given: Mapping[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
     stored = {} if path is None else _stored(Path(path))
-    known = {**_with_layers(stored, given.get(LAYERS)), **given}
+    known = {**_with_layers(stored, given), **given}
     where = "model.config" if path is None else f"{Path(path) / CONFIG}"
     kind = known.get("model_type")
     key, version = ("model.config" if path is None else "model.path"), transformers.__version__
@@ -64,15 +64,16 @@ def read_config(path: str | None, given: Mapping[str, Any]) -> Any:
     return config
 
 
-def _with_layers(stored: Mapping[str, Any], layers: Any) -> dict[str, Any]:
-    """`stored`, whose lists with an entry per layer have as many entries as a model of fewer `layers`.
+def _with_layers(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`stored`, whose lists with an entry per layer are cut to the number of layers that is `given`.
 
-    Raises PlaitError for more layers than such a list has entries.
+    Raises PlaitError for more layers than such a list has entries, unless the list is given too.
     """
-    had = stored.get(LAYERS)
+    had, layers = stored.get(LAYERS), given.get(LAYERS)
     if type(layers) is not int or type(had) is not int or layers == had:
         return dict(stored)
-    lists = [name for name, value in stored.items() if isinstance(value, list) and len(value) == had > 1]
+    per_layer = [name for name, value in stored.items() if isinstance(value, list) and len(value) == had > 1]
+    lists = [name for name in per_layer if name not in given]
     if layers > had and lists:
         raise PlaitError(
             f"model.config.{LAYERS}={layers} is more than the {had} layers that {lists[0]} of config.json describes: "
