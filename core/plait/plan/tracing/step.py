@@ -1,5 +1,6 @@
 """One training step on tensors without values, watched moment by moment by a recorder."""
 
+import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import cycle, islice
@@ -95,11 +96,10 @@ class Step(Observer):
         counts = torch.zeros(EXCHANGED, dtype=torch.int64)
         counting = dist.all_reduce(counts, async_op=True)
         rows = self.micro * self.train.local_batch_size * self.applied.mesh.rank_and_size("batch")[1]
-        waiting = [counting]
 
+        @functools.cache
         def tokens() -> int:
-            while waiting:  # once, as the trainer does
-                waiting.pop().wait()
+            counting.wait()
             return rows * self.train.seq_len
 
         return tokens

@@ -31,7 +31,7 @@ class FirstForward:
         except RuntimeError as error:
             outside = stream is not None and stream.last and not stream.inside and not stream.ended
             said = (str(error).splitlines() or [""])[0]
-            if not outside or type(error) is not RuntimeError or LIBRARY.search(said):  # out of memory has a type of its own
+            if not outside or type(error) is not RuntimeError or LIBRARY.search(said):  # out of memory is another type
                 raise
             raise PlaitError(
                 f"the model's forward fails after {stream.last!r}, outside branches: {said}; with {SEQUENCE}=true a "  # type: ignore[union-attr]
