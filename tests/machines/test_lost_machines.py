@@ -71,7 +71,8 @@ def test_the_endpoints_machine_may_come_last(machines, on_one_machine, tmp_path)
     assert numbers(tmp_path / "runs" / "a") == on_one_machine
 
 
-@pytest.mark.parametrize("stopped", ["alpha", pytest.param("beta", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", ["alpha", "beta"])
 def test_a_signal_to_one_machine_saves_and_ends_both_at_once(stopped, machines, tmp_path):
     """torch's agents wait five minutes for the one that left."""
     runs = {machine.name: train(machine, tmp_path, *SLOWLY, "checkpoint.interval=1000") for machine in machines}

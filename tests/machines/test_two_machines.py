@@ -26,6 +26,7 @@ def debian(machines, own="127.0.1.1"):
         machine.knows({each.name: own if each is machine else each.address for each in machines})
 
 
+@pytest.mark.slow
 def test_a_machines_own_name_may_be_loopback(machines, on_one_machine, tmp_path):
     """As Debian's installer writes it."""
     debian(machines)

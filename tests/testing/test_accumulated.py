@@ -1,12 +1,8 @@
 """What moves in a step of several micro-batches: a strategy says which collectives a step has once."""
 
-import textwrap
-
 import pytest
 
 from plait.testing import Collective, Layout, StrategySuite
-from tests.helpers.fakes import distribution, forget
-from tests.mutants.planted import ROOT, Planted
 
 CODE = """
 import attrs
@@ -65,16 +61,9 @@ class Often(Ghostly):
 
 
 @pytest.fixture
-def ghost(tmp_path, monkeypatch, plait_ranks):
+def ghost(install_ghost):
     """each -> ranks under that strategy."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def made(each):
-        distribution(tmp_path, "plait-ghost", code=textwrap.dedent(CODE).replace("EACH", each))
-        return Planted(plait_ranks, [str(ROOT / "core"), str(tmp_path)])
-
-    yield made
-    forget(tmp_path)
+    return lambda each: install_ghost(CODE.replace("EACH", each))
 
 
 def test_one_that_sums_once_passes(ghost):

@@ -3,15 +3,11 @@
 Its own reference has the mistake that its ranks have: it is made by the same code.
 """
 
-import textwrap
-
 import pytest
 
 from plait.testing import Layout, StrategySuite
 from plait.testing.pool import RankError
 from plait.testing.trial import train
-from tests.helpers.fakes import distribution, forget
-from tests.mutants.planted import ROOT, Planted
 
 CODE = """
 import attrs
@@ -81,20 +77,15 @@ class Ghostly(StrategySuite):
 
 
 @pytest.fixture
-def ghost(tmp_path, monkeypatch, plait_ranks):
+def ghost(install_ghost):
     """(change, after) -> ranks under that strategy."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def made(change="grad", after="pass"):
-        code = textwrap.dedent(CODE).replace("CHANGE", change).replace("AFTER", after)
-        distribution(tmp_path, "plait-ghost", code=code)
-        return Planted(plait_ranks, [str(ROOT / "core"), str(tmp_path)])
-
-    yield made
-    forget(tmp_path)
+    return lambda change="grad", after="pass": install_ghost(CODE.replace("CHANGE", change).replace("AFTER", after))
 
 
-@pytest.mark.parametrize("change", CHANGES)
+QUICK = ("doubled", "of one parameter lost", "lost on one rank")  # a factor, a parameter, a rank
+
+
+@pytest.mark.parametrize("change", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in CHANGES])
 def test_a_wrong_gradient_is_noticed(ghost, change):
     with pytest.raises((AssertionError, RankError), match=r"its numerics are its own, but averaged over ranks"):
         Ghostly().test_gradients_equal_one_process(ghost(CHANGES[change]), "two")

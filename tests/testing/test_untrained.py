@@ -1,7 +1,5 @@
 """A comparison of zero with zero is not taken for one that passed."""
 
-import textwrap
-
 import pytest
 
 from plait.commands.verify import _unknown, plan
@@ -10,8 +8,6 @@ from plait.testing import Layout, StrategySuite, declared
 from plait.testing.parity import untrained
 from plait.testing.plugin import pytest_runtest_makereport
 from plait.testing.trial import Trial, TrialResult
-from tests.helpers.fakes import distribution, forget
-from tests.mutants.planted import ROOT, Planted
 
 CODE = """
 import attrs
@@ -53,16 +49,9 @@ class Ghostly(StrategySuite):
 
 
 @pytest.fixture
-def ghost(tmp_path, monkeypatch, plait_ranks):
+def ghost(install_ghost):
     """factor -> ranks under that strategy."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def made(factor):
-        distribution(tmp_path, "plait-ghost", code=textwrap.dedent(CODE).replace("FACTOR", factor))
-        return Planted(plait_ranks, [str(ROOT / "core"), str(tmp_path)])
-
-    yield made
-    forget(tmp_path)
+    return lambda factor: install_ghost(CODE.replace("FACTOR", factor))
 
 
 def test_the_suite_fails_if_it_saw_nothing_of_the_strategy(ghost):

@@ -2,7 +2,11 @@
 
 import math
 
+import pytest
+
 from plait.testing import Layout, StrategySuite
+
+pytestmark = pytest.mark.slow  # what is quick of it repeats ddp's
 
 
 class TestAutoDp(StrategySuite):

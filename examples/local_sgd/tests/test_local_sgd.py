@@ -95,7 +95,7 @@ def restore(strategies, folder, steps_before=0):
     return state, here, everything(applied, optimizer)
 
 
-@pytest.mark.parametrize("beside", [{}, {"fsdp2": {}}])
+@pytest.mark.parametrize("beside", [{}, pytest.param({"fsdp2": {}}, marks=pytest.mark.slow)])
 def test_a_checkpoint_between_syncs_is_the_average_and_changes_nothing(plait_ranks, tmp_path, beside):
     """Of parameters and momenta; any layout loads it, and as many workers go on from where each was."""
     world = 4 if beside else 2

@@ -24,18 +24,20 @@ def test_a_hardware_file_sets_nothing_that_the_search_decides(overrides, mode):
 
 
 def test_what_binds_a_search_is_named():
-    said = {}
-    for more in ((), ("remat.mode=full", "strategy.autoparallel.axes={dp_shard: 2}")):
-        ((line, _),) = check(resolve([*SEARCH, *more]), 2).said
-        said[more] = line
-    free, bound = said.values()
-    assert "bound by" not in free
-    assert bound.endswith("; bound by strategy.autoparallel.axes={dp_shard: 2}, remat.mode=full")
+    binding = (
+        "remat.mode=full",
+        "strategy.autoparallel.axes={dp_shard: 2}",
+        "strategy.autoparallel.strategies=[fsdp2]",
+    )
+    ((line, _),) = check(resolve([*SEARCH, *binding]), 2).said
+    words = "strategy.autoparallel.axes={dp_shard: 2}, strategy.autoparallel.strategies=[fsdp2], remat.mode=full"
+    assert line.endswith(f"; bound by {words}")
 
 
 def test_a_report_of_a_compiled_run_has_one_step_time():
     ((line, report),) = check(resolve([*SEARCH, "compile.enabled=true", "compile.backend=eager"]), 2).said
     assert " a step before it is compiled, " in line
+    assert "bound by" not in line
     assert "step, of the first" in report
     assert " ms" not in report  # the plan above tells it
     assert report.splitlines()[0].startswith("plan ")
