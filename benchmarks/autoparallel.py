@@ -39,8 +39,8 @@ PUBLISHED = [
 def found(overrides: list[str], world: int, common: Sequence[str] = COMMON) -> Any:
     """What a search finds: `plait_autoparallel.search.Found`."""
     from plait import PlaitError
-    from plait.launch.check import check
-    from plait.launch.compose import resolve
+    from plait.check.check import check
+    from plait.compose.compose import resolve
     from plait.plan.engine import _plannable
     from plait_autoparallel import decide
 

@@ -58,7 +58,7 @@ class BareLoop:
 
 
 def main() -> None:
-    from plait.launch.compose import resolve
+    from plait.compose.compose import resolve
 
     dist.init_process_group("gloo")
     config = resolve(sys.argv[1:])

@@ -58,7 +58,7 @@ def grouped_against_loop(device: str, cycles: int, warm_up: int) -> None:
 def as_rank_of(model: str, cycles: int, warm_up: int, batch: int, seq_len: int) -> None:
     import logging
 
-    from plait.launch.compose import resolve
+    from plait.compose.compose import resolve
     from plait_expert_parallel import ExpertParallel
     from plait_fsdp2 import Fsdp2
 

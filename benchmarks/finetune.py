@@ -76,7 +76,7 @@ def main() -> None:
     print(f"{about()}\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="plait-finetune-") as scratch:
         overrides = [*made(Path(scratch), asked.conversations), *asked.overrides, *more]
-        from plait.launch.compose import resolve
+        from plait.compose.compose import resolve
 
         train = resolve(overrides)["train"]
         tokens = train["local_batch_size"] * train["seq_len"]

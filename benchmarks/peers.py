@@ -148,7 +148,7 @@ def main() -> None:
     overrides = [*asked.overrides, *more]
     if asked.steps < 3:
         parser.error("--steps must be at least 3")
-    from plait.launch.compose import resolve
+    from plait.compose.compose import resolve
 
     names = [name for name in NAMES if name in {*asked.only, "bare"}]
     train = resolve(overrides)["train"]

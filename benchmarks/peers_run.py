@@ -181,7 +181,7 @@ PEERS = {"bare": bare, "fabric": fabric, "accelerate": accelerate, "trainer": tr
 
 
 def main() -> None:
-    from plait.launch.compose import resolve
+    from plait.compose.compose import resolve
 
     PEERS[sys.argv[1]](resolve(sys.argv[2:]))
 

@@ -68,8 +68,8 @@ def runs() -> None:
 def ranks() -> None:
     sys.path.insert(0, str(ROOT))  # for the helpers of the tests
 
-    from plait.launch.check import check
-    from plait.launch.compose import resolve
+    from plait.check.check import check
+    from plait.compose.compose import resolve
     from plait.plan.engine import plan
     from plait.testing.pool import Pool
     from tests.helpers import measured

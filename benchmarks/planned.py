@@ -23,11 +23,11 @@ def traced(model: str, ranks: int, batch: int, seq_len: int) -> list[tuple[Graph
     """The forward and the backward graph of one rank of `ranks`, before any pass."""
     import plait_simplefsdp.compile as whole
     from plait import Compile, Precision
+    from plait.compose.build import build_model
+    from plait.compose.compose import resolve
     from plait.contract.config import Config, Train
-    from plait.launch.compose import resolve
     from plait.parallel.apply import set_up
     from plait.parallel.assembly import assemble_model
-    from plait.parallel.build import build_model
     from plait.strategies.registry import create
 
     found: list[tuple[Graph, str]] = []

@@ -138,9 +138,9 @@ def fitted(found: Any, cluster: Any, wanted: float) -> float:
 
 
 def main(parts: list[str], few: bool) -> None:
+    from plait.check.check import check
+    from plait.compose.compose import resolve
     from plait.contract.cluster import cluster_of
-    from plait.launch.check import check
-    from plait.launch.compose import resolve
     from plait.plan.engine import _plannable, plan, step_of
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)

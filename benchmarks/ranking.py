@@ -33,7 +33,7 @@ def calibrated(folder: str, ranks: int) -> None:
 
 def searched(asked: Any, folder: str) -> tuple[dict[str, tuple[Any, dict[str, Any]]], str]:
     """Layout -> (how it is scored, config of a run that uses it), the plan first; and the best plan by hand."""
-    from plait.launch.compose import resolve
+    from plait.compose.compose import resolve
     from plait_autoparallel.words import described, recomputed
 
     shape = [f"model={asked.model}", f"train.seq_len={asked.seq_len}", f"train.local_batch_size={asked.batch}"]

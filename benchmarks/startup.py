@@ -57,8 +57,8 @@ def commands(repeats: int) -> None:
 
 def set_up(overrides: list[str], world_size: int) -> Any:
     """The model of these overrides under fsdp2, on the meta device. A process group of that size must run."""
-    from plait.launch.check import check
-    from plait.launch.compose import resolve
+    from plait.check.check import check
+    from plait.compose.compose import resolve
     from plait.parallel.apply import set_up
 
     overrides = ["strategy=[fsdp2]", "launch.device=cpu", f"launch.nproc_per_node={world_size}", *overrides]
@@ -104,7 +104,7 @@ def one_of_many(model: str, world_size: int) -> None:
     laps = [time.perf_counter()]
     import torch
 
-    import plait.launch.check  # noqa: F401
+    import plait.check.check  # noqa: F401
     from plait.parallel.simulated import simulated
 
     laps.append(time.perf_counter())
@@ -128,8 +128,8 @@ def threads(model: str, cores: int = 16) -> None:
     is drawn by all threads at once (Amdahl's law)."""
     import torch
 
-    from plait.launch.compose import resolve
-    from plait.parallel.build import build_model
+    from plait.compose.build import build_model
+    from plait.compose.compose import resolve
     from plait.parallel.initialize import fill
 
     built, spec = build_model(resolve([f"model={model}"])["model"])

@@ -19,7 +19,7 @@ import torch
 from machine import about
 
 from plait import PlaitError
-from plait.launch.compose import resolve
+from plait.compose.compose import resolve
 
 SECONDS = 465  # for all runs together
 PLAIT = str(Path(sys.executable).with_name("plait"))

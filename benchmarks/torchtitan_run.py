@@ -137,7 +137,7 @@ def register(config: Config) -> None:
     from torchtitan.models.moe import MoEArgs
     from torchtitan.protocols.train_spec import get_train_spec, register_train_spec
 
-    from plait.parallel.build import build_source
+    from plait.compose.build import build_source
 
     family = FAMILIES[config["model"]["_target_"]]
     arguments = family(config["model"])
@@ -217,7 +217,7 @@ def train(config: Config, folder: str) -> list[dict[str, Any]]:
     """A row per step. Raises NoEqual if torchtitan's model has another number of parameters."""
     from torchtitan.train import Trainer
 
-    from plait.parallel.build import build_model
+    from plait.compose.build import build_model
     from plait.records.peak_flops import peak_flops
     from plait.train.step_metrics import Laps, peak_memory
 
@@ -259,7 +259,7 @@ def train(config: Config, folder: str) -> list[dict[str, Any]]:
 
 def main() -> None:
     out, *overrides = sys.argv[1:]
-    from plait.launch.compose import resolve
+    from plait.compose.compose import resolve
     from plait.parallel.allocator import grow_segments
     from plait.parallel.process_group import device_of, end_group, listen_on_loopback, local_device
 

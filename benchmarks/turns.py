@@ -56,7 +56,7 @@ def training_step(
     import torch.distributed as dist
 
     import plait
-    from plait.parallel.build import build_model
+    from plait.compose.build import build_model
     from plait.train.optimizer import make_optimizer
 
     built, spec = build_model(config["model"])

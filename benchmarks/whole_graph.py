@@ -22,7 +22,7 @@ def as_rank_of(model: str, backends: Sequence[str], cycles: int, warm_up: int, b
     import logging
 
     import plait
-    from plait.launch.compose import resolve
+    from plait.compose.compose import resolve
     from plait.strategies.registry import create
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)

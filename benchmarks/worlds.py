@@ -31,14 +31,14 @@ def sets(tensor: int, experts: int) -> dict[str, list[str]]:
 
 
 def has_experts(model: str) -> bool:
-    from plait.launch.compose import resolve
+    from plait.compose.compose import resolve
 
     return bool(resolve([f"model={model}"])["model"].get("n_experts"))
 
 
 def seconds(overrides: list[str], world: int) -> float:
-    from plait.launch.check import check
-    from plait.launch.compose import resolve
+    from plait.check.check import check
+    from plait.compose.compose import resolve
     from plait.parallel.apply import set_up
     from plait.parallel.simulated import simulated
 

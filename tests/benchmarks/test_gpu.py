@@ -94,7 +94,7 @@ def test_what_a_save_costs_is_what_the_steps_after_it_lose(benchmark) -> None:
 
 
 def test_all_compositions_are_valid(benchmark) -> None:
-    from plait.launch.compose import resolve
+    from plait.compose.compose import resolve
 
     gpu = benchmark("gpu")
     for case in gpu.CASES:
@@ -111,7 +111,7 @@ def test_all_compositions_are_valid(benchmark) -> None:
 
 @pytest.mark.parametrize("model", ["llama3_1b", "llama3_8b", "llama3_debug"])
 def test_torchtitans_feed_forward_gets_the_same_width(benchmark, model: str) -> None:
-    from plait.launch.compose import resolve
+    from plait.compose.compose import resolve
 
     config = resolve([f"model={model}"])["model"]
     named = benchmark("torchtitan_run").llama3(config)

@@ -41,7 +41,7 @@ def test_overhead_compares_three_loops(tmp_path: Path) -> None:
 
 def test_the_commands_of_a_second_start_compose(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not run here: four compiled starts take a minute of the processor."""
-    from plait.launch.compose import resolve
+    from plait.compose.compose import resolve
 
     monkeypatch.syspath_prepend(str(FOLDER))
     runs = __import__("second_start").RUNS

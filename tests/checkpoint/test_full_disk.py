@@ -173,7 +173,7 @@ def broken_off(node: Any, folder: str, where: str) -> tuple[str, int, list[str]]
 
 @pytest.mark.parametrize("where", ["checkpoint", "metrics"])
 def test_all_ranks_end_together_and_tell_what_is_safe(plait_ranks: Pool, tmp_path: Path, where: str) -> None:
-    from plait.launch.compose import resolve
+    from plait.compose.compose import resolve
 
     given = whole_run.overrides(
         {"fsdp2": {}}, tmp_path, 2, "checkpoint.mode=async", "train.steps=200", "validation.interval=0"

@@ -34,7 +34,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 
 def node_of(layout: str, folder: Path) -> dict[str, Any]:
     """The config of the run `a` in `folder`, in this layout."""
-    from plait.launch.compose import resolve
+    from plait.compose.compose import resolve
 
     world, strategies = LAYOUTS[layout]
     more = ("checkpoint.interval=2", "checkpoint.keep=3", "checkpoint.mode=sync", "train.steps=6", "run.name=a")
@@ -97,8 +97,8 @@ def sizes(checkpoint: Path, ending: str) -> int:
 
 def prepared(node: dict[str, Any], run: Path) -> tuple[list[str], int]:
     """What the launcher says of the run before it starts ranks, and how many bytes it reads."""
-    from plait.launch.check import check
-    from plait.launch.resume import find_checkpoint
+    from plait.check.check import check
+    from plait.check.resume import find_checkpoint
     from plait.records.run_folder import RunFolder
 
     (run / "config.yaml").write_text(yaml.safe_dump(node))
@@ -223,8 +223,8 @@ def test_a_finished_run_is_checked_by_the_launcher(trained: Path, run: Path) -> 
     """No rank reads its last checkpoint."""
     node = node_of("the same", trained)
     node["checkpoint"]["export"] = False
-    from plait.launch.check import check
-    from plait.launch.resume import find_checkpoint
+    from plait.check.check import check
+    from plait.check.resume import find_checkpoint
     from plait.records.run_folder import RunFolder
 
     said: list[str] = []

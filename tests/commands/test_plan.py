@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from plait.launch.check import check
-from plait.launch.compose import resolve
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.plan import engine
 from plait.plan.side_by_side import Job, Ranking
 from tests.helpers.fakes import distribution, forget

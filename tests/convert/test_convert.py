@@ -13,10 +13,10 @@ from plait.checkpoint.store import Store
 from plait.checkpoint.sums import SUMS
 from plait.checkpoint.weight_files import INDEX
 from plait.checkpoint.weights import check_weights
+from plait.compose.build import build_model
 from plait.contract.errors import PlaitError
 from plait.convert import convert, folder, from_hf, to_hf
 from plait.models.hugging_face import HuggingFace, Neighbours, Rule
-from plait.parallel.build import build_model
 from plait.parallel.initialize import initialise, materialise
 from plait.parallel.state import canonical_state, shapes, tied_names
 from plait.testing.models import moe, qk_norm
@@ -213,7 +213,7 @@ TINY = ("model=qwen3_debug", "model.dim=32", "model.n_layers=1", "model.ffn_dim=
 
 
 def test_the_command(tmp_path, monkeypatch):
-    from plait.launch.compose import resolve
+    from plait.compose.compose import resolve
 
     monkeypatch.chdir(tmp_path)
     model, spec = build_model(resolve(list(TINY))["model"])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from plait.launch.check import check
-from plait.launch.compose import resolve
+from plait.check.check import check
+from plait.compose.compose import resolve
 from tests.gpu import test_process, test_training
 from tests.helpers.commands import SMALL
 

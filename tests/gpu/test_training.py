@@ -7,8 +7,8 @@ from unittest import mock
 
 import pytest
 
-from plait.launch.check import check
-from plait.launch.compose import resolve
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.testing import whole_run
 
 

@@ -38,8 +38,8 @@ def import_all() -> None:
     for name in (
         "hydra.main",
         "plait.commands.train",
-        "plait.launch.check",
-        "plait.launch.prepare",
+        "plait.check.check",
+        "plait.check.prepare",
         "plait.launch.launcher",
         *ELASTIC,
         *PRELOADED,

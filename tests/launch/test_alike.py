@@ -9,12 +9,12 @@ import attrs
 import pytest
 import torch.distributed as dist
 
+from plait.check import facts, shared
+from plait.check.alike import Told, check_alike, difference, tell
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError, packed
-from plait.launch import facts, shared
-from plait.launch.alike import Told, check_alike, difference, tell
-from plait.launch.check import check
-from plait.launch.compose import resolve
 from plait.parallel.agreement import on_rank_0
 
 TINY = ("strategy=[fsdp2]", "launch.device=cpu", "launch.nnodes=2", "launch.rdzv_endpoint=localhost:29511")
@@ -103,7 +103,7 @@ def test_the_code_of_a_users_own_model_counts(config, tmp_path, monkeypatch):
     config.model["_target_"] = "net_of_mine.Net"
     before = {name: value for (kind, name), value in facts.of_machine(config).items() if kind == "code"}
     assert before["part_of_mine.py"] == hashlib.sha256(b"x = 1\n").hexdigest()
-    assert {"net_of_mine.py", "part_of_mine.py", "plait/launch/facts.py", "plait_fsdp2/__init__.py"} <= before.keys()
+    assert {"net_of_mine.py", "part_of_mine.py", "plait/check/facts.py", "plait_fsdp2/__init__.py"} <= before.keys()
     assert not any(name.startswith(("os.", "torch/")) for name in before)
 
 

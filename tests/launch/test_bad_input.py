@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from plait.check.check import check
 from plait.checkpoint.files import digest
 from plait.checkpoint.store import Manifest, Store
 from plait.contract.errors import one_line
-from plait.launch.check import check
 from plait.testing import is_about
 from tests.helpers.commands import SMALL, rows, train
 from tests.helpers.commands import plait as plait_command

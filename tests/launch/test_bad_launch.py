@@ -17,9 +17,9 @@ from unittest import mock
 import pytest
 import torch
 
+from plait.check import capacity, memory
 from plait.contract.config import Config, Launch, Precision, Train
 from plait.contract.errors import PlaitError, one_line
-from plait.launch import capacity, memory
 from plait.launch.launcher import launch_mode, start_ranks
 from plait.records.run_folder import RunFolder
 from plait.system.sockets import local_store
@@ -351,8 +351,8 @@ def test_slurm_may_show_a_task_its_own_gpu_alone() -> None:
 
 
 def test_slow_float32_on_a_gpu_is_said_once_with_what_helps() -> None:
-    from plait.launch.compose import resolve
-    from plait.launch.prepare import slow_float32
+    from plait.check.prepare import slow_float32
+    from plait.compose.compose import resolve
 
     said = slow_float32(Precision(), "cuda")
     assert said is not None
@@ -360,7 +360,7 @@ def test_slow_float32_on_a_gpu_is_said_once_with_what_helps() -> None:
     assert len(advised) == 2, said
     for override in advised:
         assert slow_float32(Config.of(resolve([override])).precision, "cuda") is None
-    with mock.patch("plait.launch.prepare.device_of", return_value="cuda"):
+    with mock.patch("plait.check.prepare.device_of", return_value="cuda"):
         done = plait("train", "launch.device=cpu", "run.name=a")
     assert (done.code, done.out.count(said)) == (STARTED, 1), done.err
     assert slow_float32(Precision(param="bfloat16"), "cuda") is None
@@ -374,7 +374,7 @@ def test_slow_float32_on_a_gpu_is_said_once_with_what_helps() -> None:
     [("bfloat16", 1e-5, True), ("bfloat16", 3e-3, False), ("float32", 1e-7, False)],
 )
 def test_steps_that_the_dtype_of_the_weights_rounds_away_are_said(storage: str, lr: float, told: bool) -> None:
-    from plait.launch.prepare import lost_steps
+    from plait.check.prepare import lost_steps
 
     one = torch.ones((), dtype=getattr(torch, storage))
     if storage != "float32":

@@ -9,14 +9,14 @@ from pathlib import Path
 import attrs
 import pytest
 
+from plait.check.check import check
+from plait.check.prepare import prepare
 from plait.checkpoint.choose import choose_on_ranks
 from plait.checkpoint.files import digest
 from plait.checkpoint.store import Manifest, Store
 from plait.checkpoint.sums import write_sums
+from plait.compose.compose import resolve
 from plait.contract.errors import PlaitError
-from plait.launch.check import check
-from plait.launch.compose import resolve
-from plait.launch.prepare import prepare
 from plait.records.metrics import FILE, OLD, MetricsFile, Seal, read
 from plait.records.run_folder import Outcome, RunFolder
 

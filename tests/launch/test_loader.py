@@ -10,9 +10,9 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
+from plait.compose.compose import CONFIG, composed
+from plait.compose.loader import Loader, loading
 from plait.contract.errors import PlaitError
-from plait.launch.compose import CONFIG, composed
-from plait.launch.loader import Loader, loading
 
 SETTING_THE_MODE = """# @package _global_
 hydra:

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from plait.check import memory
 from plait.contract.config import Config, Launch, Train
-from plait.launch import memory
 from plait.testing import raises_about
 
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.contract.errors import PlaitError
-from plait.launch.check import check
-from plait.launch.compose import resolve
 
 MODEL = """
 from plait.models.llama3 import Llama3

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from plait import PlaitError
-from plait.launch.compose import resolve
+from plait.compose.compose import resolve
 from plait.testing import raises_about
 from tests.helpers.fakes import distribution, forget
 from tests.helpers.inside import plait

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from plait import PlaitError
-from plait.launch.compose import resolve
-from plait.launch.quoting import quoted
+from plait.compose.compose import resolve
+from plait.compose.quoting import quoted
 from tests.helpers.inside import plait
 
 NASTY = r"""

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from plait.check import prepare, rank, rank_end
+from plait.compose.compose import resolve
 from plait.contract.errors import PlaitError, unpacked
-from plait.launch import prepare, rank, rank_end
-from plait.launch.compose import resolve
 from plait.records.run_folder import RunFolder
 
 

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from plait.check.resumed_data import check_data, keep_batch
 from plait.checkpoint.store import Manifest
+from plait.compose.compose import resolve
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
-from plait.launch.compose import resolve
-from plait.launch.resumed_data import check_data, keep_batch
 from plait.testing import raises_about
 
 DATA_RANKS = {"batch": 4, "sequence": 3}.get

@@ -113,7 +113,7 @@ def test_a_signal_that_makes_other_code_fail_while_it_cleans_up(monkeypatch, whe
     """omegaconf does, in the `finally` of a copy that is half made; the signal is what ended the command."""
     import hydra
 
-    from plait.launch.compose import composed
+    from plait.compose.compose import composed
 
     def interrupted(*_):
         try:

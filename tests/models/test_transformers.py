@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from plait.checkpoint.weights import read_weights
+from plait.compose.build import build_model
 from plait.convert import convert, from_hf, to_hf
-from plait.parallel.build import build_model
 from plait.parallel.initialize import initialise, materialise
 from plait.parallel.state import tied_names
 

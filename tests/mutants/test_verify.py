@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from plait.commands.verify import plan
-from plait.launch.compose import resolve
+from plait.compose.compose import resolve
 from plait.testing import declared
 from plait.testing.declared import OfRun
 from tests.mutants.mutants import MUTANTS

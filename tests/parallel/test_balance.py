@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import nn
 
 import plait
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.contract.errors import PlaitError
-from plait.launch.check import check
-from plait.launch.compose import resolve
 from plait.models.init import Normal, ones, zeros
 from plait.parallel.expert_balance import Counted
 from plait.parallel.state import canonical_state

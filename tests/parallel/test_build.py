@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
+from plait.compose.build import build_source, make
 from plait.data.source import Source
-from plait.parallel.build import build_source, make
 from plait.testing import raises_about
 
 

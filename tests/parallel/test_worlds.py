@@ -12,9 +12,9 @@ from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 
 from plait import MeshAxis, MeshView
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.contract.axes import join_axes
-from plait.launch.check import check
-from plait.launch.compose import resolve
 from plait.parallel.apply import set_up
 from plait.parallel.mesh import Mesh
 from plait.parallel.simulated import simulated

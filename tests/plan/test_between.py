@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from plait import planning
+from plait.compose.compose import resolve
 from plait.contract.cluster import cluster_of
 from plait.contract.config import Config
-from plait.launch.compose import resolve
 from plait.parallel.assembly import assemble
 from plait.plan.pricing.between import between, ends
 from plait.plan.pricing.pieces import Pieces, pieces

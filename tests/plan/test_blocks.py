@@ -3,7 +3,7 @@
 import attrs
 import pytest
 
-from plait.launch.compose import resolve
+from plait.compose.compose import resolve
 from plait.plan.engine import plan
 from plait.plan.tracing.recorder import Operator
 from plait.plan.tracing.trace import StepTrace

@@ -1,9 +1,9 @@
 """A plan that was put together of pieces is compared with a trace of the same run."""
 
 from plait import planning
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.contract.cluster import cluster_of
-from plait.launch.check import check
-from plait.launch.compose import resolve
 from plait.plan.pricing.pieces import pieces
 
 RUN = [

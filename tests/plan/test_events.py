@@ -2,8 +2,8 @@
 
 import pytest
 
-from plait.launch.check import check
-from plait.launch.compose import resolve
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.plan.events import Event, play
 from plait.plan.tracing.trace import trace
 

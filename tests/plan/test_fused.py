@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from plait.launch.compose import resolve
+from plait.compose.compose import resolve
 from plait.plan.engine import plan
 from plait.plan.tracing.fused import LOSS, fused
 from plait.plan.tracing.recorder import Recorder

@@ -4,10 +4,10 @@ import attrs
 import pytest
 
 from plait import planning
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.contract.axes import MeshLayout
 from plait.contract.config import Config
-from plait.launch.check import check
-from plait.launch.compose import resolve
 from plait.plan import engine
 from plait.plan.engine import plan
 from plait.plan.pricing import pieces, traces

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.contract.planned import crowded
-from plait.launch.check import check
-from plait.launch.compose import resolve
 from plait.plan.engine import plan
 from plait.plan.tracing.trace import trace
 from tests.helpers import measured

@@ -3,8 +3,8 @@ operators read and write, by the plan of a step."""
 
 import pytest
 
-from plait.launch.check import check
-from plait.launch.compose import resolve
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.plan.tracing.trace import trace
 
 SMALL = (

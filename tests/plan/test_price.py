@@ -5,9 +5,9 @@ import math
 import attrs
 import pytest
 
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.contract.cluster import cluster_of
-from plait.launch.check import check
-from plait.launch.compose import resolve
 from plait.plan.engine import _plannable, plan
 from plait.plan.pricing.pieces import pieces
 from plait.plan.pricing.price import BlockCost, Price, price, put_together

@@ -2,7 +2,7 @@
 
 import pytest
 
-from plait.launch.compose import resolve
+from plait.compose.compose import resolve
 from plait.plan.engine import plan
 from plait.plan.tracing.allocator import MIB, Allocator
 

@@ -3,9 +3,9 @@
 import attrs
 import pytest
 
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.contract.cluster import cluster_of
-from plait.launch.check import check
-from plait.launch.compose import resolve
 from plait.plan.engine import plan, stages_of
 from plait.plan.stages.step import StageStep
 from plait.plan.stages.trace import trace_place

@@ -8,10 +8,10 @@ import attrs
 import pytest
 
 from plait import PlaitError, StageAction, StagePlan
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.contract.axes import MeshAxis, join_axes
 from plait.contract.cluster import Achieved, Cluster, Link
-from plait.launch.check import check
-from plait.launch.compose import resolve
 from plait.parallel.assembly import assemble_model
 from plait.plan.engine import plan, stages_of
 from plait.plan.pricing.pieces import ParamPlacement

@@ -5,7 +5,7 @@ import re
 import attrs
 import pytest
 
-from plait.launch.compose import resolve
+from plait.compose.compose import resolve
 from plait.plan.engine import plan
 from plait.plan.tables import text, work
 from plait.plan.values import Plan

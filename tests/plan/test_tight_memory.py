@@ -6,8 +6,8 @@ import attrs
 import pytest
 
 from plait import PlaitError, planning
+from plait.compose.compose import resolve
 from plait.contract.config import Config
-from plait.launch.compose import resolve
 from plait.parallel.assembly import assemble
 from plait_autoparallel.constraints import Constraints
 from plait_autoparallel.decide import config_under, decision_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from plait.launch.compose import resolve
+from plait.compose.compose import resolve
 from plait.plan.engine import plan
 
 RUN = ["model.n_layers=1", "train.local_batch_size=1", "train.seq_len=32", "validation.interval=0"]

@@ -15,8 +15,8 @@ import attrs
 import pytest
 import yaml
 
+from plait.compose.overrides import check_sweep
 from plait.contract.errors import PlaitError
-from plait.launch.overrides import check_sweep
 from plait.records.metrics import MetricsFile
 from plait.records.run_folder import Outcome
 from plait.sweep.command import Command

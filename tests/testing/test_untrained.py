@@ -3,7 +3,7 @@
 import pytest
 
 from plait.commands.verify import _unknown, plan
-from plait.launch.compose import resolve
+from plait.compose.compose import resolve
 from plait.testing import Layout, StrategySuite, declared
 from plait.testing.parity import untrained
 from plait.testing.plugin import pytest_runtest_makereport

@@ -6,8 +6,8 @@ from unittest import mock
 import cloudpickle
 import pytest
 
-from plait.launch.check import check
-from plait.launch.compose import resolve
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.testing import whole_run
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test

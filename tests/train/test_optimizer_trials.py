@@ -137,8 +137,8 @@ def of_run(node, folder):
     ],
 )
 def test_a_run_and_verify_name_it(plait_ranks, tmp_path, name, says, more):
-    from plait.launch.check import check
-    from plait.launch.compose import resolve
+    from plait.check.check import check
+    from plait.compose.compose import resolve
     from plait.testing import whole_run
 
     exact = [f"precision.{which}=float64" for which in ("storage", "param", "reduce")]  # as verify takes it

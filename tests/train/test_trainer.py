@@ -8,9 +8,9 @@ from unittest import mock
 
 import pytest
 
+from plait.check.check import check
 from plait.checkpoint.store import Store
-from plait.launch.check import check
-from plait.launch.compose import resolve
+from plait.compose.compose import resolve
 from plait.testing import whole_run
 
 SECONDS = 0.5  # what every step takes here

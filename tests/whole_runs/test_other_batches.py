@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from plait.check.check import check
+from plait.check.prepare import prepare
+from plait.check.resumed_data import check_data, keep_batch
 from plait.checkpoint.store import Manifest, Store
+from plait.compose.compose import resolve
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.data.hf import Hf
 from plait.data.text import Text
-from plait.launch.check import check
-from plait.launch.compose import resolve
-from plait.launch.prepare import prepare
-from plait.launch.resumed_data import check_data, keep_batch
 from plait.records.run_folder import RunFolder
 from plait.testing import raises_about, whole_run
 from tests.helpers.commands import train

@@ -162,8 +162,8 @@ def test_a_killed_launcher_leaves_nothing_while_it_checks(tmp_path: Path) -> Non
 
 CHECKED = """
 import sys
-from plait.launch.check import check
-from plait.launch.compose import resolve
+from plait.check.check import check
+from plait.compose.compose import resolve
 for given in (["model=llama3_debug"], ["model=deepseek_v3_debug", "optimizer=sgd"], ["strategy=[fsdp2]"]):
     check(resolve([*given, "launch.device=cpu"]))
 from plait.commands.inspect import report
@@ -194,7 +194,7 @@ def test_a_model_on_meta_draws_nothing_and_one_with_values_does() -> None:
     import torch
     from torch import nn
 
-    from plait.parallel.build import _Undrawn
+    from plait.compose.build import _Undrawn
 
     with torch.device("meta"), _Undrawn():
         assert nn.Linear(3, 2).weight.is_meta

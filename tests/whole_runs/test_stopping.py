@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from plait.check.check import check
 from plait.checkpoint.store import Store
-from plait.launch.check import check
-from plait.launch.compose import resolve
+from plait.compose.compose import resolve
 from plait.testing import whole_run
 from tests.helpers.commands import (
     PLAIT,

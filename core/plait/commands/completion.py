@@ -8,7 +8,7 @@ from plait.contract.errors import PlaitError
 def main(arguments: list[str]) -> int:
     """Answer `plait -sc install=SHELL`, `uninstall=SHELL` or `query=SHELL`; a query reads its line from COMP_LINE."""
     from plait.commands.main import COMMANDS
-    from plait.launch.compose import composed
+    from plait.compose.compose import composed
 
     asked = [a for a in arguments if a not in COMMANDS]
     querying = any(a.startswith("query=") for a in asked)

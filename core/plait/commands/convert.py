@@ -25,8 +25,8 @@ def main(argv: list[str]) -> int:
         print(HELP)
         return 0 if argv else 1
     source, target, to, overrides = parsed(argv)
-    from plait.launch.compose import resolve
-    from plait.parallel.build import build_model
+    from plait.compose.build import build_model
+    from plait.compose.compose import resolve
 
     model, _ = build_model(resolve(overrides)["model"])
     from plait.convert import convert

@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     if any(a in ("-h", "--help") for a in argv):
         print(HELP)
         return 0
-    from plait.launch.compose import asked, resolve
+    from plait.compose.compose import asked, resolve
 
     overrides, world = asked(argv, "inspect")
     print(report(resolve(overrides), world), file=sys.stdout)
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
 
 def report(node: dict[str, Any], world_size: int | None = None) -> str:
     """The text that `plait inspect` prints for the resolved config `node`."""
-    from plait.launch.check import check
+    from plait.check.check import check
     from plait.parallel.apply import set_up
     from plait.parallel.assembly import assemble
     from plait.parallel.simulated import simulated

@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     if any(a in ("-h", "--help") for a in argv):
         print(HELP)
         return 0
-    from plait.launch.compose import asked
+    from plait.compose.compose import asked
 
     flags = {a for a in argv if a in FLAGS}
     rest, worst = _routing([a for a in argv if a not in FLAGS])
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 
 def _plan(overrides: list[str], world: int | None, rank: int | None, flags: set[str]) -> int:
-    from plait.launch.compose import resolve
+    from plait.compose.compose import resolve
 
     if flags & {"-m", "--multirun"}:
         from plait.plan.side_by_side import jobs, side_by_side

@@ -11,10 +11,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from plait.compose.compose import composed
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError, one_line
 from plait.contract.names import check_name
-from plait.launch.compose import composed
 from plait.system.disk import writing
 from plait.system.imports import importing
 from plait.system.streams import console_may_fail, unheard
@@ -80,7 +80,7 @@ def _config(cfg: DictConfig, hydra: Any) -> Config:
 
 
 def _run(config: Config, path: Path) -> None:
-    from plait.launch.capacity import check_open_files
+    from plait.check.capacity import check_open_files
     from plait.launch.launcher import launch_mode
     from plait.launch.no_restart import RunFailed
     from plait.records.run_folder import RunFolder
@@ -125,9 +125,9 @@ def _check_and_start(asked: Config, folder: Any, several: bool, forks: Any) -> A
     with importing():
         if several:
             _import_torch_quietly()
-        import plait.launch.check  # noqa: F401
+        import plait.check.check  # noqa: F401
+        from plait.check.prepare import prepare
         from plait.launch.launcher import start_ranks
-        from plait.launch.prepare import prepare
 
     if not several:
         checked = _checked(asked, folder)
@@ -147,9 +147,9 @@ def _check_and_start(asked: Config, folder: Any, several: bool, forks: Any) -> A
 
 
 def _checked(asked: Config, folder: Any) -> Any:
-    from plait.launch.capacity import check_ranks
-    from plait.launch.check import check
-    from plait.launch.memory import check_room
+    from plait.check.capacity import check_ranks
+    from plait.check.check import check
+    from plait.check.memory import check_room
     from plait.parallel.process_group import device_of
 
     checked = check(asked.node, folder=folder.path)
@@ -201,7 +201,7 @@ def _be_a_rank(config: Config, folder: Any) -> Any:
         _say(f"launch: external, {os.environ['WORLD_SIZE']} rank(s)")
     handle(signal.SIG_DFL)  # until training begins there is nothing to save, and waiting for others may take long
     with importing():
-        from plait.launch.prepare import prepare_together
+        from plait.check.prepare import prepare_together
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()
     try:

@@ -14,8 +14,8 @@ from plait.contract.errors import PlaitError
 from plait.system.scratch import Scratch
 
 if TYPE_CHECKING:
+    from plait.check.check import Checked
     from plait.contract.model_spec import ModelSpec
-    from plait.launch.check import Checked
     from plait.testing.declared import Finding
 
 HELP = """usage: plait verify [overrides] [world=N]
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     if any(a in ("-h", "--help") for a in argv):
         print(HELP)
         return 0
-    from plait.launch.compose import asked, resolve
+    from plait.compose.compose import asked, resolve
 
     overrides, world = asked(argv, "verify", least=2)
     try:
@@ -53,8 +53,8 @@ def main(argv: list[str]) -> int:
 def verify(node: Mapping[str, Any], world: int | None = None) -> int:
     """Check the run of the resolved config `node`, run it, print the findings. Returns the exit code."""
     checked = plan(node, world)
+    from plait.compose.build import build_model
     from plait.contract.axes import describe
-    from plait.parallel.build import build_model
 
     config, layout = checked.config, checked.layout
     (model, _), spec = build_model(config.model), checked.assembly.run.spec
@@ -86,8 +86,8 @@ def verify(node: Mapping[str, Any], world: int | None = None) -> int:
 
 def plan(node: Mapping[str, Any], world: int | None = None) -> "Checked":
     """Everything that can be checked before a rank starts. Raises PlaitError for what cannot be compared."""
-    from plait.launch.capacity import check_ranks
-    from plait.launch.check import check
+    from plait.check.capacity import check_ranks
+    from plait.check.check import check
     from plait.strategies.order import traits
     from plait.strategies.registry import described, installed, load
 
@@ -111,7 +111,7 @@ def plan(node: Mapping[str, Any], world: int | None = None) -> "Checked":
 
 
 def _small_enough(node: Mapping[str, Any]) -> None:
-    from plait.parallel.build import build_model
+    from plait.compose.build import build_model
 
     model, spec = build_model(node["model"])
     count = sum(p.numel() for p in model.parameters())

@@ -1,4 +1,4 @@
-"""From a command's overrides to running ranks: composing, checking, resuming, starting, watching.
+"""Starts ranks, watches them, and tells how they ended.
 
-May import `train` and the rooms below it.
+May import `check` and the rooms below it.
 """

@@ -57,7 +57,7 @@ def _under_elastic(folder: RunFolder, node: Path | None = None) -> Outcome | Non
     """`node`: a file with the config, if ranks of several machines must prepare the run themselves."""
     if node is None:
         return run_rank(folder)
-    from plait.launch.prepare import prepare_together
+    from plait.check.prepare import prepare_together
 
     try:
         folder, ended, assembly = prepare_together(

@@ -1,4 +1,4 @@
 """Turns a model on meta into one that runs in parallel.
 
-May import `models`, `data` and the rooms below them.
+May import `compose` and the rooms below it.
 """

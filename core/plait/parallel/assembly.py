@@ -14,7 +14,6 @@ from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
 from plait.contract.run import Run
 from plait.parallel.answers import ANSWERS
-from plait.parallel.build import build_model
 from plait.parallel.defaults import Defaults
 from plait.parallel.process_group import device_of
 from plait.parallel.ties import with_ties
@@ -116,6 +115,8 @@ def assemble(
     strategies: name -> options, instead of those of the config. folder: the run's, if it has one.
     Raises PlaitError if the model or a strategy cannot be created, or its spec does not fit the model.
     """
+    from plait.compose.build import build_model  # not above: one's own loop brings a model, and needs no Hydra
+
     made = create_all(config.strategy if strategies is None else strategies)
     model, spec = build_model(config.model)
     assembly = assemble_model(model, spec, made, config, world_size, device_type or device_of(config.launch.device))

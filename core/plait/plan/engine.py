@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from plait.check.check import Checked, check
 from plait.contract.cluster import Cluster, cluster_of
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.contract.planned import is_crowded
-from plait.launch.check import Checked, check
 from plait.parallel.assembly import Assembly
 from plait.plan.cannot import in_words
 from plait.plan.roofline import Spent, spend

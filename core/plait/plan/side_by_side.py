@@ -80,7 +80,7 @@ def jobs(overrides: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def side_by_side(wanted: list[tuple[str, list[str]]], world: int | None, rank: int | None) -> Ranking:
-    from plait.launch.compose import resolve
+    from plait.compose.compose import resolve
     from plait.plan.engine import plan
 
     done = []

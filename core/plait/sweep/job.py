@@ -10,10 +10,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from plait.compose.overrides import check_sweep
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError, one_line
 from plait.launch import external
-from plait.launch.overrides import check_sweep
 from plait.records import metrics
 from plait.records.run_folder import RunFolder
 from plait.sweep.command import Command, follows

@@ -9,9 +9,9 @@ from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from plait.compose.loader import Loader
+from plait.compose.overrides import check_sweep
 from plait.contract.errors import PlaitError, near_miss
-from plait.launch.loader import Loader
-from plait.launch.overrides import check_sweep
 from plait.sweep.command import Command, follows
 
 

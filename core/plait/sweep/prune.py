@@ -13,7 +13,7 @@ def cannot_work(job: Job, node: dict[str, Any]) -> str:
 
     Notes the plan's figures in `job`. A run that composes but cannot be planned may work.
     """
-    from plait.launch.check import check
+    from plait.check.check import check
     from plait.plan.engine import plan
 
     try:

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from plait.compose.build import check_options, options_of, target_of
 from plait.contract.config import Schedule
 from plait.contract.errors import PlaitError, misfit, one_line
 from plait.parallel.agreement import on_all_ranks
-from plait.parallel.build import check_options, options_of, target_of
 from plait.parallel.state import canonical_state
 
 if TYPE_CHECKING:

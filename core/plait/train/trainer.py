@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 
 from plait.checkpoint.manager import Checkpoints
+from plait.compose.build import build_source
 from plait.contract.config import Config, accumulation
 from plait.contract.observer import Observer, Together
 from plait.contract.run import Run
 from plait.data.batch import Batch
 from plait.parallel.apply import set_up
 from plait.parallel.assembly import Assembly, assemble
-from plait.parallel.build import build_source
 from plait.records.peak_flops import peak_flops
 from plait.records.run_folder import RunFolder
 from plait.system.signals import ASKING

@@ -7,9 +7,9 @@ import attrs
 import pytest
 
 from plait import PlaitError, planning
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.contract.config import Config
-from plait.launch.check import check
-from plait.launch.compose import resolve
 from plait.parallel.assembly import assemble
 from plait_autoparallel.advisor import advise, program, report, strategies
 from plait_autoparallel.advisor.block import Block

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from plait import PlaitError, planning
+from plait.compose.compose import resolve
 from plait.contract.config import Config
-from plait.launch.compose import resolve
 from plait.parallel.assembly import assemble
 from plait_autoparallel.constraints import Constraints
 from plait_autoparallel.search import search

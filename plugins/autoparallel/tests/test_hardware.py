@@ -2,8 +2,8 @@
 
 import pytest
 
-from plait.launch.check import check
-from plait.launch.compose import resolve
+from plait.check.check import check
+from plait.compose.compose import resolve
 
 SEARCH = ("strategy=[autoparallel]", "model.n_layers=2", "train.seq_len=64", "cluster=h100", "launch.device=cpu")
 

@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from plait import PlaitError, planning
-from plait.launch.check import check
-from plait.launch.compose import resolve
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.strategies.registry import installed
 from plait.testing import raises_about
 

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from plait import planning
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.contract.config import Config
-from plait.launch.check import check
-from plait.launch.compose import resolve
 from plait.parallel.assembly import assemble
 from plait.testing import raises_about
 from plait_autoparallel import stages

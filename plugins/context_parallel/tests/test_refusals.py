@@ -6,10 +6,10 @@ import cloudpickle
 import pytest
 
 import plait
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.contract.axes import MeshAxis
 from plait.contract.hookspecs import hookimpl
-from plait.launch.check import check
-from plait.launch.compose import resolve
 from plait.testing.errors import is_about
 from plait.testing.pool import RankError
 

@@ -9,8 +9,8 @@ from crowd import Town
 
 import plait
 from plait import ModelSpec, PlaitError
-from plait.launch.check import check
-from plait.launch.compose import resolve
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.strategies.registry import create
 from plait.testing import raises_about
 from plait.testing.pool import RankError

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 
+from plait.check.check import check
 from plait.checkpoint.store import Store
+from plait.compose.build import build_model
+from plait.compose.compose import resolve
 from plait.contract.config import Config
-from plait.launch.check import check
-from plait.launch.compose import resolve
-from plait.parallel.build import build_model
 from plait.records.run_folder import RunFolder
 from plait.testing import unequal, whole_run
 from plait.testing.pool import RankError

@@ -11,12 +11,12 @@ import torch
 
 import plait
 from plait import MeshAxis
+from plait.check.check import check
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
 from plait.commands.inspect import report
+from plait.compose.compose import resolve
 from plait.contract.axes import join_axes
-from plait.launch.check import check
-from plait.launch.compose import resolve
 from plait.plan.engine import plan
 from plait.testing import raises_about
 from plait.testing.errors import is_about

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from plait.launch.check import check
-from plait.launch.compose import resolve
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.testing import raises_about, whole_run
 from plait_simplefsdp.report import Report
 

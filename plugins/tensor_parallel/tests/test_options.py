@@ -276,16 +276,16 @@ MISFITS = [
 
 @pytest.mark.parametrize(("overrides", "about"), MISFITS)
 def test_what_does_not_fit_is_said_before_a_rank_starts(overrides, about):
-    from plait.launch.check import check
-    from plait.launch.compose import resolve
+    from plait.check.check import check
+    from plait.compose.compose import resolve
 
     with raises_about(*about):
         check(resolve(["strategy=[tensor_parallel]", *overrides.split()]))
 
 
 def test_only_degrees_that_divide_everything_are_said_to_fit():
-    from plait.launch.check import check
-    from plait.launch.compose import resolve
+    from plait.check.check import check
+    from plait.compose.compose import resolve
 
     with pytest.raises(plait.PlaitError) as caught:
         check(resolve(["strategy=[tensor_parallel]", f"{KEY}.degree=3"]))
@@ -293,8 +293,8 @@ def test_only_degrees_that_divide_everything_are_said_to_fit():
 
 
 def test_a_sequence_need_not_be_divided_where_it_stays_whole():
-    from plait.launch.check import check
-    from plait.launch.compose import resolve
+    from plait.check.check import check
+    from plait.compose.compose import resolve
 
     check(
         resolve(["strategy=[tensor_parallel]", "train.seq_len=255", "strategy.tensor_parallel.sequence_parallel=false"])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from plait.commands.inspect import report
-from plait.launch.compose import resolve
+from plait.compose.compose import resolve
 
 PAGE = Path(__file__).parents[3] / "docs" / "tensor-parallel.md"
 

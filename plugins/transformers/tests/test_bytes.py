@@ -5,9 +5,9 @@ import torch.distributed as dist
 from families import keys_of
 from torch.distributed.tensor import DTensor
 
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.contract.config import Config
-from plait.launch.check import check
-from plait.launch.compose import resolve
 from plait.parallel.apply import set_up
 from plait.parallel.assembly import assemble
 from plait.plan.engine import plan

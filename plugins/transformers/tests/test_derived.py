@@ -226,7 +226,7 @@ def test_a_token_is_multiplied_with_the_experts_that_it_visits():
 
 def test_inspect_shows_how_each_branch_was_found():
     from plait.commands.inspect import report
-    from plait.launch.compose import resolve
+    from plait.compose.compose import resolve
 
     node = resolve(["model=transformers", "strategy=[tensor_parallel]", "launch.device=cpu", "train.seq_len=32"])
     node["model"]["config"] = {**keys_of("phi3"), "vocab_size": 272}

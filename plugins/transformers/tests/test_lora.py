@@ -11,8 +11,8 @@ from grid import BOUND, UNDER
 from safetensors.torch import load_file
 
 from plait import hookimpl, whole_tensor
-from plait.launch.check import check
-from plait.launch.compose import resolve
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.models.init import Normal
 from plait.testing import raises_about, train, whole_run
 

@@ -8,8 +8,8 @@ import torch
 from families import keys_of
 
 from plait import PlaitError
-from plait.launch.check import check
-from plait.launch.compose import resolve
+from plait.check.check import check
+from plait.compose.compose import resolve
 from plait.testing import raises_about
 from plait_transformers import proof
 from plait_transformers.build import decoder

@@ -11,11 +11,11 @@ from families import keys_of
 from grid import PAGE, told
 from safetensors.torch import load_file
 
+from plait.check.check import check
 from plait.checkpoint.export import export
 from plait.checkpoint.weights import check_weights, read_weights
+from plait.compose.compose import resolve
 from plait.contract.errors import PlaitError
-from plait.launch.check import check
-from plait.launch.compose import resolve
 from plait.parallel.initialize import initialise, materialise
 from plait.parallel.state import shapes, tied_names
 from plait.testing import raises_about

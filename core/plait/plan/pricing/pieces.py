@@ -15,11 +15,11 @@ import numpy as np
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from plait.compose.build import build_model
 from plait.contract.axes import MeshLayout
 from plait.contract.config import REMAT, Config, Remat
 from plait.contract.model_spec import ModelSpec
 from plait.contract.planned import is_crowded
-from plait.parallel.build import build_model
 from plait.plan.cannot import in_words
 from plait.plan.tracing.blocks import Group, block_of, groups, keep
 from plait.plan.tracing.recorder import Operator

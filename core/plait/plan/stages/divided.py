@@ -6,13 +6,13 @@ from typing import Any
 
 import attrs
 
+from plait.compose.build import build_model
 from plait.contract.axes import MeshLayout, describe
 from plait.contract.cluster import Cluster
 from plait.contract.config import Config, accumulation
 from plait.contract.errors import PlaitError
 from plait.contract.stage_plan import StagePlan
 from plait.parallel.assembly import Assembly
-from plait.parallel.build import build_model
 from plait.plan.cannot import in_words
 from plait.plan.cores import on_all_cores
 from plait.plan.ranks import members

@@ -44,7 +44,7 @@ class Discovery(Capabilities):
         assert probe(self.strategy)["state"] == "ok"
 
     def test_defaults_on_the_command_line_are_those_in_code(self) -> None:
-        from plait.launch.compose import resolve
+        from plait.compose.compose import resolve
 
         node = resolve([f"strategy=[{self.strategy}]"])["strategy"][self.strategy] or {}
         fields = {field.name: field for field in attrs.fields(load(self.strategy)) if field.init}

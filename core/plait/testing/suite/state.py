@@ -147,8 +147,8 @@ class State(Capabilities):
         self, ranks: Pool, strategies: Any, folder: Path, world: int, exact: bool = True
     ) -> list[dict[str, Any]]:
         """The rows of an undisturbed run; exact: in float64."""
-        from plait.launch.check import check
-        from plait.launch.compose import resolve
+        from plait.check.check import check
+        from plait.compose.compose import resolve
 
         more = [f"precision.{which}=float64" for which in ("storage", "param", "reduce")] if exact else []
         given = whole_run.overrides(strategies, folder, world, "checkpoint.enabled=false", *more, model=self.run_model)

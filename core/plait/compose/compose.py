@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from plait.compose.quoting import advice, for_shell, quoted
 from plait.contract.errors import PlaitError, misfit, near_miss, one_line, unknown_key
-from plait.launch.quoting import advice, for_shell, quoted
 from plait.system.signals import stop_behind
 
 CONFIG = "pkg://plait.conf"
@@ -30,8 +30,8 @@ def composed(task: Callable[[Any], Any], argv: list[str], make: Callable[[Any], 
     from hydra.types import RunMode
     from omegaconf.errors import OmegaConfBaseException
 
-    from plait.launch.loader import Loader, loading
-    from plait.launch.overrides import check_arguments
+    from plait.compose.loader import Loader, loading
+    from plait.compose.overrides import check_arguments
 
     raised: list[Exception] = []
 

@@ -5,8 +5,8 @@ import os
 
 import torch
 
+from plait.check.check import Checked
 from plait.contract.errors import PlaitError
-from plait.launch.check import Checked
 from plait.parallel.precision import dtype
 
 UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")

@@ -4,12 +4,12 @@ config."""
 from collections.abc import Callable
 from pathlib import Path
 
+from plait.check.check import Checked, check
+from plait.check.resume import find_checkpoint
 from plait.checkpoint.owner import claim
 from plait.contract.config import Config, Precision
 from plait.contract.errors import DiskError, PlaitError, one_line, shown
 from plait.data.tokenizer_files import said_of_export
-from plait.launch.check import Checked, check
-from plait.launch.resume import find_checkpoint
 from plait.parallel.assembly import Assembly
 from plait.parallel.process_group import device_of
 from plait.records.run_folder import Outcome, RunFolder, versions_of
@@ -108,8 +108,8 @@ def prepare_together(config: Config, folder: RunFolder, say: Say) -> tuple[RunFo
     """
     import torch.distributed as dist
 
-    from plait.launch.alike import check_alike
-    from plait.launch.shared import check_shared, mark
+    from plait.check.alike import check_alike
+    from plait.check.shared import check_shared, mark
     from plait.parallel.agreement import on_rank_0
     from plait.parallel.process_group import end_group, start_group
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from plait.check.resumed_data import check_data, keep_batch
 from plait.checkpoint.choose import Say, choose
 from plait.checkpoint.owner import check_owner
 from plait.checkpoint.pieces import Damaged
 from plait.checkpoint.store import Manifest, Store
 from plait.checkpoint.sums import check_sums
 from plait.contract.errors import PlaitError
-from plait.launch.resumed_data import check_data, keep_batch
 from plait.records import metrics
 from plait.records.run_folder import versions_of
 from plait.system.disk import reading
 
 if TYPE_CHECKING:
-    from plait.launch.check import Checked
+    from plait.check.check import Checked
     from plait.records.run_folder import RunFolder
 
 BATCH = "train.global_batch_size"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
+from plait.check import facts
+from plait.check.facts import Facts
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError, packed, short, unpacked
-from plait.launch import facts
-from plait.launch.facts import Facts
 from plait.system.sockets import one_machine
 
 SHOWN = 3  # differences

@@ -9,8 +9,8 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from plait.compose.options import Options
 from plait.contract.errors import PlaitError
-from plait.launch.options import Options
 
 HARDWARE = "hardware"  # the group of files that suit a kind of machine
 AS_RUN = "hydra.mode=RUN"  # what Hydra adds to the overrides once it knows the mode

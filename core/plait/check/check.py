@@ -9,14 +9,14 @@ from typing import Any
 import attrs
 import torch
 
+from plait.check.resumed_data import batch_to_keep
+from plait.compose.build import build_source
 from plait.contract.axes import MeshLayout
 from plait.contract.config import Config, accumulation
 from plait.contract.errors import PlaitError, misfit, near_miss
 from plait.contract.schema import fit
 from plait.contract.weight_part import WeightPart, parts_by_fqn, weight_parts
-from plait.launch.resumed_data import batch_to_keep
 from plait.parallel.assembly import Assembly, assemble
-from plait.parallel.build import build_source
 from plait.parallel.flight_recorder import check_size
 from plait.parallel.process_group import device_of
 from plait.parallel.state import shapes, tied_names
