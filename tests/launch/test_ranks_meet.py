@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from plait.check import prepare, rank, rank_end
+from plait.check import prepare
 from plait.compose.compose import resolve
 from plait.contract.errors import PlaitError, unpacked
+from plait.launch import rank, rank_end
 from plait.records.run_folder import RunFolder
 
 
