@@ -2,16 +2,21 @@
 
 import ast
 import functools
+import graphlib
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = [p.parent for p in sorted(ROOT.glob("plugins/*/pyproject.toml"))]
+PACKAGES = [
+    file.parent for kind in ("plugins", "examples") for file in sorted(ROOT.glob(f"{kind}/*/src/*/__init__.py"))
+]
 PROJECTS = [*PLUGINS, Path(__file__).parent / "stranger"]
 
 
@@ -77,6 +82,61 @@ def test_a_plugin_says_what_it_is(folder):
     for name, target in strategies(folder).items():
         options = folder / "src" / target.partition(":")[0] / "conf" / "strategy" / f"{name}.yaml"
         assert f"# @package strategy.{name}" in options.read_text()
+
+
+def import_contracts() -> tuple[set[str], dict[str, dict]]:
+    """The packages whose imports `make lint` reads, and its contracts by their kind."""
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    return set(linter["root_packages"]), {contract["type"]: contract for contract in linter["contracts"]}
+
+
+def test_lint_reads_the_imports_of_every_plugin_and_example():
+    packages = {folder.name for folder in PACKAGES}
+    assert len(packages) > 12
+    read, contracts = import_contracts()
+    assert read == packages | {"plait"}
+    assert set(contracts["independence"]["modules"]) == packages
+
+
+def test_plugins_may_import_the_modules_of_the_compatibility_page():
+    page = (ROOT / "docs" / "compatibility.md").read_text()
+    public = set(re.findall(r"^\| `(plait\.[\w.]+)` \|", page, re.MULTILINE)) - {"plait.planning"}  # a part of `plait`
+    allowed = import_contracts()[1]["forbidden"]["ignore_imports"]
+    assert {line.removeprefix("** -> ") for line in allowed} == public
+
+
+def imported_when_run(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The imports of a file, those inside functions too, but not those for types alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        yield from imported_when_run(node)
+
+
+def imports_of(package: Path) -> dict[str, set[str]]:
+    """Module of a package -> those of its modules that it imports."""
+    files = [file for file in package.rglob("*.py") if "template" not in file.parts]
+    names = {".".join(f.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__"): f for f in files}
+    found: dict[str, set[str]] = {}
+    for name, file in names.items():
+        targets = set()
+        for node in imported_when_run(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                targets |= {alias.name for alias in node.names}
+            else:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                targets |= inner & names.keys() or {node.module or ""}
+        found[name] = targets & names.keys() - {name}
+    return found
+
+
+@pytest.mark.parametrize("package", [ROOT / "core" / "plait", *PACKAGES], ids=lambda p: p.name)
+def test_no_file_imports_itself_through_others(package):
+    """The import contract sees no circle between a package's `__init__` and a file in it; this does."""
+    order = graphlib.TopologicalSorter(imports_of(package))
+    order.prepare()  # raises CycleError with the circle
 
 
 @functools.cache

@@ -131,7 +131,7 @@ def test_what_is_random_in_training_is_left_out():
 @pytest.mark.parametrize("size", [1e-6, 0.1])
 def test_noise_that_no_key_switches_off_is_refused(size, monkeypatch):
     """A key of another name, say: noise on what experts get, drawn without a seed."""
-    monkeypatch.setattr("plait_transformers.build.RANDOM", re.compile("drop"))
+    monkeypatch.setattr("plait_transformers.called.RANDOM", re.compile("drop"))
     model = build(config={**keys_of("mixtral"), "router_jitter_noise": size})
     with pytest.raises(PlaitError, match="cannot train mixtral: its logits in training differ"):
         model.spec()

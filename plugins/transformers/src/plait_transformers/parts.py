@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from plait import PlaitError, WeightPart
+from plait_transformers.called import of_config
 
 
 class _NoCopies(TorchDispatchMode):
@@ -27,8 +28,6 @@ def parts_of(config: Any) -> dict[str, WeightPart]:
     Raises PlaitError if a tensor of the files is not a part of one parameter.
     """
     from transformers.core_model_loading import revert_weight_conversion
-
-    from plait_transformers.build import of_config
 
     with torch.device("meta"), torch.no_grad():
         model: Any = of_config(config)

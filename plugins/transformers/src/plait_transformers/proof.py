@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from plait import PlaitError
 from plait_transformers.attention import refused
 from plait_transformers.branch import Roles, divided, undivided
-from plait_transformers.build import Decoder, of_config
+from plait_transformers.called import Called, of_config
 from plait_transformers.init import recorded
 from plait_transformers.one_sentence import one_sentence
 from plait_transformers.shrink import HEADS, VOCAB, shrunken
@@ -124,7 +124,7 @@ def _apart(x: Tensor, y: Tensor) -> float:
 
 def _check_causal(kind: str, own: nn.Module, tokens: Tensor) -> Tensor:
     """The logits of transformers' own forward."""
-    plain: Any = super(Decoder, own)
+    plain: Any = super(Called, own)
     logits, other = (plain.forward(input_ids=ids, use_cache=False).logits for ids in (tokens, _with_other(tokens, -1)))
     if _apart(other[:, :-1], logits[:, :-1]) > BOUND:
         raise PlaitError(
