@@ -120,9 +120,9 @@ def _train(
     folder: RunFolder, rank: int, file: IO[str], ended: Callable[[RankEnd], None], assembly: "Assembly | None"
 ) -> Outcome:
     with importing():
-        from plait.launch.watchdog import Watchdog
+        from plait.launch.watchdog import COMPILE_TIMEOUTS, Watchdog
         from plait.parallel.flight_recorder import progress_of_groups
-        from plait.parallel.process_group import device_of, end_group, start_group
+        from plait.parallel.process_group import device_of, end_group, set_timeout, start_group
         from plait.records.console import Console
         from plait.records.metrics import Metrics
         from plait.records.profiler import Profiler
@@ -143,10 +143,11 @@ def _train(
         ended(RankEnd(rank, "hung", reason, time.time(), groups=progress_of_groups()))
 
     with contextlib.ExitStack() as stack:
-        watchdog = stack.enter_context(Watchdog(seconds, file, hung))
+        watchdog = stack.enter_context(Watchdog(seconds, file, hung, say))
         watchdog.doing("the ranks to meet")
         start_group(device_of(config.launch.device), seconds + 60)  # after the watchdog has written its stacks
         trainer = Trainer(config, folder, say, [watchdog], assembly)
+        set_timeout(seconds * (COMPILE_TIMEOUTS + 1) + 60)  # the watchdog knows who waits for a rank that compiles
         start = trainer.restore()
         stack.enter_context(trainer.checkpoints.breaking_off())
         if rank == 0:

@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import math
 import os
 import signal
 import sys
@@ -11,36 +12,45 @@ from collections.abc import Callable
 from typing import IO
 
 from plait.contract.observer import RunObserver
+from plait.launch.compiling import Compiling
 from plait.launch.rank_end import HUNG, location_of
 from plait.parallel.flight_recorder import last_collectives
 from plait.system.processes import killed_with_parent
 
 LINGER_SECONDS = 2.0  # when the first rank ends, its launcher ends the others: let them write first
+COMPILE_TIMEOUTS = 6  # times the timeout that one graph may compile
 REPORT_SECONDS = 10.0  # seconds for writing all this, before the process is ended without it
 
 
 class Watchdog(RunObserver):
-    """Ends this process with exit code `HUNG` when nobody calls `doing` for `timeout_seconds`.
+    """Ends this process with exit code `HUNG` when nobody calls `doing` for `timeout_seconds`, and no rank compiles.
 
     Before that it writes to `log`, which must be a system file (the rank's log, `sys.stderr`), one sentence that says
     what took how long, the last collectives in torch's flight recorder, and every thread's stack. Then it calls
     `on_hang` with the sentence. All ranks of a hung group have a watchdog, so each writes its own. If code holds the
     interpreter's lock for ever, only the stacks are written, and the exit code is 1.
+    say(text): a line that tells for which rank this one waits, if it compiles.
     """
 
     def __init__(
-        self, timeout_seconds: float, log: IO[str] | None = None, on_hang: Callable[[str], None] | None = None
+        self,
+        timeout_seconds: float,
+        log: IO[str] | None = None,
+        on_hang: Callable[[str], None] | None = None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.timeout_seconds = timeout_seconds
         self.log = log or sys.stderr
         self.on_hang = on_hang
         self._last = (time.monotonic(), "starting")
+        self._compiling = Compiling(timeout_seconds, say)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="plait-watchdog", daemon=True)
 
     def doing(self, what: str) -> None:
         """Say that the process lives, and what it begins now: "step 41", "validation". Costs next to nothing."""
         self._last = (time.monotonic(), what)
+        self._compiling.listen()
 
     def __enter__(self) -> "Watchdog":
         self.doing(self._last[1])
@@ -51,18 +61,23 @@ class Watchdog(RunObserver):
         self._done.set()
         if self._thread.is_alive():
             self._thread.join()
+        self._compiling.close()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _watch(self) -> None:
-        pause = min(1.0, self.timeout_seconds / 4)
+        pause, compiled = min(1.0, self.timeout_seconds / 4), -math.inf
         try:
             while True:
                 since, what = self._last
-                left = since + self.timeout_seconds - time.monotonic()
+                compiled = max(compiled, self._compiling.look(since))
+                since, limit = max(since, compiled), self.timeout_seconds
+                if (began := self._compiling.since) is not None:
+                    since, limit, what = began, limit * COMPILE_TIMEOUTS, f"{what}, whose graph compiles"
+                left = since + limit - time.monotonic()
                 if left <= 0:
-                    return self._end(what, self.timeout_seconds - left)
+                    return self._end(what, limit - left)
                 # A C thread that needs no interpreter: the way out if code holds its lock for ever.
                 faulthandler.dump_traceback_later(left + 4 * pause, exit=True, file=self.log)
                 if self._done.wait(min(left, pause)):

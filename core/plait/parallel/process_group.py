@@ -79,6 +79,13 @@ def start_group(device_type: str | None = None, timeout_seconds: float = 600.0) 
         dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore(), timeout=timeout)
 
 
+def set_timeout(seconds: float) -> None:
+    """Let collectives that begin from now on take so long, in every group that exists: torch gives those of meshes 30
+    minutes, whatever the default group's is."""
+    for group in list(dist.distributed_c10d._world.pg_map):
+        dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
+
+
 def end_group() -> None:
     """Leave together: a rank that destroys its group while others still communicate can make them abort at exit."""
     if dist.is_initialized():
