@@ -9,7 +9,7 @@ TORCH_PYTHON ?= python3
 GPU_PYTHON ?= 3.12
 PARALLEL := -n 2 --dist loadgroup --durations=10 # one process for tests that share the pool of ranks, one for the others
 
-.PHONY: install train check test test-all gpu gpu-wheels gpu-dry figures faults mutants grid lint clean
+.PHONY: install train check test test-all gpu gpu-wheels gpu-dry figures faults mutants grid lint docs clean
 
 install: .venv/.installed
 
@@ -29,6 +29,13 @@ lint: install
 	$(BIN)/codespell
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
+
+docs: .venv/.docs # the pages as a site with a search, in build/docs/site; a broken link is an error
+	$(BIN)/python docs/website.py
+
+.venv/.docs: .venv/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[docs]' --quiet
+	touch $@
 
 # If this is set, every process that a test starts compiles Plait's source again.
 test test-all: export PYTHONDONTWRITEBYTECODE :=

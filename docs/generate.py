@@ -107,11 +107,11 @@ has its own instances and nothing is process-global, so jobs of a sweep in one p
   divides by the tokens, scales the balance of experts and adds the loss in the `loss` that it passes, so a schedule
   cannot forget them. It refuses a step in which a micro-batch was left out. Training, validation, your own loop and all
   tests call it through `Applied.forward_backward`. The rules:
-  - Call each of `parts` with the arguments of micro-batch i; stages after the first also get `stream=x`, what the stage
-    before returned.
-  - Where the logits are, call `loss(i, logits)` once for each i, and run backward on its result if gradients are on.
-    Pass each stage's gradient of `x` back to the stage before.
-  - When it returns True, gradients are complete sums, as after `backward`.
+    - Call each of `parts` with the arguments of micro-batch i; stages after the first also get `stream=x`, what the
+      stage before returned.
+    - Where the logits are, call `loss(i, logits)` once for each i, and run backward on its result if gradients are on.
+      Pass each stage's gradient of `x` back to the stage before.
+    - When it returns True, gradients are complete sums, as after `backward`.
 - **`plan_stages`** tells `plait plan` what a pipeline does: the number of blocks of each stage, and the order in which
   each rank runs them, as a `plait.StagePlan`. Only plans call it: without it a pipeline trains, but is not planned. The
   order is enough: the plan traces each stage by itself and simulates all ranks, so it knows no schedule by name and
