@@ -98,6 +98,13 @@ def test_lint_reads_the_imports_of_every_plugin_and_example():
     assert set(contracts["independence"]["modules"]) == packages
 
 
+def test_lint_reads_the_types_of_every_plugin_and_example():
+    read = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+    sources = {str(folder.parent.relative_to(ROOT)) for folder in PACKAGES}
+    assert set(read["mypy_path"]) == sources | {"core"}
+    assert {folder.parent for folder in PACKAGES} <= {found for line in read["files"] for found in ROOT.glob(line)}
+
+
 def test_plugins_may_import_the_modules_of_the_compatibility_page():
     page = (ROOT / "docs" / "compatibility.md").read_text()
     public = set(re.findall(r"^\| `(plait\.[\w.]+)` \|", page, re.MULTILINE)) - {"plait.planning"}  # a part of `plait`

@@ -31,7 +31,7 @@ MUTANTS = [
     Mutant(
         "gradients are summed over all ranks, not over those of the strategy's own axes",
         "plait_ddp/buckets.py",
-        "group = mesh.data(param).get_group()",
+        "group = data.get_group()",
         "group = dist.group.WORLD",
         "test_keeps_to_the_ranks_of_its_own_axes",
         "its norm is 2 of what it should be",

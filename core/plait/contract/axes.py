@@ -28,6 +28,14 @@ def _all_axes(_: object, attribute: attrs.Attribute, value: tuple[object, ...]) 
         raise TypeError(f"the {attribute.name} of a mesh view must be of MeshAxis, not {wrong[0]!r}")
 
 
+def _texts(items: Iterable[str]) -> tuple[str, ...]:
+    return tuple(items)
+
+
+def _axes(items: "Iterable[MeshAxis]") -> "tuple[MeshAxis, ...]":
+    return tuple(items)
+
+
 @attrs.frozen
 class MeshAxis:
     """A named dimension of the world.
@@ -44,7 +52,7 @@ class MeshAxis:
     name: str = attrs.field(validator=_name)
     degree: int = attrs.field(default=-1, validator=_whole)
     splits: str | None = attrs.field(default=None, validator=attrs.validators.in_(SPLITS))
-    shards: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    shards: tuple[str, ...] = attrs.field(default=(), converter=_texts)
     sums: bool = attrs.field(default=True)
 
     @sums.validator
@@ -66,7 +74,7 @@ class MeshView:
     """
 
     name: str = attrs.field(validator=_name)
-    axes: tuple[MeshAxis, ...] = attrs.field(converter=tuple, validator=_all_axes)
+    axes: tuple[MeshAxis, ...] = attrs.field(converter=_axes, validator=_all_axes)
 
 
 @attrs.frozen

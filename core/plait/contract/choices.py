@@ -1,5 +1,6 @@
 """What a search may decide for a strategy."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -10,6 +11,10 @@ def _several(_: object, attribute: attrs.Attribute, value: tuple[Any, ...]) -> N
         raise ValueError(f"the {attribute.name} of a choice must not be empty")
 
 
+def _values(items: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(items)
+
+
 @attrs.frozen
 class Choice:
     """An option of a strategy and the values that fit this run. The search tries all of them.
@@ -18,4 +23,4 @@ class Choice:
     """
 
     option: str
-    values: tuple[Any, ...] = attrs.field(converter=tuple, validator=_several)
+    values: tuple[Any, ...] = attrs.field(converter=_values, validator=_several)

@@ -1,6 +1,6 @@
 """What the ranks that divide the layers do in a step, as a strategy tells a plan."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import accumulate
 
@@ -9,6 +9,10 @@ from attrs.validators import ge, in_
 
 WHOLE = "backward"
 KINDS = ("forward", WHOLE, "stream", "weights")
+
+
+def _numbers(items: Iterable[int]) -> tuple[int, ...]:
+    return tuple(items)
 
 
 @attrs.frozen
@@ -37,7 +41,7 @@ class StagePlan:
     """
 
     schedule: str
-    blocks: tuple[int, ...] = attrs.field(converter=tuple)
+    blocks: tuple[int, ...] = attrs.field(converter=_numbers)
     actions: tuple[tuple[StageAction, ...], ...]
     buffers: int | None = None
     keeps: tuple[str, ...] = ()

@@ -160,7 +160,7 @@ class Applied:
             over_stages(total, self.mesh)
         return total
 
-    def backward(self, loss_sum: Tensor, tokens: int | Tensor) -> None:
+    def backward(self, loss_sum: Tensor, tokens: float | Tensor) -> None:
         """Add the gradients of one micro-batch.
 
         loss_sum: summed over its tokens. tokens: the number of valid tokens of the step, over all ranks.

@@ -33,8 +33,11 @@ class Buckets:
         self.arrived: dict[nn.Parameter, Tensor | None] = {}  # in this backward; None: already summed
         self.sums: list[tuple[Tensor, Any]] = []  # of the first buckets: (flat, work)
         filling: dict[Any, tuple[list[nn.Parameter], list[float]]] = {}  # group -> newest bucket, its sizes
-        for param in reversed([p for p in params if p.requires_grad and mesh.data(p).size() > 1]):  # during backward
-            group = mesh.data(param).get_group()
+        for param in reversed([p for p in params if p.requires_grad]):  # as gradients arrive
+            data = mesh.data(param)
+            if data is None or data.size() == 1:
+                continue
+            group = data.get_group()
             if group not in filling or sum(filling[group][1]) >= megabytes * 2**20:
                 filling[group] = ([], [])
                 self.buckets.append((group, filling[group][0]))

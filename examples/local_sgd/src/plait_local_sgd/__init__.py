@@ -3,8 +3,8 @@
 Source: Stich, "Local SGD Converges Fast and Communicates Little", arXiv 1805.09767.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs.validators import ge
@@ -54,7 +54,7 @@ class LocalSgd:
             average(model, optimizer, mesh["worker"])
 
     @hookimpl(wrapper=True)
-    def checkpoint(self, model: "nn.Module", mesh: "Mesh") -> Iterator[None]:
+    def checkpoint(self, model: "nn.Module", mesh: "Mesh") -> Generator[None, Any, Any]:
         """A checkpoint is the average. Between two averages it also holds what each worker has of its own, so that a
         save changes nothing, and as many workers continue from where each of them was."""
         from plait_local_sgd.saved import saved

@@ -25,7 +25,8 @@ def simulate(trial: Trial, workers: int, every: int) -> list[TrialResult]:
             losses.append(float(loss.detach() / total))
             copy.backward(loss, total / workers)
             if step == 0:
-                result.gradients.update({name: full(p.grad) for name, p in copy.parts[0].named_parameters()})
+                named = copy.parts[0].named_parameters()
+                result.gradients.update({name: full(p.grad) for name, p in named if p.grad is not None})
             result.norms.append(float(copy.clip_grads(trial.max_norm)))
             optimizer.step()
             optimizer.zero_grad()

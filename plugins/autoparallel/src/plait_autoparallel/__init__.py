@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
-from attrs.validators import gt, lt, optional
+from attrs.validators import and_, gt, lt, optional
 
 from plait import PlaitError, Run, hookimpl
 
@@ -39,7 +39,7 @@ class AutoParallel:
     decides = ("remat.mode", "remat.blocks", "train.local_batch_size", "train.global_batch_size")
 
     plan: str | None = None
-    memory: float | None = attrs.field(default=None, validator=optional([gt(0), lt(math.inf)]))
+    memory: float | None = attrs.field(default=None, validator=optional(and_(gt(0.0), lt(math.inf))))
     axes: dict[str, int] | None = attrs.field(default=None, validator=optional(_degrees))
     require: dict[str, Any] | None = attrs.field(default=None, validator=optional(_names))
     forbid: dict[str, Any] | None = attrs.field(default=None, validator=optional(_names))

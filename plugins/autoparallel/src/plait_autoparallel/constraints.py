@@ -141,8 +141,8 @@ class Constraints:
             given = getattr(self, name)
             for key, value in given.items():
                 said = value if isinstance(value, int) else value[0] if len(value) == 1 else f"[{','.join(value)}]"
-                others = {k: v for k, v in given.items() if k != key}
-                yield f"{KEY}.{name}.{key}={said}", attrs.evolve(self, **{name: others})
+                others: dict[str, Any] = {name: {k: v for k, v in given.items() if k != key}}
+                yield f"{KEY}.{name}.{key}={said}", attrs.evolve(self, **others)
         if self.mode != "none":
             yield f"remat.mode={self.mode}", attrs.evolve(self, mode="none")
 

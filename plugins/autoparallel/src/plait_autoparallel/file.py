@@ -152,13 +152,14 @@ def read(path: Path, run: Run, blocks: list[str]) -> Decision:
         raise PlaitError(f"{where}: decision.strategies must map names of strategies to their options").at(
             "decision.strategies", strategies, fits="a mapping from names of strategies to their options"
         )
-    numbers = {}
+    numbers: dict[str, int] = {}
     for key in ("local_batch_size", "global_batch_size"):
-        numbers[key] = decision.get(key)
-        if type(numbers[key]) is not int or numbers[key] < 1:
-            raise PlaitError(
-                f"{where}: decision.{key} is {numbers[key]!r}; it must be a whole number of at least 1"
-            ).at(f"decision.{key}", numbers[key], fits="a whole number of at least 1")
+        number = decision.get(key)
+        if type(number) is not int or number < 1:
+            raise PlaitError(f"{where}: decision.{key} is {number!r}; it must be a whole number of at least 1").at(
+                f"decision.{key}", number, fits="a whole number of at least 1"
+            )
+        numbers[key] = number
     modes = decision.get("recompute") or {}
     if not isinstance(modes, Mapping) or not all(isinstance(p, str) for p in modes):
         raise PlaitError(f"{where}: decision.recompute must map blocks to {', '.join(planning.REMAT)}").at(

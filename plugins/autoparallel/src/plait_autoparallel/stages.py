@@ -126,7 +126,7 @@ class _Plans:
     def of(self, candidate: Candidate) -> StagePlan | None:
         """None if there are too few micro-batches, or not in equal rounds."""
         name = candidate.composition.divides
-        key = str(candidate.composition.strategies.get(name)), candidate.micro
+        key = str(name and candidate.composition.strategies.get(name)), candidate.micro
         if key not in self._plans:
             asked = self.run, candidate.composition, candidate.micro, self.model, self.spec
             try:

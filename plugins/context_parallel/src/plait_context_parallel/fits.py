@@ -48,7 +48,7 @@ def check(options: "ContextParallel", run: Run) -> None:
         ).at("strategy", "context_parallel")
     heads = run.spec.sizes.get("heads")
     if options.method == "ulysses" and heads is not None and heads % degree:
-        fits = [d for d in range(1, heads + 1) if heads % d == 0]
+        fits = tuple(d for d in range(1, heads + 1) if heads % d == 0)
         raise PlaitError(
             f"{KEY}.degree={degree} does not divide the model's {heads} heads, as {KEY}.method=ulysses needs; degrees "
             f"that fit: {', '.join(map(str, fits))}"

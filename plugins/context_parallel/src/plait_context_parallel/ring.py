@@ -158,11 +158,12 @@ class _Ring(torch.autograd.Function):
             (k, v), (dk, dv) = passing.split(width, dim=-1), grads.split(width, dim=-1)
             source = (order.rank - step) % order.ranks
             for queries, keys, causal in _stretches(q, order, source) if how.fused else ():
-                own = [x[..., queries, :] for x in (dout, q, out)]
-                d = _fused_backward(*own, k[..., keys, :], v[..., keys, :], lse[..., queries], causal, how.scale)
-                dq[..., queries, :] += d[0]
-                dk[..., keys, :] += d[1]
-                dv[..., keys, :] += d[2]
+                dmine, mine, result = (x[..., queries, :] for x in (dout, q, out))
+                theirs, sums = (k[..., keys, :], v[..., keys, :]), lse[..., queries]
+                of_q, of_k, of_v = _fused_backward(dmine, mine, result, *theirs, sums, causal, how.scale)
+                dq[..., queries, :] += of_q
+                dk[..., keys, :] += of_k
+                dv[..., keys, :] += of_v
             for queries, keys, mask in _pairs(q, first_BT, order, source, how) if not how.fused else ():
                 scores = how.of(q[..., queries, :], k[..., keys, :], mask, dtype)
                 p = (scores - lse[..., queries, None]).exp_()
@@ -202,8 +203,8 @@ def _fused_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     heads = q.shape[1:3]
     given = (dout, q, *_by_head(q, k_BKSE, v_BKSE), out, lse)
-    flat = [(x.flatten(1, 2) if x.dim() > 4 or x is lse else x).contiguous() for x in given]
-    dq, dk, dv = (x.unflatten(1, heads) for x in fused.backward(*flat, causal, scale))
+    dout, q, k, v, out, lse = ((x.flatten(1, 2) if x.dim() > 4 or x is lse else x).contiguous() for x in given)
+    dq, dk, dv = (x.unflatten(1, heads) for x in fused.backward(dout, q, k, v, out, lse, causal, scale))
     return dq, dk.sum(2), dv.sum(2)
 
 

@@ -32,7 +32,7 @@ def wrap(options: "Fsdp2", model: nn.Module, mesh: Mesh, spec: ModelSpec, precis
         if options.cpu_offload
         else OffloadPolicy(),
     }
-    dense = mesh.data(outer="dp_replicate")
+    dense = _data(mesh)
     units: list[list[nn.Module]] = []  # of each unit what is gathered separately, in the order of use
 
     def unit(modules: Iterable[nn.Module], inside: Iterable[nn.Module], last: bool) -> list[nn.Module]:
@@ -93,6 +93,13 @@ def _shard(modules: list[nn.Module], mesh: DeviceMesh, reshard: bool, common: di
         )
 
 
+def _data(mesh: Mesh, param: nn.Parameter | None = None) -> DeviceMesh:
+    """The ranks that sum a gradient: there are some, because fsdp2's own axes are among them."""
+    data = mesh.data(param, outer="dp_replicate")
+    assert data is not None
+    return data
+
+
 def _elsewhere(modules: Iterable[nn.Module], mesh: Mesh) -> list[tuple[nn.Module, DeviceMesh]]:
     """The outermost of `modules`, and of those inside them, whose parameters all live on one view other than the dense
     one."""
@@ -101,7 +108,7 @@ def _elsewhere(modules: Iterable[nn.Module], mesh: Mesh) -> list[tuple[nn.Module
         params = list(module.parameters())
         views = {mesh.view_of(p) for p in params}
         if len(views) == 1 and None not in views:
-            found.append((module, mesh.data(params[0], outer="dp_replicate")))
+            found.append((module, _data(mesh, params[0])))
         elif len(views) > 1:
             found += _elsewhere(module.children(), mesh)
     return found

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from plait import ModelSpec, PlaitError, mix_in, transform_param
+from plait import ModelSpec, Packed, PlaitError, mix_in, transform_param
 from plait_lora.linear import Adapted, SeesAdapter
 from plait_lora.names import pair
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 KEY = "strategy.lora"
 LOW_RANK = "low_rank"  # the logical axis between an adapter's two matrices
-Axes = tuple[str | None, ...]
+Names = tuple[str | None, ...]  # of the axes of a matrix
 
 
 @attrs.frozen
@@ -59,7 +59,7 @@ def adapt(options: "Lora", model: nn.Module, spec: ModelSpec) -> ModelSpec:
     _check(options, model, chosen, matrices)
     stacks: dict[str, str] = {}
     model.requires_grad_(False)
-    added: dict[str, Axes] = {}
+    added: dict[str, tuple[str | Packed | None, ...]] = {}
     init: dict[str, Any] = {}
     for fqn in chosen:
         owner, _, name = fqn.rpartition(".")
@@ -88,7 +88,7 @@ def adapt(options: "Lora", model: nn.Module, spec: ModelSpec) -> ModelSpec:
     return attrs.evolve(spec, axes=added | dict(spec.axes), init=init | dict(spec.init), flops=flops)
 
 
-def _multiplied(model: nn.Module, spec: ModelSpec, chosen: list[str], matrices: dict[str, Axes]) -> int:
+def _multiplied(model: nn.Module, spec: ModelSpec, chosen: list[str], matrices: dict[str, Names]) -> int:
     """The elements of adapters that a token is multiplied with: of experts', those of the experts that it visits."""
     routers, blocks, total = spec.routers_of(model), list(spec.blocks_of(model)), 0.0
     for fqn in chosen:
@@ -102,7 +102,7 @@ def _multiplied(model: nn.Module, spec: ModelSpec, chosen: list[str], matrices: 
     return round(total)
 
 
-def _matrices(model: nn.Module, spec: ModelSpec) -> Iterator[tuple[str, Axes]]:
+def _matrices(model: nn.Module, spec: ModelSpec) -> Iterator[tuple[str, Names]]:
     """FQN and names of the axes of each matrix, or stack of matrices, in a block; a tied one once."""
     blocks = tuple(f"{block}." for block in spec.blocks_of(model))
     for fqn, param in model.named_parameters():
@@ -111,7 +111,7 @@ def _matrices(model: nn.Module, spec: ModelSpec) -> Iterator[tuple[str, Axes]]:
             yield fqn, axes
 
 
-def _check(options: "Lora", model: nn.Module, chosen: list[str], matrices: dict[str, Axes]) -> None:
+def _check(options: "Lora", model: nn.Module, chosen: list[str], matrices: dict[str, Names]) -> None:
     known = sorted(_axes(matrices.values()))
     for target in options.targets or ["nothing"]:
         if not any(target in axes for axes in matrices.values()):
@@ -138,12 +138,12 @@ def _check(options: "Lora", model: nn.Module, chosen: list[str], matrices: dict[
         ).at(f"{KEY}.rank", options.rank, fits=f"at most {largest[least]}")
 
 
-def _axes(matrices: Iterable[Axes]) -> set[str]:
+def _axes(matrices: Iterable[Names]) -> set[str]:
     """What a target may be, of these matrices: `embed` would choose nearly all, and `experts` whole stacks."""
     return {axis for its in matrices for axis in its if axis is not None} - {"embed", "experts"}
 
 
-def _try(options: "Lora", module: nn.Module, fqn: str, matrices: dict[str, Axes]) -> None:
+def _try(options: "Lora", module: nn.Module, fqn: str, matrices: dict[str, Names]) -> None:
     """Run the experts once, on meta: raises PlaitError if they multiply by anything but `grouped_linear`."""
     held = {name: torch.empty_like(param, device="meta") for name, param in module.named_parameters()}
     weight = held[fqn.rpartition(".")[2]]
@@ -161,10 +161,11 @@ def _try(options: "Lora", module: nn.Module, fqn: str, matrices: dict[str, Axes]
         ).at(f"{KEY}.targets", options.targets, fits=others) from error
 
 
-def _attach(module: Any, fqn: str, name: str, scale: float) -> None:
+def _attach(module: nn.Module, fqn: str, name: str, scale: float) -> None:
     """Have `module` compute with the adapter of its parameter `name`."""
     if name == "weight" and isinstance(module, nn.Linear):
-        module.lora_scale = scale
+        linear: Any = module
+        linear.lora_scale = scale
         mix_in(module, Adapted)
         return
     names = tuple(each.rpartition(".")[2] for each in pair(fqn))

@@ -45,7 +45,8 @@ def merged(options: "Lora", state: dict[str, Tensor], run: Run) -> Export:
     for fqn, weight in whole.items():
         names = pair(fqn)
         if names[0] in state:
-            whole[fqn] = _added(weight, *(_whole(state[name]) for name in names), options.scale)
+            down, up = (_whole(state[name]) for name in names)
+            whole[fqn] = _added(weight, down, up, options.scale)
     return Export(whole)
 
 

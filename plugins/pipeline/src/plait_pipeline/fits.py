@@ -41,7 +41,7 @@ SCHEDULES = {
 def check(options: "Pipeline", run: Run) -> None:
     """Raise PlaitError for stages that the model's blocks cannot fill, and for too few micro-batches of a run."""
     schedule, per_rank = SCHEDULES[options.schedule], options.per_rank
-    fits: object = (None, 2) if schedule.v else "at least 2" if schedule.several else (None, 1)
+    fits: tuple[int | None, ...] | str = (None, 2) if schedule.v else "at least 2" if schedule.several else (None, 1)
     if schedule.several != (per_rank > 1) or (schedule.v and per_rank != 2):
         needs = "2 stages" if schedule.v else "2 or more stages" if schedule.several else "1 stage"
         raise PlaitError(
@@ -54,11 +54,11 @@ def check(options: "Pipeline", run: Run) -> None:
         _check_split(options, run)
     stages, blocks = options.degree * per_rank, len(run.blocks)
     if blocks < stages:
-        fits = blocks // per_rank
+        most = blocks // per_rank
         raise PlaitError(
             f"{KEY}.degree={options.degree} makes {stages} stages, but the model has {blocks} blocks, and each stage "
-            f"needs one; at most {fits} would fit"
-        ).at(f"{KEY}.degree", options.degree, fits=f"at most {fits}")
+            f"needs one; at most {most} would fit"
+        ).at(f"{KEY}.degree", options.degree, fits=f"at most {most}")
     given = options.layers_per_stage
     if given is not None and (len(given) != stages or min(given) < 1 or sum(given) != blocks):
         raise PlaitError(

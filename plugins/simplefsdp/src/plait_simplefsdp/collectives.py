@@ -93,5 +93,6 @@ def known(tensor: torch.Tensor) -> list[int]:
 def _ranks(group: str) -> tuple[int, int]:
     from torch.distributed.distributed_c10d import _resolve_process_group, get_process_group_ranks
 
-    ranks = get_process_group_ranks(_resolve_process_group(group))
+    name: Any = group  # torch's stubs have a type of their own for it
+    ranks = get_process_group_ranks(_resolve_process_group(name))
     return len(ranks), max(ranks) - min(ranks) + 1

@@ -41,7 +41,7 @@ def compile_whole(options: "SimpleFsdp", model: nn.Module, mesh: Mesh, spec: Mod
     def planner(graph: Graph, kind: str) -> dict[str, Any]:
         return plan(graph, kind, options.passes, machine, expected["backward" if kind == "backward" else "forward"])
 
-    def known(gm: GraphModule) -> str:
+    def known(gm: GraphModule) -> str | None:
         return key_of(gm, model, run, options=options, machine=machine, expected=expected, blocks=names, again=again)
 
     if fused:

@@ -3,7 +3,6 @@
 import itertools
 import math
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,8 +64,8 @@ class _Builder:
         self.graph = graph
         self.meta = {k: v for k, v in like.meta.items() if k in ("custom", "stack_trace", "partitioner_tag")}
 
-    def __call__(self, target: Callable[..., Any], *args: Any) -> Node:
-        node = self.graph.call_function(target, args)  # type: ignore[arg-type]
+    def __call__(self, target: Any, *args: Any) -> Node:
+        node = self.graph.call_function(target, args)
         node.meta |= self.meta
         given = torch.fx.node.map_arg(args, lambda n: n.meta["val"])  # type: ignore[arg-type]
         values = itertools.chain.from_iterable(a if isinstance(a, list | tuple) else [a] for a in given)

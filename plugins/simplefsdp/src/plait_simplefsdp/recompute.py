@@ -1,6 +1,7 @@
 """What backward recomputes or gathers again: tags on the nodes of the joint graph, for torch's partitioner."""
 
 import operator
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -47,5 +48,6 @@ def _recompute(node: Node, where: dict[str, str], again: set[str], remat: str) -
     if BLOCK not in where or remat in ("none", "budget"):
         return None
     of = node.args[0] if node.target is operator.getitem else node  # each of several results is kept separately
-    kept = hasattr(of.target, "name") and of.target.name() in SELECTIVE_KEEPS
+    target: Any = getattr(of, "target", None)
+    kept = hasattr(target, "name") and target.name() in SELECTIVE_KEEPS
     return remat == "full" or not kept

@@ -32,26 +32,27 @@ def shard(model: nn.Module, mesh: Mesh, spec: ModelSpec, precision: Precision) -
         for name, param in module._parameters.items():
             if param is not None:
                 owners.setdefault(id(param), []).append((fqn, module, name))
-    tied = []
+    tied: list[Once] = []
     join = functools.cache(lambda *meshes: DeviceMesh._concatenate([*meshes]))  # takes as long as there are ranks
     for number, places in enumerate(owners.values()):
         fqn, module, name = places[0]
-        if module._parameters[name].dim() == 0:
+        param = module._parameters[name]
+        assert param is not None
+        if param.dim() == 0:
             raise PlaitError(
                 f"simplefsdp cannot divide the scalar {f'{fqn}.{name}'.lstrip('.')!r}; give it the shape (1,)"
             )
         block = next((b for b in blocks if f"{fqn}.".startswith(f"{b}.")), "")
-        param = module._parameters[name]
         made, stored = _sharded(param, mesh.data(param, outer="dp_replicate"), join)
-        whole = functools.partial(
+        whole: Callable[[Tensor], Tensor] = functools.partial(
             _whole,
             stored=stored,
             where={BUCKET: block, NUMBER: number},
             dtypes=dtypes if made.is_floating_point() else (None, None),
         )
         if len(places) > 1:
-            whole = Once(whole)
-            tied.append(whole)
+            tied.append(Once(whole))
+            whole = tied[-1]
         for _, module, name in places:
             module._parameters[name] = made
             transform_param(module, name, whole)
@@ -116,7 +117,7 @@ def _sharded(param: Any, data: DeviceMesh | None, join: Join) -> tuple[nn.Parame
     inner, local = None, param.detach()
     if isinstance(param, DTensor):
         inner = (param.device_mesh, param.placements, param.shape, param.stride())
-        local = param.detach().to_local()
+        local = local.to_local()
     if data is None:
         return param, Stored(False, None, None, None, local.shape, local.stride(), 0)
     ranks, rank = data.size(data.ndim - 1), data.get_local_rank(data.ndim - 1)

@@ -145,7 +145,7 @@ def _transform(
     """
     if place.stored:
         return _own
-    if place.axis is None:
+    if place.axis is None or place.dim is None:
         keep = float(axis.get_local_rank() == 0) if once else None
         return functools.partial(_all, summed=summed, reduce=reduce, keep=keep, stream=stream)
     unit = place.units * axis.get_local_rank() // axis.size()  # the head that this rank's queries need

@@ -77,8 +77,8 @@ def _halves_add_up(fqn: str, branch: nn.Module, call: Call, axes: Axes, attended
             its = axes[f"{fqn}.{name}"]
             value = parameter.detach()
             for dim, axis in enumerate(its):
-                name, parts = (axis.axis, axis.parts) if isinstance(axis, Packed) else (axis, 1)
-                if name in ("heads", "ffn") or (name == "kv_heads" and not single):
+                logical, parts = (axis.axis, axis.parts) if isinstance(axis, Packed) else (axis, 1)
+                if logical in ("heads", "ffn") or (logical == "kv_heads" and not single):
                     value = torch.cat([part.chunk(2, dim)[half] for part in value.chunk(parts, dim)], dim)
             if its in (("embed",), ("experts", "embed")) and half:  # a bias of what is written
                 value = torch.zeros_like(value)

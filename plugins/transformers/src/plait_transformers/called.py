@@ -24,7 +24,7 @@ def of_config(config: Any, attention: str = NAME) -> nn.Module:
     kept = config.to_dict()
     _refuse_selection(kept)
     config = type(config).from_dict({**kept, **_nothing_random(kept), "use_cache": False})
-    cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     config._attn_implementation = attention
     try:
         model = cls._from_config(config, attn_implementation=attention, experts_implementation="eager")

@@ -4,7 +4,6 @@ transformers changes names and shapes when it saves: a stack of experts becomes 
 so with tensors on meta, of which a result of slicing or transposing is a view: that tells what was taken.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -54,7 +53,7 @@ def _part(fqn: str, view: Tensor, whole: Tensor) -> WeightPart | None:
     for stride in whole.stride():
         start.append(left // stride)
         left %= stride
-    size, dims = [1] * whole.dim(), []
+    size, dims = [1] * whole.dim(), list[int]()
     for length, stride in zip(view.shape, view.stride(), strict=True):
         fits = [d for d in range(whole.dim()) if d not in dims and whole.stride(d) == stride and whole.shape[d] > 1]
         free = [d for d in range(whole.dim()) if d not in dims]
@@ -63,4 +62,4 @@ def _part(fqn: str, view: Tensor, whole: Tensor) -> WeightPart | None:
         dims.append((fits or free)[0])
         size[dims[-1]] = length
     inside = all(at + n <= of for at, n, of in zip(start, size, whole.shape, strict=True))
-    return WeightPart(fqn, tuple(start), tuple(size), tuple(dims)) if inside and math.prod(size) else None
+    return WeightPart(fqn, tuple(start), tuple(size), tuple(dims)) if inside and 0 not in size else None

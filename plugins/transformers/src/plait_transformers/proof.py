@@ -63,7 +63,8 @@ class Facts:
 
 def facts_of(config: Any) -> Facts:
     """The facts about transformers' `config`. Raises PlaitError for a family that cannot be trained, saying why."""
-    return _facts(type(config), json.dumps(config.to_dict(), sort_keys=True, default=str))
+    family: Any = type(config)
+    return _facts(family, json.dumps(config.to_dict(), sort_keys=True, default=str))
 
 
 @functools.lru_cache(maxsize=8)
@@ -94,9 +95,9 @@ def _built(config: Any, own: bool = False) -> nn.Module:
                 fills[fqn](buffer, generator)
         model.tie_weights()  # type: ignore[operator]
     for module in model.modules():
-        for name, param in module._parameters.items():
-            if param is not None and param.is_floating_point():
-                module._parameters[name] = nn.Parameter(param.detach().double())
+        for name, held in module._parameters.items():
+            if held is not None and held.is_floating_point():
+                module._parameters[name] = nn.Parameter(held.detach().double())
     model.tie_weights()  # type: ignore[operator]
     return model.eval()
 
@@ -193,7 +194,8 @@ def _blocks(model: nn.Module) -> str:
 
 
 def _branches(model: nn.Module, blocks: str) -> Iterator[str]:
-    for number, block in enumerate(model.get_submodule(blocks)):  # type: ignore[arg-type]
+    layers: Any = model.get_submodule(blocks)
+    for number, block in enumerate(layers):
         for name, child in block.named_children():
             if any(p.dim() > 1 for p in child.parameters()):
                 yield f"{blocks}.{number}.{name}"
