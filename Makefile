@@ -9,7 +9,7 @@ TORCH_PYTHON ?= python3
 GPU_PYTHON ?= 3.12
 PARALLEL := -n 2 --dist loadgroup --durations=10 # one process for tests that share the pool of ranks, one for the others
 
-.PHONY: install train check test test-all gpu gpu-wheels gpu-dry figures faults mutants grid lint docs clean
+.PHONY: install train check test test-all gpu gpu-wheels gpu-dry figures faults mutants grid lint docs release clean
 
 install: .venv/.installed
 
@@ -35,6 +35,13 @@ docs: .venv/.docs # the pages as a site with a search, in build/docs/site; a bro
 
 .venv/.docs: .venv/.installed
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[docs]' --quiet
+	touch $@
+
+release: .venv/.release # VERSION=0.2.0: sets the version of all packages, writes CHANGELOG.md, builds and checks all packages
+	$(BIN)/python tools/release.py $(VERSION)
+
+.venv/.release: .venv/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[release]' --quiet
 	touch $@
 
 # If this is set, every process that a test starts compiles Plait's source again.

@@ -5,11 +5,14 @@ import socket
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 from setuptools.glob import glob
 
+from plait import __version__
 from plait.commands.new import TEMPLATE
 from plait.testing.parity import unequal, worst_gradient
 from plait.testing.trial import Trial, train
@@ -47,7 +50,8 @@ def test_what_is_written(plugin):
         assert "{{" not in braces, name
     project = tomllib.loads(files["pyproject.toml"])["project"]
     assert project["name"] == "plait-my-ring"
-    assert project["dependencies"] == ["plait>=0.1,<0.2"]
+    now = Version(__version__)
+    assert project["dependencies"] == [f"plait>={now.major}.{now.minor},<{now.major}.{now.minor + 1}"]
     assert project["optional-dependencies"] == {"test": ["plait[testing]"]}
     assert project["entry-points"] == {
         "plait.strategies": {"my_ring": "plait_my_ring:MyRing"},
@@ -105,7 +109,8 @@ def test_bad_names(name):
 
 
 def test_a_name_that_is_taken():
-    refused("fsdp2", "strategy 'fsdp2' (plait-fsdp2 0.1.0) is installed already; choose another name")
+    found = f"plait-fsdp2 {version('plait-fsdp2')}"
+    refused("fsdp2", f"strategy 'fsdp2' ({found}) is installed already; choose another name")
 
 
 def test_a_package_that_is_taken(tmp_path_factory, monkeypatch):
