@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -31,9 +32,9 @@ def clip_grads(
             groups.setdefault((grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None, []).append(
                 param
             )
-    norms = [
-        plain(get_total_norm([p.grad for p in group if p.grad is not None], norm_type)) for group in groups.values()
-    ] or [torch.zeros(())]
+    norms = [_norm([p.grad for p in group if p.grad is not None], norm_type) for group in groups.values()] or [
+        torch.zeros(())
+    ]
     total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), norm_type)
     if mesh is not None and mesh.layout.count("layers") > 1:
         from plait.parallel.divided_layers import norm_over_stages
@@ -45,6 +46,21 @@ def clip_grads(
             local: Any = [SimpleNamespace(grad=grad) for grad in grads]
             clip_grads_with_norm_(local, max_norm, total, foreach=True if kind else None)
     return total
+
+
+def _norm(grads: list[Any], norm_type: float) -> Tensor:
+    """The norm of gradients on the same mesh with the same placements, as a plain tensor, the same on all ranks."""
+    placements = getattr(grads[0], "placements", ())
+    over = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
+    if len(over) < 2 or norm_type <= 0 or any(placement.is_partial() for placement in placements):
+        return plain(get_total_norm(grads, norm_type))
+    # Torch 2.11 cannot reduce over several dims of a mesh at once unless they are in the order of its root.
+    wide = get_total_norm([grad.to_local() for grad in grads], norm_type).double()  # squares may overflow
+    infinite = math.isinf(norm_type)
+    powers, how = (wide, dist.ReduceOp.MAX) if infinite else (wide**norm_type, dist.ReduceOp.SUM)
+    for dim in over:
+        dist.all_reduce(powers, how, group=grads[0].device_mesh.get_group(dim))
+    return (powers if infinite else powers ** (1 / norm_type)).to(grads[0].dtype)
 
 
 def plain(norm: Tensor) -> Tensor:
