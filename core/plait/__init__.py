@@ -14,10 +14,10 @@ from plait.contract.planned import is_planning, planned_split, read_values
 from plait.contract.run import Run
 
 if TYPE_CHECKING:
+    from plait.contract.batch import Batch
     from plait.contract.exported import Export
     from plait.contract.stage_plan import StageAction, StagePlan
     from plait.contract.weight_part import WeightPart
-    from plait.data.batch import Batch
     from plait.models.attention import attend
     from plait.parallel.apply import Applied, apply
     from plait.parallel.chunked_loss import divide_head
@@ -91,7 +91,7 @@ _LAZY = {
     "plait.contract.exported": ["Export"],
     "plait.contract.stage_plan": ["StageAction", "StagePlan"],
     "plait.contract.weight_part": ["WeightPart"],
-    "plait.data.batch": ["Batch"],
+    "plait.contract.batch": ["Batch"],
     "plait.models.attention": ["attend"],
     "plait.parallel.apply": ["Applied", "apply"],
     "plait.parallel.chunked_loss": ["divide_head"],

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from plait.contract.batch import Batch
 from plait.contract.errors import PlaitError
 from plait.data import stream
 from plait.data.ahead import Ahead
-from plait.data.batch import Batch
 from plait.data.batches import Batches
 from plait.data.chat import Chat
 from plait.data.hf import Hf

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from plait import ModelSpec, PlaitError, apply
+from plait.contract.batch import Batch
 from plait.contract.errors import one_line
-from plait.data.batch import Batch
 from plait.parallel.answers import ANSWERS
 from plait.strategies.hooks import Hooks
 from plait.strategies.probe import probe

@@ -21,8 +21,8 @@ def waits(node, folder, planted=False):
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    from plait.contract.batch import Batch
     from plait.contract.config import Config
-    from plait.data.batch import Batch
     from plait.records.run_folder import RunFolder
     from plait.train import trainer as module
 

@@ -9,14 +9,14 @@ from typing import Any
 import attrs
 import torch
 
+from plait.check.checked import Checked
 from plait.check.resumed_data import batch_to_keep
 from plait.compose.build import build_source
-from plait.contract.axes import MeshLayout
 from plait.contract.config import Config, accumulation
 from plait.contract.errors import PlaitError, misfit, near_miss
 from plait.contract.schema import fit
-from plait.contract.weight_part import WeightPart, parts_by_fqn, weight_parts
-from plait.parallel.assembly import Assembly, assemble
+from plait.contract.weight_part import parts_by_fqn, weight_parts
+from plait.parallel.assembly import assemble
 from plait.parallel.flight_recorder import check_size
 from plait.parallel.process_group import device_of
 from plait.parallel.state import shapes, tied_names
@@ -25,28 +25,6 @@ from plait.strategies.registry import installed
 from plait.train.optimizer import check_optimizer
 
 MOST = 16  # ranks of another machine
-
-
-@attrs.frozen
-class Checked:
-    """A run that passed all checks: what its ranks are started with.
-
-    config: with the strategies' final options. assembly: the check's assembly of the run, for commands that show it.
-    files: name -> text that strategies write into the run's folder. said: (line, details) from strategies for the user.
-    shapes, ties: the model's part of a checkpoint, and further names of tied parameters. parts: what its files hold.
-    """
-
-    config: Config
-    assembly: Assembly
-    layout: MeshLayout
-    source: Any
-    ranks_per_node: int
-    distributions: list[str]
-    shapes: dict[str, tuple[int, ...]]
-    ties: dict[str, str]
-    parts: Mapping[str, WeightPart]
-    files: dict[str, str]
-    said: list[tuple[str, str]]
 
 
 def check(node: Mapping[str, Any], world_size: int | None = None, folder: Path | None = None) -> Checked:

@@ -5,7 +5,7 @@ import os
 
 import torch
 
-from plait.check.check import Checked
+from plait.check.checked import Checked
 from plait.contract.errors import PlaitError
 from plait.parallel.precision import dtype
 

@@ -4,7 +4,8 @@ config."""
 from collections.abc import Callable
 from pathlib import Path
 
-from plait.check.check import Checked, check
+from plait.check.check import check
+from plait.check.checked import Checked
 from plait.check.resume import find_checkpoint
 from plait.checkpoint.owner import claim
 from plait.contract.config import Config, Precision

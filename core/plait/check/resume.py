@@ -21,7 +21,7 @@ from plait.records.run_folder import versions_of
 from plait.system.disk import reading
 
 if TYPE_CHECKING:
-    from plait.check.check import Checked
+    from plait.check.checked import Checked
     from plait.records.run_folder import RunFolder
 
 BATCH = "train.global_batch_size"

@@ -11,7 +11,7 @@ from plait.contract.errors import PlaitError
 from plait.records.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from plait.check.check import Checked
+    from plait.check.checked import Checked
 
 WEIGHTS = "or start a new run from its weights with checkpoint.init_from"
 

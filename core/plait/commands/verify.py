@@ -14,7 +14,7 @@ from plait.contract.errors import PlaitError
 from plait.system.scratch import Scratch
 
 if TYPE_CHECKING:
-    from plait.check.check import Checked
+    from plait.check.checked import Checked
     from plait.contract.model_spec import ModelSpec
     from plait.testing.declared import Finding
 

@@ -59,10 +59,10 @@ if TYPE_CHECKING:  # `import plait` must not import torch
     from plait.contract.axes import MeshAxis, MeshView
     from plait.contract.choices import Choice
     from plait.contract.exported import Export
+    from plait.contract.mesh import Mesh
     from plait.contract.model_spec import ModelSpec
     from plait.contract.run import Run
     from plait.contract.stage_plan import StagePlan
-    from plait.parallel.mesh import Mesh
 
 API = 1  # removals and changes raise it; new hooks and new arguments do not
 APIS = range(1, API + 1)  # the versions that this core supports

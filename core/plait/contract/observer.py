@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # `import plait` must not import torch
     from torch import Tensor
 
-    from plait.data.batch import Batch
+    from plait.contract.batch import Batch
 
 
 class Observer:

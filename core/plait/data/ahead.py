@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from plait.data.batch import Batch
+from plait.contract.batch import Batch
 from plait.data.batches import Batches
 from plait.data.prefetch import end
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from plait.contract.batch import IGNORE, Batch
 from plait.contract.errors import PlaitError
-from plait.data.batch import IGNORE, Batch
 
 
 class Batches(ABC):

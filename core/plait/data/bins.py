@@ -6,7 +6,7 @@ from collections import defaultdict
 import numpy as np
 import torch
 
-from plait.data.batch import IGNORE, Batch
+from plait.contract.batch import IGNORE, Batch
 from plait.data.batches import Batches, nothing_held_out
 from plait.data.conversations import LEARNED, Tokens
 from plait.data.order import epochs

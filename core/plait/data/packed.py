@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
+from plait.contract.batch import Batch
 from plait.contract.errors import PlaitError
-from plait.data.batch import Batch
 from plait.data.batches import Batches, nothing_held_out, to_batch, windows
 from plait.data.order import epochs
 from plait.data.tokenise import read_meta

@@ -7,23 +7,46 @@ continue from there, at most `shuffle_buffer` documents are read again.
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
 
+from plait.contract.batch import Batch
 from plait.contract.errors import PlaitError
-from plait.data.batch import Batch
 from plait.data.batches import Batches, to_batch, windows
 from plait.data.left_out import ENDS, LeftOut
 from plait.data.order import digest64, shuffled
 from plait.data.prefetch import Prefetched
-
-if TYPE_CHECKING:
-    from plait.data.hf import Hf
+from plait.data.tokenizer import Tokenizer
 
 DEPTH = 256  # documents that are tokenised ahead
 GROUP = 16  # documents that the tokenizer gets at once, to spread over its threads
+
+
+class Rows(Protocol):
+    """Where a stream's documents come from, as `plait.data.hf.Hf` describes it."""
+
+    name: str
+    split: str
+    shuffle_buffer: int
+    validation_split: str | None
+    validation_documents: int
+    attention: str
+
+    @property
+    def encoder(self) -> Tokenizer: ...
+
+    @property
+    def has_validation(self) -> bool: ...
+
+    def fingerprint(self) -> str: ...
+
+    def rows(self, split: str) -> Any: ...
+
+    def texts(self, split: str, rows: Any = None, lost: LeftOut | None = None) -> Iterator[bytes]: ...
+
+    def validation_texts(self) -> Iterator[bytes]: ...
 
 
 @attrs.frozen
@@ -51,7 +74,7 @@ class StreamBatches(Batches):
     Every rank reads its own part of the stream: sample numbers count what all ranks have taken together.
     """
 
-    def __init__(self, source: "Hf", seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> None:
+    def __init__(self, source: Rows, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> None:
         super().__init__(seq_len, global_batch_size, dp)
         self._source, self._seed, self._samples = source, seed, 0
         self._start, self._offset = Cursor(), 0  # of the next sample's first token: its document, and where in it
@@ -138,7 +161,7 @@ class StreamBatches(Batches):
 class _Held:
     """The held-out samples: the same on every rank, read as far as they are requested."""
 
-    def __init__(self, source: "Hf", seq_len: int) -> None:
+    def __init__(self, source: Rows, seq_len: int) -> None:
         self._source, self._seq_len = source, seq_len
         self._texts: Iterator[bytes] | None = None
         self._tokens = np.empty(0, np.uint32)
@@ -162,12 +185,12 @@ class _Held:
         return samples
 
 
-def _tokens(source: "Hf", texts: list[bytes]) -> list[np.ndarray]:
+def _tokens(source: Rows, texts: list[bytes]) -> list[np.ndarray]:
     begin, end = np.array(source.encoder.begins, np.uint32), np.array([source.encoder.eod], np.uint32)
     return [np.concatenate((begin, ids.astype(np.uint32), end)) for ids in source.encoder.encode(texts)]
 
 
-def _documents(source: "Hf", seed: int, dp: tuple[int, int], start: Cursor, lost: LeftOut) -> Iterator[Document]:
+def _documents(source: Rows, seed: int, dp: tuple[int, int], start: Cursor, lost: LeftOut) -> Iterator[Document]:
     """This rank's documents from `start` on, without end."""
     held = set()
     if source.has_validation and source.validation_split is None:
@@ -197,7 +220,7 @@ def _documents(source: "Hf", seed: int, dp: tuple[int, int], start: Cursor, lost
 
 
 def _blocks(
-    source: "Hf", seed: int, dp: tuple[int, int], start: Cursor, lost: LeftOut
+    source: Rows, seed: int, dp: tuple[int, int], start: Cursor, lost: LeftOut
 ) -> Iterator[tuple[Cursor, list[bytes]]]:
     """The rest of an epoch, `shuffle_buffer` documents at a time, each block with the index to begin at."""
     from datasets.distributed import split_dataset_by_node

@@ -158,7 +158,7 @@ def _train(
             )
             show[:] = [console.line]
             trainer.watch.all += [metrics, console]
-        trainer.watch.all.append(stack.enter_context(Profiler.of(trainer, folder.path, rank, start)))
+        trainer.watch.all.append(stack.enter_context(Profiler.of(trainer.applied, folder.path, trainer.say)))
         _stop_by(StopSignals(trainer.ask_to_stop), file)
         kind = trainer.fit()
         exports = kind == "finished" and config.checkpoint.enabled and config.checkpoint.export

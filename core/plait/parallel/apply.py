@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from plait.contract.batch import Batch
 from plait.contract.config import Compile, Config, Loss, Precision, Remat, Train
 from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
 from plait.contract.observer import Observer
 from plait.contract.run import Run
-from plait.data.batch import Batch
 from plait.parallel.assembly import Assembly, assemble_model
 from plait.parallel.compile import compiled
 from plait.parallel.expert_balance import Balance
@@ -296,5 +296,6 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
         for part in parts:
             materialise(part, device, run.storage_device)
             initialise(part, run.spec, run.config.train.seed)
-    balance = Balance(parts, mesh, run.spec, whole)
+    everywhere = functools.partial(whole.counted, mesh=mesh) if whole is not None else None
+    balance = Balance(parts, mesh, run.spec, everywhere)
     return Applied(parts, mesh, run.spec, run, hooks, device, balance, compiled_sum(compiler), whole)

@@ -14,9 +14,9 @@ import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from plait.contract.batch import IGNORE
 from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
-from plait.data.batch import IGNORE
 from plait.parallel.loss import Compiler
 from plait.parallel.mix_in import mix_in
 

@@ -8,7 +8,7 @@ method `update()`, called after each step, that may read `counts` and change the
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -20,7 +20,6 @@ from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
 
 if TYPE_CHECKING:
-    from plait.parallel.divided_layers import Whole
     from plait.parallel.mesh import Mesh
 
 
@@ -45,15 +44,21 @@ class Counted:
 class Balance:
     """The routers of a model's parts. `counted`: of the last step; None before the first, or without routers."""
 
-    def __init__(self, parts: Sequence[nn.Module], mesh: "Mesh", spec: ModelSpec, whole: "Whole | None" = None) -> None:
-        """whole: of the model, if the parts are not all of it."""
+    def __init__(
+        self,
+        parts: Sequence[nn.Module],
+        mesh: "Mesh",
+        spec: ModelSpec,
+        everywhere: Callable[[Mapping[str, Any]], Counted | None] | None = None,
+    ) -> None:
+        """everywhere: if the parts are not all of the model, what its routers counted, given those of the parts."""
         self.counted: Counted | None = None
         # Ranks that see the same tokens and whose gradients are summed: along axes that divide parameters, not along
         # others.
         self._same = math.prod(a.degree for a in mesh.layout.dense if a.splits is None and a.shards)
         self._data = mesh.data()
         self._scaled = False
-        self._mesh, self._whole = mesh, whole
+        self._everywhere = everywhere
         self._routers: dict[str, Any] = {}
         for part in parts:
             found = routers_by_block(part, spec)
@@ -80,8 +85,8 @@ class Balance:
         """Add what all ranks have seen since the last step, each token once, and update the routers."""
         if self._routers:
             self._update()
-        if self._whole is not None:
-            self.counted = self._whole.counted(self._routers, self._mesh)
+        if self._everywhere is not None:
+            self.counted = self._everywhere(self._routers)
 
     def _update(self) -> None:
         routers = list(self._routers.values())

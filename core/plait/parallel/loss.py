@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from plait.data.batch import IGNORE
+from plait.contract.batch import IGNORE
 
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 

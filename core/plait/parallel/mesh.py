@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from plait.contract import mesh as contract
 from plait.contract.axes import MeshAxis, MeshLayout
 from plait.contract.errors import PlaitError
 from plait.contract.packed import Axis, Packed
@@ -18,7 +19,7 @@ from plait.contract.packed import Axis, Packed
 ALONE = "alone"  # the name of a dim over one rank
 
 
-class Mesh:
+class Mesh(contract.Mesh):
     """All meshes of a run, created together: every rank must construct it at the same time.
 
     root: of all the others, so that torch joins data and model axes of one parameter into one DTensor mesh.

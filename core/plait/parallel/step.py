@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.data.batch import Batch
+from plait.contract.batch import Batch
 
 if TYPE_CHECKING:
     from plait.parallel.mesh import Mesh

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from plait.check.check import Checked, check
+from plait.check.check import check
+from plait.check.checked import Checked
 from plait.contract.cluster import Cluster, cluster_of
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError

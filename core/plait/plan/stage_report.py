@@ -1,6 +1,6 @@
 """The plan of a run whose layers are divided: its ranks side by side, and all figures of the one that holds most."""
 
-from plait.check.check import Checked
+from plait.check.checked import Checked
 from plait.contract.cluster import Cluster
 from plait.plan.ranks import members
 from plait.plan.roofline import Spent, spend

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from plait.check.check import Checked
+from plait.check.checked import Checked
 from plait.contract.cluster import Cluster
 from plait.plan.tracing.recorder import Operator
 from plait.plan.tracing.trace import StepTrace

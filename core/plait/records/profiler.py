@@ -19,8 +19,8 @@ from plait.parallel.flight_recorder import flight_record
 from plait.system.disk import can_be_written, writing
 
 if TYPE_CHECKING:
+    from plait.parallel.apply import Applied
     from plait.parallel.mesh import Mesh
-    from plait.train.trainer import Trainer
 
 Event = dict[str, Any]
 
@@ -63,12 +63,11 @@ class Profiler(RunObserver):
         self._collectives: dict[tuple[int, int], dict[str, Any]] = {}
 
     @classmethod
-    def of(cls, trainer: "Trainer", folder: Path, rank: int, done: int) -> "Profiler":
-        """For this rank of a run that continues from step `done`."""
-        spec, device = trainer.run.spec, trainer.device.type
-        blocks = {fqn: block for part in trainer.parts for fqn, block in spec.blocks_of(part).items()}
-        axes = axes_by_group(trainer.mesh)
-        return cls(trainer.config.profile, folder, rank, blocks, device, axes, done, trainer.say)
+    def of(cls, applied: "Applied", folder: Path, say: Callable[[str], None]) -> "Profiler":
+        """For this rank of a run that continues from where `applied` is."""
+        blocks = {fqn: block for part in applied.parts for fqn, block in applied.spec.blocks_of(part).items()}
+        axes, rank, conf = axes_by_group(applied.mesh), applied.mesh.rank, applied.run.config.profile
+        return cls(conf, folder, rank, blocks, applied.device.type, axes, applied.steps, say)
 
     def __enter__(self) -> "Profiler":
         if self.enabled:

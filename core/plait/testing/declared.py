@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from plait.contract.batch import IGNORE
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError, one_line
-from plait.data.batch import IGNORE
 from plait.parallel.apply import Applied, set_up
 from plait.parallel.assembly import assemble
 from plait.testing.parity import BOUNDS, apart, common_factor, gradient_errors, untrained

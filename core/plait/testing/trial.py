@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import plait
+from plait.contract.batch import IGNORE, Batch
 from plait.contract.config import Compile, Loss, Precision, Remat
 from plait.contract.observer import Observer
-from plait.data.batch import IGNORE, Batch
 from plait.parallel.apply import Applied
 from plait.parallel.state import canonical
 from plait.strategies.registry import create_all

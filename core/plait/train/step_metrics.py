@@ -5,18 +5,16 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import torch
 import torch.distributed as dist
 
 from plait.contract.errors import PlaitError
+from plait.parallel.apply import Applied
 from plait.parallel.step import Stepped
 from plait.train.on_host import OnHost
-
-if TYPE_CHECKING:
-    from plait.train.trainer import Trainer
 
 Row = dict[str, Any]
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
@@ -53,27 +51,44 @@ class Laps:
         return seconds
 
 
+@attrs.frozen
+class RunFacts:
+    """What the metrics of all steps of a run are computed with.
+
+    tokens: of a step, over all ranks. flops: operations per token. peak: operations per second of a device; None: not
+    known. where_to_go_on: tells the user what to start from after a loss that is no number.
+    """
+
+    applied: Applied
+    tokens: int
+    flops: int | None
+    peak: float | None
+    where_to_go_on: Callable[[], str]
+
+
 class StepMetrics:
     """The metrics of a step whose values are not on the host yet: they are read one step later, so no step waits."""
 
     def __init__(
         self,
-        trainer: "Trainer",
+        run: RunFacts,
         done: Stepped,
+        tokens: int,
         lr: float,
         seconds: Callable[[], float],
         data_seconds: float,
     ) -> None:
-        self.trainer, self.lr = trainer, lr
-        self.step, self.tokens = trainer.step, trainer.tokens
+        """tokens: of all steps so far."""
+        self.run, self.lr = run, lr
+        self.step, self.tokens = run.applied.steps, tokens
         self.data_seconds = data_seconds
         self.extra: Row = {}
-        memory, self.memory_kind = peak_memory(trainer.device)
-        mine = done.loss if trainer.mesh.is_dp_leader() else torch.zeros_like(done.loss)
+        memory, self.memory_kind = peak_memory(run.applied.device)
+        mine = done.loss if run.applied.mesh.is_dp_leader() else torch.zeros_like(done.loss)
         sent = torch.stack([mine, torch.full_like(mine, memory)])  # a kernel with a number waits for nothing
         gathered = torch.empty(2 * dist.get_world_size(), dtype=torch.float64, device=mine.device)
         work = _all_gather(gathered, sent, async_op=True)
-        self._experts = trainer.applied.balance.counted
+        self._experts = run.applied.balance.counted
         counts = [self._experts.counts] if self._experts else []
         self._values = OnHost([gathered, done.norm.detach().to(gathered.device), *counts], work.wait)
         self._seconds = seconds
@@ -91,18 +106,17 @@ class StepMetrics:
             for what, value in (("loss", self._loss), ("norm of the gradients", self._norm)):
                 if not math.isfinite(value):
                     raise PlaitError(
-                        f"the {what} of step {self.step} is {value}: the run stops; "
-                        f"{self.trainer.checkpoints.where_to_go_on()}"
+                        f"the {what} of step {self.step} is {value}: the run stops; {self.run.where_to_go_on()}"
                     )
         return self._loss
 
     def row(self) -> Row:
         """The line of metrics.jsonl."""
-        loss, config = self.check(), self.trainer.config
-        speed = self.trainer.global_batch_size * config.train.seq_len / self._seconds()
+        loss, run = self.check(), self.run
+        speed = run.tokens / self._seconds()
         mfu = None
-        if self.trainer.flops and self.trainer.peak:
-            mfu = self.trainer.flops * speed / (self.trainer.peak * dist.get_world_size())
+        if run.flops and run.peak:
+            mfu = run.flops * speed / (run.peak * dist.get_world_size())
         return {
             "step": self.step,
             "loss": loss,

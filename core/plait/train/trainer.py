@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from plait.checkpoint.manager import Checkpoints
 from plait.compose.build import build_source
+from plait.contract.batch import Batch
 from plait.contract.config import Config, accumulation
 from plait.contract.observer import Observer, Together
 from plait.contract.run import Run
-from plait.data.batch import Batch
 from plait.parallel.apply import set_up
 from plait.parallel.assembly import Assembly, assemble
 from plait.records.peak_flops import peak_flops
@@ -22,7 +22,7 @@ from plait.records.run_folder import RunFolder
 from plait.system.signals import ASKING
 from plait.train.optimizer import learning_rate, make_optimizer
 from plait.train.repeatable import use_repeatable_kernels
-from plait.train.step_metrics import Laps, Row, StepMetrics
+from plait.train.step_metrics import Laps, Row, RunFacts, StepMetrics
 
 # Integers that the ranks sum in each step: tokens that count, a failed save, a save that is due, and the signals.
 EXCHANGED = 3 + len(ASKING)
@@ -74,9 +74,14 @@ class Trainer:
         used = functools.partial(used_by, source, config.data, files_of(config.data) if dist.get_rank() == 0 else None)
         self.checkpoints = Checkpoints(config, folder, self.applied, self.optimizer, data, self.batches, say, used)
         flops, device_type = self.run.spec.flops, self.run.device_type
-        self.flops = flops(train.seq_len) if flops else None
         name = torch.cuda.get_device_name() if device_type == "cuda" else "cpu"
-        self.peak = peak_flops(device_type, name, config.precision.param)
+        self._facts = RunFacts(
+            self.applied,
+            self.global_batch_size * train.seq_len,
+            flops(train.seq_len) if flops else None,
+            peak_flops(device_type, name, config.precision.param),
+            self.checkpoints.where_to_go_on,
+        )
         self._laps = Laps(self.device)
         self.last: Row = {}  # the line of metrics.jsonl of the step reported last
         self.stopped_by: int | None = None  # the signal that the ranks agreed to stop for
@@ -169,10 +174,10 @@ class Trainer:
         rows, norm = train.local_batch_size, train.max_norm
         done = self.applied.step(batch, self.optimizer, count, self.watch, rows=rows, max_norm=norm)
         self.samples += self.global_batch_size
-        self.tokens += self.global_batch_size * train.seq_len
+        self.tokens += self._facts.tokens
         seconds = self._laps.end()
         self.stopped_by = next(iter(signals), None)
-        return StepMetrics(self, done, lr, seconds, data_seconds), self.stopped_by is not None
+        return StepMetrics(self._facts, done, self.tokens, lr, seconds, data_seconds), self.stopped_by is not None
 
     def _report(self, metrics: StepMetrics) -> None:
         self.last = metrics.row()

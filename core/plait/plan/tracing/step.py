@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from plait.contract.batch import Batch
 from plait.contract.config import Config
 from plait.contract.observer import Observer
-from plait.data.batch import Batch
 from plait.parallel.apply import Applied
 from plait.parallel.loss import compiles, cross_entropy_sum
 from plait.plan.tracing.fused import LOSS

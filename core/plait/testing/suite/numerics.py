@@ -8,8 +8,8 @@ import attrs
 import pytest
 import torch
 
+from plait.contract.batch import Batch
 from plait.contract.model_spec import named
-from plait.data.batch import Batch
 from plait.testing.parity import BOUNDS, apart, unequal, wrong_gradients
 from plait.testing.pool import Pool
 from plait.testing.suite.capabilities import SINGLE_STEPS

@@ -1,10 +1,12 @@
 """Rows of tokens and what is to be learned from them: the one form that data has from a source to a model."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:  # `import plait` must not import torch
+    import torch
+    from torch import Tensor
 
 IGNORE = -100  # the label of a token from which nothing is learned
 
@@ -17,18 +19,18 @@ class Batch:
     across documents.
     """
 
-    tokens: Tensor
-    labels: Tensor
-    positions: Tensor | None = None
+    tokens: "Tensor"
+    labels: "Tensor"
+    positions: "Tensor | None" = None
 
     def valid(self) -> int:
         """How many tokens have a label. Waits for the labels if they are on a GPU."""
         return int((self.labels != IGNORE).sum())
 
-    def to(self, device: torch.device) -> "Batch":
+    def to(self, device: "torch.device") -> "Batch":
         """The batch on `device`. From main memory to a GPU it is copied while the host goes on."""
 
-        def moved(tensor: Tensor) -> Tensor:
+        def moved(tensor: "Tensor") -> "Tensor":
             if device.type == "cuda" and tensor.device.type == "cpu":
                 tensor = tensor.pin_memory()  # from other memory a copy waits for the device
             return tensor.to(device, non_blocking=True)
