@@ -12,7 +12,7 @@ import datetime
 import fnmatch
 import importlib.util
 import json
-import os
+import math
 import re
 import statistics
 import subprocess
@@ -27,9 +27,11 @@ from typing import Any
 
 import attrs
 import torch
+from gpu_process import calibrate, process, ring_attention, script, tests
+from gpu_profile import described
 from gpu_results import Record, Results
 from machine import about
-from throughput import GPU, ON_GPU, OUT_OF_MEMORY, Case, measured, overrides_of
+from throughput import GPU, ON_GPU, Case, measured, overrides_of
 from throughput import run as train
 
 HERE = Path(__file__).resolve().parent
@@ -54,6 +56,7 @@ VARIANTS: dict[str, Callable[[Case], tuple[str, ...]]] = {  # of the first case
     "remat.mode=selective": lambda case: ("remat.mode=selective",),
     "loss.chunks=8": lambda case: ("loss.chunks=8",),
     "eager": lambda case: ("compile.enabled=false",),
+    "float32, 1 sample": lambda case: ("precision.param=float32", "train.local_batch_size=1"),
     "saves": lambda case: (  # so far apart that the first is on disk before the second begins
         *("checkpoint.enabled=true", "checkpoint.export=false", "checkpoint.keep=1"),  # one takes 15 GB
         *(f"train.steps={case.steps * 4}", f"checkpoint.interval={case.steps * 8 // 5}"),
@@ -65,10 +68,6 @@ SMALL = {"llama3_1b": "llama3_debug", "llama3_8b": "llama3_debug"} | {
     "deepseek_v3_16b": "deepseek_v3_debug",
 }
 DRY = ("train.seq_len=32", "train.local_batch_size=2", "compile.backend=aot_eager")
-TESTS = (
-    *("-m", "pytest", "-m", "gpu", "-rfE", "-p", "no:cacheprovider", "tests/gpu"),
-    *("-p", "plait.testing.plugin", "-p", "xdist.plugin", "-p", "pytest_timeout"),
-)
 
 
 @attrs.frozen
@@ -80,21 +79,29 @@ class Part:
     run: Callable[[float, Path], Record]
 
 
-def parts(dry: bool, rounds: int) -> Iterator[Part]:
-    """In the order of their worth: a cut takes the last ones."""
+def parts(dry: bool, rounds: int, memory: float = math.inf) -> Iterator[Part]:
+    """In the order of their worth: a cut takes the last ones. memory: GiB of the GPU."""
     device = "cpu" if dry else "cuda"
     place = [*ALONE, f"launch.device={device}"]
+    first = small(CASES[0]) if dry else CASES[0]
     yield Part("tests", 420, tests)
+    yield Part("ring attention", 60, partial(ring_attention, device))
     for number in range(1, rounds + 1):
         for case in CASES:
             sides = [("plait", train), ("torchtitan", peer)]
             for side, how in sides if number % 2 else sides[::-1]:
                 run = partial(training, how, small(case) if dry else case, place)
+                if case.memory > memory:
+                    run = partial(too_large, case, memory)
                 yield Part(f"{case.model}/{side}/{number}", case.seconds, run)
+        if number == 1:
+            yield Part("profile", 200, partial(profile, first, place))
+    plan = overrides_of(first, False, [*place, "validation.interval=0"])
+    yield Part("plan and allocator", 150, partial(script, ["gpu_memory.py", *plan]))
     for name, more in VARIANTS.items():
-        case = small(CASES[0]) if dry else CASES[0]
-        run = partial(training, train, case, [*place, *more(case)])
+        run = partial(training, train, first, [*place, *more(first)])
         yield Part(f"{CASES[0].model}/{name}", LONGER.get(name, CASES[0].seconds), run)
+    yield Part("calibrate", 180, partial(calibrate, device))
     cheap = ["--cycles=2", "--warm-up=1", "--batch=1", "--seq-len=32"] if dry else ["--cycles=10"]
     yield Part("experts", 180, partial(script, ["experts.py", *cheap]))
 
@@ -122,6 +129,19 @@ def training(how: Callable[..., Any], case: Case, more: list[str], seconds: floa
     return {**record, "losses": [rows[0]["loss"], rows[-1]["loss"]], "overrides": overrides}
 
 
+def too_large(case: Case, memory: float, seconds: float, log: Path) -> Record:
+    return {"skipped": f"{case.model} takes {case.memory:g} GiB, and this GPU has {memory:.0f}"}
+
+
+def profile(case: Case, more: list[str], seconds: float, log: Path) -> Record:
+    """Where the time of a step goes."""
+    traced, found = 3, list[str]()
+    options = ["profile.enabled=true", f"profile.start={case.warm_up + 1}", f"profile.steps={traced}"]
+    overrides = overrides_of(attrs.evolve(case, steps=case.warm_up + traced), True, [*more, *options])
+    _, why = train(overrides, seconds, log, lambda folder: found.append(described(folder, traced)))
+    return {"failed": why} if why else {"said": found[0], "overrides": overrides}
+
+
 def stand_still(rows: list[dict[str, Any]], warm_up: int, every: int) -> list[float]:
     """Of each save but that of the last step: the seconds that the steps up to the next one take beyond the median."""
     laps = [rows[0]["tokens"] / row["tokens_per_second"] for row in rows]
@@ -142,43 +162,12 @@ def peer(overrides: list[str], seconds: float, log: Path) -> tuple[list[dict[str
         ] if out.exists() and not why else [], why
 
 
-def process(arguments: list[str], seconds: float, log: Path, **env: str) -> str:
-    """Run Python with these arguments; returns "", or why it failed."""
-    with open(log, "w", encoding="utf-8") as file:
-        try:
-            command, env = [sys.executable, *arguments], {**os.environ, **env}
-            code = subprocess.run(command, cwd=ROOT, stdout=file, stderr=file, env=env, timeout=seconds).returncode
-        except subprocess.TimeoutExpired:
-            return f"not done after {seconds:.0f} s"
-    if not code:
-        return ""
-    said = log.read_text(errors="replace", encoding="utf-8")
-    if OUT_OF_MEMORY.search(said):
-        return "out of memory"
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("[rank")]
-    told = [line for line in lines if "Error" in line] or lines  # torchrun's own last line says nothing
-    return told[-1] if told else f"exit code {code}"
-
-
-def tests(seconds: float, log: Path) -> Record:
-    why = process(list(TESTS), seconds, log, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
-    said = log.read_text(errors="replace", encoding="utf-8")
-    wrong = re.findall(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
-    if why:
-        return {"failed": f"{why}: {', '.join(wrong)}" if wrong else why}
-    return {"said": said.strip().splitlines()[-1]}
-
-
-def script(arguments: list[str], seconds: float, log: Path) -> Record:
-    """Another benchmark, which prints tables."""
-    why = process([str(HERE / arguments[0]), *arguments[1:]], seconds, log)
-    return {"failed": why} if why else {"said": log.read_text(errors="replace", encoding="utf-8").strip()}
-
-
-def gpu_name() -> str:
-    """Asked in a process of its own: this one must take no memory of the GPU."""
-    command = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"]
-    return subprocess.run(command, capture_output=True, text=True, check=True, encoding="utf-8").stdout.strip()
+def gpu() -> tuple[str, float]:
+    """Its name, and its memory in GiB. Asked in a process of its own: this one must take no memory of the GPU."""
+    code = "import torch; it = torch.cuda.get_device_properties(0); print(it.total_memory / 2**30, it.name)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8")
+    memory, name = done.stdout.strip().split(maxsplit=1)
+    return name, float(memory)
 
 
 def conditions(device: str, dry: bool) -> dict[str, Any]:
@@ -215,13 +204,13 @@ def main() -> None:
     if not asked.dry_run and not asked.list and not torch.cuda.is_available():
         sys.exit("gpu: torch sees no GPU here; --dry-run tries every part on the CPU")
     dry = asked.dry_run or not torch.cuda.is_available()
-    device = "Dry run" if dry else gpu_name()
+    device, memory = ("Dry run", math.inf) if dry else gpu()
     name = f"{asked.date}-{re.sub(r'[^a-z0-9]+', '-', device.lower())}"
     results = Results.at(asked.results / f"{name}.json", conditions(device, dry))
     logs = ROOT / ".gpu" / "logs" / name
     chosen = [
         part
-        for part in parts(asked.dry_run, asked.rounds)
+        for part in parts(asked.dry_run, asked.rounds, memory)
         if any(fnmatch.fnmatchcase(part.name, pattern) for pattern in asked.only)
     ]
     if asked.list:
@@ -264,8 +253,10 @@ def brief(record: Record) -> str:
     """A record in one line."""
     if "failed" in record:
         return f"FAILED: {record['failed']}"
+    if "skipped" in record:
+        return f"left out: {record['skipped']}"
     if "tokens_per_second" not in record:
-        return str(record["said"]).splitlines()[-1]
+        return next(line for line in str(record["said"]).splitlines()[::-1] if line != "```")
     mfu = "" if record["mfu"] is None else f", MFU {record['mfu']:.1%}"
     return f"{record['tokens_per_second']:,.0f} tokens/s{mfu}, {record['peak_memory_bytes'] / 2**30:.1f} GiB"
 

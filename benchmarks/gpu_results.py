@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-Record = dict[str, Any]  # of a part: its figures, or "failed": why
+Record = dict[str, Any]  # of a part: its figures, or "failed": why, or "skipped": why
 
 
 @attrs.define
@@ -47,10 +47,14 @@ def table(about: dict[str, Any], parts: dict[str, Record]) -> str:
     lines = [f"# {about['title']}", "", about["conditions"], ""]
     models = dict.fromkeys(name.split("/")[0] for name in parts if "/" in name)
     lines += _side_by_side(models, parts) + _variants(models, parts) + _others(parts)
-    failed = [(name, record["failed"]) for name, record in parts.items() if "failed" in record]
-    if failed:
-        lines += ["## Failed", "", *(f"- {name}: {why}" for name, why in failed), ""]
+    for kind, title in (("skipped", "Left out"), ("failed", "Failed")):
+        if told := [f"- {name}: {record[kind]}" for name, record in parts.items() if kind in record]:
+            lines += [f"## {title}", "", *told, ""]
     return "\n".join(lines)
+
+
+def _ran(record: Record) -> bool:
+    return "failed" not in record and "skipped" not in record
 
 
 def _side_by_side(models: Iterable[str], parts: dict[str, Record]) -> list[str]:
@@ -74,7 +78,7 @@ def _side_by_side(models: Iterable[str], parts: dict[str, Record]) -> list[str]:
 
 
 def _runs(model: str, side: str, parts: dict[str, Record]) -> list[Record]:
-    return [r for name, r in parts.items() if name.startswith(f"{model}/{side}/") and "failed" not in r]
+    return [r for name, r in parts.items() if name.startswith(f"{model}/{side}/") and _ran(r)]
 
 
 def _mean(runs: list[Record]) -> float:
@@ -97,7 +101,7 @@ def _variants(models: Iterable[str], parts: dict[str, Record]) -> list[str]:
     for model in models:
         base = _runs(model, "plait", parts)
         for name, record in parts.items():
-            if name.count("/") == 1 and name.startswith(f"{model}/") and "failed" not in record:
+            if name.count("/") == 1 and name.startswith(f"{model}/") and _ran(record):
                 share = f"{record['tokens_per_second'] / _mean(base):.3f}" if base else "-"
                 still = ", ".join(f"{s:.2f}" for s in record.get("stand_still_seconds", {}).values()) or "-"
                 lines.append(f"| {model} | {name.split('/')[1]} | {' | '.join(_cells([record]))} | {share} | {still} |")
@@ -118,6 +122,6 @@ def _variants(models: Iterable[str], parts: dict[str, Record]) -> list[str]:
 def _others(parts: dict[str, Record]) -> list[str]:
     lines = []
     for name, record in parts.items():
-        if "/" not in name and "failed" not in record:
+        if "/" not in name and _ran(record):
             lines += [f"## {name}", "", record["said"], ""]
     return lines

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,19 @@ OUT_OF_MEMORY = re.compile(r"out of ?memory|can't allocate memory", re.IGNORECAS
 @attrs.frozen
 class Case:
     """One model, and the options of all its runs. warm_up: first steps that do not count. seconds: the limit
-    of each run."""
+    of each run. memory: GiB that it takes on a GPU."""
 
     model: str
     overrides: tuple[str, ...]
     steps: int
     warm_up: int
     seconds: float
+    memory: float = 0
 
 
 GPU = (
     Case("llama3_1b", (*ON_GPU, "train.seq_len=4096", "train.local_batch_size=4"), 30, 10, 150),
-    Case("llama3_8b", (*ON_GPU, "train.seq_len=8192", "train.local_batch_size=1", "remat.mode=full"), 15, 5, 200),
+    Case("llama3_8b", (*ON_GPU, "train.seq_len=8192", "train.local_batch_size=1", "remat.mode=full"), 15, 5, 200, 121),
 )
 CPU = (Case("llama3_debug", (), 12, 4, 180),)
 
@@ -52,8 +54,11 @@ def overrides_of(case: Case, compiled: bool, given: list[str]) -> list[str]:
     return ["strategy=[fsdp2]", *FIXED, *case.overrides, *own, "run.name=throughput", *given]
 
 
-def run(overrides: list[str], seconds: float, keep: Path | None = None) -> tuple[list[dict[str, Any]], str]:
-    """The rows of metrics.jsonl of one `plait train`, and why it ended early. keep: a file that gets all it said."""
+def run(
+    overrides: list[str], seconds: float, keep: Path | None = None, read: Callable[[Path], None] | None = None
+) -> tuple[list[dict[str, Any]], str]:
+    """The rows of metrics.jsonl of one `plait train`, and why it ended early. keep: a file that gets all it said.
+    read: called with the run's folder, if it ended well."""
     if seconds <= 0:
         return [], "no time left"
     with tempfile.TemporaryDirectory(prefix="plait-throughput-") as scratch:
@@ -71,6 +76,8 @@ def run(overrides: list[str], seconds: float, keep: Path | None = None) -> tuple
             keep.write_text("\n".join([*said, logs]), encoding="utf-8")
         if code:
             why = "out of memory" if OUT_OF_MEMORY.search(logs) else said[-1] if said else f"exit code {code}"
+        if read is not None and not why:
+            read(folder)
         rows = folder / "metrics.jsonl"
         lines = rows.read_text(encoding="utf-8").splitlines() if rows.exists() else []
         return [json.loads(line) for line in lines], why

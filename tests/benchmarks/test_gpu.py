@@ -15,6 +15,7 @@ from tests.helpers.commands import environment
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SOME = ("tests", "llama3_1b/plait/*", "deepseek*", "llama3_1b/saves")
+SMALL = ("ring attention", "profile", "plan and allocator", "llama3_1b/float32*", "calibrate")
 COMMAND = [sys.executable, str(FOLDER / "gpu.py"), "--dry-run", "--rounds=1", "--date=2026-01-02"]
 
 
@@ -26,7 +27,7 @@ def benchmark(monkeypatch):
 
 
 def started(folder: Path, *options: str) -> subprocess.Popen[str]:
-    command = [*COMMAND, f"--results={folder}", *options, "--only", *SOME]
+    command = [*COMMAND, f"--results={folder}", *([] if "--only" in options else ["--only", *SOME]), *options]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(
         command, cwd=folder, env=environment(CUDA_VISIBLE_DEVICES=""), text=True, start_new_session=True, **pipe
@@ -72,6 +73,53 @@ def test_a_part_that_the_whole_limit_cuts_is_still_to_do(tmp_path: Path) -> None
     assert process.returncode == 0, said
     assert "tests: the 0.01 minutes are over; the same command goes on here" in said
     assert not list(tmp_path.glob("*.json"))
+
+
+@pytest.mark.slow
+def test_the_small_parts_say_what_they_found(tmp_path: Path) -> None:
+    process = started(tmp_path, "--only", *SMALL)
+    said = process.communicate(timeout=280)[0]
+    assert process.returncode == 0, said
+    parts = json.loads((tmp_path / "2026-01-02-dry-run.json").read_text(encoding="utf-8"))["parts"]
+    assert {name: record["failed"] for name, record in parts.items() if "failed" in record} == {}
+    assert len(parts) == len(SMALL)
+    assert parts["ring attention"]["said"] == "the fused kernel is used"
+    for name, words in (
+        ("profile", "| `aten::mm` |"),
+        ("plan and allocator", "| allocated |"),
+        ("calibrate", "launch:"),
+    ):
+        assert words in parts[name]["said"], name
+    assert any("precision.param=float32" in record.get("overrides", ()) for record in parts.values())
+
+
+def test_a_model_that_the_gpu_cannot_hold_is_left_out_with_a_sentence(benchmark, tmp_path: Path) -> None:
+    gpu, log = benchmark("gpu"), tmp_path / "log"
+    large = [part for part in gpu.parts(False, 1, memory=79.1) if part.name.startswith("llama3_8b/")]
+    records = {part.name: part.run(part.seconds, log) for part in large}
+    sentence = "llama3_8b takes 121 GiB, and this GPU has 79"
+    assert records == {f"llama3_8b/{side}/1": {"skipped": sentence} for side in ("plait", "torchtitan")}
+    assert all(gpu.brief(record) == f"left out: {sentence}" for record in records.values())
+    text = benchmark("gpu_results").table({"title": "T", "conditions": "C"}, records)
+    assert f"## Left out\n\n- llama3_8b/plait/1: {sentence}" in text
+    assert "Failed" not in text
+
+
+def test_a_trace_in_short(benchmark) -> None:
+    def ran(name: str, start: float, took: float, cat: str = "kernel") -> dict[str, object]:
+        return {"ph": "X", "cat": cat, "name": name, "ts": start, "dur": took}
+
+    beside = [ran("copy", 1500, 1000, "gpu_memcpy"), ran("aten::mm", 0, 9000, "cpu_op"), {"ph": "i", "ts": 0}]
+    lines = benchmark("gpu_profile").table([ran("long", 0, 2000), ran("short", 3000, 500), *beside], 2).splitlines()
+    # Two steps from 0 to 3.5 ms; busy from 0 to 2.5 and from 3 to 3.5.
+    assert lines[0] == "Per step: 2 kernels and copies, 1.75 ms; idle 14.3% of it."
+    assert lines[4:] == [
+        "| `long` | 0.5 | 1.000 | 57.1% |",
+        "| `copy` | 0.5 | 0.500 | 28.6% |",
+        "| `short` | 0.5 | 0.250 | 14.3% |",
+    ]
+    many = benchmark("gpu_profile").table([ran(f"{n}", n, 1) for n in range(99)], 1).splitlines()
+    assert len(many[4:]) == 15
 
 
 def test_every_part_has_a_limit_and_a_name_of_its_own(benchmark) -> None:
