@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
+from plait.models import grouped
 from plait.models.grouped import grouped_linear, linear_by_loop, outer_by_loop, runs_grouped
+from plait.models.moe import Experts
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 COUNTS = {
@@ -116,3 +119,34 @@ def test_a_loop_reads_the_counts_once(product, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: read.append(tensor) or plain(tensor))
     product(x.detach(), w.detach() if product is linear_by_loop else x.detach(), counts)
     assert len(read) == 1
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_a_layer_waits_for_its_counts_once_in_each_direction(recomputed, monkeypatch):
+    """Where no grouped product takes the dtype; here all of a layer's memory is taken for a GPU's but what it copied.
+
+    Backward waits only if it recomputes.
+    """
+    layer, copied, waits = Experts(4, 16, 24).double(), set(), []
+    read, to_host = torch.Tensor.tolist, torch.Tensor.cpu
+
+    def copy(tensor):
+        waits.append("cpu")
+        copied.add((it := to_host(tensor).clone()).data_ptr())
+        kept.append(it)
+        return it
+
+    kept = []  # alive, so that no other tensor gets its place
+    monkeypatch.setattr(torch.Tensor, "cpu", copy)
+    monkeypatch.setattr(
+        torch.Tensor,
+        "tolist",
+        lambda tensor: waits.extend(["tolist"] * (tensor.data_ptr() not in copied)) or read(tensor),
+    )
+    monkeypatch.setattr(grouped, "always_loops", lambda x: True, raising=False)
+    x, _, counts = inputs(torch.float64, COUNTS["uneven"])
+    run = (lambda *a: checkpoint(layer, *a, use_reentrant=False)) if recomputed else layer
+    out = run(x, counts)
+    assert waits == ["cpu"]
+    out.sum().backward()
+    assert waits == ["cpu"] * (1 + recomputed)

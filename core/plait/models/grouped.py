@@ -31,6 +31,21 @@ def grouped_linear(x_ND: Tensor, w_XFD: Any, counts_X: Tensor) -> Tensor:
     return _linear(x_ND, w_XFD, counts_X)
 
 
+def counts_for_products(x_ND: Tensor, counts_X: Tensor) -> Tensor:
+    """What a module of experts gives to its products with rows like `x_ND`, and their backward: `counts_X`, on the host
+    if all of them read the counts there. A GPU is then waited for once, here, and not in each."""
+    return counts_X.cpu() if always_loops(x_ND) else counts_X
+
+
+def always_loops(x_ND: Tensor) -> bool:
+    """Whether a GPU has no grouped product for rows like `x_ND`, whatever the weights are."""
+    return x_ND.device.type == "cuda" and not _gpu_runs_grouped(x_ND)
+
+
+def _gpu_runs_grouped(x_ND: Tensor) -> bool:
+    return x_ND.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x_ND.device) >= (8, 0)
+
+
 def runs_grouped(x_ND: Tensor, w_XFD: Tensor) -> bool:
     """Whether torch's grouped product supports these: device, dtype, rows of multiples of 16 bytes."""
     if _grouped_mm is None or x_ND.dtype != w_XFD.dtype or not x_ND.shape[0]:
@@ -38,7 +53,7 @@ def runs_grouped(x_ND: Tensor, w_XFD: Tensor) -> bool:
     if any(size * x_ND.element_size() % 16 for size in w_XFD.shape[1:]):
         return False
     if x_ND.device.type == "cuda":
-        return x_ND.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x_ND.device) >= (8, 0)
+        return _gpu_runs_grouped(x_ND)
     return x_ND.device.type == "cpu" and x_ND.dtype in _CPU_DTYPES
 
 
@@ -60,7 +75,7 @@ def _outer(y_NF: Tensor, x_ND: Tensor, counts_X: Tensor) -> Tensor:
 
 def linear_by_loop(x_ND: Tensor, w_XFD: Tensor, counts_X: Tensor) -> Tensor:
     out_NF = x_ND.new_empty(x_ND.shape[0], w_XFD.shape[1])
-    rows = counts_X.tolist()  # on a GPU the host waits for them: once
+    rows = counts_X.tolist()  # the host waits for them if they are on a GPU: see `counts_for_products`
     parts = zip(x_ND.split(rows), out_NF.split(rows), w_XFD, strict=True)
     for x_nD, out_nF, w_FD in parts:
         torch.mm(x_nD, w_FD.mT, out=out_nF)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.contract.errors import PlaitError
-from plait.models.grouped import grouped_linear
+from plait.models.grouped import counts_for_products, grouped_linear
 from plait.models.init import zeros
 from plait.models.options import at_most, divides, positive_int
 from plait.models.read_late import read_late
@@ -37,6 +37,7 @@ class Experts(nn.Module):
 
     def forward(self, x_ND: Tensor, counts_X: Tensor) -> Tensor:
         """(N, D) of rows sorted by expert; `counts_X` (int64): the rows of each expert."""
+        counts_X = counts_for_products(x_ND, counts_X)
         gate_NF, up_NF = grouped_linear(x_ND, self.w1, counts_X), grouped_linear(x_ND, self.w3, counts_X)
         return grouped_linear(F.silu(gate_NF) * up_NF, self.w2, counts_X)
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from plait import mix_in
-from plait.models.grouped import grouped_linear
+from plait.models.grouped import counts_for_products, grouped_linear
 from plait.models.moe import Copies, chosen
 
 
@@ -37,14 +37,15 @@ class SortedExperts:
 
     def forward(self, x_ND: Tensor, counts_X: Tensor) -> Tensor:
         """(N, D) of rows sorted by expert; `counts_X` (int64): the rows of each expert."""
-        inner = self._linear(x_ND, "gate_up_proj" if self.has_gate else "up_proj", counts_X)
+        counts = counts_X, counts_for_products(x_ND, counts_X)
+        inner = self._linear(x_ND, "gate_up_proj" if self.has_gate else "up_proj", *counts)
         inner = self._apply_gate(inner) if self.has_gate else self.act_fn(inner)
-        out_ND = self._linear(inner, "down_proj", counts_X)
+        out_ND = self._linear(inner, "down_proj", *counts)
         return self.post_expert_norm(out_ND) if self.has_post_expert_norm else out_ND
 
-    def _linear(self, x_ND: Tensor, name: str, counts_X: Tensor) -> Tensor:
+    def _linear(self, x_ND: Tensor, name: str, counts_X: Tensor, for_product_X: Tensor) -> Tensor:
         weight = getattr(self, name)
-        out = grouped_linear(x_ND, weight.mT if self.is_transposed else weight, counts_X)
+        out = grouped_linear(x_ND, weight.mT if self.is_transposed else weight, for_product_X)
         if not self.has_bias:
             return out
         return out + getattr(self, f"{name}_bias").repeat_interleave(counts_X, dim=0, output_size=len(x_ND))
