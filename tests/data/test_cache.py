@@ -18,24 +18,28 @@ from plait.data import documents, encode, tokenise
 from plait.data.text import Text
 from plait.testing import raises_about
 
-SLOW = """
-import sys, time
+GATED = """
+import sys
+from plait.data import cache, encode
 from plait.data.text import Text
 from plait.data.tokenizer import Bytes
-from plait.data import documents, encode, tokenise
+cache.SECONDS = 1e9  # says no progress, however slow the machine is
 encode.GROUP = 1000
 encode = Bytes.encode
-def slow(self, texts):
-    time.sleep(float(sys.argv[2]))
+def gated(self, texts):
+    print("a group", flush=True)
+    sys.stdin.readline()
     return encode(self, texts)
-Bytes.encode = slow
+Bytes.encode = gated
 Text(path=sys.argv[1], validation_fraction=0.1).prepare(lambda line: print(line, flush=True))
 """
 
 
-def start(corpus: Path, seconds: float) -> "subprocess.Popen[str]":
-    """A process that tokenises `corpus` group by group, resting so long before each."""
-    return subprocess.Popen([sys.executable, "-c", SLOW, str(corpus), str(seconds)], stdout=subprocess.PIPE, text=True)
+def start(corpus: Path) -> "subprocess.Popen[str]":
+    """A process that tokenises `corpus` group by group: before each it says so, and waits for a line or the end of its
+    input."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", GATED, str(corpus)], **pipes, text=True, encoding="utf-8")
 
 
 def source(path: Path | str, **options: object) -> Text:
@@ -108,24 +112,26 @@ def test_a_damaged_cache_is_made_anew(corpus: Path, cache: Path, said: list[str]
 
 
 def test_three_processes_at_once_tokenise_once(corpus: Path, cache: Path) -> None:
-    processes = [start(corpus, 0.05) for _ in range(3)]
-    said = [process.communicate(timeout=60)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0]
-    assert "".join(said).count("tokenising") == 1
-    assert "".join(said).count("waiting for another process") == 2
+    """None goes on before all have said what they do first."""
+    processes = [start(corpus) for _ in range(3)]
+    firsts = sorted(process.stdout.readline() for process in processes)
+    for process in processes:
+        process.stdin.close()
+    said = [process.stdout.read() for process in processes]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert [line.split()[0] for line in firsts] == ["tokenising", "waiting", "waiting"]
+    assert "tokenising" not in "".join(said)
     assert len(folders(cache)) == 1
     whole = tokens(source(corpus))
     assert sum(map(len, whole)) == sum(len(json.loads(line)["text"]) + 1 for line in corpus.read_text().splitlines())
 
 
 def test_what_a_killed_process_left_is_removed(corpus: Path, cache: Path, said: list[str]) -> None:
-    process = start(corpus, 0.2)
-    deadline = time.monotonic() + 30
-    while not list(cache.glob("*.part/train.bin")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    process = start(corpus)
+    while "a group" not in process.stdout.readline():
+        assert process.poll() is None
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     assert any(name.endswith(".part") for name in folders(cache))
     killed = source(corpus)
     killed.prepare(said.append)
