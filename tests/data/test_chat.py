@@ -21,6 +21,7 @@ from plait.data.chat import Chat
 from plait.testing import raises_about
 from plait.testing.models import llama3
 from tests.helpers.chats import CHATML, CHATS, pieces, tokenizer_in, written
+from tests.helpers.one_rank import train
 
 MARKED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
@@ -151,6 +152,13 @@ def test_what_rows_do_not_hold_is_counted(folder, tmp_path):
     )
     assert made.shortened(seq_len=most - 1) == ""
     assert "and 1 cut" in made.shortened(seq_len=most - 2)
+
+
+def test_what_rows_do_not_hold_is_said_once_under_another_launcher(chats, folder, tmp_path):
+    given = ["data=chat", f"data.path={chats}", f"data.tokenizer={folder}", "model.vocab_size=512", "train.steps=1"]
+    done = train(*given, "data.validation_fraction=0", cwd=tmp_path, PLAIT_CACHE=str(tmp_path / "cache"))
+    assert done.code == 0, done.err
+    assert done.out.count("data: train.seq_len=32 is too short for some of 60 conversations") == 1
 
 
 def fits(path, folder, seq_len):

@@ -1,9 +1,11 @@
 """What a user, a scheduler or a shell can get wrong about ranks and machines: one sentence, before any rank starts."""
 
+import errno
 import math
 import os
 import re
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -116,6 +118,29 @@ def test_ranks_need_open_files() -> None:
     for most in (64, resource.RLIM_INFINITY):
         with mock.patch("resource.getrlimit", return_value=(most, most)):
             capacity.check_open_files()
+
+
+def test_ranks_need_threads() -> None:
+    """Without them gloo ends ranks by SIGABRT, and the launcher restarts them."""
+    with mock.patch.object(capacity, "TRY", "import os; os._exit(3)"):
+        with raises_about("ulimit -u", 3, "room for 26 more threads"):
+            capacity.check_ranks(2, "cpu")
+        is_about(error_of(), "ulimit -u", 3)
+    with mock.patch("subprocess.run", side_effect=BlockingIOError(errno.EAGAIN, "")), raises_about("ulimit -u", 0):
+        capacity.check_ranks(1, "cpu")
+    capacity.check_ranks(2, "cpu")
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root, whom no such limit binds")
+def test_the_limit_of_processes_is_met() -> None:
+    """Of a user that has none yet."""
+    code = "from plait.check.capacity import check_threads; check_threads(1)"
+    other, few = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"], 'ulimit -u 9; exec "$@"'
+    if subprocess.run([*other, sys.executable, "-c", code], check=False).returncode:
+        pytest.skip("another user may not read this Python")
+    command = [*other, "bash", "-c", few, "-", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
+    assert "7 can be started: no further process or thread may be started; this user may have 9" in done.stderr
 
 
 def test_the_tokens_of_all_data_ranks_need_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,21 @@
 
 import errno
 import os
+import resource
+import subprocess
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from plait.contract.errors import DiskError, PlaitError
+from plait.contract.errors import DiskError, PlaitError, one_line
 from plait.data import cache
+from plait.data.documents import File
+from plait.data.text import Text
 from plait.records.run_folder import RunFolder
 from plait.system import locks
 from plait.system.processes import processes
+from tests.helpers.commands import PLAIT
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
@@ -41,6 +46,61 @@ def test_no_shared_memory(number: int) -> None:
         processes(2, print),
     ):
         pass
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM])
+def test_no_further_process(number: int) -> None:
+    said = {errno.EAGAIN: "no further process or thread may be started; .*ulimit -u", errno.ENOMEM: "memory ran out"}
+    with (
+        mock.patch("resource.getrlimit", return_value=(7, 7)),
+        mock.patch("os.fork", side_effect=OSError(number, os.strerror(number))),
+        pytest.raises(PlaitError, match=rf"processes that share work cannot be started: {said[number]}"),
+        processes(2, print) as pool,
+    ):
+        pool.submit(print)
+
+
+@pytest.mark.parametrize("said", ["Resource temporarily unavailable", "can't start new thread"])
+def test_no_further_thread(said: str) -> None:
+    """As C++ and Python tell it. Without limits of its own, this process is not to blame."""
+    with mock.patch("resource.getrlimit", return_value=(resource.RLIM_INFINITY,) * 2):
+        assert one_line(RuntimeError(said)) == (
+            "no further process or thread may be started; the container or the machine allows no more"
+        )
+    assert one_line(RuntimeError(f"{said} by a model")).startswith("RuntimeError: ")
+
+
+@pytest.mark.parametrize("kind", ["text", "lines"])
+@pytest.mark.parametrize("path", ["/proc/self/mem", "/nowhere/gone.txt"])
+def test_a_file_of_the_data_is_not_the_cache(tmp_path: Path, kind: str, path: str) -> None:
+    """The first of them opens, and gives an input/output error when it is read."""
+    why = "there is no such file" if "gone" in path else "the disk reports an input/output error"
+    source = Text(path="any", cache_dir=str(tmp_path / "cache"), validation_fraction=0)
+    with (
+        mock.patch.object(Text, "files", return_value=[File(Path(path), kind, 1, 0, named=True)]),
+        pytest.raises(DiskError, match=rf"^data cannot be tokenised: {path} cannot be read: {why}") as caught,
+    ):
+        source.prepare(print)
+    assert "cache_dir" not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EFBIG, errno.EAGAIN, errno.ENOMEM])
+def test_a_limit_of_the_process_is_not_the_cache(tmp_path: Path, number: int) -> None:
+    (tmp_path / "a.txt").write_text("a text\n" * 50, encoding="utf-8")
+    source = Text(path=str(tmp_path / "a.txt"), cache_dir=str(tmp_path / "cache"), validation_fraction=0)
+    with (
+        mock.patch.object(cache, "ensure", side_effect=OSError(number, os.strerror(number))),
+        pytest.raises(DiskError, match=r"^data cannot be tokenised: ") as caught,
+    ):
+        source.prepare(print)
+    assert "cache_dir" not in str(caught.value)
+
+
+def test_the_current_folder_is_gone(tmp_path: Path) -> None:
+    inside = f"cd {tmp_path}; mkdir gone; cd gone; rmdir ../gone; exec {PLAIT} plugins"
+    done = subprocess.run(["bash", "-c", inside], capture_output=True, text=True, encoding="utf-8", check=False)
+    assert done.returncode == 1
+    assert "plait: the current folder cannot be used: there is no such file or folder" in done.stderr
 
 
 def test_no_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,31 @@
 """What this machine can hold: how many ranks, and how many open files."""
 
 import contextlib
+import errno
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
-from plait.contract.errors import PlaitError
+from plait.contract.errors import PlaitError, in_words
 from plait.system.processes import cores
 
 RANKS_PER_CORE = 16  # more would only wait for each other
 RANK_BYTES = 200 * 2**20  # of an interpreter that has imported torch, before it has a model
 OPEN_FILES = 64  # of a rank: sockets to the others, and files that torch opens to save a checkpoint
+THREADS = 13  # of a rank on a processor that trains: Python's, gloo's, and torch's
+MOST = 255  # threads that are started to try: all that an exit code can count
+TRY = """
+import os, sys, threading
+started = 0
+try:
+    for _ in range(int(sys.argv[1])):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        started += 1
+except RuntimeError:
+    pass
+os._exit(started)
+"""
 MEMORY = "/proc/meminfo"
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 
@@ -34,6 +50,7 @@ def check_ranks(ranks: int, device_type: str) -> None:
             f"the run asks for {ranks} ranks on this machine, which can hold {fits}: {why}; "
             f"ask for {fits} or fewer, with launch.nproc_per_node or the strategies' degrees"
         ).at("launch.nproc_per_node", ranks, fits=f"at most {fits}")
+    check_threads(ranks)
 
 
 def check_open_files() -> None:
@@ -43,6 +60,29 @@ def check_open_files() -> None:
         raise PlaitError(
             f"this process may have {most} open files (ulimit -n {most}), and a run needs {OPEN_FILES} or more"
         ).at("ulimit -n", most, fits=f"at least {OPEN_FILES}")
+
+
+def check_threads(ranks: int) -> None:
+    """Raises PlaitError if `ranks` ranks could not start their threads here.
+
+    Later the same lack ends ranks by signals, and in other libraries' words.
+    """
+    need = min(THREADS * ranks, MOST)
+    here = _startable(need)
+    if here < need:
+        what = in_words(OSError(errno.EAGAIN, ""))
+        raise PlaitError(f"{ranks} rank(s) need {need} threads or more, and {here} can be started: {what}").at(
+            "ulimit -u", here, fits=f"room for {need} more threads"
+        )
+
+
+def _startable(count: int) -> int:
+    """How many of `count` threads can be started at once. A new process tries: it leaves nothing in this one."""
+    try:
+        code = subprocess.run([sys.executable, "-I", "-S", "-c", TRY, str(count)], check=False).returncode
+    except OSError:
+        return 0
+    return code if code >= 0 else count  # if it was killed, nothing is known
 
 
 def _free_bytes() -> int | None:

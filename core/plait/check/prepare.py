@@ -129,7 +129,7 @@ def prepare_together(config: Config, folder: RunFolder, say: Say) -> tuple[RunFo
             places = [folder.path, *([folder.checkpoints(conf.dir)] if conf.enabled else [])]
             return str(folder.path), ended, mark(places) if ended is None else {}
         except OSError as error:
-            raise PlaitError(one_line(error)) from error
+            raise PlaitError(f"the run cannot be prepared: {one_line(error)}") from error
 
     is_rank_0 = dist.get_rank() == 0
     try:

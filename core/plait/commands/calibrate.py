@@ -54,8 +54,10 @@ def main(argv: list[str]) -> int:
     if path.exists() and "--force" not in argv:
         raise PlaitError(f"{path} exists already; replace it with --force, or choose another name=NAME")
     device, ranks = _device(given)
+    from plait.check.capacity import check_threads
     from plait.system.disk import replace, writing
 
+    check_threads(ranks)
     text = written(measured(device, ranks), device, ranks)
     with writing(path.parent, "the folder of the file"):
         path.parent.mkdir(parents=True, exist_ok=True)

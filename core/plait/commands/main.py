@@ -96,8 +96,8 @@ def _exited(status: int, caller: FrameType) -> None:
 def _command(arguments: list[str]) -> int:
     completing = "-sc" in arguments or "--shell-completion" in arguments
     if completing or (arguments and arguments[0] in COMMANDS):
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # for models in the user's own folder; last, so that they hide no module
+        if (here := _here()) not in sys.path:
+            sys.path.append(here)  # for models in the user's own folder; last, so that they hide no module
         module = "plait.commands.completion" if completing else COMMANDS[arguments[0]][0]
         return importlib.import_module(module).main(arguments[not completing :])
     if arguments in (["--version"], ["-V"]):
@@ -112,6 +112,15 @@ def _command(arguments: list[str]) -> int:
         f"plait: unknown command {arguments[0]!r}{near_miss(arguments[0], list(COMMANDS))}\n{_usage()}", file=sys.stderr
     )
     return 1
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise DiskError(
+            f"the current folder cannot be used: {in_words(error)}; it may have been removed, so change to another"
+        ) from None
 
 
 def _usage() -> str:

@@ -80,7 +80,7 @@ def _config(cfg: DictConfig, hydra: Any) -> Config:
 
 
 def _run(config: Config, path: Path) -> None:
-    from plait.check.capacity import check_open_files
+    from plait.check.capacity import check_open_files, check_threads
     from plait.launch.launcher import launch_mode
     from plait.launch.no_restart import RunFailed
     from plait.records.run_folder import RunFolder
@@ -92,7 +92,8 @@ def _run(config: Config, path: Path) -> None:
         with writing(path, "the run's folder"), contextlib.suppress(FileNotFoundError):
             os.stat(path)  # the name is too long, or the folder may not be entered
         check_open_files()
-        external = launch_mode(config.launch) == "external"
+        if external := launch_mode(config.launch) == "external":
+            check_threads(1)
         outcome = _be_a_rank(config, folder) if external else _start_ranks(config, folder)
     finally:
         folder.unlock()
@@ -172,8 +173,7 @@ def _checked(asked: Config, folder: Any) -> Any:
 def _make_data(checked: Any) -> None:
     checked.source.prepare(_say)
     checked.source.check_length(seq_len=checked.config.train.seq_len)
-    shortened = getattr(checked.source, "shortened", None)  # not every source has it
-    if shortened and (line := shortened(seq_len=checked.config.train.seq_len)):
+    if line := checked.source.shortened(seq_len=checked.config.train.seq_len):
         _say(f"data: {line}")
 
 

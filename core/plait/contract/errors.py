@@ -28,11 +28,13 @@ WORDS = {
     errno.ESTALE: "the network file system lost it",
     errno.EPIPE: "nobody reads it any more",
 }
+LIMITS = {errno.EMFILE, errno.ENFILE, errno.EFBIG, errno.EAGAIN, errno.ENOMEM}  # no other folder would help
 NETWORK = (ConnectionError, TimeoutError, socket.gaierror, socket.herror)  # OSErrors that may be temporary
 SPELT = {  # found in torch's errors, which are not OSErrors
     os.strerror(n): n
     for n in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EFBIG, errno.ENAMETOOLONG)
 }
+NO_THREAD = {os.strerror(errno.EAGAIN), "can't start new thread"}  # the whole of C++'s and Python's RuntimeErrors
 LONGEST = 120  # characters shown of a path
 SHOWN = 80  # characters shown of a value
 
@@ -140,6 +142,10 @@ def in_words(error: BaseException, path: str | os.PathLike[str] | None = None) -
         return "the file is too large" + (f"; this process may write {most:,} bytes (ulimit -f)" if most > 0 else "")
     if number == errno.ENOSPC and _no_inodes(path or getattr(error, "filename", None)):
         return "the disk has no room for another file (no inodes are left)"
+    if number == errno.EAGAIN:
+        return f"no further process or thread may be started; {_limits('NPROC', 'AS')}"
+    if number == errno.ENOMEM:
+        return f"memory ran out; {_limits('AS')}"
     if number in WORDS:
         return WORDS[number]
     return getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
@@ -160,6 +166,8 @@ def number_of(error: BaseException) -> int | None:
         return int(found[1])
     if not isinstance(error, RuntimeError):
         return None
+    if str(error) in NO_THREAD:
+        return errno.EAGAIN
     if said := [number for text, number in SPELT.items() if text in str(error)]:
         return said[0]
     hidden = error.__cause__ or error.__context__
@@ -177,6 +185,14 @@ def shown(path: object) -> str:
     """A path for a message; the middle of a very long one is left out."""
     text = os.fsdecode(path) if isinstance(path, bytes) else str(path)
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}...{text[-LONGEST // 2 :]}"
+
+
+def _limits(*names: str) -> str:
+    """Which limits of this process may be the cause, in words."""
+    said = {"NPROC": "this user may have {:,} (ulimit -u)", "AS": "this process may have {:,} bytes (ulimit -v)"}
+    set_here = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0] for name in names}
+    found = [said[name].format(most) for name, most in set_here.items() if most != resource.RLIM_INFINITY]
+    return ", and ".join(found) or "the container or the machine allows no more"
 
 
 def _no_inodes(path: Any) -> bool:

@@ -15,7 +15,7 @@ from threading import Lock
 
 from plait.contract.errors import PlaitError, misfit
 from plait.data.documents import File
-from plait.data.opened import opened, strange
+from plait.data.opened import naming, opened, strange
 from plait.system.locks import try_lock, unlock, wait_lock
 from plait.system.processes import cores
 
@@ -138,7 +138,7 @@ def _digest(file: File, progress: Progress) -> str:
     digest = hashlib.blake2b(digest_size=16)
     if file.kind == "text":
         return _of_text(file, digest, progress)
-    with file.path.open("rb") as handle:
+    with naming(file.path), file.path.open("rb") as handle:
         while block := handle.read(1 << 20):
             digest.update(block)
             progress.add(len(block))

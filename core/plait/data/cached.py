@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from plait.contract.errors import DiskError, PlaitError, in_words, misfit, shown
+from plait.contract.errors import LIMITS, DiskError, PlaitError, in_words, misfit, shown
 from plait.data import cache
 from plait.data.cache import NOT_TEXT
 from plait.data.documents import File
@@ -78,12 +78,19 @@ class Cached(Source):
             files = [file for file, _ in self._content(say)]
             cache.ensure(self.folder, self.is_complete, lambda part: self.write(files, part, say), say)
         except OSError as error:
-            root = cache.root(self.cache_dir)
-            at = f" ({shown(error.filename)})" if error.filename else ""
-            raise DiskError(
-                f"data cannot be tokenised into {shown(root)}: {in_words(error, root)}{at}; "
-                "set data.cache_dir or PLAIT_CACHE to another folder"
-            ) from error
+            raise self._refused(error) from error
+
+    def _refused(self, error: OSError) -> DiskError:
+        """Which part the system refused: a limit of this process, a file of the data, or else the cache."""
+        root, at = cache.root(self.cache_dir), error.filename
+        if error.errno in LIMITS:
+            return DiskError(f"data cannot be tokenised: {in_words(error)}")
+        if at is not None and not Path(os.fsdecode(at)).is_relative_to(root) and not root.is_relative_to(at):
+            return DiskError(f"data cannot be tokenised: {shown(at)} cannot be read: {in_words(error, at)}")
+        return DiskError(
+            f"data cannot be tokenised into {shown(root)}: {in_words(error, root)}{f' ({shown(at)})' if at else ''}; "
+            "set data.cache_dir or PLAIT_CACHE to another folder"
+        )
 
     def _content(self, say: Say) -> list[tuple[File, str]]:
         """The files that are read, with the digest of each; computed once."""

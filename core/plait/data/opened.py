@@ -69,10 +69,21 @@ class Opened:
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """A system error inside names the file: reading raises it without a name."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def opened(path: Path) -> Iterator[Opened]:
     """The content of the file at `path`. Raises PlaitError if it cannot be decompressed."""
     packed = inner_suffix(path)[1]
-    with path.open("rb") as raw:
+    with naming(path), path.open("rb") as raw:
         if not packed:
             yield Opened(raw, raw)
             return

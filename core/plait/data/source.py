@@ -83,6 +83,10 @@ class Source(ABC):
     def check_length(self, *, seq_len: int) -> None:  # noqa: B027 (most have nothing to do)
         """After `prepare`: raise PlaitError if there is too little text for one sample; cheap."""
 
+    def shortened(self, *, seq_len: int) -> str:
+        """After `check_length`: what of the data no sample holds because it is too long, in words; "" if nothing."""
+        return ""
+
     @abstractmethod
     def fingerprint(self) -> str:
         """Hex digest of what determines the tokens; after `prepare`."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import gc
 import multiprocessing
 import os
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from plait.contract.errors import PlaitError, in_words
+from plait.contract.errors import PlaitError, in_words, number_of
 from plait.system.signals import ASKING
 
 
@@ -44,9 +45,11 @@ def processes(
     with _pool(count, method, _begin, (begin, *args)) as pool:
         try:
             yield pool
-        except BaseException:  # a signal: do not wait for what they do
+        except BaseException as error:  # such as a signal: do not wait for what they do
             for process in list(pool._processes.values()):
                 process.kill()
+            if number_of(error) in (errno.EAGAIN, errno.ENOMEM):  # the pool forks when it first gets work
+                raise PlaitError(f"processes that share work cannot be started: {in_words(error)}") from error
             raise
 
 

@@ -64,6 +64,8 @@ class Trainer:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine; other ranks find it done
             prepared = "PLAIT_LAUNCHER" in os.environ  # by the launcher, which reported it
             source.prepare((lambda line: None) if prepared else say)
+            if not prepared and (line := source.shortened(seq_len=train.seq_len)):
+                say(f"data: {line}")
         dist.barrier()
         opened = source.open(
             seq_len=train.seq_len, seed=train.seed, global_batch_size=self.global_batch_size, dp=self.dp
