@@ -187,7 +187,7 @@ def test_a_norm_at_the_end_of_a_branch():
     assert any("S(1) over tp" in line for line in table)
     assert table[11].strip() == "and 1 more"
     assert "such as a norm at its end" in done.out
-    assert "docs/models.md" in done.out
+    assert "docs/model-spec.md" in done.out
 
 
 def test_a_bias_apart_from_its_matrix():

@@ -191,7 +191,7 @@ def meaning(findings: list[Finding], documents: bool) -> list[str]:
     elif documents and FIRST not in wrong and steps == {last}:
         said.append(
             f"Only {last} is wrong, whose rows are packed documents: attention, or what took its place under the "
-            "strategy, does not use `positions` as docs/models.md says."
+            "strategy, does not use `positions` as docs/model-spec.md says."
         )
     elif FIRST in wrong or LAST in wrong or NORMS in wrong:
         said += [
@@ -203,7 +203,7 @@ def meaning(findings: list[Finding], documents: bool) -> list[str]:
     elif BUFFERS in wrong:
         said.append("A buffer is computed from one rank's tokens: only the balance of experts is summed over ranks.")
     said.append(
-        'The rules are in docs/models.md, "The rules, and why". To see whether the strategy is the cause, run '
+        'The rules are in docs/model-spec.md, "The rules, and why". To see whether the strategy is the cause, run '
         "the same command with a shipped model, such as model=llama3_debug."
     )
     return said

@@ -63,8 +63,8 @@ def _refuse_unlike(fqn: str, inner: nn.Module, documents: nn.Module | None, meth
     sinks = torch.linspace(-1, 1, 4, dtype=torch.float64, device="cpu")
     given = {"scale": 0.5, "softcap": 0.7, "sinks": sinks}
     refusal = PlaitError(
-        f"{KEY}.method={method} computes attention as docs/models.md declares it, but {fqn!r} computes something else, "
-        "such as another scale, a window or a cap that is not a keyword of the call; use ulysses"
+        f"{KEY}.method={method} computes attention as docs/model-spec.md declares it, but {fqn!r} computes something "
+        "else, such as another scale, a window or a cap that is not a keyword of the call; use ulysses"
     ).at(f"{KEY}.method", method, fits=("ulysses",))
     try:
         with torch.no_grad(), torch.device("cpu"):

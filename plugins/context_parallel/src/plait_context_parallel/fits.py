@@ -13,7 +13,7 @@ METHODS = ("gather", "ring", "ulysses")
 ORDERS = ("zigzag", "contiguous")
 
 
-KEYWORDS = ("scale", "window", "softcap", "sinks")  # of attention, as docs/models.md declares them
+KEYWORDS = ("scale", "window", "softcap", "sinks")  # of attention, as docs/model-spec.md declares them
 
 
 def refuse_keywords(others: Iterable[str], method: str) -> None:
