@@ -39,8 +39,7 @@ PUBLISHED = [
 def found(overrides: list[str], world: int, common: Sequence[str] = COMMON) -> Any:
     """What a search finds: `plait_autoparallel.search.Found`."""
     from plait import PlaitError
-    from plait.check.check import check
-    from plait.compose.compose import resolve
+    from plait.host import check, compose
     from plait.plan.engine import _plannable
     from plait_autoparallel import decide
 
@@ -53,7 +52,7 @@ def found(overrides: list[str], world: int, common: Sequence[str] = COMMON) -> A
 
     decide.file.plan = noted
     try:
-        check(_plannable(resolve([*common, *overrides, OURS]), []), world)
+        check(_plannable(compose([*common, *overrides, OURS]), []), world)
     except PlaitError as error:
         return error
     finally:

@@ -58,10 +58,10 @@ class BareLoop:
 
 
 def main() -> None:
-    from plait.compose.compose import resolve
+    from plait.host import compose
 
     dist.init_process_group("gloo")
-    config = resolve(sys.argv[1:])
+    config = compose(sys.argv[1:]).plain()
     loop = BareLoop(config)
     for step in range(config["train"]["steps"]):
         loss = loop.step()

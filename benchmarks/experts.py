@@ -58,12 +58,12 @@ def grouped_against_loop(device: str, cycles: int, warm_up: int) -> None:
 def as_rank_of(model: str, cycles: int, warm_up: int, batch: int, seq_len: int) -> None:
     import logging
 
-    from plait.compose.compose import resolve
+    from plait.host import compose
     from plait_expert_parallel import ExpertParallel
     from plait_fsdp2 import Fsdp2
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # of two sums for a norm that is one number
-    config = resolve([f"model={model}", "strategy=[fsdp2]"])
+    config = compose([f"model={model}", "strategy=[fsdp2]"]).plain()
     steps = {}
     for degree in DEGREES:
         if degree <= int(os.environ["WORLD_SIZE"]):

@@ -76,10 +76,10 @@ def main() -> None:
     print(f"{about()}\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="plait-finetune-") as scratch:
         overrides = [*made(Path(scratch), asked.conversations), *asked.overrides, *more]
-        from plait.compose.compose import resolve
+        from plait.host import compose
 
-        train = resolve(overrides)["train"]
-        tokens = train["local_batch_size"] * train["seq_len"]
+        train = compose(overrides).train
+        tokens = train.local_batch_size * train.seq_len
         speeds: dict[str, list[float]] = {name: [] for name in names}
         losses = {}
         for cycle in range(-asked.warm_up, asked.cycles):

@@ -37,7 +37,7 @@ def as_rank(overrides: list[str]) -> None:
     class Interleaved(trainer.Trainer):
         def __init__(self, config: Any, *rest: Any) -> None:
             super().__init__(config, *rest)
-            self.bare = {name: BareLoop(config.node) for name in LOOPS[1:]}
+            self.bare = {name: BareLoop(config.plain()) for name in LOOPS[1:]}
             self.spent: dict[str, list[list[float]]] = {name: [] for name in LOOPS}
 
         def begin(self) -> None:

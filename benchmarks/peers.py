@@ -148,11 +148,11 @@ def main() -> None:
     overrides = [*asked.overrides, *more]
     if asked.steps < 3:
         parser.error("--steps must be at least 3")
-    from plait.compose.compose import resolve
+    from plait.host import compose
 
     names = [name for name in NAMES if name in {*asked.only, "bare"}]
-    train = resolve(overrides)["train"]
-    tokens = train["local_batch_size"] * train["seq_len"]
+    train = compose(overrides).train
+    tokens = train.local_batch_size * train.seq_len
     for name in names:
         command(name)  # makes its environment
     print(f"{about()}\n", flush=True)

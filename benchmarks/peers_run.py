@@ -181,9 +181,9 @@ PEERS = {"bare": bare, "fabric": fabric, "accelerate": accelerate, "trainer": tr
 
 
 def main() -> None:
-    from plait.compose.compose import resolve
+    from plait.host import compose
 
-    PEERS[sys.argv[1]](resolve(sys.argv[2:]))
+    PEERS[sys.argv[1]](compose(sys.argv[2:]).plain())
 
 
 if __name__ == "__main__":

@@ -68,8 +68,7 @@ def runs() -> None:
 def ranks() -> None:
     sys.path.insert(0, str(ROOT))  # for the helpers of the tests
 
-    from plait.check.check import check
-    from plait.compose.compose import resolve
+    from plait.host import check, compose
     from plait.plan.engine import plan
     from plait.testing.pool import Pool
     from tests.helpers import measured
@@ -80,9 +79,9 @@ def ranks() -> None:
     print("| layout | parameters | gradients | optimizer | peak | collectives | bytes |\n|---|---|---|---|---|---|---|")
     pool = Pool(4)
     for name, overrides in LAYOUTS.items():
-        checked = check(resolve([*RUN, *overrides]), 4)
-        found = plan(checked.config.node, 4)
-        real, alone = (pool.run(measured.measure, checked.config.node, counts, world=4)[0] for counts in (True, False))
+        checked = check(compose([*RUN, *overrides]), 4)
+        found = plan(checked.config, 4)
+        real, alone = (pool.run(measured.measure, checked.config, counts, world=4)[0] for counts in (True, False))
         seen = Counter((axis, kind) for kind, axis, _ in real.collectives)
         same = {(c.axis, c.kind): c.count for c in found.collectives} == seen
         sizes = [getattr(found.memory, kind) / getattr(real, kind) for kind in ("parameters", "gradients", "optimizer")]

@@ -24,8 +24,8 @@ def traced(model: str, ranks: int, batch: int, seq_len: int) -> list[tuple[Graph
     import plait_simplefsdp.compile as whole
     from plait import Compile, Precision
     from plait.compose.build import build_model
-    from plait.compose.compose import resolve
     from plait.contract.config import Config, Train
+    from plait.host import compose
     from plait.parallel.apply import set_up
     from plait.parallel.assembly import assemble_model
     from plait.strategies.registry import create
@@ -44,7 +44,7 @@ def traced(model: str, ranks: int, batch: int, seq_len: int) -> list[tuple[Graph
         compile=Compile(enabled=True, backend="aot_eager"),
     )
     try:
-        built, spec = build_model(resolve(f"model={model}".split())["model"])
+        built, spec = build_model(compose(f"model={model}".split()).model)
         own = {"simplefsdp": create("simplefsdp", {"passes": []})}
         applied = set_up(assemble_model(built, spec, own, config, ranks, "cpu"), fill=False)
         with FakeTensorMode(allow_non_fake_inputs=True):

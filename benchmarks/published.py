@@ -138,9 +138,8 @@ def fitted(found: Any, cluster: Any, wanted: float) -> float:
 
 
 def main(parts: list[str], few: bool) -> None:
-    from plait.check.check import check
-    from plait.compose.compose import resolve
     from plait.contract.cluster import cluster_of
+    from plait.host import check, compose
     from plait.plan.engine import _plannable, plan, step_of
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
@@ -151,13 +150,13 @@ def main(parts: list[str], few: bool) -> None:
     shares: dict[str, float] = {}
     with every_second_product_recomputed():
         for row in (r for r in ROWS if r.fitted or not parts or any(part in r.name for part in parts)):
-            node = resolve([*COMMON, *row.overrides])
-            cluster = cluster_of(node["cluster"])
+            config = compose([*COMMON, *row.overrides])
+            cluster = cluster_of(config.cluster)
             assert cluster is not None
-            every, compiled = row.memory is not None and not few, bool(node["compile"]["enabled"])
-            one = plan(node, row.world, every=every)
+            every, compiled = row.memory is not None and not few, config.compile.enabled
+            one = plan(config, row.world, every=every)
             assert one.time is not None
-            checked = check(_plannable(node, []), row.world)
+            checked = check(_plannable(config, []), row.world)
             found = step_of(checked.config, checked.assembly, 0, cluster, every, compiled)
             each = one.tokens / row.world
             if row.fitted:

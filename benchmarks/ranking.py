@@ -33,7 +33,7 @@ def calibrated(folder: str, ranks: int) -> None:
 
 def searched(asked: Any, folder: str) -> tuple[dict[str, tuple[Any, dict[str, Any]]], str]:
     """Layout -> (how it is scored, config of a run that uses it), the plan first; and the best plan by hand."""
-    from plait.compose.compose import resolve
+    from plait.host import compose
     from plait_autoparallel.words import described, recomputed
 
     shape = [f"model={asked.model}", f"train.seq_len={asked.seq_len}", f"train.local_batch_size={asked.batch}"]
@@ -48,8 +48,8 @@ def searched(asked: Any, folder: str) -> tuple[dict[str, tuple[Any, dict[str, An
         for one in [result.best, *result.others, hand]:
             name = f"{described(one.candidate)}; {recomputed(one.mix.modes)}"
             options = one.candidate.composition.strategies
-            node = resolve([*shape, *QUIET, f"strategy=[{','.join(options)}]", "launch.device=cpu",
-                            f"train.global_batch_size={asked.batch * asked.ranks}"])  # fmt: skip
+            node = compose([*shape, *QUIET, f"strategy=[{','.join(options)}]", "launch.device=cpu",
+                            f"train.global_batch_size={asked.batch * asked.ranks}"]).plain()  # fmt: skip
             for key, given in options.items():
                 node["strategy"][key].update(given)
             node["train"]["local_batch_size"] = one.candidate.rows

@@ -57,12 +57,11 @@ def commands(repeats: int) -> None:
 
 def set_up(overrides: list[str], world_size: int) -> Any:
     """The model of these overrides under fsdp2, on the meta device. A process group of that size must run."""
-    from plait.check.check import check
-    from plait.compose.compose import resolve
+    from plait.host import check, compose
     from plait.parallel.apply import set_up
 
     overrides = ["strategy=[fsdp2]", "launch.device=cpu", f"launch.nproc_per_node={world_size}", *overrides]
-    return set_up(check(resolve(overrides)).assembly, fill=False)
+    return set_up(check(compose(overrides)).assembly, fill=False)
 
 
 def fill(applied: Any) -> int:
@@ -129,10 +128,10 @@ def threads(model: str, cores: int = 16) -> None:
     import torch
 
     from plait.compose.build import build_model
-    from plait.compose.compose import resolve
+    from plait.host import compose
     from plait.parallel.initialize import fill
 
-    built, spec = build_model(resolve([f"model={model}"])["model"])
+    built, spec = build_model(compose([f"model={model}"]).model)
     params = dict(built.named_parameters())
     drawn = spec.init_of(max(params, key=lambda name: params[name].numel()))
 

@@ -20,7 +20,7 @@ import torch
 from machine import about
 
 from plait import PlaitError
-from plait.compose.compose import resolve
+from plait.host import compose
 
 SECONDS = 465  # for all runs together
 PLAIT = str(Path(sys.executable).with_name("plait"))
@@ -143,7 +143,7 @@ def main() -> None:
             left = min(case.seconds, SECONDS - (time.monotonic() - began))
             overrides = overrides_of(case, compiled, given)
             try:
-                config = resolve(overrides)
+                config = compose(overrides).plain()
             except PlaitError as error:
                 sys.exit(f"throughput: {error}")
             print(" | ".join(table_row(case, config, *run(overrides, left))), flush=True)

@@ -259,11 +259,11 @@ def train(config: Config, folder: str) -> list[dict[str, Any]]:
 
 def main() -> None:
     out, *overrides = sys.argv[1:]
-    from plait.compose.compose import resolve
+    from plait.host import compose
     from plait.parallel.allocator import grow_segments
     from plait.parallel.process_group import device_of, end_group, listen_on_loopback, local_device
 
-    config = resolve(overrides)
+    config = compose(overrides).plain()
     if (kind := device_of(config["launch"]["device"])) == "cpu":
         on_a_processor()
     else:

@@ -22,11 +22,11 @@ def as_rank_of(model: str, backends: Sequence[str], cycles: int, warm_up: int, b
     import logging
 
     import plait
-    from plait.compose.compose import resolve
+    from plait.host import compose
     from plait.strategies.registry import create
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
-    config = resolve([*f"model={model}".split(), "strategy=[fsdp2]"])
+    config = compose([*f"model={model}".split(), "strategy=[fsdp2]"]).plain()
     steps = {}
     for backend in backends:
         for name in ("fsdp2", "simplefsdp"):

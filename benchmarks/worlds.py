@@ -31,21 +31,20 @@ def sets(tensor: int, experts: int) -> dict[str, list[str]]:
 
 
 def has_experts(model: str) -> bool:
-    from plait.compose.compose import resolve
+    from plait.host import compose
 
-    return bool(resolve([f"model={model}"])["model"].get("n_experts"))
+    return bool(compose([f"model={model}"]).model.get("n_experts"))
 
 
 def seconds(overrides: list[str], world: int) -> float:
-    from plait.check.check import check
-    from plait.compose.compose import resolve
+    from plait.host import check, compose
     from plait.parallel.apply import set_up
     from plait.parallel.simulated import simulated
 
     gc.collect()
     with simulated(world, rank=world // 2):
         began = time.process_time()
-        set_up(check(resolve([*overrides, "launch.device=cpu", f"launch.nproc_per_node={world}"])).assembly, fill=False)
+        set_up(check(compose([*overrides, "launch.device=cpu", f"launch.nproc_per_node={world}"])).assembly, fill=False)
         return time.process_time() - began
 
 

@@ -142,26 +142,26 @@ def test_what_a_save_costs_is_what_the_steps_after_it_lose(benchmark) -> None:
 
 
 def test_all_compositions_are_valid(benchmark) -> None:
-    from plait.compose.compose import resolve
+    from plait.host import compose
 
     gpu = benchmark("gpu")
     for case in gpu.CASES:
         for each in (case, gpu.small(case)):
-            config = resolve([*gpu.overrides_of(each, True, list(gpu.ALONE))])
-            assert config["compile"]["enabled"]
-            assert (config["precision"]["storage"], config["precision"]["param"]) == ("float32", "bfloat16")
+            config = compose([*gpu.overrides_of(each, True, list(gpu.ALONE))])
+            assert config.compile.enabled
+            assert (config.precision.storage, config.precision.param) == ("float32", "bfloat16")
     for name, more in gpu.VARIANTS.items():
-        config = resolve([*gpu.overrides_of(gpu.CASES[0], True, [*gpu.ALONE, *more(gpu.CASES[0])])])
+        config = compose([*gpu.overrides_of(gpu.CASES[0], True, [*gpu.ALONE, *more(gpu.CASES[0])])])
         if name == "saves":
-            warm_up, every = gpu.CASES[0].warm_up, config["checkpoint"]["interval"]
-            assert warm_up < every < 2 * every < config["train"]["steps"], "two saves are measured"
+            warm_up, every = gpu.CASES[0].warm_up, config.checkpoint.interval
+            assert warm_up < every < 2 * every < config.train.steps, "two saves are measured"
 
 
 @pytest.mark.parametrize("model", ["llama3_1b", "llama3_8b", "llama3_debug"])
 def test_torchtitans_feed_forward_gets_the_same_width(benchmark, model: str) -> None:
-    from plait.compose.compose import resolve
+    from plait.host import compose
 
-    config = resolve([f"model={model}"])["model"]
+    config = compose([f"model={model}"]).model
     named = benchmark("torchtitan_run").llama3(config)
     width = int(named["ffn_dim_multiplier"] * int(2 * 4 * config["dim"] / 3))  # how its FeedForward computes it
     multiple = named["multiple_of"]

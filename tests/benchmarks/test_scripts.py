@@ -41,15 +41,15 @@ def test_overhead_compares_three_loops(tmp_path: Path) -> None:
 
 def test_the_commands_of_a_second_start_compose(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not run here: four compiled starts take a minute of the processor."""
-    from plait.compose.compose import resolve
+    from plait.host import compose
 
     monkeypatch.syspath_prepend(str(FOLDER))
     runs = __import__("second_start").RUNS
     assert list(runs) == ["fsdp2", "simplefsdp"]
     for name, (_, command, *overrides) in runs.items():
-        config = resolve(overrides)
-        assert (command, list(config["strategy"]), config["compile"]["enabled"]) == ("train", [name], True)
-        assert config["train"]["steps"] == 1
+        config = compose(overrides)
+        assert (command, list(config.strategy), config.compile.enabled) == ("train", [name], True)
+        assert config.train.steps == 1
 
 
 @pytest.mark.slow

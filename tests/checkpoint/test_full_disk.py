@@ -18,7 +18,6 @@ from plait.checkpoint.export import export
 from plait.checkpoint.files import put_in_place
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
-from plait.contract.config import Config
 from plait.contract.errors import DiskError, PlaitError
 from plait.contract.observer import RunObserver
 from plait.records.metrics import Metrics
@@ -137,7 +136,7 @@ def broken_off(node: Any, folder: str, where: str) -> tuple[str, int, list[str]]
     dist.barrier()
     from plait.train.trainer import Trainer
 
-    trainer = Trainer(Config.of(node), run, lambda text: None)
+    trainer = Trainer(node, run, lambda text: None)
     metrics = Metrics(Path(folder), trainer.config.metrics) if rank == 0 else None
     commit, full = Store.commit, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -173,13 +172,13 @@ def broken_off(node: Any, folder: str, where: str) -> tuple[str, int, list[str]]
 
 @pytest.mark.parametrize("where", ["checkpoint", "metrics"])
 def test_all_ranks_end_together_and_tell_what_is_safe(plait_ranks: Pool, tmp_path: Path, where: str) -> None:
-    from plait.compose.compose import resolve
+    from plait.host import compose
 
     given = whole_run.overrides(
         {"fsdp2": {}}, tmp_path, 2, "checkpoint.mode=async", "train.steps=200", "validation.interval=0"
     )
-    node = resolve([*given, "checkpoint.interval=3", f"data.cache_dir={tmp_path / 'cache'}"])
-    node["run"]["name"] = "a"
+    node = compose([*given, "checkpoint.interval=3", f"data.cache_dir={tmp_path / 'cache'}"])
+    node = node.with_value("run.name", "a")
     told = plait_ranks.run(broken_off, node, str(tmp_path / "a"), where, world=2)
     (first, step, found), (second, other, _) = told
     assert step == other

@@ -16,6 +16,7 @@ import yaml
 from plait.checkpoint.load import load, load_latest
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import MANIFEST, Store
+from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.parallel.state import canonical_state, is_absent
 from plait.testing import whole_run
@@ -32,14 +33,14 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-def node_of(layout: str, folder: Path) -> dict[str, Any]:
+def config_of(layout: str, folder: Path) -> Config:
     """The config of the run `a` in `folder`, in this layout."""
-    from plait.compose.compose import resolve
+    from plait.host import compose
 
     world, strategies = LAYOUTS[layout]
     more = ("checkpoint.interval=2", "checkpoint.keep=3", "checkpoint.mode=sync", "train.steps=6", "run.name=a")
     given = whole_run.overrides(strategies, folder, world, *more, "validation.interval=0", model=WIDE)
-    return resolve([*given, f"data.cache_dir={folder / 'cache'}"])
+    return compose([*given, f"data.cache_dir={folder / 'cache'}"])
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def trained(plait_ranks: Pool, tmp_path_factory: pytest.TempPathFactory) -> Path
     folder = tmp_path_factory.mktemp("reads")
     (folder / "a").mkdir()
     (folder / "a/versions.json").write_text("{}")
-    plait_ranks.run(whole_run.run, node_of("the same", folder), folder / "a", world=2)
+    plait_ranks.run(whole_run.run, config_of("the same", folder), folder / "a", world=2)
     return folder
 
 
@@ -70,14 +71,13 @@ def state_of(applied: Any, optimizer: Any) -> dict[str, torch.Tensor]:
     return {key: (t.full_tensor() if isinstance(t, DTensor) else t).clone() for key, t in state.items()}
 
 
-def resume(node: dict[str, Any], folder: str) -> tuple[int | str, list[str], int, list[str]]:
+def resume(config: Config, folder: str) -> tuple[int | str, list[str], int, list[str]]:
     """The step after which a rank goes on, or its error; what was said; bytes read; what differs from that step."""
-    from plait.contract.config import Config
     from plait.records.run_folder import RunFolder
     from plait.train.trainer import Trainer
 
     said: list[str] = []
-    trainer = Trainer(Config.of(node), RunFolder(Path(folder)), said.append)
+    trainer = Trainer(config, RunFolder(Path(folder)), said.append)
     before = bytes_read()
     try:
         step = trainer.restore()
@@ -95,37 +95,35 @@ def sizes(checkpoint: Path, ending: str) -> int:
     return sum(path.stat().st_size for path in checkpoint.iterdir() if path.name.endswith(ending))
 
 
-def prepared(node: dict[str, Any], run: Path) -> tuple[list[str], int]:
+def prepared(config: Config, run: Path) -> tuple[list[str], int]:
     """What the launcher says of the run before it starts ranks, and how many bytes it reads."""
-    from plait.check.check import check
     from plait.check.resume import find_checkpoint
+    from plait.host import check
     from plait.records.run_folder import RunFolder
 
-    (run / "config.yaml").write_text(yaml.safe_dump(node))
-    checked, said = check(node), []
+    (run / "config.yaml").write_text(yaml.safe_dump(config.plain()))
+    checked, said = check(config), []
     before = bytes_read()
     find_checkpoint(checked, RunFolder(run), said.append)
     return said, bytes_read() - before
 
 
-def longer(layout: str, trained: Path) -> dict[str, Any]:
-    node = node_of(layout, trained)
-    node["train"]["steps"] = 8
-    return node
+def longer(layout: str, trained: Path) -> Config:
+    return config_of(layout, trained).with_value("train.steps", 8)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="this system does not count what a process reads")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_how_often_a_byte_is_read(plait_ranks: Pool, trained: Path, run: Path, layout: str) -> None:
-    node, last = longer(layout, trained), run / "checkpoints/step-6"
+    config, last = longer(layout, trained), run / "checkpoints/step-6"
     tensors = sizes(last, ".distcp")
     assert tensors > 20e6
-    prepared(node, run)  # imports
-    said, parent = prepared(node, run)
+    prepared(config, run)  # imports
+    said, parent = prepared(config, run)
     assert any(line.startswith("checkpoint: resuming after step 6 ") for line in said)
     assert parent < 300_000
     world = LAYOUTS[layout][0]
-    ranks = plait_ranks.run(resume, node, str(run), world=world)
+    ranks = plait_ranks.run(resume, config, str(run), world=world)
     assert [(step, wrong) for step, _, _, wrong in ranks] == [(6, [])] * world
     total = parent + sum(read for _, _, read, _ in ranks)
     metadata = sizes(last, MANIFEST) + sizes(last, ".metadata") + sizes(last, ".pieces")
@@ -158,16 +156,16 @@ DAMAGE = {
 def test_damage_that_ranks_find_takes_all_of_them_to_the_one_before(
     plait_ranks: Pool, trained: Path, run: Path, layout: str
 ) -> None:
-    node, (world, _) = longer(layout, trained), LAYOUTS[layout]
+    config, (world, _) = longer(layout, trained), LAYOUTS[layout]
     for act, why in DAMAGE.values():
         shutil.rmtree(run)
         shutil.copytree(trained / "a", run)
         act(run / "checkpoints/step-6")
-        launcher, _ = prepared(node, run)
+        launcher, _ = prepared(config, run)
         assert any(line.startswith("checkpoint: resuming after step 6 ") for line in launcher)
         assert not any("skipping" in line for line in launcher)
         before = contents(run / "checkpoints")
-        ranks = plait_ranks.run(resume, node, str(run), world=world)
+        ranks = plait_ranks.run(resume, config, str(run), world=world)
         assert [(step, wrong) for step, _, _, wrong in ranks] == [(4, [])] * world
         assert ranks[0][1] == [
             f"skipping the checkpoint {run}/checkpoints/step-6: {why}",
@@ -183,12 +181,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("layout", ["the same", "one process"])
 def test_when_none_is_sound_all_ranks_end_with_that(plait_ranks: Pool, trained: Path, run: Path, layout: str) -> None:
-    node, (world, _) = longer(layout, trained), LAYOUTS[layout]
+    config, (world, _) = longer(layout, trained), LAYOUTS[layout]
     flip(run / "checkpoints/step-6/__1_0.distcp")
     flip(run / "checkpoints/step-4/.metadata")
     (run / "checkpoints/step-2/__0_0.distcp").unlink()
     before = contents(run / "checkpoints")
-    ranks = plait_ranks.run(resume, node, str(run), world=world)
+    ranks = plait_ranks.run(resume, config, str(run), world=world)
     assert ranks[0][1] == [
         f"skipping the checkpoint {run}/checkpoints/step-6: its file __1_0.distcp {CHANGED}",
         f"checkpoint: resuming after step 4 from {run}/checkpoints/step-4",
@@ -203,34 +201,34 @@ def test_when_none_is_sound_all_ranks_end_with_that(plait_ranks: Pool, trained: 
 
 def test_a_damaged_one_that_was_named_ends_the_run(plait_ranks: Pool, trained: Path, run: Path, tmp_path: Path) -> None:
     """It does not start over, nor from one that nobody named."""
-    node, named = longer("the same", trained), run / "checkpoints/step-6"
-    node["checkpoint"]["load"] = str(named)
+    config, named = longer("the same", trained), run / "checkpoints/step-6"
+    config = config.with_value("checkpoint.load", str(named))
     flip(named / "__1_0.distcp")
     why = f"checkpoint.load={named} cannot be loaded: its file __1_0.distcp {CHANGED}"
     (tmp_path / "b").mkdir()
     (tmp_path / "b/versions.json").write_text("{}")
-    for error, said, _, _ in plait_ranks.run(resume, node, str(tmp_path / "b"), world=2):
+    for error, said, _, _ in plait_ranks.run(resume, config, str(tmp_path / "b"), world=2):
         assert (error, said) == (why, [])
     flip(named / ".metadata")
     for name in ("step-2", "step-4"):
         flip(run / "checkpoints" / name / "__0_0.distcp")
-    node["checkpoint"]["load"] = str(shutil.copytree(trained / "a/checkpoints/step-4", tmp_path / "step-4"))
-    for error, _, _, _ in plait_ranks.run(resume, node, str(run), world=2):
+    elsewhere = shutil.copytree(trained / "a/checkpoints/step-4", tmp_path / "step-4")
+    config = config.with_value("checkpoint.load", str(elsewhere))
+    for error, _, _, _ in plait_ranks.run(resume, config, str(run), world=2):
         assert str(error).startswith(f"no checkpoint in {run}/checkpoints is sound: step-6: its file ")
 
 
 def test_a_finished_run_is_checked_by_the_launcher(trained: Path, run: Path) -> None:
     """No rank reads its last checkpoint."""
-    node = node_of("the same", trained)
-    node["checkpoint"]["export"] = False
-    from plait.check.check import check
+    config = config_of("the same", trained).with_value("checkpoint.export", False)
     from plait.check.resume import find_checkpoint
+    from plait.host import check
     from plait.records.run_folder import RunFolder
 
     said: list[str] = []
-    assert find_checkpoint(check(node), RunFolder(run), said.append).finished
+    assert find_checkpoint(check(config), RunFolder(run), said.append).finished
     flip(run / "checkpoints/step-6/__1_0.distcp")
-    found = find_checkpoint(check(node), RunFolder(run), said.append)
+    found = find_checkpoint(check(config), RunFolder(run), said.append)
     assert (found.step, found.finished) == (4, False)
     assert f"skipping the checkpoint {run}/checkpoints/step-6: its file __1_0.distcp {CHANGED}" in said
 

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from plait.check.check import check
-from plait.compose.compose import resolve
+from plait.host import check, compose
 from plait.plan import engine
 from plait.plan.side_by_side import Job, Ranking
 from tests.helpers.fakes import distribution, forget
@@ -175,7 +174,7 @@ def test_a_plan_notes_what_strategies_say_in_full(monkeypatch: pytest.MonkeyPatc
         return attrs.evolve(check(*arguments), said=[("a line", "all of its details"), ("only a line", "")])
 
     monkeypatch.setattr(engine, "check", said)
-    found = engine.plan(resolve(["strategy=[]", *TINY]), 1)
+    found = engine.plan(compose(["strategy=[]", *TINY]), 1)
     assert found.notes == ["all of its details", "only a line"]
 
 

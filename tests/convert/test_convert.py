@@ -213,10 +213,10 @@ TINY = ("model=qwen3_debug", "model.dim=32", "model.n_layers=1", "model.ffn_dim=
 
 
 def test_the_command(tmp_path, monkeypatch):
-    from plait.compose.compose import resolve
+    from plait.host import compose
 
     monkeypatch.chdir(tmp_path)
-    model, spec = build_model(resolve(list(TINY))["model"])
+    model, spec = build_model(compose(list(TINY)).model)
     materialise(model, "cpu")
     initialise(model, spec, seed=0)
     (tmp_path / "a").mkdir()

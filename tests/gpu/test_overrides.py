@@ -2,8 +2,7 @@
 
 import pytest
 
-from plait.check.check import check
-from plait.compose.compose import resolve
+from plait.host import check, compose
 from tests.gpu import test_process, test_training
 from tests.helpers.commands import SMALL
 
@@ -17,9 +16,9 @@ RUNS = {
 
 @pytest.mark.parametrize("overrides", COMMANDS.values(), ids=COMMANDS)
 def test_commands(overrides):
-    check(resolve([*SMALL, *overrides, "launch.device=cpu"]), 1)
+    check(compose([*SMALL, *overrides, "launch.device=cpu"]), 1)
 
 
 @pytest.mark.parametrize("overrides", RUNS.values(), ids=RUNS)
 def test_runs(overrides, tmp_path):
-    check(resolve(test_training.given("cpu", tmp_path, *overrides)), 1)
+    check(compose(test_training.given("cpu", tmp_path, *overrides)), 1)

@@ -7,8 +7,7 @@ from unittest import mock
 
 import pytest
 
-from plait.check.check import check
-from plait.compose.compose import resolve
+from plait.host import check, compose
 from plait.testing import whole_run
 
 
@@ -21,13 +20,12 @@ def trained(node, folder, guarded=(), stop_after=0, export=False):
     import torch.distributed.checkpoint as dcp
     from safetensors.torch import load_file
 
-    from plait.contract.config import Config
     from plait.parallel.state import weights
     from plait.records.run_folder import RunFolder
     from plait.train.trainer import Trainer
 
     seen = whole_run.Rows(lambda step: after(step))
-    trainer = Trainer(Config.of(node), RunFolder(folder), lambda text: None, [seen])
+    trainer = Trainer(node, RunFolder(folder), lambda text: None, [seen])
     trainer.restore()
     waits = torch.cuda.set_sync_debug_mode if trainer.device.type == "cuda" else lambda mode: None
 
@@ -70,7 +68,7 @@ def run(ranks, device, folder, *overrides, **options):
     """As `trained`, of a small model under fsdp2 on one rank with that device, with repeatable kernels."""
     folder.mkdir(exist_ok=True)
     (folder / "versions.json").write_text("{}")
-    node = check(resolve(given(device, folder, *overrides)), 1).config.node
+    node = check(compose(given(device, folder, *overrides)), 1).config
     return ranks.run(trained, node, folder, world=1, **options)[0]
 
 

@@ -56,13 +56,12 @@ class InOrder(Counting):
         return result
 
 
-def measure(node: dict[str, Any], collectives: bool, worst: bool = False) -> Measured:
-    """On each rank of a pool: two steps of the run that the checked `node` describes.
+def measure(config: Config, collectives: bool, worst: bool = False) -> Measured:
+    """On each rank of a pool: two steps of the run of the checked `config`.
 
     collectives: they are counted, which the allocator notices, so its peak is told only without. worst: routers
     send all tokens to the first experts; otherwise as many to each.
     """
-    config = Config.of(node)
     held: list[int] = []
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -11,10 +11,8 @@ import torch.distributed as dist
 
 from plait.check import facts, shared
 from plait.check.alike import Told, check_alike, difference, tell
-from plait.check.check import check
-from plait.compose.compose import resolve
-from plait.contract.config import Config
 from plait.contract.errors import PlaitError, packed
+from plait.host import check, compose
 from plait.parallel.agreement import on_rank_0
 
 TINY = ("strategy=[fsdp2]", "launch.device=cpu", "launch.nnodes=2", "launch.rdzv_endpoint=localhost:29511")
@@ -24,7 +22,7 @@ TINY = ("strategy=[fsdp2]", "launch.device=cpu", "launch.nnodes=2", "launch.rdzv
 def config(monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
-    return Config.of(resolve(TINY))
+    return compose(TINY)
 
 
 def on_beta(told: Told, kind: str, name: str, value: str | None) -> Told:
@@ -72,9 +70,9 @@ def test_many_differences_are_counted(config):
 
 
 def test_what_a_machine_has_of_its_own_may_differ(config):
-    other = Config.of(resolve([*TINY, "launch.nproc_per_node=3", "launch.rdzv_endpoint=127.0.0.1:29511"]))
+    other = compose([*TINY, "launch.nproc_per_node=3", "launch.rdzv_endpoint=127.0.0.1:29511"])
     assert facts.of_command(config) == facts.of_command(other)
-    assert facts.of_command(config) != facts.of_command(Config.of(resolve([*TINY, "launch.timeout_seconds=5"])))
+    assert facts.of_command(config) != facts.of_command(compose([*TINY, "launch.timeout_seconds=5"]))
 
 
 def test_only_one_rank_of_a_machine_reads_its_files(config, monkeypatch):
@@ -100,7 +98,7 @@ def test_the_code_of_a_users_own_model_counts(config, tmp_path, monkeypatch):
         "import os\nfrom plait.models.llama3 import Llama3\nfrom part_of_mine import x\nclass Net(Llama3): pass\n"
     )
     (tmp_path / "part_of_mine.py").write_text("x = 1\n")
-    config.model["_target_"] = "net_of_mine.Net"
+    config = config.with_value("model._target_", "net_of_mine.Net")
     before = {name: value for (kind, name), value in facts.of_machine(config).items() if kind == "code"}
     assert before["part_of_mine.py"] == hashlib.sha256(b"x = 1\n").hexdigest()
     assert {"net_of_mine.py", "part_of_mine.py", "plait/check/facts.py", "plait_fsdp2/__init__.py"} <= before.keys()
@@ -113,8 +111,7 @@ def test_the_tokenizer_of_the_models_folder_makes_the_data(config, monkeypatch):
     monkeypatch.setattr("plait.models.llama3.Llama3.tokenizer_from", "/nowhere", raising=False)
     with pytest.raises(PlaitError, match="/nowhere"):
         facts.of_machine(config)
-    config.data["tokenizer"] = "bytes"
-    assert facts.of_machine(config)["data", "data"] == before
+    assert facts.of_machine(config.with_value("data.tokenizer", "bytes"))["data", "data"] == before
 
 
 @pytest.mark.parametrize("at", [0, 70_000, 199_999, 100_000])
@@ -123,7 +120,7 @@ def test_other_weights_of_the_same_size_are_seen(config, tmp_path, at):
     folder.mkdir()
     one, other = bytes(200_000), bytearray(200_000)
     other[max(at - 15_000, 0) : at + 15_000] = b"x" * len(other[max(at - 15_000, 0) : at + 15_000])
-    config.node["checkpoint"]["init_from"] = str(folder)
+    config = config.with_value("checkpoint.init_from", str(folder))
     found = []
     for content in (one, bytes(other)):
         (folder / "model.safetensors").write_bytes(content)
@@ -138,9 +135,9 @@ def as_machines():
     return mock.patch.dict(os.environ, {**ranks, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
 
 
-def together(node, lr):
+def together(config, lr):
     """(how many gathers, what was raised) on a rank whose command asked for this learning rate."""
-    mine = Config.of({**node, "optimizer": {**node["optimizer"], "lr": lr[dist.get_rank()]}})
+    mine = config.with_value("optimizer.lr", lr[dist.get_rank()])
     with as_machines(), mock.patch.object(dist, "all_gather_object", wraps=dist.all_gather_object) as gather:
         try:
             check_alike(mine)
@@ -150,7 +147,7 @@ def together(node, lr):
 
 
 def test_ranks_that_agree_gather_once_and_others_all_end_with_one_sentence(plait_ranks):
-    node = resolve(TINY)
+    node = compose(TINY)
     assert plait_ranks.run(together, node, [1e-3, 1e-3], world=2) == [(1, None)] * 2
     (gathers, said), other = plait_ranks.run(together, node, [1e-3, 3e-2], world=2)
     assert (gathers, said) == other
@@ -184,7 +181,7 @@ def test_a_folder_that_others_do_not_see_is_refused(plait_ranks, tmp_path):
 @pytest.mark.parametrize(("here", "fits"), [(3, True), (1, True), (17, False)])
 def test_a_machine_knows_only_its_own_ranks(here, fits):
     """Four ranks share 8 samples; 3 and 1 of them, or 1 and 3, may be here."""
-    node = resolve([*TINY, f"launch.nproc_per_node={here}", "train.global_batch_size=8", "train.local_batch_size=2"])
+    node = compose([*TINY, f"launch.nproc_per_node={here}", "train.global_batch_size=8", "train.local_batch_size=2"])
     if fits:
         assert check(node).ranks_per_node == here
     else:
@@ -193,4 +190,4 @@ def test_a_machine_knows_only_its_own_ranks(here, fits):
 
 
 def test_the_whole_world_need_not_divide_over_the_machines():
-    assert check(resolve([*TINY, "launch.nproc_per_node=2"]), 3).layout.world_size == 3
+    assert check(compose([*TINY, "launch.nproc_per_node=2"]), 3).layout.world_size == 3

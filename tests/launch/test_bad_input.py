@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from plait.check.check import check
 from plait.checkpoint.files import digest
 from plait.checkpoint.store import Manifest, Store
+from plait.contract.config import Config
 from plait.contract.errors import one_line
+from plait.host import check
 from plait.testing import is_about
 from tests.helpers.commands import SMALL, rows, train
 from tests.helpers.commands import plait as plait_command
@@ -293,7 +294,7 @@ def prepared(tmp_path_factory):
     with contextlib.chdir(tmp_path_factory.mktemp("prepared")):
         assert plait("train", "run.name=a", "launch.device=cpu").code == STARTED
         folder = Path("runs/a").absolute()
-    checked = check(yaml.safe_load((folder / "config.yaml").read_text()))
+    checked = check(Config.of(yaml.safe_load((folder / "config.yaml").read_text())))
     store = Store(folder / "checkpoints")
     for step in (5, 10):
         whole = store.temporary(step)
@@ -301,7 +302,7 @@ def prepared(tmp_path_factory):
         (whole / "tensors").write_bytes(bytes([step]) * 100)
         files = {"tensors": (100, digest(whole / "tensors"))}
         shapes = {name: (shape, "float32") for name, shape in checked.shapes.items()}
-        store.commit(whole, Manifest(step, config=checked.config.node, parameters=shapes, files=files))
+        store.commit(whole, Manifest(step, config=checked.config.plain(), parameters=shapes, files=files))
     return folder
 
 

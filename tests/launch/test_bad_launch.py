@@ -377,14 +377,14 @@ def test_slurm_may_show_a_task_its_own_gpu_alone() -> None:
 
 def test_slow_float32_on_a_gpu_is_said_once_with_what_helps() -> None:
     from plait.check.prepare import slow_float32
-    from plait.compose.compose import resolve
+    from plait.host import compose
 
     said = slow_float32(Precision(), "cuda")
     assert said is not None
     advised = re.findall(r"[+\w.]+=\w+", said)
     assert len(advised) == 2, said
     for override in advised:
-        assert slow_float32(Config.of(resolve([override])).precision, "cuda") is None
+        assert slow_float32(compose([override]).precision, "cuda") is None
     with mock.patch("plait.check.prepare.device_of", return_value="cuda"):
         done = plait("train", "launch.device=cpu", "run.name=a")
     assert (done.code, done.out.count(said)) == (STARTED, 1), done.err

@@ -2,8 +2,7 @@
 
 import pytest
 
-from plait.check.check import check
-from plait.compose.compose import resolve
+from plait.host import check, compose
 from plait.testing import raises_about
 from tests.helpers.fakes import STRATEGY, distribution, forget
 
@@ -15,7 +14,7 @@ LOOKS = """
 
 
 def checked(*overrides):
-    return check(resolve(["launch.device=cpu", *overrides]), 1)
+    return check(compose(["launch.device=cpu", *overrides]), 1)
 
 
 def test_a_sample_may_be_as_long_as_the_model_takes():
@@ -48,6 +47,6 @@ def ghost(tmp_path, monkeypatch):
 
 
 def test_a_strategy_is_told_where_its_run_is_kept(ghost, tmp_path):
-    node = resolve(["launch.device=cpu", f"strategy=[{ghost}]"])
+    node = compose(["launch.device=cpu", f"strategy=[{ghost}]"])
     for folder in (tmp_path / "a run", None):
         assert check(node, 1, folder).said == [(f"this run is kept in {folder}", "")]

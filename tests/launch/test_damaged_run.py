@@ -9,14 +9,13 @@ from pathlib import Path
 import attrs
 import pytest
 
-from plait.check.check import check
 from plait.check.prepare import prepare
 from plait.checkpoint.choose import choose_on_ranks
 from plait.checkpoint.files import digest
 from plait.checkpoint.store import Manifest, Store
 from plait.checkpoint.sums import write_sums
-from plait.compose.compose import resolve
 from plait.contract.errors import PlaitError
+from plait.host import check, compose
 from plait.records.metrics import FILE, OLD, MetricsFile, Seal, read
 from plait.records.run_folder import Outcome, RunFolder
 
@@ -28,7 +27,7 @@ def checked(tmp_path_factory):
     """A run of 40 steps, checked once."""
     monkey = pytest.MonkeyPatch()
     monkey.setenv("PLAIT_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield check(resolve([*TINY, "train.steps=40", "launch.device=cpu"]))
+    yield check(compose([*TINY, "train.steps=40", "launch.device=cpu"]))
     monkey.undo()
 
 
@@ -46,11 +45,11 @@ def run(tmp_path, checked):
     """A run that was killed in step 13, with checkpoints of steps 5 and 10."""
     folder = RunFolder(tmp_path / "runs" / "a")
     folder.path.mkdir(parents=True)
-    folder.write_config(checked.config.node)
+    folder.write_config(checked.config.plain())
     folder.write_versions({"python": "3"})
     folder.set_outcome(Outcome("stopped", "by hand", step=12))
     for step in (5, 10):
-        put(Store(folder.path / "checkpoints"), step, checked.shapes, checked.config.node)
+        put(Store(folder.path / "checkpoints"), step, checked.shapes, checked.config.plain())
     file = MetricsFile(folder.path / FILE)
     for step in range(1, 13):
         file.log({"step": step, "loss": 1 / step})
@@ -63,15 +62,16 @@ def start(run, checked):
     """What a start under these options of `checkpoint` and `train` says, up to where ranks would start."""
 
     def start(steps=40, optimizer=None, **options):
-        changed = copy.deepcopy(checked.config)
-        changed.train.steps = steps
+        changed = checked.config.with_value("train.steps", steps)
         for key, value in options.items():
-            setattr(changed.checkpoint, key, value)
+            changed = changed.with_value(f"checkpoint.{key}", value)
         folder, said = RunFolder(run), []
         try:
             if optimizer:
-                changed.node["optimizer"] = optimizer
-            ended = prepare(attrs.evolve(checked, config=changed), folder, said.append)
+                changed = changed.with_value("optimizer", optimizer)
+            assembly = copy.copy(checked.assembly)
+            assembly.run = attrs.evolve(assembly.run, config=changed)
+            ended = prepare(attrs.evolve(checked, assembly=assembly), folder, said.append)
         finally:
             folder.unlock()
         return [*said, ended.reason] if ended else said
@@ -126,7 +126,7 @@ def test_when_all_are_damaged_it_does_not_start_over(run, start, refused, checke
     assert refused(init_from="nowhere") == sentence
     assert "would start over beside 2 checkpoint(s)" in refused(load="never")
     assert "cannot be loaded: its file tensors has 99 bytes instead of 100" in refused(load=str(step(run, 5)))
-    other = put(Store(run.parent / "b"), 8, checked.shapes, checked.config.node)
+    other = put(Store(run.parent / "b"), 8, checked.shapes, checked.config.plain())
     said = start(load=str(other))
     assert f"checkpoint: resuming after step 8 from {other}" in said
     assert any(line.startswith(f"no checkpoint in {run}/checkpoints is sound: step-10: ") for line in said)
@@ -135,7 +135,7 @@ def test_when_all_are_damaged_it_does_not_start_over(run, start, refused, checke
 
 
 def test_its_own_come_before_a_named_one_and_it_says_so(run, start, checked):
-    other = put(Store(run.parent / "b"), 30, checked.shapes, checked.config.node)
+    other = put(Store(run.parent / "b"), 30, checked.shapes, checked.config.plain())
     said = start(load=str(other))
     assert f"checkpoint: resuming after step 10 from {step(run, 10)}" in said
     assert f"checkpoint.load={other} is not used, because the run has its own checkpoints" in said
@@ -245,7 +245,7 @@ def test_a_manifest_that_is_a_link_is_as_good_as_what_it_names(run, start):
 
 
 def test_one_of_another_model_is_refused(run, refused, checked):
-    put(Store(run / "checkpoints"), 20, {**checked.shapes, "norm.weight": (3,)}, checked.config.node)
+    put(Store(run / "checkpoints"), 20, {**checked.shapes, "norm.weight": (3,)}, checked.config)
     assert "the checkpoint of step 20 is of another model: 'norm.weight' has shape (3,) there and (16,)" in refused()
 
 
@@ -258,7 +258,7 @@ def test_one_of_another_optimizer_is_refused_before_anything_changes(run, start,
     for name, shape in checked.shapes.items():
         state |= {f"optimizer.{name}.{key}": torch.zeros(shape) for key in ("exp_avg", "exp_avg_sq")}
         state[f"optimizer.{name}.step"] = torch.zeros(())
-    Saver(Store(run / "checkpoints"), "sync", keep=9).save(state, 20, config=checked.config.node)
+    Saver(Store(run / "checkpoints"), "sync", keep=9).save(state, 20, config=checked.config.plain())
     sgd = {"_target_": "torch.optim.SGD", "lr": 0.1, "momentum": 0.9}
     assert refused(optimizer=sgd) == (
         f"the checkpoint {step(run, 20)} is of another optimizer: for 'tok_embeddings.weight' it has "
@@ -270,7 +270,7 @@ def test_one_of_another_optimizer_is_refused_before_anything_changes(run, start,
 
 
 def test_other_versions_are_said(run, start, checked):
-    put(Store(run / "checkpoints"), 20, checked.shapes, checked.config.node, versions={"torch": "9.9", "gone": "1"})
+    put(Store(run / "checkpoints"), 20, checked.shapes, checked.config.plain(), versions={"torch": "9.9", "gone": "1"})
     (line,) = [line for line in start() if "versions differ" in line]
     assert line.startswith("checkpoint: these versions differ from the checkpoint's: torch: 9.9 -> 2.")
     assert "gone" not in line
@@ -435,7 +435,7 @@ def test_files_that_every_start_writes_may_be_damaged(run, start, checked, name)
         (run / name).write_bytes(content)
         assert RunFolder(run).outcome() is None or name != "outcome.json"
         assert f"checkpoint: resuming after step 10 from {step(run, 10)}" in start()
-    assert RunFolder(run).read_config() == checked.config.node
+    assert RunFolder(run).read_config() == checked.config.plain()
     assert RunFolder(run).outcome() is None
     assert "torch" in RunFolder(run).read_versions()
 
@@ -465,7 +465,7 @@ def sealed(run, checked):
     path.write_bytes(b"".join(lines[:10]))
     seal = Seal(path).now()
     path.write_bytes(b"".join(lines))
-    put(Store(run / "checkpoints"), 10, checked.shapes, checked.config.node, data={"metrics": seal})
+    put(Store(run / "checkpoints"), 10, checked.shapes, checked.config.plain(), data={"metrics": seal})
     return path
 
 

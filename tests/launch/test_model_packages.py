@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-from plait.check.check import check
-from plait.compose.compose import resolve
 from plait.contract.errors import PlaitError
+from plait.host import check, compose
 
 MODEL = """
 from plait.models.llama3 import Llama3
@@ -43,28 +42,28 @@ def shipped(tmp_path, monkeypatch):
 
 
 def test_a_model_of_a_package_is_an_option(shipped):
-    node = resolve(["model=shipped", "model.width=32", "train.seq_len=64"])
-    assert node["model"] == {"_target_": "plait_shipped.tiny.Tiny", "width": 32}
+    node = compose(["model=shipped", "model.width=32", "train.seq_len=64"])
+    assert node.model == {"_target_": "plait_shipped.tiny.Tiny", "width": 32}
     assert "plait_shipped" not in sys.modules
     assert check(node, 1).shapes["tok_embeddings.weight"] == (300, 32)
 
 
 def test_a_model_that_is_not_there_lists_those_of_packages(shipped):
     with pytest.raises(PlaitError, match=r"model=ship does not exist; available: .*\bshipped\b"):
-        resolve(["model=ship"])
+        compose(["model=ship"])
 
 
 def test_the_context_is_read_from_the_model_if_it_is_no_option(shipped):
     with pytest.raises(PlaitError, match=r"train.seq_len=128 is longer than the model's: model.max_seq_len=64"):
-        check(resolve(["model=shipped", "train.seq_len=128"]), 1)
+        check(compose(["model=shipped", "train.seq_len=128"]), 1)
 
 
 def test_the_tokenizer_is_the_model_s_unless_another_is_named(shipped, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     (tmp_path / "plait_shipped" / "tiny.py").write_text(MODEL.replace("None  # its folder", repr(str(tmp_path))))
     run = ["model=shipped", "train.seq_len=64"]
-    taken = check(resolve(run), 1)
+    taken = check(compose(run), 1)
     assert taken.source.encoder.size == 2
-    assert taken.config.data["tokenizer"] == taken.config.node["data"]["tokenizer"] == str(tmp_path)
-    assert check(resolve([*run, "data.tokenizer=bytes"]), 1).source.encoder.size == 257
-    assert check(resolve(["model=llama3_debug"]), 1).source.encoder.size == 257
+    assert taken.config.data["tokenizer"] == str(tmp_path)
+    assert check(compose([*run, "data.tokenizer=bytes"]), 1).source.encoder.size == 257
+    assert check(compose(["model=llama3_debug"]), 1).source.encoder.size == 257

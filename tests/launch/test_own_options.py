@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from plait import PlaitError
-from plait.compose.compose import resolve
+from plait.host import compose
 from plait.testing import raises_about
 from tests.helpers.fakes import distribution, forget
 from tests.helpers.inside import plait
@@ -47,25 +47,25 @@ def test_an_option_of_two_packages_is_refused_if_it_is_selected(site, group):
     first, second = both(site, f"{group}/tiny")
     add = "+" if group.startswith(("recipe", "hardware")) else ""
     with raises_about(group, "tiny") as caught:
-        resolve([f"{add}{group}=tiny"])
+        compose([f"{add}{group}=tiny"])
     assert str(caught.value) == (
         f"{group}=tiny is defined twice: by pack-a ({first}) and by pack-b ({second}); "
         f"uninstall one, or copy the one to use to ./conf/{group}/tiny.yaml"
     )
-    assert resolve([])["run"] == {"name": None}  # others do not matter
+    assert compose([]).run.name is None  # others do not matter
 
 
 def test_one_that_a_recipe_selects_is_refused(site, tmp_path):
     both(site, "model/tiny")
     option(tmp_path / "work" / "conf", "recipe/mine", "# @package _global_\ndefaults: [{override /model: tiny}]\n")
     with pytest.raises(PlaitError, match="model=tiny is defined twice"):
-        resolve(["+recipe=mine"])
+        compose(["+recipe=mine"])
 
 
 def test_two_files_of_options_for_a_strategy(site):
     both(site, "strategy/fsdp2", "# @package strategy.fsdp2\nshard: {}\n")
     with pytest.raises(PlaitError, match=r"strategy=fsdp2 is defined twice: by pack-a .* by pack-b .*; uninstall one$"):
-        resolve(["strategy=[fsdp2]"])
+        compose(["strategy=[fsdp2]"])
 
 
 @pytest.mark.parametrize(("name", "arguments"), [("model/llama3_1b", ["model=llama3_1b"]), ("optimizer/adamw", [])])
@@ -74,9 +74,9 @@ def test_a_package_does_not_replace_what_plait_ships_nor_is_it_ignored(site, nam
     key = name.replace("/", "=")
     said = rf"{key} is defined twice: by plait \(.*{name}.yaml\) and by pack-a \({re.escape(str(mine))}\)"
     with pytest.raises(PlaitError, match=said):
-        resolve(arguments)
+        compose(arguments)
     if arguments:
-        assert resolve([])
+        assert compose([])
 
 
 def test_the_user_s_own_option_comes_first(site, tmp_path):
@@ -85,19 +85,19 @@ def test_the_user_s_own_option_comes_first(site, tmp_path):
     option(own, "model/tiny", "steps: 7\n")
     option(own, "model/llama3_1b", "steps: 8\n")
     option(own, "train", "steps: 9\n")  # is no option
-    assert resolve(["model=tiny"])["model"] == {"steps": 7}
-    assert resolve(["model=llama3_1b"])["model"] == {"steps": 8}
+    assert compose(["model=tiny"]).model == {"steps": 7}
+    assert compose(["model=llama3_1b"]).model == {"steps": 8}
     option(tmp_path / "extra", "model/tiny", "steps: 10\n")
-    assert resolve(["model=tiny", "--config-dir", str(tmp_path / "extra")])["model"] == {"steps": 10}
+    assert compose(["model=tiny", "--config-dir", str(tmp_path / "extra")]).model == {"steps": 10}
     named = [f"hydra.searchpath=[file://{tmp_path / 'extra'}]"]
-    assert resolve(["model=tiny", *named])["model"] == {"steps": 10}
+    assert compose(["model=tiny", *named]).model == {"steps": 10}
 
 
 def test_one_file_by_two_paths_is_one(site, tmp_path):
     file, _ = both(site, "model/tiny")
     (site / "pack_b" / "conf" / "model" / "tiny.yaml").unlink()
     (site / "pack_b" / "conf" / "model" / "tiny.yaml").symlink_to(file)
-    assert resolve(["model=tiny"])["model"] == {"steps": 1}
+    assert compose(["model=tiny"]).model == {"steps": 1}
 
 
 def test_each_job_of_a_sweep_is_told(site):

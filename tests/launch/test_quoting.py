@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from plait import PlaitError
-from plait.compose.compose import resolve
 from plait.compose.quoting import quoted
+from plait.host import compose
 from tests.helpers.inside import plait
 
 NASTY = r"""
@@ -58,16 +58,16 @@ def test_the_sentence_has_the_words_and_they_work(text, tmp_path, monkeypatch):
     assert (done.code, done.err.count("\n")) == (1, 1)
     words = quoted("data.path", text)
     assert words in done.err
-    assert resolve(["data=text", *typed([words])])["data"]["path"] == text
+    assert compose(["data=text", *typed([words])]).data["path"] == text
 
 
 def test_a_list_has_its_texts_quoted():
     with pytest.raises(PlaitError, match=re.escape("""write 'data.path=["a=b","c"]'""")):
-        resolve(["data=text", "data.path=[a=b, c]"])
+        compose(["data=text", "data.path=[a=b, c]"])
     with pytest.raises(PlaitError, match=re.escape("] is missing, or ")):
-        resolve(["strategy=[fsdp2"])
+        compose(["strategy=[fsdp2"])
     with pytest.raises(PlaitError, match=re.escape("a list, 'strategy=[fsdp2,lora]'")):
-        resolve(["strategy=fsdp2,lora"])
+        compose(["strategy=fsdp2,lora"])
 
 
 @pytest.mark.parametrize(
@@ -75,4 +75,4 @@ def test_a_list_has_its_texts_quoted():
 )
 def test_a_key_that_is_wrong_gets_no_quotes(argument):
     with pytest.raises(PlaitError, match=re.escape(f"{argument!r} is not an override: write key=value")):
-        resolve([argument])
+        compose([argument])

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from plait.check import prepare
-from plait.compose.compose import resolve
 from plait.contract.errors import PlaitError, unpacked
+from plait.host import compose
 from plait.launch import rank, rank_end
 from plait.records.run_folder import RunFolder
 
@@ -15,7 +15,7 @@ from plait.records.run_folder import RunFolder
 def end_of(tmp_path, monkeypatch):
     """What the rank returns and reports if `prepare_together` raises the error."""
     node = tmp_path / "config.json"
-    node.write_text(json.dumps(resolve(["strategy=[]"])))
+    node.write_text(json.dumps(compose(["strategy=[]"]).plain()))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("PLAIT_SCRATCH", str(tmp_path))
 

@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from plait.commands.verify import plan
-from plait.compose.compose import resolve
+from plait.host import compose
 from plait.testing import declared
 from plait.testing.declared import OfRun
 from tests.mutants.mutants import MUTANTS
@@ -35,7 +35,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_verify_finds(plait_ranks, tmp_path, case):
     strategy, mutant, says = CASES[case]
-    checked = plan(resolve([*SMALL, f"strategy={strategy}"]))
+    checked = plan(compose([*SMALL, f"strategy={strategy}"]))
     layout, config = checked.layout, checked.config
     trial = OfRun(config=config, vocab=257, data_ranks=layout.count("batch"), last=True, micro=2, documents=True)
     ranks = Planted(plait_ranks, copied(tmp_path / "copy"))

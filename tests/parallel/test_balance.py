@@ -9,9 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 import plait
-from plait.check.check import check
-from plait.compose.compose import resolve
 from plait.contract.errors import PlaitError
+from plait.host import check, compose
 from plait.models.init import Normal, ones, zeros
 from plait.parallel.expert_balance import Counted
 from plait.parallel.state import canonical_state
@@ -237,7 +236,7 @@ def test_a_run_writes_the_loads_and_resumes_the_balance(plait_ranks, tmp_path, m
     for name, parts in (("whole", ["train.steps=6"]), ("cut", ["train.steps=3", "train.steps=6"])):
         for steps in parts:
             more = (steps, "schedule.decay_steps=0", "checkpoint.load=latest", f"run.name={name}")
-            node = check(resolve(whole_run.overrides({"fsdp2": {}}, tmp_path, 2, *more, model=small)), 2).config.node
+            node = check(compose(whole_run.overrides({"fsdp2": {}}, tmp_path, 2, *more, model=small)), 2).config
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / "versions.json").write_text("{}")
             rows.append(plait_ranks.run(whole_run.run, node, tmp_path / name, world=2)[0])

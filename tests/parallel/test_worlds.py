@@ -12,9 +12,8 @@ from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 
 from plait import MeshAxis, MeshView
-from plait.check.check import check
-from plait.compose.compose import resolve
 from plait.contract.axes import join_axes
+from plait.host import check, compose
 from plait.parallel.apply import set_up
 from plait.parallel.mesh import Mesh
 from plait.parallel.simulated import simulated
@@ -101,7 +100,7 @@ def test_axes_of_one_rank_are_meshes_like_others(rank: int) -> None:
 def made(world: int, *overrides: str) -> tuple[int, int]:
     """How many tensors and how many meshes a set-up makes on rank 0 of `world`."""
     arguments = ["launch.device=cpu", f"launch.nproc_per_node={world}", "train.local_batch_size=1", *overrides]
-    assembly, plain, meshes = check(resolve(arguments)).assembly, DeviceMesh.__init__, []
+    assembly, plain, meshes = check(compose(arguments)).assembly, DeviceMesh.__init__, []
 
     def init(self: DeviceMesh, *args: Any, **kwargs: Any) -> None:
         meshes.append(self)

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from plait import planning
-from plait.compose.compose import resolve
 from plait.contract.cluster import cluster_of
-from plait.contract.config import Config
+from plait.host import compose
 from plait.parallel.assembly import assemble
 from plait.plan.pricing.between import between, ends
 from plait.plan.pricing.pieces import Pieces, pieces
@@ -21,7 +20,7 @@ RUN = [
 
 
 def composed(*more):
-    run = assemble(Config.of(resolve([*RUN, *more])), 32, device_type="cpu").run
+    run = assemble(compose([*RUN, *more]), 32, device_type="cpu").run
     offered = {n: s for n, s in planning.offering(run).items() if n in ("fsdp2", "tensor_parallel")}
     found, _ = planning.compositions(run, offered)
     return run, found, sorted(set(representatives(found).values()))

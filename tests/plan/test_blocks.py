@@ -3,7 +3,7 @@
 import attrs
 import pytest
 
-from plait.compose.compose import resolve
+from plait.host import compose
 from plait.plan.engine import plan
 from plait.plan.tracing.recorder import Operator
 from plait.plan.tracing.trace import StepTrace
@@ -35,7 +35,7 @@ LAYOUTS = {
     "layout", [pytest.param(name, marks=[pytest.mark.slow] if i else []) for i, name in enumerate(LAYOUTS)]
 )
 def test_few_blocks_give_what_all_blocks_give(layout: str) -> None:
-    node = resolve([*SMALL, *LAYOUTS[layout]])
+    node = compose([*SMALL, *LAYOUTS[layout]])
     few, all_ = plan(node, 4), plan(node, 4, every=True)
     assert few.traced[0] < few.traced[1] == all_.traced[0]
     assert few.memory.reserved == pytest.approx(all_.memory.reserved, rel=0.1)  # blocks of memory leave other gaps
@@ -46,7 +46,7 @@ def test_few_blocks_give_what_all_blocks_give(layout: str) -> None:
 @pytest.mark.slow
 def test_what_joins_gradients_of_several_blocks_is_traced_with_all() -> None:
     """ddp sums gradients in buckets: how many there are does not just grow with the blocks."""
-    found = plan(resolve([*SMALL, "strategy=[ddp]", "strategy.ddp.bucket_mb=4"]), 4)
+    found = plan(compose([*SMALL, "strategy=[ddp]", "strategy.ddp.bucket_mb=4"]), 4)
     assert found.traced == (6, 6)
 
 

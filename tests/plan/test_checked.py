@@ -1,9 +1,8 @@
 """A plan that was put together of pieces is compared with a trace of the same run."""
 
 from plait import planning
-from plait.check.check import check
-from plait.compose.compose import resolve
 from plait.contract.cluster import cluster_of
+from plait.host import check, compose
 from plait.plan.pricing.pieces import pieces
 
 RUN = [
@@ -13,7 +12,7 @@ RUN = [
 
 
 def needs(*more: str) -> float:
-    run = check(resolve([*RUN, *more]), 2)
+    run = check(compose([*RUN, *more]), 2)
     cluster = cluster_of(run.config.cluster)
     assert cluster is not None
     found = pieces(run.config, run.layout, run.config.strategy, cluster.granularity)

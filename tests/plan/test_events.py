@@ -2,8 +2,7 @@
 
 import pytest
 
-from plait.check.check import check
-from plait.compose.compose import resolve
+from plait.host import check, compose
 from plait.plan.events import Event, play
 from plait.plan.tracing.trace import trace
 
@@ -37,7 +36,7 @@ def test_other_axes_do_not_wait_for_each_other() -> None:
 
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_each_gather_of_a_traced_step_is_opened_once(remat: str) -> None:
-    config = check(resolve(["model=llama3_debug", "strategy=[fsdp2]", f"remat.mode={remat}"]), 4).config
+    config = check(compose(["model=llama3_debug", "strategy=[fsdp2]", f"remat.mode={remat}"]), 4).config
     found = trace(config, 4, 0, 512).operators
     gathers = [o for o in found if o.kind == "all_gather" and o.phase in ("forward", "backward", "recompute")]
     opens = [o for o in found if o.opens and o.phase in ("forward", "backward", "recompute")]
@@ -49,5 +48,5 @@ def test_each_gather_of_a_traced_step_is_opened_once(remat: str) -> None:
 
 def test_ranks_that_share_the_batch_have_fewer_micro_batches_each() -> None:
     more = ["train.local_batch_size=2", "train.global_batch_size=12", "model.n_layers=1"]
-    config = check(resolve(["model=llama3_debug", "strategy=[fsdp2]", *more]), 2).config
+    config = check(compose(["model=llama3_debug", "strategy=[fsdp2]", *more]), 2).config
     assert trace(config, 2, 0, 512).micro == (3, 2)  # the third is like the second

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from plait.compose.compose import resolve
+from plait.host import compose
 from plait.plan.engine import plan
 from plait.plan.tracing.fused import LOSS, fused
 from plait.plan.tracing.recorder import Recorder
@@ -68,7 +68,7 @@ def test_the_loss_is_one_kernel_in_forward_and_one_in_backward() -> None:
 @pytest.mark.parametrize("strategies", [pytest.param("[fsdp2]", marks=pytest.mark.slow), "[tensor_parallel,fsdp2]"])
 def test_a_compiled_run_is_planned_as_faster_and_else_the_same(strategies: str) -> None:
     run = [f"strategy={strategies}", "train.seq_len=512", "validation.interval=0", "cluster=h100"]
-    plain, compiled = (plan(resolve([*run, f"compile.enabled={on}"]), 4) for on in ("false", "true"))
+    plain, compiled = (plan(compose([*run, f"compile.enabled={on}"]), 4) for on in ("false", "true"))
     assert plain.time is not None
     assert compiled.time is not None
     assert all(c < p for c, p in zip(compiled.time.compute, plain.time.compute, strict=True))

@@ -4,10 +4,9 @@ import attrs
 import pytest
 
 from plait import planning
-from plait.check.check import check
-from plait.compose.compose import resolve
 from plait.contract.axes import MeshLayout
 from plait.contract.config import Config
+from plait.host import check, compose
 from plait.plan import engine
 from plait.plan.engine import plan
 from plait.plan.pricing import pieces, traces
@@ -19,22 +18,22 @@ CHUNKS = "loss.chunks=8"
 
 
 def test_plans_differ_by_chunks_of_the_loss() -> None:
-    whole, chunked, again = (plan(resolve([*SMALL, *more]), 1).memory for more in ([], [CHUNKS], []))
+    whole, chunked, again = (plan(compose([*SMALL, *more]), 1).memory for more in ([], [CHUNKS], []))
     assert chunked.logits < whole.logits == again.logits
 
 
 def test_pieces_differ_by_chunks_of_the_loss() -> None:
-    run = check(resolve(SMALL), 1)
+    run = check(compose(SMALL), 1)
     asked = run.config, run.layout, {}, 7
     remember(*asked, [])
     assert known(*asked) == []
-    assert known(attrs.evolve(run.config, loss=check(resolve([*SMALL, CHUNKS]), 1).config.loss), *asked[1:]) is None
+    assert known(attrs.evolve(run.config, loss=check(compose([*SMALL, CHUNKS]), 1).config.loss), *asked[1:]) is None
 
 
 def test_the_oldest_plan_is_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "CACHED", 2)
     monkeypatch.setattr(engine, "_steps", {})
-    run, made = check(resolve(SMALL), 1), []
+    run, made = check(compose(SMALL), 1), []
     for name in "abacba":
         engine._once([name], run.config, run.assembly, [], lambda name=name: made.append(name))
     assert made == ["a", "b", "c", "a"]
@@ -49,7 +48,7 @@ def test_layouts_are_traced_even_if_they_are_more_than_are_kept(monkeypatch: pyt
     monkeypatch.setattr(pieces, "CACHED", 1)
     monkeypatch.setattr(pieces, "_made", {})
     monkeypatch.setattr(traces, "pieces", traced)
-    run = check(resolve([*SMALL, "strategy=[]"]), 1).assembly.run
+    run = check(compose([*SMALL, "strategy=[]"]), 1).assembly.run
     run = attrs.evolve(run, world_size=2)
     found, _ = planning.compositions(run, {n: s for n, s in planning.offering(run).items() if n == "fsdp2"})
     chosen = sorted(set(representatives(found).values()))

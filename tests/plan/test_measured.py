@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from plait.check.check import check
-from plait.compose.compose import resolve
 from plait.contract.planned import crowded
+from plait.host import check, compose
 from plait.plan.engine import plan
 from plait.plan.tracing.trace import trace
 from tests.helpers import measured
@@ -39,8 +38,8 @@ LAYOUTS = {
 @functools.cache  # two tests look at it
 def planned(layout: str) -> Any:
     """(the checked run, its plan)."""
-    checked = check(resolve([*RUN, *LAYOUTS[layout]]), 4)
-    return checked, plan(checked.config.node, 4)
+    checked = check(compose([*RUN, *LAYOUTS[layout]]), 4)
+    return checked, plan(checked.config, 4)
 
 
 @pytest.fixture(params=[pytest.param(n, marks=[pytest.mark.slow] if i else []) for i, n in enumerate(LAYOUTS)])
@@ -50,7 +49,7 @@ def layout(request: pytest.FixtureRequest) -> Any:
 
 def test_ranks_send_and_store_what_the_plan_says(layout: str, plait_ranks: Any) -> None:
     checked, found = planned(layout)
-    real = plait_ranks.run(measured.measure, checked.config.node, True, world=4)
+    real = plait_ranks.run(measured.measure, checked.config, True, world=4)
     first = real[0]
     stored = found.memory.parameters, found.memory.gradients, found.memory.optimizer
     assert stored == (first.parameters, first.gradients, first.optimizer)
@@ -64,7 +63,7 @@ def test_ranks_send_and_store_what_the_plan_says(layout: str, plait_ranks: Any) 
 @pytest.mark.slow
 def test_the_peak_is_what_the_allocator_gives_out(layout: str, plait_ranks: Any) -> None:
     checked, found = planned(layout)
-    real = plait_ranks.run(measured.measure, checked.config.node, False, world=4)[0]
+    real = plait_ranks.run(measured.measure, checked.config, False, world=4)[0]
     assert found.memory.peak == pytest.approx(real.peak, rel=0.03)
 
 
@@ -72,7 +71,7 @@ def test_the_peak_is_what_the_allocator_gives_out(layout: str, plait_ranks: Any)
 def test_with_the_worst_routing_ranks_need_what_its_plan_says(plait_ranks: Any) -> None:
     """The first experts are all on rank 0."""
     checked, even = planned("ep")
-    node = checked.config.node
+    node = checked.config
     sent, used = (plait_ranks.run(measured.measure, node, counts, True, world=4)[0] for counts in (True, False))
     with crowded():
         found = plan(node, 4)

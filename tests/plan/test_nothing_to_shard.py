@@ -3,8 +3,7 @@ operators read and write, by the plan of a step."""
 
 import pytest
 
-from plait.check.check import check
-from plait.compose.compose import resolve
+from plait.host import check, compose
 from plait.plan.tracing.trace import trace
 
 SMALL = (
@@ -14,7 +13,7 @@ SMALL = (
 
 
 def moved(strategies, world, *more):
-    run = check(resolve([f"strategy=[{strategies}]", *SMALL, *more]), world)
+    run = check(compose([f"strategy=[{strategies}]", *SMALL, *more]), world)
     return sum(operator.bytes for operator in trace(run.config, world, 0, 1).operators)
 
 

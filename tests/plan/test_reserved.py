@@ -2,7 +2,7 @@
 
 import pytest
 
-from plait.compose.compose import resolve
+from plait.host import compose
 from plait.plan.engine import plan
 from plait.plan.tracing.allocator import MIB, Allocator
 
@@ -71,7 +71,7 @@ def test_streams_do_not_share() -> None:
 def test_fsdp2_reserves_for_gradients_what_activations_cannot_use() -> None:
     """FSDP2 allocates sharded gradients and gathered parameters on streams of their own."""
     run = ["strategy=[fsdp2]", "train.local_batch_size=8", "train.seq_len=512", "validation.interval=0"]
-    memory = plan(resolve([*run, "cluster=h100"]), 4, every=True).memory
+    memory = plan(compose([*run, "cluster=h100"]), 4, every=True).memory
     assert memory.at.held["gradients"] < memory.gradients  # the peak is before backward is done
     for reserved in memory.reserved:
         assert reserved >= memory.peak + (memory.gradients - memory.at.held["gradients"])

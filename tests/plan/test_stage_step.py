@@ -3,9 +3,8 @@
 import attrs
 import pytest
 
-from plait.check.check import check
-from plait.compose.compose import resolve
 from plait.contract.cluster import cluster_of
+from plait.host import check, compose
 from plait.plan.engine import plan, stages_of
 from plait.plan.stages.step import StageStep
 from plait.plan.stages.trace import trace_place
@@ -20,7 +19,7 @@ RUN = [
 
 @pytest.fixture(scope="module")
 def run():
-    return check(resolve(RUN), 2)
+    return check(compose(RUN), 2)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ def test_without_buffers_a_stream_that_was_received_is_held_from_its_forward_to_
 
 
 def test_the_plan_reserves_no_less_than_the_peak_and_tells_how_many_nodes_stages_span(steps) -> None:
-    found = plan(resolve(RUN), 2)
+    found = plan(compose(RUN), 2)
     assert found.memory.peak == max(map(peak, steps))
     assert min(found.memory.reserved) >= found.memory.peak
     passed = {one.kind: one for one in found.collectives if one.kind in ("send", "recv")}
@@ -62,7 +61,7 @@ def test_the_plan_reserves_no_less_than_the_peak_and_tells_how_many_nodes_stages
 
 
 def test_a_stream_between_stages_takes_whole_units_of_the_allocator() -> None:
-    small = check(resolve([*RUN, "train.seq_len=9", "train.local_batch_size=1", f"train.global_batch_size={MICRO}"]), 2)
+    small = check(compose([*RUN, "train.seq_len=9", "train.local_batch_size=1", f"train.global_batch_size={MICRO}"]), 2)
     cluster = cluster_of(small.config.cluster)
     assert cluster.granularity == 512
     found = stages_of(small.config, small.assembly, 0, cluster, False, False)

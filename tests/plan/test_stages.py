@@ -8,10 +8,9 @@ import attrs
 import pytest
 
 from plait import PlaitError, StageAction, StagePlan
-from plait.check.check import check
-from plait.compose.compose import resolve
 from plait.contract.axes import MeshAxis, join_axes
 from plait.contract.cluster import Achieved, Cluster, Link
+from plait.host import check, compose
 from plait.parallel.assembly import assemble_model
 from plait.plan.engine import plan, stages_of
 from plait.plan.pricing.pieces import ParamPlacement
@@ -50,9 +49,9 @@ def slow(names: Any) -> list[Any]:
 @pytest.mark.parametrize("name", slow(n for n in LAYOUTS if n != "interleaved"))
 def test_each_stage_sends_and_stores_what_the_plan_says(name: str, plait_ranks: Any) -> None:
     world, more = LAYOUTS[name]
-    run = check(resolve([*RUN, *more]), world)
-    real = plait_ranks.run(measured.measure, run.config.node, True, world=world)
-    ranks = plan(run.config.node, world).stages
+    run = check(compose([*RUN, *more]), world)
+    real = plait_ranks.run(measured.measure, run.config, True, world=world)
+    ranks = plan(run.config, world).stages
     assert ranks is not None
     for step, one in zip(stages_of(run.config, run.assembly, 0, None, False, False).steps, ranks.ranks, strict=True):
         own = real[one.rank]
@@ -71,7 +70,7 @@ def test_each_stage_sends_and_stores_what_the_plan_says(name: str, plait_ranks: 
 @pytest.mark.parametrize("name", ["1f1b x fsdp2", "interleaved", "zero_bubble"])
 def test_each_stage_needs_the_memory_that_the_plan_says(name: str, plait_ranks: Any) -> None:
     world, more = LAYOUTS[name]
-    node = check(resolve([*RUN, *more]), world).config.node
+    node = check(compose([*RUN, *more]), world).config
     ranks = plan(node, world).stages
     assert ranks is not None
     planned = {one.rank: one.peak for one in ranks.ranks}
@@ -125,7 +124,7 @@ def test_ranks_that_wait_for_each_other_are_found() -> None:
 
 @pytest.mark.slow
 def test_a_few_blocks_stand_for_all_and_equal_stages_for_each_other() -> None:
-    node = resolve([*RUN, "strategy=[pipeline]", "model.n_layers=13", "cluster=h100", "train.global_batch_size=16"])
+    node = compose([*RUN, "strategy=[pipeline]", "model.n_layers=13", "cluster=h100", "train.global_batch_size=16"])
     few, every = (plan(node, 2, every=every) for every in (False, True))
     assert (few.traced, every.traced) == ((4, 7), (7, 7))
     assert few.memory.peak == every.memory.peak
@@ -138,7 +137,7 @@ def test_a_few_blocks_stand_for_all_and_equal_stages_for_each_other() -> None:
 @pytest.mark.slow
 def test_equal_stages_share_a_trace_but_not_the_order_of_their_rank() -> None:
     more = ["model.n_layers=8", "strategy.pipeline.degree=4", "strategy.fsdp2.reshard_after_forward=never"]
-    run = check(resolve([*RUN, FSDP2, *more, "train.local_batch_size=1", "train.global_batch_size=12"]), 8)
+    run = check(compose([*RUN, FSDP2, *more, "train.local_batch_size=1", "train.global_batch_size=12"]), 8)
     steps = stages_of(run.config, run.assembly, 0, None, False, False).steps
     assert steps[1].base.operators is steps[2].base.operators
     assert steps[1].base.weights != steps[2].base.weights  # the first of them runs more micro-batches ahead
@@ -157,7 +156,7 @@ def test_equal_stages_share_a_trace_but_not_the_order_of_their_rank() -> None:
 def test_a_large_world() -> None:
     layout = ["strategy=[pipeline,tensor_parallel,fsdp2]", "strategy.pipeline.degree=8", "train.global_batch_size=512"]
     run = ["model=llama3_8b", "validation.interval=0", "cluster=h100", "precision.param=bfloat16"]
-    node = resolve([*run, *layout, "strategy.tensor_parallel.degree=8", "train.local_batch_size=1"])
+    node = compose([*run, *layout, "strategy.tensor_parallel.degree=8", "train.local_batch_size=1"])
     found = plan(node, 512)
     assert found.stages is not None
     ranks = found.stages.ranks
@@ -173,7 +172,7 @@ def test_a_large_world() -> None:
 
 
 def test_a_strategy_that_does_not_say_what_its_stages_do_is_named() -> None:
-    config = check(resolve([*RUN, "strategy=[]"]), 1).config
+    config = check(compose([*RUN, "strategy=[]"]), 1).config
     model = llama3(n_layers=4)
     assembly = assemble_model(model, model.spec(), {"gpipe": GPipe(2)}, config, 2, "cpu")
     with pytest.raises(PlaitError, match=r"gpipe.* does not say what its stages do, in the hook 'plan_stages'"):

@@ -5,7 +5,7 @@ import re
 import attrs
 import pytest
 
-from plait.compose.compose import resolve
+from plait.host import compose
 from plait.plan.engine import plan
 from plait.plan.tables import text, work
 from plait.plan.values import Plan
@@ -18,7 +18,7 @@ TINY = [
 
 @pytest.fixture(scope="module")
 def found() -> Plan:
-    return plan(resolve(TINY), 16)
+    return plan(compose(TINY), 16)
 
 
 def test_operators_beyond_the_largest_are_told_together(found: Plan) -> None:

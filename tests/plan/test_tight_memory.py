@@ -6,8 +6,8 @@ import attrs
 import pytest
 
 from plait import PlaitError, planning
-from plait.compose.compose import resolve
 from plait.contract.config import Config
+from plait.host import compose
 from plait.parallel.assembly import assemble
 from plait_autoparallel.constraints import Constraints
 from plait_autoparallel.decide import config_under, decision_of
@@ -42,7 +42,7 @@ class Plan:
 @pytest.fixture(scope="module")
 def plans() -> list[Plan]:
     """Of searches with less memory each time, until nothing fits."""
-    config = Config.of(resolve(MODEL))
+    config = compose(MODEL)
     run = assemble(config, WORLD, device_type="cpu").run
     cluster = planning.cluster_of(config.cluster)
     offered = {n: s for n, s in planning.offering(run).items() if n in ("fsdp2", "tensor_parallel")}
@@ -104,6 +104,6 @@ def test_ranks_need_what_was_planned(plans, plait_ranks):
     for plan in {(plan.layout, plan.batch): plan for plan in plans}.values():
         real = []
         while not real or (len(real) < 3 and min(real) > 1.05 * plan.peak):
-            ranks = plait_ranks.run(measured.measure, plan.config.node, False, world=WORLD)
+            ranks = plait_ranks.run(measured.measure, plan.config, False, world=WORLD)
             real.append(min(each.peak for each in ranks))
         assert plan.peak == pytest.approx(min(real), rel=0.05), plan.layout

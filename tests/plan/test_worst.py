@@ -2,7 +2,7 @@
 
 import pytest
 
-from plait.compose.compose import resolve
+from plait.host import compose
 from plait.plan.engine import plan
 
 RUN = ["model.n_layers=1", "train.local_batch_size=1", "train.seq_len=32", "validation.interval=0"]
@@ -23,7 +23,7 @@ LAYOUTS = {
 )
 def test_no_rank_needs_more_than_rank_0(layout: str) -> None:
     world, overrides = LAYOUTS[layout]
-    node = resolve([*RUN, *overrides])
+    node = compose([*RUN, *overrides])
     found = [plan(node, world, rank=rank).memory for rank in range(world)]
     assert len({memory.parameters for memory in found}) > 1  # otherwise this would show nothing
     for memory in found[1:]:

@@ -3,7 +3,7 @@
 import pytest
 
 from plait.commands.verify import _unknown, plan
-from plait.compose.compose import resolve
+from plait.host import compose
 from plait.testing import Layout, StrategySuite, declared
 from plait.testing.parity import untrained
 from plait.testing.plugin import pytest_runtest_makereport
@@ -67,7 +67,7 @@ def test_the_suite_passes_if_it_trains(ghost):
 
 @pytest.mark.parametrize(("factor", "names"), [("0", ("norm.extra",)), ("1", ())])
 def test_verify_too(ghost, tmp_path, factor, names):
-    ranks, checked = ghost(factor), plan(resolve(list(SMALL)))
+    ranks, checked = ghost(factor), plan(compose(list(SMALL)))
     trial = declared.OfRun(config=checked.config, vocab=257, data_ranks=checked.layout.count("batch"), last=True)
     strategies = dict(checked.config.strategy)
     ranks.run(declared.reference, trial, {"ghost": strategies["ghost"]}, tmp_path, world=1)

@@ -7,8 +7,7 @@ from unittest import mock
 
 import cloudpickle
 
-from plait.check.check import check
-from plait.compose.compose import resolve
+from plait.host import check, compose
 from plait.testing import whole_run
 from tests.helpers import one_rank
 from tests.helpers.commands import rows
@@ -19,13 +18,12 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot impo
 def read_meanwhile(node, folder):
     """For each step: whether the batch of the next one was read before this one's computation ended; and how many
     batches were read."""
-    from plait.contract.config import Config
     from plait.data.packed import Packed
     from plait.parallel.apply import Applied
     from plait.records.run_folder import RunFolder
     from plait.train.trainer import Trainer
 
-    steps = node["train"]["steps"]
+    steps = node.train.steps
     read, found = [threading.Event() for _ in range(steps + 1)], []
     real_take, real_clip = Packed.take, Applied.clip_grads
 
@@ -39,7 +37,7 @@ def read_meanwhile(node, folder):
             found.append(read[trainer.step + 1].wait(20))
         return real_clip(self, norm)
 
-    trainer = Trainer(Config.of(node), RunFolder(folder), lambda text: None)
+    trainer = Trainer(node, RunFolder(folder), lambda text: None)
     with mock.patch.object(Packed, "take", take), mock.patch.object(Applied, "clip_grads", clip):
         trainer.fit()
     return found, sum(event.is_set() for event in read)
@@ -47,7 +45,7 @@ def read_meanwhile(node, folder):
 
 def test_the_next_batch_is_read_before_a_step_ends(plait_ranks, tmp_path):
     options = ("train.steps=3", "checkpoint.enabled=false", "validation.interval=2")
-    node = check(resolve(whole_run.overrides({}, tmp_path, 1, *options)), 1).config.node
+    node = check(compose(whole_run.overrides({}, tmp_path, 1, *options)), 1).config
     (tmp_path / "versions.json").write_text("{}")
     assert plait_ranks.run(read_meanwhile, node, tmp_path, world=1) == [([True, True], 3)]
 

@@ -6,8 +6,7 @@ from unittest import mock
 import cloudpickle
 import pytest
 
-from plait.check.check import check
-from plait.compose.compose import resolve
+from plait.host import check, compose
 from plait.testing import whole_run
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
@@ -22,7 +21,6 @@ def waits(node, folder, planted=False):
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from plait.contract.batch import Batch
-    from plait.contract.config import Config
     from plait.records.run_folder import RunFolder
     from plait.train import trainer as module
 
@@ -34,7 +32,7 @@ def waits(node, folder, planted=False):
                 found.append(func.name())
             return func(*args, **(kwargs or {}))
 
-    trainer = module.Trainer(Config.of(node), RunFolder(folder), lambda text: None)
+    trainer = module.Trainer(node, RunFolder(folder), lambda text: None)
     trainer.restore()
     trainer.train_step()[0].row()
     if planted:
@@ -55,7 +53,7 @@ LAYOUTS = [
 
 
 def run(ranks, folder, strategies, world, *overrides, **options):
-    node = check(resolve(whole_run.overrides(strategies, folder, world, *overrides)), world).config.node
+    node = check(compose(whole_run.overrides(strategies, folder, world, *overrides)), world).config
     (folder / "own").mkdir()
     (folder / "own" / "versions.json").write_text("{}")
     return ranks.run(waits, node, folder / "own", world=world, **options)

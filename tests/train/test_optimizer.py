@@ -15,6 +15,7 @@ STRANGE = "tests.helpers.strange"
 
 
 def rates(steps=10, **schedule):
+    schedule = {"warmup_steps": 0, "min_lr_ratio": 0.0} | schedule
     return [round(learning_rate(Schedule(**schedule), 1.0, step, steps), 6) for step in range(steps)]
 
 

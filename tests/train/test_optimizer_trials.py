@@ -111,12 +111,11 @@ def test_what_is_tried_leaves_no_trace():
 
 def of_run(node, folder):
     """What a run says of its optimizer, and what `plait verify` says of it, on one rank."""
-    from plait.contract.config import Config
     from plait.records.run_folder import RunFolder
     from plait.testing import declared
     from plait.train.trainer import Trainer
 
-    config, found = Config.of(node), []
+    config, found = node, []
     trial = declared.OfRun(config=config, vocab=64, data_ranks=1, last=True)
     trainer = lambda: Trainer(config, RunFolder(folder), lambda text: None)  # noqa: E731
     for start in (trainer, lambda: declared.reference(trial, {}, folder)):
@@ -137,13 +136,12 @@ def of_run(node, folder):
     ],
 )
 def test_a_run_and_verify_name_it(plait_ranks, tmp_path, name, says, more):
-    from plait.check.check import check
-    from plait.compose.compose import resolve
+    from plait.host import check, compose
     from plait.testing import whole_run
 
     exact = [f"precision.{which}=float64" for which in ("storage", "param", "reduce")]  # as verify takes it
-    node = resolve(whole_run.overrides({}, tmp_path, 1, "model.vocab_size=257", *exact, *more))
-    node["optimizer"] = {"_target_": f"{KEEPERS}.{name}", "lr": 0.1}
+    node = compose(whole_run.overrides({}, tmp_path, 1, "model.vocab_size=257", *exact, *more))
+    node = node.with_value("optimizer", {"_target_": f"{KEEPERS}.{name}", "lr": 0.1})
     (tmp_path / "versions.json").write_text("{}")
-    (found,) = plait_ranks.run(of_run, check(node, 1).config.node, tmp_path, world=1)
+    (found,) = plait_ranks.run(of_run, check(node, 1).config, tmp_path, world=1)
     assert [says in said for said in found] == ([True, True] if says else []), found

@@ -8,9 +8,8 @@ from unittest import mock
 
 import pytest
 
-from plait.check.check import check
 from plait.checkpoint.store import Store
-from plait.compose.compose import resolve
+from plait.host import check, compose
 from plait.testing import whole_run
 
 SECONDS = 0.5  # what every step takes here
@@ -25,7 +24,6 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
     import torch.distributed as dist
 
     from plait.checkpoint import manager
-    from plait.contract.config import Config
     from plait.contract.errors import PlaitError
     from plait.parallel.apply import Applied
     from plait.records.run_folder import RunFolder
@@ -36,7 +34,7 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
     found = {"after_step": [], "validated": [], "collecting": [], "collected": []}
     watched = whole_run.Rows(lambda step: trainer.ask_to_stop(signal.SIGTERM) if step == ask else None)
     found["rows"] = watched.rows
-    trainer = module.Trainer(Config.of(node), RunFolder(folder), lambda text: None, [watched])
+    trainer = module.Trainer(node, RunFolder(folder), lambda text: None, [watched])
     found["deterministic"] = torch.are_deterministic_algorithms_enabled()
     found["filled"] = torch.utils.deterministic.fill_uninitialized_memory
     trainer.restore()
@@ -85,7 +83,7 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
 
 def run(ranks, folder, strategies, *overrides, world=1, **options):
     """What rank 0 saw, and the steps of the checkpoints that are there then."""
-    node = check(resolve(whole_run.overrides(strategies, folder, world, *overrides)), world).config.node
+    node = check(compose(whole_run.overrides(strategies, folder, world, *overrides)), world).config
     own = folder / "own"
     own.mkdir(exist_ok=True)
     (own / "versions.json").write_text("{}")
@@ -103,7 +101,7 @@ def trained(plait_ranks, tmp_path_factory):
 
 def test_the_learning_rate_of_a_step_is_that_of_the_schedule(trained):
     node, found = trained
-    lr, shares = node["optimizer"]["lr"], (0.25, 0.5, 0.75, 1, node["schedule"]["min_lr_ratio"])  # 4 steps warm up
+    lr, shares = node.optimizer["lr"], (0.25, 0.5, 0.75, 1, node.schedule.min_lr_ratio)  # 4 steps warm up
     assert [row["lr"] for row in found["rows"]] == pytest.approx([lr * share for share in shares])
 
 
@@ -116,13 +114,13 @@ def test_validation_takes_each_of_its_batches_once_and_turns_training_off(traine
     times = 3  # after steps 2, 4 and 5
     assert not any(training for training, _ in found["validated"])
     parts = [str(tokens) for _, tokens in found["validated"]]
-    assert len(parts) == times * node["validation"]["batches"] * 2
+    assert len(parts) == times * node.validation.batches * 2
     assert len(set(parts)) == len(parts) // times
 
 
 def test_speed_counts_all_tokens_of_a_step(trained):
     node, found = trained
-    tokens = node["train"]["global_batch_size"] * node["train"]["seq_len"]
+    tokens = node.train.global_batch_size * node.train.seq_len
     assert {row["tokens_per_second"] for row in found["rows"]} == {tokens / SECONDS}
 
 
@@ -154,7 +152,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_with_its_tokens(plait_ran
     assert (found["end"], saved) == ("stopped", [2])
     _, found, saved = run(plait_ranks, tmp_path, {}, *options)
     assert (found["end"], saved) == ("finished", [2, 5])
-    tokens = node["train"]["global_batch_size"] * node["train"]["seq_len"]
+    tokens = node.train.global_batch_size * node.train.seq_len
     assert [row["tokens"] for row in found["rows"]] == [tokens * step for step in (3, 4, 5)]
 
 

@@ -7,15 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from plait.check.check import check
 from plait.check.prepare import prepare
-from plait.check.resumed_data import check_data, keep_batch
+from plait.check.resumed_data import check_data, with_batch_of
 from plait.checkpoint.store import Manifest, Store
-from plait.compose.compose import resolve
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.data.hf import Hf
 from plait.data.text import Text
+from plait.host import check, compose
 from plait.records.run_folder import RunFolder
 from plait.testing import raises_about, whole_run
 from tests.helpers.commands import train
@@ -61,14 +60,14 @@ def ready(folder, *overrides, world=1):
     said = []
     with contextlib.chdir(folder):
         strategy = "strategy=[fsdp2]" if world > 1 else "strategy=[]"
-        checked = check(resolve([*TINY, strategy, *overrides]), world)
+        checked = check(compose([*TINY, strategy, *overrides]), world)
         run = RunFolder(folder / "runs" / "a")
         try:
             assert prepare(checked, run, said.append) is None
         finally:
             run.unlock()
         checked.source.prepare(said.append)
-    return said, run.read_config()
+    return said, Config.of(run.read_config())
 
 
 def trained(ranks, folder, *overrides, world=1):
@@ -148,11 +147,8 @@ def resumed(manifest, shares, indexable=True, **options):
     """(what was said, global batch, local batch) of a run on so many data ranks that goes on from `manifest`."""
     said, config = [], Config.of({"train": {"seq_len": 16, "local_batch_size": 2, **options}})
     source, layout = SimpleNamespace(indexable=indexable), SimpleNamespace(count=lambda splits: shares)
-    checked = SimpleNamespace(config=config, layout=layout, source=source)
-    check_data(manifest, checked)
-    keep_batch(manifest, checked, said.append)
-    train = config.train
-    assert Config.of(config.node) == config
+    check_data(manifest, SimpleNamespace(config=config, layout=layout, source=source))
+    train = with_batch_of(manifest, config, shares, said.append).train
     return said, train.global_batch_size, train.local_batch_size
 
 

@@ -162,12 +162,12 @@ def test_a_killed_launcher_leaves_nothing_while_it_checks(tmp_path: Path) -> Non
 
 CHECKED = """
 import sys
-from plait.check.check import check
-from plait.compose.compose import resolve
+from plait.host import check
+from plait.host import compose
 for given in (["model=llama3_debug"], ["model=deepseek_v3_debug", "optimizer=sgd"], ["strategy=[fsdp2]"]):
-    check(resolve([*given, "launch.device=cpu"]))
+    check(compose([*given, "launch.device=cpu"]))
 from plait.commands.inspect import report
-report(resolve(["launch.device=cpu"]))
+report(compose(["launch.device=cpu"]))
 print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules])
 """
 

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.check.check import check
 from plait.checkpoint.store import Store
-from plait.compose.compose import resolve
+from plait.host import check, compose
 from plait.testing import whole_run
 from tests.helpers.commands import (
     PLAIT,
@@ -42,13 +41,12 @@ def stopped_at(node, folder, ask):
     """(how it ended, its step, for which signal, its rows), if rank 1 alone gets SIGHUP after step `ask`."""
     import torch.distributed as dist
 
-    from plait.contract.config import Config
     from plait.records.run_folder import RunFolder
     from plait.train.trainer import Trainer
 
     asks = lambda step: trainer.ask_to_stop(signal.SIGHUP) if step == ask and dist.get_rank() == 1 else None  # noqa: E731
     seen = whole_run.Rows(asks)
-    trainer = Trainer(Config.of(node), RunFolder(folder), lambda text: None, [seen])
+    trainer = Trainer(node, RunFolder(folder), lambda text: None, [seen])
     trainer.restore()
     kind = trainer.fit()
     return kind, trainer.step, trainer.stopped_by, seen.rows
@@ -57,7 +55,7 @@ def stopped_at(node, folder, ask):
 def test_a_step_off_the_interval_is_saved_when_one_rank_is_asked_to_stop(plait_ranks, tmp_path):
     """And the run goes on from it as if nothing had happened; what killed ranks left half done is gone."""
     small = ("train.steps=8", "checkpoint.interval=3", "checkpoint.keep=9", "validation.interval=0")
-    node = check(resolve(whole_run.overrides({"fsdp2": {}}, tmp_path, 2, *small)), 2).config.node
+    node = check(compose(whole_run.overrides({"fsdp2": {}}, tmp_path, 2, *small)), 2).config
     results = {}
     for name, asks in {"whole": (0,), "stopped": (3, 0)}.items():
         folder = tmp_path / name

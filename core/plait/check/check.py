@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from plait.contract.config import Config, accumulation
 from plait.contract.errors import PlaitError, misfit, near_miss
 from plait.contract.schema import fit
 from plait.contract.weight_part import parts_by_fqn, weight_parts
-from plait.parallel.assembly import assemble
+from plait.parallel.assembly import Assembly, assemble
 from plait.parallel.flight_recorder import check_size
 from plait.parallel.process_group import device_of
 from plait.parallel.state import shapes, tied_names
@@ -25,43 +25,48 @@ from plait.strategies.registry import installed
 from plait.train.optimizer import check_optimizer
 
 MOST = 16  # ranks of another machine
+World = int | Callable[[Assembly], int] | None
 
 
-def check(node: Mapping[str, Any], world_size: int | None = None, folder: Path | None = None) -> Checked:
-    """Check the resolved config `node` for `world_size` ranks; None: as many as `launch.*` and the degrees ask for.
+def check(config: Config, world: World = None, folder: Path | None = None) -> Checked:
+    """Check the run of `config` for `world` ranks; None: as many as `launch.*` and the degrees ask for. It may be
+    a function that tells them for the configured assembly.
 
     One of several machines knows only its own number of ranks: there, what fits some number of the others passes, and
     rank 0 checks the whole when all have met. folder: the run's, if it has one; it may not exist yet.
     Raises PlaitError for the first thing that does not fit.
     """
-    launch = Config.of(node).launch
-    if world_size is not None or launch.nnodes == 1 or type(launch.nproc_per_node) is not int:
-        return _check(node, world_size, folder)
+    launch = config.launch
+    if world is not None or launch.nnodes == 1 or type(launch.nproc_per_node) is not int:
+        return _check(config, world, folder)
     here, others = launch.nproc_per_node, launch.nnodes - 1
     try:
-        return _check(node, None, folder)
+        return _check(config, None, folder)
     except PlaitError:
         for world in range(here + others, here + MOST * others + 1) if here > 0 else ():
             with contextlib.suppress(PlaitError):
-                return attrs.evolve(_check(node, world, folder), ranks_per_node=here)
+                return attrs.evolve(_check(config, world, folder), ranks_per_node=here)
         raise
 
 
-def _check(node: Mapping[str, Any], world_size: int | None, folder: Path | None) -> Checked:
-    config = Config.of(node)
+def _check(config: Config, world: World, folder: Path | None) -> Checked:
     device_type = device_of(config.launch.device)
-    assembly = assemble(config, world_size or _guess(config, device_type), device_type=device_type, folder=folder)
+    first = world if isinstance(world, int) else _guess(config, device_type)
+    assembly = assemble(config, first, device_type=device_type, folder=folder)
     model, run = assembly.model, assembly.run
     run.resumed_batch = batch_to_keep(config.checkpoint, folder) if folder and folder.exists() else None
     if config.checkpoint.init_from is None and (own := getattr(model, "weights_from", None)):
-        config.checkpoint.init_from = config.node["checkpoint"]["init_from"] = own
+        run.set("checkpoint.init_from", own)
     if config.data.get("tokenizer") == "auto" and (own := getattr(model, "tokenizer_from", None)):
-        config.data["tokenizer"] = config.node["data"]["tokenizer"] = own
+        run.set("data.tokenizer", own)
     assembly.configure()
-    if world_size is None and config.launch.nproc_per_node == "auto":
+    run.set("strategy", {name: attrs.asdict(options) for name, options in run.strategies.items()})
+    config = run.config
+    if callable(world):
+        run.world_size = world(assembly)
+    elif world is None and config.launch.nproc_per_node == "auto":
         run.world_size = assembly.fit_world(run.world_size)
-    layout, given = assembly.layout, world_size is not None
-    world_size = layout.world_size
+    layout, ranks = assembly.layout, assembly.layout.world_size
     _check_model(config, model)
     accumulation(config, layout.count("batch"))
     source = build_source(config.data)
@@ -74,23 +79,21 @@ def _check(node: Mapping[str, Any], world_size: int | None, folder: Path | None)
     check_metrics(config.metrics)
     check_size()
     _check_backend(config)
-    _check_profile(config, world_size)
+    _check_profile(config, ranks)
     if config.profile.enabled and config.profile.memory and device_type != "cuda":
         raise PlaitError("profile.memory=true takes snapshots of a GPU's memory, but the run is on a CPU").at(
             "profile.memory", True, fits=(False,)
         )
-    config.strategy = config.node["strategy"] = {name: attrs.asdict(s) for name, s in run.strategies.items()}
     plugins = installed()
     distributions = sorted({plugins[name].distribution for name in run.strategies if name in plugins})
-    per_node, rest = divmod(world_size, config.launch.nnodes)
-    if rest and not given:
-        raise PlaitError(
-            f"{world_size} ranks do not divide evenly over launch.nnodes={config.launch.nnodes} machines"
-        ).at("launch.nnodes", config.launch.nnodes, fits=f"a divisor of {world_size}")
+    per_node, rest = divmod(ranks, config.launch.nnodes)
+    if rest and world is None:
+        raise PlaitError(f"{ranks} ranks do not divide evenly over launch.nnodes={config.launch.nnodes} machines").at(
+            "launch.nnodes", config.launch.nnodes, fits=f"a divisor of {ranks}"
+        )
     held, parts = shapes(model), weight_parts(model)
     parts_by_fqn(held, parts)
     return Checked(
-        config,
         assembly,
         layout,
         source,

@@ -1,7 +1,7 @@
 """A run that passed all checks."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -10,17 +10,19 @@ from plait.contract.config import Config
 from plait.contract.weight_part import WeightPart
 from plait.parallel.assembly import Assembly
 
+if TYPE_CHECKING:
+    from plait.parallel.apply import Applied
+
 
 @attrs.frozen
 class Checked:
     """What a run that passed all checks is, and what its ranks are started with.
 
-    config: with the strategies' final options. assembly: the check's assembly of the run, for commands that show it.
+    assembly: of the run.
     files: name -> text that strategies write into the run's folder. said: (line, details) from strategies for the user.
     shapes, ties: the model's part of a checkpoint, and further names of tied parameters. parts: what its files hold.
     """
 
-    config: Config
     assembly: Assembly
     layout: MeshLayout
     source: Any
@@ -31,3 +33,17 @@ class Checked:
     parts: Mapping[str, WeightPart]
     files: dict[str, str]
     said: list[tuple[str, str]]
+
+    @property
+    def config(self) -> Config:
+        """The run's, with the strategies' final options."""
+        return self.assembly.run.config
+
+    def apply(self, fill: bool = True) -> "Applied":
+        """The run's model under its strategies, on the ranks that call this together, or on a simulated one. Once.
+
+        fill=False leaves the parameters without values.
+        """
+        from plait.parallel.apply import set_up  # not above: the launcher checks, and sets nothing up
+
+        return set_up(self.assembly, fill)

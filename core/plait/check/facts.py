@@ -36,7 +36,7 @@ HEAD, PIECE, PIECES = 1 << 16, 1 << 12, 16  # bytes of a file's beginning, of a 
 
 def of_command(config: Config) -> Facts:
     """The config as asked for, less what each machine has of its own."""
-    leaves = _leaves(config.node)
+    leaves = _leaves(config.plain())
     return {("config", key): repr(value) for key, value in leaves if key not in {f"launch.{name}" for name in OWN}}
 
 
@@ -53,7 +53,8 @@ def of_machine(config: Config) -> Facts:
     found |= {("variable", name): os.environ.get(name) for name in VARIABLES}
     for name in code:
         found |= {("code", file): digest for file, digest in _sources(name)}
-    for key, value in _leaves({name: config.node.get(name) or {} for name in PLACES}):
+    plain = config.plain()
+    for key, value in _leaves({name: plain[name] for name in PLACES}):
         if isinstance(value, str) and key != OUTPUT and _may_be_a_path(key, value):
             found |= {("files", f"{key}={file}"): digest for file, digest in _files(Path(value))}
     data = dict(config.data)

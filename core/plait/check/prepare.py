@@ -34,6 +34,7 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, first: Callable[[], N
     if found.finished:
         reason = f"{folder.path.name} is finished at step {found.step}: raise train.steps, or set another run.name"
         return Outcome("finished", reason, step=found.step)
+    checked.assembly.run.config = found.config
     checkpoints = folder.checkpoints(checked.config.checkpoint.dir) if checked.config.checkpoint.enabled else None
     where = f"checkpoint.dir={shown(checked.config.checkpoint.dir)}:"
     if first:  # it may take hours, and would be in vain
@@ -44,7 +45,7 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, first: Callable[[], N
     try:
         folder.lock()
         folder.clear_outcome()
-        folder.write_config(checked.config.node)
+        folder.write_config(checked.config.plain())
         for name, text in checked.files.items():
             replace(folder.path / name, text)
         folder.write_versions(versions_of(checked.distributions))
@@ -122,7 +123,7 @@ def prepare_together(config: Config, folder: RunFolder, say: Say) -> tuple[RunFo
     def prepared() -> tuple[str, Outcome | None, dict[str, str]]:
         nonlocal assembly
         try:
-            checked = check(config.node, dist.get_world_size(), folder.path)
+            checked = check(config, dist.get_world_size(), folder.path)
             assembly = checked.assembly
             ended = prepare(checked, folder, say)
             conf = checked.config.checkpoint

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from plait.check.resumed_data import check_data, keep_batch
+from plait.check.resumed_data import check_data, with_batch_of
 from plait.checkpoint.choose import Say, choose
 from plait.checkpoint.owner import check_owner
 from plait.checkpoint.pieces import Damaged
 from plait.checkpoint.store import Manifest, Store
 from plait.checkpoint.sums import check_sums
+from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.records import metrics
 from plait.records.run_folder import versions_of
@@ -29,10 +30,12 @@ BATCH = "train.global_batch_size"
 
 @attrs.frozen
 class Found:
-    """What a start of the run found: the step to continue from (0: from the beginning), and whether that is the end."""
+    """What a start of the run found: the step to continue from (0: from the beginning), whether that is the end, and
+    the config to continue under."""
 
     step: int
     finished: bool
+    config: Config
 
 
 def find_checkpoint(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
@@ -59,12 +62,12 @@ def find_checkpoint(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
     say(f"checkpoint: none to resume; starting at step 0{f' from {conf.init_from}' if conf.init_from else ''}")
     if metrics.last_step(folder.path / metrics.FILE):
         say(f"metrics: those of an earlier start move to {metrics.OLD}")
-    return Found(0, False)
+    return Found(0, False, checked.config)
 
 
 def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder", say: Say) -> Found:
     """What a start from the checkpoint at `path` finds. Raises as `find_checkpoint`, and Damaged."""
-    conf = checked.config.checkpoint
+    conf, config = checked.config.checkpoint, checked.config
     manifest = Store.read(path)
     # Which parameters do not train, the ranks know: each strategy may freeze some.
     absent = checked.shapes.keys() - manifest.parameters.keys() if manifest.data.get("frozen") else ()
@@ -89,14 +92,14 @@ def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder"
         if conf.load not in ("latest", "never") and own:
             say(f"checkpoint.load={conf.load} is not used, because the run has its own checkpoints")
         check_data(manifest, checked)
-        keep_batch(manifest, checked, say)
-        if changed := differences(manifest, checked.config.node):
+        config = with_batch_of(manifest, checked.config, checked.layout.count("batch"), say)
+        if changed := differences(manifest, config.plain()):
             say(f"checkpoint: these differ from the checkpoint's config: {'; '.join(changed)}")
         if changed := _changed(manifest.versions, versions_of(checked.distributions)):
             say(f"checkpoint: these versions differ from the checkpoint's: {'; '.join(changed)}")
     elif own and metrics.cut_torn_end(folder.path / metrics.FILE):  # a run that continues cuts it when it writes
         say(f"metrics: the end of {metrics.FILE} was not a row of this run, and is cut")
-    return Found(manifest.step, done)
+    return Found(manifest.step, done, config)
 
 
 def _check_weights(path: str, checked: "Checked") -> None:
@@ -111,7 +114,7 @@ def _check_weights(path: str, checked: "Checked") -> None:
 
 def _check_optimizer(path: Path, manifest: Manifest, checked: "Checked") -> None:
     """Raises PlaitError if this run's optimizer has other state than the checkpoint's; ranks would find that late."""
-    optimizer = checked.config.node["optimizer"]
+    optimizer = checked.config.optimizer
     if manifest.config.get("optimizer") == optimizer:
         return
     from plait.checkpoint.load import check_optimizer_state

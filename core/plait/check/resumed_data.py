@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from plait.checkpoint.choose import choose
 from plait.checkpoint.store import Manifest, Store, samples_of
-from plait.contract.config import Checkpoint
+from plait.contract.config import Checkpoint, Config
 from plait.contract.errors import PlaitError
 from plait.records.run_folder import RunFolder
 
@@ -53,20 +53,20 @@ def batch_to_keep(conf: Checkpoint, folder: Path) -> int | None:
         return None  # `find_checkpoint` says what is wrong
 
 
-def keep_batch(manifest: Manifest, checked: "Checked", say: Callable[[str], None]) -> None:
-    """If `train.global_batch_size` is null, keep the checkpoint's in `checked`, with smaller or more local batches.
+def with_batch_of(manifest: Manifest, config: Config, data_ranks: int, say: Callable[[str], None]) -> Config:
+    """`config`; with the checkpoint's global batch, in smaller or more local batches, if its own is null.
 
     Raises PlaitError if the data ranks cannot share it evenly. Reports what changes.
     """
-    train, data_ranks = checked.config.train, checked.layout.count("batch")
+    train = config.train
     size, local = manifest.data.get("global_batch_size"), train.local_batch_size
     if size is None:
-        return
+        return config
     if train.global_batch_size is not None:
         if train.global_batch_size != size:
             at = samples_of(manifest, size)
             say(f"data: the global batch was {size} samples and is {train.global_batch_size} from sample {at} on")
-        return
+        return config
     rows, rest = divmod(size, data_ranks)
     if rest:
         unit = local * data_ranks
@@ -76,10 +76,10 @@ def keep_batch(manifest: Manifest, checked: "Checked", say: Callable[[str], None
             f"{data_ranks} data ranks cannot share evenly: set train.global_batch_size={' or '.join(map(str, fits))}, "
             "or use another number of data ranks"
         ).at("train.global_batch_size", size, fits=fits)
-    checked.config.set("train.global_batch_size", size)
-    checked.config.set("train.local_batch_size", max(n for n in range(1, min(local, rows) + 1) if rows % n == 0))
+    smaller = max(n for n in range(1, min(local, rows) + 1) if rows % n == 0)
     if size != local * data_ranks:
         say(
-            f"data: the checkpoint's global batch of {size} samples is kept, in {rows // train.local_batch_size} local "
-            f"batch(es) of {train.local_batch_size} per rank; train.global_batch_size sets another"
+            f"data: the checkpoint's global batch of {size} samples is kept, in {rows // smaller} local "
+            f"batch(es) of {smaller} per rank; train.global_batch_size sets another"
         )
+    return config.with_value("train.global_batch_size", size).with_value("train.local_batch_size", smaller)

@@ -91,8 +91,8 @@ class Checkpoints:
         state, _ = self.applied.checkpoint(self.optimizer)
         state, known, frozen = self._base.without(state, self._known) if self._base else (state, self._known, {})
         data = {**self.data, **frozen, "samples": samples, "states": self._states(), "metrics": self._metrics.now()}
-        node, versions = self.config.node, self._versions
-        self._saver.save(state, step, tokens=tokens, config=node, data=data, versions=versions, known=known)
+        values, versions = self.config.plain(), self._versions
+        self._saver.save(state, step, tokens=tokens, config=values, data=data, versions=versions, known=known)
 
     def wait(self) -> None:
         """Return when the last save is on disk; raises PlaitError if it failed."""

@@ -26,9 +26,9 @@ def main(argv: list[str]) -> int:
         return 0 if argv else 1
     source, target, to, overrides = parsed(argv)
     from plait.compose.build import build_model
-    from plait.compose.compose import resolve
+    from plait.host import compose
 
-    model, _ = build_model(resolve(overrides)["model"])
+    model, _ = build_model(compose(overrides).model)
     from plait.convert import convert
 
     with Shown() as shown:

@@ -6,6 +6,8 @@ import sys
 from collections import namedtuple
 from typing import Any
 
+from plait.contract.config import Config
+
 Row = tuple[str, str, str, str, str]
 Param = namedtuple("Param", "row whole held")  # of a parameter its line, and its bytes: in all, on a rank
 BLOCK = re.compile(r"(.*?\.)(\d+)\.(.*)")  # an FQN with the number of a block
@@ -22,21 +24,21 @@ def main(argv: list[str]) -> int:
     if any(a in ("-h", "--help") for a in argv):
         print(HELP)
         return 0
-    from plait.compose.compose import asked, resolve
+    from plait.compose.compose import asked, compose
 
     overrides, world = asked(argv, "inspect")
-    print(report(resolve(overrides), world), file=sys.stdout)
+    print(report(compose(overrides), world), file=sys.stdout)
     return 0
 
 
-def report(node: dict[str, Any], world_size: int | None = None) -> str:
-    """The text that `plait inspect` prints for the resolved config `node`."""
-    from plait.check.check import check
+def report(config: Config, world_size: int | None = None) -> str:
+    """The text that `plait inspect` prints for the run of `config`."""
+    from plait.host import check
     from plait.parallel.apply import set_up
     from plait.parallel.assembly import assemble
     from plait.parallel.simulated import simulated
 
-    checked = check(node, world_size)
+    checked = check(config, world_size)
     world, stages = checked.layout.world_size, checked.layout.count("layers")
     held: list[list[Param]] = []
     for index in range(stages):  # ranks that divide the layers hold different parameters

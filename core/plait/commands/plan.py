@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 
 def _plan(overrides: list[str], world: int | None, rank: int | None, flags: set[str]) -> int:
-    from plait.compose.compose import resolve
+    from plait.host import compose
 
     if flags & {"-m", "--multirun"}:
         from plait.plan.side_by_side import jobs, side_by_side
@@ -49,7 +49,7 @@ def _plan(overrides: list[str], world: int | None, rank: int | None, flags: set[
         return ranking.code
     from plait.plan.engine import plan
 
-    found = plan(resolve(overrides), world, rank, "--all-blocks" in flags)
+    found = plan(compose(overrides), world, rank, "--all-blocks" in flags)
     if "--json" in flags:
         print(json.dumps(found.as_json(), indent=2))
     else:

@@ -9,9 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from plait.compose.compose import composed
+from plait.compose.compose import composed, config_of
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError, one_line
 from plait.contract.names import check_name
@@ -67,7 +67,7 @@ def job(cfg: DictConfig, command: Any) -> float | None:
 
 def _config(cfg: DictConfig, hydra: Any) -> Config:
     """The config as asked for, with the run's name. Raises PlaitError for what the schema refuses."""
-    config = Config.of(OmegaConf.to_container(cfg, resolve=True), whole=True)  # type: ignore[arg-type]
+    config = config_of(cfg)
     name = config.run.name
     if name is None:
         name = "-".join([str(hydra.runtime.choices.get("model", "model")), *config.strategy])
@@ -75,8 +75,7 @@ def _config(cfg: DictConfig, hydra: Any) -> Config:
             check_name(name, "run.name")
         except ValueError as error:
             raise PlaitError(f"{error}; it is made of the model's and the strategies' names: set run.name") from None
-    config.set("run.name", str(name))
-    return config
+    return config.with_value("run.name", str(name))
 
 
 def _run(config: Config, path: Path) -> None:
@@ -144,7 +143,7 @@ def _check_and_start(asked: Config, folder: Any, several: bool, forks: Any) -> A
         except PlaitError as error:
             meeting.refuse(one_line(error))
             raise
-        return start_ranks(checked.config, folder, checked.ranks_per_node, _say, asked.node, forks, meeting)
+        return start_ranks(checked.config, folder, checked.ranks_per_node, _say, asked.plain(), forks, meeting)
 
 
 def _checked(asked: Config, folder: Any) -> Any:
@@ -153,7 +152,7 @@ def _checked(asked: Config, folder: Any) -> Any:
     from plait.check.memory import check_room
     from plait.parallel.process_group import device_of
 
-    checked = check(asked.node, folder=folder.path)
+    checked = check(asked, folder=folder.path)
     config = checked.config
     check_ranks(checked.ranks_per_node, device_of(config.launch.device))
     axes = " x ".join(f"{a.name}={a.degree}" for a in checked.layout.dense) or "no mesh axes"

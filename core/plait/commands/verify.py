@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from plait.contract.config import Config, Precision
 from plait.contract.errors import PlaitError
 from plait.system.scratch import Scratch
 
 if TYPE_CHECKING:
-    from plait.check.checked import Checked
     from plait.contract.model_spec import ModelSpec
+    from plait.host import Checked
+    from plait.parallel.assembly import Assembly
     from plait.testing.declared import Finding
 
 HELP = """usage: plait verify [overrides] [world=N]
@@ -30,15 +32,15 @@ Needs cloudpickle: pip install 'plait[testing]'.
 Example: plait verify model=mine model.n_layers=2 train.seq_len=64 'strategy=[NAME]'"""
 LARGEST = 100_000_000  # parameters; above that, minutes become hours
 SHOWN = 10
-PLAIN = {"storage": "float64", "param": "float64", "reduce": "float64"}
-HERE = {"device": "cpu", "nnodes": 1, "nproc_per_node": "auto"}
+PLAIN = Precision("float64", "float64", "float64")
+HERE: dict[str, Any] = {"device": "cpu", "nnodes": 1, "nproc_per_node": "auto"}
 
 
 def main(argv: list[str]) -> int:
     if any(a in ("-h", "--help") for a in argv):
         print(HELP)
         return 0
-    from plait.compose.compose import asked, resolve
+    from plait.compose.compose import asked, compose
 
     overrides, world = asked(argv, "verify", least=2)
     try:
@@ -47,29 +49,27 @@ def main(argv: list[str]) -> int:
         raise PlaitError(
             "plait verify needs cloudpickle, which is not installed: pip install 'plait[testing]'"
         ) from None
-    return verify(resolve(overrides), world)
+    return verify(compose(overrides), world)
 
 
-def verify(node: Mapping[str, Any], world: int | None = None) -> int:
-    """Check the run of the resolved config `node`, run it, print the findings. Returns the exit code."""
-    checked = plan(node, world)
-    from plait.compose.build import build_model
+def verify(config: Config, world: int | None = None) -> int:
+    """Check the run of `config`, run it, print the findings. Returns the exit code."""
+    checked = plan(config, world)
     from plait.contract.axes import describe
 
-    config, layout = checked.config, checked.layout
-    (model, _), spec = build_model(config.model), checked.assembly.run.spec
-    count = sum(p.numel() for p in model.parameters())
-    print(f"model   {config.model['_target_']}, {count:,} parameters, all in float64 on this machine's processor")
+    config, layout, run = checked.config, checked.layout, checked.assembly.run
+    name, count = config.model["_target_"], run.parameters
+    print(f"model   {name}, {count:,} parameters, all in float64 on this machine's processor")
     for title, axes in [("layout", layout.dense), *layout.views.items()]:
         print(f"{title:<7} {layout.world_size} ranks: {describe(axes, layout.owner)}")
     samples = 2 * layout.count("batch")
-    documents = _takes_positions(model)
+    documents = _takes_positions(checked.assembly.model)
     print(
         f"batch   {samples} samples of {config.train.seq_len} random tokens, a new batch for each step, in two "
         f"micro-batches{'; in the last step packed documents' if documents else ''}",
         flush=True,
     )
-    findings, placements = _run(checked, spec, documents, _say)
+    findings, placements = _run(checked, run.spec, documents, _say)
     print()
     for finding in findings:
         print(_line(finding))
@@ -79,27 +79,35 @@ def verify(node: Mapping[str, Any], world: int | None = None) -> int:
     if all(finding.fine for finding in findings):
         print("what was compared agrees" if unseen else "all agree")
         return 1 if unseen else 0
-    for text in _explained(findings, placements, spec, documents):
+    for text in _explained(findings, placements, run.spec, documents):
         print(text)
     return 1
 
 
-def plan(node: Mapping[str, Any], world: int | None = None) -> "Checked":
+def plan(config: Config, world: int | None = None) -> "Checked":
     """Everything that can be checked before a rank starts. Raises PlaitError for what cannot be compared."""
     from plait.check.capacity import check_ranks
-    from plait.check.check import check
+    from plait.host import check
     from plait.strategies.order import traits
     from plait.strategies.registry import described, installed, load
 
-    train = {**node["train"], "local_batch_size": 2, "global_batch_size": None}
-    node = {**node, "precision": PLAIN, "launch": {**node["launch"], **HERE}, "train": train}
-    if not node["strategy"]:
+    config = attrs.evolve(
+        config,
+        precision=PLAIN,
+        launch=attrs.evolve(config.launch, **HERE),
+        train=attrs.evolve(config.train, local_batch_size=2, global_batch_size=None),
+    )
+    if not config.strategy:
         known = ", ".join(name for name, plugin in installed().items() if plugin.state == "ok") or "none"
         raise PlaitError(
             f"plait verify compares strategies with one process, but no strategy is selected; installed: {known}"
         ).at("strategy", fits=known)
-    _small_enough(node)
-    checked = check(node, world or _fewest(node))
+
+    def ranks(assembly: "Assembly") -> int:
+        _small_enough(assembly)
+        return world or _fewest(assembly)
+
+    checked = check(config, ranks)
     check_ranks(checked.layout.world_size, "cpu")
     for name in checked.config.strategy:
         if traits(name, load(name)).numerics == "own":
@@ -110,32 +118,24 @@ def plan(node: Mapping[str, Any], world: int | None = None) -> "Checked":
     return checked
 
 
-def _small_enough(node: Mapping[str, Any]) -> None:
-    from plait.compose.build import build_model
-
-    model, spec = build_model(node["model"])
-    count = sum(p.numel() for p in model.parameters())
-    if count <= LARGEST:
+def _small_enough(assembly: "Assembly") -> None:
+    run, options = assembly.run, assembly.run.config.model
+    if run.parameters <= LARGEST:
         return
-    whole = {key: value for key, value in node["model"].items() if type(value) is int and value > 2}
-    layers = [key for key, value in whole.items() if value == len(spec.blocks_of(model))]
-    dims = {n for p in model.parameters() for n in p.shape}
+    whole = {key: value for key, value in options.items() if type(value) is int and value > 2}
+    layers = [key for key, value in whole.items() if value == len(run.blocks)]
+    dims = {n for shape in run.shapes.values() for n in shape}
     others = sorted((key for key in whole if whole[key] in dims and key not in layers), key=lambda key: -whole[key])
     ways = [f"model.{key}=2 (now {whole[key]})" for key in layers[:1]]
     ways += [f"a smaller model.{key} (now {whole[key]})" for key in others[:4]]
     raise PlaitError(
-        f"the model has {count:,} parameters, and plait verify takes {LARGEST:,} at most, since it computes in float64 "
-        f"on this machine's processor: take a smaller size of it{', by ' if ways else ''}{', '.join(ways)}"
+        f"the model has {run.parameters:,} parameters, and plait verify takes {LARGEST:,} at most, since it computes "
+        f"in float64 on this machine's processor: take a smaller size of it{', by ' if ways else ''}{', '.join(ways)}"
     )
 
 
-def _fewest(node: Mapping[str, Any]) -> int:
+def _fewest(assembly: "Assembly") -> int:
     """The fewest ranks that the axes need; an axis of degree -1 gets at least two, and so does the world."""
-    from plait.contract.config import Config
-    from plait.parallel.assembly import assemble
-
-    assembly = assemble(Config.of(node), 2, device_type="cpu")
-    assembly.configure()
     degrees = assembly.degrees_for(2)
     free = -1 in degrees
     least = max(math.prod(degree for degree in degrees if degree > 0) * (2 if free else 1), 2)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from plait.compose.quoting import advice, for_shell, quoted
+from plait.contract.config import Config
 from plait.contract.errors import PlaitError, misfit, near_miss, one_line, unknown_key
 from plait.system.signals import stop_behind
 
@@ -179,17 +180,18 @@ def asked(argv: list[str], command: str, least: int = 1) -> tuple[list[str], int
     return [a for a in argv if not a.startswith("world=")], int(worlds[-1]) if worlds else None
 
 
-def resolve(overrides: list[str]) -> dict[str, Any]:
-    """The resolved config of one run under these overrides, as plain values; accepts `--config-dir DIR`.
+def compose(overrides: list[str]) -> Config:
+    """The config of one run under these overrides; accepts `--config-dir DIR`.
 
-    Raises PlaitError if it cannot be composed.
+    Raises PlaitError if it cannot be composed, or if a value does not fit.
     """
-    caught: list[dict[str, Any]] = []
-
-    def take(cfg: Any) -> None:
-        from omegaconf import OmegaConf
-
-        caught.append(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
-
-    composed(take, overrides)
+    caught: list[Config] = []
+    composed(lambda composition: caught.append(config_of(composition)), overrides)
     return caught[-1]
+
+
+def config_of(composition: Any) -> Config:
+    """The config of what Hydra composed. Raises PlaitError, naming the key, for what a run does not take."""
+    from omegaconf import OmegaConf
+
+    return Config.of(OmegaConf.to_container(composition, resolve=True), whole=True)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The types of a run's configuration; `conf/train.yaml` has the defaults and their reasons."""
+"""The types of a run's configuration, with the defaults of `conf/train.yaml`, which has their reasons."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -37,12 +37,12 @@ def _different(_: Any, attribute: attrs.Attribute, value: list[int]) -> None:
         raise ValueError(f"'{attribute.name}' has a duplicate: {value}")
 
 
-@attrs.define
+@attrs.frozen
 class Named:
     name: str | int | None = attrs.field(default=None, validator=_a_name)
 
 
-@attrs.define
+@attrs.frozen
 class Train:
     steps: int = attrs.field(default=140, validator=ge(1))
     seq_len: int = attrs.field(default=256, validator=ge(1))
@@ -54,7 +54,7 @@ class Train:
     gc_interval: int = attrs.field(default=50, validator=ge(0))
 
 
-@attrs.define
+@attrs.frozen
 class Precision:
     storage: str = _one_of("float32", "float64", "bfloat16")
     param: str = _one_of("float32", "float64", "bfloat16")
@@ -70,7 +70,7 @@ def _modes(_: Any, attribute: attrs.Attribute, value: dict[str, str]) -> None:
             raise ValueError(f"'{attribute.name}' gives {pattern} the mode {mode!r}; available: {', '.join(REMAT)}")
 
 
-@attrs.define
+@attrs.frozen
 class Remat:
     mode: str = _one_of("none", "full", "selective", "budget")
     budget: float = attrs.field(default=0.5, validator=[gt(0), le(1)])
@@ -81,7 +81,7 @@ class Remat:
         return next((mode for pattern, mode in (self.blocks or {}).items() if matches(pattern, block)), self.mode)
 
 
-@attrs.define
+@attrs.frozen
 class Compile:
     enabled: bool = False
     backend: str = attrs.field(default="inductor", validator=_filled)
@@ -89,29 +89,29 @@ class Compile:
     fullgraph: bool = True
 
 
-@attrs.define
+@attrs.frozen
 class Loss:
     chunks: int = attrs.field(default=1, validator=ge(1))
 
 
-@attrs.define
+@attrs.frozen
 class Schedule:
-    warmup_steps: int = attrs.field(default=0, validator=ge(0))
+    warmup_steps: int = attrs.field(default=20, validator=ge(0))
     decay: str = _one_of("linear", "cosine", "sqrt")
     decay_steps: int | None = attrs.field(default=None, validator=optional(ge(0)))
-    min_lr_ratio: float = attrs.field(default=0.0, validator=[ge(0), le(1)])
+    min_lr_ratio: float = attrs.field(default=0.1, validator=[ge(0), le(1)])
 
 
-@attrs.define
+@attrs.frozen
 class Validation:
-    interval: int = attrs.field(default=0, validator=ge(0))
+    interval: int = attrs.field(default=40, validator=ge(0))
     batches: int = attrs.field(default=4, validator=ge(1))
 
 
-@attrs.define
+@attrs.frozen
 class Checkpoint:
     enabled: bool = True
-    interval: int = attrs.field(default=50, validator=ge(0))
+    interval: int = attrs.field(default=40, validator=ge(0))
     every_seconds: float | None = attrs.field(default=None, validator=optional([gt(0), le(YEAR)]))
     dir: str = attrs.field(default="checkpoints", validator=_a_place)
     load: str = attrs.field(default="latest", validator=_filled)
@@ -121,7 +121,7 @@ class Checkpoint:
     export: bool = True
 
 
-@attrs.define
+@attrs.frozen
 class Launch:
     mode: str = _one_of("auto", "local", "external")
     nproc_per_node: int | Literal["auto"] = "auto"
@@ -135,14 +135,14 @@ class Launch:
     device: str = _one_of("auto", "cpu", "cuda")
 
 
-@attrs.define
+@attrs.frozen
 class Metrics:
     log_every: int = attrs.field(default=10, validator=ge(1))
     tensorboard: bool = True
     wandb: bool = False
 
 
-@attrs.define
+@attrs.frozen
 class Profile:
     enabled: bool = False
     start: int = attrs.field(default=10, validator=ge(1))
@@ -151,17 +151,17 @@ class Profile:
     memory: bool = False
 
 
-@attrs.define
+@attrs.frozen
 class Sweep:
     prune: bool = False
 
 
-@attrs.define
+@attrs.frozen
 class Config:
     """One run. `model`, `data` and `optimizer` are nodes with a `_target_`; `strategy` maps names to options.
 
-    `cluster` is empty, or the fields of a `plait.contract.cluster.Cluster`.
-    node: the same as the plain values that it was read from, which ranks read and checkpoints keep.
+    Nothing of it changes: `with_value` returns another one. `cluster` is empty, or the fields of a
+    `plait.contract.cluster.Cluster`.
     """
 
     run: Named = attrs.field(factory=Named)
@@ -182,27 +182,32 @@ class Config:
     profile: Profile = attrs.field(factory=Profile)
     sweep: Sweep = attrs.field(factory=Sweep)
     cluster: dict[str, Any] = attrs.field(factory=dict)
-    node: dict[str, Any] = attrs.field(init=False, factory=dict, repr=False, eq=False)
 
     @classmethod
-    def of(cls, node: Mapping[str, Any], whole: bool = False) -> "Config":
-        """The typed config of the resolved `node`; whole: all keys must be there. Raises PlaitError, naming the key."""
-        config = typed(cls, node, "", whole)
-        config.node = dict(node)
-        return config
+    def of(cls, values: Mapping[str, Any], whole: bool = False) -> "Config":
+        """The config with these resolved plain values; whole: all keys must be there. Raises PlaitError, naming the
+        key."""
+        return typed(cls, values, "", whole)
 
-    def set(self, key: str, value: Any) -> None:
-        """Change one value, typed and plain: `config.set("train.local_batch_size", 4)`.
+    def plain(self) -> dict[str, Any]:
+        """A copy in plain values, as config.yaml and a checkpoint's manifest hold it."""
+        return attrs.asdict(self)
+
+    def with_value(self, key: str, value: Any) -> "Config":
+        """A config that differs in one value: `config.with_value("train.local_batch_size", 4)`. `key` is that of an
+        option, or of a node without types, such as `strategy` or `data.tokenizer`.
 
         Raises PlaitError for a key that a run does not have, or a value that does not fit it.
         """
-        name, _, field = key.rpartition(".")
+        name, _, field = key.partition(".")
         part: Any = getattr(self, name, None)
+        if isinstance(part, dict):
+            nodes: dict[str, Any] = {name: {**part, field: value} if field else dict(value)}
+            return attrs.evolve(self, **nodes)
         if not attrs.has(type(part)) or not hasattr(part, field):
             raise PlaitError(f"there is no key {key} in a run's configuration").at(key)
-        now = typed(type(part), {**attrs.asdict(part, recurse=False), field: value}, name)
-        setattr(part, field, getattr(now, field))
-        self.node[name] = {**self.node.get(name, {}), field: value}
+        parts: dict[str, Any] = {name: typed(type(part), {**attrs.asdict(part, recurse=False), field: value}, name)}
+        return attrs.evolve(self, **parts)
 
 
 def accumulation(config: Config, data_ranks: int) -> int:

@@ -82,7 +82,7 @@ class Run:
 
         Raises PlaitError for a key that a run does not have, or a value that does not fit it.
         """
-        self.config.set(key, value)
+        self.config = self.config.with_value(key, value)
 
     def leave(self, name: str, text: str) -> None:
         """Write a file with this name and content into the run's folder at its start. Only inside `configure`."""

@@ -152,7 +152,7 @@ def _train(
         stack.enter_context(trainer.checkpoints.breaking_off())
         if rank == 0:
             name = str(config.run.name or folder.path.name)
-            metrics = stack.enter_context(Metrics(folder.path, config.metrics, start, name, config.node))
+            metrics = stack.enter_context(Metrics(folder.path, config.metrics, start, name, config.plain()))
             console = stack.enter_context(
                 Console(config.train.steps, start, config.metrics.log_every, compiles=config.compile.enabled)
             )

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from plait.contract.axes import MeshAxis, describe
+from plait.contract.config import Config
 from plait.contract.errors import PlaitError, one_line
 from plait.strategies.hooks import TRACE, blamed
 
@@ -25,8 +26,8 @@ def refuse_divided_layers(axes: Iterable[Any], owner: Mapping[str, str]) -> None
 
 
 @contextlib.contextmanager
-def in_words(node: Mapping[str, Any]) -> Iterator[None]:
-    """Turns an error inside into a PlaitError. `node`: the config of the planned run."""
+def in_words(config: Config, strategies: Iterable[str] | None = None) -> Iterator[None]:
+    """Turns an error inside into a PlaitError. config: of the planned run. strategies: names, if not the config's."""
     try:
         yield
     except PlaitError:
@@ -34,21 +35,22 @@ def in_words(node: Mapping[str, Any]) -> Iterator[None]:
     except Exception as error:
         if os.environ.get(TRACE):
             raise
-        raise PlaitError(f"{_who(error, node)}{_what(error)}; {TRACE}=1 shows where") from error
+        who = _who(error, config, config.strategy if strategies is None else strategies)
+        raise PlaitError(f"{who}{_what(error)}; {TRACE}=1 shows where") from error
 
 
-def _who(error: Exception, node: Mapping[str, Any]) -> str:
+def _who(error: Exception, config: Config, strategies: Iterable[str]) -> str:
     """Names the strategy or model whose code raised the error: "cannot plan strategy 'x' (dist 1.0), which "."""
     if blamed(error):
         return "cannot plan this run: a hook "  # a note names it
     from plait.strategies.registry import described, installed
 
     plugins = installed()
-    packages = {plugins[name].package: name for name in node["strategy"] if name in plugins}
+    packages = {plugins[name].package: name for name in strategies if name in plugins}
     for package in reversed(_packages(error.__traceback__)):
         if package in packages:
             return f"cannot plan {described(packages[package])}, which "
-    return f"cannot plan this run: model {node['model'].get('_target_')}, or what runs in it, "
+    return f"cannot plan this run: model {config.model.get('_target_')}, or what runs in it, "
 
 
 def _what(error: Exception) -> str:

@@ -2,17 +2,16 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from plait.check.check import check
-from plait.check.checked import Checked
 from plait.contract.cluster import Cluster, cluster_of
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.contract.planned import is_crowded
+from plait.host import Checked, check
 from plait.parallel.assembly import Assembly
 from plait.plan.cannot import in_words
 from plait.plan.roofline import Spent, spend
@@ -26,16 +25,16 @@ if TYPE_CHECKING:
     from plait.plan.stages.divided import Divided
 
 
-def plan(node: Mapping[str, Any], world: int | None = None, rank: int | None = None, every: bool = False) -> Plan:
-    """The cost of one step per rank, for the run with the resolved config `node` on the cluster `node["cluster"]`.
+def plan(config: Config, world: int | None = None, rank: int | None = None, every: bool = False) -> Plan:
+    """The cost of one step per rank, for the run of `config` on its cluster.
 
     world: number of ranks; None: as many as the config asks for. rank: the rank to simulate; None: the one that holds
     most. every: trace all blocks, even equal ones. Raises PlaitError for what does not fit or cannot be planned.
     """
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns about collectives that are known
-    cluster = cluster_of(node.get("cluster"))
+    cluster = cluster_of(config.cluster)
     notes: list[str] = []
-    checked = check(_plannable(node, notes), world)
+    checked = check(_plannable(config, notes), world)
     notes += [details or line for line, details in checked.said]
     size = checked.layout.world_size
     if rank is not None and not 0 <= rank < size:
@@ -43,7 +42,7 @@ def plan(node: Mapping[str, Any], world: int | None = None, rank: int | None = N
             "rank", rank, fits=f"0 to {size - 1}"
         )
     # Parameters are cut so that the first rank along an axis has the largest piece.
-    given = (checked.config, checked.assembly, rank or 0, cluster, every, bool(node["compile"]["enabled"]))
+    given = (checked.config, checked.assembly, rank or 0, cluster, every, config.compile.enabled)
     if checked.layout.count("layers") > 1:  # imported only by plans that need it
         from plait.plan.stage_report import plan_of_stages
 
@@ -68,7 +67,7 @@ def step_of(
     granularity = cluster.granularity if cluster else 1
 
     def make() -> Whole:
-        with in_words(config.node):
+        with in_words(config):
             return _traced(config, assembly, rank, granularity, every, compiled)
 
     return _once([granularity], config, assembly, [rank, every, compiled], make)
@@ -88,7 +87,7 @@ def _once(what: list[Any], config: Config, assembly: Assembly, given: list[Any],
     """What `make` returns, or has returned for the same run."""
     relevant = {
         k: v
-        for k, v in config.node.items()
+        for k, v in config.plain().items()
         if k in ("model", "strategy", "optimizer", "train", "precision", "remat", "compile", "loss")
     }
     said = [what, relevant, assembly.run.world_size, given, is_crowded()]
@@ -114,15 +113,15 @@ def _traced(config: Config, assembly: Assembly, rank: int, granularity: int, eve
     return whole(make, sizes, every)
 
 
-def _plannable(node: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+def _plannable(config: Config, notes: list[str]) -> Config:
     """The config, changed so that a machine without the run's devices and without a compiler can run it."""
-    changed = {**node, "launch": {**node["launch"], "device": "cpu", "nnodes": 1}}
-    if node["compile"]["enabled"]:
-        if node["remat"]["mode"] == "budget":
+    changed = config.with_value("launch.device", "cpu").with_value("launch.nnodes", 1)
+    if config.compile.enabled:
+        if config.remat.mode == "budget":
             raise PlaitError(
                 "remat.mode=budget lets a compiler choose what is kept, but a plan runs none; plan full or selective"
             ).at("remat.mode", "budget", fits=("full", "selective"))
-        changed["compile"] = {**node["compile"], "enabled": False}
+        changed = changed.with_value("compile.enabled", False)
         notes.append(
             "memory is planned without compile.enabled and will be lower; for the time, fused operators count as one"
         )

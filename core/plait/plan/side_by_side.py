@@ -80,13 +80,13 @@ def jobs(overrides: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def side_by_side(wanted: list[tuple[str, list[str]]], world: int | None, rank: int | None) -> Ranking:
-    from plait.compose.compose import resolve
+    from plait.host import compose
     from plait.plan.engine import plan
 
     done = []
     for label, overrides in wanted:
         try:
-            done.append(Job(label, plan(resolve(overrides), world, rank)))
+            done.append(Job(label, plan(compose(overrides), world, rank)))
         except PlaitError as error:
             done.append(Job(label, why=one_line(error)))
     return Ranking(sorted(done, key=_order))

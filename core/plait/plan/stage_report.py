@@ -1,7 +1,7 @@
 """The plan of a run whose layers are divided: its ranks side by side, and all figures of the one that holds most."""
 
-from plait.check.checked import Checked
 from plait.contract.cluster import Cluster
+from plait.host import Checked
 from plait.plan.ranks import members
 from plait.plan.roofline import Spent, spend
 from plait.plan.stages.divided import Divided, Times, times

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from plait.check.checked import Checked
 from plait.contract.cluster import Cluster
+from plait.host import Checked
 from plait.plan.tracing.recorder import Operator
 from plait.plan.tracing.trace import StepTrace
 from plait.plan.values import KINDS, Axis, Memory, Peak, Plan, Stages, Time, Traffic, Work

@@ -56,7 +56,7 @@ def job(command: Command, cfg: DictConfig, hydra: Any, config_of: ConfigOf, run:
                 return mine.returned
             mine.state, mine.reason = "running", ""
             ledger.put(mine, command.argv)
-            if cfg.sweep.prune and not together and (reason := cannot_work(mine, config.node)):
+            if cfg.sweep.prune and not together and (reason := cannot_work(mine, config)):
                 mine.state, mine.reason = "pruned", reason
             else:
                 print(f"plait: {label} starts", flush=True)

@@ -2,26 +2,27 @@
 
 from typing import Any
 
+from plait.contract.config import Config
 from plait.contract.errors import PlaitError, one_line
 from plait.sweep.ledger import Job
 
 GIB = 2**30
 
 
-def cannot_work(job: Job, node: dict[str, Any]) -> str:
-    """Why the run with the config `node` cannot compose or does not fit its cluster; empty if it may work.
+def cannot_work(job: Job, config: Config) -> str:
+    """Why the run of `config` cannot compose or does not fit its cluster; empty if it may work.
 
     Notes the plan's figures in `job`. A run that composes but cannot be planned may work.
     """
-    from plait.check.check import check
+    from plait.host import check
     from plait.plan.engine import plan
 
     try:
-        checked = check(node)
+        checked = check(config)
     except PlaitError as error:
         return one_line(error)
     try:
-        found = plan(node, checked.layout.world_size)
+        found = plan(config, checked.layout.world_size)
     except Exception as error:
         reason = _cannot_compose(checked)
         if not reason:

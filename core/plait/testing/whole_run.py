@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from plait.contract.config import Config
 from plait.contract.observer import RunObserver
 
 MODEL = ("model.dim=32", "model.n_layers=2", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=48")
@@ -61,14 +62,13 @@ class Rows(RunObserver):
         self.then(step)
 
 
-def run(node: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run under the resolved config `node`, trained by the ranks that call this together."""
-    from plait.contract.config import Config
+def run(config: Config, folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run of `config`, trained by the ranks that call this together."""
     from plait.records.run_folder import RunFolder
     from plait.train.trainer import Trainer
 
     seen = Rows()
-    trainer = Trainer(Config.of(node), RunFolder(folder), lambda text: None, [seen])
+    trainer = Trainer(config, RunFolder(folder), lambda text: None, [seen])
     trainer.restore()
     trainer.fit()
     return seen.rows

@@ -7,9 +7,7 @@ import attrs
 import pytest
 
 from plait import PlaitError, planning
-from plait.check.check import check
-from plait.compose.compose import resolve
-from plait.contract.config import Config
+from plait.host import check, compose
 from plait.parallel.assembly import assemble
 from plait_autoparallel.advisor import advise, program, report, strategies
 from plait_autoparallel.advisor.block import Block
@@ -18,7 +16,7 @@ from plait_autoparallel.advisor.program import Choice, Problem, Program, Step
 from plait_autoparallel.solve import Segment
 
 SIZE = 2**20  # of the MLP's tensors: rows and columns
-CPU = planning.cluster_of(Config.of(resolve(["strategy=[]", "cluster=cpu"])).cluster)
+CPU = planning.cluster_of(compose(["strategy=[]", "cluster=cpu"]).cluster)
 
 
 def links(degrees=(2,)):
@@ -135,7 +133,7 @@ TINY = [
 
 
 BF16 = ["precision.param=bfloat16"]
-CONFIG = Config.of(resolve([*TINY[1:-1], *BF16, "strategy=[fsdp2]", "model.n_layers=1"]))
+CONFIG = compose([*TINY[1:-1], *BF16, "strategy=[fsdp2]", "model.n_layers=1"])
 
 
 @pytest.mark.parametrize(
@@ -150,7 +148,7 @@ CONFIG = Config.of(resolve([*TINY[1:-1], *BF16, "strategy=[fsdp2]", "model.n_lay
     ],
 )
 def test_the_plan_of_a_tiny_model_is_feasible_and_not_below_its_bound(world, options):
-    run = check(resolve([*TINY, *options]), world).assembly.run
+    run = check(compose([*TINY, *options]), world).assembly.run
     (block,) = run.reports["advisor"]["blocks"]
     assert block["count"] == 2
     assert block["unknown"] == {}
@@ -276,7 +274,7 @@ def test_a_plan_faster_than_its_bound_is_an_error(traced):
 
 
 def test_an_axis_is_cut_where_a_node_ends():
-    config = Config.of(resolve([*TINY[1:-1], "strategy=[fsdp2]"]))
+    config = compose([*TINY[1:-1], "strategy=[fsdp2]"])
     layout = assemble(config, 12, device_type="cpu").layout
     cluster = attrs.evolve(CPU, node=4)
     assert [(d.axis, d.size, d.stride) for d in advise.cut(layout, cluster)] == [

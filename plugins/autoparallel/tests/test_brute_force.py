@@ -5,8 +5,7 @@ import itertools
 import pytest
 
 from plait import PlaitError, planning
-from plait.compose.compose import resolve
-from plait.contract.config import Config
+from plait.host import compose
 from plait.parallel.assembly import assemble
 from plait_autoparallel.constraints import Constraints
 from plait_autoparallel.search import search
@@ -44,7 +43,7 @@ def every(run, layouts, cluster, samples):
     ],
 )
 def test_no_assignment_is_better(world, names):
-    config = Config.of(resolve(TINY))
+    config = compose(TINY)
     run = assemble(config, world, device_type="cpu").run
     cluster = planning.cluster_of(config.cluster)
     layouts, reasons = planning.compositions(run, {n: s for n, s in planning.offering(run).items() if n in names})
@@ -68,7 +67,7 @@ def test_no_assignment_is_better(world, names):
 
 def test_fixing_axes_changes_no_price():
     """Otherwise a search with the axes that it found would find something faster."""
-    config = Config.of(resolve(TINY))
+    config = compose(TINY)
     run = assemble(config, 4, device_type="cpu").run
     cluster = planning.cluster_of(config.cluster)
     layouts, reasons = planning.compositions(run, {n: s for n, s in planning.offering(run).items() if n == "fsdp2"})

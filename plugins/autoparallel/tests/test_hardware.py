@@ -2,8 +2,7 @@
 
 import pytest
 
-from plait.check.check import check
-from plait.compose.compose import resolve
+from plait.host import check, compose
 
 SEARCH = ("strategy=[autoparallel]", "model.n_layers=2", "train.seq_len=64", "cluster=h100", "launch.device=cpu")
 
@@ -18,9 +17,9 @@ SEARCH = ("strategy=[autoparallel]", "model.n_layers=2", "train.seq_len=64", "cl
     ],
 )
 def test_a_hardware_file_sets_nothing_that_the_search_decides(overrides, mode):
-    node = resolve(overrides)
-    assert node["remat"]["mode"] == mode
-    assert node["compile"]["enabled"] == ("+hardware=h100" in overrides)  # what it does not decide
+    node = compose(overrides)
+    assert node.remat.mode == mode
+    assert node.compile.enabled == ("+hardware=h100" in overrides)  # what it does not decide
 
 
 def test_what_binds_a_search_is_named():
@@ -29,13 +28,13 @@ def test_what_binds_a_search_is_named():
         "strategy.autoparallel.axes={dp_shard: 2}",
         "strategy.autoparallel.strategies=[fsdp2]",
     )
-    ((line, _),) = check(resolve([*SEARCH, *binding]), 2).said
+    ((line, _),) = check(compose([*SEARCH, *binding]), 2).said
     words = "strategy.autoparallel.axes={dp_shard: 2}, strategy.autoparallel.strategies=[fsdp2], remat.mode=full"
     assert line.endswith(f"; bound by {words}")
 
 
 def test_a_report_of_a_compiled_run_has_one_step_time():
-    ((line, report),) = check(resolve([*SEARCH, "compile.enabled=true", "compile.backend=eager"]), 2).said
+    ((line, report),) = check(compose([*SEARCH, "compile.enabled=true", "compile.backend=eager"]), 2).said
     assert " a step before it is compiled, " in line
     assert "bound by" not in line
     assert "step, of the first" in report

@@ -4,8 +4,7 @@ import pytest
 import yaml
 
 from plait import PlaitError, planning
-from plait.check.check import check
-from plait.compose.compose import resolve
+from plait.host import check, compose
 from plait.strategies.registry import installed
 from plait.testing import raises_about
 
@@ -18,7 +17,7 @@ TINY = (
 
 
 def checked(*more, world=2, folder=None):
-    return check(resolve([*TINY, *more]), world, folder)
+    return check(compose([*TINY, *more]), world, folder)
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +29,9 @@ def test_the_run_is_configured_as_if_a_person_had(found):
     plan = yaml.safe_load(found.files["plan.yaml"])
     decision = plan["decision"]
     assert plan["run"] == {"model": "plait.models.llama3.Llama3", "parameters": plan["run"]["parameters"], "world": 2}
-    assert found.config.node["strategy"].keys() == {"autoparallel", *decision["strategies"]}
-    assert found.config.node["train"]["global_batch_size"] == 16
-    assert found.config.node["train"]["local_batch_size"] == decision["local_batch_size"]
+    assert found.config.strategy.keys() == {"autoparallel", *decision["strategies"]}
+    assert found.config.train.global_batch_size == 16
+    assert found.config.train.local_batch_size == decision["local_batch_size"]
     assert list(decision["recompute"]) == [f"layers.{i}" for i in range(5)]
     assert plan["axes"] in ({"dp_shard": 2}, {"dp_replicate": 2})
     assert found.layout.world_size == 2
@@ -53,10 +52,10 @@ def test_a_resumed_run_keeps_its_plan_and_another_world_does_not(found, tmp_path
     edited["decision"]["recompute"] = {"layers.0": "full"}
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(edited))
     again = checked(folder=tmp_path)
-    assert again.config.node["remat"]["blocks"] == {"layers.0": "full"}
+    assert again.config.remat.blocks == {"layers.0": "full"}
     assert again.said == [(f"autoparallel: follows the plan {tmp_path / 'plan.yaml'}", "")]
     one = checked(world=1, folder=tmp_path)
-    assert one.config.node["train"]["global_batch_size"] == 16  # as before, so that the run takes the same steps
+    assert one.config.train.global_batch_size == 16  # as before, so that the run takes the same steps
     assert yaml.safe_load(one.files["plan.yaml"])["run"]["world"] == 1
 
 

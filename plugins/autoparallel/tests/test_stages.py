@@ -8,9 +8,7 @@ import pytest
 import yaml
 
 from plait import planning
-from plait.check.check import check
-from plait.compose.compose import resolve
-from plait.contract.config import Config
+from plait.host import check, compose
 from plait.parallel.assembly import assemble
 from plait.testing import raises_about
 from plait_autoparallel import stages
@@ -31,7 +29,7 @@ TIME, MEMORY = 0.15, 0.15  # how far an estimate may be from the plan, relative
 
 
 def checked(*more, world=2):
-    return check(resolve([*more, *TINY]), world)
+    return check(compose([*more, *TINY]), world)
 
 
 def planned(one):
@@ -75,7 +73,7 @@ def test_a_pipeline_that_the_user_named_stays_as_it_is():
         "strategy.autoparallel.strategies=[]",
         "strategy.pipeline.schedule=gpipe",
     )
-    assert one.config.node["strategy"]["pipeline"]["schedule"] == "gpipe"
+    assert one.config.strategy["pipeline"]["schedule"] == "gpipe"
     assert one.layout.count("layers") == 2
     assert planned(one)["axes"] == {"pp": 2}
     assert "pipeline" not in planned(one)["decision"]["strategies"]
@@ -84,7 +82,7 @@ def test_a_pipeline_that_the_user_named_stays_as_it_is():
 def test_axes_that_blocks_do_not_wait_for_may_cross_nodes():
     from plait_autoparallel.search import _inside
 
-    config = Config.of(resolve(["strategy=[]", *TINY]))
+    config = compose(["strategy=[]", *TINY])
     run = assemble(config, 4, device_type="cpu").run
     cluster = attrs.evolve(planning.cluster_of(config.cluster), node=2)
     layouts, _ = planning.compositions(run, {n: s for n, s in planning.offering(run).items() if n in NAMES})
@@ -100,7 +98,7 @@ def large(composition):
 @functools.cache  # for all modes of recomputation
 def priced(world, samples):
     """(run, cluster, candidates that divide the layers)."""
-    config = Config.of(resolve(["strategy=[]", *TINY]))
+    config = compose(["strategy=[]", *TINY])
     run = assemble(config, world, device_type="cpu").run
     cluster = planning.cluster_of(config.cluster)
     layouts, _ = planning.compositions(run, {n: s for n, s in planning.offering(run).items() if n in NAMES})

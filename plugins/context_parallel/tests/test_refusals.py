@@ -6,10 +6,9 @@ import cloudpickle
 import pytest
 
 import plait
-from plait.check.check import check
-from plait.compose.compose import resolve
 from plait.contract.axes import MeshAxis
 from plait.contract.hookspecs import hookimpl
+from plait.host import check, compose
 from plait.testing.errors import is_about
 from plait.testing.pool import RankError
 
@@ -20,7 +19,7 @@ RUN = ("strategy=[context_parallel,fsdp2]", "model.n_heads=4", "model.n_kv_heads
 
 def refusal(*overrides, world=4):
     with pytest.raises(plait.PlaitError) as caught:
-        check(resolve([*RUN, *overrides]), world)
+        check(compose([*RUN, *overrides]), world)
     return caught.value
 
 

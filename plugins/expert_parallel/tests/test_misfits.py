@@ -9,8 +9,7 @@ from crowd import Town
 
 import plait
 from plait import ModelSpec, PlaitError
-from plait.check.check import check
-from plait.compose.compose import resolve
+from plait.host import check, compose
 from plait.strategies.registry import create
 from plait.testing import raises_about
 from plait.testing.pool import RankError
@@ -38,13 +37,13 @@ MISFITS = [
 @pytest.mark.parametrize(("overrides", "about"), MISFITS)
 def test_said_before_a_rank_starts(overrides, about):
     with raises_about(*about):
-        check(resolve(overrides))
+        check(compose(overrides))
 
 
 def test_gradients_that_nobody_sums_are_refused_before_a_rank_starts():
     overrides = [*DEEPSEEK, "strategy=[expert_parallel,tensor_parallel]", "strategy.tensor_parallel.degree=4"]
     with pytest.raises(PlaitError, match=r"experts\.tp=2 \(left over\)"):
-        check(resolve(overrides))
+        check(compose(overrides))
 
 
 @pytest.mark.parametrize(

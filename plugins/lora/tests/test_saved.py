@@ -9,11 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 
-from plait.check.check import check
 from plait.checkpoint.store import Store
 from plait.compose.build import build_model
-from plait.compose.compose import resolve
-from plait.contract.config import Config
+from plait.host import check, compose
 from plait.records.run_folder import RunFolder
 from plait.testing import unequal, whole_run
 from plait.testing.pool import RankError
@@ -30,7 +28,7 @@ TARGETS = ("layers.{}.attention.wq", "layers.{}.attention.wo", *(f"layers.{{}}.f
 def job(node, folder, steps, export):
     """Train up to step `steps`; the weights as they then are, whole."""
     seen = whole_run.Rows()
-    trainer = Trainer(Config.of(node), RunFolder(folder), lambda text: None, [seen])
+    trainer = Trainer(node, RunFolder(folder), lambda text: None, [seen])
     start = trainer.restore()
     trainer.config.train.steps = steps
     trainer.fit()
@@ -51,7 +49,7 @@ def trained(plait_ranks, tmp_path):
         if any(strategy != "lora" for strategy in strategies):
             over = ("train.global_batch_size=8", *over)
         given = whole_run.overrides(strategies, tmp_path, world, *over, model=model)
-        node = check(resolve(given), world).config.node
+        node = check(compose(given), world).config
         folder = tmp_path / name
         if not folder.exists():
             folder.mkdir()
@@ -99,7 +97,7 @@ def test_a_run_goes_on_bitwise_and_in_another_layout(trained):
 
 def base(folder, seed, model=whole_run.MODEL):
     """A file of weights for `model`, in float64."""
-    built, _ = build_model(resolve([*model])["model"])
+    built, _ = build_model(compose([*model]).model)
     generator = torch.Generator().manual_seed(seed)
     values = {
         name: torch.randn(p.shape, generator=generator, dtype=torch.float64) / 8 for name, p in built.named_parameters()
@@ -162,7 +160,7 @@ def test_merged_it_is_a_plain_model(trained, beside, world, model):
 def plain_logits(values, model, strategies=()):
     import plait
 
-    node = resolve([*model])["model"]
+    node = compose([*model]).model
     built, spec = build_model(node)
     exact = plait.Precision("float64", "float64", "float64")
     applied = plait.apply(built, spec, strategies, precision=exact)

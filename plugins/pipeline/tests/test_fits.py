@@ -11,12 +11,11 @@ import torch
 
 import plait
 from plait import MeshAxis
-from plait.check.check import check
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
 from plait.commands.inspect import report
-from plait.compose.compose import resolve
 from plait.contract.axes import join_axes
+from plait.host import check, compose
 from plait.plan.engine import plan
 from plait.testing import raises_about
 from plait.testing.errors import is_about
@@ -34,7 +33,7 @@ RUN = ("strategy=[pipeline,fsdp2]", "model.n_layers=4", "train.local_batch_size=
 
 def refusal(*overrides, world=4, folder=None):
     with pytest.raises(plait.PlaitError) as caught:
-        check(resolve([*RUN, *overrides]), world, folder)
+        check(compose([*RUN, *overrides]), world, folder)
     return caught.value
 
 
@@ -63,7 +62,7 @@ def test_gradients_of_weights_that_cannot_wait(schedule):
     is_about(refusal(f"{KEY}.schedule={schedule}"), f"{KEY}.schedule", schedule, fits=whole)
     compiled = ("strategy=[pipeline]", f"{KEY}.schedule={schedule}", "compile.enabled=true")
     is_about(refusal(*compiled, world=2), f"{KEY}.schedule", schedule, fits=whole)
-    check(resolve([*RUN, "strategy=[pipeline,simplefsdp]", f"{KEY}.schedule={schedule}"]), 4)
+    check(compose([*RUN, "strategy=[pipeline,simplefsdp]", f"{KEY}.schedule={schedule}"]), 4)
 
 
 def test_a_run_with_too_few_micro_batches(tmp_path):
@@ -71,7 +70,7 @@ def test_a_run_with_too_few_micro_batches(tmp_path):
         found = 2 if given else None
         error = refusal(*given, world=2, folder=tmp_path / "run")
         is_about(error, "train.global_batch_size", found, fits="at least 4")
-    fine = resolve([*RUN, "train.global_batch_size=4"])
+    fine = compose([*RUN, "train.global_batch_size=4"])
     check(fine, 2, tmp_path / "run")
 
 
@@ -82,7 +81,7 @@ def test_a_checkpoints_batch_counts_if_none_is_set(size, local, fits, tmp_path):
     Saver(Store(tmp_path / "checkpoints"), "sync").save(saved, 1, data={"global_batch_size": size})
     given = f"train.local_batch_size={local}"
     if fits:
-        assert check(resolve([*RUN, given]), 2, tmp_path).assembly.run.resumed_batch == size
+        assert check(compose([*RUN, given]), 2, tmp_path).assembly.run.resumed_batch == size
         return
     error = refusal(given, world=2, folder=tmp_path)
     is_about(error, "train.global_batch_size", None, fits=f"at least {2 * local}")
@@ -91,7 +90,7 @@ def test_a_checkpoints_batch_counts_if_none_is_set(size, local, fits, tmp_path):
 
 def test_equal_rounds_are_asked_for_when_the_data_ranks_are_known(tmp_path):
     """Of 14 samples two data ranks have 7 each: one round of an interleaved schedule of 4 ranks. One has none."""
-    config = check(resolve([*RUN, "train.local_batch_size=1", "train.global_batch_size=14"]), 4).config
+    config = check(compose([*RUN, "train.local_batch_size=1", "train.global_batch_size=14"]), 4).config
     run = SimpleNamespace(config=config, folder=tmp_path, resumed_batch=None)
     options = Pipeline(4, "interleaved_1f1b")
     check_micro_batches(options, run)
@@ -106,7 +105,7 @@ def test_weights_that_would_be_on_two_stages():
 
 def test_a_plan_of_too_few_micro_batches_is_refused_like_the_run():
     with pytest.raises(plait.PlaitError) as caught:
-        plan(resolve([*RUN]), 4)
+        plan(compose([*RUN]), 4)
     is_about(caught.value, "train.global_batch_size", None, fits="at least 4")
 
 
@@ -155,7 +154,7 @@ def test_long_sequences_make_the_head_count_less():
 
 
 def test_inspect_shows_the_whole_model_and_what_each_stage_holds():
-    shown = report(resolve([*RUN, "model.n_layers=5"]), 4)
+    shown = report(compose([*RUN, "model.n_layers=5"]), 4)
     assert "layers.0 to layers.4, each" in shown
     assert re.search(r"^parameters: 14,330,880 bytes in all, [\d,]+ on rank 0, [\d,]+ on rank 2$", shown, re.MULTILINE)
     held = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) on rank", shown)]
@@ -164,7 +163,7 @@ def test_inspect_shows_the_whole_model_and_what_each_stage_holds():
 
 def test_ranks_that_share_the_batch_have_fewer_micro_batches_each(tmp_path):
     """Before a rank starts nobody knows how many share it: then the ranks say it."""
-    config = check(resolve([*RUN, "train.global_batch_size=8"]), 4).config
+    config = check(compose([*RUN, "train.global_batch_size=8"]), 4).config
     run = SimpleNamespace(config=config, folder=tmp_path)
     axes = [MeshAxis("pp", 2, splits="layers"), MeshAxis("dp", 4, splits="batch")]
     mesh = SimpleNamespace(layout=join_axes([("pipeline", axes)], 8))

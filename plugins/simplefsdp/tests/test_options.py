@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from plait.check.check import check
-from plait.compose.compose import resolve
+from plait.host import check, compose
 from plait.testing import raises_about, whole_run
 from plait_simplefsdp.report import Report
 
@@ -34,13 +33,13 @@ WRONG = [
 @pytest.mark.parametrize(("override", "about"), WRONG)
 def test_said_before_a_rank_starts(override, about):
     with raises_about(*about):
-        check(resolve([*ASK, *override.split()]))
+        check(compose([*ASK, *override.split()]))
 
 
 def test_it_and_fsdp2_exclude_each_other():
     pytest.importorskip("plait_fsdp2")
     with raises_about("strategy", ("simplefsdp", "fsdp2")):
-        check(resolve(["strategy=[simplefsdp,fsdp2]", "launch.device=cpu"]))
+        check(compose(["strategy=[simplefsdp,fsdp2]", "launch.device=cpu"]))
 
 
 def test_a_report_is_a_file_and_lines_of_the_log(tmp_path, monkeypatch, caplog):

@@ -276,28 +276,25 @@ MISFITS = [
 
 @pytest.mark.parametrize(("overrides", "about"), MISFITS)
 def test_what_does_not_fit_is_said_before_a_rank_starts(overrides, about):
-    from plait.check.check import check
-    from plait.compose.compose import resolve
+    from plait.host import check, compose
 
     with raises_about(*about):
-        check(resolve(["strategy=[tensor_parallel]", *overrides.split()]))
+        check(compose(["strategy=[tensor_parallel]", *overrides.split()]))
 
 
 def test_only_degrees_that_divide_everything_are_said_to_fit():
-    from plait.check.check import check
-    from plait.compose.compose import resolve
+    from plait.host import check, compose
 
     with pytest.raises(plait.PlaitError) as caught:
-        check(resolve(["strategy=[tensor_parallel]", f"{KEY}.degree=3"]))
+        check(compose(["strategy=[tensor_parallel]", f"{KEY}.degree=3"]))
     assert caught.value.fits == (1, 2, 4, 8)
 
 
 def test_a_sequence_need_not_be_divided_where_it_stays_whole():
-    from plait.check.check import check
-    from plait.compose.compose import resolve
+    from plait.host import check, compose
 
     check(
-        resolve(["strategy=[tensor_parallel]", "train.seq_len=255", "strategy.tensor_parallel.sequence_parallel=false"])
+        compose(["strategy=[tensor_parallel]", "train.seq_len=255", "strategy.tensor_parallel.sequence_parallel=false"])
     )
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from plait.commands.inspect import report
-from plait.compose.compose import resolve
+from plait.host import compose
 
 PAGE = Path(__file__).parents[3] / "docs" / "tensor-parallel.md"
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the plugin lies outside of Plait's repository")
 def test_the_table_is_inspects():
-    text = report(resolve(["strategy=[tensor_parallel]", "model.n_layers=1", "launch.device=cpu"]))
+    text = report(compose(["strategy=[tensor_parallel]", "model.n_layers=1", "launch.device=cpu"]))
     table = text[text.index("parameter  ") :].partition("\n\n")[0]
     assert f"```text\n{table}\n```" in PAGE.read_text()

@@ -5,9 +5,7 @@ import torch.distributed as dist
 from families import keys_of
 from torch.distributed.tensor import DTensor
 
-from plait.check.check import check
-from plait.compose.compose import resolve
-from plait.contract.config import Config
+from plait.host import check, compose
 from plait.parallel.apply import set_up
 from plait.parallel.assembly import assemble
 from plait.plan.engine import plan
@@ -20,7 +18,7 @@ RUN = (
 
 def stored(node):
     """(bytes of the storages of this rank's parameters and buffers, those of the whole model)."""
-    (model,) = set_up(assemble(Config.of(node), dist.get_world_size(), device_type="cpu")).parts
+    (model,) = set_up(assemble(node, dist.get_world_size(), device_type="cpu")).parts
     every = [*model.parameters(), *model.buffers()]
     local = [t.to_local() if isinstance(t, DTensor) else t for t in every]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in local}
@@ -31,9 +29,8 @@ def stored(node):
     "kind", ["llama", *(pytest.param(k, marks=pytest.mark.slow) for k in ("mixtral", "phi3", "deepseek_v3"))]
 )
 def test_ranks_store_what_the_plan_says(kind, plait_ranks):
-    node = resolve([*RUN])
-    node["model"]["config"] = {**keys_of(kind), "vocab_size": 272}
-    node = check(node, 2).config.node
+    asked = compose([*RUN]).with_value("model.config", {**keys_of(kind), "vocab_size": 272})
+    node = check(asked, 2).config
     planned = plan(node, 2).memory.parameters
     for held, whole in plait_ranks.run(stored, node, world=2):
         assert abs(held - planned) <= 0.05 * planned

@@ -226,10 +226,10 @@ def test_a_token_is_multiplied_with_the_experts_that_it_visits():
 
 def test_inspect_shows_how_each_branch_was_found():
     from plait.commands.inspect import report
-    from plait.compose.compose import resolve
+    from plait.host import compose
 
-    node = resolve(["model=transformers", "strategy=[tensor_parallel]", "launch.device=cpu", "train.seq_len=32"])
-    node["model"]["config"] = {**keys_of("phi3"), "vocab_size": 272}
+    node = compose(["model=transformers", "strategy=[tensor_parallel]", "launch.device=cpu", "train.seq_len=32"])
+    node = node.with_value("model.config", {**keys_of("phi3"), "vocab_size": 272})
     _, _, told = report(node, 2).partition("how the spec was derived\n")
     assert told.splitlines() == [
         "  model.layers.*: blocks: the list with as many modules as the model has layers",

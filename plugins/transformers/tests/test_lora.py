@@ -11,8 +11,7 @@ from grid import BOUND, UNDER
 from safetensors.torch import load_file
 
 from plait import hookimpl, whole_tensor
-from plait.check.check import check
-from plait.compose.compose import resolve
+from plait.host import check, compose
 from plait.models.init import Normal
 from plait.testing import raises_about, train, whole_run
 
@@ -86,11 +85,10 @@ def test_transposed_experts_are_refused_by_name():
 
 def job(node, folder):
     """Train, export, and return the adapters."""
-    from plait.contract.config import Config
     from plait.records.run_folder import RunFolder
     from plait.train.trainer import Trainer
 
-    trainer = Trainer(Config.of(node), RunFolder(folder), lambda text: None)
+    trainer = Trainer(node, RunFolder(folder), lambda text: None)
     trainer.restore()
     trainer.fit()
     trainer.checkpoints.export()
@@ -114,7 +112,7 @@ def test_a_merged_export_is_loaded_by_transformers(kind, plait_ranks, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "versions.json").write_text("{}")
-    adapters = plait_ranks.run(job, check(resolve(given), 2).config.node, run, world=2)[0]
+    adapters = plait_ranks.run(job, check(compose(given), 2).config, run, world=2)[0]
     merged, theirs = AutoModelForCausalLM.from_pretrained(run / "export").state_dict(), base.state_dict()
     assert json.loads((run / "export" / "config.json").read_text())["model_type"] == kind
     exported, held = (load_file(each / "model.safetensors").keys() for each in (run / "export", tmp_path / "base"))

@@ -8,8 +8,7 @@ import torch
 from families import keys_of
 
 from plait import PlaitError
-from plait.check.check import check
-from plait.compose.compose import resolve
+from plait.host import check, compose
 from plait.testing import raises_about
 from plait_transformers import proof
 from plait_transformers.build import decoder
@@ -173,8 +172,8 @@ def test_weights_without_a_tokenizer(tmp_path):
     """Trained weights must not see the ids of bytes because nobody named a tokenizer."""
     (tmp_path / "config.json").write_text(json.dumps({**keys_of("llama"), "vocab_size": 300}))
     run = ["model=transformers", f"model.path={tmp_path}", "train.seq_len=16"]
-    assert check(resolve(run), 1).source.encoder.size == 257  # sizes alone
+    assert check(compose(run), 1).source.encoder.size == 257  # sizes alone
     (tmp_path / "model.safetensors").touch()
     with raises_about("data.tokenizer", str(tmp_path), "a folder with tokenizer.json"):
-        check(resolve(run), 1)
-    assert check(resolve([*run, "data.tokenizer=bytes"]), 1).source.encoder.size == 257
+        check(compose(run), 1)
+    assert check(compose([*run, "data.tokenizer=bytes"]), 1).source.encoder.size == 257

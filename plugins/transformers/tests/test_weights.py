@@ -11,11 +11,10 @@ from families import keys_of
 from grid import PAGE, told
 from safetensors.torch import load_file
 
-from plait.check.check import check
 from plait.checkpoint.export import export
 from plait.checkpoint.weights import check_weights, read_weights
-from plait.compose.compose import resolve
 from plait.contract.errors import PlaitError
+from plait.host import check, compose
 from plait.parallel.initialize import initialise, materialise
 from plait.parallel.state import shapes, tied_names
 from plait.testing import raises_about
@@ -63,16 +62,16 @@ def overrides(folder, run, *more):
 
 def test_a_run_starts_from_the_folder_unless_told_otherwise(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    named = check(resolve(overrides(folder, "a")), 1)
-    assert named.config.node["checkpoint"]["init_from"] == str(folder)
-    assert check(resolve(overrides(folder, "a", "model.weights=init")), 1).config.checkpoint.init_from is None
-    other = check(resolve(overrides(folder, "a", "checkpoint.init_from=other")), 1)
+    named = check(compose(overrides(folder, "a")), 1)
+    assert named.config.checkpoint.init_from == str(folder)
+    assert check(compose(overrides(folder, "a", "model.weights=init")), 1).config.checkpoint.init_from is None
+    other = check(compose(overrides(folder, "a", "checkpoint.init_from=other")), 1)
     assert other.config.checkpoint.init_from == "other"
 
 
 def test_another_choice_of_weights_is_refused(folder):
     with pytest.raises(PlaitError, match=r"model\.weights is zeros; it must be files or init"):
-        check(resolve(overrides(folder, "a", "model.weights=zeros")), 1)
+        check(compose(overrides(folder, "a", "model.weights=zeros")), 1)
 
 
 SLOW = pytest.mark.slow
@@ -98,7 +97,7 @@ def test_files_of_a_family_are_read_and_written(kind, tmp_path):
 def test_a_folder_of_another_size_names_a_tensor(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     saved(tmp_path / "theirs", "mixtral", vocab_size=272)
-    fewer = check(resolve(overrides(tmp_path / "theirs", "a", "+model.config={num_local_experts: 2}")), 1)
+    fewer = check(compose(overrides(tmp_path / "theirs", "a", "+model.config={num_local_experts: 2}")), 1)
     with pytest.raises(PlaitError, match=r"'model\.layers\.0\.block_sparse_moe\.gate\.weight' has shape \(4, 32\)"):
         check_weights(tmp_path / "theirs", fewer.shapes, fewer.ties, fewer.parts)
 
@@ -108,11 +107,11 @@ def test_a_head_that_the_config_calls_tied_is_compared(tmp_path, monkeypatch):
     saved(tmp_path / "theirs", "llama", vocab_size=272, tie_word_embeddings=False)
     file = tmp_path / "theirs" / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "tie_word_embeddings": True}))
-    tied = check(resolve(overrides(tmp_path / "theirs", "a")), 1)
+    tied = check(compose(overrides(tmp_path / "theirs", "a")), 1)
     with pytest.raises(PlaitError, match=r"'model\.embed_tokens\.weight' and 'lm_head\.weight' differ in .*theirs"):
         check_weights(tmp_path / "theirs", tied.shapes, tied.ties, tied.parts)
     advice = "+model.config={tie_word_embeddings: false}"
-    untied = check(resolve(overrides(tmp_path / "theirs", "a", advice)), 1)
+    untied = check(compose(overrides(tmp_path / "theirs", "a", advice)), 1)
     check_weights(tmp_path / "theirs", untied.shapes, untied.ties, untied.parts)
 
 
@@ -121,7 +120,7 @@ def test_a_folder_of_another_family_names_a_tensor(tmp_path, monkeypatch):
     saved(tmp_path / "theirs", "llama", vocab_size=272)
     file = tmp_path / "theirs" / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "model_type": "qwen3"}))
-    other = check(resolve(overrides(tmp_path / "theirs", "a")), 1)
+    other = check(compose(overrides(tmp_path / "theirs", "a")), 1)
     lacking = r"are of another model: it lacks 'model\.layers\.0\.self_attn\.q_norm\.weight'[^\n]*\Z"
     with pytest.raises(PlaitError, match=lacking):
         check_weights(tmp_path / "theirs", other.shapes, other.ties, other.parts)
@@ -135,7 +134,7 @@ def test_files_that_mix_parameters_are_refused_before_a_run(tmp_path, monkeypatc
     mixed = lambda model, state: {**state, "lm_head.weight": state["lm_head.weight"] + 1}  # noqa: E731
     monkeypatch.setattr(theirs, "revert_weight_conversion", mixed)
     with raises_about("model.path", "lm_head.weight"):
-        check(resolve(overrides(tmp_path / "theirs", "a")), 1)
+        check(compose(overrides(tmp_path / "theirs", "a")), 1)
 
 
 def loaded(folder):

@@ -19,11 +19,11 @@ def needs(config: Config, world: int, cluster: Cluster, found: list[Pieces]) -> 
 
     config: with the strategies' final options.
     """
-    config.set("compile.enabled", False)
+    config = config.with_value("compile.enabled", False)
     assembly = assemble(config, world, device_type=DEVICE)
     alike = groups(assembly.model, assembly.run.spec, config.remat)
     counts = [min(len(group.fqns), BLOCKS) for group in alike]
-    with in_words(config.node):
+    with in_words(config):
         step = trace(config, world, 0, cluster.granularity, counts, first=True)
     blocks = [fqn for fqn in assembly.run.blocks if fqn in step.places]
     kind_of = {fqn: kind for kind, group in enumerate(found[0].groups) for fqn in group.fqns}

@@ -106,7 +106,7 @@ def block_graphs(
         compile_ = attrs.evolve(config.compile, enabled=False)
         return attrs.evolve(config, train=train, compile=compile_, remat=Remat("none", blocks=recompute))
 
-    with in_words({**config.node, "strategy": strategies}), recording(config, strategies, world, 0, 1, prepare) as made:
+    with in_words(config, strategies), recording(config, strategies, world, 0, 1, prepare) as made:
         made.step.make_states()
         made.forget()
         model = made.applied.parts[0]

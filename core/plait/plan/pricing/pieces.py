@@ -87,7 +87,7 @@ def pieces(
     blocks for all modes of recomputation in one trace. Raises PlaitError for what cannot be planned.
     """
     if (found := known(config, layout, strategies, granularity)) is None:
-        with in_words({**config.node, "strategy": strategies}):
+        with in_words(config, strategies):
             found = _pieces(config, layout, strategies, granularity)
         remember(config, layout, strategies, granularity, found)
     return found

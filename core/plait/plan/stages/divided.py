@@ -86,7 +86,7 @@ def _asked(config: Config, assembly: Assembly) -> tuple[StagePlan, str]:
     name = assembly.hooks.roles["stages"]
     micro = accumulation(config, assembly.layout.count("batch"))
     arguments = {"model": assembly.model, "spec": assembly.run.spec, "run": assembly.run, "micro": micro}
-    with in_words(config.node):
+    with in_words(config):
         plan = assembly.hooks.first("plan_stages", **arguments)
     if plan is None:
         cut = [axis for axis in assembly.layout.dense if axis.splits == "layers" and axis.degree > 1]

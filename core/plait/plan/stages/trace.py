@@ -50,7 +50,7 @@ def trace_place(
         found.append(told)
         return made
 
-    with in_words(config.node):
+    with in_words(config):
         return whole(make, [len(group.fqns) for group in own], every), found[-1]
 
 

@@ -44,9 +44,9 @@ class Discovery(Capabilities):
         assert probe(self.strategy)["state"] == "ok"
 
     def test_defaults_on_the_command_line_are_those_in_code(self) -> None:
-        from plait.compose.compose import resolve
+        from plait.host import compose
 
-        node = resolve([f"strategy=[{self.strategy}]"])["strategy"][self.strategy] or {}
+        node = compose([f"strategy=[{self.strategy}]"]).strategy[self.strategy] or {}
         fields = {field.name: field for field in attrs.fields(load(self.strategy)) if field.init}
         assert set(node) == set(fields), f"conf/strategy/{self.strategy}.yaml and the fields of the class differ"
         options = {name: field.default for name, field in fields.items() if field.default is not attrs.NOTHING}

@@ -147,16 +147,15 @@ class State(Capabilities):
         self, ranks: Pool, strategies: Any, folder: Path, world: int, exact: bool = True
     ) -> list[dict[str, Any]]:
         """The rows of an undisturbed run; exact: in float64."""
-        from plait.check.check import check
-        from plait.compose.compose import resolve
+        from plait.host import check, compose
 
         more = [f"precision.{which}=float64" for which in ("storage", "param", "reduce")] if exact else []
         given = whole_run.overrides(strategies, folder, world, "checkpoint.enabled=false", *more, model=self.run_model)
-        node = check(resolve(given), world).config.node
+        config = check(compose(given), world).config
         own = folder / f"{world}-{len(strategies)}"
         own.mkdir()
         (own / "versions.json").write_text("{}", encoding="utf-8")
-        return ranks.run(whole_run.run, node, own, world=world)[0]
+        return ranks.run(whole_run.run, config, own, world=world)[0]
 
     def _foreign(self) -> dict[str, tuple[int, dict[str, Mapping[str, Any]]]]:
         """Every other installed strategy alone, on two ranks, beside those that extend the model."""

@@ -26,8 +26,7 @@ def apply(run: Run, decision: Decision, blocks: list[str]) -> None:
 def config_under(run: Run, decision: Decision, blocks: list[str]) -> Any:
     """The config of a run that follows `decision`; `run` stays as it is."""
     trial = copy.copy(run)
-    trial.config, trial.strategies = copy.deepcopy(run.config), dict(run.strategies)
+    trial.strategies = dict(run.strategies)
     apply(trial, decision, blocks)
-    trial.config.strategy = {name: attrs.asdict(strategy) for name, strategy in trial.strategies.items()}
-    trial.config.node["strategy"] = trial.config.strategy
+    trial.set("strategy", {name: attrs.asdict(strategy) for name, strategy in trial.strategies.items()})
     return trial.config

@@ -5,8 +5,6 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from plait import PlaitError, Run, planning
 from plait_autoparallel import file, words
 from plait_autoparallel.applied import apply, config_under
@@ -154,8 +152,8 @@ def decision_of(found: Any, samples: int) -> file.Decision:
 def _in_single_samples(run: Run, samples: int) -> Run:
     """The run with as many micro-batches as can be: how many there will be is not known yet."""
     trial = copy.copy(run)
-    trial.config = copy.deepcopy(run.config)
-    trial.config.train = attrs.evolve(run.config.train, local_batch_size=1, global_batch_size=samples)
+    trial.set("train.local_batch_size", 1)
+    trial.set("train.global_batch_size", samples)
     return trial
 
 
