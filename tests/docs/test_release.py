@@ -74,7 +74,6 @@ def test_no_other_file_names_the_bounds() -> None:
 def test_the_changelog_is_made_of_the_changes(tree: Path) -> None:
     shutil.rmtree(tree / "changes")
     (tree / "changes").mkdir()
-    (tree / "CHANGELOG.md").write_text("# Changelog\n\n<!-- releases, the newest first -->\n", encoding="utf-8")
     shutil.copy(ROOT / "changes" / "template.jinja", tree / "changes")
     changes = {
         "b.gpus.md": "- three\n",
@@ -86,9 +85,11 @@ def test_the_changelog_is_made_of_the_changes(tree: Path) -> None:
     git(tree, "add", "--all")
     release.write_changelog(tree, Version("3.5.1"))
     text = (tree / "CHANGELOG.md").read_text(encoding="utf-8")
-    said = re.sub(r"\(\d{4}-\d\d-\d\d\)", "(DATE)", text[text.index("## 3.5.1") :])
+    above, _, below = text.partition("<!-- releases, the newest first -->\n")
+    assert "\n- " not in above
+    said = re.sub(r"\(\d{4}-\d\d-\d\d\)", "(DATE)", below)
     assert said.startswith(
-        "## 3.5.1 (DATE)\n\n### Commands\n\n- `{% x %}`\n\n### GPUs\n\n- one\n- two that\n  is long\n- three\n"
+        "\n## 3.5.1 (DATE)\n\n### Commands\n\n- `{% x %}`\n\n### GPUs\n\n- one\n- two that\n  is long\n- three\n\n## "
     )
     assert [path.name for path in (tree / "changes").iterdir()] == ["template.jinja"]
     release.set_versions(tree, Version("3.5.1"))
@@ -131,3 +132,8 @@ def test_a_change_is_named_and_written_as_the_changelog_needs_it(path: Path) -> 
     lines = path.read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("- ")
     assert [line for line in lines if not line.startswith(("- ", "  "))] == []
+
+
+def test_the_page_on_changes_names_every_kind() -> None:
+    readme = (ROOT / "changes" / "README.md").read_text(encoding="utf-8")
+    assert [kind for kind in KINDS if f"`{kind}`" not in readme] == []
