@@ -34,14 +34,14 @@ docs: .venv/.docs # the pages as a site with a search, in build/docs/site; a bro
 	$(BIN)/python docs/website.py
 
 .venv/.docs: .venv/.installed
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[docs]' --quiet
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt --no-build-isolation -e '.[docs]' --quiet
 	touch $@
 
 release: .venv/.release # VERSION=0.2.0: sets the version of all packages, writes CHANGELOG.md, builds and checks all packages
 	$(BIN)/python tools/release.py $(VERSION)
 
 .venv/.release: .venv/.installed
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[release]' --quiet
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt --no-build-isolation -e '.[release]' --quiet
 	touch $@
 
 # If this is set, every process that a test starts compiles Plait's source again.
