@@ -18,10 +18,11 @@ from plait.checkpoint.export import export
 from plait.checkpoint.files import put_in_place
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
-from plait.contract.errors import DiskError, PlaitError
+from plait.contract.errors import PlaitError
 from plait.contract.observer import RunObserver
 from plait.records.metrics import Metrics
 from plait.records.run_folder import RunFolder
+from plait.system.errors import DiskError
 from plait.testing import whole_run
 from plait.testing.pool import Pool
 from tests.helpers.disks import limited

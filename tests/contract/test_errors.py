@@ -5,18 +5,9 @@ import pickle
 import pytest
 
 from plait.checkpoint.store import NoneSound
-from plait.contract.errors import (
-    DiskError,
-    PlaitError,
-    misfit,
-    near_miss,
-    no_default,
-    one_line,
-    packed,
-    unknown_key,
-    unpacked,
-)
+from plait.contract.errors import PlaitError, misfit, near_miss, no_default, unknown_key
 from plait.launch.no_restart import RunFailed
+from plait.system.errors import DiskError, one_line, packed, unpacked
 from plait.testing import is_about
 
 

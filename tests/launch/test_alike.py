@@ -11,9 +11,10 @@ import torch.distributed as dist
 
 from plait.check import facts, shared
 from plait.check.alike import Told, check_alike, difference, tell
-from plait.contract.errors import PlaitError, packed
+from plait.contract.errors import PlaitError
 from plait.host import check, compose
 from plait.parallel.agreement import on_rank_0
+from plait.system.errors import packed
 
 TINY = ("strategy=[fsdp2]", "launch.device=cpu", "launch.nnodes=2", "launch.rdzv_endpoint=localhost:29511")
 

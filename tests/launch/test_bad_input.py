@@ -12,8 +12,8 @@ import yaml
 from plait.checkpoint.files import digest
 from plait.checkpoint.store import Manifest, Store
 from plait.contract.config import Config
-from plait.contract.errors import one_line
 from plait.host import check
+from plait.system.errors import one_line
 from plait.testing import is_about
 from tests.helpers.commands import SMALL, rows, train
 from tests.helpers.commands import plait as plait_command
@@ -100,6 +100,7 @@ CASES = {  # arguments -> the key at fault, its value, what would fit
     "run.name=../x": ("run.name", "../x", "a plain name"),
     "compile.enabled=true compile.backend=inductr": ("compile.backend", "inductr", ("aot_eager", "inductor")),
     "profile.enabled=true profile.ranks=[1]": ("profile.ranks", [1], "0 to 0"),
+    "profile.enabled=true profile.memory=true": ("profile.memory", True, (False,)),
     "profile.enabled=true profile.start=500": ("profile.start", 500, "at most 140"),
     "optimizer.lr=fast": ("optimizer.lr", "fast", "a number"),
     # degrees and batches

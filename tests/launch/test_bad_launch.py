@@ -21,9 +21,10 @@ import torch
 
 from plait.check import capacity, memory
 from plait.contract.config import Config, Launch, Precision, Train
-from plait.contract.errors import PlaitError, one_line
+from plait.contract.errors import PlaitError
 from plait.launch.launcher import launch_mode, start_ranks
 from plait.records.run_folder import RunFolder
+from plait.system.errors import one_line
 from plait.system.sockets import local_store
 from plait.testing import is_about, raises_about
 from plait.testing.errors import ANY

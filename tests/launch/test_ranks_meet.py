@@ -5,10 +5,11 @@ import json
 import pytest
 
 from plait.check import prepare
-from plait.contract.errors import PlaitError, unpacked
+from plait.contract.errors import PlaitError
 from plait.host import compose
 from plait.launch import rank, rank_end
 from plait.records.run_folder import RunFolder
+from plait.system.errors import unpacked
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ import torch, torch.distributed as dist
 from pathlib import Path
 from plait.launch import rank_end
 from plait.launch.watchdog import Watchdog
-from plait.parallel.flight_recorder import progress_of_groups
+from plait.records.flight_recorder import progress_of_groups
 
 folder, rank = sys.argv[1], int(os.environ["RANK"])
 dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 2), rank=rank, world_size=2)

@@ -9,11 +9,11 @@ from torch import nn
 
 from plait import ModelSpec, PlaitError, apply
 from plait.contract.batch import Batch
-from plait.contract.errors import one_line
 from plait.parallel.answers import ANSWERS
 from plait.strategies.hooks import Hooks
 from plait.strategies.probe import probe
 from plait.strategies.registry import create
+from plait.system.errors import one_line
 from plait.system.signals import Stopped
 from tests.helpers.fakes import distribution, forget
 from tests.helpers.inside import STARTED, plait

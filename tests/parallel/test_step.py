@@ -15,7 +15,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot impo
 
 ROOT = Path(plait.__file__).parents[2]
 TAKES_A_STEP = {"parallel/apply.py", "plan/tracing/step.py"}  # the second makes an optimizer's states, with no step
-REHEARSES = {"parallel/rehearsal.py", "parallel/state.py", "train/optimizer_trials.py"}  # on tensors of no model
+REHEARSES = {"train/rehearsal.py", "parallel/state.py", "train/optimizer_trials.py"}  # on tensors of no model
 
 
 def steps_in(path):

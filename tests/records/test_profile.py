@@ -14,7 +14,6 @@ from torch.profiler import record_function
 from plait.contract.axes import MeshAxis, join_axes
 from plait.contract.config import Profile
 from plait.records.profiler import Profiler, axis_of, name_all
-from plait.testing import raises_about
 
 
 class Block(nn.Module):
@@ -149,15 +148,9 @@ def test_a_block_that_is_compiled_while_it_is_traced(tmp_path: Path) -> None:
     assert names.count("blocks.2 backward") == 2
 
 
-def test_memory_snapshots_need_a_gpu(tmp_path: Path) -> None:
-    with raises_about("profile.memory", True, (False,)):
-        Profiler(Profile(enabled=True, memory=True), tmp_path, 0, {}, "cpu")
-
-
 def on_a_rank(folder: Path) -> list[list[str]]:
     """Both axes of a 2 x 2 mesh at work, and the group of all, inside blocks and outside."""
     from plait.parallel.mesh import Mesh
-    from plait.records.profiler import axes_by_group
 
     axes = [MeshAxis("outer", 2, splits="batch"), MeshAxis("inner", 2)]
     mesh = Mesh(join_axes([("test", axes)], 4), "cpu")
@@ -173,14 +166,14 @@ def on_a_rank(folder: Path) -> list[list[str]]:
 
     blocks = {"layers.0": Talk("outer"), "layers.1": Talk("inner")}
     conf = Profile(enabled=True, start=2, steps=2, ranks=[0, 3])
-    with Profiler(conf, folder, dist.get_rank(), blocks, "cpu", axes_by_group(mesh)) as profiler:
+    with Profiler(conf, folder, dist.get_rank(), blocks, "cpu", mesh.axes_by_group()) as profiler:
         for n in range(1, 5):
             for block in blocks.values():
                 block(torch.ones(16))
             dist.all_reduce(torch.ones(4))
             profiler.end(n)
     whole = Mesh(join_axes([("test", [MeshAxis("all", 4)])], 4), "cpu")
-    return [list(axes_by_group(m).values()) for m in (mesh, whole)]
+    return [list(m.axes_by_group().values()) for m in (mesh, whole)]
 
 
 def test_collectives_have_their_axis_and_their_block(plait_ranks: Any, tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ from unittest import mock
 
 import pytest
 
-from plait.contract.errors import DiskError, PlaitError, one_line
+from plait.contract.errors import PlaitError
 from plait.data import cache
 from plait.data.documents import File
 from plait.data.text import Text
 from plait.records.run_folder import RunFolder
 from plait.system import locks
+from plait.system.errors import DiskError, one_line
 from plait.system.processes import processes
 from tests.helpers.commands import PLAIT
 

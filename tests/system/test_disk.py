@@ -12,7 +12,6 @@ from unittest import mock
 
 import pytest
 
-from plait.contract.errors import DiskError, in_words, one_line, refused
 from plait.launch.rank_end import RankEnd, of_error
 from plait.launch.rank_end import read as ends_left
 from plait.launch.rank_end import write as leave_end
@@ -20,6 +19,7 @@ from plait.launch.spare import PLACE, clear, spare
 from plait.records.metrics import MetricsFile, read
 from plait.records.run_folder import RunFolder
 from plait.system.disk import can_be_written, replace, writing
+from plait.system.errors import DiskError, in_words, one_line, refused
 from plait.system.streams import forgiving
 from plait.testing import raises_about
 from tests.helpers.disks import CannotMount, fill, limited, small_disk

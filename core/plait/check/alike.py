@@ -10,7 +10,8 @@ import attrs
 from plait.check import facts
 from plait.check.facts import Facts
 from plait.contract.config import Config
-from plait.contract.errors import PlaitError, packed, short, unpacked
+from plait.contract.errors import PlaitError, short
+from plait.system.errors import packed, unpacked
 from plait.system.sockets import one_machine
 
 SHOWN = 3  # differences

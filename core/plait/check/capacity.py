@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from plait.contract.errors import PlaitError, in_words
+from plait.contract.errors import PlaitError
+from plait.system.errors import in_words
 from plait.system.processes import cores
 
 RANKS_PER_CORE = 16  # more would only wait for each other

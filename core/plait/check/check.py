@@ -17,9 +17,9 @@ from plait.contract.errors import PlaitError, misfit, near_miss
 from plait.contract.schema import fit
 from plait.contract.weight_part import parts_by_fqn, weight_parts
 from plait.parallel.assembly import Assembly, assemble
-from plait.parallel.flight_recorder import check_size
 from plait.parallel.process_group import device_of
 from plait.parallel.state import shapes, tied_names
+from plait.records.flight_recorder import check_size
 from plait.records.metrics import check as check_metrics
 from plait.strategies.registry import installed
 from plait.train.optimizer import check_optimizer
@@ -79,11 +79,7 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
     check_metrics(config.metrics)
     check_size()
     _check_backend(config)
-    _check_profile(config, ranks)
-    if config.profile.enabled and config.profile.memory and device_type != "cuda":
-        raise PlaitError("profile.memory=true takes snapshots of a GPU's memory, but the run is on a CPU").at(
-            "profile.memory", True, fits=(False,)
-        )
+    _check_profile(config, ranks, device_type)
     plugins = installed()
     distributions = sorted({plugins[name].distribution for name in run.strategies if name in plugins})
     per_node, rest = divmod(ranks, config.launch.nnodes)
@@ -136,7 +132,7 @@ def _check_backend(config: Config) -> None:
             ).at("compile.backend", config.compile.backend, fits=known)
 
 
-def _check_profile(config: Config, world_size: int) -> None:
+def _check_profile(config: Config, world_size: int, device_type: str) -> None:
     profile = config.profile
     if not profile.enabled:
         return
@@ -151,6 +147,10 @@ def _check_profile(config: Config, world_size: int) -> None:
     if profile.start > config.train.steps:
         raise PlaitError(f"profile.start={profile.start} is past the last step, train.steps={config.train.steps}").at(
             "profile.start", profile.start, fits=f"at most {config.train.steps}"
+        )
+    if profile.memory and device_type != "cuda":
+        raise PlaitError("profile.memory=true takes snapshots of a GPU's memory, but the run is on a CPU").at(
+            "profile.memory", True, fits=(False,)
         )
 
 

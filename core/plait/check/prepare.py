@@ -9,12 +9,13 @@ from plait.check.checked import Checked
 from plait.check.resume import find_checkpoint
 from plait.checkpoint.owner import claim
 from plait.contract.config import Config, Precision
-from plait.contract.errors import DiskError, PlaitError, one_line, shown
+from plait.contract.errors import PlaitError
 from plait.data.tokenizer_files import said_of_export
 from plait.parallel.assembly import Assembly
 from plait.parallel.process_group import device_of
 from plait.records.run_folder import Outcome, RunFolder, versions_of
 from plait.system.disk import can_be_written, could_be_written, reading, replace
+from plait.system.errors import DiskError, one_line, shown
 
 Say = Callable[[str], None]
 

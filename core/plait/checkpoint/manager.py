@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from plait.checkpoint.choose import Say, choose_again, choose_on_ranks
 from plait.checkpoint.store import Store, samples_of
-from plait.contract.errors import DiskError, PlaitError, one_line, refused
+from plait.contract.errors import PlaitError
 from plait.records.metrics import FILE, Seal
+from plait.system.errors import DiskError, one_line, refused
 
 if TYPE_CHECKING:
     from plait.checkpoint.frozen import Base

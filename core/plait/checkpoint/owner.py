@@ -6,8 +6,9 @@ Two runs in one would continue each other's checkpoints, and remove what the oth
 import os
 from pathlib import Path
 
-from plait.contract.errors import PlaitError, shown
+from plait.contract.errors import PlaitError
 from plait.system.disk import reading, writing
+from plait.system.errors import shown
 
 OWNER = ".run"  # holds the path of the run's folder
 

@@ -23,10 +23,11 @@ from plait.checkpoint.joined import joined
 from plait.checkpoint.pieces import Seal
 from plait.checkpoint.staging import Staging
 from plait.checkpoint.store import Manifest, Store
-from plait.contract.errors import DiskError, PlaitError, refused, sentence
+from plait.contract.errors import PlaitError
 from plait.parallel.agreement import on_all_ranks
 from plait.parallel.state import is_absent, weights
 from plait.system.disk import writing
+from plait.system.errors import DiskError, refused, sentence
 
 T = TypeVar("T")
 log = logging.getLogger("plait")

@@ -8,7 +8,8 @@ import traceback
 from collections import deque
 from types import FrameType
 
-from plait.contract.errors import DiskError, PlaitError, in_words, near_miss, one_line, refused
+from plait.contract.errors import PlaitError, near_miss
+from plait.system.errors import DiskError, in_words, one_line, refused
 from plait.system.exits import exits_noted
 from plait.system.signals import STOP_SIGNALS, Stopped
 from plait.system.streams import console_may_fail, open_standard_streams

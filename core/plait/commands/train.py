@@ -13,9 +13,10 @@ from omegaconf import DictConfig
 
 from plait.compose.compose import composed, config_of
 from plait.contract.config import Config
-from plait.contract.errors import PlaitError, one_line
+from plait.contract.errors import PlaitError
 from plait.contract.names import check_name
 from plait.system.disk import writing
+from plait.system.errors import one_line
 from plait.system.imports import importing
 from plait.system.streams import console_may_fail, unheard
 

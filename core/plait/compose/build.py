@@ -10,10 +10,11 @@ from hydra.utils import instantiate
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from plait.contract.errors import PlaitError, in_yaml, misfit, near_miss, no_default, one_line
+from plait.contract.errors import PlaitError, in_yaml, misfit, near_miss, no_default
 from plait.contract.exact import parameters_of
 from plait.contract.model_spec import ModelSpec
 from plait.contract.schema import MISSING, fit
+from plait.system.errors import one_line
 
 DRAWN = {
     *(getattr(Tensor, name) for name in ("normal_", "uniform_", "bernoulli_", "exponential_", "random_")),

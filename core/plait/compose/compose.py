@@ -9,7 +9,8 @@ from typing import Any
 
 from plait.compose.quoting import advice, for_shell, quoted
 from plait.contract.config import Config
-from plait.contract.errors import PlaitError, misfit, near_miss, one_line, unknown_key
+from plait.contract.errors import PlaitError, misfit, near_miss, unknown_key
+from plait.system.errors import one_line
 from plait.system.signals import stop_behind
 
 CONFIG = "pkg://plait.conf"

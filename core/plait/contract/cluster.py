@@ -100,19 +100,3 @@ def cluster_with(device_type: str, device_name: str) -> Cluster | None:
         if one.device == device_type and (device_type == "cpu" or one.has(device_name)):
             return one
     return None
-
-
-def cluster_here(device_type: str) -> Cluster:
-    """The shipped cluster for this machine's devices. Raises PlaitError if there is none."""
-    name = ""
-    if device_type == "cuda":
-        import torch
-
-        name = torch.cuda.get_device_name()
-    found = cluster_with(device_type, name)
-    if found is None:
-        raise PlaitError(
-            f"no cluster is given, and none of {', '.join(shipped())} is for {name or device_type}: set cluster=NAME, "
-            "or write a file conf/cluster/NAME.yaml for it"
-        ).at("cluster", fits=shipped())
-    return found

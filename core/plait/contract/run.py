@@ -31,6 +31,7 @@ class Run:
                     `train.global_batch_size` is null. None without such a checkpoint.
     folder:         the run's folder, where a strategy may write a file; None outside `plait train`.
     files, said, reports: from `leave`, `say` and `report`.
+    device_name:    of the GPU, such as "NVIDIA H100 80GB HBM3"; "" without one.
     storage_device: where parameters stay between steps; a strategy that offloads sets it to "cpu" in `parallelize`.
     """
 
@@ -46,6 +47,7 @@ class Run:
     resumed_batch: int | None = None
     folder: Path | None = None
     storage_device: str | None = None
+    device_name: str = ""
     files: dict[str, str] = attrs.field(factory=dict)
     said: list[tuple[str, str]] = attrs.field(factory=list)
     reports: dict[str, Any] = attrs.field(factory=dict)
@@ -57,12 +59,8 @@ class Run:
         counts as an H100. The same on all ranks."""
         from plait.contract.cluster import cluster_of, cluster_with, shipped
 
-        name = ""
-        if self.device_type == "cuda":
-            import torch
-
-            name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-        return cluster_of(self.config.cluster) or cluster_with(self.device_type, name) or shipped()["h100"]
+        here = cluster_with(self.device_type, self.device_name)
+        return cluster_of(self.config.cluster) or here or shipped()["h100"]
 
     def use(self, name: str, **options: Any) -> None:
         """Select the installed strategy `name` with these options. Only inside `configure`.

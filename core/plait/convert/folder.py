@@ -18,11 +18,12 @@ from plait.checkpoint.files import sync, write_synced
 from plait.checkpoint.store import MANIFEST, Store
 from plait.checkpoint.sums import check_sums, write_sums
 from plait.checkpoint.weight_files import open_files
-from plait.contract.errors import PlaitError, in_words, misfit
+from plait.contract.errors import PlaitError, misfit
 from plait.convert.config import CONFIG, check_config, config_of
 from plait.convert.plan import Piece, make_ours, make_theirs, ours_from, table_of, theirs_from
 from plait.data.tokenizer_files import files_in, files_of
 from plait.system.disk import writing
+from plait.system.errors import in_words
 
 DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},

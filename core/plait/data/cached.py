@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 
 import attrs
 
-from plait.contract.errors import LIMITS, DiskError, PlaitError, in_words, misfit, shown
+from plait.contract.errors import PlaitError, misfit
 from plait.data import cache
 from plait.data.cache import NOT_TEXT
 from plait.data.documents import File
 from plait.data.left_out import some
 from plait.data.source import Say, Source
 from plait.system.disk import reading
+from plait.system.errors import LIMITS, DiskError, in_words, shown
 
 
 def check_fraction(_: Any, __: Any, value: Any) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.contract.config import Config, Launch
-from plait.contract.errors import PlaitError, unpacked
+from plait.contract.errors import PlaitError
 from plait.launch import external
 from plait.launch.failures import Failures
 from plait.launch.forks import RANK, Forks
@@ -20,6 +20,7 @@ from plait.launch.spare import spare
 from plait.launch.stopped import remove_half_done, stopped_outcome
 from plait.records.run_folder import Outcome, RunFolder
 from plait.system.disk import writing
+from plait.system.errors import unpacked
 from plait.system.scratch import Scratch
 from plait.system.signals import STOP_SIGNALS, Stopped
 from plait.system.sockets import STORE

@@ -23,10 +23,11 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from plait.contract.config import Launch
-from plait.contract.errors import PlaitError, one_line
+from plait.contract.errors import PlaitError
 from plait.launch.external import meeting_point
 from plait.launch.handler import SILENT, Handler
 from plait.system.addresses import is_here, is_loopback, towards
+from plait.system.errors import one_line
 
 T = TypeVar("T")
 

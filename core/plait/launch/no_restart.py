@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable
 
-from plait.contract.errors import PlaitError, one_line, visible
+from plait.contract.errors import PlaitError
+from plait.system.errors import one_line, visible
 
 EXIT_CODES = {"memory": 4, "device": 5, "compiler": 6}  # of the command
 ADVICE = {

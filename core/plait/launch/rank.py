@@ -16,10 +16,11 @@ from types import FrameType
 from typing import IO, TYPE_CHECKING
 
 from plait.contract.config import Config
-from plait.contract.errors import PlaitError, in_words, packed, shown
+from plait.contract.errors import PlaitError
 from plait.launch import rank_end
 from plait.launch.rank_end import RankEnd
 from plait.records.run_folder import Outcome, RunFolder, introduction
+from plait.system.errors import in_words, packed, shown
 from plait.system.exits import exits_noted
 from plait.system.imports import importing
 from plait.system.signals import StopSignals, handle
@@ -121,9 +122,9 @@ def _train(
 ) -> Outcome:
     with importing():
         from plait.launch.watchdog import COMPILE_TIMEOUTS, Watchdog
-        from plait.parallel.flight_recorder import progress_of_groups
         from plait.parallel.process_group import device_of, end_group, set_timeout, start_group
         from plait.records.console import Console
+        from plait.records.flight_recorder import progress_of_groups
         from plait.records.metrics import Metrics
         from plait.records.profiler import Profiler
         from plait.train.trainer import Trainer

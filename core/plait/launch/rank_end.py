@@ -12,11 +12,12 @@ from typing import Any
 
 import attrs
 
-from plait.contract.errors import PlaitError, one_line, refused, visible
+from plait.contract.errors import PlaitError
 from plait.launch import spare
 from plait.launch.no_restart import ADVICE, ASSERT, MEMORY, fault_of
 from plait.launch.no_restart import sentence as sentence_of
 from plait.system.disk import replace
+from plait.system.errors import one_line, refused, visible
 from plait.system.signals import name as signal_name
 
 HUNG = 70  # the exit code of a rank that its watchdog ended

@@ -14,7 +14,7 @@ from typing import IO
 from plait.contract.observer import RunObserver
 from plait.launch.compiling import Compiling
 from plait.launch.rank_end import HUNG, location_of
-from plait.parallel.flight_recorder import last_collectives
+from plait.records.flight_recorder import last_collectives
 from plait.system.processes import killed_with_parent
 
 LINGER_SECONDS = 2.0  # when the first rank ends, its launcher ends the others: let them write first

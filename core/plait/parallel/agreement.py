@@ -5,7 +5,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from plait.contract.errors import PlaitError, packed, unpacked
+from plait.contract.errors import PlaitError
+from plait.system.errors import packed, unpacked
 
 T = TypeVar("T")
 

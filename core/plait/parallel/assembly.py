@@ -15,7 +15,7 @@ from plait.contract.model_spec import ModelSpec
 from plait.contract.run import Run
 from plait.parallel.answers import ANSWERS
 from plait.parallel.defaults import Defaults
-from plait.parallel.process_group import device_of
+from plait.parallel.process_group import device_name, device_of
 from plait.parallel.ties import with_ties
 from plait.strategies.hooks import Hooks
 from plait.strategies.registry import create, create_all
@@ -153,6 +153,7 @@ def assemble_model(
         shapes={fqn: tuple(p.shape) for fqn, p in model.named_parameters()},
         blocks=tuple(spec.blocks_of(model)),
         create=create,
+        device_name=device_name(device_type),
     )
     return Assembly(model, run)
 

@@ -100,6 +100,19 @@ class Mesh(contract.Mesh):
         """
         return self._data(self.view_of(param), outer)
 
+    def axes_by_group(self, joined: bool = False) -> dict[str, str]:
+        """Name of a process group -> the axis that it spans, for all axes of all views. joined: also groups that join
+        several axes, as "data", and the one of all ranks, as "world"."""
+        names = [axis.name for axes in (self.layout.dense, *self.layout.views.values()) for axis in axes]
+        axes = {
+            str(self[name].get_group().group_name): name for name in reversed(names)
+        }  # the first of two that coincide
+        if not joined:
+            return axes
+        several = {str(joint.get_group().group_name): "data" for joint in self._joined.values()}
+        every = {str(dist.group.WORLD.group_name): "world"} if dist.group.WORLD else {}
+        return {**every, **several, **axes}
+
     def _find_data(self, view: str | None, outer: str | None) -> DeviceMesh | None:
         prefix = f"{view}." if view else ""
         axes = self.layout.data_axes(view)

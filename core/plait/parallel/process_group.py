@@ -25,6 +25,11 @@ def device_of(wanted: str) -> str:
     return device_type_here() if wanted == "auto" else wanted
 
 
+def device_name(device_type: str) -> str:
+    """The name of this machine's GPU, such as "NVIDIA H100 80GB HBM3"; "" for a CPU, or if there is no GPU."""
+    return torch.cuda.get_device_name() if device_type == "cuda" and torch.cuda.is_available() else ""
+
+
 def local_device(device_type: str) -> torch.device:
     if device_type == "cpu":
         return torch.device("cpu")

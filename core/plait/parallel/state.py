@@ -163,7 +163,7 @@ def _first_state(optimizer: Any, group: Mapping[str, Any], param: nn.Parameter, 
     torch has no public way to create it. A step with learning rate 0 on the real ones would count as a step, decay
     momenta, run hooks, and with eps=0 make parameters NaN. Only keys, dtypes and layout are used, not values.
     """
-    from plait.parallel.rehearsal import stand_in, undisturbed
+    from plait.parallel.stand_in import stand_in, undisturbed
 
     like = stand_in(torch.zeros_like(param), torch.zeros_like(param))
     spare = object.__new__(type(optimizer))

@@ -1,12 +1,13 @@
 """What `plait.planning` offers to a strategy that searches for a layout."""
 
 from plait.compose.build import build_model
-from plait.contract.cluster import Cluster, cluster_here, cluster_of
+from plait.contract.cluster import Cluster, cluster_of
 from plait.contract.config import REMAT
 from plait.contract.errors import near_miss
 from plait.contract.model_spec import matches
 from plait.contract.planned import crowded, is_crowded
 from plait.parallel.simulated import simulated
+from plait.plan.cluster_here import cluster_here
 from plait.plan.cores import on_all_cores
 from plait.plan.pricing.checked import needs
 from plait.plan.pricing.graph import block_graphs

@@ -5,8 +5,9 @@ from typing import Any
 
 import attrs
 
-from plait.contract.errors import PlaitError, one_line
+from plait.contract.errors import PlaitError
 from plait.plan.values import FULL, Plan
+from plait.system.errors import one_line
 
 
 @attrs.frozen

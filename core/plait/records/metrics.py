@@ -12,9 +12,10 @@ from statistics import median
 from typing import Any, Protocol
 
 from plait.contract.config import Metrics as Conf
-from plait.contract.errors import DiskError, PlaitError, shown
+from plait.contract.errors import PlaitError
 from plait.contract.observer import RunObserver
 from plait.system.disk import replace, writing
+from plait.system.errors import DiskError, shown
 
 FILE = "metrics.jsonl"
 OLD = "metrics.old.jsonl"  # the old rows of a run that started again at step 0

@@ -13,14 +13,13 @@ from torch import nn
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
 from plait.contract.config import Profile as Conf
-from plait.contract.errors import DiskError, PlaitError
 from plait.contract.observer import RunObserver
-from plait.parallel.flight_recorder import flight_record
+from plait.records.flight_recorder import flight_record
 from plait.system.disk import can_be_written, writing
+from plait.system.errors import DiskError
 
 if TYPE_CHECKING:
     from plait.parallel.apply import Applied
-    from plait.parallel.mesh import Mesh
 
 Event = dict[str, Any]
 
@@ -53,10 +52,6 @@ class Profiler(RunObserver):
         self.first, self.last = max(conf.start, done + 1), conf.start + conf.steps - 1
         self.enabled = conf.enabled and rank in conf.ranks and self.last > done
         self.activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device_type == "cuda")
-        if conf.enabled and conf.memory and device_type != "cuda":
-            raise PlaitError("profile.memory=true asks for snapshots of a GPU's memory, but the run is on a CPU").at(
-                "profile.memory", True, fits=(False,)
-            )
         self._profile: profile | None = None
         self._hooks: list[Any] = []
         self._began = 0
@@ -66,7 +61,7 @@ class Profiler(RunObserver):
     def of(cls, applied: "Applied", folder: Path, say: Callable[[str], None]) -> "Profiler":
         """For this rank of a run that continues from where `applied` is."""
         blocks = {fqn: block for part in applied.parts for fqn, block in applied.spec.blocks_of(part).items()}
-        axes, rank, conf = axes_by_group(applied.mesh), applied.mesh.rank, applied.run.config.profile
+        axes, rank, conf = applied.mesh.axes_by_group(), applied.mesh.rank, applied.run.config.profile
         return cls(conf, folder, rank, blocks, applied.device.type, axes, applied.steps, say)
 
     def __enter__(self) -> "Profiler":
@@ -162,13 +157,6 @@ class Profiler(RunObserver):
         if self.conf.memory:
             torch.cuda.memory._dump_snapshot(str(path.with_suffix(".pickle")))
             torch.cuda.memory._record_memory_history(enabled=None)
-
-
-def axes_by_group(mesh: "Mesh") -> dict[str, str]:
-    """Name of a process group -> the axis that it spans, for all axes of all views."""
-    layout = mesh.layout
-    names = [axis.name for axes in (layout.dense, *layout.views.values()) for axis in axes]
-    return {mesh[name].get_group().group_name: name for name in reversed(names)}  # the first of two that coincide
 
 
 def name_all(

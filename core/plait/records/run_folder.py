@@ -15,8 +15,9 @@ from typing import Any
 import attrs
 import yaml
 
-from plait.contract.errors import DiskError, PlaitError
+from plait.contract.errors import PlaitError
 from plait.system.disk import replace, writing
+from plait.system.errors import DiskError
 from plait.system.links import check_links
 from plait.system.locks import try_lock, unlock
 

@@ -11,10 +11,11 @@ import attrs
 import pluggy
 
 from plait.contract import hookspecs
-from plait.contract.errors import PlaitError, left, short
+from plait.contract.errors import PlaitError, short
 from plait.contract.exact import Misfit
 from plait.strategies.order import Turn, claimed, order
 from plait.strategies.registry import described
+from plait.system.errors import left
 from plait.system.signals import asked_to_stop
 
 CORE = "plait"  # the name of the plugin with the core's answers

@@ -11,9 +11,10 @@ from typing import Any
 
 import attrs
 
-from plait.contract.errors import PlaitError, left, near_miss, one_line, shown
+from plait.contract.errors import PlaitError, near_miss
 from plait.contract.hookspecs import APIS
 from plait.strategies.entry_points import entry_points
+from plait.system.errors import left, one_line, shown
 from plait.system.signals import asked_to_stop
 
 GROUP = "plait.strategies"

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from plait.compose.overrides import check_sweep
 from plait.contract.config import Config
-from plait.contract.errors import PlaitError, one_line
+from plait.contract.errors import PlaitError
 from plait.launch import external
 from plait.records import metrics
 from plait.records.run_folder import RunFolder
@@ -20,6 +20,7 @@ from plait.sweep.command import Command, follows
 from plait.sweep.ledger import Job, Ledger
 from plait.sweep.loader import parsed
 from plait.sweep.prune import cannot_work
+from plait.system.errors import one_line
 from plait.system.signals import asked_to_stop, name
 
 ConfigOf = Callable[[DictConfig, Any], Config]

@@ -3,8 +3,9 @@
 from typing import Any
 
 from plait.contract.config import Config
-from plait.contract.errors import PlaitError, one_line
+from plait.contract.errors import PlaitError
 from plait.sweep.ledger import Job
+from plait.system.errors import one_line
 
 GIB = 2**30
 

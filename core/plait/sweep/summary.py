@@ -4,12 +4,12 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from plait.contract.errors import one_line
 from plait.records.run_folder import is_live
 from plait.sweep.command import Command, follows
 from plait.sweep.ledger import STATES, Job, Ledger
 from plait.sweep.queued import still_queued
 from plait.sweep.table import table
+from plait.system.errors import one_line
 from plait.system.signals import asked_to_stop
 
 FAILED = 3

@@ -5,7 +5,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from plait.contract.errors import DiskError, PlaitError, in_words, number_of, shown
+from plait.contract.errors import PlaitError
+from plait.system.errors import DiskError, in_words, number_of, shown
 
 
 def writing(path: str | os.PathLike[str], what: str = "") -> contextlib.AbstractContextManager[None]:

@@ -5,7 +5,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from plait.contract.errors import DiskError, shown
+from plait.system.errors import DiskError, shown
 
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from plait.contract.errors import PlaitError, in_words, number_of
+from plait.contract.errors import PlaitError
+from plait.system.errors import in_words, number_of
 from plait.system.signals import ASKING
 
 

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from plait.contract.errors import DiskError, sentence
+from plait.system.errors import DiskError, sentence
 from plait.system.locks import try_lock, unlock
 
 PREFIX = "plait-scratch-"

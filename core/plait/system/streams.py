@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
-from plait.contract.errors import in_words
+from plait.system.errors import in_words
 
 
 class Forgiving(io.FileIO):

@@ -1,7 +1,7 @@
 """Counts the collectives of a piece of code by kind and mesh axis."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -88,7 +88,7 @@ class Counting(TorchDispatchMode):
 
     def __init__(self, mesh: "Mesh") -> None:
         super().__init__()
-        self._axes = axes_by_group(mesh)
+        self._axes = mesh.axes_by_group(joined=True)
         self._seen: dict[tuple[str, str], list[int]] = {}
 
     def found(self) -> list[Collective]:
@@ -117,12 +117,3 @@ class Counting(TorchDispatchMode):
             if name in self._axes:
                 return self._axes[name]
         return "an unknown group"
-
-
-def axes_by_group(mesh: "Mesh") -> Mapping[str, str]:
-    """Name of a process group -> the axis that it spans; groups that join several axes are called "data"."""
-    from plait.records.profiler import axes_by_group as by_axis
-
-    joined = {str(joint.get_group().group_name): "data" for joint in mesh._joined.values()}
-    world = {str(dist.group.WORLD.group_name): "world"} if dist.group.WORLD else {}
-    return {**world, **joined, **by_axis(mesh)}

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from plait.contract.batch import IGNORE
 from plait.contract.config import Config
-from plait.contract.errors import PlaitError, one_line
+from plait.contract.errors import PlaitError
 from plait.parallel.apply import Applied, set_up
 from plait.parallel.assembly import assemble
+from plait.system.errors import one_line
 from plait.testing.parity import BOUNDS, apart, common_factor, gradient_errors, untrained
 from plait.testing.touched import touched
 from plait.testing.trial import Trial, TrialResult, train

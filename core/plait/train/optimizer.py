@@ -15,12 +15,13 @@ from torch.distributed.tensor import DTensor
 
 from plait.compose.build import check_options, options_of, target_of
 from plait.contract.config import Schedule
-from plait.contract.errors import PlaitError, misfit, one_line
+from plait.contract.errors import PlaitError, misfit
 from plait.parallel.agreement import on_all_ranks
 from plait.parallel.state import canonical_state
+from plait.system.errors import one_line
 
 if TYPE_CHECKING:
-    from plait.parallel.rehearsal import Build, Groups
+    from plait.train.rehearsal import Build, Groups
 
 FUSED_ON = ("cuda", "cpu", "mps", "xpu")  # devices for which torch has fused kernels
 KERNELS = ("fused", "foreach")  # arguments that choose kernels, in torch's optimizers
@@ -45,7 +46,7 @@ def make_optimizer(
     what no checkpoint holds.
     values: whether tensors have values. Without values, as in a plan, any step that runs counts as correct.
     """
-    from plait.parallel.rehearsal import Kind, compare_shards, try_step, try_step_without_values  # no step needs it
+    from plait.train.rehearsal import Kind, compare_shards, try_step, try_step_without_values  # no step needs it
 
     every = list(parameters)
     groups = _by_mesh([param for param in every if param.requires_grad] or every)
@@ -75,7 +76,7 @@ def check_in_one_process(
 ) -> None:
     """Raises PlaitError if the optimizer of `node` ignores `schedule`, or keeps what no checkpoint holds. For checks of
     a run that do not train with its optimizer."""
-    from plait.parallel.rehearsal import kinds_of
+    from plait.train.rehearsal import kinds_of
 
     cls, options = _target(node)
     build = _builder(cls, {**options, **_candidates(cls, options, torch.device("cpu"))[-1]})
@@ -108,7 +109,7 @@ def check_optimizer(node: Mapping[str, Any], parameters: Iterable[Tensor]) -> No
 
     Parameters may be on meta. No step is made, because its kernels may need a device that this process lacks.
     """
-    from plait.parallel.rehearsal import Kind
+    from plait.train.rehearsal import Kind
 
     cls, options = _target(node)
     kernels = _candidates(cls, options, torch.device("cpu"))[-1]

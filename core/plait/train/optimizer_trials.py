@@ -11,8 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from plait.contract.errors import PlaitError
 from plait.parallel.agreement import on_all_ranks
-from plait.parallel.rehearsal import Build, Kind, drawn, undisturbed
+from plait.parallel.stand_in import undisturbed
 from plait.parallel.state import canonical_state, mark
+from plait.train.rehearsal import Build, Kind, drawn
 
 BEFORE, AFTER = 2, 12  # steps before a checkpoint, and after it: state that is used every few steps shows too
 OFF = 1e-6  # of the way: how far two optimizers may be apart that go on from the same state

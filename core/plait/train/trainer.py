@@ -76,12 +76,11 @@ class Trainer:
         used = functools.partial(used_by, source, config.data, files_of(config.data) if dist.get_rank() == 0 else None)
         self.checkpoints = Checkpoints(config, folder, self.applied, self.optimizer, data, self.batches, say, used)
         flops, device_type = self.run.spec.flops, self.run.device_type
-        name = torch.cuda.get_device_name() if device_type == "cuda" else "cpu"
         self._facts = RunFacts(
             self.applied,
             self.global_batch_size * train.seq_len,
             flops(train.seq_len) if flops else None,
-            peak_flops(device_type, name, config.precision.param),
+            peak_flops(device_type, self.run.device_name, config.precision.param),
             self.checkpoints.where_to_go_on,
         )
         self._laps = Laps(self.device)

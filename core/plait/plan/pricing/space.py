@@ -10,7 +10,7 @@ from torch import nn
 
 from plait.contract.axes import MeshAxis, MeshLayout, MeshView, join_axes
 from plait.contract.choices import Choice
-from plait.contract.errors import PlaitError, visible
+from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
 from plait.contract.run import Run
 from plait.contract.stage_plan import StagePlan
@@ -19,6 +19,7 @@ from plait.plan.ranks import degrees
 from plait.strategies.hooks import Hooks
 from plait.strategies.order import claimed, order
 from plait.strategies.registry import create, installed, load
+from plait.system.errors import visible
 
 Axes = list[MeshAxis | MeshView]
 

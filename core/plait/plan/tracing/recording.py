@@ -19,7 +19,6 @@ from plait.plan.cannot import refuse_divided_layers
 from plait.plan.tracing.fake import fake, forget, materialise_fake
 from plait.plan.tracing.recorder import Recorder
 from plait.plan.tracing.step import Step
-from plait.plan.tracing.traffic import axes_of
 from plait.plan.tracing.where import Where
 from plait.train.optimizer import make_optimizer
 
@@ -74,7 +73,7 @@ def recording(
             stand_in.take_over(assembly)
         config = assembly.run.config = prepare(assembly.model, assembly.run.spec)
         applied = set_up(assembly, fill=False)
-        axes = {**axes_of(applied.mesh), **(joined(applied.mesh) if joined else {})}
+        axes = {**applied.mesh.axes_by_group(joined=True), **(joined(applied.mesh) if joined else {})}
         collects = gc.isenabled()
         gc.disable()  # a collection would come at another moment in the real run
         try:

@@ -1,7 +1,7 @@
 """Which operators are collectives, over which mesh axis, and how many bytes they move."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -46,12 +46,3 @@ def group_of(args: Iterable[Any]) -> str:
                 continue
     names = [arg for arg in args if isinstance(arg, str)]
     return names[-1] if names else ""
-
-
-def axes_of(mesh: Any) -> Mapping[str, str]:
-    """Name of a process group -> the mesh axis that it spans; "data": several joined; "world": all ranks."""
-    from plait.records.profiler import axes_by_group
-
-    joined = {str(joint.get_group().group_name): "data" for joint in mesh._joined.values()}
-    world = {str(dist.group.WORLD.group_name): "world"} if dist.group.WORLD else {}
-    return {**world, **joined, **axes_by_group(mesh)}

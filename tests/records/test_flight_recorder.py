@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from plait.parallel.flight_recorder import last_collectives, progress_of_groups
+from plait.records.flight_recorder import last_collectives, progress_of_groups
 
 
 def record(number, group="0", **more):

@@ -1,7 +1,6 @@
 """Tries an optimizer on stand-ins: whether its kernels accept a run's parameters, and treat a shard as a shard."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from math import isfinite, prod
 from textwrap import shorten
 from typing import Any
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from plait.contract.errors import one_line
+from plait.parallel.stand_in import stand_in, undisturbed
+from plait.system.errors import one_line
 
 ROWS = 8  # largest size of a stand-in per shard of a dim
 STEPS = 2  # the first creates the optimizer's state, the second uses it
@@ -69,21 +69,6 @@ class Kind:
 
 def kinds_of(params: Iterable[Tensor]) -> list[Kind]:
     return list(dict.fromkeys(map(Kind.of, params)))
-
-
-def stand_in(value: Tensor, grad: Tensor) -> nn.Parameter:
-    param = nn.Parameter(value)
-    param.grad = grad
-    return param
-
-
-@contextmanager
-def undisturbed(device: torch.device) -> Iterator[None]:
-    """Restores the random state: values drawn inside do not change those drawn outside."""
-    accelerated = device.type not in ("cpu", "meta")
-    more = {"devices": [device.index or 0], "device_type": device.type} if accelerated else {"devices": []}
-    with torch.random.fork_rng(**more):
-        yield
 
 
 def try_step(build: Build, groups: list[list[Kind]]) -> str | None:

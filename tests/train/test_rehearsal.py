@@ -5,8 +5,8 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from plait.parallel.rehearsal import Kind, compare_shards
 from plait.parallel.simulated import simulated
+from plait.train.rehearsal import Kind, compare_shards
 from tests.helpers.strange import Momentum, NumberLars
 
 

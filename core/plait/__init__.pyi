@@ -1,0 +1,54 @@
+"""What `plait` exports: the only list of it, for type checkers and for `__init__.py`."""
+
+from plait.contract.axes import MeshAxis as MeshAxis
+from plait.contract.axes import MeshView as MeshView
+from plait.contract.axes import divisors as divisors
+from plait.contract.axes import valid_degree as valid_degree
+from plait.contract.batch import Batch as Batch
+from plait.contract.choices import Choice as Choice
+from plait.contract.config import Compile as Compile
+from plait.contract.config import Config as Config
+from plait.contract.config import Loss as Loss
+from plait.contract.config import Precision as Precision
+from plait.contract.config import Remat as Remat
+from plait.contract.config import Schedule as Schedule
+from plait.contract.errors import PlaitError as PlaitError
+from plait.contract.exported import Export as Export
+from plait.contract.hookspecs import hookimpl as hookimpl
+from plait.contract.model_spec import ModelSpec as ModelSpec
+from plait.contract.observer import Observer as Observer
+from plait.contract.observer import RunObserver as RunObserver
+from plait.contract.packed import Packed as Packed
+from plait.contract.planned import is_planning as is_planning
+from plait.contract.planned import planned_split as planned_split
+from plait.contract.planned import read_values as read_values
+from plait.contract.run import Run as Run
+from plait.contract.stage_plan import StageAction as StageAction
+from plait.contract.stage_plan import StagePlan as StagePlan
+from plait.contract.weight_part import WeightPart as WeightPart
+from plait.models.attention import attend as attend
+from plait.parallel.apply import Applied as Applied
+from plait.parallel.apply import apply as apply
+from plait.parallel.chunked_loss import divide_head as divide_head
+from plait.parallel.compile import SELECTIVE_KEEPS as SELECTIVE_KEEPS
+from plait.parallel.compile import budget_config as budget_config
+from plait.parallel.compile import outside_of_graph as outside_of_graph
+from plait.parallel.initialize import held_indices as held_indices
+from plait.parallel.initialize import own_chunk as own_chunk
+from plait.parallel.loss import cross_entropy_sum as cross_entropy_sum
+from plait.parallel.mesh import Mesh as Mesh
+from plait.parallel.mix_in import mix_in as mix_in
+from plait.parallel.sharding import distribute_params as distribute_params
+from plait.parallel.sharding import shard_dim as shard_dim
+from plait.parallel.sharding import shard_of_parts as shard_of_parts
+from plait.parallel.sharding import whole_tensor as whole_tensor
+from plait.parallel.stages import stage as stage
+from plait.parallel.stages import stream_into as stream_into
+from plait.parallel.state import is_loaded as is_loaded
+from plait.parallel.state import room_for as room_for
+from plait.parallel.state import twin_of as twin_of
+from plait.parallel.step import Stepped as Stepped
+from plait.parallel.transform import transform_param as transform_param
+from plait.plan import planning as planning
+
+__version__: str

@@ -1,0 +1,37 @@
+"""Imports the strategy NAME and prints what it shows: `python -m plait.strategies.probed NAME MARK`."""
+
+import json
+import sys
+from typing import Any
+
+import attrs
+
+from plait.contract import hookspecs
+from plait.contract.errors import PlaitError
+from plait.strategies.hooks import Hooks
+from plait.strategies.order import traits
+from plait.strategies.registry import load
+
+
+def shown(name: str) -> dict[str, Any]:
+    """The state of the strategy, "ok" or what is wrong; if it is fine also its phase, claims, numerics and hooks."""
+    try:
+        cls = load(name)
+        strategy: Any = object.__new__(cls)  # options that must be given are not known here
+        for field in attrs.fields(cls):
+            object.__setattr__(strategy, field.name, None)
+        hooks, own = Hooks({name: strategy}), traits(name, strategy)
+        known = [hook for hook in dir(hookspecs) if hasattr(getattr(hookspecs, hook), "plait_spec")]
+        answer = {"state": "ok", "phase": own.phase, "claims": sorted(own.claims), "numerics": own.numerics}
+        answer["hooks"] = [hook for hook in known if hooks.implemented(hook)]
+    except PlaitError as error:
+        return {"state": str(error)}
+    except Exception as error:
+        return {"state": f"{type(error).__name__}: {error}"}
+    if "torch" in sys.modules:
+        answer["state"] = "imports torch when it is imported: move that into the methods"
+    return answer
+
+
+if __name__ == "__main__":
+    print(f"\n{sys.argv[2]}{json.dumps(shown(sys.argv[1]))}")
