@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ for _number, _usual in (
         signal.signal(_number, _usual)
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
+def pytest_itemcollected(item: Any) -> None:
     if getattr(getattr(item, "cls", None), "layouts", None) and _leave_to_all(item, item.cls.strategy):
         item.add_marker(pytest.mark.slow)
     # one pool of ranks, beside tests that start none; one undisturbed run for all who look at it
@@ -29,7 +30,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.xdist_group(used[0] if used else item.path.name))
 
 
-def _leave_to_all(item: pytest.Item, strategy: str) -> bool:
+def _leave_to_all(item: Any, strategy: str) -> bool:
     """Of the suite: what takes long, and has a like that `make test` runs."""
     if item.name.startswith("test_checkpoint_loads_in"):
         return True  # tests/checkpoint/test_layouts.py loads each layout into each, simplefsdp's test_hops.py beside it

@@ -170,7 +170,8 @@ def main() -> int:
         return 1
     configuration = BUILD / "mkdocs.yml"
     configuration.write_text(yaml.safe_dump(settings(), sort_keys=False), encoding="utf-8")
-    command = [Path(sys.executable).with_name("zensical"), "build", "--strict", "--config-file", configuration]
+    program = str(Path(sys.executable).with_name("zensical"))
+    command = [program, "build", "--strict", "--config-file", str(configuration)]
     code = subprocess.run(command, env={"PATH": "/usr/bin:/bin", "NO_COLOR": "1"}, check=False).returncode
     if code == 0:
         print(f"docs: the site is in {BUILD / 'site'}")

@@ -8,6 +8,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def benchmark(monkeypatch):
 
 def started(folder: Path, *options: str) -> subprocess.Popen[str]:
     command = [*COMMAND, f"--results={folder}", *([] if "--only" in options else ["--only", *SOME]), *options]
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(
         command, cwd=folder, env=environment(CUDA_VISIBLE_DEVICES=""), text=True, start_new_session=True, **pipe
     )

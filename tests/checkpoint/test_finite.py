@@ -3,6 +3,7 @@
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -116,7 +117,8 @@ def save_what_one_rank_broke(folder: str, mode: str, what: str, value: float, re
     if resumed:
         saver = Saver(Store(folder), mode)
         saver.resumed = Path(folder, "step-1")
-    own = state[what].to_local()
+    stored: Any = state[what]
+    own = stored.to_local()
     kept = own.clone()
     if dist.get_rank() == 1:
         own[-1] = value

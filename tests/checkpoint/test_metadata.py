@@ -71,7 +71,10 @@ CHANGES: dict[str, tuple[Callable[[Metadata], Any], str]] = {
     "no places": (lambda m: m.storage_data.clear(), r"does not say where the part of 'model\.a' at \(0, 0\) lies"),
     "a list for a dict": (lambda m: setattr(m, "state_dict_metadata", []), "state_dict_metadata of a Metadata is no"),
     "a further field": (lambda m: entry(m, more=1), "gives a TensorStorageMetadata fields that it does not have"),
-    "a number for an entry": (lambda m: m.state_dict_metadata.update(x=1), "an entry that is not a named tensor"),
+    "a number for an entry": (
+        lambda m: vars(m)["state_dict_metadata"].update(x=1),
+        "an entry that is not a named tensor",
+    ),
 }
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import cloudpickle
@@ -132,9 +133,10 @@ def saves_of_shards(folder: str) -> tuple[list[int], list[bool], list[str]]:
         found = {key: torch.zeros_like(tensor) for key, tensor in expected.items()}
         load(Path(folder, f"step-{step}"), found)
         right.append(equal(found, expected))
-    again = staged["model.extra"]
+    again: Any = staged["model.extra"]
     whole = distribute_tensor(torch.randn(5, 4), mesh, [Replicate()])
-    assert torch.equal(saver._staging.copy({"model.extra": whole})["model.extra"].to_local(), whole.to_local())
+    copy: Any = saver._staging.copy({"model.extra": whole})["model.extra"]
+    assert torch.equal(copy.to_local(), whole.to_local())
     return counts, right, [type(again).__name__, str(again.placements)]
 
 

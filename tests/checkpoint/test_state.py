@@ -26,7 +26,7 @@ class Counting(torch.optim.Optimizer):
         self.scale = 0.5
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p]

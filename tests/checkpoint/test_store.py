@@ -220,7 +220,8 @@ def test_verify_reads_every_file_of_every_piece(tmp_path: Path) -> None:
     store = Store(tmp_path)
     whole = store.temporary(1)
     whole.mkdir()
-    content, files = b"one" + b"two" * 50, {}
+    content = b"one" + b"two" * 50
+    files: dict[str, tuple[int, str | None]] = {}
     (whole / "a").write_bytes(content)
     (whole / "a.pieces").write_text(dumps([(len(part), zlib.crc32(part)) for part in (content[:3], content[3:])]))
     files["a"] = (len(content), None)

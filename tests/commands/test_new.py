@@ -61,6 +61,14 @@ def test_what_is_written(plugin):
     assert len(files["tests/test_conformance.py"].splitlines()) < 30
 
 
+def test_its_types_are_those_of_the_hooks(plugin):
+    """By the setting of Plait's own plugins."""
+    of_both = {**os.environ, "MYPYPATH": f"{plugin}:{plugin / 'src'}"}
+    command = [sys.executable, "-m", "mypy", str(plugin / "src"), str(plugin / "tests")]
+    done = subprocess.run(command, cwd=ROOT, env=of_both, capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0, done.stdout
+
+
 def test_it_says_what_to_do_next():
     done = plait("new", "ring")
     assert (done.code, done.err) == (0, "")

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ HOOK_TYPES = {"run": "Run", "mesh": "Mesh", "spec": "ModelSpec"}
 Name = tuple[str, str]
 
 
-def of(module: str) -> object:
+def of(module: str) -> Any:
     """A module, or a part of `plait` that stands for one."""
     return importlib.import_module("plait").planning if module == "plait.planning" else importlib.import_module(module)
 
@@ -43,7 +44,7 @@ def imported(code: str) -> Iterator[Name]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "plait":
             for name in node.names:
-                yield (node.module, name.name)
+                yield (node.module or "", name.name)
                 if f"{node.module}.{name.name}" in WHOLE:
                     modules[name.asname or name.name] = f"{node.module}.{name.name}"
         elif isinstance(node, ast.Import):

@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ def lines(key: str = "text") -> str:
     return "".join(json.dumps({"id": i, key: text}) + "\n" for i, text in enumerate(TEXTS))
 
 
-def table(path: Path, key: str = "text", texts: "list[str | None]" = TEXTS) -> str:
+def table(path: Path, key: str = "text", texts: Sequence[str | None] = TEXTS) -> str:
     parquet.write_table(pa.table({"id": list(range(len(texts))), key: texts}), path)
     return str(path)
 

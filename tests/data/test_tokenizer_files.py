@@ -65,7 +65,7 @@ def test_a_given_template_is_the_only_one(mine, tmp_path):
 def test_generation_stops_at_what_ends_an_answer(mine, tmp_path):
     """The model's own tokenizer: its ids stay, and the token with which the template ends an answer is added."""
     data = {"tokenizer": str(mine), "path": str(written(tmp_path / "c.jsonl", CHATS))}
-    own = {**files_of(data), "config.json": json.dumps(IDS), "generation_config.json": "{}"}
+    own = {**(files_of(data) or {}), "config.json": json.dumps(IDS), "generation_config.json": "{}"}
     found = beside(own, Chat(**data), **data)
     assert json.loads(found["config.json"]) == {**IDS, "eos_token_id": [0, 2, 7]}
     assert json.loads(found["generation_config.json"]) == {"eos_token_id": [0, 2]}
@@ -73,7 +73,7 @@ def test_generation_stops_at_what_ends_an_answer(mine, tmp_path):
 
 def test_ids_that_fit_leave_a_file_as_it_is(mine):
     data = {"tokenizer": str(mine)}
-    own = {**files_of(data), "config.json": '{"eos_token_id": [5, 0]}'}
+    own = {**(files_of(data) or {}), "config.json": '{"eos_token_id": [5, 0]}'}
     assert beside(own, Text(path="none", **data), **data) == own
 
 

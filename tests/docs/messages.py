@@ -38,9 +38,10 @@ def sentences(tree: ast.AST) -> Iterator[str]:
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     ours = {"PlaitError"} | {c.name for c in classes if any(ast.unparse(base) == "PlaitError" for base in c.bases)}
     raised = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Raise) for part in ast.walk(node)}
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
-        name, first = call.func.id, call.args[0] if call.args else None
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [(node.func.id, node) for node in nodes if isinstance(node.func, ast.Name)]
+    for name, call in sorted(calls, key=lambda each: (each[1].lineno, each[1].col_offset)):
+        first = call.args[0] if call.args else None
         if name in BUILDERS and not any(isinstance(each, ast.Starred) for each in call.args):
             yield BUILDERS[name](*map(template, call.args))
         elif first is not None and (name in ours or (id(call) in raised and name.endswith("Error"))):
@@ -73,7 +74,7 @@ class Assigned:
         self._left = [each for each in self._left if each not in mine]
         return [each.value for _, _, each in sorted(mine, key=lambda each: each[2].lineno)] or [node]
 
-    def _function(self, node: ast.AST) -> ast.AST | None:
+    def _function(self, node: ast.stmt | ast.expr) -> ast.AST | None:
         """The innermost function around `node`."""
         around = [f for f in self._functions if f.lineno <= node.lineno <= (f.end_lineno or 0)]
         return max(around, key=lambda f: f.lineno, default=None)
@@ -85,7 +86,8 @@ def template(node: ast.expr) -> str:
         return node.value
     if isinstance(node, ast.JoinedStr):
         return "".join(
-            part.value if isinstance(part, ast.Constant) else f"{{{ast.unparse(part.value)}}}" for part in node.values
+            f"{{{ast.unparse(part.value)}}}" if isinstance(part, ast.FormattedValue) else ast.literal_eval(part)
+            for part in node.values
         )
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return template(node.left) + template(node.right)

@@ -58,8 +58,7 @@ def test_plugins_use_only_what_plait_exports() -> None:
     parts = {f"plait.models.{name}" for name in ("attention", "flops", "grouped", "init", "moe")}
     for path in ROOT.glob("plugins/*/src/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            inside = isinstance(node, ast.ImportFrom) and (node.module or "").startswith("plait.")
+            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+            inside = module.startswith("plait.")
             ships_models = any((path.parents[0] / "conf" / "model").glob("*.yaml"))
-            assert not inside or (ships_models and node.module in parts), (
-                f"{path.name}: from {getattr(node, 'module', '')}"
-            )
+            assert not inside or (ships_models and module in parts), f"{path.name}: from {module}"

@@ -90,7 +90,8 @@ def _is_text(name: str, module: str, node: ast.Call) -> bool:
         return "b" not in _mode(node, given, "w+b")
     if name in ("FileHandler", "getoutput", "getstatusoutput", "TextIOWrapper"):
         return True
-    return any(isinstance(given.get(key), ast.Constant) and given[key].value for key in ("text", "universal_newlines"))
+    wanted = [given.get(key) for key in ("text", "universal_newlines")]
+    return any(isinstance(each, ast.Constant) and each.value for each in wanted)
 
 
 def _mode(node: ast.Call, given: dict[str | None, ast.expr], default: str) -> str:

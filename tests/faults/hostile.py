@@ -58,7 +58,8 @@ def hostile(scenario: Scenario) -> None:
     way = rng.choice(["resume", "load", "init_from", "convert"])
     targets = checkpoints if way == "resume" else checkpoints[-1:]
     name, bomb = rng.choice(list(bombs(marker).items()))
-    source, folders = str(checkpoints[-1]), ()
+    source = str(checkpoints[-1])
+    folders: tuple[Path, ...] = ()
     if rng.random() < 0.1:  # a run's own config.yaml, which the next start replaces
         scenario.plant("hostile config.yaml, by resume")
         text = f"!!python/object/apply:os.system ['touch {marker}']\n"

@@ -174,9 +174,9 @@ class Sandbox:
             return Started(process.pid, console, since)
         pid = os.fork()
         if pid == 0:
-            out = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            file = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             fault_in_env = functools.partial(sitecustomize.install, env.get("PLAIT_FAULT"))
-            be_plait(argv, self.work, env, out, out, fault_in_env)
+            be_plait(argv, self.work, env, file, file, fault_in_env)
         return Started(pid, console, since)
 
     def run(self, *overrides: str, seconds: float = SECONDS, **options: Any) -> Ended:

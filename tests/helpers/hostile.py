@@ -6,7 +6,7 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -121,7 +121,9 @@ PICKLES: dict[str, Callable[[str], bytes]] = {
     "torch.load": lambda touch: pickle.dumps(
         Calls(torch.serialization.load, Calls(io.BytesIO, saved(Calls(os.system, touch)))),
     ),
-    "in an entry": lambda touch: pickle.dumps(Metadata({"model.a": Calls(os.system, touch)}, storage_data={})),
+    "in an entry": lambda touch: pickle.dumps(
+        Metadata(cast(Any, {"model.a": Calls(os.system, touch)}), storage_data={}),
+    ),
     "beside entries": lambda touch: pickle.dumps(Metadata({}, Calls(os.system, touch), {})),
     "as a key": lambda touch: pickle.dumps(Metadata({}, None, {Calls(os.system, touch): 1})),
     "dotted name": lambda touch: START + named("torch.serialization", "os.system") + text(touch) + b"\x85R.",

@@ -18,7 +18,7 @@ class KeepsRate(Momentum):
         self.rate = lr
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -41,7 +41,7 @@ class OtherGroups(Momentum):
         self.own = [dict(group) for group in self.param_groups]
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.own:
             for p in group["params"]:
                 if p.grad is not None:
@@ -52,7 +52,7 @@ class HalfRate(Momentum):
     """Matrices follow the schedule, the others do not."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -67,7 +67,7 @@ class Table(Momentum):
         self.moments = {p: torch.zeros_like(p) for group in self.param_groups for p in group["params"]}
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -80,7 +80,7 @@ class ById(Table):
         self.moments: Any = {}
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -92,7 +92,7 @@ class ByIndex(Table):
     """`state` by the number of the parameter."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         number = 0
         for group in self.param_groups:
             for p in group["params"]:
@@ -109,7 +109,7 @@ class Counts(Momentum):
         super().__init__(params, lr)
         self.count = 0
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         self.count += 1
         super().step()
 
@@ -120,7 +120,7 @@ class Counts(Momentum):
 class InGroups(Momentum):
     """The same in its groups."""
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             group["k"] = group.get("k", 0) + 1
         super().step()
@@ -137,7 +137,7 @@ class Slow(Momentum):
         self.slow: dict[int, Any] = {}
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         params = [p for group in self.param_groups for p in group["params"]]
         for p in params:
             self.slow.setdefault(id(p), p.detach().clone())
@@ -153,7 +153,7 @@ class Words(Momentum):
     """Keeps text."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         super().step()
         for group in self.param_groups:
             for p in group["params"]:
@@ -173,7 +173,7 @@ class Two(Optimizer):
         ]
         self.param_groups = [group for inner in self.inner for group in inner.param_groups]
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for inner in self.inner:
             inner.step()
 
@@ -182,7 +182,7 @@ class Factors(Momentum):
     """State of other shapes, which is right: a mean for each row."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -195,7 +195,7 @@ class Own(Momentum):
     """State of a rank's own part, as a plain tensor."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:

@@ -151,7 +151,8 @@ def serve_forks(descriptor: int, be: Callable[..., NoReturn], ended: Callable[[]
                 return
             if os.fork() == 0:
                 channel.close()
-                _start_and_watch(json.loads(message), *descriptors, be, ended)
+                out, err, told = descriptors
+                _start_and_watch(json.loads(message), out, err, told, be, ended)
             for each in descriptors:
                 os.close(each)
 

@@ -14,7 +14,7 @@ class Momentum(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "beta": beta})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:

@@ -1,5 +1,7 @@
 """A stranger's context parallelism from public names alone: a stretch of each sequence per rank, keys gathered."""
 
+from typing import Any
+
 import attrs
 import torch
 import torch.nn.functional as F
@@ -41,6 +43,8 @@ class PassesOn:
 
 class SeesAll:
     """Mixed into the class of attention's inner function; B batch, T tokens of a rank, S of the sequence."""
+
+    _axis: Any
 
     def forward(self, q, k, v, positions):
         k, v = (whole(x, self._axis).repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -22,7 +23,7 @@ def sources(folder: Path) -> list[Path]:
     """The core, every plugin and example of this repository and the stranger's, each alone in a folder of its own."""
     clutter = shutil.ignore_patterns("*.egg-info", "__pycache__", "build", "dist")
     for name in CORE:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
+        copy: Any = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
         options = {"symlinks": True, "ignore": clutter} if copy is shutil.copytree else {}
         (folder / "plait").mkdir(exist_ok=True)
         copy(ROOT / name, folder / "plait" / name, **options)

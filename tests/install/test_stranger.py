@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -38,7 +39,7 @@ class Head(nn.Module):
 class Added(Mixture):
     def __init__(self):
         super().__init__()
-        self.head = Head(16, 64)
+        self.head: Any = Head(16, 64)
 
     def spec(self):
         spec = super().spec()

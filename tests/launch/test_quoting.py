@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -34,7 +35,8 @@ def values(texts: list[str]) -> list[str]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     found = OverridesParser.create().parse_overrides(typed([quoted("key", text) for text in texts]))
-    return [OmegaConf.to_container(OmegaConf.create({"key": o.value()}), resolve=True)["key"] for o in found]
+    made: list[Any] = [OmegaConf.to_container(OmegaConf.create({"key": o.value()}), resolve=True) for o in found]
+    return [each["key"] for each in made]
 
 
 def test_what_is_advised_gives_the_text():

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,9 +115,13 @@ def test_a_run_that_waits_for_a_batch_is_where_its_source_is() -> None:
     found = []
 
     class Stuck(Batches):
-        validation = take = lambda self, number: reads_a_slow_disk()  # type: ignore[assignment]
+        def take(self, first: int) -> Any:
+            return reads_a_slow_disk()
 
-    def reads_a_slow_disk() -> None:
+        def validation(self, index: int) -> Any:
+            raise AssertionError("nothing is validated")
+
+    def reads_a_slow_disk() -> Any:
         other = threading.Thread(target=lambda: found.append(Watchdog(9)._location()))
         other.start()
         other.join()

@@ -1,6 +1,7 @@
 """Llama 3 itself: dtypes, init, graphs, and taking it apart. What holds of every model is in test_specs.py."""
 
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -101,7 +102,8 @@ def test_stages_of_blocks_make_the_whole():
 def test_depth_scales_what_joins_the_stream():
     with torch.device("meta"):
         spec = Llama3(**TINY).spec()
-    wide, narrow = spec.init_of("layers.0.attention.wq.weight"), spec.init_of("layers.2.attention.wo.weight")
+    wide: Any = spec.init_of("layers.0.attention.wq.weight")
+    narrow: Any = spec.init_of("layers.2.attention.wo.weight")
     assert narrow == spec.init_of("layers.1.feed_forward.w2.weight")
     assert narrow.std == pytest.approx(wide.std / 6**0.5)  # 3 blocks of 2 summands
 

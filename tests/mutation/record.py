@@ -92,7 +92,7 @@ class Recorder:
                 self._add(lines)
             return [answer for answer, _ in answers]
 
-        Pool.run = run  # type: ignore[method-assign]
+        Pool.run = run  # type: ignore[method-assign, assignment] # it is called as the method is
 
 
 def _plain(nodeid: str) -> str:

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import sys
+from typing import Any
 
 import attrs
 import cloudpickle
@@ -57,7 +58,7 @@ class Backwards(Llama3):
     def forward(self, tokens, positions=None):
         x = self.tok_embeddings(tokens)
         turns = self.rope(tokens, positions, x.dtype)
-        for block in reversed(self.layers.values()):
+        for block in reversed([*self.layers.values()]):
             x = block(x, positions, turns)
         return self.output(self.norm(x))
 
@@ -66,7 +67,8 @@ class SeesFirst:
     """Mixed into a block: called with what the embedding returned, too."""
 
     def forward(self, x, documents, turns, first):
-        return super().forward(x + first, documents, turns)
+        plain: Any = super()
+        return plain.forward(x + first, documents, turns)
 
 
 class Original(Llama3):
@@ -243,11 +245,11 @@ class Swaps(gpipe.GPipe):
 class Undriven(gpipe.GPipe):
     """Divides layers, and leaves the micro-batches to the core."""
 
-    forward_backward = None
+    forward_backward: Any = None
 
 
 class Unclaimed(gpipe.GPipe):
-    claims = ()
+    claims: Any = ()
 
 
 REFUSED = {

@@ -1,6 +1,7 @@
 """Experts' balance: every token counted once, however a step is cut, recomputed, compiled and spread over ranks."""
 
 import math
+from typing import Any
 
 import attrs
 import pytest
@@ -195,7 +196,7 @@ class Net(nn.Module):
 
 def strange():
     with torch.device("meta"):
-        net = Net()
+        net: Any = Net()
     axes = {"first.weight": (None, None), "first.bias": (None,)}
     init = {"first.*": Normal(1.0), "gates.*.counts": ones, "gates.*.*": zeros}
     applied = plait.apply(net, plait.ModelSpec(axes, init=init, routers=["gates.*"]))

@@ -1,6 +1,7 @@
 """A module has the forwards of all that were mixed in, or the one that would undo another is refused by name."""
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from plait import PlaitError, mix_in, transform_param
 
 class Adds:
     def forward(self, x):
-        return super().forward(x) + 1
+        plain: Any = super()
+        return plain.forward(x) + 1
 
 
 class Doubles:
@@ -21,7 +23,7 @@ class Doubles:
         return 2 * self._plain(x)
 
     def _plain(self, x):
-        plain = super()
+        plain: Any = super()
         return plain.forward(x)
 
 
@@ -36,7 +38,8 @@ def passing(method):
 class Decorated:
     @passing
     def forward(self, x):
-        return super().forward(x) - 1
+        plain: Any = super()
+        return plain.forward(x) - 1
 
 
 class Replaces:
@@ -52,7 +55,8 @@ class Guards:
     """Without a forward."""
 
     def __call__(self, x):
-        return super().__call__(x) + 100
+        plain: Any = super()
+        return plain.__call__(x) + 100
 
 
 class Grabs:

@@ -1,6 +1,7 @@
 """Parameters as DTensors with ties kept, and which dim data-parallel ranks divide. One process, simulated ranks."""
 
 import math
+from typing import Any
 
 import attrs
 import pytest
@@ -26,16 +27,16 @@ class Tied(nn.Module):
 
 def test_parameters_become_dtensors_and_ties_stay():
     with torch.device("meta"):
-        model = Tied()
+        model: Any = Tied()
     before = model.norm.weight
     with simulated(4):
         mesh = Mesh(join_axes([("test", [MeshAxis("tp", 4)])], 4), "cpu")["tp"]
         placements = {"embedding.weight": Shard(0), "head.weight": Shard(1), "norm.bias": Replicate()}
         distribute_params(model, mesh, placements)
         assert model.head.weight is model.embedding.weight
-        assert isinstance(model.embedding.weight, nn.Parameter)
         assert model.embedding.weight.data.placements == (Shard(0),)  # of the first name
         assert model.embedding.weight.to_local().shape == (2, 4)
+        assert isinstance(model.embedding.weight, nn.Parameter)
         assert isinstance(model.norm.bias.data, DTensor)
         assert not model.norm.bias.requires_grad
         assert model.norm.weight is before
@@ -55,7 +56,7 @@ class Three(Tied):
 @pytest.mark.parametrize("said", ["embedding.weight", "head.weight", "third.weight", "again.head.weight"])
 def test_one_name_of_a_tied_parameter_moves_all_of_them(said):
     with torch.device("meta"):
-        model = Three()
+        model: Any = Three()
     with simulated(4):
         mesh = Mesh(join_axes([("test", [MeshAxis("tp", 4)])], 4), "cpu")["tp"]
         distribute_params(model, mesh, {said: Shard(0)})

@@ -82,7 +82,8 @@ def test_a_bound_group_is_split_once() -> None:
 
 @pytest.mark.parametrize("rank", range(4))
 def test_axes_of_one_rank_are_meshes_like_others(rank: int) -> None:
-    axes = [COPIES, BATCH, MeshAxis("tp", 2), MeshAxis("data", 1), MeshView("experts", [MeshAxis("ep", 1)])]
+    view = MeshView("experts", [MeshAxis("ep", 1)])
+    axes: list[MeshAxis | MeshView] = [COPIES, BATCH, MeshAxis("tp", 2), MeshAxis("data", 1), view]
     with simulated(4, rank):
         mesh = Mesh(join_axes([("test", axes)], 4), "cpu")
         for name in ("dp_replicate", "data", "ep", "experts.dp_replicate", "experts.data"):

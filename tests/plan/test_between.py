@@ -62,14 +62,21 @@ def made(bytes_, levels):
     return [Pieces(None, [], {}, [("embed", "")] * 2, operators, *arrays, {}, ())]
 
 
+def of_one(mix):
+    pieces = between(mix, "the layout")
+    assert pieces is not None
+    (found,) = pieces
+    return found
+
+
 def test_figures_of_a_step_between_are_weighted_and_never_negative():
     one = made([[8, 0, 4], [1, 2, 3]], [[4, 0, 0, 0], [0, 0, 0, 8]])
     other = made([[0, 8, 4], [1, 2, 3]], [[0, 0, 0, 0], [16, 0, 0, 0]])
-    (found,) = between([(0.25, one), (0.75, other)], "the layout")
+    found = of_one([(0.25, one), (0.75, other)])
     assert found.layout == "the layout"
     assert np.array_equal(found.fixed, [[2, 6, 4], [1, 2, 3]])
     assert np.array_equal(found.levels, [[1, 0, 0, 0], [12, 0, 0, 2]])
-    (beyond,) = between([(1.5, one), (-0.5, other)], "the layout")
+    beyond = of_one([(1.5, one), (-0.5, other)])
     assert np.array_equal(beyond.fixed, [[12, 0, 4], [1, 2, 3]])
     assert between([(0.5, one), (0.5, [attrs.evolve(other[0], parts=[("head", "")] * 2)])], "the layout") is None
 

@@ -1,5 +1,7 @@
 """Plans and pieces are kept for a process's next question, and never serve another one."""
 
+import functools
+
 import attrs
 import pytest
 
@@ -35,7 +37,7 @@ def test_the_oldest_plan_is_forgotten_when_there_are_too_many(monkeypatch: pytes
     monkeypatch.setattr(engine, "_steps", {})
     run, made = check(compose(SMALL), 1), []
     for name in "abacba":
-        engine._once([name], run.config, run.assembly, [], lambda name=name: made.append(name))
+        engine._once([name], run.config, run.assembly, [], functools.partial(made.append, name))
     assert made == ["a", "b", "c", "a"]
 
 

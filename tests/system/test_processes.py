@@ -27,6 +27,7 @@ os._exit(0)
 def test_a_helper_ends_with_its_parent():
     with subprocess.Popen([sys.executable, "-c", LEAVES_A_HELPER], stdout=subprocess.PIPE) as parent:
         assert parent.wait() == 0
+        assert parent.stdout is not None
         ended, _, _ = select.select([parent.stdout], [], [], 3)
         assert ended, "the helper still holds the parent's output"
         assert os.read(parent.stdout.fileno(), 99) == b""

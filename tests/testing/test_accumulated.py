@@ -1,5 +1,7 @@
 """What moves in a step of several micro-batches: a strategy says which collectives a step has once."""
 
+from typing import ClassVar
+
 import pytest
 
 from plait.testing import Collective, Layout, StrategySuite
@@ -50,7 +52,7 @@ class Ghost:
 class Ghostly(StrategySuite):
     strategy, axes = "ghost", ("ghost",)
     layouts = {"two": Layout(2)}  # noqa: RUF012
-    once_a_step = ("all_reduce",)
+    once_a_step: ClassVar[tuple[str, ...]] = ("all_reduce",)
 
     def collectives(self, size, degree):
         return [Collective("all_reduce", "ghost", size.tensors, size.elements)]

@@ -1,6 +1,7 @@
 """The learning rate by step, and what an optimizer is made of."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -55,7 +56,8 @@ def test_fused_where_the_device_has_it():
 def test_the_fastest_kernels_that_work_are_taken(works):
     slower = ["fused", "foreach", "loop"]
     node = {"_target_": f"{STRANGE}.Choosy", "lr": 0.1, "works": slower[slower.index(works) :], "fused": None}
-    assert make_optimizer(node, params()).kernels == works
+    made: Any = make_optimizer(node, params())
+    assert made.kernels == works
 
 
 def test_kernels_that_are_asked_for_are_never_dropped():
@@ -127,4 +129,5 @@ def test_bad_options_are_named_before_there_are_ranks(node, about):
     with raises_about(*about):
         check_optimizer(node, model.parameters())
     check_optimizer({"_target_": "torch.optim.SGD", "lr": 0.1, "fused": True}, model.parameters())
-    check_optimizer({"_target_": "torch.optim.Muon", "lr": 0.1, "fused": None}, [model[0].weight])
+    (weight, _), _ = (list(layer.parameters()) for layer in model)
+    check_optimizer({"_target_": "torch.optim.Muon", "lr": 0.1, "fused": None}, [weight])

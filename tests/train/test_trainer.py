@@ -4,6 +4,7 @@ import gc
 import signal
 import time
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -31,12 +32,13 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
     from plait.train import step_metrics
     from plait.train import trainer as module
 
-    found = {"after_step": [], "validated": [], "collecting": [], "collected": []}
+    found: dict[str, Any] = {"after_step": [], "validated": [], "collecting": [], "collected": []}
     watched = whole_run.Rows(lambda step: trainer.ask_to_stop(signal.SIGTERM) if step == ask else None)
     found["rows"] = watched.rows
     trainer = module.Trainer(node, RunFolder(folder), lambda text: None, [watched])
     found["deterministic"] = torch.are_deterministic_algorithms_enabled()
-    found["filled"] = torch.utils.deterministic.fill_uninitialized_memory
+    kernels: Any = torch.utils.deterministic
+    found["filled"] = kernels.fill_uninitialized_memory
     trainer.restore()
     now = (lambda: clock[dist.get_rank()] * trainer.step) if clock else time.monotonic
     trainer.checkpoints._saved_at = now()
@@ -77,7 +79,7 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
         finally:
             gc.callbacks.remove(collected)
             torch.use_deterministic_algorithms(False)
-            torch.utils.deterministic.fill_uninitialized_memory = True
+            kernels.fill_uninitialized_memory = True
     return found
 
 

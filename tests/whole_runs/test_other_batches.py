@@ -120,8 +120,8 @@ def test_every_share_of_a_stream_goes_on_whatever_the_batch(plait_ranks, tmp_pat
     assert Store.read(store.path_of(6)).data["samples"] == 38
     monkeypatch.setattr("plait.data.stream.DEPTH", 8)
     for index, share in enumerate(taken):
-        options = {"name": "json", "data_files": str(text), "shuffle_buffer": 5, "validation_documents": 0}
-        undisturbed = Hf(**options).open(seq_len=16, seed=0, global_batch_size=38, dp=(index, 2))
+        whole = Hf(name="json", data_files=str(text), shuffle_buffer=5, validation_documents=0)
+        undisturbed = whole.open(seq_len=16, seed=0, global_batch_size=38, dp=(index, 2))
         assert share == rows(undisturbed.train(0)), f"share {index}"
     assert taken[0] != taken[1]
     with pytest.raises(

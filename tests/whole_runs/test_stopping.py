@@ -11,6 +11,7 @@ import termios
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,10 @@ def stopped_at(node, folder, ask):
     from plait.records.run_folder import RunFolder
     from plait.train.trainer import Trainer
 
-    asks = lambda step: trainer.ask_to_stop(signal.SIGHUP) if step == ask and dist.get_rank() == 1 else None  # noqa: E731
+    def asks(step: int) -> None:
+        if step == ask and dist.get_rank() == 1:
+            trainer.ask_to_stop(signal.SIGHUP)
+
     seen = whole_run.Rows(asks)
     trainer = Trainer(node, RunFolder(folder), lambda text: None, [seen])
     trainer.restore()
@@ -74,7 +78,7 @@ def test_a_step_off_the_interval_is_saved_when_one_rank_is_asked_to_stop(plait_r
 
 def begin(folder, *overrides, terminal=None, **env):
     """`plait train` in a session of its own; terminal: the end of a terminal that is to be its own."""
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     if terminal is not None:
         take = lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # noqa: E731
         options = {"stdin": terminal, "stdout": terminal, "stderr": terminal, "preexec_fn": take}

@@ -1,6 +1,7 @@
 """The model computes what GPT-2 computes, and strategies train it as one process does."""
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -34,11 +35,12 @@ def test_the_logits_of_transformers():
     with torch.no_grad():
         for param in ours.parameters():
             param.normal_(0, 0.3)
-        there = theirs.transformer
+        there: Any = theirs.transformer
         there.wte.weight.copy_(ours.tokens.weight)
         there.wpe.weight.copy_(ours.places.weight)
         pairs = [(there.ln_f, ours.norm)]
-        for block, own in zip(there.h, ours.blocks, strict=True):
+        blocks: Any = ours.blocks
+        for block, own in zip(there.h, blocks, strict=True):
             pairs += [(block.ln_1, own.norm1), (block.ln_2, own.norm2)]
             fused = (own.attention.q, own.attention.k, own.attention.v)
             block.attn.c_attn.weight.copy_(torch.cat([w.weight.T for w in fused], 1))

@@ -2,6 +2,7 @@
 
 import itertools
 from types import SimpleNamespace
+from typing import Any
 
 import attrs
 import pytest
@@ -16,7 +17,7 @@ from plait_autoparallel.advisor.program import Choice, Problem, Program, Step
 from plait_autoparallel.solve import Segment
 
 SIZE = 2**20  # of the MLP's tensors: rows and columns
-CPU = planning.cluster_of(compose(["strategy=[]", "cluster=cpu"]).cluster)
+CPU: Any = planning.cluster_of(compose(["strategy=[]", "cluster=cpu"]).cluster)
 
 
 def links(degrees=(2,)):

@@ -23,5 +23,5 @@ HELD = SimpleNamespace(tensors={"weight": ParamPlacement(None, (8, 8), (("dp_sha
     ],
 )
 def test_every_required_axis_divides_and_no_forbidden_one(require, forbid, placed):
-    given = ({"weight": names} if names else {} for names in (require, forbid))
-    assert Constraints({}, *given, ModelSpec({}), {}, 8).placed(HELD, LAYOUT) == placed
+    wanted, unwanted = ({"weight": names} if names else {} for names in (require, forbid))
+    assert Constraints({}, wanted, unwanted, ModelSpec({}), {}, 8).placed(HELD, LAYOUT) == placed

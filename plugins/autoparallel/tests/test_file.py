@@ -1,6 +1,7 @@
 """A plan's file: what it must say, and for whom it is."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -10,7 +11,7 @@ from plait.testing import raises_about
 from plait_autoparallel import decide, file
 
 BLOCKS = ["layers.0", "layers.1"]
-GOOD = {
+GOOD: dict[str, Any] = {
     "version": 1,
     "run": {"model": "m", "parameters": 10, "world": 2},
     "decision": {

@@ -24,9 +24,9 @@ def made_up(seed, kinds):
         ways = zip(MODES, seconds, kept, most, strict=True)
         none = 0.0, (0.0, 0.0)  # what only stages need
         blocks.append({m: planning.BlockCost(float(s), float(k), ahead, float(b), *none) for m, s, k, b in ways})
-    sizes = [float(x) * 2**20 for x in random.uniform(0, 200, 6)]
+    one, two, three, four, five, _ = (float(x) * 2**20 for x in random.uniform(0, 200, 6))
     gradients = tuple(float(g) * 2**20 for g in random.uniform(0, 20, kinds))
-    return planning.Price(tuple(blocks), gradients, 1.5, 0.25, 0.125, *sizes[:5], 0.0)
+    return planning.Price(tuple(blocks), gradients, 1.5, 0.25, 0.125, one, two, three, four, five, 0.0)
 
 
 def best_of_all(price, segments, micro, capacity):

@@ -84,7 +84,9 @@ def test_axes_that_blocks_do_not_wait_for_may_cross_nodes():
 
     config = compose(["strategy=[]", *TINY])
     run = assemble(config, 4, device_type="cpu").run
-    cluster = attrs.evolve(planning.cluster_of(config.cluster), node=2)
+    here = planning.cluster_of(config.cluster)
+    assert here is not None
+    cluster = attrs.evolve(here, node=2)
     layouts, _ = planning.compositions(run, {n: s for n, s in planning.offering(run).items() if n in NAMES})
     inside = {tuple(sorted(large(c).items())) for c in layouts if _inside(c, cluster)}
     assert {(("pp", 4),), (("dp_shard", 4),), (("dp_replicate", 4),)} <= inside

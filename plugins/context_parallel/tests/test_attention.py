@@ -1,6 +1,7 @@
 """What attention computes on divided sequences, what it sends, and how much memory its scores take."""
 
 import sys
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -32,7 +33,7 @@ def test_documents_do_not_see_each_other(plait_ranks, model, method):
         assert apart(result.losses, expected.losses)[0] <= 1e-9
 
 
-MOE = {
+MOE: dict[str, dict[str, Any]] = {
     "cp 4": {"context_parallel": {"degree": 4}},
     "cp 2 x ep 4": {"context_parallel": {"degree": 2, "method": "ring"}, "expert_parallel": {"degree": 4}},
     "cp 2 x tp 2 x ep 2": {

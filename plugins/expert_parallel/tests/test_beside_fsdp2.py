@@ -1,6 +1,7 @@
 """fsdp2 gathers experts as a unit of their own: as often as need be, whatever its options and recomputation."""
 
 import functools
+from typing import Any, cast
 
 import attrs
 import pytest
@@ -59,7 +60,7 @@ def test_same_training(plait_ranks, model, options, remat):
 
 
 def held(model, strategies):
-    params = Trial(model).apply(strategies).parts[0].named_parameters()
+    params: Any = Trial(model).apply(strategies).parts[0].named_parameters()
     return {name: p.to_local().numel() for name, p in params if "people" in name}
 
 
@@ -98,10 +99,10 @@ class Started(Town):
 def units():
     """FQNs of the modules of each of fsdp2's groups."""
     (model,) = Trial(Started).apply({"fsdp2": {}, "expert_parallel": {"degree": 2}}).parts
-    found = {}
+    found, shard = {}, cast(Any, fully_shard)
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
-            found.setdefault(id(fully_shard.state(module)), []).append(name)
+            found.setdefault(id(shard.state(module)), []).append(name)
     return sorted(found.values())
 
 

@@ -37,7 +37,8 @@ def stored(rank: int, reshard: bool, copies: bool, mode: Any) -> dict[str, list[
                 shard_placement_fn=lambda param: Shard(1 if param.shape == (3, 8) else 0),
             )
         found = {}
-        for param in fully_shard.state(model)._fsdp_param_group.fsdp_params:
+        shard: Any = fully_shard
+        for param in shard.state(model)._fsdp_param_group.fsdp_params:
             sizes = (param.sharded_size, param.padded_sharded_param_size, param.contiguous_sharded_stride)
             after = getattr(param, "sharded_post_forward_size", None)
             found[param._module_info.param_name] = [param._sharded_param_data, *sizes, after]

@@ -203,4 +203,6 @@ def test_operations_of_experts_are_those_that_a_token_visits():
     spec = adapt(Lora(rank=4, targets=["ffn"]), model, whole)
     stacked = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name and p.dim() == 3)
     others = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name and p.dim() == 2)
+    assert spec.flops is not None
+    assert whole.flops is not None
     assert spec.flops(0) == whole.flops(0) * 2 // 3 + 6 * (stacked * 2 // 8 + others)

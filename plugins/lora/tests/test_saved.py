@@ -56,7 +56,7 @@ def trained(plait_ranks, tmp_path):
             (folder / "versions.json").write_text("{}")
         return plait_ranks.run(job, node, folder, steps, export, world=world)[0]
 
-    run.folder = tmp_path
+    run.folder = tmp_path  # type: ignore[attr-defined] # where the runs are
     return run
 
 

@@ -1,6 +1,8 @@
 """What is in the graphs: how many collectives, what backward does once more, and that one set of graphs serves all."""
 
 import functools
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -39,8 +41,12 @@ def step(options, **of_trial):
     from plait_simplefsdp.report import Report
 
     found, add = {}, Report.add
-    Report.add = lambda self, report: (found.update({report["graph"]: report}), add(self, report))
-    try:
+
+    def noted(self: Any, report: dict[str, Any]) -> None:
+        found[report["graph"]] = report
+        add(self, report)
+
+    with mock.patch.object(Report, "add", noted):
         trial = Trial(**{"model": Chain, "dtype": "float32", "compile": "aot_eager", **of_trial})
         applied = trial.apply({"simplefsdp": options})
         tokens, _ = trial.batch(0)
@@ -50,8 +56,6 @@ def step(options, **of_trial):
         if not options:
             with torch.no_grad():
                 applied.parts[0](tokens[:2])
-    finally:
-        Report.add = add
     return found, sum(kept.values())
 
 

@@ -1,6 +1,7 @@
 """What axes do not tell is refused, or right; it is never wrong in silence."""
 
 import sys
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -104,7 +105,7 @@ class OwnNorm(nn.Module):
 class OwnNormed(Normed):
     def __init__(self):
         super().__init__()
-        self.norm = OwnNorm()
+        self.norm: Any = OwnNorm()
 
 
 class Slope(nn.Module):
