@@ -60,7 +60,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 def bytes_read() -> int:
     """By this process, through system calls, since it began."""
-    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])  # type: ignore[index]
+    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
 
 
 def state_of(applied: Any, optimizer: Any) -> dict[str, torch.Tensor]:

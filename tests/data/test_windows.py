@@ -153,7 +153,7 @@ def test_windows_that_do_not_agree_are_joined_later(
 
     def counted(made: object, window: windows.Window) -> windows.Part:
         again.append(window)
-        return exactly(made, window)  # type: ignore[arg-type]
+        return exactly(made, window)
 
     monkeypatch.setattr(windows, "encode_exactly", counted)
     content = "a" * 12_345 + words(lambda draw: " ") + " " + "a" * 25_001 + words(lambda draw: " ")

@@ -25,7 +25,7 @@ def both(argv: list[str], make: Any) -> tuple[Any, Any]:
     found: list[tuple[Any, Any]] = []
 
     def task(cfg: Any) -> None:
-        found.append(tuple(OmegaConf.to_container(c, resolve=False) for c in (cfg, HydraConfig.get())))  # type: ignore[arg-type]
+        found.append(tuple(OmegaConf.to_container(c, resolve=False) for c in (cfg, HydraConfig.get())))
 
     with loading(make), mock.patch("sys.argv", ["plait", *argv]):
         hydra.main(config_path=CONFIG, config_name="train", version_base="1.3")(task)()

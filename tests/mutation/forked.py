@@ -57,7 +57,7 @@ def be_pytest(argv: list[str], cwd: Path, env: Mapping[str, str], out: int, err:
         sys.path[:0] = env["PYTHONPATH"].split(os.pathsep)
         importlib.invalidate_caches()
         # the ranks' fork server is the parent's child: nobody here can wait for it
-        forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign, attr-defined] # in this process alone
+        forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign] # in this process alone
         _start_commands_from_here()
         import pytest
 

@@ -61,7 +61,7 @@ def write(page: Path, found: Found, seed: int, commit: str) -> None:
     page.write_text(page.read_text().split(MARK)[0] + "\n".join(lines))
 
 
-def _counts(rows, of) -> list[str]:  # type: ignore[no-untyped-def]
+def _counts(rows, of) -> list[str]:
     table: dict[str, Counter[str]] = {}
     for mutant, what in rows:
         table.setdefault(of(mutant), Counter())[what] += 1

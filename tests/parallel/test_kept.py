@@ -105,7 +105,10 @@ def deletes(model):
 
 
 def compiles(model):
-    model.norm.forward = torch.compile(torch.nn.Identity(), backend="eager")
+    def same(x):
+        return x
+
+    model.norm.forward = torch.compile(same, backend="eager")
 
 
 def note(module, args):

@@ -140,7 +140,7 @@ def test_a_trace_makes_the_folders_that_it_needs(tmp_path: Path) -> None:
 def test_a_block_that_is_compiled_while_it_is_traced(tmp_path: Path) -> None:
     net = model()
     net[1].compile(backend="aot_eager", fullgraph=True)  # the hooks are inside this graph
-    net[2].forward = torch.compile(net[2].forward, backend="aot_eager", fullgraph=True)  # type: ignore[method-assign]
+    net[2].forward = torch.compile(net[2].forward, backend="aot_eager", fullgraph=True)
     conf = Profile(enabled=True, start=1, steps=2)
     train(net, Profiler(conf, tmp_path, 0, parts(net), "cpu"), range(1, 4))
     names = [e["name"] for e in trace(tmp_path, "step-1-2-rank0.json")]

@@ -137,7 +137,7 @@ def test_who_chose_an_interface_keeps_it() -> None:
         assert os.environ["NCCL_SOCKET_IFNAME"].removeprefix("=") in NAMES & {"lo", "lo0"}
 
 
-def test_ranks_of_the_test_pool_listen_on_loopback(plait_ranks) -> None:  # type: ignore[no-untyped-def]
+def test_ranks_of_the_test_pool_listen_on_loopback(plait_ranks) -> None:
     for interface, sockets in plait_ranks.run(_interface_and_sockets, world=2):
         assert interface in NAMES & {"lo", "lo0"}
         assert all(is_loopback(address) for _, address in sockets)

@@ -62,7 +62,7 @@ class Reader(dcp.FileSystemReader):
             raise PlaitError(f"the checkpoint {path} cannot be read: its {METADATA} is refused, since {why}") from None
         self.shapes = {key: tuple(entry.size) for key, entry in entries.items()}
 
-    def read_metadata(self) -> Metadata:  # type: ignore[override]  # given **kwargs, torch would try further files
+    def read_metadata(self) -> Metadata:  # given **kwargs, torch would try further files
         return self.metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

@@ -67,7 +67,7 @@ def _rows(files: Files, one: str, other: str) -> Iterable[tuple["Tensor", "Tenso
             return
         step = max(1, ELEMENTS // max(1, math.prod(shape[1:])))
         for at in range(0, shape[0], step):
-            yield tuple(f.get_slice(name)[at : at + step] for f, name in ((left, one), (right, other)))  # type: ignore[misc]
+            yield tuple(f.get_slice(name)[at : at + step] for f, name in ((left, one), (right, other)))
 
 
 def _whole(files: Files, parts: Mapping[str, WeightPart], shape: Sequence[int]) -> "Tensor":

@@ -19,7 +19,7 @@ def check_arguments(argv: list[str]) -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parser = get_args_parser()
-    parser.error = _refuse  # type: ignore[method-assign, assignment] # it would print the usage, and exit
+    parser.error = _refuse  # type: ignore[method-assign] # it would print the usage, and exit
     given = parser.parse_args(argv)
     for override in OverridesParser.create().parse_overrides(given.overrides):
         key, group = override.key_or_group, override.key_or_group.partition("@")[0]

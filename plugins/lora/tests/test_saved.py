@@ -30,7 +30,7 @@ def job(node, folder, steps, export):
     seen = whole_run.Rows()
     trainer = Trainer(node, RunFolder(folder), lambda text: None, [seen])
     start = trainer.restore()
-    trainer.config.train.steps = steps
+    trainer.config = trainer.config.with_value("train.steps", steps)
     trainer.fit()
     rows = [(row["step"], row["loss"], row["grad_norm"]) for row in seen.rows]
     if export:

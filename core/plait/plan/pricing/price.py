@@ -303,7 +303,7 @@ class _PricedTrace:
 
 
 def _scaled(pieces: Pieces, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return tuple((pieces.fixed + rows * pieces.more).T)  # type: ignore[return-value]
+    return tuple((pieces.fixed + rows * pieces.more).T)
 
 
 def _indices(pieces: Pieces) -> dict[Any, list[int]]:

@@ -57,7 +57,7 @@ class StageStep:
     def reserved(self) -> tuple[int, int]:
         levels = [level for _, level in self._put_together(self.found.pool_levels(), 0)]
         peaks = sum(max(each) for each in zip(*levels, strict=True))
-        return tuple(peaks + gap for gap in self.found.gaps())  # type: ignore[return-value]
+        return tuple(peaks + gap for gap in self.found.gaps())
 
     def _put_together(self, found: list[tuple[int, Level]], buffers: int) -> list[tuple[int, Level]]:
         """buffers: the index of the kind, or stream, that holds what is received."""

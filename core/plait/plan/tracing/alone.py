@@ -110,7 +110,7 @@ class _Stage:
                 self.owner.hold("streams", result.detach())
 
     def backward(self, micro: int, *_: Any) -> None:
-        torch.autograd.backward([self._results.pop(micro)], self._of(micro))  # type: ignore[arg-type]
+        torch.autograd.backward([self._results.pop(micro)], self._of(micro))
         if not self.is_first:
             stream = self.streams[micro]
             self._pass(stream.grad)

@@ -4,6 +4,8 @@ Zigzag gives rank r of R the stretches r and 2R - 1 - r of 2R: an early and a la
 then have the same number of pairs to compute; in contiguous order the last rank has most of them.
 """
 
+from typing import Any
+
 import attrs
 import torch
 from torch import Tensor
@@ -20,9 +22,9 @@ class Order:
     name: str
 
     @classmethod
-    def on(cls, axis: object, name: str) -> "Order":
+    def on(cls, axis: Any, name: str) -> "Order":
         """axis: 1-D DeviceMesh."""
-        return cls(axis.size(), axis.get_local_rank(), name)  # type: ignore[attr-defined]
+        return cls(axis.size(), axis.get_local_rank(), name)
 
     @property
     def parts(self) -> int:

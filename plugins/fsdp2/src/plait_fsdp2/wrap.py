@@ -122,14 +122,14 @@ def _reduce_by_sum(model: nn.Module) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum, which torch takes otherwise
 
 
-def _prefetch(units: list[list[nn.Module]], ahead: int) -> None:
+def _prefetch(units: list[list[Any]], ahead: int) -> None:
     """When a unit starts, gathers what it will need inside, then the next units with what they need inside."""
     for i, (first, *inner) in enumerate(units):
         after, before = units[i + 1 : i + 1 + ahead], units[max(i - ahead, 0) : i][::-1]
         forward = [*inner, *(module for unit in after for module in unit)]
         backward = [*inner[::-1], *(module for first, *inside in before for module in (first, *inside[::-1]))]
-        first.set_modules_to_forward_prefetch(forward)  # type: ignore[operator]
-        first.set_modules_to_backward_prefetch(backward)  # type: ignore[operator]
+        first.set_modules_to_forward_prefetch(forward)
+        first.set_modules_to_backward_prefetch(backward)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -168,8 +168,8 @@ def _attach(module: nn.Module, fqn: str, name: str, scale: float) -> None:
         linear.lora_scale = scale
         mix_in(module, Adapted)
         return
-    names = tuple(each.rpartition(".")[2] for each in pair(fqn))
-    transform_param(module, name, SeesAdapter(module, names, scale))  # type: ignore[arg-type]
+    down, up = (each.rpartition(".")[2] for each in pair(fqn))
+    transform_param(module, name, SeesAdapter(module, (down, up), scale))
 
 
 def _in_blocks(fqn: str, spec: ModelSpec) -> str:

@@ -43,7 +43,8 @@ class Collective:
     @property
     def nbytes(self) -> int:
         """Of the larger side: what all ranks gather together, or what each has summed."""
-        return size(self.start.args[0] if self.kind == SCATTER else self.start)  # type: ignore[arg-type]
+        sent: Any = self.start.args[0]
+        return size(sent if self.kind == SCATTER else self.start)
 
 
 def every(graph: Graph) -> list[Collective]:

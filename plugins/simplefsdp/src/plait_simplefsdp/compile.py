@@ -51,7 +51,7 @@ def compile_whole(options: "SimpleFsdp", model: nn.Module, mesh: Mesh, spec: Mod
     else:
         made = _of_aot(partition, planner, report.add)
     whole = torch.compile(model.forward, backend=made, fullgraph=True)
-    model.forward = _of_any_size(whole)  # type: ignore[method-assign]
+    model.forward = _of_any_size(whole)
     return model
 
 

@@ -67,7 +67,7 @@ class _Builder:
     def __call__(self, target: Any, *args: Any) -> Node:
         node = self.graph.call_function(target, args)
         node.meta |= self.meta
-        given = torch.fx.node.map_arg(args, lambda n: n.meta["val"])  # type: ignore[arg-type]
+        given = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
         values = itertools.chain.from_iterable(a if isinstance(a, list | tuple) else [a] for a in given)
         modes = [v.fake_mode for v in values if hasattr(v, "fake_mode")]
         with modes[0]:

@@ -57,7 +57,7 @@ def shard(model: nn.Module, mesh: Mesh, spec: ModelSpec, precision: Precision) -
             module._parameters[name] = made
             transform_param(module, name, whole)
     if tied:
-        model.forward = _forgetting(model.forward, tied)  # type: ignore[method-assign]
+        model.forward = _forgetting(model.forward, tied)
 
 
 class Once:

@@ -29,12 +29,14 @@ class FirstForward:
         try:
             result = plain.__call__(*args, **kwargs)
         except RuntimeError as error:
-            outside = stream is not None and stream.last and not stream.inside and not stream.ended
+            if stream is None:
+                raise
+            outside = stream.last and not stream.inside and not stream.ended
             said = (str(error).splitlines() or [""])[0]
             if not outside or type(error) is not RuntimeError or LIBRARY.search(said):  # out of memory is another type
                 raise
             raise PlaitError(
-                f"the model's forward fails after {stream.last!r}, outside branches: {said}; with {SEQUENCE}=true a "  # type: ignore[union-attr]
+                f"the model's forward fails after {stream.last!r}, outside branches: {said}; with {SEQUENCE}=true a "
                 "rank has its share of the positions there, so what meets the stream must be what a module returns; "
                 f"{SEQUENCE}=false gives each rank all of them"
             ).at(SEQUENCE, True, fits=(False,)) from error

@@ -128,9 +128,16 @@ def _in(fqn: str, branch: str) -> bool:
     return fqn == branch or fqn.startswith(f"{branch}.")
 
 
+def _held(module: nn.Module, name: str) -> nn.Parameter:
+    """The parameter itself, without what transforms make of it."""
+    param = module._parameters[name]
+    assert param is not None
+    return param
+
+
 def _contracts(module: nn.Module, name: str, place: ParamPlacement) -> bool:
     """Whether this is a matrix of which a rank has some columns, so that its result is a summand of the whole."""
-    dims = module._parameters[name].dim()  # type: ignore[union-attr]
+    dims = _held(module, name).dim()
     return place.dim is not None and place.dim == dims - 1 > 0
 
 
@@ -179,7 +186,7 @@ def _join(
 
     Integers are ids: they are looked up, and are the same on all ranks. Floats are the stream.
     """
-    name = next((n for n, p in places.items() if p.axis and module._parameters[n].dim() > 1), None)  # type: ignore[union-attr]
+    name = next((n for n, p in places.items() if p.axis and _held(module, n).dim() > 1), None)
     if name is None:
         if not any(module.children()):
             looks_up = isinstance(module, nn.Embedding)  # whatever comes first: some are called with a mask
@@ -188,7 +195,7 @@ def _join(
             )
     elif places[name].axis == "vocab" and places[name].dim == 0:
         divide_head(module, stream.axis)
-        look_up_in_part(module, module._parameters[name].shape[0], stream.axis)  # type: ignore[union-attr]
+        look_up_in_part(module, _held(module, name).shape[0], stream.axis)
         wrap_forward(
             module,
             fqn,
@@ -198,7 +205,7 @@ def _join(
             ),
         )
     else:
-        width = module._parameters[name].shape[-1]  # type: ignore[union-attr]
+        width = _held(module, name).shape[-1]
         if _contracts(module, name, places[name]):
             width //= stream.axis.size()
             wrap_forward(module, fqn, lambda x: wide(x, width, fqn), lambda y, x: stream.leave(y, fqn))

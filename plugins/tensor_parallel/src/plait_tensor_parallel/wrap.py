@@ -25,7 +25,7 @@ def wrap_forward(
 
     def change(module: nn.Module, args: Any, kwargs: Any) -> Any:
         x = args[0] if args else kwargs[name]
-        moved = before(x)  # type: ignore[misc]
+        moved = before(x)  # type: ignore[misc] # registered only if it is there
         for key, other in (*enumerate(args, 1), *kwargs.items()):
             if other is not x:
                 for each in other if isinstance(other, tuple | list) else (other,):
@@ -38,8 +38,8 @@ def wrap_forward(
     def found(module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
         x = args[0] if args else kwargs[name]
         if isinstance(result, tuple):
-            return (after(result[0], x), *result[1:])  # type: ignore[misc]
-        return after(result, x)  # type: ignore[misc]
+            return (after(result[0], x), *result[1:])  # type: ignore[misc] # registered only if it is there
+        return after(result, x)  # type: ignore[misc] # registered only if it is there
 
     if before is not None:
         module.register_forward_pre_hook(change, with_kwargs=True)

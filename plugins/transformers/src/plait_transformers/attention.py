@@ -35,7 +35,8 @@ def attend(
     """
     extra = {"scale": scaling, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
     given = {name: what for name, what in extra.items() if what is not None}
-    return module.inner(query, key, value, attention_mask, **given).transpose(1, 2), None  # type: ignore[operator]
+    inner: Any = module.inner
+    return inner(query, key, value, attention_mask, **given).transpose(1, 2), None
 
 
 def register() -> None:

@@ -54,7 +54,8 @@ class Decoder:
 
     def export_files(self) -> dict[str, str]:
         """What `from_pretrained` needs beside the weights: config.json, and the tokenizer of the folder."""
-        dtype = str(next(self.parameters()).dtype).removeprefix("torch.")  # type: ignore[attr-defined]
+        model: Any = self
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         return beside(self.source, {**self.kept, "architectures": [self.architecture], "dtype": dtype})
 
     def weight_parts(self) -> dict[str, WeightPart]:

@@ -38,16 +38,16 @@ class Uniform:
         return tensor.uniform_(self.low, self.high, generator=generator)
 
 
-def recorded(model: nn.Module) -> dict[str, Fill]:
+def recorded(model: Any) -> dict[str, Fill]:
     """FQN -> how `model`, on any device, fills that parameter or buffer. Values are not changed."""
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     recorder = _Recorder({id(tensor): fqn for fqn, tensor in named.items()})
     with torch.no_grad(), recorder, torch.device("cpu"):
         for module in reversed(list(model.modules())):  # as transformers does: a parent after its children
-            model._init_weights(module)  # type: ignore[operator]
+            model._init_weights(module)
     missing = [fqn for fqn in named if fqn not in recorder.fills]
     if missing:
-        kind = model.config.model_type  # type: ignore[union-attr]
+        kind = model.config.model_type
         raise PlaitError(
             f"how {kind} initialises {missing[0]!r} is not known: its `_init_weights` does not fill it in a way that "
             "can be repeated row by row"
@@ -95,7 +95,8 @@ class _Recorder(TorchFunctionMode):
 
     def __init__(self, names: dict[int, str]) -> None:
         super().__init__()
-        self.names, self.fills = names, {}  # type: ignore[var-annotated]
+        self.names = names
+        self.fills: dict[str, Any] = {}
         self._views: dict[int, tuple[str, int]] = {}
         self._alive: list[Any] = []
 
@@ -118,7 +119,7 @@ class _Recorder(TorchFunctionMode):
             self._alive.append(result)  # so that no other tensor gets its id
             if func is Tensor.__getitem__ and isinstance(args[1], int):
                 self._views[id(result)] = (known, args[1])
-            elif func is Tensor.data.__get__:  # type: ignore[attr-defined]
+            elif func is Tensor.data.__get__:  # type: ignore[attr-defined] # torch types a property as its value
                 self.names[id(result)] = known
         return result
 

@@ -82,7 +82,7 @@ def _facts(cls: Any, said: str) -> Facts:
 def _built(config: Any, own: bool = False) -> nn.Module:
     """A model of `config` with random weights, in float64. own: with transformers' attention, masks and buffers."""
     with torch.device("cpu" if own else "meta"), torch.random.fork_rng(devices=[]):
-        model = of_config(config, **({"attention": "eager"} if own else {}))
+        model: Any = of_config(config, **({"attention": "eager"} if own else {}))
     if not own:
         fills = recorded(model)
         model.to_empty(device="cpu")
@@ -93,12 +93,12 @@ def _built(config: Any, own: bool = False) -> nn.Module:
                 param.normal_(0.0 if param.dim() > 1 else 1.0, 1.5 * scale, generator=generator)
             for fqn, buffer in model.named_buffers():
                 fills[fqn](buffer, generator)
-        model.tie_weights()  # type: ignore[operator]
+        model.tie_weights()
     for module in model.modules():
         for name, held in module._parameters.items():
             if held is not None and held.is_floating_point():
                 module._parameters[name] = nn.Parameter(held.detach().double())
-    model.tie_weights()  # type: ignore[operator]
+    model.tie_weights()
     return model.eval()
 
 
@@ -184,13 +184,13 @@ def _check_apart(kind: str, model: nn.Module, tokens: Tensor, branches: list[nn.
         raise PlaitError(f"model=transformers cannot train {kind}: it mixes tokens outside attention and feed-forward")
 
 
-def _blocks(model: nn.Module) -> str:
+def _blocks(model: Any) -> str:
     """The FQN of the list of blocks."""
-    count = model.config.num_hidden_layers  # type: ignore[union-attr]
+    count = model.config.num_hidden_layers
     for fqn, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return fqn
-    raise PlaitError(f"{model.config.model_type} has no list of {count} blocks")  # type: ignore[union-attr]
+    raise PlaitError(f"{model.config.model_type} has no list of {count} blocks")
 
 
 def _branches(model: nn.Module, blocks: str) -> Iterator[str]:
@@ -256,10 +256,10 @@ def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], l
     )
 
 
-def _others(model: nn.Module, facts: Facts, roles: dict) -> dict[str, tuple[Axis, ...]]:
+def _others(model: Any, facts: Facts, roles: dict) -> dict[str, tuple[Axis, ...]]:
     """Parameters that are in no branch."""
-    hidden = model.config.hidden_size  # type: ignore[union-attr]
-    tables = [m for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m is not None]  # type: ignore[operator]
+    hidden = model.config.hidden_size
+    tables = [m for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m is not None]
     vocab = {id(p) for module in tables for p in module.parameters()}
     found: dict[str, tuple[Axis, ...]] = {}
     for fqn, param in model.named_parameters():

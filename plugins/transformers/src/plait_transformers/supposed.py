@@ -42,8 +42,8 @@ def supposed(fqn: str, branch: nn.Module, call: Call, watch: Watch) -> tuple[lis
     why = "not all of its matrices read the stream or write to it"
     if len(writers) != 1 or not readers or unknown - {f"{name}.weight" for name in linears}:
         return [], why
-    rows = {name: watch.calls[name].result.shape[-1] for name in readers}  # type: ignore[union-attr]
-    inner = watch.calls[writers[0]].entered.shape[-1]  # type: ignore[union-attr]
+    rows = {name: watch.calls[name].widths()[1] for name in readers}
+    inner = watch.calls[writers[0]].widths()[0]
     if unknown:
         of = _of_latent(linears, rows, seen[0]) if len(seen) == 1 else None
         return [_of_linears(fqn, branch, of, writers[0], "heads")] if of else [], why
@@ -128,8 +128,8 @@ def _of_experts(fqn: str, branch: nn.Module, call: Call, watch: Watch, form: Axi
     None if it cannot be divided: tensor parallelism cannot tell the biases of transposed experts from others.
     """
     readers, _ = ends(fqn, branch, call, watch)
-    rows = {name: watch.calls[name].result.shape[-1] for name in readers}  # type: ignore[union-attr]
-    width = call.entered.shape[-1]  # type: ignore[union-attr]
+    rows = {name: watch.calls[name].widths()[1] for name in readers}
+    width = call.widths()[0]
     feeds = {  # modules with a Linear back to the stream, and the widths of these
         (f"{fqn}.{name}".rpartition(".")[0], module.in_features)
         for name, module in branch.named_modules()

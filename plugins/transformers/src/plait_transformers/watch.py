@@ -19,6 +19,12 @@ class Call:
     entered: Tensor | None
     result: Tensor | None
 
+    def widths(self) -> tuple[int, int]:
+        """The last dims of what entered and of the result."""
+        assert self.entered is not None
+        assert self.result is not None
+        return self.entered.shape[-1], self.result.shape[-1]
+
 
 @attrs.frozen
 class Attended:

@@ -163,4 +163,4 @@ class Block:
                 least,
             )
             for end in (1, 0)
-        )  # type: ignore[return-value]
+        )
