@@ -10,7 +10,7 @@ from plait.testing import raises_about
 
 
 @pytest.mark.parametrize(
-    ("nnodes", "machines"), [(1, "this machine has 10 kB"), (2, "2 machines like this one have 20 kB")]
+    ("nnodes", "machines"), [(1, "this machine has 9.77 KiB"), (2, "2 machines like this one have 19.53 KiB")]
 )
 def test_a_refusal_counts_the_machines_and_their_memory(monkeypatch, nnodes, machines):
     monkeypatch.setattr(memory, "_memory", lambda: 10_000)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from plait.records import console as module
-from plait.records.console import Console, clock, describe, quantity
+from plait.records.console import Console, describe
 
 
 def row(step: int, **more: Any) -> dict[str, Any]:
@@ -80,23 +80,6 @@ def test_time_left_comes_from_the_pace_of_this_try(monkeypatch: pytest.MonkeyPat
     assert "eta -:--:--" in shown[0]
     assert "eta 0:01:20" in shown[1]  # step 60: 40 to go
     assert "eta 0:00:00" in shown[-1]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(7.0, "7"), (999.4, "999"), (999.6, "1.0k"), (41_234, "41.2k"), (412_340, "412k"), (3.2e6, "3.2M"), (5e9, "5.0G"),
-     (2e13, "20.0T"), (None, "-"), (float("nan"), "-")],
-)  # fmt: skip
-def test_quantities(value: float | None, text: str) -> None:
-    assert quantity(value) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0:00:00"), (70.4, "0:01:10"), (3599.6, "1:00:00"), (93_784, "1d 2:03:04"), (None, "-:--:--")],
-)
-def test_clock(seconds: float | None, text: str) -> None:
-    assert clock(seconds) == text
 
 
 PROGRAM = """

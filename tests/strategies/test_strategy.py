@@ -45,12 +45,6 @@ def test_an_unknown_phase_is_named():
         names(a=strategy("late"))
 
 
-def test_the_former_name_of_phase_is_refused():
-    """A plugin that sets it would act in the default phase without a word."""
-    with raises_about("stage", "model", ("phase",)):
-        names(a=strategy(stage="model"))
-
-
 def test_two_claims_of_one_role_are_refused():
     role = ("parameter_sharding",)
     with raises_about("strategy", ("a", "b")):

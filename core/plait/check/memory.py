@@ -8,8 +8,7 @@ import torch
 from plait.check.checked import Checked
 from plait.contract.errors import PlaitError
 from plait.parallel.precision import dtype
-
-UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
+from plait.records.text import size
 
 
 def check_room(checked: Checked) -> None:
@@ -23,8 +22,8 @@ def check_room(checked: Checked) -> None:
     storage = config.precision.storage
     if (need := parameters * dtype(storage).itemsize) > have:
         raise PlaitError(
-            f"the model has {parameters:,} parameters: one copy in precision.storage={storage} takes {_size(need)}, "
-            f"and {_here(config.launch.nnodes)} {_size(have)}; check the sizes in model"
+            f"the model has {parameters:,} parameters: one copy in precision.storage={storage} takes {size(need)}, "
+            f"and {_here(config.launch.nnodes)} {size(have)}; check the sizes in model"
         ).at("precision.storage", storage)
     train, data_ranks = config.train, checked.layout.count("batch")
     samples = train.global_batch_size or train.local_batch_size * data_ranks
@@ -32,7 +31,7 @@ def check_room(checked: Checked) -> None:
         batch = "global_batch_size" if train.global_batch_size else "local_batch_size"
         raise PlaitError(
             f"train.{batch}={getattr(train, batch)} with train.seq_len={train.seq_len}: the token ids of one step take "
-            f"{_size(need)}, and {_here(config.launch.nnodes)} {_size(have)}"
+            f"{size(need)}, and {_here(config.launch.nnodes)} {size(have)}"
         ).at(f"train.{batch}", getattr(train, batch))
 
 
@@ -44,8 +43,3 @@ def _memory() -> int:
 
 def _here(nnodes: int) -> str:
     return "this machine has" if nnodes == 1 else f"{nnodes} machines like this one have"
-
-
-def _size(count: int) -> str:
-    power = min(int(math.log(max(count, 1), 1000)), len(UNITS) - 1)
-    return f"{count / 1000**power:.3g} {UNITS[power]}"

@@ -75,8 +75,7 @@ class Checkpoints:
             self.say("data: the text, its tokenizer or the library tokenizers changed; batches may differ from before")
         samples = samples_of(manifest, self.data["global_batch_size"])
         if states := manifest.data.get("states"):
-            state = states[self.applied.mesh.rank_and_size("batch")[0]]
-            self.batches.load_state_dict({"samples": samples, **state})  # older manifests lack it
+            self.batches.load_state_dict(states[self.applied.mesh.rank_and_size("batch")[0]])
         self.say(f"checkpoint: resumed after step {manifest.step}")
         return manifest.step, manifest.tokens, samples
 

@@ -75,9 +75,8 @@ def _digest_of(body: Mapping[str, Any]) -> str:
 
 
 def samples_of(manifest: Manifest, global_batch_size: int) -> int:
-    """The samples consumed up to `manifest`; without that entry, one global batch per step."""
-    taken = manifest.step * manifest.data.get("global_batch_size", global_batch_size)
-    return manifest.data.get("samples", taken)
+    """The samples consumed up to `manifest`; of a checkpoint that another loop saved, one global batch per step."""
+    return manifest.data.get("samples", manifest.step * global_batch_size)
 
 
 class Store:

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import TracebackType
 
 from plait.contract.errors import PlaitError
-from plait.records.console import quantity
+from plait.records.text import quantity
 
 HELP = """usage: plait convert SOURCE TARGET --to hf|plait [model=NAME] [model.KEY=VALUE ...]
 

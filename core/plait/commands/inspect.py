@@ -7,6 +7,7 @@ from collections import namedtuple
 from typing import Any
 
 from plait.contract.config import Config
+from plait.records.text import table
 
 Row = tuple[str, str, str, str, str]
 Param = namedtuple("Param", "row whole held")  # of a parameter its line, and its bytes: in all, on a rank
@@ -97,8 +98,7 @@ def _lines(checked: Any, held: list[list[Param]]) -> list[str]:
     ordered = [every[fqn] for fqn in dict.fromkeys([*run.shapes, *every]) if fqn in every]
     head: Row = ("parameter", "axes", "shape", "placements", "bytes per rank")
     rows = [head, *_equal_once([param.row for param in ordered])]
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    lines += ["", *("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)]
+    lines += ["", *table(rows)]
     whole = sum(param.whole for param in ordered)
     each = [
         f"{sum(param.held for param in stage):,} on rank {i * layout.world_size // len(held)}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import plait
 from plait.contract.errors import near_miss
+from plait.records.text import table
 from plait.strategies.probe import probe
 from plait.strategies.registry import DISABLE, Plugin, disabled, installed
 from plait.strategies.shipped import collisions
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
                 broken |= row["state"] != "ok"
             else:
                 broken |= not row["state"].startswith("disabled")
-    print(json.dumps(rows, indent=2) if "--json" in argv else table(rows))
+    print(json.dumps(rows, indent=2) if "--json" in argv else shown(rows))
     twice = collisions(Path(plait.__file__).parent / "conf")
     for sentence in twice:
         print(f"plait: {sentence}", file=sys.stderr)
@@ -56,14 +57,13 @@ def _row(plugin: Plugin) -> dict[str, Any]:
     }
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def shown(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return "no strategies are installed: pip install a package that brings one"
     keys = list(dict.fromkeys(key for row in rows for key in row))
     keys.append(keys.pop(keys.index("state")))  # the longest column last
     cells = [keys, *([_cell(row.get(key)) for key in keys] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(keys))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells)
+    return "\n".join(table(cells))
 
 
 def _cell(value: Any) -> str:

@@ -12,6 +12,7 @@ import attrs
 
 from plait.contract.config import Config, Precision
 from plait.contract.errors import PlaitError
+from plait.records.text import table
 from plait.system.scratch import Scratch
 
 if TYPE_CHECKING:
@@ -263,8 +264,7 @@ def _explained(
         if rows:
             lines += ["", f"{finding.what}: wrong, worst first"]
             rows = [("parameter", "off by", "logical axes", "lies as"), *rows[:SHOWN]]
-            widths = [max(len(row[i]) for row in rows) for i in range(4)]
-            lines += ["  " + "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+            lines += table(rows, indent="  ")
             lines += [f"  and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
     return [*lines, "", *meaning(findings, documents)]
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from plait.plan.values import Axis
+from plait.records.text import table
 
 COLUMNS, ROWS = 8, 6  # ranks drawn; of longer axes the first ones and the last
 
@@ -20,10 +21,10 @@ def drawn(axes: Sequence[Axis], node: int | None) -> list[str]:
     columns = _some(inner.degree, COLUMNS)
     rows = _some(math.prod(axis.degree for axis in outer), ROWS)
     titles = ["..." if c is None else f"{inner.name} {c}" if c == 0 else str(c) for c in columns]
-    table = [[*(axis.name for axis in outer), *titles, ""]]
+    lines = [[*(axis.name for axis in outer), *titles, ""]]
     for row in rows:
         if row is None:
-            table.append(["..."] * (len(outer) + len(columns)) + [""])
+            lines.append(["..."] * (len(outer) + len(columns)) + [""])
             continue
         cells, before = [], None
         for column in columns:
@@ -32,9 +33,8 @@ def drawn(axes: Sequence[Axis], node: int | None) -> list[str]:
             cells.append("..." if rank is None else f"| {rank}" if apart else str(rank))
             before = rank if rank is not None else before
         first, end = row * inner.degree, (row + 1) * inner.degree - 1
-        table.append([*map(str, _coordinates(row, outer)), *cells, _nodes(first, end, node)])
-    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    return ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
+        lines.append([*map(str, _coordinates(row, outer)), *cells, _nodes(first, end, node)])
+    return table(lines, left=())
 
 
 def _some(count: int, most: int) -> list[int | None]:

@@ -18,7 +18,7 @@ from plait.plan.pricing.stage_price import StageTotal, planned_stages, shares, s
 from plait.plan.pricing.traces import traces
 from plait.plan.ranks import degrees, members
 from plait.plan.roofline import seconds_of, seconds_to_send
-from plait.plan.tables import size_of, table
+from plait.records.text import size, table
 
 __all__ = [
     "REMAT",
@@ -50,7 +50,7 @@ __all__ = [
     "seconds_to_send",
     "shares",
     "simulated",
-    "size_of",
+    "size",
     "stage_plan",
     "stage_total",
     "table",

@@ -7,6 +7,7 @@ import attrs
 
 from plait.contract.errors import PlaitError
 from plait.plan.values import FULL, Plan
+from plait.records.text import size, table
 from plait.system.errors import one_line
 
 
@@ -35,8 +36,6 @@ class Ranking:
         return [{"job": j.label, "plan": j.plan.as_json() if j.plan else None, "why": j.why} for j in self.jobs]
 
     def text(self) -> str:
-        from plait.plan.tables import size_of, table
-
         rows = [("", "job", "peak", "step", "tokens/s", "")]
         for place, job in enumerate(self.jobs, 1):
             if job.plan is None:
@@ -47,14 +46,14 @@ class Ranking:
             speed = f"{time.tokens_per_second[0]:,.0f} to {time.tokens_per_second[1]:,.0f}" if time else ""
             over = -(job.plan.free or 0)
             remark = (
-                f"does not fit: {size_of(over)} too much"
+                f"does not fit: {size(over)} too much"
                 if job.plan.fits is False
                 else f"bound by {time.bound}"
                 if time
                 else ""
             )
-            rows.append((str(place), job.label, size_of(job.plan.memory.peak), step, speed, remark))
-        return "\n".join(line.rstrip() for line in table(rows, left=(0, 1, 5)))
+            rows.append((str(place), job.label, size(job.plan.memory.peak), step, speed, remark))
+        return "\n".join(table(rows, left=(0, 1, 5)))
 
 
 def jobs(overrides: list[str]) -> list[tuple[str, list[str]]]:

@@ -1,9 +1,10 @@
 """A plan as text for a terminal."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from plait.plan.drawing import drawn
 from plait.plan.values import KINDS, Plan
+from plait.records.text import size, table
 
 
 def text(plan: Plan) -> str:
@@ -50,19 +51,19 @@ def memory(plan: Plan) -> list[str]:
     for kind in KINDS:
         most, held = getattr(plan.memory, kind), plan.memory.at.held[kind]
         if most:
-            rows.append((kind, size_of(most), size_of(held)))
-    rows.append(("peak", "", size_of(plan.memory.peak)))
+            rows.append((kind, size(most), size(held)))
+    rows.append(("peak", "", size(plan.memory.peak)))
     at = plan.memory.at
     where = at.module or "the model itself"
-    lines = [*table(rows), "", f"the peak is in {at.phase}, in {where}, at {at.operator}"]
+    lines = [*table(rows, left=(0,)), "", f"the peak is in {at.phase}, in {where}, at {at.operator}"]
     expandable, segments = plan.memory.reserved
-    lines.append(f"on a GPU torch reserves {size_of(expandable)} with expandable segments, {size_of(segments)} without")
+    lines.append(f"on a GPU torch reserves {size(expandable)} with expandable segments, {size(segments)} without")
     if plan.fits is None:
         return [*lines, "no cluster is given, so whether this fits is not known: cluster=h100"]
     said = "fits" if plan.fits else "DOES NOT FIT"
     said = f"the largest rank {said}" if plan.stages else said
-    more = f"{size_of(abs(plan.free or 0))} {'are left' if plan.fits else 'too much'}"
-    lines.append(f"{said} on {plan.cluster}: {size_of(plan.capacity or 0)} for torch, {more}")
+    more = f"{size(abs(plan.free or 0))} {'are left' if plan.fits else 'too much'}"
+    lines.append(f"{said} on {plan.cluster}: {size(plan.capacity or 0)} for torch, {more}")
     if plan.fits and expandable > (plan.capacity or 0):
         lines.append("it fits only because torch gives back what it has cached, which makes steps slower")
     return lines
@@ -76,9 +77,9 @@ def stages(plan: Plan) -> list[str]:
     rows = [("rank", "stages", "blocks", "parameters", "micro-batches kept", "peak", "sends", "busy")]
     for each in one.ranks:
         numbers, blocks = (" ".join(map(str, values)) for values in (each.stages, each.blocks))
-        sends = f"{each.sends:,}, {size_of(each.sent)}"
+        sends = f"{each.sends:,}, {size(each.sent)}"
         busy = f"{each.busy[0]:.4f} to {each.busy[1]:.4f} s" if each.busy else ""
-        peak, held = size_of(each.peak), size_of(each.parameters)
+        peak, held = size(each.peak), size(each.parameters)
         rows.append((str(each.rank), numbers, blocks, held, str(each.live), peak, sends, busy))
     lines = [f"stages   {one.schedule} over {one.axis}, {one.micro} micro-batches", "", *table(rows, left=(1, 2))]
     if one.bubble:
@@ -91,7 +92,7 @@ def collectives(plan: Plan) -> list[str]:
     rows = [("collectives of a step", "kind", "ranks", "nodes", "count", "bytes")]
     for one in plan.collectives:
         nodes = "" if one.nodes is None else str(one.nodes)
-        rows.append((one.axis, one.kind, str(one.ranks), nodes, f"{one.count:,}", size_of(one.bytes)))
+        rows.append((one.axis, one.kind, str(one.ranks), nodes, f"{one.count:,}", size(one.bytes)))
     return table(rows, left=(0, 1)) if plan.collectives else ["no collectives"]
 
 
@@ -99,12 +100,12 @@ def work(plan: Plan, most: int = 8) -> list[str]:
     """The operators with the most arithmetic."""
     rows = [("operators of a step", "count", "TFLOP", "bytes")]
     for one in plan.work[:most]:
-        rows.append((one.operator, f"{one.count:,}", f"{one.flops / 1e12:,.3f}", size_of(one.bytes)))
+        rows.append((one.operator, f"{one.count:,}", f"{one.flops / 1e12:,.3f}", size(one.bytes)))
     rest = plan.work[most:]
     if rest:
-        flops, size = sum(w.flops for w in rest), sum(w.bytes for w in rest)
-        rows.append((f"{len(rest)} others", f"{sum(w.count for w in rest):,}", f"{flops / 1e12:,.3f}", size_of(size)))
-    return table(rows)
+        flops, moved = sum(w.flops for w in rest), sum(w.bytes for w in rest)
+        rows.append((f"{len(rest)} others", f"{sum(w.count for w in rest):,}", f"{flops / 1e12:,.3f}", size(moved)))
+    return table(rows, left=(0,))
 
 
 def time(plan: Plan) -> list[str]:
@@ -125,20 +126,3 @@ def time(plan: Plan) -> list[str]:
 
 def _band(values: Sequence[float], unit: str, digits: int = 4) -> str:
     return f"{values[0]:,.{digits}f} to {values[1]:,.{digits}f}{' ' if unit and unit != '%' else ''}{unit}"
-
-
-def size_of(count: float) -> str:
-    """A number of bytes with a unit."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(count) >= scale:
-            return f"{count / scale:,.2f} {unit}"
-    return f"{count:,.0f} B"
-
-
-def table(rows: Sequence[Sequence[str]], left: Iterable[int] = (0,)) -> list[str]:
-    """Lines of aligned columns. left: the columns that are aligned to the left."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]

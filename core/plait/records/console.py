@@ -1,6 +1,5 @@
 """What rank 0 shows while it trains: a live line on a terminal, plain lines elsewhere."""
 
-import math
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from plait.contract.observer import RunObserver
+from plait.records.text import clock, gib, quantity
 
 REFRESH_SECONDS = 0.25  # drawing takes rank 0 about 1 ms, so this costs less than half a percent of training
 BAR = 20  # characters
@@ -146,32 +146,11 @@ def describe(row: Mapping[str, Any], total: int, seconds_left: float | None = No
     if row.get("mfu") is not None:
         pieces.append(f"mfu {row['mfu']:5.1%}")
     if row.get("peak_memory_bytes") is not None:
-        pieces.append(f"mem {row['peak_memory_bytes'] / 2**30:.2f} GiB")
+        pieces.append(f"mem {gib(row['peak_memory_bytes'])}")
     pieces.append(f"eta {clock(seconds_left)}")
     if "val_loss" in row:
         pieces.append(f"val {_number(row['val_loss'], '.4f')}")
     return "  ".join(pieces)
-
-
-def quantity(value: float | None) -> str:
-    """`41.2k`: three digits and a unit of thousands."""
-    if value is None or not math.isfinite(value):
-        return "-"
-    thousands = 0
-    while abs(value) >= 999.5 and thousands < 4:
-        value, thousands = value / 1000, thousands + 1
-    digits = 0 if abs(value) >= 99.95 or not thousands else 1
-    return f"{value:.{digits}f}{('', 'k', 'M', 'G', 'T')[thousands]}"
-
-
-def clock(seconds: float | None) -> str:
-    """`0:01:10`, with days if there are any; `-:--:--` if unknown."""
-    if seconds is None or not math.isfinite(seconds):
-        return "-:--:--"
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    return f"{f'{days}d ' * (days > 0)}{hour}:{minute:02}:{second:02}"
 
 
 def _number(value: float | None, how: str) -> str:

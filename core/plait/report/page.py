@@ -10,7 +10,7 @@ import attrs
 
 from plait.contract.errors import PlaitError
 from plait.records import metrics
-from plait.records.console import clock, quantity
+from plait.records.text import clock, gib, loss, quantity
 from plait.report.charts import AXES, charts
 from plait.report.differ import differing
 from plait.report.meshes import drawn
@@ -86,8 +86,8 @@ def _overview(runs: list[Recorded]) -> str:
             [
                 ("text", color + escape(run.name)),
                 ("", f'<span class="state {run.state.replace(" ", "-")}">{escape(run.state)}</span>'),
-                *_numbers(str(run.last("step") or "-"), _loss(run.last("loss")), _loss(run.last("val_loss"))),
-                *_numbers(quantity(metrics.speed(run.rows)), _gib(metrics.peak(run.rows)), _gib(planned)),
+                *_numbers(str(run.last("step") or "-"), loss(run.last("loss")), loss(run.last("val_loss"))),
+                *_numbers(quantity(metrics.speed(run.rows)), gib(metrics.peak(run.rows)), gib(planned)),
                 *_numbers(clock(run.seconds[-1]) if run.seconds else "-", str(run.starts or "-")),
                 ("reason", escape(run.reason if run.state != "finished" else "")),
             ]
@@ -154,11 +154,3 @@ def _table(heads: list[str], rows: list[list[Cell]], head: str = "") -> str:
 
 def _numbers(*values: str) -> list[Cell]:
     return [("number", escape(value)) for value in values]
-
-
-def _loss(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
-def _gib(count: int | None) -> str:
-    return "-" if count is None else f"{count / 2**30:.2f} GiB"

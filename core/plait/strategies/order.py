@@ -31,10 +31,6 @@ def traits(name: str, strategy: Any) -> Traits:
             raise PlaitError(f"{described(name)} has {several} = {said!r}, which must be a tuple of names").at(
                 several, said, fits="a tuple of names"
             )
-    if isinstance(getattr(strategy, "stage", None), str):
-        raise PlaitError(
-            f"{described(name)} sets `stage`, which is called `phase`: write phase = {strategy.stage!r}"
-        ).at("stage", strategy.stage, fits=("phase",))
     found = Traits(
         phase=getattr(strategy, "phase", "runtime"),
         before=tuple(getattr(strategy, "before", ())),

@@ -4,10 +4,9 @@ from typing import Any
 
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
+from plait.records.text import gib
 from plait.sweep.ledger import Job
 from plait.system.errors import one_line
-
-GIB = 2**30
 
 
 def cannot_work(job: Job, config: Config) -> str:
@@ -33,8 +32,8 @@ def cannot_work(job: Job, config: Config) -> str:
     job.planned_tokens_per_second = list(found.time.tokens_per_second) if found.time else None
     if found.capacity is not None and not found.fits:
         return (
-            f"does not fit cluster={found.cluster}: it needs {found.memory.peak / GIB:.2f} GiB per rank, and "
-            f"{found.capacity / GIB:.2f} GiB can be used"
+            f"does not fit cluster={found.cluster}: it needs {gib(found.memory.peak)} per rank, and "
+            f"{gib(found.capacity)} can be used"
         )
     return ""
 

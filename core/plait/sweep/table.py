@@ -1,6 +1,7 @@
 """The table at the end of a sweep."""
 
-from plait.records.console import quantity
+from plait.records import text
+from plait.records.text import gib, loss, quantity
 from plait.sweep.ledger import Job
 
 HEADS = (
@@ -14,8 +15,7 @@ def table(jobs: list[Job]) -> str:
     rows = [_row(job) for job in jobs]
     kept = [i for i in range(len(HEADS)) if i < 2 or any(row[i] != "-" for row in rows)]
     cells = [[row[i] for i in kept] for row in [HEADS, *rows]]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(kept))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells)
+    return "\n".join(text.table(cells))
 
 
 def _row(job: Job) -> tuple[str, ...]:
@@ -23,20 +23,12 @@ def _row(job: Job) -> tuple[str, ...]:
     return (
         str(job.job),
         job.state,
-        _loss(job.loss),
-        _loss(job.val_loss),
+        loss(job.loss),
+        loss(job.val_loss),
         quantity(job.tokens_per_second),
         " to ".join(map(quantity, planned)) if planned else "-",
-        _memory(job.peak_memory_bytes),
-        _memory(job.planned_memory_bytes),
+        gib(job.peak_memory_bytes),
+        gib(job.planned_memory_bytes),
         ", ".join(job.overrides) or "-",
         (job.reason if job.state != "finished" else "") or "-",
     )
-
-
-def _loss(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
-def _memory(count: int | None) -> str:
-    return "-" if count is None else f"{count / 2**30:.2f} GiB"

@@ -5,7 +5,7 @@ from typing import Any
 
 from plait import planning
 
-size = planning.size_of
+size = planning.size
 
 
 def time(seconds: float) -> str:

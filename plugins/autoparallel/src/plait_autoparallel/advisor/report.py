@@ -42,7 +42,8 @@ def text(bounded: list[Any], micro: int, step: float) -> str:
     for one in bounded:
         lines += ["", f"{one.block}, {one.mode}: the operators with the largest differences"]
         lines += planning.table(
-            [("operator", "plan", "bound"), *((n, time(a), time(b)) for n, (a, b) in one.differences.items())]
+            [("operator", "plan", "bound"), *((n, time(a), time(b)) for n, (a, b) in one.differences.items())],
+            left=(0,),
         )
         lines += [f"unknown to DTensor, counted as 0: {name} ({why})" for name, why in sorted(one.unknown.items())]
         found, of = one.matched
