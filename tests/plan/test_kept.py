@@ -11,8 +11,9 @@ from plait.contract.config import Config
 from plait.host import check, compose
 from plait.plan import engine
 from plait.plan.engine import plan
-from plait.plan.pricing import pieces, traces
-from plait.plan.pricing.pieces import known, remember
+from plait.plan.memo import Memo
+from plait.plan.pricing import traces
+from plait.plan.pricing.pieces import depends_on
 from plait.plan.pricing.space import representatives
 
 SMALL = ["train.local_batch_size=2", "train.seq_len=32", "validation.interval=0", "model.vocab_size=8192"]
@@ -27,17 +28,21 @@ def test_plans_differ_by_chunks_of_the_loss() -> None:
 def test_pieces_differ_by_chunks_of_the_loss() -> None:
     run = check(compose(SMALL), 1)
     asked = run.config, run.layout, {}, 7
-    remember(*asked, [])
-    assert known(*asked) == []
-    assert known(attrs.evolve(run.config, loss=check(compose([*SMALL, CHUNKS]), 1).config.loss), *asked[1:]) is None
+    chunked = run.config.with_value("loss.chunks", 8)
+    assert depends_on(*asked) != depends_on(chunked, *asked[1:])
 
 
 def test_the_oldest_plan_is_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "CACHED", 2)
-    monkeypatch.setattr(engine, "_steps", {})
-    run, made = check(compose(SMALL), 1), []
+    monkeypatch.setattr(engine, "STEPS", Memo(2))
+    run = check(compose(SMALL), 1)
+    made: list[str] = []
+
+    def make(name: str) -> str:
+        made.append(name)
+        return name
+
     for name in "abacba":
-        engine._once([name], run.config, run.assembly, [], functools.partial(made.append, name))
+        engine._once([name], run.config, run.assembly, [], functools.partial(make, name))
     assert made == ["a", "b", "c", "a"]
 
 
@@ -47,8 +52,7 @@ def traced(config: Config, layout: MeshLayout, *_: object) -> list[MeshLayout]:
 
 
 def test_layouts_are_traced_even_if_they_are_more_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "CACHED", 1)
-    monkeypatch.setattr(pieces, "_made", {})
+    monkeypatch.setattr(traces, "PIECES", Memo(1))
     monkeypatch.setattr(traces, "pieces", traced)
     run = check(compose([*SMALL, "strategy=[]"]), 1).assembly.run
     run = attrs.evolve(run, world_size=2)

@@ -1,6 +1,5 @@
 """`plan`: what one step costs per rank, from a run's config, a number of ranks and a cluster."""
 
-import json
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from plait.contract.planned import is_crowded
 from plait.host import Checked, check
 from plait.parallel.assembly import Assembly
 from plait.plan.cannot import in_words
+from plait.plan.memo import Memo
 from plait.plan.roofline import Spent, spend
 from plait.plan.summary import plan_of, time_of
 from plait.plan.tracing.blocks import groups
@@ -85,22 +85,14 @@ def stages_of(
 
 def _once(what: list[Any], config: Config, assembly: Assembly, given: list[Any], make: Callable[[], Any]) -> Any:
     """What `make` returns, or has returned for the same run."""
-    relevant = {
-        k: v
-        for k, v in config.plain().items()
-        if k in ("model", "strategy", "optimizer", "train", "precision", "remat", "compile", "loss")
-    }
-    said = [what, relevant, assembly.run.world_size, given, is_crowded()]
-    key = json.dumps(said, sort_keys=True, default=str)
-    if key not in _steps:
-        if len(_steps) >= CACHED:
-            _steps.pop(next(iter(_steps)))
-        _steps[key] = make()
-    return _steps[key]
+    relevant = {name: value for name, value in config.plain().items() if name in DECIDES}
+    said = (what, relevant, assembly.run.world_size, given, is_crowded())
+    found = STEPS.get(said)
+    return STEPS.keep(said, make()) if found is None else found
 
 
-CACHED = 64
-_steps: dict[str, Any] = {}
+DECIDES = ("model", "strategy", "optimizer", "train", "precision", "remat", "compile", "loss")
+STEPS = Memo[Any](64)
 
 
 def _traced(config: Config, assembly: Assembly, rank: int, granularity: int, every: bool, compiled: bool) -> Whole:

@@ -5,7 +5,6 @@ size that is also a multiple of the prime grows with the batch, and every other 
 what a rank does for any batch size, any mix of recomputation, and any degrees of the axes that split the batch.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from plait.contract.config import REMAT, Config, Remat
 from plait.contract.model_spec import ModelSpec
 from plait.contract.planned import is_crowded
 from plait.plan.cannot import in_words
+from plait.plan.memo import Memo
 from plait.plan.tracing.blocks import Group, block_of, groups, keep
 from plait.plan.tracing.recorder import Operator
 from plait.plan.tracing.recording import recording
@@ -86,38 +86,23 @@ def pieces(
     granularity: an allocator rounds each size up to a multiple of it. Returns several pieces if a group has too few
     blocks for all modes of recomputation in one trace. Raises PlaitError for what cannot be planned.
     """
-    if (found := known(config, layout, strategies, granularity)) is None:
-        with in_words(config, strategies):
-            found = _pieces(config, layout, strategies, granularity)
-        remember(config, layout, strategies, granularity, found)
-    return found
+    said = depends_on(config, layout, strategies, granularity)
+    if (found := PIECES.get(said)) is not None:
+        return found
+    with in_words(config, strategies):
+        return PIECES.keep(said, _pieces(config, layout, strategies, granularity))
 
 
-CACHED = 256
-_made: dict[str, list[Pieces]] = {}
+PIECES = Memo[list[Pieces]](256)
 
 
-def known(config: Config, layout: MeshLayout, strategies: Mapping[str, Any], granularity: int) -> list[Pieces] | None:
-    """The pieces, if this process has traced them before."""
-    return _made.get(_key(config, layout, strategies, granularity))
-
-
-def remember(
-    config: Config, layout: MeshLayout, strategies: Mapping[str, Any], granularity: int, found: list[Pieces]
-) -> None:
-    if len(_made) >= CACHED:
-        _made.pop(next(iter(_made)))
-    _made[_key(config, layout, strategies, granularity)] = found
-
-
-def _key(config: Config, layout: MeshLayout, strategies: Mapping[str, Any], granularity: int) -> str:
-    """Everything that pieces depend on, as text."""
+def depends_on(config: Config, layout: MeshLayout, strategies: Mapping[str, Any], granularity: int) -> list[Any]:
+    """Everything that pieces depend on."""
     train = attrs.asdict(config.train)
     for number in ("local_batch_size", "global_batch_size", "steps"):
         del train[number]
     nodes = [config.model, config.optimizer, attrs.asdict(config.precision), attrs.asdict(config.loss), train]
-    said = [nodes, attrs.asdict(layout), strategies, granularity, is_crowded()]
-    return json.dumps(said, sort_keys=True, default=str)
+    return [nodes, attrs.asdict(layout), strategies, granularity, is_crowded()]
 
 
 def _pieces(

@@ -13,7 +13,7 @@ from plait.contract.config import REMAT
 from plait.plan.events import BESIDE, Event, play
 from plait.plan.pricing.pieces import Pieces
 from plait.plan.ranks import degrees, members
-from plait.plan.roofline import seconds_to_send
+from plait.plan.roofline import seconds_to_do, seconds_to_send
 from plait.plan.values import KINDS
 
 BUFFERS = KINDS.index("collectives")
@@ -277,9 +277,8 @@ class _PricedTrace:
                 if operator.opens:
                     found += [Event(computing), Event(opens=True)]
                     computing = 0.0
-                size, flops = self.bytes[i] * times, self.flops[i] * times
-                rate = self.cluster.rate(operator.dtype) * products if flops else 1.0
-                computing += max(size / (self.cluster.bandwidth * memory), flops / rate, self.cluster.launch)
+                flops, moved = self.flops[i] * times, self.bytes[i] * times
+                computing += seconds_to_do(flops, moved, operator.dtype, self.cluster, products, memory)[0]
         return [*found, Event(computing)] if computing else found
 
     def _sending(self, i: int, links: float) -> Event:

@@ -6,7 +6,7 @@ from typing import Any
 from plait.contract.run import Run
 from plait.plan.cores import on_all_cores
 from plait.plan.pricing.between import between, ends
-from plait.plan.pricing.pieces import Pieces, known, pieces, remember
+from plait.plan.pricing.pieces import PIECES, Pieces, depends_on, pieces
 from plait.plan.pricing.space import Composition, representatives
 
 
@@ -32,10 +32,10 @@ def traces(
 
     def trace(indices: Iterable[int]) -> None:
         jobs = {i: (run.config, found[i].pieces, whole(found[i]), granularity) for i in indices}
-        new = [i for i, job in jobs.items() if known(*job) is None]
+        new = [i for i, job in jobs.items() if PIECES.get(depends_on(*job)) is None]
         for i, result in zip(new, on_all_cores(pieces, [jobs[i] for i in new]), strict=True):
-            remember(*jobs[i], result)
-        made.update({i: known(*job) or pieces(*job) for i, job in jobs.items()})
+            PIECES.keep(depends_on(*jobs[i]), result)
+        made.update({i: pieces(*job) for i, job in jobs.items()})
 
     trace(sorted({j for i in needed for _, j in mixes[i]}))
     served: dict[int, list[Pieces]] = {}
