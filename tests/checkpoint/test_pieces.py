@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plait.checkpoint import pieces
-from plait.checkpoint.checked import Checked, first_change
+from plait.checkpoint.checked import CheckedFile, first_change
 from plait.checkpoint.pieces import PIECES, Damaged, Seal, dumps, loads
 
 LENGTHS = [700, 1, 64, 3000, 5]
@@ -37,7 +37,7 @@ def files(tmp_path: Path) -> Files:
 
 def test_any_part_in_any_order(tmp_path: Path, files: Files) -> None:
     draw = random.Random(1)
-    with Checked(tmp_path, "a", files) as file:
+    with CheckedFile(tmp_path, "a", files) as file:
         for _ in range(300):
             start = draw.randint(0, len(CONTENT))
             length = draw.randint(0, len(CONTENT) - start)
@@ -47,7 +47,7 @@ def test_any_part_in_any_order(tmp_path: Path, files: Files) -> None:
 
 def test_a_file_with_one_digest_is_one_piece(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(CONTENT)
-    with Checked(tmp_path, "b", {"b": (len(CONTENT), sha256(CONTENT))}) as file:
+    with CheckedFile(tmp_path, "b", {"b": (len(CONTENT), sha256(CONTENT))}) as file:
         assert file.read(100, 7) == CONTENT[100:107]
     (tmp_path / "empty").write_bytes(b"")
     assert first_change(tmp_path, "empty", {"empty": (0, sha256(b""))}) is None
@@ -57,9 +57,9 @@ def test_pieces_in_a_row_are_read_once_and_others_never(
     tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    before = Checked._read
-    monkeypatch.setattr(Checked, "_read", lambda self, into, piece: (read.append(piece), before(self, into, piece)))
-    with Checked(tmp_path, "a", files) as file:
+    before = CheckedFile._read
+    monkeypatch.setattr(CheckedFile, "_read", lambda self, into, piece: (read.append(piece), before(self, into, piece)))
+    with CheckedFile(tmp_path, "a", files) as file:
         read.clear()  # those of the table
         for start in (0, 100, 699, 700, 701, 765, 800):
             file.read(start, 1)
@@ -71,7 +71,7 @@ def test_every_changed_byte_is_noticed_by_who_reads_it_and_by_nobody_else(tmp_pa
     for at in range(0, len(CONTENT), 37):
         (tmp_path / "a").write_bytes(CONTENT[:at] + bytes([CONTENT[at] ^ 1 << at % 8]) + CONTENT[at + 1 :])
         assert first_change(tmp_path, "a", files) == "its file a was changed after it was written (crc32 differs)"
-        with Checked(tmp_path, "a", files) as file:
+        with CheckedFile(tmp_path, "a", files) as file:
             for begin, end in pairwise(ends):
                 if begin <= at < end:
                     with pytest.raises(Damaged) as told:
@@ -106,14 +106,14 @@ def test_what_else_may_be_wrong(tmp_path: Path, files: Files) -> None:
         assert first_change(tmp_path, "a", files) == f"its file {name} is missing"
         (tmp_path / name).unlink()
         (tmp_path / name).write_bytes(content)
-    with Checked(tmp_path, "a", files) as file:
+    with CheckedFile(tmp_path, "a", files) as file:
         os.truncate(tmp_path / "a", 800)
         with pytest.raises(Damaged, match="its file a became shorter while it was read"):
             file.read(765, 3000)
 
 
 def test_a_disk_that_fails_is_damage(tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Checked(tmp_path, "a", files) as file:
+    with CheckedFile(tmp_path, "a", files) as file:
         file._file.close()
         with (
             Path("/proc/self/mem").open("rb", buffering=0) as file._file,  # address 0: an input/output error

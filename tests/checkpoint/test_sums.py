@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from plait.checkpoint import files, sums
-from plait.checkpoint.checked import Checked
+from plait.checkpoint.checked import CheckedFile
 from plait.checkpoint.export import export
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
@@ -173,8 +173,8 @@ def test_of_a_checkpoint_only_ranks_read_tensors_and_only_those_they_need(
     state = {f"model.{name}": tensor for name, tensor in weights().items()} | {"optimizer.a.m": torch.zeros(4, 3)}
     Saver(Store(tmp_path), "sync").save(state, 1)
     read: list[str] = []
-    before = Checked._read
-    monkeypatch.setattr(Checked, "_read", lambda self, *args: (read.append(self.name), before(self, *args)))
+    before = CheckedFile._read
+    monkeypatch.setattr(CheckedFile, "_read", lambda self, *args: (read.append(self.name), before(self, *args)))
     check_weights(tmp_path / "step-1", SHAPES)
     assert read == []
     read_weights(tmp_path / "step-1", {name: torch.zeros(shape) for name, shape in SHAPES.items()})

@@ -12,7 +12,7 @@ import pytest
 
 from plait.host import check, compose
 from plait.plan import engine
-from plait.plan.side_by_side import Job, Ranking
+from plait.plan.side_by_side import PlannedJob, Ranking
 from tests.helpers.fakes import distribution, forget
 from tests.helpers.inside import plait
 
@@ -182,7 +182,11 @@ def test_a_table_of_runs_has_the_speed_of_those_whose_time_is_known() -> None:
     time = SimpleNamespace(step=(0.5, 1.0), tokens_per_second=(2048.0, 4096.0), bound="memory bandwidth")
     memory = SimpleNamespace(peak=2 * 10**9)
     timed, plain = (SimpleNamespace(time=t, memory=memory, fits=t and True, free=0, tokens=64) for t in (time, None))
-    shown = Ranking([Job("a=1", timed), Job("a=2", plain), Job("a=3", why="it cannot run")]).text().splitlines()
+    shown = (
+        Ranking([PlannedJob("a=1", timed), PlannedJob("a=2", plain), PlannedJob("a=3", why="it cannot run")])
+        .text()
+        .splitlines()
+    )
     for said in ("1", "a=1", "0.500 to 1.000 s", "2,048 to 4,096", "bound by memory bandwidth"):
         assert said in shown[-3]
     assert "a=2" in shown[-2]
@@ -192,6 +196,6 @@ def test_a_table_of_runs_has_the_speed_of_those_whose_time_is_known() -> None:
 
 
 def test_one_run_that_fits_is_enough() -> None:
-    fits, full = (Job(str(fits), SimpleNamespace(fits=fits)) for fits in (True, False))
+    fits, full = (PlannedJob(str(fits), SimpleNamespace(fits=fits)) for fits in (True, False))
     assert Ranking([fits, full]).code == 0
     assert Ranking([full, full]).code == 3

@@ -100,7 +100,7 @@ def test_the_result_is_the_same_on_any_number_of_cores(
 
 
 def test_few_groups_are_in_memory(files: list[File], monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[encode.Group] = []
+    read: list[encode.TextGroup] = []
     groups = encode._groups
 
     def counted(*args: object) -> object:

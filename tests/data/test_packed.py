@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from plait.data.packed import Packed
+from plait.data.packed import PackedBatches
 from plait.data.text import Text
 from plait.testing import raises_about
 
@@ -15,17 +15,17 @@ T, G = 16, 12
 
 def opened(
     corpus: Path, dp: tuple[int, int] = (0, 1), seq_len: int = T, seed: int = 0, g: int = G, **options
-) -> Packed:
+) -> PackedBatches:
     source = Text(path=str(corpus), **{"validation_fraction": 0.2, **options})
     return source.open(seq_len=seq_len, seed=seed, global_batch_size=g, dp=dp)
 
 
-def ids(batches: Packed, split: str) -> np.ndarray:
+def ids(batches: PackedBatches, split: str) -> np.ndarray:
     """All token ids of a split, read without Plait's reader."""
     return np.fromfile(batches.folder / f"{split}.bin", np.uint16).astype(np.int64)
 
 
-def whole(batches: Packed, split: str) -> list[tuple[int, ...]]:
+def whole(batches: PackedBatches, split: str) -> list[tuple[int, ...]]:
     """All samples of a split, cut naively."""
     tokens = ids(batches, split).tolist()
     return [tuple(tokens[at : at + T + 1]) for at in range(0, len(tokens) - T, T)]
@@ -104,7 +104,7 @@ def test_validation_is_fixed_apart_and_wraps_round(corpus: Path) -> None:
 
 
 def test_whole_documents_are_held_out_by_their_content(corpus: Path) -> None:
-    def documents(batches: Packed, split: str) -> list[bytes]:
+    def documents(batches: PackedBatches, split: str) -> list[bytes]:
         tokens = ids(batches, split)
         assert tokens[-1] == 256
         return [bytes(part[part != 256].tolist()) for part in np.split(tokens, np.flatnonzero(tokens == 256) + 1)][:-1]

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,3 +180,30 @@ def test_tests_that_need_a_gpu_lie_together():
     files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("plugins/*/tests/**/*.py")]
     marked = [file for file in files if "mark." + "gpu" in file.read_text()]
     assert {file.parent for file in marked} == {ROOT / "tests" / "gpu"}
+
+
+SHARED = {
+    "Mesh": "the one in parallel implements the protocol in contract, and both are plait.Mesh to a strategy",
+}
+
+
+def test_no_two_classes_of_the_core_and_one_plugin_share_a_name():
+    """A type alias counts where a class has its name: a reader takes it for the class."""
+    core = set(named(ROOT / "core/plait"))
+    for package in (ROOT / "core/plait", *(folder / "src" for folder in PROJECTS)):
+        places = defaultdict(set)
+        for name, is_class, file in core | set(named(package)):
+            places[name].add((is_class, file))
+        twice = {n: found for n, found in places.items() if len(found) > 1 and any(is_class for is_class, _ in found)}
+        assert twice.keys() <= SHARED.keys(), {n: sorted(f for _, f in twice[n]) for n in twice.keys() - SHARED.keys()}
+
+
+def named(package: Path) -> Iterator[tuple[str, bool, str]]:
+    """(name, whether it is a class, file) of every class and type alias at the top of a module, but private ones."""
+    for path in package.rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            is_class = isinstance(node, ast.ClassDef)
+            given = [node] if is_class else getattr(node, "targets", [])
+            for name in (str(getattr(each, "name", getattr(each, "id", ""))) for each in given):
+                if re.fullmatch("[A-Z][A-Za-z]*[a-z]", name):
+                    yield name, is_class, str(path.relative_to(ROOT))

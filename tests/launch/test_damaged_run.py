@@ -16,7 +16,7 @@ from plait.checkpoint.store import Manifest, Store
 from plait.checkpoint.sums import write_sums
 from plait.contract.errors import PlaitError
 from plait.host import check, compose
-from plait.records.metrics import FILE, OLD, MetricsFile, Seal, read
+from plait.records.metrics import FILE, OLD, MetricsFile, MetricsSeal, read
 from plait.records.run_folder import Outcome, RunFolder
 
 TINY = ["model.dim=16", "model.n_layers=1", "model.n_heads=2", "model.n_kv_heads=1", "model.ffn_dim=16", "run.name=a"]
@@ -463,7 +463,7 @@ def sealed(run, checked):
     path = run / FILE
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:10]))
-    seal = Seal(path).now()
+    seal = MetricsSeal(path).now()
     path.write_bytes(b"".join(lines))
     put(Store(run / "checkpoints"), 10, checked.shapes, checked.config.plain(), data={"metrics": seal})
     return path
@@ -486,9 +486,9 @@ def test_what_a_resumed_run_rewrites_is_what_was_sealed(sealed, start):
 
 def test_a_seal_follows_a_file_that_grows(tmp_path):
     path = tmp_path / FILE
-    seal = Seal(path)
+    seal = MetricsSeal(path)
     assert seal.now() is None
     for content in (b"one\n", b"two\n" * 1000):
         with path.open("ab") as file:
             file.write(content)
-        assert seal.now() == Seal(path).now() == [path.stat().st_size, digest(path)]
+        assert seal.now() == MetricsSeal(path).now() == [path.stat().st_size, digest(path)]

@@ -1,11 +1,11 @@
 """The picture of a mesh: of long axes it shows the first ranks and the last."""
 
 from plait.plan.drawing import drawn
-from plait.plan.values import Axis
+from plait.plan.values import PlannedAxis
 
 
 def table(*degrees: int) -> list[list[str]]:
-    axes = [Axis("", f"axis{i}", degree, "", "") for i, degree in enumerate(degrees)]
+    axes = [PlannedAxis("", f"axis{i}", degree, "", "") for i, degree in enumerate(degrees)]
     return [line.split() for line in drawn(axes, None)]
 
 

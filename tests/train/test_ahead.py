@@ -18,14 +18,14 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot impo
 def read_meanwhile(node, folder):
     """For each step: whether the batch of the next one was read before this one's computation ended; and how many
     batches were read."""
-    from plait.data.packed import Packed
+    from plait.data.packed import PackedBatches
     from plait.parallel.apply import Applied
     from plait.records.run_folder import RunFolder
     from plait.train.trainer import Trainer
 
     steps = node.train.steps
     read, found = [threading.Event() for _ in range(steps + 1)], []
-    real_take, real_clip = Packed.take, Applied.clip_grads
+    real_take, real_clip = PackedBatches.take, Applied.clip_grads
 
     def take(self, first):
         batch = real_take(self, first)
@@ -38,7 +38,7 @@ def read_meanwhile(node, folder):
         return real_clip(self, norm)
 
     trainer = Trainer(node, RunFolder(folder), lambda text: None)
-    with mock.patch.object(Packed, "take", take), mock.patch.object(Applied, "clip_grads", clip):
+    with mock.patch.object(PackedBatches, "take", take), mock.patch.object(Applied, "clip_grads", clip):
         trainer.fit()
     return found, sum(event.is_set() for event in read)
 

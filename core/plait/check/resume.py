@@ -29,7 +29,7 @@ BATCH = "train.global_batch_size"
 
 
 @attrs.frozen
-class Found:
+class Continuation:
     """What a start of the run found: the step to continue from (0: from the beginning), whether that is the end, and
     the config to continue under."""
 
@@ -38,7 +38,7 @@ class Found:
     config: Config
 
 
-def find_checkpoint(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
+def find_checkpoint(checked: "Checked", folder: "RunFolder", say: Say) -> Continuation:
     """Before a rank starts: which checkpoint this run continues from, if any; reports it in one line.
 
     Only for the holder of the run's lock. If `train.global_batch_size` is null the checkpoint's is kept, so that a run
@@ -62,10 +62,10 @@ def find_checkpoint(checked: "Checked", folder: "RunFolder", say: Say) -> Found:
     say(f"checkpoint: none to resume; starting at step 0{f' from {conf.init_from}' if conf.init_from else ''}")
     if metrics.last_step(folder.path / metrics.FILE):
         say(f"metrics: those of an earlier start move to {metrics.OLD}")
-    return Found(0, False, checked.config)
+    return Continuation(0, False, checked.config)
 
 
-def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder", say: Say) -> Found:
+def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder", say: Say) -> Continuation:
     """What a start from the checkpoint at `path` finds. Raises as `find_checkpoint`, and Damaged."""
     conf, config = checked.config.checkpoint, checked.config
     manifest = Store.read(path)
@@ -99,7 +99,7 @@ def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder"
             say(f"checkpoint: these versions differ from the checkpoint's: {'; '.join(changed)}")
     elif own and metrics.cut_torn_end(folder.path / metrics.FILE):  # a run that continues cuts it when it writes
         say(f"metrics: the end of {metrics.FILE} was not a row of this run, and is cut")
-    return Found(manifest.step, done, config)
+    return Continuation(manifest.step, done, config)
 
 
 def _check_weights(path: str, checked: "Checked") -> None:

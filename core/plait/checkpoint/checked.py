@@ -13,7 +13,7 @@ from typing import Self
 from plait.checkpoint.pieces import LONGEST, PIECES, Damaged, Piece, Seal, loads
 
 
-class Checked:
+class CheckedFile:
     """A file of the checkpoint `folder`, of which each piece is compared with its checksum when it is read.
 
     A file without `.pieces` is one piece, whose SHA-256 is in the manifest. files: those of the manifest. Every method
@@ -81,7 +81,7 @@ class Checked:
             raise Damaged.because(self.folder, why)
 
     def _listed(self, files: Mapping[str, Seal]) -> list[Piece]:
-        with Checked(self.folder, self.name + PIECES, files) as table:
+        with CheckedFile(self.folder, self.name + PIECES, files) as table:
             try:
                 return loads(bytes(table.read(0, table.size)), self.size)
             except ValueError as error:
@@ -100,7 +100,7 @@ class Checked:
 def first_change(folder: Path, name: str, files: Mapping[str, Seal]) -> str | None:
     """None if every byte of the file is as it was written, else what is wrong with it. Reads it whole."""
     try:
-        with Checked(folder, name, files) as file:
+        with CheckedFile(folder, name, files) as file:
             for _ in file.whole():
                 pass
     except Damaged as error:

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from plait.checkpoint.checked import Checked
+from plait.checkpoint.checked import CheckedFile
 from plait.checkpoint.pickled import Refused, read
 from plait.checkpoint.pieces import Seal
 from plait.checkpoint.store import Store
@@ -73,7 +73,7 @@ class Reader(dcp.FileSystemReader):
             place = self.storage_data[item.storage_index]
             needed.setdefault(place.relative_path, {}).setdefault((place.offset, place.length), []).append(item)
         for name, parts in sorted(needed.items()):
-            with Checked(self._folder, name, self._files) as file:
+            with CheckedFile(self._folder, name, self._files) as file:
                 for offset, length in sorted(parts):
                     saved = _tensor(file.read(offset, length))
                     for item in parts[offset, length]:
@@ -134,7 +134,7 @@ def _metadata(folder: Path, files: Mapping[str, Seal]) -> Any:
     size, _ = files[METADATA]
     if size > LARGEST:
         raise Refused(f"it has {size} bytes, and no checkpoint needs more than {LARGEST}")
-    with Checked(folder, METADATA, files) as file:
+    with CheckedFile(folder, METADATA, files) as file:
         data = bytes(file.read(0, size))
     return read(data, NAMES, dict.fromkeys(FIELDS, _fill) | {TensorProperties: _fill_properties}, {str, MetadataIndex})
 

@@ -23,7 +23,7 @@ Parts = Mapping[str, WeightPart]  # name in the files -> part
 
 
 @attrs.frozen
-class Found:
+class FoundWeights:
     """What files have of a model: FQN -> the tensors that make up the parameter. again: (FQN, the tensors that a tied
     parameter has under a second name)."""
 
@@ -97,7 +97,7 @@ def read_weights(
 
 def _found_in(
     files: Files, parameters: Mapping[str, Sequence[int]], ties: Mapping[str, str], parts: Mapping[str, WeightPart]
-) -> Found:
+) -> FoundWeights:
     """Raises PlaitError if the tensors of the files are not the model's."""
     own: dict[str, Parts] = dict(parts_by_fqn(parameters, parts))
     rest, again = dict(files.shapes), []
@@ -113,4 +113,4 @@ def _found_in(
     wanted = {name: part.shape for fqn in parameters for name, part in own[fqn].items()}
     wanted |= {name: part.shape for _, theirs in again for name, part in theirs.items()}
     compare(rest, wanted, f"the weights in {files.path} are of another model")
-    return Found(own, again)
+    return FoundWeights(own, again)

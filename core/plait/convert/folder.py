@@ -20,7 +20,7 @@ from plait.checkpoint.sums import check_sums, write_sums
 from plait.checkpoint.weight_files import open_files
 from plait.contract.errors import PlaitError, misfit
 from plait.convert.config import CONFIG, check_config, config_of
-from plait.convert.plan import Piece, make_ours, make_theirs, ours_from, table_of, theirs_from
+from plait.convert.plan import ConvertedTensor, make_ours, make_theirs, ours_from, table_of, theirs_from
 from plait.data.tokenizer_files import files_in, files_of
 from plait.system.disk import writing
 from plait.system.errors import in_words
@@ -113,7 +113,7 @@ def _name(whole: Path, final: Path) -> None:
     sync(final.parent)
 
 
-def _most(pieces: list[Piece]) -> torch.dtype:
+def _most(pieces: list[ConvertedTensor]) -> torch.dtype:
     """The dtype of most bytes."""
     sizes: Counter[torch.dtype] = Counter()
     for piece in pieces:

@@ -13,7 +13,7 @@ from plait.models.hugging_face.table import HuggingFace, Rule
 from plait.parallel.state import canonical, tied_names
 
 
-class Source(Protocol):
+class WeightSource(Protocol):
     """Tensors that are read on request; `what` names their place in errors."""
 
     what: str
@@ -37,7 +37,7 @@ class Held:
 
 
 @attrs.frozen
-class Piece:
+class ConvertedTensor:
     """One tensor of the result.
 
     parts: the names in the source that it is made of; none for zeros, more than one for a stack.
@@ -67,7 +67,7 @@ def table_of(model: nn.Module) -> HuggingFace:
     return describe()
 
 
-def ours_from(model: nn.Module, source: Source) -> list[Piece]:
+def ours_from(model: nn.Module, source: WeightSource) -> list[ConvertedTensor]:
     """The tensors of `model`, which may be on meta, from those of Hugging Face's libraries.
 
     Raises PlaitError, naming the first, for tensors that are missing, have another shape or belong to nothing.
@@ -90,12 +90,12 @@ def ours_from(model: nn.Module, source: Source) -> list[Piece]:
             _expect(source, name, shape[1:] if rule.stacks else shape, done=fqn)
         used.update(names)
         dtype = source.dtypes[names[0]] if names else tensor.dtype
-        pieces.append(Piece(fqn, shape, dtype, names, rule))
+        pieces.append(ConvertedTensor(fqn, shape, dtype, names, rule))
     _nothing_left(source, used, table, [name for name in used if name not in source.shapes])
     return pieces
 
 
-def theirs_from(model: nn.Module, source: Source) -> list[Piece]:
+def theirs_from(model: nn.Module, source: WeightSource) -> list[ConvertedTensor]:
     """The tensors of Hugging Face's libraries for `model`, from its own, by canonical FQN. Raises like `ours_from`,
     and also if the model has learned something that they have no place for."""
     table, own, aliases = table_of(model), _own(model), _aliases(model)
@@ -114,12 +114,14 @@ def theirs_from(model: nn.Module, source: Source) -> list[Piece]:
             raise PlaitError(f"{part!r} of {source.what} is not zero, and Hugging Face's form has no place for it")
         for i, name in enumerate(names):
             index = i if rule.stacks else None
-            pieces.append(Piece(name, shape[1:] if rule.stacks else shape, source.dtypes[part], (part,), rule, index))
+            pieces.append(
+                ConvertedTensor(name, shape[1:] if rule.stacks else shape, source.dtypes[part], (part,), rule, index)
+            )
     _nothing_left(source, used, None, list(own))
     return pieces
 
 
-def make_ours(piece: Piece, source: Source) -> Tensor:
+def make_ours(piece: ConvertedTensor, source: WeightSource) -> Tensor:
     """The tensor itself, contiguous."""
     if not piece.parts:
         return torch.zeros(piece.shape, dtype=piece.dtype)
@@ -131,7 +133,7 @@ def make_ours(piece: Piece, source: Source) -> Tensor:
     return stack
 
 
-def make_theirs(piece: Piece, source: Source) -> Tensor:
+def make_theirs(piece: ConvertedTensor, source: WeightSource) -> Tensor:
     """The tensor itself, contiguous."""
     return piece.rule.layout.to_theirs(source.read(piece.parts[0], piece.index)).contiguous()
 
@@ -174,7 +176,7 @@ def _rule(table: HuggingFace, fqn: str, shape: tuple[int, ...]) -> tuple[Rule, t
     raise PlaitError(f"the model's table for Hugging Face says nothing about {fqn!r}: no rule matches it")
 
 
-def _expect(source: Source, name: str, shape: tuple[int, ...], done: str) -> None:
+def _expect(source: WeightSource, name: str, shape: tuple[int, ...], done: str) -> None:
     """`done`: its name in the other form."""
     if name not in source.shapes and done in source.shapes:
         raise PlaitError(f"{source.what} is already in that form: it has {done!r} and no {name!r}")
@@ -184,13 +186,13 @@ def _expect(source: Source, name: str, shape: tuple[int, ...], done: str) -> Non
         raise PlaitError(f"{name!r} has shape {source.shapes[name]} in {source.what}, and {shape} in the model")
 
 
-def _nothing_left(source: Source, used: set[str], table: HuggingFace | None, known: list[str]) -> None:
+def _nothing_left(source: WeightSource, used: set[str], table: HuggingFace | None, known: list[str]) -> None:
     for name in source.shapes:
         if name not in used and not (table and table.skips(name)):
             raise PlaitError(f"{source.what} has {name!r}, which the model has no place for{near_miss(name, known)}")
 
 
-def _same(source: Source, names: tuple[str, ...], others: tuple[str, ...]) -> None:
+def _same(source: WeightSource, names: tuple[str, ...], others: tuple[str, ...]) -> None:
     for name, other in zip(names, others, strict=True):
         one, two = source.read(name), source.read(other)
         if one.shape != two.shape or not alike(one, two):

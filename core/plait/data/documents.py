@@ -37,7 +37,7 @@ class File:
 
 
 @attrs.frozen
-class Piece:
+class TextPiece:
     """A part of a document in UTF-8. read: bytes of the file that were read for it, for progress."""
 
     text: bytes
@@ -125,7 +125,7 @@ def probe(file: File, text_key: str) -> None:
         next(pieces(file, text_key), None)
 
 
-def pieces(file: File, text_key: str, lost: LeftOut | None = None) -> Iterator[Piece]:
+def pieces(file: File, text_key: str, lost: LeftOut | None = None) -> Iterator[TextPiece]:
     """The documents of `file`, in pieces. Raises PlaitError, naming file and line, for an invalid one.
 
     lost: counts what of it is no document.
@@ -136,7 +136,7 @@ def pieces(file: File, text_key: str, lost: LeftOut | None = None) -> Iterator[P
     return _lines(file, text_key, lost) if file.kind == "lines" else _parquet(file, text_key, lost)
 
 
-def _text(file: File, lost: LeftOut) -> Iterator[Piece]:
+def _text(file: File, lost: LeftOut) -> Iterator[TextPiece]:
     with opened(file.path) as source:
         handle, done = source.content, 0
 
@@ -148,10 +148,10 @@ def _text(file: File, lost: LeftOut) -> Iterator[Piece]:
         rest, first = handle.read(PIECE), True
         while more := handle.read(PIECE):
             cut = _border(rest)
-            yield Piece(rest[:cut], first, False, read())
+            yield TextPiece(rest[:cut], first, False, read())
             rest, first = rest[cut:] + more, False
         if rest:
-            yield Piece(rest, first, True, read())
+            yield TextPiece(rest, first, True, read())
         else:
             lost.add(EMPTY_FILES)
 
@@ -167,11 +167,11 @@ def _border(block: bytes) -> int:
     return at or len(block)
 
 
-def _lines(file: File, text_key: str, lost: LeftOut) -> Iterator[Piece]:
+def _lines(file: File, text_key: str, lost: LeftOut) -> Iterator[TextPiece]:
     for where, row, read in rows(file):
         value = row.get(text_key)
         if value or text_key not in row:
-            yield Piece(encode(value, row, text_key, where, lost), True, True, read)
+            yield TextPiece(encode(value, row, text_key, where, lost), True, True, read)
         elif value is None or value == "":
             lost.add(NO_TEXT)
         else:
@@ -221,7 +221,7 @@ def no_key(where: str, text_key: str, keys: list[str]) -> PlaitError:
     return PlaitError(said).at("data.text_key", text_key, fits=keys)
 
 
-def _parquet(file: File, text_key: str, lost: LeftOut) -> Iterator[Piece]:
+def _parquet(file: File, text_key: str, lost: LeftOut) -> Iterator[TextPiece]:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -237,7 +237,7 @@ def _parquet(file: File, text_key: str, lost: LeftOut) -> Iterator[Piece]:
                 for value in batch.column(0).to_pylist():
                     text = b"" if value is None else encode(value, {text_key: value}, text_key, str(file.path))
                     if text:
-                        yield Piece(text, True, True, int(share))
+                        yield TextPiece(text, True, True, int(share))
                     else:
                         lost.add(NO_TEXT)
     except (pa.ArrowException, OSError) as error:

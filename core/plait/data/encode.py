@@ -25,7 +25,7 @@ AHEAD = 2  # groups per core that are read, and not yet taken
 
 
 @attrs.frozen
-class Group:
+class TextGroup:
     """Documents, or pieces of long ones, in order.
 
     held: whether each one's document is for validation. first, last: whether its document begins and ends with it.
@@ -73,7 +73,7 @@ def encoded(
             yield join(group, _encode(tokenizer, group))
         return
     workers = min(cores(), math.ceil(sum(file.size for file in files) / GROUP))
-    waiting: deque[tuple[Group, Future[list[Documents | Part]]]] = deque()
+    waiting: deque[tuple[TextGroup, Future[list[Documents | Part]]]] = deque()
     try:
         with processes(workers, _begin, tokenizer) as pool:
             for group in _groups(files, text_key, fraction, GROUP, lost, True):
@@ -93,8 +93,8 @@ def encoded(
 
 def _groups(
     files: list[File], text_key: str, fraction: float, size: int, lost: LeftOut | None, in_windows: bool
-) -> Iterator[Group]:
-    group, filled, out = Group(), 0, False
+) -> Iterator[TextGroup]:
+    group, filled, out = TextGroup(), 0, False
     for file in files:
         found = pieces(file, text_key, lost)
         for piece, window in windows(found) if in_windows else ((piece, None) for piece in found):
@@ -108,7 +108,7 @@ def _groups(
             filled += len(piece.text)
             if filled >= size:
                 yield group
-                group, filled = Group(), 0
+                group, filled = TextGroup(), 0
     if group.texts:
         yield group
 
@@ -122,7 +122,7 @@ class Documents:
     ends: int
 
 
-def _encode(tokenizer: Tokenizer, group: Group) -> list[Documents | Part]:
+def _encode(tokenizer: Tokenizer, group: TextGroup) -> list[Documents | Part]:
     """The ids of a group in order: of all documents between two pieces together, and of each piece."""
     found: list[Documents | Part] = []
     parts = iter(encode_windows(tokenizer, [window for window in group.windows if window is not None]))
@@ -136,7 +136,7 @@ def _encode(tokenizer: Tokenizer, group: Group) -> list[Documents | Part]:
     return found
 
 
-def _documents(tokenizer: Tokenizer, group: Group, some: slice) -> Documents:
+def _documents(tokenizer: Tokenizer, group: TextGroup, some: slice) -> Documents:
     dtype = id_dtype(tokenizer)
     begin, end, none = _around(tokenizer, dtype)
     sides: list[list[np.ndarray]] = [[none], [none]]
@@ -160,7 +160,7 @@ class _Join:
         self._tokenizer = tokenizer
         self._text = Joined(tokenizer)
 
-    def __call__(self, group: Group, found: list[Documents | Part]) -> Encoded:
+    def __call__(self, group: TextGroup, found: list[Documents | Part]) -> Encoded:
         dtype = id_dtype(self._tokenizer)
         begin, end, none = _around(self._tokenizer, dtype)
         sides: list[list[np.ndarray]] = [[none], [none]]
@@ -198,5 +198,5 @@ def _begin(tokenizer: Tokenizer) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker is one of its threads
 
 
-def _of_worker(group: Group) -> list[Documents | Part]:
+def _of_worker(group: TextGroup) -> list[Documents | Part]:
     return _encode(_tokenizer, group)

@@ -13,7 +13,7 @@ from plait.data.source import Say
 from plait.data.tokenise import FORMAT, read_meta, tokenise
 
 if TYPE_CHECKING:
-    from plait.data.packed import Packed
+    from plait.data.packed import PackedBatches
 
 SAID = 0.01  # the share of the tokens that fill no sample from which on they are mentioned
 
@@ -77,9 +77,9 @@ class Indexed(Cached):
                 f"take train.seq_len={max(validation - 1, 1)} or less, or set data.validation_fraction=0"
             ).at("train.seq_len", seq_len, fits=f"at most {max(validation - 1, 1)}")
 
-    def open(self, *, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> "Packed":
-        from plait.data.packed import Packed
+    def open(self, *, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> "PackedBatches":
+        from plait.data.packed import PackedBatches
 
         self.prepare(silent)  # the parent has done it, unless the cache was removed since
         self.check_length(seq_len=seq_len)
-        return Packed(self.folder, self.encoder.eod, self.attention, seq_len, seed, global_batch_size, dp)
+        return PackedBatches(self.folder, self.encoder.eod, self.attention, seq_len, seed, global_batch_size, dp)

@@ -11,7 +11,7 @@ from plait.data.order import epochs
 from plait.data.tokenise import read_meta
 
 
-class Packed(Batches):
+class PackedBatches(Batches):
     """Samples come in the order of one endless sequence: epoch after epoch, each a permutation of all samples.
 
     A global batch is G consecutive samples, so it may span two epochs, and each rank takes a slice of it.

@@ -24,7 +24,7 @@ DEPTH = 256  # documents that are tokenised ahead
 GROUP = 16  # documents that the tokenizer gets at once, to spread over its threads
 
 
-class Rows(Protocol):
+class RowSource(Protocol):
     """Where a stream's documents come from, as `plait.data.hf.Hf` describes it."""
 
     name: str
@@ -74,7 +74,7 @@ class StreamBatches(Batches):
     Every rank reads its own part of the stream: sample numbers count what all ranks have taken together.
     """
 
-    def __init__(self, source: Rows, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> None:
+    def __init__(self, source: RowSource, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> None:
         super().__init__(seq_len, global_batch_size, dp)
         self._source, self._seed, self._samples = source, seed, 0
         self._start, self._offset = Cursor(), 0  # of the next sample's first token: its document, and where in it
@@ -161,7 +161,7 @@ class StreamBatches(Batches):
 class _Held:
     """The held-out samples: the same on every rank, read as far as they are requested."""
 
-    def __init__(self, source: Rows, seq_len: int) -> None:
+    def __init__(self, source: RowSource, seq_len: int) -> None:
         self._source, self._seq_len = source, seq_len
         self._texts: Iterator[bytes] | None = None
         self._tokens = np.empty(0, np.uint32)
@@ -185,12 +185,12 @@ class _Held:
         return samples
 
 
-def _tokens(source: Rows, texts: list[bytes]) -> list[np.ndarray]:
+def _tokens(source: RowSource, texts: list[bytes]) -> list[np.ndarray]:
     begin, end = np.array(source.encoder.begins, np.uint32), np.array([source.encoder.eod], np.uint32)
     return [np.concatenate((begin, ids.astype(np.uint32), end)) for ids in source.encoder.encode(texts)]
 
 
-def _documents(source: Rows, seed: int, dp: tuple[int, int], start: Cursor, lost: LeftOut) -> Iterator[Document]:
+def _documents(source: RowSource, seed: int, dp: tuple[int, int], start: Cursor, lost: LeftOut) -> Iterator[Document]:
     """This rank's documents from `start` on, without end."""
     held = set()
     if source.has_validation and source.validation_split is None:
@@ -220,7 +220,7 @@ def _documents(source: Rows, seed: int, dp: tuple[int, int], start: Cursor, lost
 
 
 def _blocks(
-    source: Rows, seed: int, dp: tuple[int, int], start: Cursor, lost: LeftOut
+    source: RowSource, seed: int, dp: tuple[int, int], start: Cursor, lost: LeftOut
 ) -> Iterator[tuple[Cursor, list[bytes]]]:
     """The rest of an epoch, `shuffle_buffer` documents at a time, each block with the index to begin at."""
     from datasets.distributed import split_dataset_by_node

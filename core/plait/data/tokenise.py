@@ -43,8 +43,8 @@ def tokenise(
         say(tokenizer.said)
     progress, lost = Progress(say, "tokenising", size), LeftOut()
     with (
-        Tokens(folder / "train.bin", dtype, tokenizer.eod) as train,
-        Tokens(folder / "validation.bin", dtype, tokenizer.eod) as validation,
+        TokenWriter(folder / "train.bin", dtype, tokenizer.eod) as train,
+        TokenWriter(folder / "validation.bin", dtype, tokenizer.eod) as validation,
         closing(encoded(files, text_key, tokenizer, fraction, lost)) as groups,
     ):
         for group in groups:
@@ -66,7 +66,7 @@ def tokenise(
     )
 
 
-def _balance(train: "Tokens", validation: "Tokens", fraction: float) -> None:
+def _balance(train: "TokenWriter", validation: "TokenWriter", fraction: float) -> None:
     """If there are few documents or one is huge, their hashes may pick nothing or nearly all: then cut by tokens."""
     wanted = math.ceil(fraction * (train.tokens + validation.tokens))
     if 2 * validation.tokens < wanted:
@@ -75,7 +75,7 @@ def _balance(train: "Tokens", validation: "Tokens", fraction: float) -> None:
         validation.move_tail(wanted, train)
 
 
-class Tokens:
+class TokenWriter:
     """A growing file of token ids, whose tail can be moved to another file."""
 
     def __init__(self, path: Path, dtype: np.dtype, eod: int) -> None:
@@ -88,7 +88,7 @@ class Tokens:
         self.tokens += len(ids)
         self.documents += int(np.count_nonzero(ids == self._eod))
 
-    def move_tail(self, start: int, to: "Tokens") -> None:
+    def move_tail(self, start: int, to: "TokenWriter") -> None:
         self._file.seek(start * self._dtype.itemsize)
         while content := self._file.read(1 << 22):
             ids = np.frombuffer(content, self._dtype)
@@ -97,7 +97,7 @@ class Tokens:
         self._file.truncate(start * self._dtype.itemsize)
         self.tokens = start
 
-    def __enter__(self) -> "Tokens":
+    def __enter__(self) -> "TokenWriter":
         return self
 
     def __exit__(self, *_: "type[BaseException] | BaseException | TracebackType | None") -> None:

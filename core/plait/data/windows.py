@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 import numpy as np
 
-from plait.data.documents import Piece
+from plait.data.documents import TextPiece
 from plait.data.tokenizer import Tokenizer
 
 CONTEXT = 1 << 11  # characters of a neighbour
@@ -42,9 +42,9 @@ class Part:
     tail: np.ndarray
 
 
-def windows(pieces: Iterator[Piece]) -> Iterator[tuple[Piece, Window | None]]:
+def windows(pieces: Iterator[TextPiece]) -> Iterator[tuple[TextPiece, Window | None]]:
     """Each piece with its window; with None if it is a whole document."""
-    held: Piece | None = None
+    held: TextPiece | None = None
     before = now = ""
     for piece in pieces:
         text = "" if piece.first and piece.last else piece.text.decode("utf-8", "replace")

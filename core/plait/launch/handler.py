@@ -33,7 +33,7 @@ class _Backend(C10dRendezvousBackend):
         return super().set_state(state, token)
 
 
-class Handler(DynamicRendezvousHandler):
+class MeetingHandler(DynamicRendezvousHandler):
     """members: the machines of the current start of the ranks, None before they have met. met: whether they ever have.
 
     Everything that asks the store is called on a thread that may wait.
@@ -42,7 +42,7 @@ class Handler(DynamicRendezvousHandler):
     @classmethod
     def of(
         cls, store: Store, run: str, launch: Launch, address: str, name: str, is_host: bool, notes: Store
-    ) -> "Handler":
+    ) -> "MeetingHandler":
         """address: where the others reach this machine. notes: the part of the store for Plait's own keys."""
         join = datetime.timedelta(seconds=max(math.ceil(launch.rendezvous_seconds), 1))
         backend = _Backend(store, run)

@@ -69,7 +69,7 @@ def start_ranks(
 
     from plait.launch.agent import Agent
     from plait.launch.meeting import Apart, Over
-    from plait.launch.rendezvous import Alone
+    from plait.launch.rendezvous import LocalHandler
 
     launch = config.launch
     agent, earlier = None, _written(folder)
@@ -82,7 +82,7 @@ def start_ranks(
                 arguments.append(str(problem.with_name("config.json")))
                 with writing(arguments[-1]):
                     Path(arguments[-1]).write_text(json.dumps(node), encoding="utf-8")
-            handler: RendezvousHandler = meeting.join() if meeting is not None else Alone(uuid.uuid4().hex)
+            handler: RendezvousHandler = meeting.join() if meeting is not None else LocalHandler(uuid.uuid4().hex)
             spec = WorkerSpec(
                 role="rank",
                 local_world_size=nproc,

@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous import (
 from plait.contract.config import Launch
 from plait.contract.errors import PlaitError
 from plait.launch.external import meeting_point
-from plait.launch.handler import SILENT, Handler
+from plait.launch.handler import SILENT, MeetingHandler
 from plait.system.addresses import is_here, is_loopback, towards
 from plait.system.errors import one_line
 
@@ -58,7 +58,7 @@ class Meeting:
         self.launch, self.run, self.say = launch, str(launch.run_id or run), say
         self.host, _, port = meeting_point(launch).rpartition(":")
         self.host, self.port, self.name = self.host.strip("[]"), int(port), socket.gethostname()
-        self.handler: Handler | None = None
+        self.handler: MeetingHandler | None = None
         self.store: Store | None = None
         self.refusal: str | None = None  # another machine's
         self.trouble = "nothing listens there"  # why the store is not reached yet, or no longer
@@ -171,14 +171,16 @@ class Meeting:
             raise error
         return value
 
-    def join(self) -> Handler:
+    def join(self) -> MeetingHandler:
         """The rendezvous of the machines, once this one knows its address. Raises Apart if nobody comes."""
         if self.handler is None:
             own = self.patiently(self._address, line=self._line)
             if own is None:
                 raise self.apart()
             assert self.store is not None
-            self.handler = Handler.of(self._whole, self.run, self.launch, own, self.name, self.is_host, self.store)
+            self.handler = MeetingHandler.of(
+                self._whole, self.run, self.launch, own, self.name, self.is_host, self.store
+            )
         return self.handler
 
     def _address(self) -> str | None:

@@ -125,7 +125,7 @@ def _train(
         from plait.parallel.process_group import device_of, end_group, set_timeout, start_group
         from plait.records.console import Console
         from plait.records.flight_recorder import progress_of_groups
-        from plait.records.metrics import Metrics
+        from plait.records.metrics import MetricsSinks
         from plait.records.profiler import Profiler
         from plait.train.trainer import Trainer
 
@@ -153,7 +153,7 @@ def _train(
         stack.enter_context(trainer.checkpoints.breaking_off())
         if rank == 0:
             name = str(config.run.name or folder.path.name)
-            metrics = stack.enter_context(Metrics(folder.path, config.metrics, start, name, config.plain()))
+            metrics = stack.enter_context(MetricsSinks(folder.path, config.metrics, start, name, config.plain()))
             console = stack.enter_context(
                 Console(config.train.steps, start, config.metrics.log_every, compiles=config.compile.enabled)
             )

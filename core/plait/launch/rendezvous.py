@@ -7,7 +7,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 
-class Alone(RendezvousHandler):
+class LocalHandler(RendezvousHandler):
     """The rendezvous of a run's only machine. What the agent stores stays in the memory of its process."""
 
     use_agent_store = False  # ranks have their own store: `plait.system.sockets.local_store`

@@ -32,7 +32,7 @@ from plait.strategies.order import PHASES
 from plait.strategies.registry import name_of
 
 if TYPE_CHECKING:
-    from plait.parallel.divided_layers import Whole
+    from plait.parallel.divided_layers import WholeModel
 
 
 @attrs.define
@@ -52,7 +52,7 @@ class Applied:
     device: torch.device
     balance: Balance
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum
-    whole: "Whole | None" = None
+    whole: "WholeModel | None" = None
     steps: int = 0
 
     def parameters(self) -> list[nn.Parameter]:
@@ -273,9 +273,9 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
         complete_row_means(model, run.spec, mesh)
     parts, whole = [model], None
     if mesh.layout.count("layers") > 1:
-        from plait.parallel.divided_layers import Whole
+        from plait.parallel.divided_layers import WholeModel
 
-        whole = Whole.of(model, run.spec)
+        whole = WholeModel.of(model, run.spec)
     for phase in PHASES:
         if phase == "graph" and not ("parameter_sharding" in hooks.roles and mesh.layout.summed_axes()):
             for part in parts:  # before transforms of this phase, which see storage's dtype

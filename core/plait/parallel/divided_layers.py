@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class Whole:
+class WholeModel:
     """What is known of the whole model. shapes: FQN -> shape of its part of a checkpoint, in the model's order. ties:
     further FQN of a tied parameter -> its first. routers: name in metrics -> number of experts."""
 
@@ -33,7 +33,7 @@ class Whole:
     routers: Mapping[str, int]
 
     @classmethod
-    def of(cls, model: nn.Module, spec: ModelSpec) -> "Whole":
+    def of(cls, model: nn.Module, spec: ModelSpec) -> "WholeModel":
         """model: before any strategy acts."""
         routers = {name: len(router.seen) for name, router in routers_by_block(model, spec).items()}
         return cls(shapes(model), tied_names(model), routers)

@@ -37,7 +37,9 @@ def stage(model: nn.Module, spec: ModelSpec, first: int, last: int) -> nn.Module
         raise PlaitError(f"a stage of the blocks {first} to {last - 1} cannot be cut: the model has {len(blocks)}")
     check_stages(model, spec)
     now = Passing(first == 0, last == len(blocks))
-    roles: dict[str, Any] = {fqn: Pass if i < first else Ends if i == last else Later for i, fqn in enumerate(blocks)}
+    roles: dict[str, Any] = {
+        fqn: Pass if i < first else FirstAfter if i == last else Later for i, fqn in enumerate(blocks)
+    }
     roles |= dict.fromkeys(spec.before_of(model), Empty) | dict.fromkeys(spec.after_of(model), Later)
     if first:
         roles[blocks[first - 1]] = Received
@@ -47,7 +49,7 @@ def stage(model: nn.Module, spec: ModelSpec, first: int, last: int) -> nn.Module
     names = {module: fqn for fqn, module in model.named_modules() if fqn in roles}
     made: dict[nn.Module, nn.Module] = {m: m if fqn in own else roles[fqn](fqn, now) for m, fqn in names.items()}
     part = _copied(model, made)
-    mix_in(part, Stage)
+    mix_in(part, StageMethods)
     part.__dict__["_passing"] = now
     return part
 
@@ -108,7 +110,7 @@ class Left(Exception):
     """Ends the forward of a stage. Its argument is the stream that the stage returns."""
 
 
-class Stage:
+class StageMethods:
     """Mixed into the class of a part of a model."""
 
     _passing: Passing
@@ -179,7 +181,7 @@ class Received(Absent):
         return now.stream
 
 
-class Ends(Absent):
+class FirstAfter(Absent):
     """The first block after the stage."""
 
     def act(self, now: Passing, args: Any, kwargs: Any) -> Any:

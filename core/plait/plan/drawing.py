@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 
-from plait.plan.values import Axis
+from plait.plan.values import PlannedAxis
 from plait.records.text import table
 
 COLUMNS, ROWS = 8, 6  # ranks drawn; of longer axes the first ones and the last
 
 
-def drawn(axes: Sequence[Axis], node: int | None) -> list[str]:
+def drawn(axes: Sequence[PlannedAxis], node: int | None) -> list[str]:
     """One view's axes, outermost first: the innermost from left to right, those around it from top to bottom.
 
     node: number of ranks per node; "|" stands between ranks of two nodes.
@@ -44,7 +44,7 @@ def _some(count: int, most: int) -> list[int | None]:
     return [*range(most - 2), None, count - 1]
 
 
-def _coordinates(row: int, outer: Sequence[Axis]) -> list[int]:
+def _coordinates(row: int, outer: Sequence[PlannedAxis]) -> list[int]:
     found: list[int] = []
     for axis in reversed(outer):
         row, place = divmod(row, axis.degree)

@@ -12,7 +12,7 @@ from plait.system.errors import one_line
 
 
 @attrs.frozen
-class Job:
+class PlannedJob:
     """One combination. label: the overrides in which it differs. why: the reason, if it could not be planned."""
 
     label: str
@@ -24,7 +24,7 @@ class Job:
 class Ranking:
     """The fastest first, by the middle of the band; then those that do not fit; then those that cannot run."""
 
-    jobs: list[Job]
+    jobs: list[PlannedJob]
 
     @property
     def code(self) -> int:
@@ -86,13 +86,13 @@ def side_by_side(wanted: list[tuple[str, list[str]]], world: int | None, rank: i
     done = []
     for label, overrides in wanted:
         try:
-            done.append(Job(label, plan(compose(overrides), world, rank)))
+            done.append(PlannedJob(label, plan(compose(overrides), world, rank)))
         except PlaitError as error:
-            done.append(Job(label, why=one_line(error)))
+            done.append(PlannedJob(label, why=one_line(error)))
     return Ranking(sorted(done, key=_order))
 
 
-def _order(job: Job) -> tuple[int, float]:
+def _order(job: PlannedJob) -> tuple[int, float]:
     if job.plan is None:
         return 2, 0.0
     time = job.plan.time

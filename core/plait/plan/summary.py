@@ -8,7 +8,7 @@ from plait.contract.cluster import Cluster
 from plait.host import Checked
 from plait.plan.tracing.recorder import Operator
 from plait.plan.tracing.trace import StepTrace
-from plait.plan.values import KINDS, Axis, Memory, Peak, Plan, Stages, Time, Traffic, Work
+from plait.plan.values import KINDS, Memory, Peak, Plan, PlannedAxis, Stages, Time, Traffic, Work
 from plait.plan.whole import Whole
 
 if TYPE_CHECKING:
@@ -118,13 +118,15 @@ def time_of(
     return Time(step, (tokens / high, tokens / low), mfu, compute, exchange, max(parts, key=lambda k: parts[k]))
 
 
-def _axes(checked: Checked, members: Mapping[str, tuple[int, ...]], cluster: Cluster | None) -> list[Axis]:
+def _axes(checked: Checked, members: Mapping[str, tuple[int, ...]], cluster: Cluster | None) -> list[PlannedAxis]:
     layout, found = checked.layout, []
     for view, axes in [("dense", layout.dense), *layout.views.items()]:
         for axis in axes:
             role = f"splits {axis.splits}" if axis.splits else f"shards {', '.join(axis.shards) or 'nothing'}"
             owner = layout.owner.get(axis.name, "left over")
-            found.append(Axis(view, axis.name, axis.degree, role, owner, _nodes(members.get(axis.name), cluster)))
+            found.append(
+                PlannedAxis(view, axis.name, axis.degree, role, owner, _nodes(members.get(axis.name), cluster))
+            )
     return found
 
 

@@ -135,7 +135,7 @@ class Stages:
 
 
 @attrs.frozen
-class Axis:
+class PlannedAxis:
     """One axis of the mesh. nodes: how many nodes its ranks span; None without a cluster."""
 
     view: str
@@ -162,7 +162,7 @@ class Plan:
     world: int
     rank: int
     tokens: int
-    axes: list[Axis]
+    axes: list[PlannedAxis]
     memory: Memory
     collectives: list[Traffic]
     work: list[Work]

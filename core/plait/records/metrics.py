@@ -143,7 +143,7 @@ def cut_torn_end(path: Path) -> bool:
     return True
 
 
-class Seal:
+class MetricsSeal:
     """The content of the file so far, as a checkpoint stores it: [bytes, sha256]. Each byte is read once.
 
     It follows a growing file, written by one `MetricsFile` after its `resume`.
@@ -188,7 +188,7 @@ def last_step(path: Path) -> int:
     return max((row["step"] for row in map(_row, lines) if row), default=0)
 
 
-class Metrics(RunObserver):
+class MetricsSinks(RunObserver):
     """All outputs that `conf` asks for; they get one row per step.
 
     folder: the run's. resume_step: the step that the run continues from, 0 for a new one; rows past it from an earlier
@@ -221,7 +221,7 @@ class Metrics(RunObserver):
         for sink in self.sinks:
             sink.close()
 
-    def __enter__(self) -> "Metrics":
+    def __enter__(self) -> "MetricsSinks":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -21,7 +21,7 @@ from plait.system.errors import DiskError
 if TYPE_CHECKING:
     from plait.parallel.apply import Applied
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 
 
 class Profiler(RunObserver):
@@ -171,7 +171,7 @@ def name_all(
     collectives: entries of the flight recorder; they show which group a gloo operation belongs to, which the trace does
     not. nccl's events contain their group. offset: the number of the step that torch counts as 0.
     """
-    events: list[Event] = [e for e in trace["traceEvents"] if e.get("ph") == "X" and "dur" in e]
+    events: list[TraceEvent] = [e for e in trace["traceEvents"] if e.get("ph") == "X" and "dur" in e]
     host = [e for e in events if e.get("cat") in ("cpu_op", "user_annotation")]
     for event in host:
         if event["name"].startswith("ProfilerStep#"):
@@ -197,15 +197,15 @@ def axis_of(group: str, description: str, axes: Mapping[str, str]) -> str:
     return "world" if description == "default_pg" else f"group {group}"
 
 
-def _name(event: Event, axis: str) -> None:
+def _name(event: TraceEvent, axis: str) -> None:
     if "axis" not in event.setdefault("args", {}):
         event["name"] += f" [{axis}]"
         event["args"]["axis"] = axis
 
 
 def _name_by_time(
-    host: list[Event],
-    operations: list[Event],
+    host: list[TraceEvent],
+    operations: list[TraceEvent],
     axes: Mapping[str, str],
     collectives: Iterable[Mapping[str, Any]],
     base: int,
@@ -213,7 +213,7 @@ def _name_by_time(
     """The recorder notes a collective during the operation that starts it; a thread of its group then runs it."""
     starts = [e["ts"] for e in operations]
     done = [e for e in sorted(host, key=lambda e: e["ts"]) if e["name"].startswith("gloo:")]
-    waiting: dict[str, deque[Event]] = defaultdict(deque)
+    waiting: dict[str, deque[TraceEvent]] = defaultdict(deque)
     for event in done:
         waiting[event["name"]].append(event)
     votes: dict[Any, Counter[str]] = defaultdict(Counter)
@@ -234,9 +234,9 @@ def _name_by_time(
             _name(event, votes[event["tid"]].most_common(1)[0][0])
 
 
-def _backward(host: list[Event], blocks: set[str]) -> list[Event]:
+def _backward(host: list[TraceEvent], blocks: set[str]) -> list[TraceEvent]:
     """Spans of the blocks' backward passes: autograd gives a node the number of the operation that created it."""
-    makers: dict[int, Event] = {}
+    makers: dict[int, TraceEvent] = {}
     for event in sorted(host, key=lambda e: e["ts"]):
         number = event.get("args", {}).get("Sequence number")
         if number is not None and not event["args"].get("Fwd thread id"):
@@ -246,7 +246,7 @@ def _backward(host: list[Event], blocks: set[str]) -> list[Event]:
     nodes = [e for e in host if e.get("args", {}).get("Fwd thread id") and e["args"].get("Sequence number") in owner]
     engine = [e for e in host if e["name"].startswith("autograd::engine::evaluate_function")]
     around = {id(node): evaluation for node, evaluation in _innermost(engine, nodes)}
-    found: dict[tuple[int, Any], Event] = {}
+    found: dict[tuple[int, Any], TraceEvent] = {}
     for node in nodes:
         span = owner[node["args"]["Sequence number"]]
         whole = around.get(id(node), node)
@@ -260,9 +260,9 @@ def _backward(host: list[Event], blocks: set[str]) -> list[Event]:
     return list(found.values())
 
 
-def _innermost(outer: Iterable[Event], inner: Iterable[Event]) -> list[tuple[Event, Event]]:
+def _innermost(outer: Iterable[TraceEvent], inner: Iterable[TraceEvent]) -> list[tuple[TraceEvent, TraceEvent]]:
     """Pairs of an event of `inner` and the innermost event of `outer` that runs on its thread when it starts."""
-    running: dict[Any, list[Event]] = defaultdict(list)
+    running: dict[Any, list[TraceEvent]] = defaultdict(list)
     pairs = []
     marked = [*((e["ts"], 0, -e["dur"], i, e) for i, e in enumerate(outer))]
     marked += [(e["ts"], 1, 0.0, i, e) for i, e in enumerate(inner)]

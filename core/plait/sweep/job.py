@@ -24,10 +24,10 @@ from plait.system.errors import one_line
 from plait.system.signals import asked_to_stop, name
 
 ConfigOf = Callable[[DictConfig, Any], Config]
-Run = Callable[[Config, Path], None]
+RunOne = Callable[[Config, Path], None]
 
 
-def job(command: Command, cfg: DictConfig, hydra: Any, config_of: ConfigOf, run: Run) -> float | None:
+def job(command: Command, cfg: DictConfig, hydra: Any, config_of: ConfigOf, run: RunOne) -> float | None:
     """Run the job that `cfg` and `hydra` describe. Returns what a sweeper minimises, None if it failed.
 
     Raises SystemExit or Stopped if a signal stops it, and PlaitError if the sweep's own files cannot be written.

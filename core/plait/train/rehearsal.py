@@ -21,7 +21,7 @@ Groups = list[dict[str, list[nn.Parameter]]]
 Build = Callable[[Groups], Any]
 
 
-class Refused(Exception):
+class ArgumentsRefused(Exception):
     """The optimizer's class does not accept its arguments."""
 
 
@@ -94,7 +94,7 @@ def _problem(groups: list[list[Kind]], step: Callable[[], Any]) -> str | None:
     try:
         with undisturbed(groups[0][0].device):
             step()
-    except Refused as error:
+    except ArgumentsRefused as error:
         return f"refuses these options: {error}"
     except Exception as error:
         first, *others = dict.fromkeys(str(kind) for group in groups for kind in group)
@@ -154,7 +154,7 @@ def _stepped(
     try:
         optimizer = build([{"params": [next(rest) for _ in group]} for group in groups])
     except Exception as error:
-        raise Refused(one_line(error)) from error
+        raise ArgumentsRefused(one_line(error)) from error
     for step in range(1, STEPS + 1):
         for seed, param in enumerate(params):
             param.grad = placed(seed, step)

@@ -11,9 +11,9 @@ from plait import PlaitError, planning
 from plait.host import check, compose
 from plait.parallel.assembly import assemble
 from plait_autoparallel.advisor import advise, program, report, strategies
-from plait_autoparallel.advisor.block import Block
+from plait_autoparallel.advisor.block import BlockProblem
 from plait_autoparallel.advisor.links import Links, MeshDim
-from plait_autoparallel.advisor.program import Choice, Problem, Program, Step
+from plait_autoparallel.advisor.program import Problem, ProblemStep, Program, Way
 from plait_autoparallel.solve import Segment
 
 SIZE = 2**20  # of the MLP's tensors: rows and columns
@@ -32,7 +32,7 @@ def product(name, used, made, seconds):
     """Of matrices on one mesh dim, as DTensor divides it."""
     half = (seconds[0] / 2, seconds[1] / 2)
     ways = [("R", "R", "R", seconds), (0, "R", 0, half), ("R", 1, 1, half), (1, 0, "P", half)]
-    return Step(name, used, (made,), tuple(Choice(((a,), (b,)), ((c,),), cost) for a, b, c, cost in ways))
+    return ProblemStep(name, used, (made,), tuple(Way(((a,), (b,)), ((c,),), cost) for a, b, c, cost in ways))
 
 
 def mlp(speed, weights):
@@ -97,9 +97,9 @@ def test_an_unknown_operator_costs_nothing_and_fits_anything():
 
 def test_a_move_serves_all_users():
     """A sum that two operators need in full is summed once."""
-    both = Choice((("R",),), ((0,),), (0.0, 0.0))
-    made = Step("made", (), (0,), (Choice((), (("P",),), (0.0, 0.0)),))
-    users = [Step(f"user {i}", (0,), (i,), (both,)) for i in (1, 2)]
+    both = Way((("R",),), ((0,),), (0.0, 0.0))
+    made = ProblemStep("made", (), (0,), (Way((), (("P",),), (0.0, 0.0)),))
+    users = [ProblemStep(f"user {i}", (0,), (i,), (both,)) for i in (1, 2)]
     values = dict.fromkeys(range(3), ((1024, 1024), SIZE * 4))
     found = Program(Problem(links(), [made, *users], values, {}, {}, [], {})).solve()
     assert found.seconds == pytest.approx(moved(links(), "P", "R"))
@@ -107,9 +107,9 @@ def test_a_move_serves_all_users():
 
 def test_a_gradient_is_cast_before_it_is_summed():
     """To sum first and cast a part of the result would be cheaper, but is not the sum that was asked for."""
-    made = Step("made", (), (0,), (Choice((), (("P",),), (0.0, 0.0)),))
-    ways = [Choice(((w,),), ((w,),), (t, t)) for w, t in (("P", 1.0), (0, 0.5), ("R", 1.0))]
-    cast = Step("cast", (0,), (1,), tuple(ways))
+    made = ProblemStep("made", (), (0,), (Way((), (("P",),), (0.0, 0.0)),))
+    ways = [Way(((w,),), ((w,),), (t, t)) for w, t in (("P", 1.0), (0, 0.5), ("R", 1.0))]
+    cast = ProblemStep("cast", (0,), (1,), tuple(ways))
     values = {0: ((1024, 1024), SIZE * 2), 1: ((1024, 1024), SIZE * 4)}
     problem = Problem(links(), [made, cast], values, {}, {1: (0,)}, [], {0: "gradient", 1: "gradient"})
     assert Program(problem).solve().operators["cast"] == pytest.approx(0.5)
@@ -178,7 +178,7 @@ def test_recomputation_gathers_no_parameter_twice():
     for mode in ("none", "full"):
         (graph,) = planning.block_graphs(CONFIG, {}, 1, 4, {0: mode})
         with strategies.enumerations([2]) as asked:
-            moved = Block(graph, links(), {}, asked, 4).problem.moved
+            moved = BlockProblem(graph, links(), {}, asked, 4).problem.moved
         gathered[mode] = list(moved.values()).count("parameter")
     assert gathered["full"] == gathered["none"]
 

@@ -135,27 +135,27 @@ def test_a_report_belongs_to_its_graph(tmp_path, monkeypatch):
     """The key of torch's caches is drawn with the report, so neither is found without the other."""
     monkeypatch.setattr(cached, "cache_dir", lambda: str(tmp_path))
     told = []
-    first = cached.Kept("k", told.append)
+    first = cached.KeptReport("k", told.append)
     first.tell()
     assert told == []
     first.add({"graph": "forward", "n": 1})
     first.add({"graph": "backward", "n": 2})
     assert [one["n"] for one in told] == [1, 2]
 
-    again = cached.Kept("k", told.append)
+    again = cached.KeptReport("k", told.append)
     assert again.key == first.key
     again.add({"graph": "backward", "n": 3})  # only forward came from the cache
     again.tell()
     assert [one["n"] for one in told] == [1, 2, 3, 1]
-    assert cached.Kept("l", told.append).key != first.key
+    assert cached.KeptReport("l", told.append).key != first.key
 
     (file,) = tmp_path.rglob("k.json")
     file.write_text(file.read_text()[:-9])  # as a full disk leaves it
-    lost = cached.Kept("k", told.append)
+    lost = cached.KeptReport("k", told.append)
     assert lost.key != first.key
     lost.tell()
     assert len(told) == 4
-    assert cached.Kept(None, told.append).key is None
+    assert cached.KeptReport(None, told.append).key is None
 
 
 START = """

@@ -30,7 +30,7 @@ PRIME = 100_003  # no size of a model is a multiple of it
 SHARES = 60  # the number of samples is also a multiple of this, so that many numbers of data ranks can divide it
 ENOUGH = 5  # blocks of the largest group; with so many, one trace has every mode of recomputation between neighbours
 
-Part = tuple[str, str]  # ("forward" or "backward", block), or ("start", ""), ("embed", ""), ("head", ""), ...
+PartOfStep = tuple[str, str]  # ("forward" or "backward", block), or ("start", ""), ("embed", ""), ("head", ""), ...
 
 
 @attrs.frozen
@@ -68,7 +68,7 @@ class Pieces:
     layout: MeshLayout
     groups: list[Group]
     modes: dict[str, str]
-    parts: list[Part]
+    parts: list[PartOfStep]
     operators: list[Operator]
     fixed: np.ndarray
     more: np.ndarray
@@ -188,13 +188,13 @@ def _of_batch(operators: list[Operator], samples: int) -> tuple[np.ndarray, np.n
     return (traced - batch).astype(float), (batch / samples).astype(float)
 
 
-def _parts(operators: list[Operator], blocks: Mapping[str, str]) -> list[Part]:
+def _parts(operators: list[Operator], blocks: Mapping[str, str]) -> list[PartOfStep]:
     """The part of the step that each operator belongs to. Operators between two blocks belong to the block before."""
-    found: list[Part] = []
+    found: list[PartOfStep] = []
     owners = [block_of(o.module, blocks) for o in operators]
     in_blocks = [(_direction(o), i) for i, o in enumerate(operators) if owners[i]]
     last = {name: max((i for direction, i in in_blocks if direction == name), default=-1) for name in DIRECTIONS}
-    now: Part = ("start", "")
+    now: PartOfStep = ("start", "")
     for i, operator in enumerate(operators):
         direction = _direction(operator)
         owner = owners[i]

@@ -14,7 +14,7 @@ from plait.contract.stage_plan import StagePlan
 from plait.parallel.assembly import Assembly
 from plait.parallel.stages import stage, stream_into
 from plait.plan.tracing.recorder import Recorder
-from plait.plan.tracing.scripts import Script, Span, states
+from plait.plan.tracing.scripts import ActionSpan, Script, states
 from plait.strategies.hooks import marked
 
 TRAITS = ("phase", "before", "after", "claims", "numerics")
@@ -34,7 +34,7 @@ class Alone:
 
     def __init__(self, name: str, plan: StagePlan, place: int, like: Any) -> None:
         self.name, self.plan, self.place, self.like = name, plan, place, like
-        self.spans: list[Span] = []
+        self.spans: list[ActionSpan] = []
         self._held: list[Any] = []
 
     def take_over(self, assembly: Assembly) -> None:
@@ -68,7 +68,7 @@ class Alone:
                 start = len(recorder.operators)
                 recorder.micro, recorder.phase = micro, "forward" if kind == "forward" else "backward"
                 getattr(one, kind)(micro, given[micro], loss)
-                self.spans.append(Span(part, kind, state, start, len(recorder.operators)))
+                self.spans.append(ActionSpan(part, kind, state, start, len(recorder.operators)))
                 recorder.boundary()
         return True
 

@@ -18,7 +18,7 @@ from plait.parallel.simulated import simulated
 from plait.plan.cannot import refuse_divided_layers
 from plait.plan.tracing.fake import fake, forget, materialise_fake
 from plait.plan.tracing.recorder import Recorder
-from plait.plan.tracing.step import Step
+from plait.plan.tracing.step import ObservedSteps
 from plait.plan.tracing.where import Where
 from plait.train.optimizer import make_optimizer
 
@@ -35,7 +35,7 @@ class Recording:
 
     applied: Applied
     axes: Mapping[str, str]
-    step: Step
+    step: ObservedSteps
     recorder: Recorder
     where: Where
 
@@ -88,7 +88,9 @@ def recording(
                 if stand_in is not None:
                     stand_in.recorder = recorder
                 optimizer = make_optimizer(config.optimizer, applied.parameters(), values=False)
-                yield Recording(applied, axes, Step(applied, optimizer, config, recorder, 1, 1), recorder, where)
+                yield Recording(
+                    applied, axes, ObservedSteps(applied, optimizer, config, recorder, 1, 1), recorder, where
+                )
         finally:
             if collects:
                 gc.enable()

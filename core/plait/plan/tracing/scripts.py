@@ -11,7 +11,7 @@ import attrs
 from plait.contract.stage_plan import WHOLE, StageAction, StagePlan
 
 Script = tuple[tuple[str, int], ...]  # (kind of an action, micro-batch)
-State = tuple[int, bool]
+StageState = tuple[int, bool]
 ONCE: Script = (("forward", 0), (WHOLE, 0))
 APART: Script = (
     *(("forward", 0), ("forward", 1), ("stream", 0), ("weights", 0), ("stream", 1), ("forward", 2)),
@@ -21,7 +21,7 @@ MANY = 2  # forwards in a row after which one more changes nothing
 
 
 @attrs.frozen
-class Span:
+class ActionSpan:
     """One action of the trace: the operators from `start` to `end - 1`. Marks stand before and after them.
 
     part: its number among the stages of the rank. state: see `states`.
@@ -29,15 +29,15 @@ class Span:
 
     part: int
     kind: str
-    state: State
+    state: StageState
     start: int
     end: int
 
 
-def states(kinds: Iterable[str]) -> list[State]:
+def states(kinds: Iterable[str]) -> list[StageState]:
     """Of each action of a stage in a step: (forwards since the last other action, MANY at most; whether the stage has
     no gradients yet)."""
-    found: list[State] = []
+    found: list[StageState] = []
     run, first = 0, True
     for kind in kinds:
         found.append((min(run, MANY), first))
@@ -81,7 +81,7 @@ def micros_of(script: Script) -> int:
     return 1 + max(micro for _, micro in script)
 
 
-def turns_of(plan: StagePlan, place: int, spans: list[Span]) -> list[tuple[StageAction, int]]:
+def turns_of(plan: StagePlan, place: int, spans: list[ActionSpan]) -> list[tuple[StageAction, int]]:
     """(action, index of the span that is like it) of each action of a rank, in order."""
     actions = plan.actions[place]
     like: dict[StageAction, int] = {}
@@ -93,7 +93,7 @@ def turns_of(plan: StagePlan, place: int, spans: list[Span]) -> list[tuple[Stage
     return [(action, like[action]) for action in actions]
 
 
-def _likeness(span: Span, state: State) -> tuple[bool, ...]:
+def _likeness(span: ActionSpan, state: StageState) -> tuple[bool, ...]:
     """How like a span is to an action of the same kind in this state."""
     (run, first), (other, early) = span.state, state
     if span.kind == "forward":  # a forward cares only about whether another one is before it

@@ -32,7 +32,7 @@ class Driven(Batch):
         return list(islice(cycle(super().split(rows)), self.driven))
 
 
-class Step(Observer):
+class ObservedSteps(Observer):
     """Runs steps of a model that is set up, and tells `recorder` what runs.
 
     micro: how many micro-batches a step has. `driven` of them run, some twice if a step has fewer.

@@ -14,7 +14,7 @@ from plait.plan.tracing.fused import fused
 from plait.plan.tracing.recorder import Operator, Recorder, Storage
 from plait.plan.tracing.recording import recording
 from plait.plan.tracing.reserved import Pools, pools
-from plait.plan.tracing.scripts import Span
+from plait.plan.tracing.scripts import ActionSpan
 from plait.plan.values import KINDS
 
 
@@ -42,7 +42,7 @@ class StepTrace:
     grows: tuple[str, ...]
     pools: Pools
     weights: list[int]
-    spans: list[Span] = attrs.Factory(list)
+    spans: list[ActionSpan] = attrs.Factory(list)
 
 
 def trace(

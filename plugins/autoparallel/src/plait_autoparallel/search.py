@@ -17,7 +17,7 @@ from plait_autoparallel.words import described, recomputed
 NAME = "autoparallel"  # of this strategy, which takes no part in what it plans
 
 
-def or_what_helps(attempt: "Callable[[Constraints], Found]", wanted: Constraints) -> "Found":
+def or_what_helps(attempt: "Callable[[Constraints], SearchResult]", wanted: Constraints) -> "SearchResult":
     """`attempt(wanted)`, a search. If it finds nothing, the error names each constraint without which it finds a
     plan."""
     try:
@@ -36,7 +36,7 @@ def or_what_helps(attempt: "Callable[[Constraints], Found]", wanted: Constraints
 
 
 @attrs.frozen
-class Found:
+class SearchResult:
     """best: the plan. others: the best of every other composition, fastest first. short: what does not fit, by need.
     hand: plans as people make them: one mode of recomputation for all blocks. traced: the number of traces. estimated:
     how many candidates that divide the layers fit by estimate.
@@ -68,7 +68,7 @@ def search(
     cluster: planning.Cluster,
     capacity: float,
     wanted: Constraints,
-) -> Found:
+) -> SearchResult:
     """The fastest plan for `run` on `cluster` within `capacity` bytes per rank, among `layouts`.
 
     reasons: strategy -> why it cannot take part. Raises Infeasible if there is none.
@@ -138,7 +138,7 @@ def search(
     ideal, undivided = _ideal(best.candidate, pieces, cluster, segments), _undivided(wanted, layouts)
     unlimited = min(best.mix.total.seconds, cut.lost, *(one.least for one in whole[:1]))
     worst = _worst(run, best, segments, cluster)
-    return Found(
+    return SearchResult(
         *(best, others, missing, hand, segments, pieces, number, cut.estimated),
         *(reasons, ideal, undivided, unlimited, worst),
     )

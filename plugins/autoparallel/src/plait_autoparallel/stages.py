@@ -30,7 +30,7 @@ class Estimated:
 
 
 @attrs.frozen
-class Found:
+class StagedPlans:
     """fit: those that were planned and fit. short: those that do not fit. lost: seconds of the fastest estimate that
     does not fit. estimated: how many estimates fit."""
 
@@ -42,7 +42,7 @@ class Found:
 
 def search(
     run: Run, divided: list[Priced], cluster: planning.Cluster, capacity: float, samples: int, best: Scored | None
-) -> Found:
+) -> StagedPlans:
     """divided: the candidates, whose least time increases. best: the plan of a whole model."""
     limit = best.mix.total.seconds * SLACK if best else float("inf")
     found, short, lost = _estimates(run, divided, cluster, capacity, limit)
@@ -70,7 +70,7 @@ def search(
         moments = {f"rank {place} of the stages": peak for place, peak in enumerate(planned.peaks)}
         total = planning.Total(planned.seconds, moments)
         fit.append(Scored(candidate, Mix(tuple(modes.values()), total, one.bound), one.priced.price, planned.bubble))
-    return Found(fit, short, lost, len(found))
+    return StagedPlans(fit, short, lost, len(found))
 
 
 def _estimates(

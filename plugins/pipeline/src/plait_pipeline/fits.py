@@ -13,7 +13,7 @@ KEY = "strategy.pipeline"
 
 
 @attrs.frozen
-class Schedule:
+class TorchSchedule:
     """name: of torch's class. several: whether ranks have several stages. fewest: micro-batches that it needs, in units
     of `degree`; fewer run as in GPipe. split: whether gradients of weights come later than those of the stream. v:
     whether a rank has two stages, one on the way down the ranks and one back up. stages: of a rank, by default."""
@@ -30,11 +30,11 @@ class Schedule:
 
 
 SCHEDULES = {
-    "gpipe": Schedule("ScheduleGPipe"),
-    "1f1b": Schedule("Schedule1F1B", fewest=1),
-    "interleaved_1f1b": Schedule("ScheduleInterleaved1F1B", several=True, fewest=1),
-    "zero_bubble": Schedule("ScheduleInterleavedZeroBubble", several=True, fewest=1, split=True),
-    "zbv": Schedule("ScheduleZBVZeroBubble", several=True, split=True, v=True),
+    "gpipe": TorchSchedule("ScheduleGPipe"),
+    "1f1b": TorchSchedule("Schedule1F1B", fewest=1),
+    "interleaved_1f1b": TorchSchedule("ScheduleInterleaved1F1B", several=True, fewest=1),
+    "zero_bubble": TorchSchedule("ScheduleInterleavedZeroBubble", several=True, fewest=1, split=True),
+    "zbv": TorchSchedule("ScheduleZBVZeroBubble", several=True, split=True, v=True),
 }
 
 

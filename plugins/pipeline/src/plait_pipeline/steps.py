@@ -17,7 +17,7 @@ from plait_pipeline.weights import two_walks
 if TYPE_CHECKING:
     from plait_pipeline import Pipeline
 
-Loss = Callable[[int, Tensor], Tensor]
+LossOf = Callable[[int, Tensor], Tensor]
 
 
 class Feed(nn.Module):
@@ -30,7 +30,7 @@ class Feed(nn.Module):
         super().__init__()
         self.part, self.is_first, self.is_last, self.like = part, is_first, is_last, like
         self.inputs: list[tuple[Any, ...]] = []
-        self.loss: Loss | None = None
+        self.loss: LossOf | None = None
 
     def forward(self, *received: Tensor, turn: Tensor) -> Tensor:
         i = int(turn)
@@ -80,7 +80,7 @@ class Steps:
         self._likes: dict[Any, Tensor] = {}
         self._made: dict[Any, tuple[Any, list[Feed]]] = {}
 
-    def run(self, parts: list[nn.Module], inputs: list[tuple[Any, ...]], loss: Loss) -> None:
+    def run(self, parts: list[nn.Module], inputs: list[tuple[Any, ...]], loss: LossOf) -> None:
         """All micro-batches, forward and, if gradients are on, backward."""
         shapes = [tuple(x.shape for x in each if isinstance(x, Tensor)) for each in inputs]
         if any(shape != shapes[0] for shape in shapes):
@@ -106,7 +106,7 @@ class Steps:
             self._likes[key] = torch.empty(told[0][0], dtype=told[0][1], device="meta", requires_grad=True)
         return self._likes[key]
 
-    def _train(self, parts: list[nn.Module], inputs: list[Any], loss: Loss, like: Tensor, key: Any) -> None:
+    def _train(self, parts: list[nn.Module], inputs: list[Any], loss: LossOf, like: Tensor, key: Any) -> None:
         if key not in self._made:
             self._made[key] = self._schedule(parts, like, len(inputs))
         schedule, feeds = self._made[key]
@@ -144,7 +144,7 @@ class Steps:
         # Gradients are plain sums: the loss is divided by the tokens of the whole step.
         return made(run, count, loss_fn=lambda result, target: result, scale_grads=False), feeds
 
-    def _forward(self, parts: list[nn.Module], inputs: list[Any], loss: Loss, like: Tensor) -> None:
+    def _forward(self, parts: list[nn.Module], inputs: list[Any], loss: LossOf, like: Tensor) -> None:
         """Stage after stage; of each all micro-batches."""
         sent: list[Any] = []
         here: dict[tuple[int, int], Tensor] = {}  # passed from one stage of this rank to its next

@@ -4,31 +4,31 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from plait_simplefsdp.collectives import GATHER, REDUCE, SCATTER, Collective, collectives, name_of, of_shards
+from plait_simplefsdp.collectives import GATHER, REDUCE, SCATTER, GraphCollective, collectives, name_of, of_shards
 from plait_simplefsdp.estimate import VIEWS, Machine, seconds_of, seconds_to_send
 
 SMALL = 2  # times the latency: collectives that take less are merged in any case
 
 
-def by_block(graph: Graph, machine: Machine) -> list[list[Collective]]:
+def by_block(graph: Graph, machine: Machine) -> list[list[GraphCollective]]:
     """All of one block and kind; outside blocks, those before the first block, and those after the blocks.
 
     In the order of parameters, as in FSDP2: the sums of some backends depend on an element's position.
     """
     found = collectives(graph)
     inside = [i for i, c in enumerate(found) if c.bucket]
-    groups: dict[tuple[Any, ...], list[Collective]] = {}
+    groups: dict[tuple[Any, ...], list[GraphCollective]] = {}
     for i, one in enumerate(found):
         later = not one.bucket and bool(inside) and i > inside[0]
         groups.setdefault((one.kind, one.bucket, later, *alike(one)), []).append(one)
     return [sorted(group, key=lambda c: c.number) for group in groups.values()]
 
 
-def by_time(graph: Graph, machine: Machine) -> list[list[Collective]]:
+def by_time(graph: Graph, machine: Machine) -> list[list[GraphCollective]]:
     """Greedy (arXiv 2411.00284, section 4.2): a bucket takes the next collective as long as it can be sent during the
     computation before it is needed: all-gathers from the first use on, reductions backwards from the last start."""
     found, spent = collectives(graph), _clock(graph, machine)
-    groups: list[list[Collective]] = []
+    groups: list[list[GraphCollective]] = []
     kinds = dict.fromkeys((c.kind, *alike(c)) for c in found)
     for kind in kinds:
         same = [c for c in found if (c.kind, *alike(c)) == kind]
@@ -44,7 +44,9 @@ def by_time(graph: Graph, machine: Machine) -> list[list[Collective]]:
     return [sorted(group, key=lambda c: c.number) for group in groups]
 
 
-def _greedy(same: list[Collective], when: dict[Collective, float], machine: Machine) -> list[list[Collective]]:
+def _greedy(
+    same: list[GraphCollective], when: dict[GraphCollective, float], machine: Machine
+) -> list[list[GraphCollective]]:
     buckets = [same[:1]]
     hidden = 0.0  # seconds of computation that can hide the current bucket
     for one in same[1:]:
@@ -59,7 +61,7 @@ def _greedy(same: list[Collective], when: dict[Collective, float], machine: Mach
     return buckets
 
 
-def alike(one: Collective) -> tuple[Any, ...]:
+def alike(one: GraphCollective) -> tuple[Any, ...]:
     """What must be equal for collectives to be merged."""
     return one.start.meta["val"].dtype, *one.start.args[1:]
 
@@ -73,7 +75,7 @@ def _clock(graph: Graph, machine: Machine) -> dict[Node, float]:
     return spent
 
 
-def _first_use(one: Collective) -> Node:
+def _first_use(one: GraphCollective) -> Node:
     """The first node that uses what was gathered."""
     node = one.wait
     while len(node.users) == 1 and (node is one.wait or name_of(node) in VIEWS):

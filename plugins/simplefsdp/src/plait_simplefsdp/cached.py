@@ -118,7 +118,7 @@ def plain(value: Any) -> Any:
     raise TypeError(f"a graph depends on {value!r}, and a key holds no {type(value).__name__}")
 
 
-class Kept:
+class KeptReport:
     """The report of the graphs of one joint graph, in a file beside torch's caches.
 
     `known` is their `key_of`. `key`, which the caches get, also holds a random part that is written

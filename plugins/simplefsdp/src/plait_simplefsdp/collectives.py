@@ -22,7 +22,7 @@ WAIT = _ops.wait_tensor.default
 
 
 @attrs.frozen
-class Collective:
+class GraphCollective:
     """One of them.
 
     start, wait: its two nodes. kind: a value of KINDS. group: the name of its process group; ranks: its size.
@@ -47,7 +47,7 @@ class Collective:
         return size(sent if self.kind == SCATTER else self.start)
 
 
-def every(graph: Graph) -> list[Collective]:
+def every(graph: Graph) -> list[GraphCollective]:
     """All collectives, in the order of their starts."""
     found = []
     for node in graph.nodes:
@@ -56,11 +56,11 @@ def every(graph: Graph) -> list[Collective]:
             where: dict[str, Any] = node.meta.get("custom") or {}
             group = str(node.args[-1])
             about = where.get(BUCKET), where.get(NUMBER, 0)
-            found.append(Collective(node, waits[0], KINDS[node.target], group, *_ranks(group), *about))
+            found.append(GraphCollective(node, waits[0], KINDS[node.target], group, *_ranks(group), *about))
     return found
 
 
-def collectives(graph: Graph) -> list[Collective]:
+def collectives(graph: Graph) -> list[GraphCollective]:
     """Those of parameters; others (of tensor parallelism, of experts) are left out, because no pass moves them."""
     return [one for one in every(graph) if one.bucket is not None]
 

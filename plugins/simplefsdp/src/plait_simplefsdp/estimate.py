@@ -13,7 +13,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils.flop_counter import flop_registry
 
-from plait_simplefsdp.collectives import REDUCE, Collective, every, known, size
+from plait_simplefsdp.collectives import REDUCE, GraphCollective, every, known, size
 
 
 @attrs.frozen
@@ -36,7 +36,7 @@ class Machine:
         links = (near.bandwidth, far.bandwidth), (near.latency, far.latency)
         return cls(cluster.name, flops, cluster.bandwidth, *links, cluster.node)
 
-    def latency_of(self, one: Collective) -> float:
+    def latency_of(self, one: GraphCollective) -> float:
         return self.latency[one.span > self.node]
 
 
@@ -53,7 +53,7 @@ ALIKE = {
 
 
 @attrs.frozen
-class Times:
+class EstimatedTimes:
     """Seconds. compute: of everything but collectives. communication: of all collectives. exposed: of those during
     which nothing is computed. bound: the least exposed time in any order."""
 
@@ -70,8 +70,8 @@ def times(
     graph: Graph,
     machine: Machine,
     compute: Callable[[Node, Machine], float] | None = None,
-    send: Callable[[Collective, Machine], float] | None = None,
-) -> Times:
+    send: Callable[[GraphCollective, Machine], float] | None = None,
+) -> EstimatedTimes:
     """Go through the graph: computation in order; beside it the collectives of one group one after another, from their
     start to their wait. `compute` and `send` may be given times other than the model's."""
     compute, send = compute or seconds_of, send or seconds_to_send
@@ -94,10 +94,10 @@ def times(
             taken = compute(node, machine)
             clock += taken
             computing += taken
-    return Times(computing, sending, exposed)
+    return EstimatedTimes(computing, sending, exposed)
 
 
-def seconds_to_send(one: Collective, machine: Machine) -> float:
+def seconds_to_send(one: GraphCollective, machine: Machine) -> float:
     """Every rank sends its data to all others (as in arXiv 2411.00284); an all-reduce counts twice."""
     if one.ranks == 1:
         return 0.0

@@ -9,7 +9,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitioner
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import Graph, GraphModule
 
-from plait_simplefsdp.cached import Kept
+from plait_simplefsdp.cached import KeptReport
 
 Partition = Callable[..., tuple[GraphModule, GraphModule]]
 Planner = Callable[[Graph, str], dict[str, Any]]  # of a "forward", "backward" or "inference" graph, in place
@@ -27,7 +27,7 @@ class _Keyed:
         return str, (self.key,)
 
 
-class Divided(_Keyed, CustomPartitionerFn):
+class Partitioner(_Keyed, CustomPartitionerFn):
     """Partitions one joint graph."""
 
     def __init__(self, key: str | None, partition: Partition) -> None:
@@ -43,7 +43,7 @@ class Planned(_Keyed, CustomGraphPass):
     """Runs the passes on each graph that is compiled; those from a cache were changed by them before."""
 
     def __init__(
-        self, key: str | None, divided: Divided, planner: Planner, told: Callable[[dict[str, Any]], None]
+        self, key: str | None, divided: Partitioner, planner: Planner, told: Callable[[dict[str, Any]], None]
     ) -> None:
         self.key, self.divided, self.planner, self.told = key, divided, planner, told
 
@@ -63,8 +63,8 @@ def of_inductor(
     that names all that it depends on, or None for one that no cache may hold."""
 
     def backend(gm: GraphModule, inputs: Any) -> Any:
-        kept = Kept(known(gm), report)
-        divided = Divided(kept.key, partition)
+        kept = KeptReport(known(gm), report)
+        divided = Partitioner(kept.key, partition)
         patches: dict[str, Any] = {
             "custom_partitioner_fn": divided,
             "post_grad_custom_post_pass": Planned(kept.key, divided, planner, kept.add),

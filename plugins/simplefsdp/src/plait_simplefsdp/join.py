@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from plait_simplefsdp.collectives import GATHER, SCATTER, WAIT, Collective
+from plait_simplefsdp.collectives import GATHER, SCATTER, WAIT, GraphCollective
 from plait_simplefsdp.order import moved, needed, relink
 
 aten = torch.ops.aten
 
 
-def join(graph: Graph, group: list[Collective]) -> Node:
+def join(graph: Graph, group: list[GraphCollective]) -> Node:
     """Replace a group's collectives, equal in kind, ranks and dtype, by one, in place; returns its start.
 
     An all-gather stands where the first stood, because its input exists from the beginning; a reduction where the last

@@ -33,7 +33,7 @@ NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 
 
 @attrs.frozen
-class ParamPlacement:
+class ParamDivision:
     """The placement of one parameter.
 
     axis, dim: the logical axis that is divided and its dim; None: every rank has the whole.
@@ -96,7 +96,7 @@ def _connect(branch: nn.Module, fqn: str, stream: ResidualStream, divided: bool)
     wrap_forward(branch, fqn, lambda x: enter(x, fqn), lambda y, x: leave(same_tokens(y, x, fqn), fqn))
 
 
-def _places(fqn: str, module: nn.Module, mesh: Mesh, spec: ModelSpec) -> dict[str, ParamPlacement]:
+def _places(fqn: str, module: nn.Module, mesh: Mesh, spec: ModelSpec) -> dict[str, ParamDivision]:
     """Name -> layout of the parameters that `module` itself has, without those of another strategy."""
     found = {}
     for name, param in module.named_parameters(recurse=False):
@@ -106,13 +106,13 @@ def _places(fqn: str, module: nn.Module, mesh: Mesh, spec: ModelSpec) -> dict[st
     return found
 
 
-def _place(fqn: str, shape: torch.Size, spec: ModelSpec, degree: int) -> ParamPlacement:
+def _place(fqn: str, shape: torch.Size, spec: ModelSpec, degree: int) -> ParamDivision:
     axes = spec.names_of(fqn)
     for dim, (axis, parts) in enumerate(zip(axes, spec.parts_of(fqn), strict=True)):
         if axis in SHARDED:
             units = spec.sizes.get(axis, shape[dim] // parts)
-            return ParamPlacement(axes, axis, dim, units, parts, stored=units % degree == 0)
-    return ParamPlacement(axes)
+            return ParamDivision(axes, axis, dim, units, parts, stored=units % degree == 0)
+    return ParamDivision(axes)
 
 
 def _is_divided(fqn: str, branch: nn.Module, mesh: Mesh, spec: ModelSpec) -> bool:
@@ -135,14 +135,14 @@ def _held(module: nn.Module, name: str) -> nn.Parameter:
     return param
 
 
-def _contracts(module: nn.Module, name: str, place: ParamPlacement) -> bool:
+def _contracts(module: nn.Module, name: str, place: ParamDivision) -> bool:
     """Whether this is a matrix of which a rank has some columns, so that its result is a summand of the whole."""
     dims = _held(module, name).dim()
     return place.dim is not None and place.dim == dims - 1 > 0
 
 
 def _transform(
-    place: ParamPlacement, axis: Any, summed: bool, once: bool, reduce: torch.dtype, stream: ResidualStream | None
+    place: ParamDivision, axis: Any, summed: bool, once: bool, reduce: torch.dtype, stream: ResidualStream | None
 ) -> Callable[[Tensor], Tensor]:
     """What a module sees of its parameter.
 
@@ -180,7 +180,7 @@ def _one(param: Any, dim: int, unit: int, units: int, parts: int, reduce: torch.
 
 
 def _join(
-    module: nn.Module, fqn: str, places: Mapping[str, ParamPlacement], stream: ResidualStream, sharded_logits: bool
+    module: nn.Module, fqn: str, places: Mapping[str, ParamDivision], stream: ResidualStream, sharded_logits: bool
 ) -> None:
     """Connect a module outside branches to the stream: an embedding, a head, a norm, a part of a flat feed-forward.
 

@@ -27,7 +27,7 @@ def decoder(path: str | None = None, weights: str = "files", config: dict[str, A
     read = read_config(path, config or {})
     with one_sentence(f"model=transformers cannot build {read.model_type}: transformers ends with"):
         model: Any = of_config(read)
-        mix_in(model, Decoder)
+        mix_in(model, PlaitDecoder)
     model.source, model.kept = path, read.to_dict()
     if path is not None and weights == "files":
         model.weights_from = os.path.abspath(path)
@@ -36,7 +36,7 @@ def decoder(path: str | None = None, weights: str = "files", config: dict[str, A
     return model
 
 
-class Decoder:
+class PlaitDecoder:
     """Mixed into the class of transformers' model: what Plait asks of a model beside logits."""
 
     config: Any

@@ -18,7 +18,7 @@ Fill = Callable[..., Any]
 
 
 @attrs.frozen
-class Value:
+class Computed:
     """What is computed from the configuration, such as the frequencies of RoPE."""
 
     value: Tensor = attrs.field(eq=attrs.cmp_using(eq=torch.equal))
@@ -80,7 +80,7 @@ def _ones(tensor: Any) -> Fill | None:
 
 
 def _copy(tensor: Any, other: Any, *args: Any, **_: Any) -> Fill | None:
-    return Value(other.detach().clone()) if isinstance(other, Tensor) and not other.is_meta else None
+    return Computed(other.detach().clone()) if isinstance(other, Tensor) and not other.is_meta else None
 
 
 FILLS: dict[Any, Callable[..., Fill | None]] = {

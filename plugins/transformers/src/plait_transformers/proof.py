@@ -34,7 +34,7 @@ TOKENS = 12
 
 
 @attrs.frozen
-class Facts:
+class ModelFacts:
     """About a family; FQNs are patterns, in which `*` is the number of a block.
 
     blocks:    the blocks. branches: modules that read the stream and return a summand of it.
@@ -61,14 +61,14 @@ class Facts:
         return re.sub(rf"^{re.escape(prefix)}\d+(?=\.|$)", self.blocks, fqn)
 
 
-def facts_of(config: Any) -> Facts:
+def facts_of(config: Any) -> ModelFacts:
     """The facts about transformers' `config`. Raises PlaitError for a family that cannot be trained, saying why."""
     family: Any = type(config)
     return _facts(family, json.dumps(config.to_dict(), sort_keys=True, default=str))
 
 
 @functools.lru_cache(maxsize=8)
-def _facts(cls: Any, said: str) -> Facts:
+def _facts(cls: Any, said: str) -> ModelFacts:
     config = cls.from_dict(json.loads(said))
     kind = config.model_type
     failed = f"model=transformers cannot derive the spec of {kind}: a small copy of it fails with"
@@ -103,7 +103,7 @@ def _built(config: Any, own: bool = False) -> nn.Module:
 
 
 @torch.no_grad()
-def _tried(kind: str, model: nn.Module, own: nn.Module) -> Facts:
+def _tried(kind: str, model: nn.Module, own: nn.Module) -> ModelFacts:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(4, VOCAB, (2, TOKENS), generator=generator)
     with watching(model) as watch:
@@ -201,8 +201,8 @@ def _branches(model: nn.Module, blocks: str) -> Iterator[str]:
                 yield f"{blocks}.{number}.{name}"
 
 
-def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], logits: Tensor) -> Facts:
-    facts = Facts(f"{blocks}.*", (), {}, {}, {}, None, 1, (), (), None)
+def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], logits: Tensor) -> ModelFacts:
+    facts = ModelFacts(f"{blocks}.*", (), {}, {}, {}, None, 1, (), (), None)
     found: dict[str, list[Roles]] = {}
     for fqn in branches:
         found.setdefault(facts.pattern(fqn), []).append(divided(fqn, model.get_submodule(fqn), watch))
@@ -256,7 +256,7 @@ def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], l
     )
 
 
-def _others(model: Any, facts: Facts, roles: dict) -> dict[str, tuple[Axis, ...]]:
+def _others(model: Any, facts: ModelFacts, roles: dict) -> dict[str, tuple[Axis, ...]]:
     """Parameters that are in no branch."""
     hidden = model.config.hidden_size
     tables = [m for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m is not None]

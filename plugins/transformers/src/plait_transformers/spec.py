@@ -5,7 +5,7 @@ from typing import Any
 from plait import ModelSpec, PlaitError
 from plait.models.flops import Flops
 from plait_transformers.init import patterns, recorded
-from plait_transformers.proof import Facts, facts_of
+from plait_transformers.proof import ModelFacts, facts_of
 from plait_transformers.supposed import Axis, name_of
 
 VISITED = ("num_experts_per_tok", "moe_topk")  # keys for the number of experts that a token visits
@@ -37,7 +37,7 @@ def spec_of(model: Any) -> ModelSpec:
     )
 
 
-def how_found(facts: Facts) -> dict[str, str]:
+def how_found(facts: ModelFacts) -> dict[str, str]:
     """Pattern -> how what the spec says of these modules was found."""
     found = {facts.blocks: "blocks: the list with as many modules as the model has layers"}
     for branch in facts.branches:
@@ -60,14 +60,14 @@ def _multiplied(param: Any, axes: tuple[Axis, ...], config: Any) -> int:
     return int(param.numel() * visited // param.shape[0])
 
 
-def _axes(facts: Facts, fqn: str, dims: int) -> tuple[Axis, ...]:
+def _axes(facts: ModelFacts, fqn: str, dims: int) -> tuple[Axis, ...]:
     axes = facts.roles.get(facts.pattern(fqn))
     if axes is None or len(axes) != dims:
         raise PlaitError(f"model=transformers cannot derive the axes of {fqn!r}: a small copy of the model has no such")
     return axes
 
 
-def _sizes(facts: Facts, named: dict[str, Any], config: Any) -> dict[str, int]:
+def _sizes(facts: ModelFacts, named: dict[str, Any], config: Any) -> dict[str, int]:
     """Heads are counted by their widths, which are those of the small copy."""
     counts: dict[str, set[int]] = {}
     for fqn, param in named.items():

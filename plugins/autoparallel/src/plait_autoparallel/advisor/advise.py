@@ -7,9 +7,9 @@ import attrs
 import torch
 
 from plait import PlaitError, planning
-from plait_autoparallel.advisor.block import Block
+from plait_autoparallel.advisor.block import BlockProblem
 from plait_autoparallel.advisor.links import Links, cut
-from plait_autoparallel.advisor.program import Choice, Program
+from plait_autoparallel.advisor.program import Program, Way
 
 CLOSE = 1e-6  # how far below the bound a plan may be, relative: the solver's tolerance
 SHOWN = 5
@@ -83,7 +83,7 @@ def _bounded(
     from plait_autoparallel.advisor.strategies import enumerations
 
     with enumerations([d.size for d in links.dims]) as asked:
-        block = Block(graph, links, _stored(graph, links, tensors), asked, reduce)
+        block = BlockProblem(graph, links, _stored(graph, links, tensors), asked, reduce)
     program = Program(block.problem)
     least = program.solve()
     if least is None:
@@ -116,7 +116,7 @@ def _stored(graph: Any, links: Links, tensors: Any) -> dict[str, Any]:
     return found
 
 
-def _allowed(block: Block, local: Any) -> tuple[Any, tuple[int, int]]:
+def _allowed(block: BlockProblem, local: Any) -> tuple[Any, tuple[int, int]]:
     """Which choices agree with the plan: a rank's tensors have the shapes that they have in the plan's own trace.
 
     Operators are found again by their module, name and order in it; those that are not found may do as they like.
@@ -142,7 +142,7 @@ def _allowed(block: Block, local: Any) -> tuple[Any, tuple[int, int]]:
         shapes.append(seen if seen is not None and len(seen) == len(node.used()) + len(node.made) else None)
     values, links = block.graph.values, block.links
 
-    def allowed(i: int, choice: Choice) -> bool:
+    def allowed(i: int, choice: Way) -> bool:
         if shapes[i] is None:
             return True
         node = block.nodes[i]
@@ -152,7 +152,7 @@ def _allowed(block: Block, local: Any) -> tuple[Any, tuple[int, int]]:
     return allowed, (sum(s is not None for s in shapes), len(shapes))
 
 
-def _traced(block: Block, local: Any, layout: Any) -> dict[str, float]:
+def _traced(block: BlockProblem, local: Any, layout: Any) -> dict[str, float]:
     """Seconds of each operator of the plan's own trace, the mean of both ends; collectives hidden or not."""
     found: dict[str, float] = {}
     cluster = block.links.cluster

@@ -8,15 +8,15 @@ from typing import Any
 from torch.utils._pytree import tree_map
 
 from plait_autoparallel.advisor.links import Links, Placement
-from plait_autoparallel.advisor.program import Choice, Problem, Step
+from plait_autoparallel.advisor.program import Problem, ProblemStep, Way
 
 CASTS = ("aten::_to_copy",)
 COPIES = {"aten::copy_": 1, "aten::clone": 0}  # which input has the values
 ALIASES = ("aten::detach", "aten::alias")
 
 
-class Block:
-    """`Block(graph, links, stored, enumerations, reduce).problem`.
+class BlockProblem:
+    """`BlockProblem(graph, links, stored, enumerations, reduce).problem`.
 
     graph: of a whole batch on one rank. stored: name -> placement of each parameter; one that is missing may lie
     anywhere. enumerations: by mesh dim. reduce: bytes of an element when gradients are summed.
@@ -129,20 +129,20 @@ class Block:
                     break
         return pairs
 
-    def _step(self, node: Any) -> Step:
+    def _step(self, node: Any) -> ProblemStep:
         name, used = self.name(node), self.used(node)
         each = [enumeration.strategies(node, self.graph.values) for enumeration in self.enumerations]
         if any(strategies is None for strategies in each):
-            return Step(name, used, node.made, None)
-        found: dict[tuple[Any, ...], Choice] = {}
+            return ProblemStep(name, used, node.made, None)
+        found: dict[tuple[Any, ...], Way] = {}
         shapes = [self.graph.values[v].shape for v in (*used, *node.made)]
         for combined in itertools.product(*each):
             inputs = tuple(tuple(one[0][i] for one in combined) for i in range(len(used)))
             results = tuple(tuple(one[1][i] for one in combined) for i in range(len(node.made)))
             lies = (*inputs, *results)
             if (lies not in found) and all(self.links.fits(s, p) for s, p in zip(shapes, lies, strict=True)):
-                found[lies] = Choice(inputs, results, self._seconds(node, lies))
-        return Step(name, used, node.made, tuple(found.values()))
+                found[lies] = Way(inputs, results, self._seconds(node, lies))
+        return ProblemStep(name, used, node.made, tuple(found.values()))
 
     def _seconds(self, node: Any, lies: tuple[Placement, ...]) -> tuple[float, float]:
         """Of one rank's part of the operator, with the upper and the lower end of what the cluster achieves."""

@@ -24,7 +24,7 @@ class Unsolved(Exception):
 
 
 @attrs.frozen
-class Choice:
+class Way:
     """A strategy of one operator on the whole mesh. seconds: with both ends of what the cluster achieves."""
 
     inputs: tuple[Placement, ...]
@@ -33,13 +33,13 @@ class Choice:
 
 
 @attrs.frozen
-class Step:
+class ProblemStep:
     """An operator. used, made: numbers of values. choices: None: it is unknown, costs nothing and fits anything."""
 
     name: str
     used: tuple[int, ...]
     made: tuple[int, ...]
-    choices: tuple[Choice, ...] | None
+    choices: tuple[Way, ...] | None
 
 
 @attrs.frozen
@@ -51,7 +51,7 @@ class Problem:
     """
 
     links: Links
-    steps: list[Step]
+    steps: list[ProblemStep]
     values: Mapping[int, tuple[tuple[int, ...], int]]
     stored: Mapping[int, Placement]
     ends: Mapping[int, Placement]
@@ -179,7 +179,7 @@ class Program:
             self._names[sent] = f"collectives: {move.kind}"
         return sent
 
-    def solve(self, allowed: Callable[[int, Choice], bool] | None = None) -> Solution | None:
+    def solve(self, allowed: Callable[[int, Way], bool] | None = None) -> Solution | None:
         """The least cost; None if no assignment is allowed. allowed: of a step's index and a choice."""
         from scipy.optimize import linprog
         from scipy.sparse import coo_matrix
