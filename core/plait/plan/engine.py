@@ -17,6 +17,7 @@ from plait.plan.memo import Memo
 from plait.plan.roofline import Spent, spend
 from plait.plan.summary import plan_of, time_of
 from plait.plan.tracing.blocks import groups
+from plait.plan.tracing.kernels import planned_device
 from plait.plan.tracing.trace import StepTrace, trace
 from plait.plan.values import Plan, Time
 from plait.plan.whole import Whole, whole
@@ -86,7 +87,7 @@ def stages_of(
 def _once(what: list[Any], config: Config, assembly: Assembly, given: list[Any], make: Callable[[], Any]) -> Any:
     """What `make` returns, or has returned for the same run."""
     relevant = {name: value for name, value in config.plain().items() if name in DECIDES}
-    said = (what, relevant, assembly.run.world_size, given, is_crowded())
+    said = (what, relevant, assembly.run.world_size, given, is_crowded(), planned_device(config))
     found = STEPS.get(said)
     return STEPS.keep(said, make()) if found is None else found
 

@@ -22,6 +22,7 @@ from plait.contract.planned import is_crowded
 from plait.plan.cannot import in_words
 from plait.plan.memo import Memo
 from plait.plan.tracing.blocks import Group, block_of, groups, keep
+from plait.plan.tracing.kernels import planned_device
 from plait.plan.tracing.recorder import Operator
 from plait.plan.tracing.recording import recording
 from plait.plan.tracing.trace import levels_of
@@ -102,7 +103,7 @@ def depends_on(config: Config, layout: MeshLayout, strategies: Mapping[str, Any]
     for number in ("local_batch_size", "global_batch_size", "steps"):
         del train[number]
     nodes = [config.model, config.optimizer, attrs.asdict(config.precision), attrs.asdict(config.loss), train]
-    return [nodes, attrs.asdict(layout), strategies, granularity, is_crowded()]
+    return [nodes, attrs.asdict(layout), strategies, granularity, is_crowded(), planned_device(config)]
 
 
 def _pieces(

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import torch
 from torch import nn
 
 from plait.contract.config import Config
@@ -17,6 +18,7 @@ from plait.parallel.assembly import assemble
 from plait.parallel.simulated import simulated
 from plait.plan.cannot import refuse_divided_layers
 from plait.plan.tracing.fake import fake, forget, materialise_fake
+from plait.plan.tracing.kernels import WORKSPACES, kernels_of, planned_device
 from plait.plan.tracing.recorder import Recorder
 from plait.plan.tracing.step import ObservedSteps
 from plait.plan.tracing.where import Where
@@ -72,16 +74,19 @@ def recording(
         else:
             stand_in.take_over(assembly)
         config = assembly.run.config = prepare(assembly.model, assembly.run.spec)
-        applied = set_up(assembly, fill=False)
+        applied, device = set_up(assembly, fill=False), planned_device(config)
         axes = {**applied.mesh.axes_by_group(joined=True), **(joined(applied.mesh) if joined else {})}
         collects = gc.isenabled()
         gc.disable()  # a collection would come at another moment in the real run
         try:
             with (
                 fake() as mode,
+                kernels_of(device),
                 Where(applied.parts) as where,
                 Recorder(where, axes, lambda size: -(-size // granularity) * granularity, unit) as recorder,
             ):
+                workspaces = [torch.empty(WORKSPACES, dtype=torch.uint8, device=DEVICE)] if device == "cuda" else []
+                recorder.mark(workspaces, "other")
                 for part in applied.parts:
                     materialise_fake(part, mode, DEVICE)
                     recorder.mark([*part.parameters(), *part.buffers()], "parameters")
