@@ -3,8 +3,13 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
+from torch.distributed import HashStore
+
+from plait.launch.compiling import Compiling
 from plait.launch.rank_end import HUNG
 
 RANK = """
@@ -74,6 +79,30 @@ def test_a_graph_that_compiles_without_end_is_a_hang(tmp_path: Path) -> None:
     assert code == HUNG
     assert "rank 1 made no progress for 4 s (launch.timeout_seconds=2) in: step 1, whose graph compiles" in errors
     assert "in compiles" in errors
+
+
+def test_a_rank_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, now, store = list[str](), [0.0], HashStore()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    first, second = (Compiling(80.0, said.append) for _ in range(2))
+    monkeypatch.setattr(Compiling, "_group_store", lambda it: store)
+
+    def look(rank: int, one: Compiling) -> bool:
+        """After as long as a look waits: whether another rank was seen to compile."""
+        monkeypatch.setenv("RANK", str(rank))
+        now[0] += one.every
+        return one.look(silent_since=0.0) == now[0]
+
+    assert [look(0, first), look(0, first)] == [False, False]
+    now[0] += 1.0
+    first._begins(None)
+    first._ends(None)
+    look(0, first)  # tells
+    assert [look(0, first), look(0, first), said] == [False, False, []]
+    second._begins(None)
+    look(1, second)
+    assert look(0, first)
+    assert said == ["waiting for rank 1, which compiles"]
 
 
 def test_watching_imports_no_compiler() -> None:

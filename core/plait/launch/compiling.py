@@ -71,6 +71,7 @@ class Compiling:
         if now - self._looked < self.every:
             return last
         if last > self._looked:
+            self._count = -1  # as last seen, it lacks what this rank adds
             self._answer(self._tell)
         elif now - silent_since < self.every:
             self._count = -1  # nobody is waited for
@@ -78,7 +79,7 @@ class Compiling:
             count, rank = found
             if -1 < self._count < count:
                 last = now
-                if rank != self._named:
+                if rank not in (self._named, _rank()):
                     self._named = rank
                     self.say(f"waiting for rank {rank}, which compiles")
             self._count = count
