@@ -124,6 +124,34 @@ def test_another_model(tmp_path: Path, file: dict[str, torch.Tensor], message: s
         assert same(into, blank())
 
 
+@pytest.mark.parametrize(
+    "kind", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool]
+)
+@pytest.mark.parametrize("scale", [None, "embed.weight_scale_inv"])
+def test_numbers_that_are_no_weights_by_themselves(tmp_path: Path, kind: torch.dtype, scale: str | None) -> None:
+    file = tensors() | {"embed.weight": torch.ones(8, 4).to(kind)} | ({scale: torch.ones(1)} if scale else {})
+    save_file(file, tmp_path / "a.safetensors")
+    into = blank()
+    beside = f", with '{scale}' beside it" if scale else ""
+    said = f"1 of the 3 tensors of this model in .* are stored as [A-Z0-9_]+, such as 'embed.weight'{beside}: they are"
+    for read in (
+        lambda: check_weights(tmp_path / "a.safetensors", SHAPES),
+        lambda: read_weights(tmp_path / "a.safetensors", into),
+    ):
+        with pytest.raises(PlaitError, match=said) as caught:
+            read()
+        assert caught.value.key == "checkpoint.init_from"
+    assert same(into, blank())
+
+
+def test_a_buffer_of_integers_is_read(tmp_path: Path) -> None:
+    save_file(tensors() | {"scale": torch.tensor(7)}, tmp_path / "a.safetensors")
+    into = blank() | {"scale": torch.tensor(0)}
+    check_weights(tmp_path / "a.safetensors", SHAPES, integers={"scale"})
+    read_weights(tmp_path / "a.safetensors", into)
+    assert into["scale"] == 7
+
+
 def test_broken_files(tmp_path: Path) -> None:
     save_file(tensors(), tmp_path / "a.safetensors")
     content = (tmp_path / "a.safetensors").read_bytes()

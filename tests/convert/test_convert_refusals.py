@@ -38,6 +38,10 @@ from tests.helpers.inside import plait
             lambda t: t.update({"lm_head.weight": torch.ones(64, 32, dtype=torch.float8_e4m3fn)}),
             "'lm_head.weight' in a is of F8_E4M3, quantised: Plait converts only unquantised weights",
         ),
+        (
+            lambda t: t.update({"lm_head.weight": torch.ones(64, 32, dtype=torch.int8)}),
+            "'lm_head.weight' of a is of int8, quantised: Plait converts only unquantised weights",
+        ),
     ],
 )
 def test_other_tensors_than_the_models(change, sentence, tmp_path, monkeypatch):

@@ -72,9 +72,16 @@ def test_a_list_has_its_texts_quoted():
         compose(["strategy=fsdp2,lora"])
 
 
-@pytest.mark.parametrize(
-    "argument", ["tráin.steps=1", "train..steps=5", "train.steps =5", "=5", "train.steps", "a,b=1"]
-)
+@pytest.mark.parametrize("argument", ["train..steps=5", "=5", "train.steps"])
 def test_a_key_that_is_wrong_gets_no_quotes(argument):
     with pytest.raises(PlaitError, match=re.escape(f"{argument!r} is not an override: write key=value")):
+        compose([argument])
+
+
+@pytest.mark.parametrize(
+    ("argument", "sign"),
+    [("tráin.steps=1", "á"), ("train.steps =5", " "), ("a,b=1", ","), ("strategy.fsdp2[0]=1", "[")],
+)
+def test_a_key_that_no_key_can_be(argument, sign):
+    with pytest.raises(PlaitError, match=re.escape(f"{argument!r} is not an override: its key has {sign!r}")):
         compose([argument])

@@ -105,11 +105,12 @@ def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder"
 def _check_weights(path: str, checked: "Checked") -> None:
     """Raises PlaitError unless `path` holds the model, without what strategies added to it."""
     from plait.checkpoint.weights import check_weights
+    from plait.parallel.state import integers
 
     added = checked.assembly.run.added
     own = {fqn: shape for fqn, shape in checked.shapes.items() if fqn not in added}
     with reading(path, "checkpoint.init_from"):
-        check_weights(path, own, checked.ties, checked.parts)
+        check_weights(path, own, checked.ties, checked.parts, integers(checked.assembly.model))
 
 
 def _check_optimizer(path: Path, manifest: Manifest, checked: "Checked") -> None:

@@ -6,6 +6,7 @@ Of a folder that has several sets of weights, those are read that Hugging Face's
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
@@ -17,6 +18,7 @@ from plait.system.disk import check_regular
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 KEY = "checkpoint.init_from"
+FLOATS = {"F64", "F32", "F16", "BF16"}  # that hold a weight by themselves
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 ADAPTER = "adapter_config.json"
 SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<variant>\..+)?\.safetensors")
@@ -24,11 +26,12 @@ SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<varia
 
 @attrs.frozen
 class Files:
-    """Several safetensors files as one: name -> file, name -> shape."""
+    """Several safetensors files as one: name -> file, name -> shape, name -> dtype as safetensors calls it."""
 
     path: Path
     where: dict[str, Path]
     shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
 
 
 def open_files(path: Path) -> Files:
@@ -40,6 +43,7 @@ def open_files(path: Path) -> Files:
         raise PlaitError(f"there are no weights at {path}: no such file or folder")
     where: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, str] = {}
     for file in files:
         try:
             check_regular(file)
@@ -47,10 +51,29 @@ def open_files(path: Path) -> Files:
                 for name in tensors.keys():  # noqa: SIM118 - it is no mapping
                     if name in where:
                         raise PlaitError(f"{name!r} is in both {where[name]} and {file}")
-                    where[name], shapes[name] = file, tuple(tensors.get_slice(name).get_shape())
+                    one = tensors.get_slice(name)
+                    where[name], shapes[name], dtypes[name] = file, tuple(one.get_shape()), one.get_dtype()
         except (SafetensorError, OSError) as error:
             raise PlaitError(f"{file} is not a readable safetensors file: {error}") from None
-    return Files(path, where, shapes)
+    return Files(path, where, shapes, dtypes)
+
+
+def check_floating(files: Files, names: Iterable[str]) -> None:
+    """Raises PlaitError if some of these tensors are stored as integers or in 8 bits or fewer.
+
+    Such numbers are weights only together with scales, which lie beside them under the quantiser's own names.
+    """
+    wanted = [name for name in names if name in files.dtypes]
+    if not (odd := sorted(name for name in wanted if files.dtypes[name] not in FLOATS)):
+        return
+    scale = next((name for name in sorted(files.shapes) if name.startswith(odd[0]) and name != odd[0]), None)
+    beside = f", with {scale!r} beside it" if scale else ""
+    kinds = ", ".join(sorted({files.dtypes[name] for name in odd}))
+    raise PlaitError(
+        f"{len(odd)} of the {len(wanted)} tensors of this model in {files.path} are stored as {kinds}, such as "
+        f"{odd[0]!r}{beside}: they are quantised, and Plait starts from floating-point weights; save the model without "
+        "quantisation first"
+    ).at(KEY, str(files.path), fits=f"weights in {', '.join(sorted(FLOATS))}")
 
 
 def _of_folder(folder: Path) -> list[Path]:

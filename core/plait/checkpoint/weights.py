@@ -1,7 +1,7 @@
 """Reads weights alone, to start a run: from a Plait checkpoint, a .safetensors file, or a folder of such files."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from plait.checkpoint.filled import fill
 from plait.checkpoint.saved_twice import check_as_read, check_same
 from plait.checkpoint.store import MANIFEST, Store, compare
 from plait.checkpoint.sums import check_sums
-from plait.checkpoint.weight_files import Files, open_files
+from plait.checkpoint.weight_files import Files, check_floating, open_files
 from plait.contract.errors import PlaitError
 from plait.contract.weight_part import WeightPart, parts_by_fqn
 
@@ -36,6 +36,7 @@ def check_weights(
     parameters: Mapping[str, Sequence[int]],
     ties: Mapping[str, str] | None = None,
     parts: Mapping[str, WeightPart] | None = None,
+    integers: Collection[str] = (),
 ) -> None:
     """Raises PlaitError unless `path` holds exactly `parameters` (FQN -> shape), undamaged. Imports no torch.
 
@@ -45,11 +46,12 @@ def check_weights(
     ties: further FQN of a tied parameter -> its first, as `state.tied_names` gives them; a file may have either or
         both.
     parts: what the model's `weight_parts()` returns; without, files have the parameters' own names.
+    integers: FQN of tensors (buffers) that hold no floating-point numbers.
     """
     path = Path(path)
     if not (path / MANIFEST).is_file():
         files = open_files(path)
-        found = _found_in(files, parameters, ties or {}, parts or {})
+        found = _found_in(files, parameters, ties or {}, parts or {}, integers)
         check_sums(path)
         for fqn, second in found.again:
             check_same(files, found.of[fqn], second, parameters[fqn])
@@ -81,7 +83,8 @@ def read_weights(
         load(path, {f"model.{fqn}": tensor for fqn, tensor in state.items()})
         return
     files = open_files(path)
-    found = _found_in(files, parameters, ties or {}, parts or {})
+    integers = {fqn for fqn, tensor in state.items() if not tensor.is_floating_point()}
+    found = _found_in(files, parameters, ties or {}, parts or {}, integers if whole is None else None)
     by_file: dict[Path, dict[str, WeightPart]] = {}
     for fqn in state:
         for name, part in found.of[fqn].items():
@@ -96,9 +99,13 @@ def read_weights(
 
 
 def _found_in(
-    files: Files, parameters: Mapping[str, Sequence[int]], ties: Mapping[str, str], parts: Mapping[str, WeightPart]
+    files: Files,
+    parameters: Mapping[str, Sequence[int]],
+    ties: Mapping[str, str],
+    parts: Mapping[str, WeightPart],
+    integers: Collection[str] | None,
 ) -> FoundWeights:
-    """Raises PlaitError if the tensors of the files are not the model's."""
+    """Raises PlaitError if the tensors of the files are not the model's. integers: None if all of this was checked."""
     own: dict[str, Parts] = dict(parts_by_fqn(parameters, parts))
     rest, again = dict(files.shapes), []
     for alias, first in ties.items():
@@ -112,5 +119,8 @@ def _found_in(
             own[first] = theirs
     wanted = {name: part.shape for fqn in parameters for name, part in own[fqn].items()}
     wanted |= {name: part.shape for _, theirs in again for name, part in theirs.items()}
+    if integers is not None:
+        whole_numbers = {name for fqn in integers for name in own.get(fqn, ())}
+        check_floating(files, wanted.keys() - whole_numbers)
     compare(rest, wanted, f"the weights in {files.path} are of another model")
     return FoundWeights(own, again)

@@ -138,6 +138,10 @@ def _unread(override: str) -> PlaitError:
         why, words = how
         said = f"{override} cannot be read: {why}; in a shell, write {words}"
         return PlaitError(said).at(override, fits="key=value")
+    key, equals, _ = override.partition("=")
+    if equals and (strange := re.search(r"[^\w.\-/@+~]", key, re.ASCII)):
+        said = f"{override!r} is not an override: its key has {strange[0]!r}, which no key has"
+        return PlaitError(said).at(override, fits="a key of letters, digits, dots and underscores")
     return PlaitError(f"{override!r} is not an override: write key=value").at(override, fits="key=value")
 
 

@@ -90,6 +90,11 @@ def ours_from(model: nn.Module, source: WeightSource) -> list[ConvertedTensor]:
             _expect(source, name, shape[1:] if rule.stacks else shape, done=fqn)
         used.update(names)
         dtype = source.dtypes[names[0]] if names else tensor.dtype
+        if tensor.is_floating_point() and not dtype.is_floating_point:
+            kind = str(dtype).removeprefix("torch.")
+            raise PlaitError(
+                f"{names[0]!r} of {source.what} is of {kind}, quantised: Plait converts only unquantised weights"
+            )
         pieces.append(ConvertedTensor(fqn, shape, dtype, names, rule))
     _nothing_left(source, used, table, [name for name in used if name not in source.shapes])
     return pieces

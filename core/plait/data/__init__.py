@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from plait.data.source import Source
 
-__all__ = ["Source"]
+__all__ = ["TOKENIZER_FILES", "Source"]
+
+TOKENIZER_FILES = (  # in a folder of Hugging Face's; all of it text
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("merges.txt", "chat_template.jinja"),
+)
 
 
 def __getattr__(name: str) -> Any:

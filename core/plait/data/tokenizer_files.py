@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 
 from plait.contract.errors import PlaitError
+from plait.data import TOKENIZER_FILES
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
-NAMES = (TOKENIZER, CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", TEMPLATE)
 WITH_IDS = ("config.json", "generation_config.json")  # what names ids of special tokens
 
 
@@ -30,7 +30,7 @@ class Used:
     def beside(self, model: Mapping[str, str]) -> dict[str, str]:
         """What lies beside the weights: `model`, the model's own files (name -> text), with this tokenizer."""
         other = self.files.get(TOKENIZER) != model.get(TOKENIZER)
-        kept = {name: text for name, text in model.items() if name not in NAMES} | self.files
+        kept = {name: text for name, text in model.items() if name not in TOKENIZER_FILES} | self.files
         for name in WITH_IDS:
             if name in kept and self.files:
                 kept[name] = self._with_ids(kept[name], other)
@@ -77,7 +77,7 @@ def files_of(data: Mapping[str, Any]) -> dict[str, str] | None:
 
 def files_in(folder: Path, more: Iterable[str] = ()) -> dict[str, str]:
     """Name -> text of a tokenizer's files in the folder; `more`: names of further files."""
-    return {name: _read(folder / name) for name in (*NAMES, *more) if (folder / name).is_file()}
+    return {name: _read(folder / name) for name in (*TOKENIZER_FILES, *more) if (folder / name).is_file()}
 
 
 def used_by(source: Any, data: Mapping[str, Any], files: dict[str, str] | None) -> Used | None:

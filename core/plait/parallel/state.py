@@ -62,6 +62,11 @@ def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {fqn: tuple(tensor.shape) for tensor, fqn in _names(model).values()}
 
 
+def integers(model: nn.Module) -> set[str]:
+    """FQNs of the model's buffers that hold no floating-point numbers."""
+    return {fqn for tensor, fqn in _names(model).values() if not tensor.is_floating_point()}
+
+
 def tied_names(model: nn.Module) -> dict[str, str]:
     """Every further FQN of a tied parameter -> its first, under which it is saved."""
     names = _names(model)

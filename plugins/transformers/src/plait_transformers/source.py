@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from plait import PlaitError
+from plait.data import TOKENIZER_FILES
 from plait_transformers.one_sentence import in_a_line
 
 CONFIG = "config.json"
 LAYERS = "num_hidden_layers"
-KEPT = (  # what a tokenizer and generation have, all of it text
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
-    *("merges.txt", "chat_template.jinja", "generation_config.json"),
-)
+KEPT = (*TOKENIZER_FILES, "generation_config.json")  # what lies beside the weights, all of it text
 
 
 def read_config(path: str | None, given: Mapping[str, Any]) -> Any:
