@@ -154,6 +154,34 @@ def test_what_rows_do_not_hold_is_counted(folder, tmp_path):
     assert "and 1 cut" in made.shortened(seq_len=most - 2)
 
 
+def test_what_the_template_does_not_write_is_counted(folder, tmp_path):
+    plain: list[dict] = [
+        {"role": "user", "content": 'hi "ü"\n'},
+        {"role": "assistant", "content": " well ", "tool_calls": None},
+    ]
+    more = [
+        plain[0],
+        {**plain[1], "reasoning_content": "hm", "weight": 0},
+        {"role": "user", "content": [{"text": "x"}]},
+    ]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    rows = [{"messages": plain}, {"messages": more}, {"messages": more, "tools": tools}]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    said = []
+    source(path, folder, validation_fraction=0).prepare(said.append)
+    line = "the chat template leaves out, or changes, what messages say, and it is not learned: "
+    assert said[-1] == f"{line}reasoning_content of 2, tools of 1, weight of 2"
+    silent = tmp_path / "t.jinja"
+    silent.write_text(CHATML.replace("{{ m.content }}", "{{ m.content if m.role == 'assistant' }}"), encoding="utf-8")
+    said.clear()
+    source(path, folder, template=str(silent), validation_fraction=0).prepare(said.append)
+    assert said[-1] == f"{line}content of 5, reasoning_content of 2, tools of 1, weight of 2"
+    said.clear()
+    source(written(tmp_path / "b.jsonl", CHATS), folder).prepare(said.append)
+    assert not [one for one in said if one.startswith(line)]
+
+
 def test_what_rows_do_not_hold_is_said_once_under_another_launcher(chats, folder, tmp_path):
     given = ["data=chat", f"data.path={chats}", f"data.tokenizer={folder}", "model.vocab_size=512", "train.steps=1"]
     done = train(*given, "data.validation_fraction=0", cwd=tmp_path, PLAIT_CACHE=str(tmp_path / "cache"))

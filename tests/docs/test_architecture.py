@@ -54,7 +54,7 @@ def test_every_file_says_what_it_is() -> None:
 
 
 def test_plugins_use_only_what_plait_exports() -> None:
-    """Strategies what `plait` exports; a package of models also public parts of models, and what lies beside weights."""
+    """Strategies what `plait` exports; a package of models also parts of models and names of files that are public."""
     parts = {"plait.data", *(f"plait.models.{name}" for name in ("attention", "flops", "grouped", "init", "moe"))}
     for path in ROOT.glob("plugins/*/src/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,0 +1,48 @@
+"""What conversations say and their template does not write: counted, because nobody learns from it."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+
+def unrendered(messages: Sequence[dict[str, Any]], tools: Any, text: str, template: str) -> Counter[str]:
+    """Key -> how many of the messages have it, while `text`, which the template made of them, does not.
+
+    A text is looked for itself; of other values, such as a weight, it only counts whether the template names the key.
+    """
+    lost: Counter[str] = Counter()
+    for message in messages:
+        for key, value in message.items():
+            if key == "role" or value is None or value in ("", [], {}):
+                continue
+            if isinstance(value, str):
+                there = _written(value, text)
+            elif key == "content" and isinstance(value, list):
+                there = all(
+                    _written(part if isinstance(part, str) else str(part.get("text", "")), text) for part in value
+                )
+            else:
+                there = _named(key, template)
+            lost[key] += not there
+    if tools and not _named("tools", template):
+        lost["tools"] += 1
+    return +lost
+
+
+def in_words(lost: Counter[str]) -> str:
+    """A line for the user; "" if nothing is lost."""
+    counts = ", ".join(f"{key} of {count:,}" for key, count in sorted(lost.items()))
+    return (
+        f"the chat template leaves out, or changes, what messages say, and it is not learned: {counts}" if lost else ""
+    )
+
+
+def _written(value: str, text: str) -> bool:
+    forms = (value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
+    return any(form.strip() in text for form in forms)
+
+
+def _named(key: str, template: str) -> bool:
+    return re.search(rf"\b{re.escape(key)}\b", template) is not None
