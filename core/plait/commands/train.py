@@ -173,7 +173,9 @@ def _checked(asked: Config, folder: Any) -> Any:
 def _make_data(checked: Any) -> None:
     checked.source.prepare(_say)
     checked.source.check_length(seq_len=checked.config.train.seq_len)
-    if line := checked.source.shortened(seq_len=checked.config.train.seq_len):
+    from plait.data.source import said_of_shortened
+
+    if line := said_of_shortened(checked.source, checked.config.train.seq_len):
         _say(f"data: {line}")
 
 

@@ -58,10 +58,11 @@ class _Undrawn(TorchFunctionMode):
 
 def build_source(node: Mapping[str, Any]) -> Any:
     """The data source that `node` names. Raises PlaitError if it cannot be created, or is not a source."""
-    from plait.data.source import Source
+    from plait.data.source import OPTIONAL, Source
 
     source = make(node, "data")
-    promised = [name for name in vars(Source) if not name.startswith("_") and callable(getattr(Source, name, None))]
+    methods = [name for name in vars(Source) if not name.startswith("_") and callable(getattr(Source, name, None))]
+    promised = [name for name in methods if name not in OPTIONAL]
     lacks = [name for name in (*promised, "has_validation", "indexable") if not hasattr(source, name)]
     if lacks:
         made = type(source).__name__

@@ -34,6 +34,14 @@ def at_least(least: int) -> Callable[[Any, Any, Any], None]:
     return validate
 
 
+OPTIONAL = ("shortened",)  # methods of a source that one which is no `Source` may lack
+
+
+def said_of_shortened(source: Any, seq_len: int) -> str:
+    """What `Source.shortened` says; "" if the source has no such method."""
+    return source.shortened(seq_len=seq_len) if hasattr(source, "shortened") else ""
+
+
 @attrs.define(kw_only=True, slots=False)
 class Source(ABC):
     """Data as a config names it. In order: `check` and `prepare` in the parent or once per machine, `open` in each

@@ -44,6 +44,7 @@ class Trainer:
         assembly: Assembly | None = None,
     ) -> None:
         from plait.data.ahead import Ahead  # not above: the data room is imported when a source is opened
+        from plait.data.source import said_of_shortened
         from plait.data.tokenizer_files import files_of, used_by
 
         self.config, self.say, self.watch = config, say, Together(observers)
@@ -64,7 +65,7 @@ class Trainer:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine; other ranks find it done
             prepared = "PLAIT_LAUNCHER" in os.environ  # by the launcher, which reported it
             source.prepare((lambda line: None) if prepared else say)
-            if not prepared and (line := source.shortened(seq_len=train.seq_len)):
+            if not prepared and (line := said_of_shortened(source, train.seq_len)):
                 say(f"data: {line}")
         dist.barrier()
         opened = source.open(
