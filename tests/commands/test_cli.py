@@ -13,12 +13,8 @@ import yaml
 from plait.commands.main import COMMANDS
 from tests.helpers.commands import environment
 from tests.helpers.fakes import STRATEGY, distribution, forget
-from tests.helpers.inside import plait
 
-
-@pytest.fixture(autouse=True)
-def _empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("plait_project")
 
 
 @pytest.fixture
@@ -31,30 +27,30 @@ def strategies(tmp_path_factory, monkeypatch):
     forget(folder)
 
 
-def test_version():
-    assert plait("--version").out == f"plait {version('plait')}\n"
+def test_version(plait_project):
+    assert plait_project("--version").out == f"plait {version('plait')}\n"
 
 
-def test_help_names_every_command():
-    helped = plait("--help")
+def test_help_names_every_command(plait_project):
+    helped = plait_project("--help")
     assert helped.code == 0
     assert [line.split()[1] for line in helped.out.splitlines()[1:]] == [*COMMANDS, "--version"]
-    nothing = plait()
+    nothing = plait_project()
     assert (nothing.code, nothing.out) == (1, helped.out)
 
 
-def test_an_unknown_command():
-    done = plait("trian")
+def test_an_unknown_command(plait_project):
+    done = plait_project("trian")
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("plait: unknown command 'trian'; did you mean 'train'?\nusage: ")
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command != "train"])
-def test_every_command_explains_itself(command):
-    done = plait(command, "--help")
+def test_every_command_explains_itself(plait_project, command):
+    done = plait_project(command, "--help")
     assert done.code == 0
     assert done.out.startswith(f"usage: plait {command} ")
-    assert plait(command, "model=mine", "--help").out == done.out
+    assert plait_project(command, "model=mine", "--help").out == done.out
 
 
 def row(text, name):
@@ -62,15 +58,15 @@ def row(text, name):
     return re.split(r"\s{2,}", line)
 
 
-def test_plugins_from_metadata(strategies):
+def test_plugins_from_metadata(plait_project, strategies):
     distribution(strategies, "plait-old", api=None, code="raise SystemExit('imported')")
-    done = plait("plugins")
+    done = plait_project("plugins")
     assert done.code == 0
     assert row(done.out, "name") == ["name", "distribution", "version", "api", "state"]
     assert row(done.out, "fsdp2") == ["fsdp2", "plait-fsdp2", version("plait-fsdp2"), "1", "ok"]
     assert row(done.out, "ghost")[:4] == ["ghost", "plait-old", "1.0", "-"]
     assert row(done.out, "ghost")[4].startswith("declares no hook API")
-    listed = json.loads(plait("plugins", "--json").out)
+    listed = json.loads(plait_project("plugins", "--json").out)
     assert {
         "name": "fsdp2",
         "distribution": "plait-fsdp2",
@@ -81,19 +77,19 @@ def test_plugins_from_metadata(strategies):
     assert [found["name"] for found in listed] == sorted(found["name"] for found in listed)
 
 
-def test_plugins_disabled(monkeypatch):
+def test_plugins_disabled(plait_project, monkeypatch):
     monkeypatch.setenv("PLAIT_DISABLE_PLUGINS", "fsdp2")
-    assert row(plait("plugins").out, "fsdp2")[-1] == "disabled by PLAIT_DISABLE_PLUGINS"
-    done = plait("train", "strategy=[fsdp2]")
+    assert row(plait_project("plugins").out, "fsdp2")[-1] == "disabled by PLAIT_DISABLE_PLUGINS"
+    done = plait_project("train", "strategy=[fsdp2]")
     assert (done.code, len(done.out.splitlines())) == (1, 1)
     assert "strategy 'fsdp2' (plait-fsdp2 " in done.err
     assert "cannot be used: disabled by PLAIT_DISABLE_PLUGINS" in done.err
     monkeypatch.setenv("PLAIT_DISABLE_PLUGINS", "fsdp")
-    done = plait("plugins")
+    done = plait_project("plugins")
     assert done.err == "plait: PLAIT_DISABLE_PLUGINS names 'fsdp', which is not installed; did you mean 'fsdp2'?\n"
 
 
-def test_plugins_checked_one_by_one(strategies, tmp_path_factory, monkeypatch):
+def test_plugins_checked_one_by_one(plait_project, strategies, tmp_path_factory, monkeypatch):
     """Every broken one is told apart, and harms no other."""
     distribution(strategies, "plait-ghost")
     distribution(strategies, "plait-missing", {"missing": "Ghost"}, code="import nowhere")
@@ -106,7 +102,7 @@ def test_plugins_checked_one_by_one(strategies, tmp_path_factory, monkeypatch):
     light = tmp_path_factory.mktemp("light")  # a torch that costs nothing
     (light / "torch.py").touch()
     monkeypatch.setenv("PYTHONPATH", f"{light}{os.pathsep}{strategies}")
-    done = plait("plugins", "--check", "--json")
+    done = plait_project("plugins", "--check", "--json")
     assert done.code == 1
     found = {each["name"]: each for each in json.loads(done.out)}
     assert found["fsdp2"]["phase"] == "runtime"
@@ -126,12 +122,12 @@ def test_plugins_checked_one_by_one(strategies, tmp_path_factory, monkeypatch):
     assert states["heavy"] == "imports torch when it is imported: move that into the methods"
 
 
-def test_plugins_that_are_fine_exit_with_0():
-    assert plait("plugins", "--check").code == 0
+def test_plugins_that_are_fine_exit_with_0(plait_project):
+    assert plait_project("plugins", "--check").code == 0
 
 
-def test_inspect():
-    done = plait(
+def test_inspect(plait_project):
+    done = plait_project(
         "inspect", "strategy=[fsdp2]", "strategy.fsdp2.replicate=2", "world=8", "model.n_layers=1", "launch.device=cpu"
     )
     assert (done.code, done.err) == (0, "")
@@ -151,8 +147,8 @@ def test_inspect():
     assert not os.listdir()
 
 
-def test_inspect_shows_equal_blocks_once():
-    done = plait("inspect", "model=deepseek_v3_debug", "launch.device=cpu")
+def test_inspect_shows_equal_blocks_once(plait_project):
+    done = plait_project("inspect", "model=deepseek_v3_debug", "launch.device=cpu")
     names = [line.split()[0] for line in done.out.splitlines() if line]
     assert "layers.1 to layers.3, each" in done.out
     assert names.count("attention.wq_b.weight") == names.count("layers.0.attention.wq_b.weight") == 1
@@ -160,59 +156,67 @@ def test_inspect_shows_equal_blocks_once():
     assert row(done.out, "  feed_forward.router.weight")[2:] == ["(None, embed)", "8x256", "-", "8,192"]
 
 
-def test_inspect_without_strategies():
-    done = plait("inspect", "model.n_layers=1", "launch.device=cpu")
+def test_inspect_without_strategies(plait_project):
+    done = plait_project("inspect", "model.n_layers=1", "launch.device=cpu")
     assert done.code == 0
     assert "  none" in done.out
     assert "  one rank, no axes" in done.out
     assert row(done.out, "norm.weight")[1:] == ["(embed)", "256", "-", "1,024"]
 
 
-def test_inspect_shows_how_a_model_derived_its_spec(monkeypatch):
+def test_inspect_shows_how_a_model_derived_its_spec(plait_project, monkeypatch):
     from plait.models.llama3 import Llama3
 
     monkeypatch.setattr(Llama3, "derived", lambda self: {"layers.*": "blocks: seen"}, raising=False)
-    lines = plait("inspect", "model.n_layers=1", "launch.device=cpu").out.splitlines()
+    lines = plait_project("inspect", "model.n_layers=1", "launch.device=cpu").out.splitlines()
     assert lines[-2:] == ["how the spec was derived", "  layers.*: blocks: seen"]
     monkeypatch.undo()
-    assert "derived" not in plait("inspect", "model.n_layers=1", "launch.device=cpu").out
+    assert "derived" not in plait_project("inspect", "model.n_layers=1", "launch.device=cpu").out
 
 
-def test_compare(tmp_path):
+def test_compare(plait_project, tmp_path):
     for name, last in (("a", 1.5), ("b", 1.25)):
         rows = [{"step": 1, "loss": 2.0, "grad_norm": 1.0}, {"step": 2, "loss": last, "grad_norm": 1.0}]
         (tmp_path / name).write_text("".join(json.dumps(each) + "\n" for each in rows))
-    assert plait("compare", "a", "a").code == 0
-    done = plait("compare", "a", "b")
+    assert plait_project("compare", "a", "a").code == 0
+    done = plait_project("compare", "a", "b")
     assert done.code == 1
     assert "they first differ at step 2" in done.out
 
 
-def test_hydra_shows_the_job():
-    done = plait("train", "--cfg", "job", "strategy=[fsdp2]", "train.steps=3")
+def test_hydra_shows_the_job(plait_project):
+    done = plait_project("train", "--cfg", "job", "strategy=[fsdp2]", "train.steps=3")
     assert done.code == 0
     shown = yaml.safe_load(done.out)
     assert shown["strategy"]["fsdp2"]["shard"] == -1
     assert shown["train"]["steps"] == 3
-    assert yaml.safe_load(plait("train", "--cfg", "job").out)["strategy"] == {}
-    assert plait("train", "--cfg", "job", "--package", "run").out.split() == ["#", "@package", "run", "name:", "null"]
+    assert yaml.safe_load(plait_project("train", "--cfg", "job").out)["strategy"] == {}
+    assert plait_project("train", "--cfg", "job", "--package", "run").out.split() == [
+        "#",
+        "@package",
+        "run",
+        "name:",
+        "null",
+    ]
 
 
-def test_only_selected_plugins_are_imported(strategies):
+def test_only_selected_plugins_are_imported(plait_project, strategies):
     distribution(strategies, "plait-loud", {"loud": "Ghost"}, code="raise SystemExit('imported')")
-    assert "loud" in yaml.safe_load(plait("train", "--cfg", "job", "strategy=[loud]").out)["strategy"]
-    assert plait("inspect", "launch.device=cpu", "model.n_layers=1").code == 0
+    assert "loud" in yaml.safe_load(plait_project("train", "--cfg", "job", "strategy=[loud]").out)["strategy"]
+    assert plait_project("inspect", "launch.device=cpu", "model.n_layers=1").code == 0
 
 
-def test_hydra_finds_conf_of_packages_and_of_the_folder(tmp_path):
+def test_hydra_finds_conf_of_packages_and_of_the_folder(plait_project, tmp_path):
     (tmp_path / "conf" / "model").mkdir(parents=True)
     (tmp_path / "conf" / "model" / "mine.yaml").write_text("_target_: mine.Model\n")
     (tmp_path / "extra" / "data").mkdir(parents=True)
     (tmp_path / "extra" / "data" / "other.yaml").write_text("_target_: other.Data\n")
-    done = plait("train", "--info", "searchpath", "--config-dir", "extra")
+    done = plait_project("train", "--info", "searchpath", "--config-dir", "extra")
     for path in ("pkg://plait.conf", "/plait_fsdp2/conf", f"file://{tmp_path}/conf", f"file://{tmp_path}/extra"):
         assert path in done.out
-    shown = yaml.safe_load(plait("train", "--cfg", "job", "--config-dir", "extra", "model=mine", "data=other").out)
+    shown = yaml.safe_load(
+        plait_project("train", "--cfg", "job", "--config-dir", "extra", "model=mine", "data=other").out
+    )
     assert (shown["model"], shown["data"]) == ({"_target_": "mine.Model"}, {"_target_": "other.Data"})
 
 
@@ -220,28 +224,30 @@ def test_hydra_finds_conf_of_packages_and_of_the_folder(tmp_path):
     "arguments",
     [("--info",), *(pytest.param(a, marks=pytest.mark.slow) for a in (("-m", "--help"), ("--hydra-help",)))],
 )
-def test_hydra_explains_itself(arguments):
-    done = plait("train", *arguments)
+def test_hydra_explains_itself(plait_project, arguments):
+    done = plait_project("train", *arguments)
     assert (done.code, done.err) == (0, "")
     assert ("--multirun" in done.out) if "--hydra-help" in arguments else ("llama3_debug" in done.out)
 
 
-def complete(line, monkeypatch):
+def complete(plait_project, line, monkeypatch):
     monkeypatch.setenv("COMP_LINE", line)
-    done = plait("-sc", "query=bash")
+    done = plait_project("-sc", "query=bash")
     assert (done.code, done.err) == (0, "")
     return done.out.split()
 
 
-def test_the_shell_completes(monkeypatch):
-    assert "complete -o nospace -o default -F hydra_bash_completion plait\n" in plait("-sc", "install=bash").out
-    assert complete("plait ", monkeypatch) == list(COMMANDS)
-    assert complete("plait tr", monkeypatch) == ["train"]
-    assert complete("plait train model=llama3_7", monkeypatch) == ["model=llama3_70b"]
-    assert complete("plait train strategy=fs", monkeypatch) == ["strategy=fsdp2"]
-    assert complete("plait inspect train.ste", monkeypatch) == ["train.steps="]
-    assert complete("plait train strategy=fsdp2 strategy.fsdp2.sh", monkeypatch) == ["strategy.fsdp2.shard="]
-    assert complete("plait train nonsense tr", monkeypatch) == []
+def test_the_shell_completes(plait_project, monkeypatch):
+    assert "complete -o nospace -o default -F hydra_bash_completion plait\n" in plait_project("-sc", "install=bash").out
+    assert complete(plait_project, "plait ", monkeypatch) == list(COMMANDS)
+    assert complete(plait_project, "plait tr", monkeypatch) == ["train"]
+    assert complete(plait_project, "plait train model=llama3_7", monkeypatch) == ["model=llama3_70b"]
+    assert complete(plait_project, "plait train strategy=fs", monkeypatch) == ["strategy=fsdp2"]
+    assert complete(plait_project, "plait inspect train.ste", monkeypatch) == ["train.steps="]
+    assert complete(plait_project, "plait train strategy=fsdp2 strategy.fsdp2.sh", monkeypatch) == [
+        "strategy.fsdp2.shard="
+    ]
+    assert complete(plait_project, "plait train nonsense tr", monkeypatch) == []
 
 
 WITHOUT_TORCH = """

@@ -16,7 +16,6 @@ from plait import __version__
 from plait.commands.new import TEMPLATE
 from plait.testing.parity import unequal, worst_gradient
 from plait.testing.trial import Trial, train
-from tests.helpers.inside import plait
 
 ROOT = Path(__file__).parents[2]
 FILES = {
@@ -31,14 +30,12 @@ FILES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("plait_project")
 
 
 @pytest.fixture
-def plugin(tmp_path):
-    assert plait("new", "my-ring").code == 0
+def plugin(plait_project, tmp_path):
+    assert plait_project("new", "my-ring").code == 0
     return tmp_path / "plait-my-ring"
 
 
@@ -69,8 +66,8 @@ def test_its_types_are_those_of_the_hooks(plugin):
     assert done.returncode == 0, done.stdout
 
 
-def test_it_says_what_to_do_next():
-    done = plait("new", "ring")
+def test_it_says_what_to_do_next(plait_project):
+    done = plait_project("new", "ring")
     assert (done.code, done.err) == (0, "")
     first, *todo = done.out.splitlines()
     assert "plait-ring/" in first
@@ -81,16 +78,16 @@ def test_it_says_what_to_do_next():
 
 
 @pytest.mark.parametrize("name", ["a", "ring2", "a_strategy_whose_name_is_rather_long"])
-def test_other_names(name):
-    assert plait("new", name).code == 0
+def test_other_names(plait_project, name):
+    assert plait_project("new", name).code == 0
     folder = Path(f"plait-{name.replace('_', '-')}")
     assert f'strategy = "{name}"' in (folder / "tests/test_conformance.py").read_text()
     assert (folder / f"src/plait_{name}/conf/strategy/{name}.yaml").is_file()
 
 
 @pytest.mark.parametrize("name", ["my-ring", "a", "a_strategy_whose_name_is_rather_long"])
-def test_ruff_has_nothing_to_say(name):
-    assert plait("new", name).code == 0
+def test_ruff_has_nothing_to_say(plait_project, name):
+    assert plait_project("new", name).code == 0
     (folder,) = Path().iterdir()
     for command in (["check", "--select=E,F,W,I,B,UP,SIM,C4,PT"], ["format", "--check"], ["check"]):
         done = subprocess.run(
@@ -99,9 +96,9 @@ def test_ruff_has_nothing_to_say(name):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def refused(name, sentence):
+def refused(plait_project, name, sentence):
     before = set(Path().rglob("*"))
-    done = plait("new", name)
+    done = plait_project("new", name)
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("plait: ")
     assert sentence in done.err
@@ -112,47 +109,47 @@ def refused(name, sentence):
 @pytest.mark.parametrize(
     "name", ["3d", "Ring", "my ring", "ring!", "../ring", "a--b", "ring-", "_ring", "", "class", "none", "käse"]
 )
-def test_bad_names(name):
-    refused(name, f"{name!r} cannot name a strategy; use lower-case letters, digits and single - or _")
+def test_bad_names(plait_project, name):
+    refused(plait_project, name, f"{name!r} cannot name a strategy; use lower-case letters, digits and single - or _")
 
 
-def test_a_name_that_is_taken():
+def test_a_name_that_is_taken(plait_project):
     found = f"plait-fsdp2 {version('plait-fsdp2')}"
-    refused("fsdp2", f"strategy 'fsdp2' ({found}) is installed already; choose another name")
+    refused(plait_project, "fsdp2", f"strategy 'fsdp2' ({found}) is installed already; choose another name")
 
 
-def test_a_package_that_is_taken(tmp_path_factory, monkeypatch):
+def test_a_package_that_is_taken(plait_project, tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("site")
     (folder / "plait_ring.py").touch()
     monkeypatch.syspath_prepend(str(folder))
-    refused("ring", "a package plait_ring is installed already; choose another name")
+    refused(plait_project, "ring", "a package plait_ring is installed already; choose another name")
 
 
-def test_a_folder_that_is_there():
+def test_a_folder_that_is_there(plait_project):
     Path("plait-ring").mkdir()
-    refused("ring", "plait-ring exists already")
+    refused(plait_project, "ring", "plait-ring exists already")
 
 
-def test_without_copier(monkeypatch):
+def test_without_copier(plait_project, monkeypatch):
     monkeypatch.setitem(sys.modules, "copier", None)
-    refused("ring", "plait new needs copier, which is not installed: pip install 'plait[author]'")
+    refused(plait_project, "ring", "plait new needs copier, which is not installed: pip install 'plait[author]'")
 
 
 @pytest.mark.parametrize("arguments", [(), ("a", "b"), ("--force",)])
-def test_it_takes_one_name(arguments):
-    done = plait("new", *arguments)
+def test_it_takes_one_name(plait_project, arguments):
+    done = plait_project("new", *arguments)
     assert (done.code, done.err) == (1, "")
     assert done.out.startswith("usage: plait new NAME\n")
     assert not os.listdir()
 
 
-def test_neither_git_nor_a_network(tmp_path, monkeypatch):
+def test_neither_git_nor_a_network(plait_project, tmp_path, monkeypatch):
     def no_network(*arguments):
         raise AssertionError("a connection was asked for")
 
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.setattr(socket.socket, "connect", no_network)
-    assert plait("new", "my-ring").code == 0
+    assert plait_project("new", "my-ring").code == 0
     assert (tmp_path / "plait-my-ring/pyproject.toml").is_file()
 
 

@@ -14,7 +14,6 @@ from plait.host import check, compose
 from plait.plan import engine
 from plait.plan.side_by_side import PlannedJob, Ranking
 from tests.helpers.fakes import distribution, forget
-from tests.helpers.inside import plait
 
 TINY = [
     *("model.dim=32", "model.n_layers=2", "model.n_heads=2", "model.n_kv_heads=1", "model.ffn_dim=64"),
@@ -32,8 +31,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget(tmp_path)
 
 
-def test_tables_say_what_a_step_costs_and_draw_the_mesh() -> None:
-    done = plait("plan", *TINY, *FSDP, "strategy.fsdp2.replicate=2", "cluster=h100")
+def test_tables_say_what_a_step_costs_and_draw_the_mesh(plait_project) -> None:
+    done = plait_project("plan", *TINY, *FSDP, "strategy.fsdp2.replicate=2", "cluster=h100")
     assert done.code == 0, done.err
     for said in (
         "16 ranks, fsdp2",
@@ -51,8 +50,8 @@ def test_tables_say_what_a_step_costs_and_draw_the_mesh() -> None:
     ]
 
 
-def test_json_has_the_promised_keys_and_the_exit_code_says_that_it_does_not_fit() -> None:
-    done = plait("plan", *TINY, *FSDP, *SMALL, "--json")
+def test_json_has_the_promised_keys_and_the_exit_code_says_that_it_does_not_fit(plait_project) -> None:
+    done = plait_project("plan", *TINY, *FSDP, *SMALL, "--json")
     assert done.code == 3, done.err
     found = json.loads(done.out)
     memory = found["memory"]
@@ -70,15 +69,15 @@ def test_json_has_the_promised_keys_and_the_exit_code_says_that_it_does_not_fit(
     assert found["free"] == found["capacity"] - memory["peak"] < 0
 
 
-def test_without_a_cluster_there_is_no_time_and_no_verdict() -> None:
-    done = plait("plan", *TINY, *FSDP, "--json")
+def test_without_a_cluster_there_is_no_time_and_no_verdict(plait_project) -> None:
+    done = plait_project("plan", *TINY, *FSDP, "--json")
     found = json.loads(done.out)
     assert (done.code, found["fits"], found["time"]) == (0, None, None)
 
 
-def test_several_runs_are_ranked_and_what_cannot_be_says_why() -> None:
+def test_several_runs_are_ranked_and_what_cannot_be_says_why(plait_project) -> None:
     swept = "strategy=[tensor_parallel,fsdp2],[fsdp2],[simplefsdp,fsdp2]"
-    done = plait("plan", "-m", *TINY, swept, "world=2", "cluster=h100")
+    done = plait_project("plan", "-m", *TINY, swept, "world=2", "cluster=h100")
     assert done.code == 0, done.err
     first, second, third = done.out.splitlines()[1:]
     assert first.startswith("1  strategy=[fsdp2] ")
@@ -86,12 +85,12 @@ def test_several_runs_are_ranked_and_what_cannot_be_says_why() -> None:
     assert third.startswith("-  strategy=[simplefsdp,fsdp2] ")
     assert "both claim the role" in third
 
-    done = plait("plan", "-m", *TINY, "strategy=[fsdp2]", "train.seq_len=32,64", *SMALL, "--json")
+    done = plait_project("plan", "-m", *TINY, "strategy=[fsdp2]", "train.seq_len=32,64", *SMALL, "--json")
     assert done.code == 3, done.err
     jobs = json.loads(done.out)
     assert {job["job"] for job in jobs} == {"train.seq_len=32", "train.seq_len=64"}
     assert not any(job["plan"]["fits"] for job in jobs)
-    assert plait("plan", "-m", *TINY, "strategy=[simplefsdp,fsdp2]", "train.seq_len=32,64").code == 1
+    assert plait_project("plan", "-m", *TINY, "strategy=[simplefsdp,fsdp2]", "train.seq_len=32,64").code == 1
 
 
 STRATEGY = """
@@ -132,14 +131,14 @@ class Looks(Llama3):
         (READS_LATER, ["cannot plan strategy 'ghost' (plait-ghost 1.0), which reads the value of a tensor"]),
     ],
 )
-def test_a_strategy_that_cannot_be_planned_is_named(site: Path, code: str, said: list[str]) -> None:
+def test_a_strategy_that_cannot_be_planned_is_named(plait_project, site: Path, code: str, said: list[str]) -> None:
     distribution(site, "plait-ghost", code=textwrap.dedent(STRATEGY) + code)
-    _refused([*TINY, "strategy=[ghost]"], "cannot plan", *said)
+    _refused(plait_project, [*TINY, "strategy=[ghost]"], "cannot plan", *said)
 
 
-def test_a_model_that_cannot_be_traced_is_named(site: Path) -> None:
+def test_a_model_that_cannot_be_traced_is_named(plait_project, site: Path) -> None:
     (site / "looks.py").write_text(MODEL)
-    _refused([*TINY, "model._target_=looks.Looks"], "model looks.Looks", "reads the value of a tensor")
+    _refused(plait_project, [*TINY, "model._target_=looks.Looks"], "model looks.Looks", "reads the value of a tensor")
     assert "looks" in sys.modules
 
 
@@ -157,12 +156,12 @@ def test_a_model_that_cannot_be_traced_is_named(site: Path) -> None:
         (["--jason"], ["--jason"]),
     ],
 )
-def test_bad_input_is_one_sentence_that_names_it(wrong: list[str], said: list[str]) -> None:
-    _refused([*TINY, *wrong], *said)
+def test_bad_input_is_one_sentence_that_names_it(plait_project, wrong: list[str], said: list[str]) -> None:
+    _refused(plait_project, [*TINY, *wrong], *said)
 
 
-def _refused(arguments: list[str], *said: str) -> None:
-    done = plait("plan", *arguments)
+def _refused(plait_project, arguments: list[str], *said: str) -> None:
+    done = plait_project("plan", *arguments)
     assert done.code == 1, done.out
     assert len([line for line in done.err.splitlines() if line.startswith("plait: ")]) == 1
     for each in said:

@@ -10,7 +10,6 @@ from plait import ModelSpec
 from plait.commands.verify import _run, _vocab
 from plait.contract.config import Config
 from tests.helpers.fakes import distribution, forget
-from tests.helpers.inside import plait
 
 pytest.importorskip("plait_tensor_parallel")
 
@@ -154,8 +153,8 @@ def lines(text, status):
     return [line for line in text.splitlines() if line.startswith(f"{status} ")]
 
 
-def test_a_model_that_is_declared_right(folder):
-    done = plait("verify", *TENSOR, "world=2")
+def test_a_model_that_is_declared_right(plait_project, folder):
+    done = plait_project("verify", *TENSOR, "world=2")
     assert (done.code, done.err) == (0, "")
     assert "Mine, 4,824 parameters, all in float64 on this machine's processor" in done.out
     assert "layout  2 ranks: tp=2 (tensor_parallel)" in done.out
@@ -166,16 +165,18 @@ def test_a_model_that_is_declared_right(folder):
     assert left(folder) == ["conf"]
 
 
-def test_the_fewest_ranks_and_recomputation():
+def test_the_fewest_ranks_and_recomputation(plait_project):
     """An axis that takes what is left has two ranks: tensor ranks alone would leave fsdp2 nothing to shard."""
     pytest.importorskip("plait_fsdp2")
-    done = plait("verify", "strategy=[tensor_parallel,fsdp2]", *TENSOR[1:], "remat.mode=full", "optimizer.lr=1e-3")
+    done = plait_project(
+        "verify", "strategy=[tensor_parallel,fsdp2]", *TENSOR[1:], "remat.mode=full", "optimizer.lr=1e-3"
+    )
     assert (done.code, done.err) == (0, "")
     assert "layout  4 ranks: dp_replicate=1 (fsdp2), dp_shard=2 (fsdp2), tp=2 (tensor_parallel)" in done.out
 
 
-def test_a_norm_at_the_end_of_a_branch():
-    done = plait("verify", *TENSOR, "model.end_norm=true")
+def test_a_norm_at_the_end_of_a_branch(plait_project):
+    done = plait_project("verify", *TENSOR, "model.end_norm=true")
     assert done.code == 1
     first, *rest = lines(done.out, "WRONG")
     assert first.startswith("WRONG  gradients, step 1    off by ")
@@ -190,9 +191,9 @@ def test_a_norm_at_the_end_of_a_branch():
     assert "docs/model-spec.md" in done.out
 
 
-def test_a_bias_apart_from_its_matrix():
+def test_a_bias_apart_from_its_matrix(plait_project):
     """It starts at zero, so that the first loss is right and only gradients tell."""
-    done = plait("verify", *TENSOR, "model.apart=true")
+    done = plait_project("verify", *TENSOR, "model.apart=true")
     assert done.code == 1
     assert any(
         "gradients, step 1 " in line and line.endswith("blocks.0.mlp.bias, 1 of 11 are wrong")
@@ -202,9 +203,9 @@ def test_a_bias_apart_from_its_matrix():
     assert "-      gradients, step 3    not compared" in done.out
 
 
-def test_a_parameter_that_nothing_trains():
+def test_a_parameter_that_nothing_trains(plait_project):
     """The bias counts for nothing, so that its mistake does not show: it is named."""
-    done = plait("verify", *TENSOR, "model.apart=idle")
+    done = plait_project("verify", *TENSOR, "model.apart=idle")
     assert (done.code, done.err) == (0, "")
     assert lines(done.out, "-") == [
         "-      never trained        the gradients of 1 parameter(s) are zero in one process too, so nothing is known "
@@ -213,24 +214,24 @@ def test_a_parameter_that_nothing_trains():
     assert done.out.endswith("\nall agree\n")
 
 
-def test_initial_values_that_depend_on_the_rank():
-    done = plait("verify", *TENSOR, "model.random_init=true")
+def test_initial_values_that_depend_on_the_rank(plait_project):
+    done = plait_project("verify", *TENSOR, "model.random_init=true")
     assert done.code == 1
     assert lines(done.out, "WRONG")[0].startswith("WRONG  initial parameters")
     assert "Initial values depend on the layout" in done.out
 
 
-def test_a_count_of_heads_in_a_view(folder):
+def test_a_count_of_heads_in_a_view(plait_project, folder):
     """The model cannot run at all on ranks: where it failed, then a sentence."""
-    done = plait("verify", *TENSOR, "model.count=true")
+    done = plait_project("verify", *TENSOR, "model.count=true")
     assert done.code == 1
     assert f'{next(folder.glob("mine_*.py")).name}", line ' in done.err
     assert "\nplait: the model fails on 2 ranks: rank " in done.err
     assert "raised RuntimeError: unflatten" in done.err
 
 
-def test_random_numbers_are_refused():
-    done = plait("verify", *TENSOR, "model.dropout=0.5")
+def test_random_numbers_are_refused(plait_project):
+    done = plait_project("verify", *TENSOR, "model.dropout=0.5")
     assert done.code == 1
     assert done.err.startswith("plait: the model computes different logits for the same tokens the second time")
     assert done.err.count("\n") == 1
@@ -277,7 +278,7 @@ def test_each_data_rank_has_samples_of_its_own(monkeypatch):
     assert [(trial.data_ranks, trial.vocab) for trial in pool.asked] == [(2, 50)] * 2
 
 
-def test_a_strategy_with_mathematics_of_its_own(tmp_path_factory, monkeypatch):
+def test_a_strategy_with_mathematics_of_its_own(plait_project, tmp_path_factory, monkeypatch):
     site = tmp_path_factory.mktemp("strategies")
     monkeypatch.syspath_prepend(str(site))
     code = """
@@ -294,7 +295,7 @@ def test_a_strategy_with_mathematics_of_its_own(tmp_path_factory, monkeypatch):
                 return [MeshAxis("ghost", -1, "batch")]
     """
     distribution(site, "plait-ghost", code=code)
-    done = plait("verify", "strategy=[ghost]", *TENSOR[1:])
+    done = plait_project("verify", "strategy=[ghost]", *TENSOR[1:])
     forget(site)
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("plait: strategy 'ghost' (plait-ghost 1.0) differs from one process on purpose")
@@ -322,18 +323,18 @@ def test_a_strategy_with_mathematics_of_its_own(tmp_path_factory, monkeypatch):
     ],
     ids=lambda each: each[-1] if isinstance(each, tuple) else "",
 )
-def test_bad_input_ends_before_any_rank_starts(overrides, said, monkeypatch):
+def test_bad_input_ends_before_any_rank_starts(plait_project, overrides, said, monkeypatch):
     monkeypatch.setattr("plait.testing.pool.Pool._start", lambda self: pytest.fail("ranks were started"))
-    done = plait("verify", *TENSOR, *overrides)
+    done = plait_project("verify", *TENSOR, *overrides)
     assert (done.code, done.out) == (1, "")
     assert said in done.err
     assert done.err.startswith("plait: ")
     assert done.err.count("\n") == 1
 
 
-def test_without_the_extra(monkeypatch):
+def test_without_the_extra(plait_project, monkeypatch):
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
-    done = plait("verify", *TENSOR)
+    done = plait_project("verify", *TENSOR)
     assert (done.code, done.out) == (1, "")
     assert done.err.endswith("which is not installed: pip install 'plait[testing]'\n")
 

@@ -21,7 +21,6 @@ from plait.parallel.initialize import initialise, materialise
 from plait.parallel.state import canonical_state, shapes, tied_names
 from plait.testing.models import moe, qk_norm
 from tests.helpers.converting import MODELS, real, same, state_of, whole, written
-from tests.helpers.inside import plait
 
 
 @pytest.fixture(params=MODELS)
@@ -212,23 +211,22 @@ def test_a_model_of_ones_own(tmp_path):
 TINY = ("model=qwen3_debug", "model.dim=32", "model.n_layers=1", "model.ffn_dim=16")
 
 
-def test_the_command(tmp_path, monkeypatch):
+def test_the_command(plait_project, tmp_path):
     from plait.host import compose
 
-    monkeypatch.chdir(tmp_path)
     model, spec = build_model(compose(list(TINY)).model)
     materialise(model, "cpu")
     initialise(model, spec, seed=0)
     (tmp_path / "a").mkdir()
     save_file(state_of(model), "a/model.safetensors")
-    done = plait("convert", "a", "b", "--to", "hf", *TINY)
+    done = plait_project("convert", "a", "b", "--to", "hf", *TINY)
     assert done.code == 0
     lines = done.err.splitlines()
     assert 2 < len(lines) < 11
     assert lines[-1] == "100%  model.safetensors"
     assert done.out.startswith("b: ")
     assert done.out.endswith("B in 1 file(s)\n")
-    assert plait("convert", "--to=plait", "b", "c", *TINY).code == 0
+    assert plait_project("convert", "--to=plait", "b", "c", *TINY).code == 0
     assert same(whole(tmp_path / "a"), whole(tmp_path / "c"))
 
 

@@ -10,7 +10,6 @@ from plait.contract.errors import PlaitError
 from plait.convert import convert, to_hf
 from plait.testing.models import moe, qk_norm
 from tests.helpers.converting import MODELS, real, state_of, written
-from tests.helpers.inside import plait
 
 
 @pytest.mark.parametrize(
@@ -190,9 +189,8 @@ def test_nothing_on_the_disk_is_harmed(tmp_path):
         (("a", "b", "--to", "hf", "model=qwen4"), "model=qwen4 does not exist; available: "),
     ],
 )
-def test_the_command_explains_mistakes(arguments, sentence, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = plait("convert", *arguments)
+def test_the_command_explains_mistakes(plait_project, arguments, sentence, tmp_path):
+    done = plait_project("convert", *arguments)
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith(f"plait: {sentence}")
     assert not list(tmp_path.iterdir())

@@ -15,8 +15,8 @@ from typing import Any
 
 import attrs
 
+from plait.testing.warm import be_plait, dies_with_parent
 from tests.faults.inject import sitecustomize
-from tests.helpers.warm import be_plait, dies_with_parent
 
 MODEL = (
     *("model.dim=32", "model.n_layers=2", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=48"),

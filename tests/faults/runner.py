@@ -16,11 +16,11 @@ from types import TracebackType
 
 import attrs
 
+from plait.testing.warm import dies_with_parent, import_all
 from tests.faults.place import SHORT, Sandbox
 from tests.faults.report import Result
 from tests.faults.scenario import Scenario, wait_for_row
 from tests.faults.verdict import Defect, Reference, equal, result_of
-from tests.helpers.warm import dies_with_parent, import_all
 
 WHOLE = 0.1  # of the scenarios consist of whole commands, as a user gives them
 TRIES = 5  # to stop a run before its end

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from plait.testing import whole_run
+from plait.testing.starter import Started, fits, starter
 from plait.testing.whole_run import alive, kill_all, ranks_of, rows, wait_for_step
-from tests.helpers.starter import Started, fits, starter
 
 __all__ = ["alive", "kill_all", "numbers", "plait", "ranks_of", "rows", "start", "train", "wait_for_step"]
 

@@ -1,6 +1,5 @@
 """What a user can mistype or break: one sentence before any rank starts, no traceback, and a disk as it was."""
 
-import contextlib
 import re
 import shutil
 import sys
@@ -15,10 +14,10 @@ from plait.contract.config import Config
 from plait.host import check
 from plait.system.errors import one_line
 from plait.testing import is_about
+from plait.testing.project import STARTED, Project
 from tests.helpers.commands import SMALL, rows, train
 from tests.helpers.commands import plait as plait_command
 from tests.helpers.fakes import STRATEGY, distribution, forget
-from tests.helpers.inside import STARTED, plait
 
 FSDP = "strategy=[fsdp2]"
 
@@ -29,31 +28,28 @@ def contents():
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"):
-        monkeypatch.delenv(name, raising=False)
+def _folder(plait_project):
     Path("empty.txt").touch()
     Path("nothing").mkdir()
     Path("text.txt").write_text("a text that is long enough " * 400)
 
 
-def failed(*arguments, command="train"):
+def failed(plait_project, *arguments, command="train"):
     before = contents()
-    done = plait(command, *(("launch.device=cpu", *arguments) if command == "train" else arguments))
+    done = plait_project(command, *(("launch.device=cpu", *arguments) if command == "train" else arguments))
     assert done.code == 1, done
     assert contents() == before
     return done
 
 
-def error_of(*arguments, command="train"):
-    done = failed(*arguments, command=command)
+def error_of(plait_project, *arguments, command="train"):
+    done = failed(plait_project, *arguments, command=command)
     assert done.err == f"plait: {one_line(done.error)}\n"
     return done.error
 
 
-def refused(sentence, *arguments, command="train"):
-    done = failed(*arguments, command=command)
+def refused(plait_project, sentence, *arguments, command="train"):
+    done = failed(plait_project, *arguments, command=command)
     assert re.fullmatch(f"plait: {sentence}\n", done.err), done.err
 
 
@@ -136,54 +132,54 @@ SENTENCES = {  # of Hydra and of files, which have no key
 
 
 @pytest.mark.parametrize("arguments", CASES)
-def test_what_is_at_fault(arguments):
-    is_about(error_of(*arguments.split()), *CASES[arguments])
+def test_what_is_at_fault(plait_project, arguments):
+    is_about(error_of(plait_project, *arguments.split()), *CASES[arguments])
 
 
-def test_a_debugger_changes_no_sentence():
-    plain, before = str(error_of("train.stpes=3")), sys.gettrace()
+def test_a_debugger_changes_no_sentence(plait_project):
+    plain, before = str(error_of(plait_project, "train.stpes=3")), sys.gettrace()
     sys.settrace(lambda *_: None)
     try:
-        assert str(error_of("train.stpes=3")) == plain
+        assert str(error_of(plait_project, "train.stpes=3")) == plain
     finally:
         sys.settrace(before)
 
 
 @pytest.mark.parametrize("arguments", SENTENCES)
-def test_one_sentence(arguments):
-    refused(SENTENCES[arguments], *arguments.split())
+def test_one_sentence(plait_project, arguments):
+    refused(plait_project, SENTENCES[arguments], *arguments.split())
 
 
-def test_the_command_prints_the_error_as_it_is():
+def test_the_command_prints_the_error_as_it_is(plait_project):
     """What the parts are compared with elsewhere is what a user reads."""
-    error = error_of("train.stpes=3")
+    error = error_of(plait_project, "train.stpes=3")
     assert str(error) == f"unknown key train.stpes; available: {', '.join(error.fits)}; did you mean 'steps'?"
 
 
-def test_a_good_command_would_start():
+def test_a_good_command_would_start(plait_project):
     """Else all of the above might fail for another reason."""
-    assert plait("train", FSDP, "launch.device=cpu").code == STARTED
+    assert plait_project("train", FSDP, "launch.device=cpu").code == STARTED
     assert Path("runs/llama3_debug-fsdp2/config.yaml").exists()
 
 
-def test_inspect_is_as_strict():
-    is_about(error_of("world=many", command="inspect"), "world", "many", "a number of ranks, at least 1")
-    degree = error_of(FSDP, "strategy.fsdp2.shard=4", "world=6", command="inspect")
+def test_inspect_is_as_strict(plait_project):
+    is_about(error_of(plait_project, "world=many", command="inspect"), "world", "many", "a number of ranks, at least 1")
+    degree = error_of(plait_project, FSDP, "strategy.fsdp2.shard=4", "world=6", command="inspect")
     is_about(degree, "world", 6, "exactly 4")
-    is_about(error_of("strategy=[fsdp]", command="inspect"), "strategy", "fsdp", INSTALLED)
+    is_about(error_of(plait_project, "strategy=[fsdp]", command="inspect"), "strategy", "fsdp", INSTALLED)
 
 
-def test_a_config_that_is_no_yaml():
+def test_a_config_that_is_no_yaml(plait_project):
     Path("conf/model").mkdir(parents=True)
     Path("conf/model/mine.yaml").write_text("dim: [1\n")
-    refused(r"ParserError: .*mine\.yaml.*", "model=mine")
+    refused(plait_project, r"ParserError: .*mine\.yaml.*", "model=mine")
 
 
-def test_a_model_that_cannot_be_made():
+def test_a_model_that_cannot_be_made(plait_project):
     Path("mine.py").write_text("class Broken:\n    def __init__(self):\n        assert False\n")
     Path("conf/model").mkdir(parents=True)
     Path("conf/model/mine.yaml").write_text("_target_: mine.Broken\n")
-    refused(r"model\._target_=mine\.Broken cannot be made: AssertionError", "model=mine")
+    refused(plait_project, r"model\._target_=mine\.Broken cannot be made: AssertionError", "model=mine")
 
 
 # Strategies that are broken
@@ -230,22 +226,22 @@ BAD = r"strategy 'ghost' \(plait-bad 1\.0\)"
     ],
     ids=["import", "class", "hook", "argument", "None", "exception", "its own sentence"],
 )
-def test_a_plugin_that_fails_is_named(strategies, code, sentence):
+def test_a_plugin_that_fails_is_named(plait_project, strategies, code, sentence):
     distribution(strategies, "plait-bad", code=code)
-    refused(sentence, "strategy=[ghost]")
-    assert plait("train", FSDP, "launch.device=cpu").code == STARTED
+    refused(plait_project, sentence, "strategy=[ghost]")
+    assert plait_project("train", FSDP, "launch.device=cpu").code == STARTED
 
 
-def test_a_plugin_without_options_file(strategies):
+def test_a_plugin_without_options_file(plait_project, strategies):
     distribution(strategies, "plait-bad")
     (strategies / "plait_bad/conf/strategy/ghost.yaml").unlink()
-    refused(f"{BAD} has no conf/strategy/ghost.yaml in its package plait_bad", "strategy=[ghost]")
+    refused(plait_project, f"{BAD} has no conf/strategy/ghost.yaml in its package plait_bad", "strategy=[ghost]")
 
 
-def test_a_plugin_that_fails_in_parallelize(strategies):
+def test_a_plugin_that_fails_in_parallelize(plait_project, strategies):
     distribution(strategies, "plait-bad", code=hook("parallelize(self)", "raise ValueError"))
     sentence = rf"ValueError \(raised by {BAD} in its hook 'parallelize'\); PLAIT_TRACE_PLUGINS=1 shows where"
-    refused(sentence, "strategy=[ghost]", "launch.device=cpu", command="inspect")
+    refused(plait_project, sentence, "strategy=[ghost]", "launch.device=cpu", command="inspect")
 
 
 @pytest.mark.slow
@@ -257,30 +253,36 @@ def test_a_plugin_that_fails_in_the_ranks(strategies, tmp_path):
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_two_plugins_of_one_name(strategies):
+def test_two_plugins_of_one_name(plait_project, strategies):
     for name in ("plait-one", "plait-two"):
         distribution(strategies, name)
     refused(
+        plait_project,
         r"strategy=ghost is defined twice: by plait-one \(.*\) and by plait-two \(.*\); uninstall one",
         "strategy=[ghost]",
     )
-    assert plait("train", FSDP, "launch.device=cpu").code == STARTED
+    assert plait_project("train", FSDP, "launch.device=cpu").code == STARTED
 
 
 @pytest.mark.parametrize(("api", "why"), [("v2", "written for hook API 2; .*"), (None, "declares no hook API: .*")])
-def test_a_plugin_for_another_hook_api(strategies, api, why):
+def test_a_plugin_for_another_hook_api(plait_project, strategies, api, why):
     distribution(strategies, "plait-bad", api=api)
-    refused(f"{BAD} cannot be used: {why}", "strategy=[ghost]")
+    refused(plait_project, f"{BAD} cannot be used: {why}", "strategy=[ghost]")
 
 
-def test_two_claims_of_one_role(strategies):
+def test_two_claims_of_one_role(plait_project, strategies):
     distribution(strategies, "plait-bad", code=STRATEGY + "    claims = ('parameter_sharding',)\n")
-    refused(r"strategies 'ghost' and 'fsdp2' both claim the role 'parameter_sharding', .*", "strategy=[ghost,fsdp2]")
+    refused(
+        plait_project,
+        r"strategies 'ghost' and 'fsdp2' both claim the role 'parameter_sharding', .*",
+        "strategy=[ghost,fsdp2]",
+    )
 
 
-def test_tokens_split_and_nobody_sums(strategies):
+def test_tokens_split_and_nobody_sums(plait_project, strategies):
     distribution(strategies, "plait-bad", code=STRATEGY.replace("self.degree)", "2, splits='batch')"))
     refused(
+        plait_project,
         r"the axes ghost=2 \(ghost\) split the tokens, but no selected strategy sums the gradients .*",
         "strategy=[ghost]",
     )
@@ -292,9 +294,9 @@ def test_tokens_split_and_nobody_sums(strategies):
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     """A run with checkpoints of steps 5 and 10, of which only manifests are read before ranks start."""
-    with contextlib.chdir(tmp_path_factory.mktemp("prepared")):
-        assert plait("train", "run.name=a", "launch.device=cpu").code == STARTED
-        folder = Path("runs/a").absolute()
+    project = Project(tmp_path_factory.mktemp("prepared"))
+    assert project("train", "run.name=a", "launch.device=cpu", cwd=project.path).code == STARTED
+    folder = project.path / "runs/a"
     checked = check(Config.of(yaml.safe_load((folder / "config.yaml").read_text())))
     store = Store(folder / "checkpoints")
     for step in (5, 10):
@@ -312,8 +314,8 @@ def run(prepared):
     return shutil.copytree(prepared, Path("runs/a"))
 
 
-def again(*overrides):
-    return plait("train", "run.name=a", "launch.device=cpu", *overrides)
+def again(plait_project, *overrides):
+    return plait_project("train", "run.name=a", "launch.device=cpu", *overrides)
 
 
 def damage(path):
@@ -322,8 +324,8 @@ def damage(path):
     path.write_bytes(content)
 
 
-def test_a_sound_checkpoint_is_taken(run):
-    done = again()
+def test_a_sound_checkpoint_is_taken(plait_project, run):
+    done = again(plait_project)
     assert done.code == STARTED
     assert "checkpoint: resuming after step 10 from " in done.out
 
@@ -339,55 +341,63 @@ def test_a_sound_checkpoint_is_taken(run):
     ],
     ids=["flipped manifest", "torn manifest", "no manifest", "missing", "cut"],
 )
-def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(run, act, why):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(plait_project, run, act, why):
     step = run / "checkpoints" / "step-10"
     act(step)
     before = contents()
-    done = again()
+    done = again(plait_project)
     assert done.code == STARTED
     assert f"skipping the checkpoint {step.absolute()}: {why}" in done.out
     assert f"checkpoint: resuming after step 5 from {step.absolute().with_name('step-5')}" in done.out
     assert {p: c for p, c in contents().items() if "checkpoints" in p} == {
         p: c for p, c in before.items() if "checkpoints" in p
     }
-    refused(rf"checkpoint\.load={step} cannot be loaded: {why}.*", "run.name=b", f"checkpoint.load={step}")
+    refused(
+        plait_project, rf"checkpoint\.load={step} cannot be loaded: {why}.*", "run.name=b", f"checkpoint.load={step}"
+    )
 
 
-def test_a_half_written_checkpoint_is_not_taken(run):
+def test_a_half_written_checkpoint_is_not_taken(plait_project, run):
     steps = run / "checkpoints"
     shutil.move(steps / "step-10", steps / "step-10.tmp")
     (steps / "step-10.tmp" / "manifest.json").unlink()
-    done = again()
+    done = again(plait_project)
     assert "checkpoint: resuming after step 5 from " in done.out
     assert "damaged" not in done.out
 
 
-def test_a_checkpoint_of_another_model(run):
+def test_a_checkpoint_of_another_model(plait_project, run):
     start = r"the checkpoint of step 10 is of another model: "
     dim = start + r"'tok_embeddings\.weight' has shape \(272, 256\) there and \(272, 128\) in this run"
-    refused(dim, "run.name=a", "model.dim=128")
-    refused(start + r"it lacks 'layers\.4\..*", "run.name=a", "model.n_layers=5")
+    refused(plait_project, dim, "run.name=a", "model.dim=128")
+    refused(plait_project, start + r"it lacks 'layers\.4\..*", "run.name=a", "model.n_layers=5")
     refused(
-        start + r"it has 'layers\.3\.[^']*', which this run's model does not have.*", "run.name=a", "model.n_layers=3"
+        plait_project,
+        start + r"it has 'layers\.3\.[^']*', which this run's model does not have.*",
+        "run.name=a",
+        "model.n_layers=3",
     )
-    refused(dim, "run.name=b", "model.dim=128", f"checkpoint.load={run}/checkpoints/step-10")
-    assert again().code == STARTED
+    refused(plait_project, dim, "run.name=b", "model.dim=128", f"checkpoint.load={run}/checkpoints/step-10")
+    assert again(plait_project).code == STARTED
 
 
-def test_never_does_not_start_over(run):
+def test_never_does_not_start_over(plait_project, run):
     refused(
-        r"checkpoint\.load=never would start over beside 2 checkpoint\(s\), .*", "run.name=a", "checkpoint.load=never"
+        plait_project,
+        r"checkpoint\.load=never would start over beside 2 checkpoint\(s\), .*",
+        "run.name=a",
+        "checkpoint.load=never",
     )
 
 
 # As the user meets them
 
 
-def test_the_command_itself():
+def test_the_command_itself(plait_project):
     """Nothing but the sentence comes out of a process either: no warnings, no traceback."""
     done = plait_command("train", *SMALL, FSDP, "trian.steps=3", cwd=Path())
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"plait: {error_of(*SMALL, FSDP, 'trian.steps=3')}\n"
+    assert done.stderr == f"plait: {error_of(plait_project, *SMALL, FSDP, 'trian.steps=3')}\n"
     assert not Path("runs").exists()
 
 

@@ -28,21 +28,20 @@ from plait.system.errors import one_line
 from plait.system.sockets import local_store
 from plait.testing import is_about, raises_about
 from plait.testing.errors import ANY
-from tests.helpers.inside import STARTED, plait
+from plait.testing.project import STARTED
 
 FSDP = "strategy=[fsdp2]"
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _folder(plait_project, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
         monkeypatch.delenv(name)
 
 
-def error_of(*overrides: str, command: str = "train") -> PlaitError:
-    done = plait(command, "launch.device=cpu", *overrides)
+def error_of(plait_project, *overrides: str, command: str = "train") -> PlaitError:
+    done = plait_project(command, "launch.device=cpu", *overrides)
     assert done.code == 1, done
     assert done.error
     assert done.err == f"plait: {one_line(done.error)}\n"
@@ -86,19 +85,19 @@ CASES = {  # overrides -> the key at fault, its value, what would fit
 
 
 @pytest.mark.parametrize("overrides", CASES)
-def test_what_is_at_fault(overrides: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_at_fault(plait_project, overrides: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # without a name server
     began = time.monotonic()
-    is_about(error_of(FSDP, *overrides.split()), *CASES[overrides])
+    is_about(error_of(plait_project, FSDP, *overrides.split()), *CASES[overrides])
     assert time.monotonic() - began < 60
 
 
-def test_what_fits_starts() -> None:
+def test_what_fits_starts(plait_project) -> None:
     """Else all of the above might fail for another reason."""
     good = ["launch.timeout_seconds=31622400", "launch.grace_seconds=0.5", "launch.rdzv_endpoint=localhost:0"]
-    assert plait("train", FSDP, "launch.device=cpu", *good).code == STARTED
+    assert plait_project("train", FSDP, "launch.device=cpu", *good).code == STARTED
     machines = ["launch.nnodes=2", "launch.rdzv_endpoint='[::1]:29500'", "run.name=two"]
-    assert plait("train", FSDP, "launch.device=cpu", *machines).code == STARTED
+    assert plait_project("train", FSDP, "launch.device=cpu", *machines).code == STARTED
 
 
 def test_eight_ranks_fit_on_two_cores() -> None:
@@ -110,23 +109,23 @@ def test_eight_ranks_fit_on_two_cores() -> None:
             capacity.check_ranks(33, "cpu")
 
 
-def test_ranks_need_open_files() -> None:
+def test_ranks_need_open_files(plait_project) -> None:
     """torch tells of too few by stacks of C++, or by nothing at all."""
     with mock.patch("resource.getrlimit", return_value=(16, 4096)):
         with raises_about("ulimit -n", 16, "at least 64"):
             capacity.check_open_files()
-        is_about(error_of(), "ulimit -n", 16, "at least 64")
+        is_about(error_of(plait_project), "ulimit -n", 16, "at least 64")
     for most in (64, resource.RLIM_INFINITY):
         with mock.patch("resource.getrlimit", return_value=(most, most)):
             capacity.check_open_files()
 
 
-def test_ranks_need_threads() -> None:
+def test_ranks_need_threads(plait_project) -> None:
     """Without them gloo ends ranks by SIGABRT, and the launcher restarts them."""
     with mock.patch.object(capacity, "TRY", "import os; os._exit(3)"):
         with raises_about("ulimit -u", 3, "room for 26 more threads"):
             capacity.check_ranks(2, "cpu")
-        is_about(error_of(), "ulimit -u", 3)
+        is_about(error_of(plait_project), "ulimit -u", 3)
     with mock.patch("subprocess.run", side_effect=BlockingIOError(errno.EAGAIN, "")), raises_about("ulimit -u", 0):
         capacity.check_ranks(1, "cpu")
     capacity.check_ranks(2, "cpu")
@@ -192,9 +191,9 @@ def test_a_gpu_holds_one_rank() -> None:
             capacity.check_ranks(5, "cuda")
 
 
-def test_inspect_may_ask_for_any_world_and_verify_may_not() -> None:
-    assert plait("inspect", FSDP, "launch.nnodes=2", "launch.nproc_per_node=512", "launch.device=cpu").code == 0
-    error = error_of(FSDP, "train.seq_len=8", "world=5000", command="verify")
+def test_inspect_may_ask_for_any_world_and_verify_may_not(plait_project) -> None:
+    assert plait_project("inspect", FSDP, "launch.nnodes=2", "launch.nproc_per_node=512", "launch.device=cpu").code == 0
+    error = error_of(plait_project, FSDP, "train.seq_len=8", "world=5000", command="verify")
     is_about(error, "launch.nproc_per_node", 5000, "at most ")
 
 
@@ -233,17 +232,17 @@ ENVIRONMENTS = [  # a launcher's environment, what is wrong with it, what would 
 
 
 @pytest.mark.parametrize(("base", "wrong", "fits"), ENVIRONMENTS)
-def test_a_wrong_environment(base: dict[str, str], wrong: dict[str, str | None], fits: Any) -> None:
+def test_a_wrong_environment(plait_project, base: dict[str, str], wrong: dict[str, str | None], fits: Any) -> None:
     env = {name: value for name, value in {**base, **wrong}.items() if value is not None}
     [(key, value)] = wrong.items()
     with mock.patch.dict(os.environ, env):
-        is_about(error_of(FSDP), key, value or (ANY if fits == NUMBER else None), fits)
+        is_about(error_of(plait_project, FSDP), key, value or (ANY if fits == NUMBER else None), fits)
         assert launch_mode(Launch(mode="local")) == "local"  # then nobody reads it
 
 
-def test_slurm_names_a_machine_that_cannot_be_found() -> None:
+def test_slurm_names_a_machine_that_cannot_be_found(plait_project) -> None:
     with mock.patch.dict(os.environ, {**SLURM, "SLURM_STEP_NODELIST": "a..b[1-2]"}):
-        is_about(error_of(FSDP), "MASTER_ADDR", "a..b1", HERE)
+        is_about(error_of(plait_project, FSDP), "MASTER_ADDR", "a..b1", HERE)
 
 
 def test_a_right_environment() -> None:
@@ -273,14 +272,14 @@ def test_a_right_environment() -> None:
         },  # an interactive one
     ],
 )
-def test_a_shell_in_a_job_of_slurm_is_no_task(shell: dict[str, str | None]) -> None:
+def test_a_shell_in_a_job_of_slurm_is_no_task(plait_project, shell: dict[str, str | None]) -> None:
     """Taken for task 0, it would wait for others that nobody starts."""
     env = {name: value for name, value in shell.items() if value is not None}
     with mock.patch.dict(os.environ, env):
         assert launch_mode(Launch()) == "local"
         assert "RANK" not in os.environ
-        is_about(error_of("launch.mode=external"), "launch.mode", "external", ("local",))
-        done = plait("train", "launch.device=cpu", FSDP)
+        is_about(error_of(plait_project, "launch.mode=external"), "launch.mode", "external", ("local",))
+        done = plait_project("train", "launch.device=cpu", FSDP)
         assert done.code == STARTED
         said = "launch: Slurm gave this job 4 tasks on 2 nodes, but srun did not start this command"
         assert (said in done.out) == ("SLURM_STEP_ID" not in env)
@@ -314,10 +313,10 @@ def test_slurms_rank_0_is_on_the_first_machine_not_where_srun_was_typed(listed: 
         assert os.environ["MASTER_ADDR"] == "127.0.0.1"
 
 
-def test_a_launcher_that_starts_one_process_a_machine() -> None:
+def test_a_launcher_that_starts_one_process_a_machine(plait_project) -> None:
     """A machine's other GPUs would stay idle without a word."""
     with mock.patch.dict(os.environ, RANKS):
-        is_about(error_of(FSDP, "launch.nproc_per_node=4"), "launch.nproc_per_node", 4, (1,))
+        is_about(error_of(plait_project, FSDP, "launch.nproc_per_node=4"), "launch.nproc_per_node", 4, (1,))
         with (
             mock.patch("torch.accelerator.device_count", return_value=8),
             raises_about("launch.nproc_per_node", "auto"),
@@ -376,7 +375,7 @@ def test_slurm_may_show_a_task_its_own_gpu_alone() -> None:
         assert local_device("cuda").index == 3
 
 
-def test_slow_float32_on_a_gpu_is_said_once_with_what_helps() -> None:
+def test_slow_float32_on_a_gpu_is_said_once_with_what_helps(plait_project) -> None:
     from plait.check.prepare import slow_float32
     from plait.host import compose
 
@@ -387,7 +386,7 @@ def test_slow_float32_on_a_gpu_is_said_once_with_what_helps() -> None:
     for override in advised:
         assert slow_float32(compose([override]).precision, "cuda") is None
     with mock.patch("plait.check.prepare.device_of", return_value="cuda"):
-        done = plait("train", "launch.device=cpu", "run.name=a")
+        done = plait_project("train", "launch.device=cpu", "run.name=a")
     assert (done.code, done.out.count(said)) == (STARTED, 1), done.err
     assert slow_float32(Precision(param="bfloat16"), "cuda") is None
     assert slow_float32(Precision(), "cpu") is None

@@ -8,7 +8,6 @@ from stat import S_ISDIR
 import pytest
 
 from tests.helpers.commands import plait as plait_command
-from tests.helpers.inside import plait
 from tests.launch.bad_overrides import NASTY, Bad, bad_cases, bad_overrides
 
 FAST, ALL, REAL = 24, 300, 10
@@ -16,13 +15,11 @@ CPU = "launch.device=cpu"
 
 
 @pytest.fixture(autouse=True)
-def places(tmp_path, monkeypatch):
+def places(plait_project, tmp_path, monkeypatch):
     """All that a command may write to: the working folder, HOME, the cache, the temporary folder."""
     for name, variable in (("home", "HOME"), ("cache", "PLAIT_CACHE"), ("tmp", "TMPDIR")):
         (tmp_path / name).mkdir()
         monkeypatch.setenv(variable, str(tmp_path / name))
-    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"):
-        monkeypatch.delenv(name, raising=False)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path
@@ -39,12 +36,12 @@ def started(*arguments):
     raise AssertionError("ranks would have been started")
 
 
-def problem(bad: Bad, places: Path) -> str:
+def problem(plait_project, bad: Bad, places: Path) -> str:
     """What is wrong with how Plait refuses it; empty: nothing."""
     before = listing(places)
     done = None
     with contextlib.suppress(AssertionError):
-        done = plait("train", CPU, *bad.arguments, ranks=started)
+        done = plait_project("train", CPU, *bad.arguments, ranks=started)
     if done is None:
         return "accepted"
     return said_wrong(bad, done.code, done.err) or (" it wrote" if listing(places) != before else "")
@@ -58,20 +55,20 @@ def said_wrong(bad: Bad, code: int, err: str) -> str:
     return "" if bad.key in err else f"does not name {bad.key}: {err}"
 
 
-def raises_about(cases: list[Bad], places: Path) -> None:
-    found = {str(bad.arguments): why for bad in cases if (why := problem(bad, places))}
+def raises_about(plait_project, cases: list[Bad], places: Path) -> None:
+    found = {str(bad.arguments): why for bad in cases if (why := problem(plait_project, bad, places))}
     assert not found, f"{len(found)} of {len(cases)}: " + "\n".join(f"{what}: {why}" for what, why in found.items())
 
 
-def test_a_part_of_them(places):
+def test_a_part_of_them(plait_project, places):
     """The same ones each time; every kind is among them."""
     cases = bad_cases(0, ALL)
-    raises_about(cases[:: ALL // FAST], places)
+    raises_about(plait_project, cases[:: ALL // FAST], places)
 
 
 @pytest.mark.slow
-def test_all_of_them(places):
-    raises_about(bad_cases(0, ALL), places)
+def test_all_of_them(plait_project, places):
+    raises_about(plait_project, bad_cases(0, ALL), places)
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from plait import PlaitError
 from plait.host import compose
 from plait.testing import raises_about
 from tests.helpers.fakes import distribution, forget
-from tests.helpers.inside import plait
 
 PACKAGES = ("pack-a", "pack-b")
 
@@ -100,19 +99,19 @@ def test_one_file_by_two_paths_is_one(site, tmp_path):
     assert compose(["model=tiny"]).model == {"steps": 1}
 
 
-def test_each_job_of_a_sweep_is_told(site):
+def test_each_job_of_a_sweep_is_told(plait_project, site):
     both(site, "model/tiny")
-    done = plait("train", "-m", "model=tiny,llama3_debug", "train.steps=0", "launch.device=cpu")
+    done = plait_project("train", "-m", "model=tiny,llama3_debug", "train.steps=0", "launch.device=cpu")
     assert done.code == 1
     assert "model=tiny is defined twice" in done.out + done.err
 
 
-def test_all_are_listed(site):
+def test_all_are_listed(plait_project, site):
     both(site, "model/tiny")
     option(site / "pack_a" / "conf", "model/llama3_1b", "steps: 8\n")
-    done = plait("plugins")
+    done = plait_project("plugins")
     assert done.code == 0
     assert done.err.count("\n") == 2
     assert "plait: model=tiny is defined twice: by pack-a " in done.err
     assert "plait: model=llama3_1b is defined twice: by plait " in done.err
-    assert yaml.safe_load(plait("plugins", "--json").out)
+    assert yaml.safe_load(plait_project("plugins", "--json").out)

@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 from plait import PlaitError
 from plait.compose.quoting import quoted
 from plait.host import compose
-from tests.helpers.inside import plait
 
 NASTY = r"""
 a=b.txt|dir (v2)/x|dir(v2)|it's.txt|it's it's|q[1].txt|h#1.txt|füße-日本.txt|e${x}.txt|${|\${x}|\\${x}
@@ -54,9 +53,8 @@ def test_what_is_advised_gives_any_text(texts):
 
 
 @pytest.mark.parametrize("text", [*MEANT, "a  (b)", *READ_AS_ANOTHER])
-def test_the_sentence_has_the_words_and_they_work(text, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = plait("train", "launch.device=cpu", "data=text", f"data.path={text}")
+def test_the_sentence_has_the_words_and_they_work(plait_project, text):
+    done = plait_project("train", "launch.device=cpu", "data=text", f"data.path={text}")
     assert (done.code, done.err.count("\n")) == (1, 1)
     words = quoted("data.path", text)
     assert words in done.err

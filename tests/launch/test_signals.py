@@ -13,7 +13,6 @@ from plait.contract.config import Checkpoint, Config, Launch
 from plait.launch.stopped import stopped_outcome
 from plait.records.run_folder import Outcome, RunFolder
 from plait.system.signals import ASKING, Stopped
-from tests.helpers.inside import plait
 from tests.helpers.pretending import pretend
 
 COMMAND = """
@@ -146,10 +145,9 @@ def test_ranks_that_were_killed_while_they_saved_leave_nothing(tmp_path):
         folder.clear_outcome()
 
 
-def test_the_exit_code_of_an_interrupt(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_exit_code_of_an_interrupt(plait_project):
     outcome = Outcome("stopped", "stopped by SIGINT after step 3", step=3, signal=signal.SIGINT)
-    done = plait("train", "launch.device=cpu", ranks=lambda *_: outcome)
+    done = plait_project("train", "launch.device=cpu", ranks=lambda *_: outcome)
     assert (done.code, done.out.splitlines()[-1]) == (130, "stopped by SIGINT after step 3")
 
 
@@ -275,8 +273,7 @@ def test_a_signal_to_one_rank_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", ASKING, ids=lambda number: number.name)
-def test_the_exit_code_of_a_run_that_a_signal_stopped(tmp_path, monkeypatch, number):
-    monkeypatch.chdir(tmp_path)
+def test_the_exit_code_of_a_run_that_a_signal_stopped(plait_project, number):
     outcome = Outcome("stopped", f"stopped by {number.name}", signal=int(number))
-    done = plait("train", "strategy=[]", "launch.device=cpu", ranks=lambda *arguments: outcome)
+    done = plait_project("train", "strategy=[]", "launch.device=cpu", ranks=lambda *arguments: outcome)
     assert done.code == 128 + number

@@ -15,8 +15,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import NoReturn
 
-from tests.helpers.starter import Starter, channel, serve_forks
-from tests.helpers.warm import dies_with_parent
+from plait.testing.starter import channel, serve_forks
+from plait.testing.warm import dies_with_parent
 
 RANKS = (  # what `plait.testing.pool` has its ranks import; to ask it would import Plait
     *("torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor"),
@@ -36,8 +36,8 @@ def serve(descriptor: int) -> None:
     import torch
 
     torch.set_num_threads(1)
-    if ours := [name for name in sys.modules if name.split(".")[0].startswith("plait")]:
-        raise RuntimeError(f"forks could not take it from the copy: {ours}")
+    for name in [name for name in sys.modules if name.split(".")[0].startswith("plait")]:
+        del sys.modules[name]  # those that serve forks go on; each fork takes Plait from the copy
     forkserver.set_forkserver_preload(list(RANKS))
     forkserver.ensure_running()
     gc.freeze()
@@ -69,7 +69,7 @@ def be_pytest(argv: list[str], cwd: Path, env: Mapping[str, str], out: int, err:
 
 def _start_commands_from_here() -> None:
     """From now on the tests' `plait` commands are forks of a fork of this process as it is now."""
-    from tests.helpers import starter
+    from plait.testing import starter
 
     ours, theirs = channel()
     if os.fork() == 0:
@@ -81,7 +81,7 @@ def _start_commands_from_here() -> None:
         finally:
             os._exit(0)
     theirs.close()
-    one = Starter(ours)
+    one = starter.Starter(ours)
     starter.starter = lambda: one  # type: ignore[assignment]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import attrs
 
-from tests.helpers.starter import Starter
+from plait.testing.starter import Starter
 from tests.mutation.draw import ROOT, Mutant
 from tests.mutation.recorded import Recorded
 

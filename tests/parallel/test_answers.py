@@ -15,8 +15,8 @@ from plait.strategies.probe import probe
 from plait.strategies.registry import create
 from plait.system.errors import one_line
 from plait.system.signals import Stopped
+from plait.testing.project import STARTED
 from tests.helpers.fakes import distribution, forget
-from tests.helpers.inside import STARTED, plait
 
 GHOST = r"strategy 'ghost' \(plait-bad 1\.0\)"
 CODE = """
@@ -48,8 +48,8 @@ def ghost(tmp_path, monkeypatch):
     forget(tmp_path)
 
 
-def one_sentence(sentence):
-    done = plait("train", "strategy=[ghost]", "model.n_layers=1", "launch.device=cpu")
+def one_sentence(plait_project, sentence):
+    done = plait_project("train", "strategy=[ghost]", "model.n_layers=1", "launch.device=cpu")
     assert done.code == 1, done
     assert re.fullmatch(f"plait: {sentence}\n", done.err), done.err
 
@@ -135,14 +135,14 @@ def test_it_leaves_in_a_hook(ghost, alone, hook, code, said):
     refused(rf"{GHOST} {said} in its hook '{hook}'", live)
 
 
-def test_on_the_command_line(ghost):
+def test_on_the_command_line(plait_project, ghost):
     ghost(top="sys.exit(3)")
-    one_sentence(rf"{GHOST} cannot be imported from plait_bad:Ghost: it calls sys\.exit\(3\)")
+    one_sentence(plait_project, rf"{GHOST} cannot be imported from plait_bad:Ghost: it calls sys\.exit\(3\)")
 
 
-def test_an_interrupt_of_its_own(ghost):
+def test_an_interrupt_of_its_own(plait_project, ghost):
     ghost(top="raise KeyboardInterrupt")
-    one_sentence(rf"{GHOST} cannot be imported from plait_bad:Ghost: it raises KeyboardInterrupt")
+    one_sentence(plait_project, rf"{GHOST} cannot be imported from plait_bad:Ghost: it raises KeyboardInterrupt")
 
 
 def test_a_signal_is_no_fault_of_its_own(ghost, alone):
@@ -163,9 +163,9 @@ def test_options_that_make_it_fail(ghost):
     refused(rf"{GHOST} cannot be created from its options: {why}", lambda: create("ghost", {}))
 
 
-def test_what_it_prints_harms_nothing(ghost, monkeypatch):
+def test_what_it_prints_harms_nothing(plait_project, ghost, monkeypatch):
     ghost(top="print('hello'); print('{', file=sys.stderr)\nimport atexit; atexit.register(print, 'bye')")
-    done = plait("train", "strategy=[ghost]", "launch.device=cpu")
+    done = plait_project("train", "strategy=[ghost]", "launch.device=cpu")
     assert (done.code, "hello\n" in done.out) == (STARTED, True)
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
     assert probe("ghost")["hooks"] == ["build_mesh"]

@@ -16,7 +16,6 @@ from plait.commands.calibrate import measured, written
 from plait.contract.cluster import cluster_of
 from plait.plan.calibrate import DTYPES, SENDS, SIZES, TIMES, Measured, Sizes, links
 from plait.testing.pool import Pool
-from tests.helpers.inside import plait
 
 
 def _made(bandwidth: float, latency: float, ranks: int) -> list[tuple[str, int, float]]:
@@ -84,8 +83,7 @@ def test_the_sizes_of_the_device_are_measured_unless_others_are_given(
 
 
 @pytest.mark.slow
-def test_ranks_measure_themselves_and_the_file_serves_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_ranks_measure_themselves_and_the_file_serves_a_plan(plait_project, tmp_path: Path) -> None:
     found = measured("cpu", 2, Sizes(2**16, (32, 64), (2**10, 2**14)))
     assert set(found.products) == set(DTYPES)
     assert {kind for kind, _, _ in found.sends} == set(SENDS)
@@ -93,7 +91,9 @@ def test_ranks_measure_themselves_and_the_file_serves_a_plan(tmp_path: Path, mon
     path = tmp_path / "conf" / "cluster" / "here.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(written(found, "cpu", 2))
-    done = plait("plan", "strategy=[fsdp2]", "world=2", "cluster=here", "model.n_layers=2", "validation.interval=0")
+    done = plait_project(
+        "plan", "strategy=[fsdp2]", "world=2", "cluster=here", "model.n_layers=2", "validation.interval=0"
+    )
     assert done.code == 0, done.err
     assert "fits on CPU" in done.out
 
@@ -108,10 +108,9 @@ def test_ranks_measure_themselves_and_the_file_serves_a_plan(tmp_path: Path, mon
         (["name=taken"], "conf/cluster/taken.yaml exists already"),
     ],
 )
-def test_what_it_refuses(arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_it_refuses(plait_project, arguments: list[str], said: str, tmp_path: Path) -> None:
     (tmp_path / "conf" / "cluster").mkdir(parents=True)
     (tmp_path / "conf" / "cluster" / "taken.yaml").touch()
-    done = plait("calibrate", *arguments)
+    done = plait_project("calibrate", *arguments)
     assert done.code == 1
     assert said in done.err

@@ -14,7 +14,6 @@ from plait.contract.errors import PlaitError
 from plait.records.run_folder import RunFolder
 from plait.system.scratch import Scratch
 from plait.testing import raises_about
-from tests.helpers.inside import plait
 
 HOLDERS = {
     "a run's folder": "from plait.records.run_folder import RunFolder; RunFolder(sys.argv[1]).lock()",
@@ -102,12 +101,14 @@ def test_the_next_start_removes_what_a_killed_one_left(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_a_start_that_starts_no_rank_removes_it_too(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_starts_no_rank_removes_it_too(
+    plait_project, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As of a finished run, or of one that is refused."""
     left = Path(killed(SCRATCH))
     (temporary / "work").mkdir()
     monkeypatch.chdir(temporary / "work")
-    done = plait("train", "launch.device=cpu", "launch.nproc_per_node=100000")
+    done = plait_project("train", "launch.device=cpu", "launch.nproc_per_node=100000")
     assert done.code == 1, done
     assert not left.exists()
 

@@ -15,7 +15,6 @@ from plait.report.charts import AXES, Chart, Curve
 from plait.report.meshes import drawn
 from plait.report.pictures import draw
 from plait.sweep.ledger import Job, Ledger
-from tests.helpers.inside import plait
 
 pytest.importorskip("plotly")
 
@@ -66,9 +65,7 @@ def make_sweep(path):
         written[:] = jobs
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("plait_project")
 
 
 def data_of(page):
@@ -79,10 +76,10 @@ def text_of(page):
     return re.sub(r"<[^>]*>", " ", re.sub(r"<(script|style)>.*?</\1>", "", page, flags=re.S))
 
 
-def test_a_page_of_a_sweep_and_a_run(tmp_path):
+def test_a_page_of_a_sweep_and_a_run(plait_project, tmp_path):
     make_sweep(tmp_path / "runs/sweep")
     make_run(tmp_path / "runs/alone", experts=True)
-    done = plait("report", "runs", "--out", "out/page.html")
+    done = plait_project("report", "runs", "--out", "out/page.html")
     assert (done.code, done.out, done.err) == (0, "report: out/page.html\n", "")
     page = (tmp_path / "out/page.html").read_text()
     data = data_of(page)
@@ -133,10 +130,10 @@ def test_a_mesh_shows_every_rank_once_and_of_a_long_axis_the_ends():
     assert ranks_drawn(16, 2)[-4:] == ["12", "13", "30", "31"]
 
 
-def test_pictures(tmp_path):
+def test_pictures(plait_project, tmp_path):
     pytest.importorskip("matplotlib")
     make_run(tmp_path / "a")
-    assert plait("report", "a", "--png=pictures").code == 0
+    assert plait_project("report", "a", "--png=pictures").code == 0
     names = {path.name for path in (tmp_path / "pictures").iterdir()}
     assert names >= {"loss-over-steps.png", "loss-over-tokens.png", "loss-over-time.png", "memory.png"}
     assert all((tmp_path / "pictures" / name).read_bytes()[:4] == b"\x89PNG" for name in names)
@@ -155,27 +152,27 @@ def test_a_picture_shows_values_over_their_axis(monkeypatch, tmp_path):
     assert shown == {f"loss-over-{axis}.png": (x, [5.0, 4.0], AXES[axis]) for axis, x in along.items()}
 
 
-def test_a_long_run_keeps_its_spikes(tmp_path):
+def test_a_long_run_keeps_its_spikes(plait_project, tmp_path):
     make_run(tmp_path / "a", steps=9000)
     path = tmp_path / "a/metrics.jsonl"
     rows = path.read_text().splitlines()
     rows[4321] = json.dumps({**json.loads(rows[4321]), "loss": 77.0})
     path.write_text("\n".join(rows) + "\n")
-    assert plait("report", "a").code == 0
+    assert plait_project("report", "a").code == 0
     curve = data_of((tmp_path / "report.html").read_text())["charts"][0]["curves"][0]
     assert len(curve["y"]) <= 2002
     assert curve["x"]["steps"][curve["y"].index(77.0)] == 4322
     assert (curve["x"]["steps"][0], curve["x"]["steps"][-1]) == (1, 9000)
 
 
-def test_damaged_and_old_runs_are_shown_as_far_as_they_go(tmp_path):
+def test_damaged_and_old_runs_are_shown_as_far_as_they_go(plait_project, tmp_path):
     make_run(tmp_path / "a", outcome=None)
     make_run(tmp_path / "b")
     (tmp_path / "b/metrics.jsonl").write_text("{\n{}\n")
     (tmp_path / "a/mesh.json").unlink()
     (tmp_path / "a/versions.json").write_text("{")
     (tmp_path / "a/ranks/rank-0.log").unlink()
-    assert plait("report", "a", "b").code == 0
+    assert plait_project("report", "a", "b").code == 0
     text = text_of((tmp_path / "report.html").read_text())
     assert "1 interrupted, 1 damaged" in text
     assert "line 1 of" in text
@@ -183,7 +180,7 @@ def test_damaged_and_old_runs_are_shown_as_far_as_they_go(tmp_path):
     assert "a and 1 more" not in text
 
 
-def test_watch_ends_with_the_runs(tmp_path):
+def test_watch_ends_with_the_runs(plait_project, tmp_path):
     make_run(tmp_path / "a", outcome=None)
     folder = RunFolder(tmp_path / "a")
     folder.lock()
@@ -196,7 +193,7 @@ def test_watch_ends_with_the_runs(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "sleep", sleep)
-        done = plait("report", "a", "--watch=3")
+        done = plait_project("report", "a", "--watch=3")
     assert done.code == 0
     assert seen == [(3, True, True)]
     assert 'http-equiv="refresh"' not in (tmp_path / "report.html").read_text()
@@ -213,15 +210,15 @@ def test_watch_ends_with_the_runs(tmp_path):
         ([".", "--out"], "--out needs a path, such as --out=report"),
     ],
 )
-def test_bad_arguments(arguments, sentence):
-    done = plait("report", *arguments)
+def test_bad_arguments(plait_project, arguments, sentence):
+    done = plait_project("report", *arguments)
     assert (done.code, done.out, done.err) == (1, "", f"plait: {sentence}\n")  # no word of a page that is not there
 
 
-def test_without_plotly(monkeypatch, tmp_path):
+def test_without_plotly(plait_project, monkeypatch, tmp_path):
     make_run(tmp_path / "a")
     monkeypatch.setattr("plait.report.page.find_spec", lambda name: None)
-    done = plait("report", "a")
+    done = plait_project("report", "a")
     assert done.err == "plait: plait report draws with plotly, which is not installed: pip install 'plait[report]'\n"
 
 
@@ -262,13 +259,13 @@ def browser():
 @pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 500])
-def test_a_browser_shows_all_of_it(browser, tmp_path, width, dark):
+def test_a_browser_shows_all_of_it(plait_project, browser, tmp_path, width, dark):
     """Nothing sticks out at either width, each curve is drawn, and the picture is not empty."""
     from PIL import Image
 
     make_sweep(tmp_path / "runs/sweep")
     make_run(tmp_path / "runs/alone", experts=True)
-    assert plait("report", "runs").code == 0
+    assert plait_project("report", "runs").code == 0
     page = tmp_path / "report.html"
     page.write_text(page.read_text().replace("</body>", PROBE + "</body>"))
     options = (f"--window-size={width},5000", f"--blink-settings=preferredColorScheme={0 if dark else 1}")

@@ -10,7 +10,6 @@ from plait.strategies.entry_points import entry_points
 from plait.strategies.registry import installed, load
 from plait.strategies.shipped import shipped
 from tests.helpers.fakes import distribution, forget
-from tests.helpers.inside import plait
 
 SMALL = ("inspect", "launch.device=cpu", "model.n_layers=1")
 
@@ -28,30 +27,30 @@ def info(folder, name="plait_ghost"):
     return folder / f"{name}-1.0.dist-info"
 
 
-def works(*strategies):
-    done = plait(*SMALL, f"strategy=[{','.join(strategies)}]")
+def works(plait_project, *strategies):
+    done = plait_project(*SMALL, f"strategy=[{','.join(strategies)}]")
     assert (done.code, done.err) == (0, "")
 
 
 @pytest.mark.parametrize(
     "left", ["~lait_ghost-0.9.dist-info", "~~ait_ghost-1.0.dist-info", "-lait_ghost-1.0.dist-info"]
 )
-def test_what_pip_leaves_behind_is_skipped(folder, left):
+def test_what_pip_leaves_behind_is_skipped(plait_project, folder, left):
     """pip renames a folder before it removes it, and ignores such names when it looks for distributions."""
     shutil.copytree(info(folder), folder / left)
     assert installed()["ghost"].state == "ok"
-    works("ghost")
+    works(plait_project, "ghost")
 
 
-def test_metadata_that_is_gone_is_said_when_the_strategy_is_selected(folder):
+def test_metadata_that_is_gone_is_said_when_the_strategy_is_selected(plait_project, folder):
     (info(folder) / "METADATA").unlink()
     distribution(folder, "plait-fine", {"fine": "Ghost"})
-    works("fine")
+    works(plait_project, "fine")
     said = f"the metadata in {info(folder)} has no name or no version: install plait_ghost again"
     assert installed()["ghost"].state == said
     with pytest.raises(PlaitError, match=re.escape(said)):
         load("ghost")
-    assert plait("plugins").code == 0
+    assert plait_project("plugins").code == 0
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff\xfe\0", b"Name: plait-ghost\n", b"Version: 1.0\n"])
@@ -60,36 +59,36 @@ def test_metadata_that_is_damaged(folder, text):
     assert installed()["ghost"].state.startswith(f"the metadata in {info(folder)} ")
 
 
-def test_a_whole_copy_counts_more_than_a_damaged_one(folder):
+def test_a_whole_copy_counts_more_than_a_damaged_one(plait_project, folder):
     for version in ("0.9", "1.1"):
         shutil.copytree(info(folder), folder / f"plait_ghost-{version}.dist-info")
         (folder / f"plait_ghost-{version}.dist-info" / "METADATA").unlink()
     assert installed()["ghost"].state == "ok"
-    works("ghost")
+    works(plait_project, "ghost")
 
 
 @pytest.mark.parametrize("text", [b"[plait.strategies]\nghost\n", b"\xff\xfe\0", b"nothing = here\n"])
-def test_entry_points_that_cannot_be_read_harm_no_other(folder, text):
+def test_entry_points_that_cannot_be_read_harm_no_other(plait_project, folder, text):
     distribution(folder, "other-package", {"other": "Ghost"})
     (info(folder, "other_package") / "entry_points.txt").write_bytes(text)
-    works("ghost")
+    works(plait_project, "ghost")
 
 
 @pytest.mark.parametrize("package", ["__main__", "", ".plait_ghost", "a b", "plait_ghost_moved", "\0"])
 @pytest.mark.parametrize("group", ["plait.strategies", "plait.models"])
-def test_an_entry_point_that_leads_nowhere_harms_no_other(folder, group, package):
+def test_an_entry_point_that_leads_nowhere_harms_no_other(plait_project, folder, group, package):
     distribution(folder, "plait-other", {"other": "Ghost"})
     (info(folder, "plait_other") / "entry_points.txt").write_text(f"[{group}]\nother = {package}:Ghost\n")
-    works("ghost")
+    works(plait_project, "ghost")
 
 
 @pytest.mark.parametrize("target", [":Ghost", ".plait_ghost:Ghost", "plait_ghost", "plait_ghost:"])
-def test_an_entry_point_that_is_no_class_is_said(folder, target):
+def test_an_entry_point_that_is_no_class_is_said(plait_project, folder, target):
     distribution(folder, "plait-other", {"other": "Ghost"})
     (info(folder, "plait_other") / "entry_points.txt").write_text(
         f"[plait.strategies]\nother = {target}\n[plait.api]\nother = v1\n"
     )
-    done = plait(*SMALL, "strategy=[other]")
+    done = plait_project(*SMALL, "strategy=[other]")
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert f"its entry point is {target!r}, not MODULE:CLASS" in done.err
 

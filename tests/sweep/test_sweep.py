@@ -22,7 +22,6 @@ from plait.records.run_folder import Outcome
 from plait.sweep.command import Command
 from plait.testing import raises_about
 from plait.testing.errors import is_about
-from tests.helpers.inside import plait
 
 TINY = (
     *("model.dim=32", "model.n_layers=1", "model.n_heads=2", "model.n_kv_heads=1", "model.ffn_dim=32"),
@@ -32,9 +31,7 @@ SWEEP = ("train", "-m", "train.seed=1,2", "strategy=[fsdp2],[]", *TINY)
 TWO = ("train", "-m", "train.seed=1,2", "strategy=[]", *TINY)
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("plait_project")
 
 
 @attrs.define
@@ -75,7 +72,7 @@ def the_sweep():
 IN = "hydra.sweep.dir=runs/sweep"
 
 
-def test_each_job_is_a_run_and_its_end_is_in_the_table():
+def test_each_job_is_a_run_and_its_end_is_in_the_table(plait_project):
     ranks = Ranks(
         {
             0: PlaitError("rank 1 was killed by SIGKILL; its log: somewhere"),
@@ -83,7 +80,7 @@ def test_each_job_is_a_run_and_its_end_is_in_the_table():
             2: OSError("no space left"),
         }
     )
-    done = plait(*SWEEP, IN, ranks=ranks)
+    done = plait_project(*SWEEP, IN, ranks=ranks)
     assert done.code == 3
     assert [each[:3] for each in ranks.started] == [("0", 1, 2), ("1", 1, 1), ("2", 2, 2), ("3", 2, 1)]
     log = Path("runs/sweep/1/ranks/rank-0.log").absolute()
@@ -120,20 +117,20 @@ def test_each_job_is_a_run_and_its_end_is_in_the_table():
 
 
 @pytest.mark.slow
-def test_a_job_that_does_not_fit_fails_alone():
+def test_a_job_that_does_not_fit_fails_alone(plait_project):
     """Known before any rank starts: the batch fits one process, and not two."""
     ranks = Ranks()
-    done = plait(*SWEEP, IN, "train.global_batch_size=8", ranks=ranks)
+    done = plait_project(*SWEEP, IN, "train.global_batch_size=8", ranks=ranks)
     assert done.code == 3
     assert [each[0] for each in ranks.started] == ["1", "3"]
     assert states() == ["failed", "finished", "failed", "finished"]
     assert "train.global_batch_size=8 does not divide" in record()[2]["reason"]
 
 
-def test_options_apply_to_the_jobs_that_select_the_strategy():
+def test_options_apply_to_the_jobs_that_select_the_strategy(plait_project):
     ranks = Ranks()
     options = ("strategy.fsdp2.replicate=2", "strategy.fsdp2.shard=1")
-    done = plait("train", "-m", "strategy=[fsdp2],[]", *options, *TINY, IN, ranks=ranks)
+    done = plait_project("train", "-m", "strategy=[fsdp2],[]", *options, *TINY, IN, ranks=ranks)
     assert (done.code, done.err) == (0, "")
     one, none = (each[3] for each in ranks.started)
     assert (one["fsdp2"]["replicate"], one["fsdp2"]["shard"], none) == (2, 1, {})
@@ -146,22 +143,22 @@ def test_options_apply_to_the_jobs_that_select_the_strategy():
     assert set(options) <= set(given)
 
 
-def test_recipes_choose_strategies_and_options_apply_to_theirs():
+def test_recipes_choose_strategies_and_options_apply_to_theirs(plait_project):
     ranks = Ranks()
-    done = plait("train", "-m", "+recipe=single,fsdp2", "strategy.fsdp2.replicate=2", *TINY, ranks=ranks)
+    done = plait_project("train", "-m", "+recipe=single,fsdp2", "strategy.fsdp2.replicate=2", *TINY, ranks=ranks)
     assert (done.code, done.err) == (0, "")
     assert [each[3].get("fsdp2", {}).get("replicate") for each in ranks.started] == [None, 2]
 
 
 @pytest.mark.slow
-def test_a_recipe_may_hold_the_sweep():
+def test_a_recipe_may_hold_the_sweep(plait_project):
     Path("conf/recipe").mkdir(parents=True)
     Path("conf/recipe/mine.yaml").write_text(
         "# @package _global_\nhydra:\n  sweeper:\n    params:\n"
         '      strategy: "[fsdp2],[]"\n      strategy.fsdp2.replicate: 1,2\n'
     )
     ranks = Ranks()
-    done = plait("train", "-m", "+recipe=mine", *TINY, ranks=ranks)
+    done = plait_project("train", "-m", "+recipe=mine", *TINY, ranks=ranks)
     assert (done.code, done.err) == (0, "")
     found = [each[3].get("fsdp2", {}).get("replicate") for each in ranks.started]
     assert found == [1, 2, None]
@@ -178,17 +175,17 @@ def test_a_recipe_may_hold_the_sweep():
         (["+recipe=fsdp2,sinle"], "recipe=sinle does not exist; .*did you mean 'single'?"),
     ],
 )
-def test_a_wrong_name_is_refused_before_the_first_job(overrides, sentence):
+def test_a_wrong_name_is_refused_before_the_first_job(plait_project, overrides, sentence):
     ranks = Ranks()
-    done = plait("train", "-m", "strategy=[fsdp2],[]", *overrides, *TINY, ranks=ranks)
+    done = plait_project("train", "-m", "strategy=[fsdp2],[]", *overrides, *TINY, ranks=ranks)
     assert (done.code, done.out, ranks.started) == (1, "", [])
     assert done.err.count("\n") == 1
     assert re.search(sentence.replace("?", r"\?"), done.err), done.err
     assert not Path("runs").exists() or not any(Path("runs").iterdir())
 
 
-def test_an_option_that_no_job_takes_is_an_error_about_its_strategy():
-    done = plait("train", "-m", "strategy=[fsdp2],[]", "strategy.fsdp.shard=1", *TINY, ranks=Ranks())
+def test_an_option_that_no_job_takes_is_an_error_about_its_strategy(plait_project):
+    done = plait_project("train", "-m", "strategy=[fsdp2],[]", "strategy.fsdp.shard=1", *TINY, ranks=Ranks())
     is_about(done.error, "strategy.fsdp", fits=("fsdp2",))
 
 
@@ -206,54 +203,54 @@ def test_the_folder_of_a_sweep_may_be_anywhere_but_those_of_its_jobs_are_in_it()
         check_sweep("/data/a", "hydra.sweep.subdir")
 
 
-def test_a_single_run_refuses_options_of_others_as_before():
-    done = plait("train", "strategy=[]", "strategy.fsdp2.replicate=1", *TINY)
+def test_a_single_run_refuses_options_of_others_as_before(plait_project):
+    done = plait_project("train", "strategy=[]", "strategy.fsdp2.replicate=1", *TINY)
     assert done.code == 1
     assert "strategy 'fsdp2' is not selected; selected: " in done.err
 
 
-def test_the_same_command_goes_on():
-    assert plait(*TWO, ranks=Ranks({1: PlaitError("once")})).code == 3
+def test_the_same_command_goes_on(plait_project):
+    assert plait_project(*TWO, ranks=Ranks({1: PlaitError("once")})).code == 3
     folder = the_sweep()
     assert states(folder) == ["finished", "failed"]
     again = Ranks()
-    done = plait("train", "-m", "hydra.verbose=false", *TWO[:1:-1], ranks=again)  # in whatever order
+    done = plait_project("train", "-m", "hydra.verbose=false", *TWO[:1:-1], ranks=again)  # in whatever order
     assert done.code == 0
     assert the_sweep() == folder
     assert [each[:2] for each in again.started] == [("1", 2)]
     assert done.out.count(" is finished already\n") == 1
     assert states(folder) == ["finished"] * 2
     third = Ranks()
-    assert plait(*TWO, ranks=third).code == 0
+    assert plait_project(*TWO, ranks=third).code == 0
     assert third.started == []
 
 
 @pytest.mark.slow
-def test_jobs_are_finished_when_they_reach_the_last_step():
-    assert plait(*TWO, IN, ranks=Ranks()).code == 0
+def test_jobs_are_finished_when_they_reach_the_last_step(plait_project):
+    assert plait_project(*TWO, IN, ranks=Ranks()).code == 0
     more = Ranks()
-    assert plait(*TWO, IN, "train.steps=5", ranks=more).code == 0
+    assert plait_project(*TWO, IN, "train.steps=5", ranks=more).code == 0
     assert [each[0] for each in more.started] == ["0", "1"]
     assert [job["step"] for job in record()] == [5, 5]
 
 
-def test_a_signal_stops_the_sweep_and_the_same_command_goes_on():
+def test_a_signal_stops_the_sweep_and_the_same_command_goes_on(plait_project):
     stop = Ranks({0: Outcome("stopped", "stopped by SIGTERM after step 2", step=2, signal=signal.SIGTERM)})
-    done = plait(*TWO, IN, ranks=stop)
+    done = plait_project(*TWO, IN, ranks=stop)
     assert done.code == 128 + signal.SIGTERM
     assert [(job["state"], job["reason"]) for job in record()] == [("stopped", "by SIGTERM")]
     assert done.out.endswith("sweep: 1 stopped; this table is runs/sweep/sweep.csv\n")
     path = Path("runs/sweep/sweep.json")
     path.write_text(path.read_text().replace('"stopped"', '"running"'))  # what SIGKILL leaves
     again = Ranks()
-    assert plait(*TWO, IN, ranks=again).code == 0
+    assert plait_project(*TWO, IN, ranks=again).code == 0
     assert [each[0] for each in again.started] == ["0", "1"]
     assert states() == ["finished", "finished"]
 
 
-def test_what_comes_to_the_same_job_is_run_once():
+def test_what_comes_to_the_same_job_is_run_once(plait_project):
     ranks = Ranks()
-    done = plait("train", "-m", "strategy=[]", "train.seed=1,1", *TINY, IN, ranks=ranks)
+    done = plait_project("train", "-m", "strategy=[]", "train.seed=1,1", *TINY, IN, ranks=ranks)
     assert (done.code, done.err) == (0, "")
     assert [each[0] for each in ranks.started] == ["0"]
     assert "plait: job 1 of the sweep (train.seed=1) is job 0 again\n" in done.out
@@ -261,10 +258,10 @@ def test_what_comes_to_the_same_job_is_run_once():
     assert not Path("runs/sweep/1").exists()
 
 
-def test_another_job_takes_another_folder():
-    assert plait("train", "-m", "train.seed=choice(1)", *TINY, IN, ranks=Ranks()).code == 0
+def test_another_job_takes_another_folder(plait_project):
+    assert plait_project("train", "-m", "train.seed=choice(1)", *TINY, IN, ranks=Ranks()).code == 0
     other = Ranks()
-    done = plait("train", "-m", "train.seed=2,1", *TINY, IN, ranks=other)
+    done = plait_project("train", "-m", "train.seed=2,1", *TINY, IN, ranks=other)
     assert done.code == 0
     assert [each[:2] for each in other.started] == [("0-2", 2)]
     assert sorted((job["job"], job["folder"]) for job in record()) == [(0, "0-2"), (1, "0")]
@@ -272,11 +269,11 @@ def test_another_job_takes_another_folder():
     assert done.out.endswith("sweep: 2 finished; this table is runs/sweep/sweep.csv\n")
 
 
-def test_a_sweep_that_is_live_is_refused():
+def test_a_sweep_that_is_live_is_refused(plait_project):
     command = Command([])
     command.folder = "runs/sweep"
     command.hold()
-    done = plait(*TWO, IN, ranks=Ranks())
+    done = plait_project(*TWO, IN, ranks=Ranks())
     command.let_go()
     sentence = "the sweep in runs/sweep is already running; wait for it, or set another hydra.sweep.dir"
     assert (done.code, done.out) == (1, "")
@@ -284,19 +281,19 @@ def test_a_sweep_that_is_live_is_refused():
     assert not Path("runs/sweep").exists()
 
 
-def test_a_damaged_record_is_one_sentence():
+def test_a_damaged_record_is_one_sentence(plait_project):
     Path("runs/sweep").mkdir(parents=True)
     Path("runs/sweep/sweep.json").write_text('{"jobs": [{"job"')
-    done = plait(*TWO, IN, ranks=Ranks())
+    done = plait_project(*TWO, IN, ranks=Ranks())
     assert done.code == 1
     assert done.err.startswith("plait: runs/sweep/sweep.json cannot be read (JSONDecodeError): move it away")
     assert done.err.count("\n") == 1
 
 
-def test_a_pipe_in_place_of_the_record_is_not_read():
+def test_a_pipe_in_place_of_the_record_is_not_read(plait_project):
     Path("runs/sweep").mkdir(parents=True)
     os.mkfifo("runs/sweep/sweep.json")
-    done = plait(*TWO, IN, ranks=Ranks())
+    done = plait_project(*TWO, IN, ranks=Ranks())
     assert done.code == 1
     assert done.err.startswith("plait: runs/sweep/sweep.json cannot be read (OSError): move it away")
 
@@ -309,10 +306,10 @@ OPTUNA = (
 
 
 @pytest.mark.slow
-def test_a_search_minimises_the_validation_loss():
+def test_a_search_minimises_the_validation_loss(plait_project):
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     ranks = Ranks({0: PlaitError("made to fail")})
-    done = plait(*OPTUNA, ranks=ranks)
+    done = plait_project(*OPTUNA, ranks=ranks)
     assert done.code == 3
     assert states() == ["failed", "finished"]
     best = yaml.safe_load(Path("runs/sweep/optimization_results.yaml").read_text())
@@ -321,15 +318,15 @@ def test_a_search_minimises_the_validation_loss():
     before = [job["overrides"] for job in record()]
     assert len(before[0]) == 2
     again = Ranks()
-    assert plait(*OPTUNA, ranks=again).code == 0
+    assert plait_project(*OPTUNA, ranks=again).code == 0
     assert len(again.started) == 1
     assert record()[0]["overrides"] == before[0]
 
 
 @pytest.mark.slow
-def test_a_search_in_which_all_fail():
+def test_a_search_in_which_all_fail(plait_project):
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    done = plait(*OPTUNA, ranks=Ranks(dict.fromkeys(range(2), PlaitError("made to fail"))))
+    done = plait_project(*OPTUNA, ranks=Ranks(dict.fromkeys(range(2), PlaitError("made to fail"))))
     assert done.code == 3
     assert states() == ["failed"] * 2
     said = [line for line in done.err.splitlines() if line.startswith("plait")]  # the sampler may warn before
@@ -347,10 +344,10 @@ PRUNE = (
 )
 
 
-def test_what_cannot_compose_or_does_not_fit_is_skipped():
+def test_what_cannot_compose_or_does_not_fit_is_skipped(plait_project):
     ranks = Ranks()
     swept = ("strategy=[fsdp2],[fsdp2,simplefsdp]", "train.local_batch_size=2,2000")
-    done = plait("train", "-m", *swept, *TINY, *PRUNE, ranks=ranks)
+    done = plait_project("train", "-m", *swept, *TINY, *PRUNE, ranks=ranks)
     assert (done.code, done.err) == (0, "")
     assert [each[0] for each in ranks.started] == ["0"]
     assert states() == ["finished", "pruned", "pruned", "pruned"]
@@ -368,29 +365,29 @@ def test_what_cannot_compose_or_does_not_fit_is_skipped():
 
 
 @pytest.mark.slow
-def test_a_job_that_composes_and_cannot_be_planned_is_tried(monkeypatch):
+def test_a_job_that_composes_and_cannot_be_planned_is_tried(plait_project, monkeypatch):
     def plan(*_):
         raise RuntimeError("a kernel needs a device")
 
     monkeypatch.setattr("plait.plan.engine.plan", plan)
     ranks = Ranks()
-    done = plait("train", "-m", *TWO[2:], *PRUNE, ranks=ranks)
+    done = plait_project("train", "-m", *TWO[2:], *PRUNE, ranks=ranks)
     assert (done.code, states()) == (0, ["finished", "finished"])
     assert done.out.count("this job cannot be planned, and is tried: RuntimeError: a kernel needs a device") == 2
 
 
-def test_launchers_are_found():
+def test_launchers_are_found(plait_project):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    done = plait("train", "--cfg", "hydra", "hydra/launcher=submitit_slurm", "hydra.launcher.gpus_per_node=8")
+    done = plait_project("train", "--cfg", "hydra", "hydra/launcher=submitit_slurm", "hydra.launcher.gpus_per_node=8")
     launcher = yaml.safe_load(done.out)["hydra"]["launcher"]
     assert launcher["_target_"].endswith(".SlurmLauncher")
     assert launcher["gpus_per_node"] == 8
 
 
-def test_hydra_may_say_more():
+def test_hydra_may_say_more(plait_project):
     """Then it composes the sweep several times, in a folder that the command itself holds."""
     ranks = Ranks()
-    assert plait(*TWO, "hydra.verbose=true", ranks=ranks).code == 0
+    assert plait_project(*TWO, "hydra.verbose=true", ranks=ranks).code == 0
     assert len(ranks.started) == 2
 
 

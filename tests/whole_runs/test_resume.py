@@ -11,7 +11,6 @@ import time
 import pytest
 
 from tests.helpers.commands import SMALL, alive, kill_all, numbers, ranks_of, rows, start, train, wait_for_step
-from tests.helpers.inside import plait
 
 pytestmark = pytest.mark.timeout(600)  # several whole runs each, beside ranks that compile
 FSDP = "strategy=[fsdp2]"
@@ -114,9 +113,9 @@ def test_sigterm_to_one_rank_stops_all_at_one_step(undisturbed, tmp_path):
     assert numbers(folder) == numbers(undisturbed)
 
 
-def test_a_finished_run_says_so(undisturbed, monkeypatch):
+def test_a_finished_run_says_so(plait_project, undisturbed, monkeypatch):
     monkeypatch.chdir(undisturbed.parent.parent)
-    done = plait("train", *SMALL, FSDP, "run.name=a")
+    done = plait_project("train", *SMALL, FSDP, "run.name=a")
     assert (done.code, done.err) == (0, "")
     assert "a is finished at step 40: raise train.steps, or set another run.name" in done.out
 

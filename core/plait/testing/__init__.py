@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from plait.testing.count import Collective, Counting
     from plait.testing.errors import is_about, raises_about
     from plait.testing.parity import apart, unequal, worst_gradient
+    from plait.testing.project import Project
     from plait.testing.suite import StrategySuite
     from plait.testing.suite.capabilities import Layout
     from plait.testing.trial import (
@@ -28,6 +29,7 @@ __all__ = [
     "Collective",
     "Counting",
     "Layout",
+    "Project",
     "StrategySuite",
     "Trial",
     "TrialResult",
@@ -50,6 +52,7 @@ _IN = {
     "plait.testing.count": ("Collective", "Counting"),
     "plait.testing.errors": ("is_about", "raises_about"),
     "plait.testing.parity": ("apart", "unequal", "worst_gradient"),
+    "plait.testing.project": ("Project",),
     "plait.testing.suite": ("StrategySuite",),
     "plait.testing.suite.capabilities": ("Layout",),
     "plait.testing.trial": (

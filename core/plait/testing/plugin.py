@@ -1,13 +1,18 @@
-"""The pytest plugin: ranks for the suite, and a grade at the end. Does nothing, and imports no torch, until used."""
+"""The pytest plugin: ranks for the suite, a folder to start `plait` in, and a grade at the end.
+
+Does nothing, and imports no torch, until used.
+"""
 
 from collections import Counter
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from plait.testing.pool import Pool
+    from plait.testing.project import Project
 
 SHOWN = 8  # of the parameters that no check trained
 REFUSED = "refused: "  # how a skip's reason begins if the strategy itself refused
@@ -39,6 +44,17 @@ def plait_ranks(request: pytest.FixtureRequest) -> "Iterator[Pool]":
     pool = Pool(4, request.config.getoption("--plait-backend"), request.config.getoption("--plait-timeout"))
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def plait_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Project":
+    """Starts `plait` in the folder `tmp_path`, which is the current one during the test."""
+    from plait.testing.project import OF_RANKS, Project
+
+    for name in OF_RANKS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return Project(tmp_path)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -89,10 +89,9 @@ def be_plait(
         _serve_forks_from_here(JOBS if {"-m", "--multirun"} & set(argv) else 1)
         sys.argv = ["plait", *argv]
         sys.path.append(os.getcwd())
-        from plait.commands.main import main
-
+        commands = importlib.import_module("plait.commands.main")  # by its name: it stands above this room
         try:
-            main()
+            commands.main()
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1

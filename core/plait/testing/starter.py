@@ -19,8 +19,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-ROOT = Path(__file__).parents[2]
-PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from {} import serve; serve(int(sys.argv[2]))"
+from plait.testing.warm import be_plait, dies_with_parent, import_all
+
+PROGRAM = "import sys; sys.path[:0] = sys.argv[2:]; from {} import serve; serve(int(sys.argv[1]))"
 READ_AT_THE_START = ("LD_PRELOAD", "PLAIT_LINES", "TORCH_LOGS")  # of a process: a fork is too late for them
 
 
@@ -42,11 +43,15 @@ class Starter:
         self._channel = channel
 
     @classmethod
-    def begun(cls, module: str, root: Path = ROOT, env: Mapping[str, str] | None = None) -> "Starter":
-        """That of a new interpreter, which calls the module's function `serve` with a descriptor of the channel."""
+    def begun(cls, module: str, root: Path | None = None, env: Mapping[str, str] | None = None) -> "Starter":
+        """That of a new interpreter, which calls the module's function `serve` with a descriptor of the channel.
+
+        root: a folder in which it finds modules first.
+        """
         ours, theirs = channel()
         with theirs:
-            command = [sys.executable, "-P", "-c", PROGRAM.format(module), str(root), str(theirs.fileno())]
+            program = [sys.executable, "-P", "-c", PROGRAM.format(module)]
+            command = [*program, str(theirs.fileno()), *([str(root)] if root else ())]
             subprocess.Popen(command, cwd=root, env=env, pass_fds=[theirs.fileno()])
         return cls(ours)
 
@@ -67,7 +72,7 @@ class Starter:
             said = []
             for file in (out, err):
                 file.seek(0)
-                said.append(file.read().decode(errors="replace"))
+                said.append(file.read().decode("utf-8", errors="replace"))
         if late:
             raise subprocess.TimeoutExpired(argv, timeout, *said)
         return subprocess.CompletedProcess(argv, code, *said)
@@ -76,7 +81,7 @@ class Starter:
         """The same in the background; its output is read from `stdout`."""
         ours, theirs = os.pipe()
         try:
-            return self._start(argv, cwd, env, theirs, theirs, os.fdopen(ours, errors="replace"))
+            return self._start(argv, cwd, env, theirs, theirs, os.fdopen(ours, encoding="utf-8", errors="replace"))
         finally:
             os.close(theirs)
 
@@ -134,10 +139,7 @@ def channel() -> tuple[socket.socket, socket.socket]:
 
 def serve(descriptor: int) -> None:
     """The process that is forked: one command after another, until the tests are gone."""
-    from tests.helpers.warm import be_plait, import_all
-
     import_all()
-    sys.path.remove(str(ROOT))
     serve_forks(descriptor, be_plait)
 
 
@@ -160,8 +162,6 @@ def serve_forks(descriptor: int, be: Callable[..., NoReturn], ended: Callable[[]
 def _start_and_watch(
     asked: dict[str, Any], out: int, err: int, told: int, be: Callable[..., NoReturn], ended: Callable[[], None]
 ) -> NoReturn:
-    from tests.helpers.warm import dies_with_parent
-
     try:
         dies_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
