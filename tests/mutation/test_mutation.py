@@ -122,7 +122,7 @@ def test_recorded_lines_of_a_test_and_of_what_it_started(tmp_path):
 
 
 TESTS = """
-from plait.parallel.loss import IGNORE
+from plait.contract.batch import IGNORE
 def test_blind(): pass
 def test_broken(): assert IGNORE != -100
 def test_sees(): assert IGNORE == -100
@@ -136,7 +136,7 @@ def test_a_planted_bug_is_found_and_what_is_broken_anyway_does_not_count(tmp_pat
     blind, broken, sees = (
         Recorded(f"tests/test_ignore.py::test_{name}", 0.1, {}) for name in ("blind", "broken", "sees")
     )
-    file = "core/plait/parallel/loss.py"
+    file = "core/plait/contract/batch.py"
     text = (ROOT / file).read_text()
     start = text.index("100")
     mutant = Mutant(file, start, start + 3, (1, 1), "off by one", "100", "101")

@@ -156,40 +156,6 @@ def room_again(disk: Disk, two: Path, run: Path, *overrides: str, cwd: Path, kep
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("what", "mode", "played"),  # each pair of two of them
-    [("checkpoints", "sync", False), ("checkpoints", "async", True), ("run", "async", False), ("run", "sync", True)],
-)
-def test_a_disk_that_fills_up_under_two_ranks(two: Path, tmp_path: Path, what: str, mode: str, played: bool) -> None:
-    cwd = tmp_path / "work"
-    cwd.mkdir()
-    run = cwd / "runs" / "a"
-    try:
-        with small_disk(16, tmp_path / "disk", shim=played) as disk:
-            if bool(disk.env) != played:
-                pytest.skip("this user may not mount a disk")
-            given = [f"checkpoint.mode={mode}"]
-            if what == "run":
-                (cwd / "runs").symlink_to(disk.path)
-                checkpoints = run / "checkpoints"
-            else:
-                given.append(f"checkpoint.dir={disk.path}/c")
-                checkpoints = disk.path / "c"
-            process = start(FSDP, "run.name=a", *given, cwd=cwd, **disk.env)
-            wait_for_step(run, 12, process)
-            disk.fill(0)
-            output = process.communicate(timeout=240)[0]
-            assert process.returncode == 1, output
-            found = re.search(SPACE, one_sentence(output))
-            assert found, output
-            assert "restarting" not in output
-            nothing_half(run, checkpoints, found[1])
-            room_again(disk, two, run, *given, cwd=cwd, kept=found[1])
-    except CannotMount as why:
-        pytest.skip(str(why))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "words"), [(errno.EDQUOT, "disk quota is used up"), (errno.EIO, "input/output")])
 def test_other_refusals(two: Path, tmp_path: Path, number: int, words: str) -> None:
     try:
