@@ -74,7 +74,7 @@ def launcher_killed(scenario: Scenario) -> None:
 # name -> (who, audit event, regex of its arguments, up to which match)
 POINTS = {
     "composing": ("launcher", "import", r"hydra\._internal\.hydra|omegaconf\.resolvers|plait\.contract\.schema", 1),
-    "checking": ("launcher", "import", r"plait\.(launch\.(check|prepare)|strategies\.hooks|train\.optimizer)\b", 4),
+    "checking": ("launcher", "import", r"plait\.(check\.(check|prepare)|strategies\.hooks|train\.optimizer)\b", 4),
     "preparing data": ("launcher", "open", r"/cache/", 12),
     "data in place": ("launcher", "os.rename", r"/cache/", 2),
     "taking the folder": ("launcher", "open", r"runs/a/", 4),

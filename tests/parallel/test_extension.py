@@ -28,11 +28,21 @@ def assembled(*strategies, model=None):
     model = model or Trial().build()
     named = {f"adds{i}": strategy for i, strategy in enumerate(strategies)}
     made = assemble_model(model, model.spec(), named, Config(), 1, "cpu")
-    return made.run, made.hooks
+    return made.extend().run, made.hooks
 
 
 def described(spec, axes=("embed", None)):
     return attrs.evolve(spec, axes={"extra": axes} | dict(spec.axes), init={"extra": ones} | dict(spec.init))
+
+
+def test_the_model_is_as_it_was_until_it_is_extended():
+    model = Trial().build()
+    made = assemble_model(model, model.spec(), {"adds": Adds(described)}, Config(), 1, "cpu")
+    assert made.hooks.implemented("extend")
+    assert made.layout.world_size == 1
+    assert not made.run.added
+    assert not hasattr(model, "extra")
+    assert made.extend().extend().run.added == {"extra"}
 
 
 def test_all_see_what_one_added():

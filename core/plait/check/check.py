@@ -66,7 +66,7 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
         run.world_size = world(assembly)
     elif world is None and config.launch.nproc_per_node == "auto":
         run.world_size = assembly.fit_world(run.world_size)
-    layout, ranks = assembly.layout, assembly.layout.world_size
+    layout, ranks = assembly.extend().layout, assembly.layout.world_size
     _check_model(config, model)
     accumulation(config, layout.count("batch"))
     source = build_source(config.data)

@@ -251,6 +251,7 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
 
     Changes the assembly's model, so call it once. fill=False leaves a meta model on meta, for inspection.
     """
+    assembly.extend()
     model, run, hooks = assembly.model, assembly.run, assembly.hooks
     mesh = Mesh(assembly.layout, run.device_type)
     device = local_device(run.device_type)

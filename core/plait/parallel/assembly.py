@@ -25,24 +25,29 @@ class Assembly:
     """A model and the strategies of its run. `set_up` in `plait.parallel.apply` makes it run in parallel, once.
 
     model:  on the meta device, or with values. run: what strategies are told.
-    hooks:  of all selected strategies, in order; made when first asked for, so after `configure`. Then strategies have
-            extended the model.
+    hooks:  of all selected strategies, in order; made when first asked for, so after `configure`.
     layout: the joined axes of all strategies for `run.world_size` ranks; made when first asked for.
     """
 
     def __init__(self, model: nn.Module, run: Run) -> None:
         self.model, self.run = model, run
+        self._extended = False
         self._axes: dict[int, list[tuple[str, list[MeshAxis | MeshView]]]] = {}
 
     @cached_property
     def hooks(self) -> Hooks:
-        """Raises PlaitError for strategies that do not go together, or that extend the model wrongly."""
-        hooks = Hooks(self.run.strategies, ANSWERS, Defaults())
-        if hooks.implemented("extend"):
+        """Raises PlaitError for strategies that do not go together."""
+        return Hooks(self.run.strategies, ANSWERS, Defaults())
+
+    def extend(self) -> "Assembly":
+        """This assembly, after its strategies have added parameters to the model: once, after `configure`, and before
+        the model is looked at. Raises PlaitError for strategies that do not go together, or add wrongly."""
+        if not self._extended and self.hooks.implemented("extend"):
             from plait.parallel.extension import extend
 
-            extend(self.model, self.run, hooks)
-        return hooks
+            extend(self.model, self.run, self.hooks)
+        self._extended = True
+        return self
 
     @cached_property
     def layout(self) -> MeshLayout:

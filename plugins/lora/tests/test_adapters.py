@@ -118,7 +118,7 @@ def test_a_model_with_values_keeps_them():
     model = llama3()
     made = assemble_model(model, model.spec(), create_all({"lora": {}}), Config(), 1, "cpu")
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    assert made.hooks
+    made.extend()
     assert unequal({name: p for name, p in model.named_parameters() if name in before}, before) is None
     b, a = model.get_parameter("layers.0.attention.wq.lora_B"), model.get_parameter("layers.0.attention.wq.lora_A")
     assert not b.any()
@@ -139,7 +139,7 @@ class Batched(nn.Module):
 
 
 def assembled(model, options):
-    return assemble_model(model, model.spec(), create_all({"lora": options}), Config(), 1, "cpu").hooks
+    return assemble_model(model, model.spec(), create_all({"lora": options}), Config(), 1, "cpu").extend()
 
 
 @pytest.mark.parametrize(

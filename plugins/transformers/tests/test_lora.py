@@ -71,7 +71,7 @@ def assembled(model, targets):
     from plait.parallel.assembly import assemble_model
     from plait.strategies.registry import create_all
 
-    return assemble_model(model, model.spec(), create_all({"lora": {"targets": targets}}), Config(), 1, "cpu").hooks
+    return assemble_model(model, model.spec(), create_all({"lora": {"targets": targets}}), Config(), 1, "cpu").extend()
 
 
 def test_transposed_experts_are_refused_by_name():

@@ -20,7 +20,7 @@ def needs(config: Config, world: int, cluster: Cluster, found: list[Pieces]) -> 
     config: with the strategies' final options.
     """
     config = config.with_value("compile.enabled", False)
-    assembly = assemble(config, world, device_type=DEVICE)
+    assembly = assemble(config, world, device_type=DEVICE).extend()
     alike = groups(assembly.model, assembly.run.spec, config.remat)
     counts = [min(len(group.fqns), BLOCKS) for group in alike]
     with in_words(config):

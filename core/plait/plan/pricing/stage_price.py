@@ -40,7 +40,7 @@ class StageTotal:
 def planned_stages(config: Config, world: int, cluster: Cluster) -> StageTotal:
     """Of a run whose step is traced stage by stage. config: with the strategies' final options."""
     config = config.with_value("compile.enabled", False)
-    found = divided(config, assemble(config, world, device_type=DEVICE), 0, cluster)
+    found = divided(config, assemble(config, world, device_type=DEVICE).extend(), 0, cluster)
     ends = [times(found, cluster, best) for best in (True, False)]
     seconds, bubble = (sum(each) / 2 for each in zip(*((e.step, e.played.bubble) for e in ends), strict=True))
     return StageTotal(seconds, [float(memory_of(step).peak) for step in found.steps], bubble)

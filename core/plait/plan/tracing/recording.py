@@ -73,6 +73,7 @@ def recording(
             refuse_divided_layers(assembly.layout.dense, assembly.layout.owner)
         else:
             stand_in.take_over(assembly)
+        assembly.extend()
         config = assembly.run.config = prepare(assembly.model, assembly.run.spec)
         applied, device = set_up(assembly, fill=False), planned_device(config)
         axes = {**applied.mesh.axes_by_group(joined=True), **(joined(applied.mesh) if joined else {})}

@@ -180,7 +180,7 @@ class Capabilities:
     def extended(self, trial: Trial, strategies: Any = None) -> tuple[nn.Module, Any]:
         """A trial's model on the meta device, and its spec, as these of `strategies` (the last layout's) extend it."""
         assembly = self._assembly(Layout(1), trial, extending(strategies) if strategies else self.extending)
-        assert assembly.hooks
+        assembly.extend()
         return assembly.model, assembly.run.spec
 
     def degrees(self, layout: Layout, trial: Trial | None = None) -> dict[str, int]:
