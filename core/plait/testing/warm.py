@@ -106,7 +106,7 @@ def be_plait(
 
 
 def _stream(number: int, mode: str) -> IO[str]:
-    return open(number, mode, buffering=1, closefd=False)
+    return open(number, mode, buffering=1, closefd=False, encoding="utf-8")
 
 
 def _serve_forks_from_here(count: int) -> None:
