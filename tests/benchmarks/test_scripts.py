@@ -1,6 +1,7 @@
 """Each benchmark starts and prints what its README promises, with settings too small to measure anything."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ TINY = [
     *("model.dim=32", "model.n_layers=2", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=48"),
     *("train.seq_len=32", "train.local_batch_size=2", "schedule.warmup_steps=2"),
 ]
+
+ONE_CYCLE = re.compile(r"(\d+\.\d\d) \(\1 to \1\)")  # its ratio is the median, the least and the greatest
 
 
 def printed(script: str, *arguments: str, cwd: Path) -> str:
@@ -61,7 +64,7 @@ def test_saves_and_loads_come_beside_torchs(tmp_path: Path) -> None:
         "an asynchronous save stands still",
         "the load of a resume",
     ]
-    assert all(len(row) == 5 and float(row[3].split()[0]) > 0 for row in table(text))
+    assert all(len(row) == 5 and ONE_CYCLE.fullmatch(row[3]) and ONE_CYCLE.fullmatch(row[4]) for row in table(text))
     assert "The first asynchronous save" in text
     assert not list(tmp_path.iterdir())
 
@@ -70,7 +73,10 @@ def test_saves_and_loads_come_beside_torchs(tmp_path: Path) -> None:
 def test_tokenising_comes_beside_the_library(tmp_path: Path) -> None:
     text = printed("tokenising.py", "--mb=1", "--rounds=1", cwd=tmp_path)
     assert [row[0] for row in table(text)] == ["plait", "encode_batch", "encode_batch_fast"]
-    assert all(float(row[1]) > 0 and float(row[3]) > 0 for row in table(text))
+    first = float(table(text)[0][1])
+    for _, speed, ratio, peak in table(text):
+        assert float(ratio.split()[0]) == pytest.approx(first / float(speed), rel=0.05)
+        assert float(peak) > 20, "an interpreter takes as much"
     assert not list(tmp_path.iterdir())
 
 
@@ -93,7 +99,8 @@ def test_peers_come_beside_a_bare_loop(tmp_path: Path) -> None:
     text = printed("peers.py", *options, cwd=tmp_path)
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert [row[0] for row in rows if len(row) == 3 and row[0] in ("bare", "plait")] == ["bare", "plait"] * 4
-    assert all(float(row[1]) > 0 for row in rows if row[0] in ("bare", "plait"))
+    bare = [row for row in rows if row[0] == "bare"]
+    assert [row[2].split()[0] for row in bare] == ["1.00"] * 4, "relative to itself"
     assert not list(tmp_path.iterdir())
 
 
@@ -103,7 +110,9 @@ def test_finetuning_has_the_losses_of_a_bare_loop(tmp_path: Path) -> None:
     text = printed("finetune.py", *options, "train.local_batch_size=1", cwd=tmp_path)
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
     assert [row[0] for row in rows] == ["plait", "bare"]
-    assert all(float(row[1].replace(",", "")) > 0 and float(row[4]) < 1e-3 for row in rows)
+    rates = [float(row[1].replace(",", "")) for row in rows]
+    assert float(rows[0][2].split()[0]) == pytest.approx(rates[0] / rates[1], rel=0.05)
+    assert all(float(row[4]) < 1e-3 for row in rows)
     assert not list(tmp_path.iterdir())
 
 
@@ -162,7 +171,8 @@ def test_experts_are_grouped_and_spread(tmp_path: Path) -> None:
     assert sum(row[4] in ("float32", "bfloat16") for row in rows if len(row) == 8) == 6
     spread = [row for row in rows if len(row) == 4][1:]
     assert [row[0] for row in spread] == ["1", "2"]
-    assert all(float(row[2].replace(",", "")) > 0 for row in spread)
+    tokens = [float(row[1]) / 1000 * float(row[2].replace(",", "")) for row in spread]
+    assert tokens == pytest.approx([2 * 1 * 32] * 2, rel=0.05), "ranks, batch and length"
 
 
 @pytest.mark.slow
@@ -175,7 +185,9 @@ def test_one_graph_beside_blocks(tmp_path: Path) -> None:
     assert "NOT MEASURED ON A GPU" in text
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
     assert [row[0] for row in rows] == ["none", "aot_eager"]
-    assert all(float(rate.replace(",", "")) > 0 for row in rows for rate in row[1:3])
+    for _, fsdp2, simplefsdp, ratio in rows:
+        rates = [float(rate.replace(",", "")) for rate in (fsdp2, simplefsdp)]
+        assert float(ratio.split()[0]) == pytest.approx(rates[1] / rates[0], rel=0.05)
 
 
 @pytest.mark.slow
