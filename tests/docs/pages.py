@@ -14,7 +14,8 @@ from pathlib import Path
 
 import attrs
 
-from tests.helpers.commands import environment, plait
+from plait.testing.project import Done, environment
+from tests.helpers.commands import plait
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("plugins/*/README.md"))]
@@ -86,6 +87,7 @@ def run(step: list[str], folder: Path, timeout: float = 900) -> str:
         done = plait(*step[1:], cwd=folder, timeout=timeout, **path)
     else:
         env = environment(**path)
-        done = subprocess.run(step, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout, check=False)
-    assert done.returncode == 0, f"{shlex.join(step)}\n{done.stdout}{done.stderr}"
-    return done.stdout
+        ran = subprocess.run(step, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+        done = Done(ran.returncode, ran.stdout, ran.stderr)
+    assert done.code == 0, f"{shlex.join(step)}\n{done.out}{done.err}"
+    return done.out

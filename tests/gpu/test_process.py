@@ -55,7 +55,7 @@ def test_the_allocator_grows_its_segments(device):
 
 def test_the_command_trains_on_the_device(device, tmp_path):
     done = train(*TRAINS, f"launch.device={device}", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.out + done.err
     found = rows(tmp_path / "runs" / "a")
     kind = "cuda_allocator_peak" if device == "cuda" else "resident_peak"
     assert [row["step"] for row in found] == [1, 2, 3, 4, 5, 6]
@@ -66,5 +66,5 @@ def test_the_command_trains_on_the_device(device, tmp_path):
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
 def test_memory_that_runs_out_is_one_sentence_and_an_exit_code(device, tmp_path):
     done = train(*TOO_MUCH, "launch.device=cuda", cwd=tmp_path)
-    assert done.returncode == 4, done.stdout + done.stderr
-    assert "train.local_batch_size" in done.stderr
+    assert done.code == 4, done.out + done.err
+    assert "train.local_batch_size" in done.err

@@ -248,9 +248,9 @@ def test_a_plugin_that_fails_in_parallelize(plait_project, strategies):
 def test_a_plugin_that_fails_in_the_ranks(strategies, tmp_path):
     distribution(strategies, "plait-bad", code=hook("parallelize(self)", "raise ValueError('planted')"))
     done = train("strategy=[ghost]", cwd=tmp_path, PYTHONPATH=str(strategies))
-    assert done.returncode == 1
-    assert re.search(rf"ValueError: planted \(raised by {BAD} in its hook 'parallelize'\).*its log: ", done.stderr)
-    assert "Traceback" not in done.stdout + done.stderr
+    assert done.code == 1
+    assert re.search(rf"ValueError: planted \(raised by {BAD} in its hook 'parallelize'\).*its log: ", done.err)
+    assert "Traceback" not in done.out + done.err
 
 
 def test_two_plugins_of_one_name(plait_project, strategies):
@@ -396,8 +396,8 @@ def test_never_does_not_start_over(plait_project, run):
 def test_the_command_itself(plait_project):
     """Nothing but the sentence comes out of a process either: no warnings, no traceback."""
     done = plait_command("train", *SMALL, FSDP, "trian.steps=3", cwd=Path())
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"plait: {error_of(plait_project, *SMALL, FSDP, 'trian.steps=3')}\n"
+    assert (done.code, done.out) == (1, "")
+    assert done.err == f"plait: {error_of(plait_project, *SMALL, FSDP, 'trian.steps=3')}\n"
     assert not Path("runs").exists()
 
 
@@ -406,13 +406,13 @@ def test_a_flipped_byte_in_a_real_checkpoint(tmp_path):
     options = ("run.name=a", "strategy=[]", "checkpoint.mode=sync")
     for folder, steps in (("whole", 15), ("broken", 10)):
         Path(folder).mkdir()
-        assert train(*options, f"train.steps={steps}", "schedule.decay_steps=0", cwd=tmp_path / folder).returncode == 0
+        assert train(*options, f"train.steps={steps}", "schedule.decay_steps=0", cwd=tmp_path / folder).code == 0
     last = tmp_path / "broken/runs/a/checkpoints/step-10"
     damage(max(last.iterdir(), key=lambda p: p.stat().st_size))
     done = train(*options, "train.steps=15", "schedule.decay_steps=0", cwd=tmp_path / "broken")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(f"skipping the checkpoint {last}: its file ") == 1
-    assert "checkpoint: resuming after step 5 from " in done.stdout  # its rank has found the damage
+    assert done.code == 0, done.err
+    assert done.out.count(f"skipping the checkpoint {last}: its file ") == 1
+    assert "checkpoint: resuming after step 5 from " in done.out  # its rank has found the damage
     whole, broken = (rows(tmp_path / folder / "runs/a") for folder in ("whole", "broken"))
     assert [r["step"] for r in broken] == list(range(1, 16))
     assert [r["loss"] for r in broken] == [r["loss"] for r in whole]
@@ -422,19 +422,19 @@ def test_a_flipped_byte_in_a_real_checkpoint(tmp_path):
 @pytest.mark.parametrize("strategy", ["[]", "[fsdp2]"])
 def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path, strategy):
     options = (f"strategy={strategy}", "run.name=a", "checkpoint.interval=2", "train.max_norm=inf")
-    assert train(*options, "train.steps=4", cwd=tmp_path).returncode == 0
+    assert train(*options, "train.steps=4", cwd=tmp_path).code == 0
     folder = tmp_path / "runs/a"
     kept = Store.read(folder / "checkpoints/step-4")
     done = train(*options, "optimizer.lr=1e30", "schedule.warmup_steps=0", cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.code == 1
     found = re.search(
         r"^plait: the (?:loss|norm of the gradients) of step (\d+) is (?:nan|inf): the run stops; .*$",
-        done.stderr,
+        done.err,
         re.M,
     )
-    assert found, done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
-    assert "restarting" not in done.stdout
+    assert found, done.err
+    assert "Traceback" not in done.err + done.out
+    assert "restarting" not in done.out
     step = int(found[1])
     assert 5 <= step <= 7
     assert [r["step"] for r in rows(folder)] == list(range(1, step))

@@ -78,7 +78,7 @@ def test_commands(places):
     before = listing(places)
     for bad in cases:
         done = plait_command("train", CPU, *bad.arguments, cwd=Path.cwd())
-        assert not said_wrong(bad, done.returncode, done.stderr), bad
+        assert not said_wrong(bad, done.code, done.err), bad
     assert listing(places) == before
 
 

@@ -20,5 +20,5 @@ def machines(tmp_path):
 def on_one_machine(tmp_path_factory):
     """The numbers of the same run on one machine with two ranks."""
     here = tmp_path_factory.mktemp("one")
-    assert commands.train(*FSDP, cwd=here).returncode == 0
+    assert commands.train(*FSDP, cwd=here).code == 0
     return commands.numbers(here / "runs" / "a")

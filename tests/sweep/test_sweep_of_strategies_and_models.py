@@ -57,16 +57,16 @@ def test_four_finish_one_is_pruned_and_one_fails(tmp_path):
     assert [job["state"] for job in jobs()] == ["finished", "finished", "running"]
     before = [(folder / name / "metrics.jsonl").stat().st_mtime_ns for name in "01"]
     done = plait("train", *command, cwd=tmp_path, timeout=900)
-    assert done.returncode == 3, done.stderr
-    assert [job["state"] for job in jobs()] == ["finished"] * 3 + ["pruned", "finished", "failed"], done.stdout
+    assert done.code == 3, done.err
+    assert [job["state"] for job in jobs()] == ["finished"] * 3 + ["pruned", "finished", "failed"], done.out
     assert [(folder / name / "metrics.jsonl").stat().st_mtime_ns for name in "01"] == before
-    assert "sweep: 4 finished, 1 failed, 1 pruned" in done.stdout
+    assert "sweep: 4 finished, 1 failed, 1 pruned" in done.out
     pruned, sharded, broken = jobs()[3:]
     assert pruned["reason"].startswith("does not fit cluster=")
     assert sharded["planned_memory_bytes"] < 1.2e8 < pruned["planned_memory_bytes"]
     assert "does not work under ddp" in broken["reason"]
     assert ranks_of(folder / "5") == []
-    assert plait("report", "runs", cwd=tmp_path).returncode == 0
+    assert plait("report", "runs", cwd=tmp_path).code == 0
     page = (tmp_path / "report.html").read_text()
     assert "4 finished, 1 pruned, 1 failed" in page
     assert "does not work under ddp" in page

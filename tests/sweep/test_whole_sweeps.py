@@ -45,7 +45,7 @@ def jobs(folder):
 def test_a_sweep_of_two_layouts(tmp_path):
     options = ("strategy.fsdp2.replicate=1", "train.steps=3", "train.global_batch_size=4", "hydra.sweep.dir=runs/sweep")
     done = plait("train", "-m", "strategy=[fsdp2],[]", *SMALL, *options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     one, other = jobs(tmp_path)
     assert [one["state"], other["state"]] == ["finished"] * 2
     assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-5)
@@ -65,7 +65,7 @@ def test_a_sweep_of_two_layouts(tmp_path):
 def test_three_finish_and_the_fourth_is_named(tmp_path, launcher):
     overrides = ("model=mine", *SMALL, "train.steps=6", "validation.interval=0")
     done = plait(*SWEEP, *overrides, *launcher, cwd=tmp_path, timeout=280, cold=bool(launcher))
-    assert done.returncode == 3, done.stderr
+    assert done.code == 3, done.err
     job = [tmp_path / "runs/sweep" / str(number) for number in range(4)]
     for number in (0, 1, 3):
         assert [r["step"] for r in rows(job[number])] == list(range(1, 7))
@@ -75,8 +75,8 @@ def test_three_finish_and_the_fourth_is_named(tmp_path, launcher):
     log = re.escape(f"{job[2]}/ranks/rank-")
     sentence = rf"^ValueError: made to fail, in two lines \(rank [01]; its log: {log}[01]\.log\)$"
     assert re.search(sentence, jobs(tmp_path)[2]["reason"])
-    assert "sweep: 3 finished, 1 failed; this table is runs/sweep/sweep.csv" in done.stdout
-    printed = done.stderr + done.stdout
+    assert "sweep: 3 finished, 1 failed; this table is runs/sweep/sweep.csv" in done.out
+    printed = done.err + done.out
     assert not re.search(r"Traceback|Error executing|address already in use|restarting", printed, re.I), printed
     assert rows(job[0])[0]["loss"] != rows(job[3])[0]["loss"]  # seeds differ
 
@@ -97,9 +97,9 @@ def test_a_sweep_that_is_ended_in_the_middle_goes_on(tmp_path, number):
     assert code == (128 + number if number == signal.SIGTERM else -number)
     written = (tmp_path / "runs/sweep/0/metrics.jsonl").stat().st_mtime_ns
     done = plait("train", *command, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     assert [each["state"] for each in jobs(tmp_path)] == ["finished", "finished"]
-    assert "job 0 of the sweep (train.seed=1) is finished already" in done.stdout
-    assert "checkpoint: resuming after step" in done.stdout
+    assert "job 0 of the sweep (train.seed=1) is finished already" in done.out
+    assert "checkpoint: resuming after step" in done.out
     assert (tmp_path / "runs/sweep/0/metrics.jsonl").stat().st_mtime_ns == written
     assert [row["step"] for row in rows(second)] == list(range(1, 61))

@@ -73,7 +73,7 @@ def test_the_losses_of_transformers(folder, tmp_path):
     more = (f"train.steps={STEPS}", "schedule.warmup_steps=2", "validation.batches=1", "metrics.tensorboard=false")
     command = ("train", "model=transformers", f"model.path={folder}", *data, *sizes, *more, "checkpoint.interval=5")
     done = plait(*command, "strategy=[fsdp2]", "run.name=a", "launch.device=cpu", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     found = rows(tmp_path / "runs" / "a")
     losses, model, exported = theirs(folder, [row["lr"] for row in found])
     assert len(found) == STEPS

@@ -90,10 +90,10 @@ def test_the_rank_that_failed_is_told(tmp_path, site, how):
     soon = [SOON] if how in ("hang", "stop") else []
     done = train(*RUN, *soon, "launch.max_restarts=0", cwd=tmp_path, PYTHONPATH=site, FAULTY=f"{how} 1")
     log = tmp_path / "runs" / "a" / "ranks" / "rank-1.log"
-    assert done.returncode == (4 if how == "memory" else 1)
-    assert re.fullmatch(told(how, log), done.stderr), done.stderr
+    assert done.code == (4 if how == "memory" else 1)
+    assert re.fullmatch(told(how, log), done.err), done.err
     assert log.exists()
-    assert "Traceback" not in done.stdout
+    assert "Traceback" not in done.out
     if how in ("raise", "hang"):
         assert ("Traceback (most recent call last)" if how == "raise" else "Stacks of all threads") in log.read_text()
         assert "gloo" in log.with_name("rank-0.log").read_text(), "what rank 0 lost is in its log"
@@ -105,13 +105,13 @@ def test_a_restart_names_the_rank_and_goes_on(tmp_path, site):
     more = ("train.steps=6", "checkpoint.interval=1", "checkpoint.mode=sync", "validation.interval=0")
     done = train(*RUN, *more, cwd=tmp_path, PYTHONPATH=site, FAULTY="kill 1")
     folder = tmp_path / "runs" / "a"
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if "restarting" in line]
+    assert done.code == 0, done.err
+    lines = [line for line in done.out.splitlines() if "restarting" in line]
     assert lines == [
         f"rank 1 was killed by SIGKILL; restarting all ({n} of 3); its log: {folder}/ranks/rank-1.log" for n in (1, 2)
     ]
     undisturbed = train(*more, "strategy=[fsdp2]", "run.name=b", cwd=tmp_path)
-    assert undisturbed.returncode == 0
+    assert undisturbed.code == 0
     assert numbers(folder) == numbers(tmp_path / "runs" / "b")
 
 
@@ -135,5 +135,5 @@ def test_files_of_the_current_folder_hide_nothing(tmp_path):
     for name in ("random", "torch", "plait", "logging", "yaml"):
         Path(tmp_path, f"{name}.py").write_text("raise SystemExit('hidden')\n")
     done = train("train.steps=2", "strategy=[fsdp2]", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.code, done.err) == (0, "")
     assert os.listdir(tmp_path / "runs") == ["llama3_debug-fsdp2"]

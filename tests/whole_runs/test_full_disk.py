@@ -38,7 +38,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with two, by the launcher."""
     folder = tmp_path_factory.mktemp("two")
     done = train(FSDP, "run.name=a", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.out + done.err
     return folder / "runs" / "a"
 
 
@@ -148,8 +148,8 @@ def test_a_removed_folder_ends_the_run(tmp_path: Path) -> None:
 def room_again(disk: Disk, two: Path, run: Path, *overrides: str, cwd: Path, kept: str) -> None:
     disk.empty()
     done = train(FSDP, "run.name=a", *overrides, cwd=cwd, **disk.env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"checkpoint: resuming after step {kept.removeprefix('step-')}" in done.stdout
+    assert done.code == 0, done.out + done.err
+    assert f"checkpoint: resuming after step {kept.removeprefix('step-')}" in done.out
     assert numbers(run) == numbers(two)
     for name in ("model.safetensors",):
         assert (run / "export" / name).read_bytes() == (two / "export" / name).read_bytes()

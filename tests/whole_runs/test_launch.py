@@ -14,7 +14,7 @@ FSDP = ["strategy=[fsdp2]", "train.steps=10"]
 @pytest.fixture(scope="module")
 def by_itself(tmp_path_factory):
     folder = tmp_path_factory.mktemp("local")
-    assert train(*FSDP, "run.name=a", cwd=folder).returncode == 0
+    assert train(*FSDP, "run.name=a", cwd=folder).code == 0
     return folder / "runs" / "a"
 
 
@@ -73,8 +73,8 @@ def test_two_machines_are_told_why_not(tmp_path):
 
 def test_external_without_a_launcher_is_refused(tmp_path):
     done = train("launch.mode=external", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "launch.mode=external, but this process is neither one of torchrun's" in done.stderr
+    assert done.code == 1
+    assert "launch.mode=external, but this process is neither one of torchrun's" in done.err
     assert not (tmp_path / "runs").exists()
 
 
@@ -116,8 +116,8 @@ def test_each_hook_of_set_up_runs_once_a_process(tmp_path, mode):
     counts = tmp_path / "counts"
     options = ["strategy=[ghost]", "train.steps=1", "launch.nproc_per_node=1", "checkpoint.enabled=false"]
     done = train(*options, cwd=tmp_path, PYTHONPATH=str(tmp_path), COUNTS=str(counts), **env)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(f"launch: {mode}, 1 rank(s)") == 1
+    assert done.code == 0, done.err
+    assert done.out.count(f"launch: {mode}, 1 rank(s)") == 1
     called = Counter(counts.read_text().splitlines())
     assert set(called.values()) == {1}
     hooks: dict[str, set[str]] = {}  # in the order of the processes

@@ -40,16 +40,16 @@ def undisturbed(tmp_path_factory):
 def ends(folder, *overrides, plant=""):
     """The sentence with which the run ends."""
     done = run(folder, *overrides, plant=plant)
-    assert done.returncode == 1, done.stdout
-    assert "Traceback" not in done.stderr + done.stdout
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("plait: ")]
+    assert done.code == 1, done.out
+    assert "Traceback" not in done.err + done.out
+    (line,) = [line for line in done.err.splitlines() if line.startswith("plait: ")]
     return line.removeprefix("plait: ")
 
 
 def goes_on(folder, *overrides):
     done = run(folder, *overrides)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert done.code == 0, done.out + done.err
+    return done.out
 
 
 CASES = {  # what is planted, checkpoint.mode -> which step is refused and why, and which are left

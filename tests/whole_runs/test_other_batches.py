@@ -201,7 +201,7 @@ def test_plait_train_goes_on_in_a_row(tmp_path, notes, text):
         options = (f"train.steps={steps}", f"train.global_batch_size={batch or 'null'}", "train.local_batch_size=2")
         strategy = ("strategy=[fsdp2]", f"launch.nproc_per_node={world}") if world > 1 else ("strategy=[]",)
         done = train(*TINY, *data, *options, *strategy, cwd=tmp_path, PYTHONPATH=str(ROOT))
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.code == 0, done.out + done.err
         taken += in_a_row(noted(notes, world))
     assert len(taken) == 6 + 24 + 24
     source = Text(path=str(text), validation_fraction=0)

@@ -16,8 +16,8 @@ FSDP = "strategy=[fsdp2]"
 
 def finish(folder, *overrides, **env):
     done = train(FSDP, "run.name=a", *overrides, cwd=folder, **env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert done.code == 0, done.out + done.err
+    return done.out
 
 
 def left_in(temporary):
@@ -67,9 +67,9 @@ def test_a_life_of_mishaps(undisturbed, tmp_path):
     wait_for_step(folder, 8, process)
     os.kill(ranks_of(folder)[1], signal.SIGKILL)
     second = train(FSDP, "run.name=a", cwd=tmp_path)
-    assert second.returncode == 1
-    assert "is already running (process " in second.stderr
-    assert "Traceback" not in second.stderr
+    assert second.code == 1
+    assert "is already running (process " in second.err
+    assert "Traceback" not in second.err
     wait_for_step(folder, 17, process)
     ranks = ranks_of(folder)
     assert len(ranks) == 2

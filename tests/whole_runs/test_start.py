@@ -55,8 +55,8 @@ def alive(pid: str) -> bool:
 def test_ranks_import_while_the_run_is_checked_and_nothing_is_left_if_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "watched.py").write_text(SOURCE)
     done = train("data._target_=watched.Watched", *FSDP, cwd=tmp_path, cold=True, REFUSE="1")
-    assert (done.returncode, done.stdout) == (1, f"check: a, with torch {version()}\n"), done.stderr
-    assert "it is refused" in done.stderr
+    assert (done.code, done.out) == (1, f"check: a, with torch {version()}\n"), done.err
+    assert "it is refused" in done.err
     assert not alive((tmp_path / "server").read_text())
     assert not (tmp_path / "runs").exists()
 
@@ -127,7 +127,7 @@ def test_a_process_with_threads_is_not_forked(tmp_path: Path, notes) -> None:
     done = train(
         *FSDP, "train.steps=2", "checkpoint.enabled=false", "validation.interval=0", cwd=tmp_path, cold=True, **notes
     )
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     assert len(rows(tmp_path / "runs" / "a")) == 2
     assert len(importers(tmp_path)) == 4  # the launcher, what cannot be forked, and two ranks
 
@@ -205,5 +205,5 @@ def test_a_model_on_meta_draws_nothing_and_one_with_values_does() -> None:
 
 def test_a_word_comes_before_torch_is_imported(tmp_path: Path, notes) -> None:
     done = plait("train", "model=none", cwd=tmp_path, cold=True, **notes)
-    assert done.returncode == 1
+    assert done.code == 1
     assert not (tmp_path / "notes").exists()

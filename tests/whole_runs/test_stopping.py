@@ -94,9 +94,9 @@ def begin(folder, *overrides, terminal=None, **env):
 def goes_on(folder, undisturbed, *overrides):
     """The same command, given again, ends as the undisturbed run."""
     done = train(FSDP, "run.name=a", *overrides, cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.out + done.err
     assert numbers(folder / "runs" / "a") == numbers(undisturbed)
-    return done.stdout
+    return done.out
 
 
 def all_gone(pids):

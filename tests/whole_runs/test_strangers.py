@@ -19,15 +19,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run `a`."""
     folder = tmp_path_factory.mktemp("strangers")
     done = train(*ALONE, "run.name=a", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.out + done.err
     return folder
 
 
 def refused(runs: Path, sentence: str, *arguments: str) -> None:
     done = train(*arguments[1:], cwd=runs) if arguments[0] == "train" else plait(*arguments, cwd=runs)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert sentence in done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
+    assert done.code == 1, done.out + done.err
+    assert sentence in done.err
+    assert "Traceback" not in done.out + done.err
 
 
 def test_a_planted_checkpoint_runs_nothing(runs: Path) -> None:

@@ -48,7 +48,7 @@ class Project:
     def __call__(
         self,
         *arguments: str,
-        ranks: int | Callable[..., Any] = 0,
+        ranks: int | Callable[..., Any] | None = 0,
         cold: bool = False,
         cwd: Path | None = None,
         timeout: float = 240,
@@ -56,10 +56,11 @@ class Project:
     ) -> Done:
         """What `plait ARGUMENTS` prints and exits with.
 
-        ranks: how many train, in processes of their own; with 0 the command runs inside the test's process, takes
-        milliseconds, and ends with the code `STARTED` where it would start ranks; a function stands in for
-        `plait.launch.launcher.start_ranks`. cold: in a new interpreter, not in a fork of one that has imported torch.
-        cwd: another folder. Inside the process, an exception that the command does not turn into a sentence is raised.
+        ranks: how many train, in processes of their own; None: as many as the command says; 0: none. Then the command
+        runs inside the test's process, takes milliseconds, and ends with the code `STARTED` where it would start ranks.
+        A function stands in for `plait.launch.launcher.start_ranks` there. An exception that the command does not turn
+        into a sentence is raised.
+        cold: in a new interpreter, not in a fork of one that has imported torch. cwd: another folder.
         """
         if not cold and (callable(ranks) or ranks == 0):
             with contextlib.chdir(cwd or Path.cwd()), mock.patch.dict(os.environ, env):
@@ -81,12 +82,9 @@ class Project:
         return Done(done.returncode, done.stdout, done.stderr)
 
     def start(
-        self, *arguments: str, ranks: int = 0, cold: bool = False, cwd: Path | None = None, **env: str
+        self, *arguments: str, ranks: int | None = None, cold: bool = False, cwd: Path | None = None, **env: str
     ) -> "subprocess.Popen[str] | Started":
-        """The same in the background, in a process group of its own.
-
-        ranks: 0 leaves their number to the command.
-        """
+        """The same in the background, in a process group of its own."""
         where, whole, command = cwd or Path.cwd(), environment(**env), _of(arguments, ranks)
         process: subprocess.Popen[str] | Started
         if fits(whole) and not cold:
@@ -115,7 +113,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**{k: v for k, v in os.environ.items() if k not in OF_RANKS}, "OMP_NUM_THREADS": "1", **more}
 
 
-def _of(arguments: tuple[str, ...], ranks: int | Callable[..., Any]) -> list[str]:
+def _of(arguments: tuple[str, ...], ranks: int | Callable[..., Any] | None) -> list[str]:
     if callable(ranks):
         raise TypeError("a function stands in for ranks only inside the test's process: leave `cold` out")
     return [*arguments, *((f"launch.nproc_per_node={ranks}", "launch.device=cpu") if ranks else ())]

@@ -13,6 +13,7 @@ from typing import Any
 
 from plait.contract.config import Config
 from plait.contract.observer import RunObserver
+from plait.testing.project import environment
 
 MODEL = ("model.dim=32", "model.n_layers=2", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=48")
 SMALL = (
@@ -86,12 +87,10 @@ def numbers(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 def start(arguments: list[str], cwd: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """`plait train ARGUMENTS` in the background, in its own process group, with one thread per rank."""
-    of_ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    own = {k: v for k, v in os.environ.items() if k not in of_ranks}
     return subprocess.Popen(
         [sys.executable, "-m", "plait", "train", *arguments],
         cwd=cwd,
-        env={**own, "OMP_NUM_THREADS": "1", **(env or {})},
+        env=environment(**(env or {})),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
