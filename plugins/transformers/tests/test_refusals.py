@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -49,51 +50,33 @@ def test_folders_of_others(text, said, tmp_path):
         build(path=folder(tmp_path, text))
 
 
-def test_an_encoder():
-    model = build(config={"model_type": "bert", "num_hidden_layers": 2})
-    with pytest.raises(PlaitError, match="bert is an encoder: its tokens see later ones"):
-        model.spec()
+UNKNOWN = ("bert", "deepseek_v4", "minimax_m3_vl_text")  # whose keys are their own
+INDEXED, ELSEWHERE = "an indexer chooses the keys .*index_", "its attention does not go through .* registry"
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+CONFIGS: list[tuple[str, dict[str, Any], str]] = [  # family, keys beside those of its small model, what is said
+    ("bert", {}, "bert is an encoder: its tokens see later ones"),
+    # whatever acts only on long inputs is shortened in the small copy, so that it is seen
+    ("llama4_text", {"attention_chunk_size": 8192}, "attention does not go through"),
+    ("deepseek_v4", {}, f"cannot train deepseek_v4: {INDEXED}"),
+    ("minimax_m3_vl_text", {}, f"cannot train minimax_m3_vl_text: {INDEXED}"),
+    ("falcon", {}, f"cannot train falcon: {ELSEWHERE}"),
+    ("gptj", {}, f"cannot train gptj: {ELSEWHERE}"),
+    ("llama", {"rope_parameters": DYNAMIC}, "rope_type=dynamic"),
+    ("llama", {"layers": 3}, r"unknown key model\.config\.layers: a configuration of llama has no such key"),
+    # what transformers raises
+    ("cohere_compass_text", {}, "cannot build .*: transformers ends with KeyError: 'full_attention'"),
+    ("gemma4_text", {}, "cannot derive the spec of gemma4_text: .*'head_dim' is a per-layer attribute"),
+    ("dots1", {}, "dots1.*NoneType"),
+    ("mamba2", {}, "is not a configuration of mamba2: .*ValueError"),
+]
 
 
-def test_attention_in_chunks_that_are_longer_than_the_experiment():
-    """Whatever acts only on long inputs is shortened in the small copy, so that it is seen."""
-    model = build(config={**keys_of("llama4_text"), "attention_chunk_size": 8192})
-    with pytest.raises(PlaitError, match="attention does not go through"):
-        model.spec()
-
-
-@pytest.mark.parametrize("kind", ["deepseek_v4", "minimax_m3_vl_text"])
-def test_an_indexer_of_keys(kind):
-    with pytest.raises(PlaitError, match=rf"cannot train {kind}: an indexer chooses the keys .*index_"):
-        build(config={"model_type": kind, "num_hidden_layers": 2})
-
-
-@pytest.mark.parametrize(
-    ("kind", "about"),
-    [
-        ("cohere_compass_text", "cannot build cohere_compass_text: transformers ends with KeyError: 'full_attention'"),
-        ("gemma4_text", "cannot derive the spec of gemma4_text: .*'head_dim' is a per-layer attribute"),
-        ("dots1", "dots1.*NoneType"),
-        ("mamba2", "is not a configuration of mamba2: .*ValueError"),
-    ],
-)
-def test_what_transformers_raises_is_one_sentence(kind, about):
-    with pytest.raises(PlaitError, match=about) as caught:
-        build(config=keys_of(kind)).spec()
+@pytest.mark.parametrize(("kind", "more", "said"), CONFIGS)
+def test_what_cannot_be_trained_is_one_sentence(kind, more, said):
+    own = {"model_type": kind, "num_hidden_layers": 2} if kind in UNKNOWN else keys_of(kind)
+    with pytest.raises(PlaitError, match=said) as caught:
+        build(config={**own, **more}).spec()
     assert "\n" not in str(caught.value)
-
-
-def test_an_unknown_key():
-    with pytest.raises(
-        PlaitError, match=r"unknown key model\.config\.layers: a configuration of llama has no such key"
-    ):
-        build(config={**keys_of("llama"), "layers": 3})
-
-
-def test_rope_that_changes_with_the_length():
-    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    with pytest.raises(PlaitError, match="rope_type=dynamic"):
-        build(config={**keys_of("llama"), "rope_parameters": scaling})
 
 
 def test_fewer_layers_than_a_folder_describes_one_by_one(tmp_path):
@@ -111,12 +94,6 @@ def test_keys_of_a_folder_can_be_replaced(tmp_path):
     path = folder(tmp_path, json.dumps(keys_of("llama")))
     assert len(build(path=path, config={"num_hidden_layers": 3}).model.layers) == 3
     assert len(build(path=path).model.layers) == 2
-
-
-@pytest.mark.parametrize("kind", ["falcon", "gptj"])
-def test_attention_that_is_looked_up_elsewhere(kind):
-    with pytest.raises(PlaitError, match=rf"cannot train {kind}: its attention does not go through .* registry"):
-        build(config=keys_of(kind))
 
 
 def test_what_is_random_in_training_is_left_out():
