@@ -49,11 +49,11 @@ def cost() -> None:
 
 
 def one(arguments: list[str]) -> None:
-    from plait.commands.plan import main
+    from plait.commands.main import run
 
     start = time.monotonic()
     with contextlib.redirect_stdout(io.StringIO()):
-        main(arguments)
+        run("plan", arguments)
     usage = resource.getrusage(resource.RUSAGE_SELF)
     took = {"wall": time.monotonic() - start, "processor": usage.ru_utime + usage.ru_stime}
     print(json.dumps({**took, "memory": usage.ru_maxrss * 1024}))

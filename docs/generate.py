@@ -1,4 +1,5 @@
-"""Writes configuration.md, from the comments in conf/, and hooks.md, from the hookspecs: `python docs/generate.py`."""
+"""Writes configuration.md, from the comments in conf/, hooks.md, from the hookspecs, and commands.md, from what the
+commands say of themselves: `python docs/generate.py`."""
 
 import inspect
 import re
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import attrs
 
+from plait.commands.main import COMMANDS, command_of, parser_of
 from plait.contract import hookspecs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +35,28 @@ unknown key, and a deleted key (`~train.steps`) end the command with one sentenc
 written.
 
 ## A run
+"""
+
+COMMANDS_PAGE = """\
+# Commands
+
+<!-- written by docs/generate.py from core/plait/commands/: change those -->
+
+This page lists every command and what it takes: what `plait COMMAND --help` prints.
+
+{table}
+
+A mistake ends a command with one sentence on standard error and exit code 1, unless its section names another code.
+A signal that stops a command gives exit code 128 + its number.
+
+## plait train
+
+It takes overrides of [the configuration](configuration.md), and the options of Hydra: `-m` runs
+[a sweep](sweeps.md), `--cfg job` prints the configuration, `--config-dir DIR` adds a folder with configuration of your
+own, `--help` and `--info` explain. Exit codes: 3 if a job of a sweep failed; of a run 4 if memory was full, 5 if a
+kernel met an index outside of its tensor, 6 if the compiler failed.
+
+{commands}
 """
 
 HOOKS = """\
@@ -297,6 +321,12 @@ def hooks() -> str:
     )
 
 
+def commands() -> str:
+    shown = [f"## plait {name}\n\n```text\n{parser_of(name).format_help()}```" for name in COMMANDS if name != "train"]
+    lines = table("command, what it does", [(code(f"plait {name}"), command_of(name).help) for name in COMMANDS])
+    return COMMANDS_PAGE.format(table=lines, commands="\n\n".join(shown))
+
+
 def markdown(text: str) -> str:
     """A docstring whose indented parts are the code of a strategy, then tables of plain text."""
     parts = re.split(r"\n\n(?=\S)|(?<=:)\n\n(?=    )", f"A complete{text}")
@@ -309,7 +339,8 @@ def markdown(text: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Path -> text of every generated page."""
-    return {ROOT / "docs" / "configuration.md": configuration(), ROOT / "docs" / "hooks.md": hooks()}
+    made = {"configuration": configuration(), "hooks": hooks(), "commands": commands()}
+    return {ROOT / "docs" / f"{name}.md": text for name, text in made.items()}
 
 
 if __name__ == "__main__":

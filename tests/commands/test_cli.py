@@ -42,7 +42,7 @@ def test_help_names_every_command(plait_project):
 def test_an_unknown_command(plait_project):
     done = plait_project("trian")
     assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("plait: unknown command 'trian'; did you mean 'train'?\nusage: ")
+    assert done.err == f"plait: unknown command 'trian'; available: {', '.join(COMMANDS)}; did you mean 'train'?\n"
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command != "train"])

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from plait.commands.compare import compare, main
+from plait.commands.compared import compare
+from plait.commands.main import run as command
 from plait.contract.errors import PlaitError
 
 
@@ -35,7 +36,7 @@ def test_equal_runs(a: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert found.differences["loss"].last == (4, 1.0, 1.0)
     assert found.only == ((), ("tokens_per_second",))
     assert compare(b, a).only == (("tokens_per_second",), ())
-    assert main([str(a), str(b)]) == 0
+    assert command("compare", [str(a), str(b)]) == 0
     printed = capsys.readouterr().out
     assert "bitwise equal" in printed
     assert "only in B: tokens_per_second" in printed
@@ -46,11 +47,11 @@ def test_one_bit_is_a_difference(a: Path, tmp_path: Path, capsys: pytest.Capture
     loss = compare(a, b).differences["loss"]
     assert loss.first == 3
     assert loss.absolute == (math.ulp(2.0), 3)
-    assert main([str(a), str(b)]) == 1
+    assert command("compare", [str(a), str(b)]) == 1
     assert "they first differ at step 3" in capsys.readouterr().out
-    assert main([str(a), str(b), "--tolerance", "1e-12"]) == 0
+    assert command("compare", [str(a), str(b), "--tolerance", "1e-12"]) == 0
     assert "within the tolerance" in capsys.readouterr().out
-    assert main([str(a), str(b), "--tolerance", "1e-17"]) == 1
+    assert command("compare", [str(a), str(b), "--tolerance", "1e-17"]) == 1
     assert "by more than the tolerance" in capsys.readouterr().out
 
 
@@ -82,7 +83,7 @@ def test_validation_is_compared_where_both_have_it_and_does_not_decide(a: Path, 
     x, y = (write(tmp_path / f"{i}.jsonl", r) for i, r in enumerate(rows))
     val = compare(x, y).differences["val_loss"]
     assert (val.steps, val.first, val.absolute) == (1, 4, (1.0, 4))
-    assert main([str(x), str(y)]) == 0
+    assert command("compare", [str(x), str(y)]) == 0
 
 
 def test_norms_decide_too(a: Path, tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_null_equals_null_and_nothing_else(tmp_path: Path, capsys: pytest.Captur
     y = write(tmp_path / "y.jsonl", run([2.0, None, 1.0]))
     loss = compare(x, y).differences["loss"]
     assert (loss.first, loss.absolute) == (3, (math.inf, 3))
-    assert main([str(x), str(y), "--tolerance", "1e9"]) == 1
+    assert command("compare", [str(x), str(y), "--tolerance", "1e9"]) == 1
     assert "null" in capsys.readouterr().out
 
 
@@ -117,27 +118,21 @@ def test_a_run_still_being_written(a: Path, tmp_path: Path) -> None:
         ("later.jsonl", "no step in common: .* has 1 to 4 and .* has 9 to 9"),
     ],
 )
-def test_what_cannot_be_compared(
-    what: str, sentence: str, a: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_compared(plait_project: Any, what: str, sentence: str, a: Path, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     write(tmp_path / "empty.jsonl", [])
     write(tmp_path / "later.jsonl", run([1.0], first=9))
     with pytest.raises(PlaitError, match=sentence):
         compare(a, tmp_path / what)
-    assert main([str(a), str(tmp_path / what)]) == 2
-    assert capsys.readouterr().err.startswith("plait compare: ")
+    refused = plait_project("compare", str(a), str(tmp_path / what))
+    assert (refused.code, refused.out) == (2, "")
 
 
-def test_help_states_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["--help"])
-    assert end.value.code == 0
-    assert "Exit code: 0 if loss and grad_norm are bitwise equal" in " ".join(capsys.readouterr().out.split())
+def test_help_states_the_exit_codes(plait_project: Any) -> None:
+    assert "Exit code: 0 if loss and grad_norm are bitwise equal" in plait_project("compare", "--help").out
 
 
-def test_a_negative_tolerance_is_refused(a: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([str(a), str(a), "--tolerance", "-1"])
-    assert end.value.code == 2
-    assert "must be 0 or more" in capsys.readouterr().err
+def test_a_tolerance_is_a_number_that_is_not_negative(plait_project: Any, a: Path) -> None:
+    for value in ("-1", "nan", "much"):
+        refused = plait_project("compare", str(a), str(a), f"--tolerance={value}")
+        assert (refused.code, refused.err) == (2, f"plait: --tolerance is '{value}'; it must be a number, 0 or more\n")

@@ -13,7 +13,7 @@ from packaging.version import Version
 from setuptools.glob import glob
 
 from plait import __version__
-from plait.commands.new import TEMPLATE
+from plait.commands import new
 from plait.testing.parity import unequal, worst_gradient
 from plait.testing.trial import Trial, train
 
@@ -135,11 +135,14 @@ def test_without_copier(plait_project, monkeypatch):
     refused(plait_project, "ring", "plait new needs copier, which is not installed: pip install 'plait[author]'")
 
 
-@pytest.mark.parametrize("arguments", [(), ("a", "b"), ("--force",)])
-def test_it_takes_one_name(plait_project, arguments):
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [((), "needs NAME: plait new NAME"), (("a", "b"), "has no argument b; it takes NAME"),
+     (("a", "--force"), "has no option --force; it takes NAME")],
+)  # fmt: skip
+def test_it_takes_one_name(plait_project, arguments, said):
     done = plait_project("new", *arguments)
-    assert (done.code, done.err) == (1, "")
-    assert done.out.startswith("usage: plait new NAME\n")
+    assert (done.code, done.out, done.err) == (1, "", f"plait: plait new {said}\n")
     assert not os.listdir()
 
 
@@ -156,9 +159,10 @@ def test_neither_git_nor_a_network(plait_project, tmp_path, monkeypatch):
 def test_the_template_is_part_of_the_distribution(monkeypatch):
     """Its files without a suffix of Python's, and those that begin with a dot, have to be named."""
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["plait.commands"]
-    monkeypatch.chdir(TEMPLATE.parent)
+    template = Path(new.TEMPLATE)
+    monkeypatch.chdir(template.parent)
     found = {path for pattern in data for path in glob(pattern, recursive=True) if os.path.isfile(path)}
-    assert found == {str(path.relative_to(TEMPLATE.parent)) for path in TEMPLATE.rglob("*") if path.is_file()}
+    assert found == {str(path.relative_to(template.parent)) for path in template.rglob("*") if path.is_file()}
     assert len(found) == len(FILES) + 1
 
 

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from plait.commands.verify import main
+from plait.commands.main import run
 
 pytest.importorskip("plait_tensor_parallel")
 pytest.importorskip("plait_fsdp2")
@@ -32,7 +32,7 @@ def test_a_reader_knows_the_ranks_and_their_batch_before_they_train(tmp_path, mo
     pool = Ranks(tmp_path / "out")
     monkeypatch.setattr("plait.testing.pool.Pool", lambda world: pool)
     with pool.file.open("w") as out, contextlib.redirect_stdout(out):
-        assert main(["strategy=[tensor_parallel,fsdp2]", *SMALL, "train.seq_len=8"]) == 0
+        assert run("verify", ["strategy=[tensor_parallel,fsdp2]", *SMALL, "train.seq_len=8"]) == 0
     first = pool.read[0]
     assert "dp_shard=2 (fsdp2), tp=2 (tensor_parallel)" in first
     assert "batch   4 samples of 8 random tokens" in first

@@ -177,14 +177,14 @@ def test_nothing_on_the_disk_is_harmed(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("a", "b"), "plait convert needs --to hf or --to plait: the form to convert to"),
-        (("a", "b", "--to"), "--to= is an unknown form; available: hf, plait"),
-        (("a", "b", "--to", "gguf"), "--to=gguf is an unknown form; available: hf, plait"),
+        (("a", "b"), "plait convert needs --to: plait convert SOURCE TARGET --to hf|plait [overrides]"),
+        (("a", "b", "--to"), "--to needs a value: --to hf|plait"),
+        (("a", "b", "--to", "gguf"), "--to is 'gguf'; it must be hf or plait"),
         (
             ("a", "--to", "hf", "model=qwen3_debug"),
             "plait convert takes SOURCE and TARGET first, then overrides such as",
         ),
-        (("a", "b", "--to", "hf", "-m"), "plait convert takes --to, overrides and --config-dir; -m is for plait train"),
+        (("a", "b", "--to", "hf", "-m"), "plait convert has no option -m; it takes SOURCE, "),
         (("a", "b", "--to", "hf"), "there are no weights at a: no such file or folder"),
         (("a", "b", "--to", "hf", "model=qwen4"), "model=qwen4 does not exist; available: "),
     ],

@@ -443,7 +443,7 @@ def test_where_machines_may_not_meet_torch_prints_no_stacks_unless_asked(
     several: bool, set_by_user: str | None, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "torch.py").write_text('import os\nraise SystemExit(str(os.environ.get("TORCH_CPP_LOG_LEVEL")))\n')
-    start = f"from plait.commands.train import _check_and_start; _check_and_start({{}}, None, {several}, None)"
+    start = f"from plait.commands.start import _check_and_start; _check_and_start({{}}, None, {several}, None)"
     path = os.pathsep.join([str(tmp_path), *sys.path])
     monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
     env = {**os.environ, "PYTHONPATH": path} | ({"TORCH_CPP_LOG_LEVEL": set_by_user} if set_by_user else {})

@@ -20,10 +20,10 @@ import os, signal, sys, time, types
 from plait.commands import main as cli
 from plait.system.signals import STOP_SIGNALS
 {before}
-def main(arguments):
+def run(args):
 {body}
-sys.modules["waits"] = types.SimpleNamespace(main=main)
-cli.COMMANDS["train"] = ("waits", "")
+sys.modules["waits"] = types.SimpleNamespace(arguments=lambda parser: None, run=run)
+cli.COMMANDS["train"] = "waits"
 sys.argv = ["plait", "train"]
 cli.main()
 """

@@ -104,7 +104,7 @@ def test_ranks_measure_themselves_and_the_file_serves_a_plan(plait_project, tmp_
         (["ranks=0"], "ranks is '0'"),
         (["device=tpu"], "device is 'tpu'; it must be cpu or cuda"),
         (["name=a/b"], "name is 'a/b'"),
-        (["size=3"], "size=3: plait calibrate takes"),
+        (["size=3"], "plait calibrate has no argument size=3; it takes name=NAME, "),
         (["name=taken"], "conf/cluster/taken.yaml exists already"),
     ],
 )

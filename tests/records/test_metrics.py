@@ -164,7 +164,7 @@ def test_a_killed_writer_tears_at_most_its_last_line(tmp_path: Path) -> None:
 
 
 def test_metrics_need_no_torch() -> None:
-    code = "import sys, plait.records.metrics, plait.commands.compare; sys.exit('torch' in sys.modules)"
+    code = "import sys, plait.records.metrics, plait.commands.compared; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

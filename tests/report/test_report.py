@@ -199,15 +199,18 @@ def test_watch_ends_with_the_runs(plait_project, tmp_path):
     assert 'http-equiv="refresh"' not in (tmp_path / "report.html").read_text()
 
 
+TAKES = "DIR..., --out PAGE.html, --png FOLDER, --watch[=SECONDS]"
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "plait report needs the folders of runs or sweeps, such as `plait report runs`"),
+        ([], "plait report needs DIR: plait report DIR... [--out PAGE.html] [--png FOLDER] [--watch[=SECONDS]]"),
         (["nowhere"], "nowhere is not a folder: give folders of runs or sweeps, such as runs/a or runs"),
         (["."], ". holds no run and no sweep: neither config.yaml nor sweep.json is in it or below"),
         ([".", "--watch=0"], "--watch is '0'; it must be a whole number of seconds, such as --watch=10"),
-        ([".", "--pdf"], "plait report has no option --pdf; `plait report --help` explains its arguments"),
-        ([".", "--out"], "--out needs a path, such as --out=report"),
+        ([".", "--pgn"], f"plait report has no option --pgn; it takes {TAKES}; did you mean '--png'?"),
+        ([".", "--out"], "--out needs a value: --out PAGE.html"),
     ],
 )
 def test_bad_arguments(plait_project, arguments, sentence):

@@ -1,20 +1,15 @@
 """`plait calibrate`: measures this machine and writes a file for `cluster=NAME`."""
 
-import tempfile
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.contract.errors import PlaitError, misfit
 
-HELP = """usage: plait calibrate [name=NAME] [ranks=N] [device=cpu|cuda] [--force]
+if TYPE_CHECKING:
+    from argparse import Namespace
 
-Measures this machine's devices and the links between them: copies, matrix products in each dtype, and all-reduce,
-all-gather, reduce-scatter and all-to-all over sizes, on all ranks at once. Writes conf/cluster/NAME.yaml, which
-`plait plan cluster=NAME` reads in this folder.
-  name=NAME   (default: here)
-  ranks=N     (default: one for each GPU, or 2 on a CPU)
-  device=KIND (default: cuda if there is a GPU)
-  --force     replace an existing file"""
+    from plait.commands.arguments import Parser
+
+help = "measure this machine, for cluster=NAME"
 
 TEMPLATE = """\
 # {title}, measured by `plait calibrate` with {ranks} ranks.
@@ -42,18 +37,28 @@ achieved: # [low, high] share of the figures above that is reached, measured ove
 """
 
 
-def main(argv: list[str]) -> int:
-    if any(a in ("-h", "--help") for a in argv):
-        print(HELP)
-        return 0
-    given = dict(_pair(a) for a in argv if a != "--force")
-    name = given.get("name", "here")
-    if not name.isidentifier():
-        raise misfit("name", name, "a name of letters, digits and underscores, such as name=here")
+def arguments(parser: "Parser") -> None:
+    from plait.commands.arguments import one_of, whole
+
+    parser.description = """\
+Measures this machine's devices and the links between them: copies, matrix products in each dtype, and all-reduce,
+all-gather, reduce-scatter and all-to-all over sizes, on all ranks at once. Writes conf/cluster/NAME.yaml, which
+`plait plan cluster=NAME` reads in this folder."""
+    parser.add_value("name", "NAME", _name, "of the file (default: here)")
+    ranks = whole("ranks", "a number of ranks, at least 1", least=1)
+    parser.add_value("ranks", "N", ranks, "how many measure together (default: one for each GPU, or 2 on a CPU)")
+    parser.add_value("device", "cpu|cuda", one_of("device", "cpu", "cuda"), "(default: cuda if there is a GPU)")
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
+
+
+def run(args: "Namespace") -> int:
+    from pathlib import Path
+
+    name = args.name or "here"
     path = Path("conf/cluster") / f"{name}.yaml"
-    if path.exists() and "--force" not in argv:
+    if path.exists() and not args.force:
         raise PlaitError(f"{path} exists already; replace it with --force, or choose another name=NAME")
-    device, ranks = _device(given)
+    device, ranks = _device(args.device, args.ranks)
     from plait.check.capacity import check_threads
     from plait.system.disk import replace, writing
 
@@ -68,6 +73,9 @@ def main(argv: list[str]) -> int:
 
 def measured(device: str, ranks: int, sizes: Any = None) -> Any:
     """Starts the ranks, and returns what rank 0 measured."""
+    import tempfile
+    from pathlib import Path
+
     import torch
     import torch.multiprocessing
 
@@ -109,31 +117,24 @@ def written(found: Any, device: str, ranks: int) -> str:
     )
 
 
-def _pair(argument: str) -> tuple[str, str]:
-    key, _, value = argument.partition("=")
-    if key not in ("name", "ranks", "device"):
-        raise PlaitError(f"{argument}: plait calibrate takes name=NAME, ranks=N, device=cpu|cuda and --force").at(
-            key, fits=("name", "ranks", "device", "--force")
-        )
-    return key, value
+def _name(name: str) -> str:
+    if not name.isidentifier():
+        raise misfit("name", name, "a name of letters, digits and underscores, such as name=here")
+    return name
 
 
-def _device(given: dict[str, str]) -> tuple[str, int]:
+def _device(device: str | None, ranks: int | None) -> tuple[str, int]:
     import torch
 
     gpus = torch.cuda.device_count()
-    device = given.get("device", "cuda" if gpus else "cpu")
-    if device not in ("cpu", "cuda"):
-        raise misfit("device", device, "cpu or cuda")
+    device = device or ("cuda" if gpus else "cpu")
     if device == "cuda" and not gpus:
         raise PlaitError("device=cuda, but there is no GPU that torch can use; device=cpu measures the CPU").at(
             "device", device, fits=("cpu",)
         )
-    ranks = given.get("ranks", str(gpus if device == "cuda" else 2))
-    if not ranks.isdigit() or int(ranks) < 1:
-        raise misfit("ranks", ranks, "a number of ranks, at least 1")
-    if device == "cuda" and int(ranks) > gpus:
+    ranks = ranks or (gpus if device == "cuda" else 2)
+    if device == "cuda" and ranks > gpus:
         raise PlaitError(f"ranks={ranks} need a GPU each, and there are {gpus}").at(
             "ranks", ranks, fits=f"at most {gpus}"
         )
-    return device, int(ranks)
+    return device, ranks

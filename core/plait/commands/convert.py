@@ -1,65 +1,57 @@
 """`plait convert`: converts files of weights from Hugging Face's form to Plait's and back."""
 
+import re
 import sys
-from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from plait.contract.errors import PlaitError
-from plait.records.text import quantity
 
-HELP = """usage: plait convert SOURCE TARGET --to hf|plait [model=NAME] [model.KEY=VALUE ...]
+if TYPE_CHECKING:
+    from argparse import Namespace
 
+    from plait.commands.arguments import Parser
+
+OVERRIDE = re.compile(r"\+|model[.=]")
+help = "convert weights from Hugging Face's form to Plait's, and back"
+
+
+def arguments(parser: "Parser") -> None:
+    from plait.commands.arguments import one_of
+
+    parser.description = """\
 Writes the weights in SOURCE, in the other form, to the new folder TARGET. The model is composed as for `plait train`:
-it must be the model of these weights, and a config.json in SOURCE is compared with it.
-  SOURCE      a folder of .safetensors files, with or without an index, or one such file; with --to hf also a
-              checkpoint of Plait (runs/NAME/checkpoints/step-N)
-  TARGET      a folder that does not exist yet; it appears when it is complete
-  --to hf     safetensors and config.json, as Hugging Face's from_pretrained loads them
-  --to plait  safetensors that `plait train checkpoint.init_from=TARGET` starts from
+it must be the model of these weights, and a config.json in SOURCE is compared with it."""
+    source = """a folder of .safetensors files, with or without an index, or one such file; with --to hf also a
+        checkpoint of Plait (runs/NAME/checkpoints/step-N)"""
+    parser.add_argument("source", metavar="SOURCE", help=source)
+    target = "a folder that does not exist yet; it appears when it is complete"
+    parser.add_argument("target", metavar="TARGET", help=target)
+    form = """hf: safetensors and config.json, as Hugging Face's from_pretrained loads them; plait: safetensors that
+        `plait train checkpoint.init_from=TARGET` starts from"""
+    parser.add_argument("--to", metavar="hf|plait", required=True, type=one_of("--to", "hf", "plait"), help=form)
+    parser.take_overrides()
+    parser.epilog = "Example: plait convert downloads/Qwen3-0.6B weights/qwen3 --to plait model=qwen3_0.6b"
 
-Example: plait convert downloads/Qwen3-0.6B weights/qwen3 --to plait model=qwen3_0.6b"""
 
+def run(args: "Namespace") -> int:
+    from pathlib import Path
 
-def main(argv: list[str]) -> int:
-    if not argv or any(a in ("-h", "--help") for a in argv):
-        print(HELP)
-        return 0 if argv else 1
-    source, target, to, overrides = parsed(argv)
+    from plait.commands.arguments import overrides_of
+
+    if early := next((path for path in (args.source, args.target) if OVERRIDE.match(path)), None):
+        raise PlaitError(f"plait convert takes SOURCE and TARGET first, then overrides such as {early}").at(early)
     from plait.compose.build import build_model
     from plait.host import compose
 
-    model, _ = build_model(compose(overrides).model)
+    model, _ = build_model(compose(overrides_of(args)).model)
     from plait.convert import convert
+    from plait.records.text import quantity
 
     with Shown() as shown:
-        folder = convert(model, source, target, to, progress=shown.update)
+        folder = convert(model, Path(args.source), Path(args.target), args.to, progress=shown.update)
     print(f"{folder}: {quantity(shown.total)}B in {len(list(folder.glob('*.safetensors')))} file(s)")
     return 0
-
-
-def parsed(argv: list[str]) -> tuple[Path, Path, str, list[str]]:
-    """Source, target, form and overrides. Raises PlaitError if one of the first three is missing."""
-    rest, to = [], None
-    arguments = iter(argv)
-    for argument in arguments:
-        if argument == "--to":
-            to = next(arguments, "")
-        elif argument.startswith("--to="):
-            to = argument.removeprefix("--to=")
-        else:
-            rest.append(argument)
-    if to is None:
-        raise PlaitError("plait convert needs --to hf or --to plait: the form to convert to").at(
-            "--to", fits=("hf", "plait")
-        )
-    if to not in ("hf", "plait"):
-        raise PlaitError(f"--to={to} is an unknown form; available: hf, plait").at("--to", to, fits=("hf", "plait"))
-    if len(rest) < 2 or any(a.startswith(("-", "+", "model=", "model.")) for a in rest[:2]):
-        raise PlaitError("plait convert takes SOURCE and TARGET first, then overrides such as model=llama3_1b")
-    flags = [a for a in rest[2:] if a.startswith("-") and a not in ("--config-dir", "-cd")]
-    if flags:
-        raise PlaitError(f"plait convert takes --to, overrides and --config-dir; {flags[0]} is for plait train")
-    return Path(rest[0]), Path(rest[1]), to, rest[2:]
 
 
 class Shown:

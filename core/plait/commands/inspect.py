@@ -2,37 +2,40 @@
 
 import itertools
 import re
-import sys
 from collections import namedtuple
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from plait.contract.config import Config
-from plait.records.text import table
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from plait.commands.arguments import Parser
+    from plait.contract.config import Config
 
 Row = tuple[str, str, str, str, str]
 Param = namedtuple("Param", "row whole held")  # of a parameter its line, and its bytes: in all, on a rank
 BLOCK = re.compile(r"(.*?\.)(\d+)\.(.*)")  # an FQN with the number of a block
 
-HELP = """usage: plait inspect [overrides] [world=N]
+help = "show what a run would set up, without starting it"
 
+
+def arguments(parser: "Parser") -> None:
+    parser.description = """\
 Shows, for the overrides of `plait train`, what the run will do: the order of the strategies and why, the mesh, and
 every parameter with its logical axes, shape, placements and bytes per rank; equal blocks are shown once.
-If the model derives its spec itself, it shows how. Nothing is started and no memory is used.
-  world=N  the number of ranks (default: what the degrees and launch.* ask for)"""
+If the model derives its spec itself, it shows how. Nothing is started and no memory is used."""
+    parser.take_overrides()
+    parser.take_world()
 
 
-def main(argv: list[str]) -> int:
-    if any(a in ("-h", "--help") for a in argv):
-        print(HELP)
-        return 0
-    from plait.compose.compose import asked, compose
+def run(args: "Namespace") -> int:
+    from plait.commands.arguments import overrides_of
+    from plait.host import compose
 
-    overrides, world = asked(argv, "inspect")
-    print(report(compose(overrides), world), file=sys.stdout)
+    print(report(compose(overrides_of(args)), args.world))
     return 0
 
 
-def report(config: Config, world_size: int | None = None) -> str:
+def report(config: "Config", world_size: int | None = None) -> str:
     """The text that `plait inspect` prints for the run of `config`."""
     from plait.host import check
     from plait.parallel.apply import set_up
@@ -71,6 +74,7 @@ def _parameters(applied: Any) -> list[Param]:
 
 def _lines(checked: Any, held: list[list[Param]]) -> list[str]:
     from plait.contract.config import accumulation
+    from plait.records.text import table
     from plait.strategies.registry import described
 
     config, layout, run, hooks = checked.config, checked.layout, checked.assembly.run, checked.assembly.hooks

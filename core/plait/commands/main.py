@@ -4,9 +4,9 @@ import errno
 import importlib
 import os
 import sys
-import traceback
-from collections import deque
+from collections.abc import Sequence
 from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from plait.contract.errors import PlaitError, near_miss
 from plait.system.errors import DiskError, in_words, one_line, refused
@@ -14,30 +14,25 @@ from plait.system.exits import exits_noted
 from plait.system.signals import STOP_SIGNALS, Stopped
 from plait.system.streams import console_may_fail, open_standard_streams
 
-COMMANDS = {
-    "train": ("plait.commands.train", "train a model, or with -m sweep over overrides"),
-    "plugins": ("plait.commands.plugins", "list the installed strategies [--json] [--check]"),
-    "inspect": (
-        "plait.commands.inspect",
-        "show what a run would set up, without starting it [overrides] [world=N]",
-    ),
-    "plan": (
-        "plait.commands.plan",
-        "predict what a step costs: memory, collectives, time [overrides] [world=N] [cluster=NAME]",
-    ),
-    "calibrate": ("plait.commands.calibrate", "measure this machine, for cluster=NAME [name=NAME] [ranks=N]"),
-    "verify": (
-        "plait.commands.verify",
-        "check that a model under strategies computes what one process does [overrides] [world=N]",
-    ),
-    "convert": ("plait.commands.convert", "convert weights from Hugging Face's form to Plait's, and back"),
-    "new": ("plait.commands.new", "write a plugin with a working strategy, as a start for your own"),
-    "report": ("plait.commands.report", "make one page of curves and tables from runs and sweeps DIR..."),
-    "compare": (
-        "plait.commands.compare",
-        "show the first step at which two runs differ: two metrics.jsonl files or run folders",
-    ),
-}
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from plait.commands.arguments import Parser
+
+NAMES = ("train", "plugins", "inspect", "plan", "calibrate", "verify", "convert", "new", "report", "compare")
+COMMANDS = {name: f"plait.commands.{name}" for name in NAMES}  # name -> the module of its `Subcommand`
+
+
+class Subcommand(Protocol):
+    """A subcommand: a light module, or another object. help: one line about it."""
+
+    help: str
+
+    def arguments(self, parser: "Parser") -> None:
+        """Say what it takes."""
+
+    def run(self, args: "Namespace") -> int:
+        """Do it, and return the exit code."""
 
 
 def main() -> None:
@@ -82,8 +77,11 @@ def main() -> None:
 
 def _own(error: SystemExit) -> bool:
     """Whether the command itself ends, and not code of a plugin or a model, where code 0 would look like success."""
-    last = deque(traceback.walk_tb(error.__traceback__), maxlen=1)[0][0]
-    return str(last.f_globals.get("__name__")).partition(".")[0] in ("plait", "argparse", "hydra")
+    last = error.__traceback__
+    assert last is not None
+    while last.tb_next is not None:
+        last = last.tb_next
+    return str(last.tb_frame.f_globals.get("__name__")).partition(".")[0] in ("plait", "argparse", "hydra")
 
 
 def _exited(status: int, caller: FrameType) -> None:
@@ -95,24 +93,50 @@ def _exited(status: int, caller: FrameType) -> None:
 
 
 def _command(arguments: list[str]) -> int:
+    name, *rest = arguments or [""]
     completing = "-sc" in arguments or "--shell-completion" in arguments
-    if completing or (arguments and arguments[0] in COMMANDS):
+    if completing or name in COMMANDS:
         if (here := _here()) not in sys.path:
             sys.path.append(here)  # for models in the user's own folder; last, so that they hide no module
-        module = "plait.commands.completion" if completing else COMMANDS[arguments[0]][0]
-        return importlib.import_module(module).main(arguments[not completing :])
+        if completing:
+            from plait.commands.completion import complete
+
+            return complete(arguments, COMMANDS)
+        return run(name, rest)
     if arguments in (["--version"], ["-V"]):
         from plait import __version__
 
         print(f"plait {__version__}")
         return 0
-    if not arguments or arguments[0] in ("--help", "-h", "help"):
+    if not arguments or name in ("--help", "-h", "help"):
         print(_usage())
         return 0 if arguments else 1
-    print(
-        f"plait: unknown command {arguments[0]!r}{near_miss(arguments[0], list(COMMANDS))}\n{_usage()}", file=sys.stderr
+    raise PlaitError(f"unknown command {name!r}; available: {', '.join(NAMES)}{near_miss(name, NAMES)}").at(
+        name, fits=NAMES
     )
-    return 1
+
+
+def command_of(name: str) -> Subcommand:
+    found: Any = importlib.import_module(COMMANDS[name])
+    return found
+
+
+def run(name: str, argv: Sequence[str]) -> int:
+    """What `plait NAME ARGV` does; returns its exit code. Raises PlaitError, and SystemExit after --help."""
+    command, parser = command_of(name), parser_of(name)
+    try:
+        return command.run(parser.read(argv))
+    except PlaitError as error:
+        error.exit_code = max(error.exit_code, parser.exit_code)
+        raise
+
+
+def parser_of(name: str) -> "Parser":
+    from plait.commands.arguments import Parser
+
+    parser = Parser(name)
+    command_of(name).arguments(parser)
+    return parser
 
 
 def _here() -> str:
@@ -125,7 +149,7 @@ def _here() -> str:
 
 
 def _usage() -> str:
-    lines = [f"  plait {name:<9} {what}" for name, (_, what) in COMMANDS.items()]
+    lines = [f"  plait {name:<9} {command_of(name).help}" for name in COMMANDS]
     return "\n".join(
         ["usage: plait COMMAND [arguments]; `plait COMMAND --help` explains one", *lines, "  plait --version"]
     )

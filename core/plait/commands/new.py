@@ -2,30 +2,36 @@
 
 import importlib.util
 import keyword
+import os
 import re
-import shutil
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from plait import __version__
 from plait.contract.errors import PlaitError
-from plait.contract.hookspecs import API
-from plait.strategies.registry import installed
-from plait.system.disk import writing
 
-HELP = """usage: plait new NAME
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from pathlib import Path
 
-Writes a plugin into the folder plait-NAME: an installable package with a working strategy NAME, its options, tests,
-README and CI workflow. NAME is in lower case, such as ring or my-strategy; in Python "-" becomes "_".
-Needs copier: pip install 'plait[author]'."""
-TEMPLATE = Path(__file__).parent / "template"
+    from plait.commands.arguments import Parser
+
+help = "write a plugin with a working strategy, as a start for your own"
+TEMPLATE = os.path.join(os.path.dirname(__file__), "template")
 NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 
 
-def main(argv: list[str]) -> int:
-    if len(argv) != 1 or argv[0].startswith("-"):
-        print(HELP)
-        return 0 if argv and argv[0] in ("-h", "--help") else 1
-    strategy = checked(argv[0])
+def arguments(parser: "Parser") -> None:
+    parser.description = """\
+Writes a plugin into the folder plait-NAME: an installable package with a working strategy NAME, its options, tests,
+README and CI workflow. NAME is in lower case, such as ring or my-strategy; in Python "-" becomes "_"."""
+    parser.add_argument("name", metavar="NAME")
+    parser.epilog = "Needs copier: pip install 'plait[author]'."
+
+
+def run(args: "Namespace") -> int:
+    from pathlib import Path
+
+    strategy = checked(args.name)
     folder = write(strategy, Path.cwd())
     print(f"{folder.name}/ holds the strategy {strategy!r}, which works: copies of the model that sum their gradients.")
     print(f"  pip install -e './{folder.name}[test]' && pytest {folder.name}")
@@ -36,6 +42,8 @@ def main(argv: list[str]) -> int:
 
 def checked(name: str) -> str:
     """`name` as an identifier. Raises PlaitError if it cannot be one, or is taken."""
+    from plait.strategies.registry import installed
+
     strategy = name.replace("-", "_")
     if not NAME.fullmatch(name) or keyword.iskeyword(strategy) or keyword.iskeyword(strategy.capitalize()):
         raise PlaitError(
@@ -49,12 +57,17 @@ def checked(name: str) -> str:
     return strategy
 
 
-def write(strategy: str, parent: Path) -> Path:
+def write(strategy: str, parent: "Path") -> "Path":
     """Write the plugin of `strategy` into a new folder in `parent`, and return the folder. Raises PlaitError if it
     exists.
 
     Needs neither a network nor git.
     """
+    import shutil
+
+    from plait.contract.hookspecs import API
+    from plait.system.disk import writing
+
     folder = parent / f"plait-{strategy.replace('_', '-')}"
     if folder.exists() or folder.is_symlink():
         raise PlaitError(f"{folder.name} exists already; remove it, take another name or another folder")
@@ -66,7 +79,7 @@ def write(strategy: str, parent: Path) -> Path:
     data = {"strategy": strategy, "core": f">={major}.{minor},<{major}.{minor + 1}", "api": API}
     with writing(folder):
         try:
-            copier.run_copy(str(TEMPLATE), folder, data=data, defaults=True, quiet=True)
+            copier.run_copy(TEMPLATE, folder, data=data, defaults=True, quiet=True)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
             raise

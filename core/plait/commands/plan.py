@@ -1,73 +1,68 @@
 """`plait plan`: predicts what a step costs a rank: memory, collectives, operators, time."""
 
-import json
-import sys
+from typing import TYPE_CHECKING
 
-from plait.contract.errors import misfit
-from plait.contract.planned import crowded
-from plait.plan.values import FULL
+if TYPE_CHECKING:
+    from argparse import Namespace
 
-HELP = """usage: plait plan [overrides] [world=N] [rank=N] [cluster=NAME] [routing=worst] [--json] [--all-blocks]
-       plait plan -m 'key=a,b' [overrides] ...
+    from plait.commands.arguments import Parser
 
+help = "predict what a step costs: memory, collectives, time"
+
+
+def arguments(parser: "Parser") -> None:
+    from plait.commands.arguments import one_of, whole
+
+    parser.description = """\
 Simulates one rank of the run that `plait train` would start with these overrides, with the real strategies and without
-weights: memory by kind and at its peak, every collective, operators, and with a cluster the time of a step.
-  world=N       the number of ranks (default: what the degrees and launch.* ask for)
-  rank=N        the rank to simulate (default: one that holds most)
-  routing=worst all tokens go to the experts of one rank, the one that is simulated (default: even)
-  cluster=NAME  the machines: h100, h200, b200, a100, mi300x, cpu, or your own file conf/cluster/NAME.yaml
-  --json        print JSON
-  --all-blocks  trace every block, even if they are alike
-  -m            plan every combination and rank them
-Exits with 3 if the run does not fit the cluster's memory, 1 after an error; with -m, only if all runs do."""
-
-FLAGS = ("--json", "--all-blocks", "-m", "--multirun")
-
-
-def main(argv: list[str]) -> int:
-    if any(a in ("-h", "--help") for a in argv):
-        print(HELP)
-        return 0
-    from plait.compose.compose import asked
-
-    flags = {a for a in argv if a in FLAGS}
-    rest, worst = _routing([a for a in argv if a not in FLAGS])
-    rest, rank = _rank(rest)
-    overrides, world = asked(rest, "plan")
-    with crowded(worst):
-        return _plan(overrides, world, rank, flags)
+weights: memory by kind and at its peak, every collective, operators, and with a cluster the time of a step:
+cluster=h100, h200, b200, a100, mi300x, cpu, or your own file conf/cluster/NAME.yaml."""
+    parser.take_overrides()
+    parser.take_world()
+    rank = whole("rank", "the number of a rank, such as rank=0")
+    parser.add_value("rank", "N", rank, "the rank to simulate (default: one that holds most)")
+    routing = "worst: all tokens go to the experts of one rank, the one that is simulated (default: even)"
+    parser.add_value("routing", "even|worst", one_of("routing", "even", "worst"), routing)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--all-blocks", action="store_true", help="trace every block, even if they are alike")
+    parser.add_argument(
+        "-m", "--multirun", action="store_true", help="plan every combination and rank them: -m key=a,b"
+    )
+    parser.epilog = (
+        "Exits with 3 if the run does not fit the cluster's memory, 1 after an error; with -m, only if all runs do."
+    )
 
 
-def _plan(overrides: list[str], world: int | None, rank: int | None, flags: set[str]) -> int:
+def run(args: "Namespace") -> int:
+    from plait.contract.planned import crowded
+
+    with crowded(args.routing == "worst"):
+        return _several(args) if args.multirun else _one(args)
+
+
+def _several(args: "Namespace") -> int:
+    from plait.commands.arguments import with_config_dir
+    from plait.plan.side_by_side import jobs, side_by_side
+
+    found = [(label, with_config_dir(given, args)) for label, given in jobs(args.overrides)]
+    ranking = side_by_side(found, args.world, args.rank)
+    print(_in_json(ranking.as_json()) if args.json else ranking.text())
+    return ranking.code
+
+
+def _one(args: "Namespace") -> int:
+    from plait.commands.arguments import overrides_of
     from plait.host import compose
-
-    if flags & {"-m", "--multirun"}:
-        from plait.plan.side_by_side import jobs, side_by_side
-
-        ranking = side_by_side(jobs(overrides), world, rank)
-        print(json.dumps(ranking.as_json(), indent=2) if "--json" in flags else ranking.text())
-        return ranking.code
     from plait.plan.engine import plan
+    from plait.plan.tables import text
+    from plait.plan.values import FULL
 
-    found = plan(compose(overrides), world, rank, "--all-blocks" in flags)
-    if "--json" in flags:
-        print(json.dumps(found.as_json(), indent=2))
-    else:
-        from plait.plan.tables import text
-
-        print(text(found), file=sys.stdout)
+    found = plan(compose(overrides_of(args)), args.world, args.rank, args.all_blocks)
+    print(_in_json(found.as_json()) if args.json else text(found))
     return FULL if found.fits is False else 0
 
 
-def _routing(argv: list[str]) -> tuple[list[str], bool]:
-    given = [a.partition("=")[2] for a in argv if a.startswith("routing=")]
-    if given and given[-1] not in ("even", "worst"):
-        raise misfit("routing", given[-1], "even or worst")
-    return [a for a in argv if not a.startswith("routing=")], given[-1:] == ["worst"]
+def _in_json(values: object) -> str:
+    import json
 
-
-def _rank(argv: list[str]) -> tuple[list[str], int | None]:
-    given = [a.partition("=")[2] for a in argv if a.startswith("rank=")]
-    if given and not given[-1].isdigit():
-        raise misfit("rank", given[-1], "the number of a rank, such as rank=0")
-    return [a for a in argv if not a.startswith("rank=")], int(given[-1]) if given else None
+    return json.dumps(values, indent=2)

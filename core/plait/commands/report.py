@@ -1,27 +1,38 @@
 """`plait report`: one page, and pictures, of runs and sweeps."""
 
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from plait.contract.errors import PlaitError, misfit
-from plait.system.disk import replace, writing
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from pathlib import Path
 
-HELP = """usage: plait report DIR... [--out PAGE.html] [--png FOLDER] [--watch[=SECONDS]]
+    from plait.commands.arguments import Parser
 
-Shows runs on one page: their curves, how each ended, where their configs differ, their meshes and environments. Each
-DIR is a run's folder, a sweep's, or contains some.
-  --out PAGE.html    the page (default: report.html); one file that opens without a server or a network
-  --png FOLDER       also the curves as pictures
-  --watch[=SECONDS]  rewrite it every 10 (or SECONDS) seconds until all runs have ended; the open page reloads"""
-
+help = "make one page of curves and tables from runs and sweeps"
 SECONDS = 10
 
 
-def main(argv: list[str]) -> int:
-    if any(a in ("-h", "--help") for a in argv):
-        print(HELP)
-        return 0
-    folders, out, png, watch = _arguments(argv)
+def arguments(parser: "Parser") -> None:
+    from pathlib import Path
+
+    from plait.commands.arguments import whole
+
+    parser.description = """\
+Shows runs on one page: their curves, how each ended, where their configs differ, their meshes and environments."""
+    parser.add_argument(
+        "folders", metavar="DIR", nargs="+", type=Path, help="a run's folder, a sweep's, or one that contains some"
+    )
+    page = "the page (default: report.html); one file that opens without a server or a network"
+    parser.add_argument("--out", metavar="PAGE.html", type=Path, default=Path("report.html"), help=page)
+    parser.add_argument("--png", metavar="FOLDER", type=Path, help="also the curves as pictures")
+    watch = f"rewrite it every {SECONDS} (or SECONDS) seconds until all runs have ended; the open page reloads"
+    seconds = whole("--watch", f"a whole number of seconds, such as --watch={SECONDS}", least=1)
+    parser.add_argument("--watch", metavar="SECONDS", nargs="?", const=SECONDS, type=seconds, help=watch)
+
+
+def run(args: "Namespace") -> int:
+    folders, out, png, watch = args.folders, args.out, args.png, args.watch
     from plait.report import page, pictures
 
     page.check_library()
@@ -36,12 +47,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _write(folders: list[Path], out: Path, png: Path | None, watch: int | None) -> bool:
+def _write(folders: "list[Path]", out: "Path", png: "Path | None", watch: int | None) -> bool:
     """Returns whether a run is still running."""
     from plait.report.charts import charts
     from plait.report.page import page
     from plait.report.pictures import draw
     from plait.report.recorded import recorded
+    from plait.system.disk import replace, writing
 
     runs = recorded(folders)
     live = any(run.state == "running" for run in runs)
@@ -52,27 +64,3 @@ def _write(folders: list[Path], out: Path, png: Path | None, watch: int | None) 
         with writing(png, "the pictures"):
             draw(charts(runs), png)
     return live
-
-
-def _arguments(argv: list[str]) -> tuple[list[Path], Path, Path | None, int | None]:
-    folders: list[Path] = []
-    out, png, watch = Path("report.html"), None, None
-    rest = list(argv)
-    while rest:
-        name, given, value = rest.pop(0).partition("=")
-        if name in ("--out", "--png"):
-            if not given and not rest:
-                raise PlaitError(f"{name} needs a path, such as {name}=report").at(name)
-            path = Path(value if given else rest.pop(0))
-            out, png = (path, png) if name == "--out" else (out, path)
-        elif name == "--watch":
-            if given and not (value.isdigit() and int(value)):
-                raise misfit(name, value, f"a whole number of seconds, such as --watch={SECONDS}")
-            watch = int(value) if given else SECONDS
-        elif name.startswith("-"):
-            raise PlaitError(f"plait report has no option {name}; `plait report --help` explains its arguments")
-        else:
-            folders.append(Path(name + given + value))
-    if not folders:
-        raise PlaitError("plait report needs the folders of runs or sweeps, such as `plait report runs`")
-    return folders, out, png, watch

@@ -1,59 +1,58 @@
 """`plait verify`: checks that a model under strategies computes what one process does, and so that its spec is
 right."""
 
-import inspect
 import math
 import signal
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
-from plait.contract.config import Config, Precision
 from plait.contract.errors import PlaitError
-from plait.records.text import table
-from plait.system.scratch import Scratch
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from plait.commands.arguments import Parser
+    from plait.contract.config import Config
     from plait.contract.model_spec import ModelSpec
     from plait.host import Checked
     from plait.parallel.assembly import Assembly
     from plait.testing.declared import Finding
 
-HELP = """usage: plait verify [overrides] [world=N]
-
-Checks that a model's spec is correct. For the overrides of `plait train` it takes three steps on random tokens, in
-one process and then on N processes under the strategies, and compares initial parameters, the gradient of every
-parameter, losses and norms. All of it runs in float64 on this machine's processor: use a small size of the model.
-Shows what is wrong and the usual causes. Exit code: 0 if everything agrees, 1 if not.
-  world=N  the number of ranks (default: the fewest with which each of the strategies' axes has more than one)
-Needs cloudpickle: pip install 'plait[testing]'.
-
-Example: plait verify model=mine model.n_layers=2 train.seq_len=64 'strategy=[NAME]'"""
+help = "check that a model under strategies computes what one process does"
 LARGEST = 100_000_000  # parameters; above that, minutes become hours
 SHOWN = 10
-PLAIN = Precision("float64", "float64", "float64")
 HERE: dict[str, Any] = {"device": "cpu", "nnodes": 1, "nproc_per_node": "auto"}
 
 
-def main(argv: list[str]) -> int:
-    if any(a in ("-h", "--help") for a in argv):
-        print(HELP)
-        return 0
-    from plait.compose.compose import asked, compose
+def arguments(parser: "Parser") -> None:
+    parser.description = """\
+Checks that a model's spec is correct. For the overrides of `plait train` it takes three steps on random tokens, in
+one process and then on N processes under the strategies, and compares initial parameters, the gradient of every
+parameter, losses and norms. All of it runs in float64 on this machine's processor: use a small size of the model.
+Shows what is wrong and the usual causes. Exit code: 0 if everything agrees, 1 if not."""
+    parser.take_overrides()
+    parser.take_world(least=2, default="the fewest with which each of the strategies' axes has more than one")
+    parser.epilog = """\
+Needs cloudpickle: pip install 'plait[testing]'.
 
-    overrides, world = asked(argv, "verify", least=2)
+Example: plait verify model=mine model.n_layers=2 train.seq_len=64 'strategy=[NAME]'"""
+
+
+def run(args: "Namespace") -> int:
+    from plait.commands.arguments import overrides_of
+    from plait.host import compose
+
     try:
         import cloudpickle  # noqa: F401
     except ImportError:
         raise PlaitError(
             "plait verify needs cloudpickle, which is not installed: pip install 'plait[testing]'"
         ) from None
-    return verify(compose(overrides), world)
+    return verify(compose(overrides_of(args)), args.world)
 
 
-def verify(config: Config, world: int | None = None) -> int:
+def verify(config: "Config", world: int | None = None) -> int:
     """Check the run of `config`, run it, print the findings. Returns the exit code."""
     checked = plan(config, world)
     from plait.contract.axes import describe
@@ -85,16 +84,19 @@ def verify(config: Config, world: int | None = None) -> int:
     return 1
 
 
-def plan(config: Config, world: int | None = None) -> "Checked":
+def plan(config: "Config", world: int | None = None) -> "Checked":
     """Everything that can be checked before a rank starts. Raises PlaitError for what cannot be compared."""
+    import attrs
+
     from plait.check.capacity import check_ranks
+    from plait.contract.config import Precision
     from plait.host import check
     from plait.strategies.order import traits
     from plait.strategies.registry import described, installed, load
 
     config = attrs.evolve(
         config,
-        precision=PLAIN,
+        precision=Precision("float64", "float64", "float64"),
         launch=attrs.evolve(config.launch, **HERE),
         train=attrs.evolve(config.train, local_batch_size=2, global_batch_size=None),
     )
@@ -162,8 +164,11 @@ def _acts(name: str) -> bool:
 
 def _run(checked: "Checked", spec: "ModelSpec", documents: bool, say: Any) -> tuple[list["Finding"], dict[str, str]]:
     """Both trainings, on ranks that end afterwards. Raises PlaitError if a rank fails, and prints its traceback."""
+    import attrs
+
     from plait.contract.config import Compile, Remat
     from plait.strategies.extending import extending
+    from plait.system.scratch import Scratch
     from plait.testing.declared import OfRun, compare, failed, reference
     from plait.testing.pool import Pool, RankError
 
@@ -203,6 +208,8 @@ def _run(checked: "Checked", spec: "ModelSpec", documents: bool, say: Any) -> tu
 
 def _takes_positions(model: Any) -> bool:
     """Whether the model's forward takes more than tokens, as `forward(tokens, positions=None)` does."""
+    import inspect
+
     parameters = inspect.signature(model.forward).parameters.values()
     return len(parameters) > 1 or any(each.kind is each.VAR_POSITIONAL for each in parameters)
 
@@ -255,6 +262,7 @@ def _unknown(findings: list["Finding"]) -> list[str]:
 def _explained(
     findings: list["Finding"], placements: Mapping[str, str], spec: "ModelSpec", documents: bool
 ) -> list[str]:
+    from plait.records.text import table
     from plait.testing.declared import meaning
 
     lines = []

@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.compose.quoting import advice, for_shell, quoted
 from plait.contract.config import Config
-from plait.contract.errors import PlaitError, misfit, near_miss, unknown_key
+from plait.contract.errors import PlaitError, near_miss, unknown_key
 from plait.system.errors import one_line
 from plait.system.signals import stop_behind
 
@@ -171,18 +171,6 @@ def _options(group: str) -> list[str]:
 
     loader = GlobalHydra.instance().config_loader() if GlobalHydra.instance().is_initialized() else None
     return list(loader.get_group_options(group)) if loader else []
-
-
-def asked(argv: list[str], command: str, least: int = 1) -> tuple[list[str], int | None]:
-    """(overrides, N of world=N if given), for a subcommand that takes these and no flag of `plait train`."""
-    if flags := [a for a in argv if a.startswith("-") and a not in ("--config-dir", "-cd")]:
-        raise PlaitError(
-            f"plait {command} takes overrides, --config-dir and world=N; {flags[0]} is for plait train"
-        ).at(flags[0])
-    worlds = [a.partition("=")[2] for a in argv if a.startswith("world=")]
-    if worlds and not (worlds[-1].isdigit() and int(worlds[-1]) >= least):
-        raise misfit("world", worlds[-1], f"a number of ranks, at least {least}, such as world=4")
-    return [a for a in argv if not a.startswith("world=")], int(worlds[-1]) if worlds else None
 
 
 def compose(overrides: list[str]) -> Config:

@@ -61,10 +61,12 @@ def jobs(overrides: list[str]) -> list[tuple[str, list[str]]]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    from plait.compose.compose import explained
+
     try:
         parsed = OverridesParser.create().parse_overrides(overrides)
     except HydraException as error:
-        raise PlaitError(f"{one_line(error)}") from error
+        raise explained(error) from error
     choices: list[list[tuple[str, bool]]] = []
     for override in parsed:
         if override.is_sweep_override():

@@ -2,12 +2,10 @@
 
 import contextlib
 import errno
-import json
 import os
 import re
 import resource
 import socket
-from pathlib import Path
 from typing import Any
 
 from plait.contract.errors import PlaitError
@@ -111,6 +109,8 @@ def _limits(*names: str) -> str:
 
 def _no_inodes(path: Any) -> bool:
     """Whether the disk of `path` has run out of inodes rather than bytes."""
+    from pathlib import Path
+
     at = Path(os.fsdecode(path)).absolute() if isinstance(path, str | bytes | os.PathLike) else Path.cwd()
     for folder in (at, *at.parents):
         with contextlib.suppress(OSError):
@@ -141,9 +141,13 @@ def left(error: BaseException) -> str:
 
 def packed(error: PlaitError) -> str:
     """`error` as text for another process, where `unpacked` makes it again: its sentence with notes, and its parts."""
+    import json
+
     return json.dumps([one_line(error), error.key, error.value, error.fits], default=repr, skipkeys=True)
 
 
 def unpacked(text: str) -> PlaitError:
+    import json
+
     said, key, value, fits = json.loads(text)
     return PlaitError(said) if key is None else PlaitError(said).at(key, value, fits)

@@ -37,7 +37,7 @@ def import_all() -> None:
     packages = [plugin.package for plugin in installed().values() if plugin.state == "ok"]
     for name in (
         "hydra.main",
-        "plait.commands.train",
+        "plait.commands.start",
         "plait.check.check",
         "plait.check.prepare",
         "plait.launch.launcher",

@@ -1,0 +1,233 @@
+"""What `plait train` does: composes once, checks, and starts the ranks or runs as one."""
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from plait.compose.compose import composed, config_of
+from plait.contract.config import Config
+from plait.contract.errors import PlaitError
+from plait.contract.names import check_name
+from plait.system.disk import writing
+from plait.system.errors import one_line
+from plait.system.imports import importing
+from plait.system.streams import console_may_fail, unheard
+
+
+def start(argv: list[str]) -> int:
+    """Run Hydra with these overrides. Returns the exit code: 3 if a job of a sweep failed, else 0."""
+    from plait.sweep.command import Command
+    from plait.sweep.loader import job_loader
+    from plait.sweep.summary import summarise
+
+    command = Command(argv)
+
+    def task(cfg: DictConfig) -> float | None:
+        return job(cfg, command)
+
+    try:
+        composed(task, argv, job_loader(command))
+    except BaseException as error:
+        return summarise(command, error)
+    return summarise(command)
+
+
+def job(cfg: DictConfig, command: Any) -> float | None:
+    """One run: Hydra's task function.
+
+    Raises PlaitError with one sentence, or SystemExit with the exit code of a signal, or 1 if a run trained to its end
+    but could not print.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    hydra, lost = HydraConfig.get(), list[OSError]()
+
+    def tell(error: OSError) -> None:
+        unheard(error)
+        lost.append(error)
+
+    with console_may_fail(tell):
+        if hydra.mode == RunMode.MULTIRUN:
+            from plait.sweep.job import job as one_of_many
+
+            return one_of_many(command, cfg, hydra, _config, _run)
+        config = _config(cfg, hydra)
+        _run(config, Path("runs") / str(config.run.name))
+    if any(error.errno != errno.EPIPE for error in lost):  # a reader may leave
+        raise SystemExit(1)
+    return None
+
+
+def _config(cfg: DictConfig, hydra: Any) -> Config:
+    """The config as asked for, with the run's name. Raises PlaitError for what the schema refuses."""
+    config = config_of(cfg)
+    name = config.run.name
+    if name is None:
+        name = "-".join([str(hydra.runtime.choices.get("model", "model")), *config.strategy])
+        try:
+            check_name(name, "run.name")
+        except ValueError as error:
+            raise PlaitError(f"{error}; it is made of the model's and the strategies' names: set run.name") from None
+    return config.with_value("run.name", str(name))
+
+
+def _run(config: Config, path: Path) -> None:
+    from plait.check.capacity import check_open_files, check_threads
+    from plait.launch.launcher import launch_mode
+    from plait.launch.no_restart import RunFailed
+    from plait.records.run_folder import RunFolder
+    from plait.system.signals import STOP_SIGNALS
+
+    STOP_SIGNALS.wake()
+    folder = RunFolder(path)
+    try:
+        with writing(path, "the run's folder"), contextlib.suppress(FileNotFoundError):
+            os.stat(path)  # the name is too long, or the folder may not be entered
+        check_open_files()
+        if external := launch_mode(config.launch) == "external":
+            check_threads(1)
+        outcome = _be_a_rank(config, folder) if external else _start_ranks(config, folder)
+    finally:
+        folder.unlock()
+    if outcome.kind == "failed":
+        where = f" (rank {outcome.rank}; its log: {folder.log_of(outcome.rank)})" if outcome.rank is not None else ""
+        raise RunFailed(outcome.reason + where, outcome.fault)
+    _say(outcome.reason)
+    if outcome.kind == "stopped":
+        raise SystemExit(128 + (outcome.signal or signal.SIGTERM))
+
+
+def _start_ranks(config: Config, folder: Any) -> Any:
+    from plait.launch.external import left_idle, meeting_point
+    from plait.launch.forks import forks
+    from plait.system.scratch import remove_stale
+
+    remove_stale()  # also if this run is finished, and no rank starts
+    meeting_point(config.launch)
+    several = config.launch.nnodes > 1  # then rank 0 prepares, because only one of the machines may
+    if folder.path.exists() and not several:  # a live run is refused at once; a new folder waits for the checks
+        folder.lock()
+    with forks(folder.path) as ranks:  # they import torch while this process checks the run
+        _say(f"check: {config.run.name}, with torch {version('torch')}")
+        if not several and (idle := left_idle()):
+            _say(idle)
+        return _check_and_start(config, folder, several, ranks)
+
+
+def _check_and_start(asked: Config, folder: Any, several: bool, forks: Any) -> Any:
+    with importing():
+        if several:
+            _import_torch_quietly()
+        import plait.check.check  # noqa: F401
+        from plait.check.prepare import prepare
+        from plait.launch.launcher import start_ranks
+
+    if not several:
+        checked = _checked(asked, folder)
+        if (ended := prepare(checked, folder, _say, lambda: _make_data(checked))) is not None:
+            return ended
+        return start_ranks(checked.config, folder, checked.ranks_per_node, _say, None, forks)
+    from plait.launch.meeting import Meeting
+
+    with Meeting(asked.launch, folder.path.name, _say) as meeting:
+        try:
+            checked = _checked(asked, folder)
+            _make_data(checked)
+        except PlaitError as error:
+            meeting.refuse(one_line(error))
+            raise
+        return start_ranks(checked.config, folder, checked.ranks_per_node, _say, asked.plain(), forks, meeting)
+
+
+def _checked(asked: Config, folder: Any) -> Any:
+    from plait.check.capacity import check_ranks
+    from plait.check.check import check
+    from plait.check.memory import check_room
+    from plait.parallel.process_group import device_of
+
+    checked = check(asked, folder=folder.path)
+    config = checked.config
+    check_ranks(checked.ranks_per_node, device_of(config.launch.device))
+    axes = " x ".join(f"{a.name}={a.degree}" for a in checked.layout.dense) or "no mesh axes"
+    whole = f" of {checked.layout.world_size}; {axes}"
+    if config.launch.nnodes > 1:  # how many ranks the others have is known when all have met
+        whole = f"; {config.launch.nnodes} machines meet at {config.launch.rdzv_endpoint}"
+    _say(f"launch: local, {checked.ranks_per_node} rank(s) here{whole}")
+    if config.schedule.warmup_steps > config.train.steps:
+        _say(
+            f"schedule: all {config.train.steps} steps are warm-up (schedule.warmup_steps="
+            f"{config.schedule.warmup_steps}): the rate never reaches optimizer.lr"
+        )
+    check_room(checked)
+    return checked
+
+
+def _make_data(checked: Any) -> None:
+    checked.source.prepare(_say)
+    checked.source.check_length(seq_len=checked.config.train.seq_len)
+    from plait.data.source import said_of_shortened
+
+    if line := said_of_shortened(checked.source, checked.config.train.seq_len):
+        _say(f"data: {line}")
+
+
+def _import_torch_quietly() -> None:
+    """Without this, the process prints a C++ stack when another machine does not answer; the ranks' logs have it."""
+    level = "TORCH_CPP_LOG_LEVEL"
+    if level not in os.environ:
+        os.environ[level] = "FATAL"
+        import torch  # noqa: F401 - it reads the level now
+
+        del os.environ[level]
+
+
+def _be_a_rank(config: Config, folder: Any) -> Any:
+    """One of the ranks that torchrun or Slurm started; rank 0 tells the user."""
+    from plait.launch.no_restart import EXIT_CODES
+    from plait.launch.rank import run_rank
+    from plait.launch.rank_end import RankEnd, first_cause, read
+    from plait.launch.stopped import stopped_outcome
+    from plait.launch.watchdog import die_with_parent
+    from plait.system.signals import handle
+
+    is_rank_0 = os.environ["RANK"] == "0"
+    if is_rank_0:
+        _say(f"launch: external, {os.environ['WORLD_SIZE']} rank(s)")
+    handle(signal.SIG_DFL)  # until training begins there is nothing to save, and waiting for others may take long
+    with importing():
+        from plait.check.prepare import prepare_together
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent()
+    try:
+        folder, outcome, assembly = prepare_together(config, folder, _say)
+    except PlaitError:
+        if is_rank_0:
+            raise
+        raise SystemExit(1) from None
+    console = os.dup(2)
+
+    def tell(end: RankEnd) -> None:
+        """The rank whose end explains the others' ends tells the user."""
+        time.sleep(1)  # meanwhile the others write theirs
+        cause = first_cause({end.rank: end, **read(folder.ranks)}.values())
+        if cause.rank == end.rank:
+            os.write(console, f"plait: {cause.sentence(folder.log_of(cause.rank))}\n".encode())
+
+    outcome = outcome or run_rank(folder, tell, assembly)
+    if outcome.kind == "failed":
+        raise SystemExit(EXIT_CODES.get(outcome.fault or "", 1))
+    if not is_rank_0:
+        raise SystemExit(0 if outcome.kind == "finished" else 128 + (outcome.signal or signal.SIGTERM))
+    return stopped_outcome(config, folder, outcome.signal) if outcome.kind == "stopped" else outcome
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
