@@ -20,10 +20,12 @@ from plait.system.errors import DiskError, one_line, shown
 Say = Callable[[str], None]
 
 
-def prepare(checked: Checked, folder: RunFolder, say: Say, first: Callable[[], None] | None = None) -> Outcome | None:
+def prepare(
+    checked: Checked, folder: RunFolder, say: Say, make_data: Callable[[], None] | None = None
+) -> Outcome | None:
     """Lock the folder and prepare it for the ranks; an outcome means that there is nothing left to train.
 
-    first: further checks, called before a new folder is created.
+    make_data: makes the data, which may take hours; called before a new folder is created.
     Raises PlaitError if a live run holds the folder, or what it would resume does not fit.
     """
     new = not folder.path.exists()
@@ -38,11 +40,11 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, first: Callable[[], N
     checked.assembly.run.config = found.config
     checkpoints = folder.checkpoints(checked.config.checkpoint.dir) if checked.config.checkpoint.enabled else None
     where = f"checkpoint.dir={shown(checked.config.checkpoint.dir)}:"
-    if first:  # it may take hours, and would be in vain
+    if make_data:  # in vain if the folder cannot be written
         could_be_written(folder.path, "the run's folder")
         if checkpoints:
             could_be_written(checkpoints, where)
-        first()
+        make_data()
     try:
         folder.lock()
         folder.clear_outcome()

@@ -73,7 +73,8 @@ hookimpl = pluggy.HookimplMarker("plait")
 
 @hookspec
 def configure(run: "Run") -> None:
-    """May select and configure further strategies. Called once, before anything is checked."""
+    """May select and configure further strategies. Called once, before mesh and layout are checked; ranks
+    that a launcher starts read its result."""
 
 
 @hookspec

@@ -41,4 +41,4 @@ class Mesh(Protocol):
         """The view that `param` lives on; None: the dense one."""
 
     def data(self, param: "Tensor | None" = None, outer: str | None = None) -> "DeviceMesh | None":
-        """The ranks that sum the gradient of `param`; None: no axis sums gradients."""
+        """The mesh of the ranks over which the gradient of `param` is summed; None: no axis sums gradients."""

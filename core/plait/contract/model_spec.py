@@ -131,17 +131,18 @@ def matches(pattern: str, fqn: str) -> bool:
 
 
 def named(model: Any, patterns: tuple[str, ...]) -> dict[str, Any]:
-    """FQN -> module; those of other stages (`plait.parallel.stages`) are left out."""
+    """FQN -> module, of all modules that a pattern matches, without those of other stages (`plait.parallel.stages`)."""
     found = ((fqn, m) for fqn, m in model.named_modules() if any(matches(p, fqn) for p in patterns))
     return {fqn: module for fqn, module in found if not getattr(module, "absent", False)}
 
 
 def find(table: Mapping[str, Any], fqn: str) -> Any:
-    """The value of the first pattern that matches; None if there is none."""
+    """The value of the first pattern in `table` that matches; None if none does. `lookup` raises instead."""
     return next((value for pattern, value in table.items() if matches(pattern, fqn)), None)
 
 
 def lookup(table: Mapping[str, Any], fqn: str, field: str) -> Any:
+    """The value of the first pattern in `table` that matches. Raises PlaitError, naming `field`, if none does."""
     if (found := find(table, fqn)) is not None:
         return found
     raise PlaitError(

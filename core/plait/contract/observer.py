@@ -31,10 +31,10 @@ class Observer:
         """The loss of micro-batch `micro` goes to backward, which stages may run later. Not in validation."""
 
     def clip(self) -> None:
-        """All gradients of the step are complete, and are clipped."""
+        """Clipping begins: all gradients of the step are complete."""
 
     def optimizer(self) -> None:
-        """Gradients are clipped; the optimizer takes its step, then gradients are released."""
+        """The optimizer's step begins; then gradients are released."""
 
     def balance(self) -> None:
         """Parameters are new; the counts of experts are added up."""

@@ -178,7 +178,7 @@ def _outcome(trainer: "Trainer", kind: str, exported: Path | None) -> Outcome:
     if kind == "stopped":
         reason = f"stopped by a signal after step {trainer.step}"
         return Outcome(kind, reason, step=trainer.step, signal=trainer.stopped_by)
-    reason, last = f"trained to step {trainer.step}", trainer.last
+    reason, last = f"trained to step {trainer.step}", trainer.last_row
     reason += f": loss {last['loss']:.4f}" if "loss" in last else ""
     reason += f", validation {last['val_loss']:.4f}" if "val_loss" in last else ""
     reason += f"; weights in {exported}" if exported else ""

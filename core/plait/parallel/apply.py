@@ -22,7 +22,7 @@ from plait.parallel.compile import compiled
 from plait.parallel.expert_balance import Balance
 from plait.parallel.initialize import initialise, materialise
 from plait.parallel.kept import Kept
-from plait.parallel.loss import compiled_sum, cross_entropy_sum, parallel
+from plait.parallel.loss import compiled_sum, cross_entropy_sum, loss_parallel_for
 from plait.parallel.mesh import Mesh
 from plait.parallel.precision import apply_precision, dtype
 from plait.parallel.process_group import device_type_here, local_device, start_group
@@ -69,11 +69,12 @@ class Applied:
         rows: int | None = None,
         max_norm: float = math.inf,
     ) -> Stepped:
-        """One training step: the only one in Plait. Afterwards parameters are new and gradients are gone.
+        """One training step: nothing else in Plait trains. Afterwards parameters are new and gradients are gone.
 
         batch: this data rank's rows of the global batch, all of them, on the CPU or the device.
         count: how the step's tokens are counted over all ranks; None: by one sum.
-        rows: of a micro-batch, whose gradients add up; None: the batch is one. max_norm: gradients are clipped to it.
+        rows: per micro-batch; None: one micro-batch. Gradients of micro-batches add up.
+        max_norm: gradients are clipped to this norm.
         Collective over all ranks. Raises whatever a strategy's hook raises.
         """
         watch = observer or Observer()
@@ -123,38 +124,38 @@ class Applied:
         watch = observer or Observer()
         chunked, divided = self.run.config.loss.chunks > 1, self.mesh.layout.count("layers") > 1
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        wanted, called = list[Tensor](), list[int]()
+        labels, lost = list[Tensor](), list[int]()  # of each micro-batch; those whose loss was computed
         if divided and torch.is_grad_enabled():
-            self._scaled(total, tokens)  # for ranks without logits, which call no loss
+            self._count(tokens)  # ranks without logits call no loss
 
         def arguments() -> Iterator[tuple[Any, ...]]:
             for micro, batch in enumerate(micro_batches):
                 watch.forward(micro)
-                wanted.append(batch.labels)
+                labels.append(batch.labels)
                 yield batch.arguments(labelled=chunked)
 
         with ExitStack() as context:
 
             def loss_of(i: int, result: Tensor) -> Tensor:
-                if not called:  # its backward runs before this context ends
-                    context.enter_context(parallel(result))
-                called.append(i)
+                if not lost:  # once: every backward runs before `context` ends
+                    context.enter_context(loss_parallel_for(result))
+                lost.append(i)
                 watch.loss(i, None if chunked else result)
-                value = result if chunked else (loss or self.loss)(result, wanted[i])
+                value = result if chunked else (loss or self.loss)(result, labels[i])
                 total.add_(value.detach())
                 if not torch.is_grad_enabled():
                     return value
-                known = tokens() if callable(tokens) else tokens  # it may wait, so before backward is announced
+                count = self._count(tokens)  # it may wait, so before backward is announced
                 watch.backward(i)
-                return self._scaled(value, known)
+                return value / count
 
             inputs = arguments()
             self.hooks.first("forward_backward", parts=self.parts, inputs=inputs, loss=loss_of, mesh=self.mesh)
         if owners := self.hooks.owners("forward_backward"):
             from plait.parallel.divided_layers import check_called
 
-            check_called(owners[0], self.parts, called, len(wanted), sum(1 for _ in inputs))
-        if divided:  # imported only by runs that need it, here, at set-up and in clipping
+            check_called(owners[0], self.parts, lost, len(labels), sum(1 for _ in inputs))
+        if divided:  # imported only by runs that need it
             from plait.parallel.divided_layers import over_stages
 
             over_stages(total, self.mesh)
@@ -165,12 +166,13 @@ class Applied:
 
         loss_sum: summed over its tokens. tokens: the number of valid tokens of the step, over all ranks.
         """
-        self._scaled(loss_sum, tokens).backward()
+        (loss_sum / self._count(tokens)).backward()
 
-    def _scaled(self, loss_sum: Tensor, tokens: Any) -> Tensor:
+    def _count(self, tokens: Any) -> Any:
+        """The number of tokens of the step, which from now on also scales what balances experts."""
         count = tokens() if callable(tokens) else tokens
         self.balance.scale(count)
-        return loss_sum / count
+        return count
 
     def clip_grads(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip gradients in place to `max_norm` over all ranks; returns the norm before clipping (a scalar tensor)."""
@@ -297,6 +299,6 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
         for part in parts:
             materialise(part, device, run.storage_device)
             initialise(part, run.spec, run.config.train.seed)
-    everywhere = functools.partial(whole.counted, mesh=mesh) if whole is not None else None
-    balance = Balance(parts, mesh, run.spec, everywhere)
+    count_over_stages = functools.partial(whole.counted, mesh=mesh) if whole is not None else None
+    balance = Balance(parts, mesh, run.spec, count_over_stages)
     return Applied(parts, mesh, run.spec, run, hooks, device, balance, compiled_sum(compiler), whole)

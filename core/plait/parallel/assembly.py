@@ -72,7 +72,9 @@ class Assembly:
 
     def degrees_for(self, ranks: int) -> list[int]:
         """The degrees that strategies ask for, -1 included. A view's axes add no ranks and are left out."""
-        return [axis.degree for _, answer in self._asked(ranks) for axis in answer if isinstance(axis, MeshAxis)]
+        return [
+            axis.degree for _, answer in self._axes_by_strategy(ranks) for axis in answer if isinstance(axis, MeshAxis)
+        ]
 
     def layout_for(self, ranks: int) -> MeshLayout:
         """The layout of `ranks` ranks.
@@ -80,7 +82,7 @@ class Assembly:
         Raises PlaitError if the axes do not fit, if no strategy sums gradients, if none joins divided sequences, or if
         layers are divided and none runs the stages, or the model cannot be cut.
         """
-        layout = join_axes(self._asked(ranks), ranks)
+        layout = join_axes(self._axes_by_strategy(ranks), ranks)
         summed = layout.summed_axes()
         if summed and "gradient_sum" not in self.hooks.roles:
             raise PlaitError(
@@ -99,10 +101,11 @@ class Assembly:
             check_divided(layout, self.hooks, self.model, self.run.spec)
         return layout
 
-    def _asked(self, ranks: int) -> list[tuple[str, list[MeshAxis | MeshView]]]:
-        """(strategy, its axes and views) of every strategy that has any; each is asked once per number of ranks."""
+    def _axes_by_strategy(self, ranks: int) -> list[tuple[str, list[MeshAxis | MeshView]]]:
+        """(strategy, its axes and views) of every strategy that has any; from now on the run has `ranks` ranks. Each
+        strategy is asked once per number of ranks."""
+        self.run.world_size = ranks
         if ranks not in self._axes:
-            self.run.world_size = ranks
             self._axes[ranks] = self.hooks.answers("build_mesh", run=self.run, world_size=ranks)
         return self._axes[ranks]
 
@@ -137,7 +140,7 @@ def assemble_model(
     world_size: int,
     device_type: str,
 ) -> Assembly:
-    """The same for an existing model and instances of strategies. Raises PlaitError if the spec does not fit."""
+    """An assembly of an existing model and of strategies that are made. Raises PlaitError if the spec does not fit."""
     from plait.parallel.check_spec import check_spec  # not what runs a step
 
     spec = with_ties(model, spec)

@@ -10,8 +10,8 @@ Transform = Callable[[Tensor], Tensor]
 
 
 def transform_param(module: nn.Module, name: str, fn: Transform) -> None:
-    """Inside `module`'s own forward, and only there, `module.<name>` is `fn(parameter)`; for models that call
-    `module.map(x)`, also inside its other methods that get a tensor, if their names do not begin with _, init or reset.
+    """In the forward of `module`, `module.<name>` reads as `fn(parameter)`. So it does in its other methods that get a
+    tensor, for models that call `module.map(x)`, unless their names begin with _, init or reset. Nowhere else.
 
     Transforms of one parameter nest: a later one is nearer to storage, so it is applied first. Storage, FQN, the
     optimizer and `state_dict` see the parameter itself. Gradients flow back through `fn`. Raises AttributeError if

@@ -45,9 +45,9 @@ class Hooks:
     """
 
     def __init__(
-        self, strategies: Mapping[str, Any], answers: Mapping[str, Required] | None = None, defaults: Any = None
+        self, strategies: Mapping[str, Any], required: Mapping[str, Required] | None = None, defaults: Any = None
     ) -> None:
-        self.strategies, self._answers = dict(strategies), answers or {}
+        self.strategies, self._required = dict(strategies), required or {}
         self.turns: list[Turn] = order(self.strategies)
         self.roles: dict[str, str] = claimed(self.strategies)
         self._manager = pluggy.PluginManager("plait")
@@ -72,6 +72,7 @@ class Hooks:
         return bool(self._of_strategies(hook))
 
     def all(self, hook: str, **arguments: Any) -> None:
+        """Call `hook` of every strategy, in order; what they return is not asked for."""
         getattr(self._manager.hook, hook)(**arguments)
 
     def answers(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
@@ -96,7 +97,7 @@ class Hooks:
 
     def _register(self, name: str, strategy: Any) -> None:
         try:
-            self._manager.register(_attributed(strategy, name, self._answers), name=name)
+            self._manager.register(_attributed(strategy, name, self._required), name=name)
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
             reason = str(error).split("\n")
@@ -123,7 +124,7 @@ def _call(implementation: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
     return implementation.function(*(arguments[a] for a in implementation.argnames))
 
 
-def _attributed(strategy: Any, name: str, answers: Mapping[str, Required]) -> Any:
+def _attributed(strategy: Any, name: str, required: Mapping[str, Required]) -> Any:
     """A plugin with the hooks of `strategy`: errors in them name the plugin and the hook, and answers are checked.
 
     Raises PlaitError for a wrapper around a fold.
@@ -134,7 +135,7 @@ def _attributed(strategy: Any, name: str, answers: Mapping[str, Required]) -> An
         if wraps and hook in hookspecs.FOLDS:
             raise PlaitError(f"{described(name)} wraps the hook {hook!r}; a fold takes no wrappers")
         around = _around_wrapper if wraps else _around
-        body[attribute] = staticmethod(around(getattr(strategy, attribute), name, hook, answers.get(hook)))
+        body[attribute] = staticmethod(around(getattr(strategy, attribute), name, hook, required.get(hook)))
     return type("Attributed", (), body)()
 
 

@@ -24,12 +24,12 @@ class Traits:
 
 
 def traits(name: str, strategy: Any) -> Traits:
-    """Raises PlaitError for an unknown value of an attribute."""
+    """The attributes of the class of `strategy`, with defaults. Raises PlaitError for an unknown value of one."""
     for several in ("before", "after", "claims"):
-        said = getattr(strategy, several, ())
-        if not isinstance(said, tuple | list | set | frozenset) or not all(isinstance(each, str) for each in said):
-            raise PlaitError(f"{described(name)} has {several} = {said!r}, which must be a tuple of names").at(
-                several, said, fits="a tuple of names"
+        value = getattr(strategy, several, ())
+        if not isinstance(value, tuple | list | set | frozenset) or not all(isinstance(each, str) for each in value):
+            raise PlaitError(f"{described(name)} has {several} = {value!r}, which must be a tuple of names").at(
+                several, value, fits="a tuple of names"
             )
     found = Traits(
         phase=getattr(strategy, "phase", "runtime"),
@@ -59,7 +59,8 @@ class Turn:
 
 
 def order(strategies: Mapping[str, Any]) -> list[Turn]:
-    """Phase first, then `before` and `after`, then name. Raises PlaitError for a cycle, naming its members."""
+    """One `Turn` per strategy, in the order of acting: by phase, then `before` and `after`, then name. Raises
+    PlaitError for a cycle, naming its members."""
     known = {name: traits(name, strategy) for name, strategy in strategies.items()}
     wishes: dict[str, list[tuple[str, str]]] = {name: [] for name in known}  # name -> (goes after, because)
     for name, own in known.items():

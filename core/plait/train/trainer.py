@@ -58,8 +58,8 @@ class Trainer:
         self.mesh, self.parts, self.device = self.applied.mesh, self.applied.parts, self.applied.device
         parameters, saved = self.applied.parameters(), config.checkpoint.enabled
         self.optimizer = make_optimizer(config.optimizer, parameters, schedule=config.schedule, saved=saved)
-        self.dp = self.mesh.rank_and_size("batch")
-        self.global_batch_size = accumulation(config, self.dp[1]) * train.local_batch_size * self.dp[1]
+        dp = self.mesh.rank_and_size("batch")  # this data rank, of how many
+        self.global_batch_size = accumulation(config, dp[1]) * train.local_batch_size * dp[1]
         source = build_source(config.data)
         self.watch.doing("preparing the data")
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine; other ranks find it done
@@ -69,11 +69,18 @@ class Trainer:
                 say(f"data: {line}")
         dist.barrier()
         opened = source.open(
-            seq_len=train.seq_len, seed=train.seed, global_batch_size=self.global_batch_size, dp=self.dp
+            seq_len=train.seq_len,
+            seed=train.seed,
+            global_batch_size=self.global_batch_size,
+            dp=dp,
         )
         self.batches = Ahead(opened)
         self.tokens, self.samples = 0, 0
-        data = {"fingerprint": source.fingerprint(), "global_batch_size": self.global_batch_size, "shares": self.dp[1]}
+        data = {
+            "fingerprint": source.fingerprint(),
+            "global_batch_size": self.global_batch_size,
+            "shares": dp[1],
+        }
         used = functools.partial(used_by, source, config.data, files_of(config.data) if dist.get_rank() == 0 else None)
         self.checkpoints = Checkpoints(config, folder, self.applied, self.optimizer, data, self.batches, say, used)
         flops, device_type = self.run.spec.flops, self.run.device_type
@@ -85,7 +92,7 @@ class Trainer:
             self.checkpoints.where_to_go_on,
         )
         self._laps = Laps(self.device)
-        self.last: Row = {}  # the line of metrics.jsonl of the step reported last
+        self.last_row: Row = {}  # the line of metrics.jsonl of the step reported last
         self.stopped_by: int | None = None  # the signal that the ranks agreed to stop for
         self._asked: int | None = None  # the signal that this rank got
         self._due = False  # whether this step is saved because of the time since the last save
@@ -101,7 +108,8 @@ class Trainer:
         return self.applied.steps
 
     def fit(self) -> str:
-        """Train to the last step. Returns "finished", or "stopped" after a signal; the state is saved in both cases."""
+        """Train to the last step. Returns "finished", or "stopped" after a signal; in both cases the state is saved,
+        if checkpoints are enabled."""
         steps, validation, save = self.config.train.steps, self.config.validation, self.config.checkpoint
         collect = self.config.train.gc_interval
         if collect:
@@ -119,8 +127,8 @@ class Trainer:
                 previous = now
                 if validation.interval and (self.step % validation.interval == 0 or self.step == steps):
                     previous.extra["val_loss"] = self.validate()
-                last = self.step == steps or stopping
-                if save.enabled and (last or self._due or (save.interval and self.step % save.interval == 0)):
+                is_last = self.step == steps or stopping
+                if save.enabled and (is_last or self._due or (save.interval and self.step % save.interval == 0)):
                     self._report(previous)  # first: a NaN must not be saved, nor a step whose row could be lost
                     previous = None
                     self.checkpoints.save(self.step, self.tokens, self.samples)
@@ -152,7 +160,8 @@ class Trainer:
         data_seconds, signals = 0.0, list[int]()
 
         def count(dealt: Batch) -> Callable[[], int]:
-            """The tokens of all ranks; the same exchange tells what else ranks must agree on before they go on."""
+            """Starts the sum of tokens over all ranks, and with it of what else they must agree on: failed saves, due
+            saves, signals. What it returns waits for the number of tokens, and raises on all ranks if a save failed."""
             nonlocal data_seconds
             mine = dealt.valid() if self.mesh.is_dp_leader() else 0
             asked = [int(self._asked == number) for number in ASKING]
@@ -182,8 +191,8 @@ class Trainer:
         return StepMetrics(self._facts, done, self.tokens, lr, seconds, data_seconds), self.stopped_by is not None
 
     def _report(self, metrics: StepMetrics) -> None:
-        self.last = metrics.row()
-        self.watch.row(self.last)
+        self.last_row = metrics.row()
+        self.watch.row(self.last_row)
 
     @torch.no_grad()
     def validate(self) -> float:

@@ -17,9 +17,10 @@ Ends = list[tuple[float, int]]  # (weight, index of a composition); the weights 
 
 
 def ends(run: Run, found: list[Composition], chosen: list[int]) -> dict[int, Ends]:
-    """Of each of `chosen` (indices of `found`): whose traces it is put together of; only itself if it must be traced.
+    """Index of each of `chosen` -> its ends: (weight, index in `found`) of the compositions whose traces make its
+    pieces; (1, itself) if it must be traced.
 
-    The ends differ from it in the degree of one axis: the one with most degrees, so that few are traced.
+    Ends differ from it in the degree of one axis: the one with most degrees, so that few are traced.
     """
     units = _units(run)
     mixes: dict[int, Ends] = {}
@@ -56,8 +57,8 @@ def between(mix: list[tuple[float, list[Pieces]]], layout: MeshLayout) -> list[P
 
 
 def _others(one: Composition, name: str) -> tuple[Any, ...]:
-    """All but the degree of one axis; which axes are large, also of those that views leave over: if they differ, so do
-    the operators."""
+    """Key that is equal for compositions that differ only in the degree of axis `name`, and in which the same axes have
+    several ranks, also of those that views leave over: others have other operators."""
     return one.kin, large_axes(one), tuple(d for axis, d in one.inner.items() if axis != name)
 
 

@@ -14,8 +14,8 @@ BLOCKS = 2  # of each kind and mode: the first and the last of them
 
 
 def needs(config: Config, world: int, cluster: Cluster, found: list[Pieces]) -> float:
-    """How many times the memory that is put together of `found` a step of this run takes, if it is traced with its own
-    batch, degrees and recomputation, and a few of its blocks.
+    """Ratio of two peaks of memory (no unit): of a step that is traced with this run's batch, degrees and
+    recomputation, and a few of its blocks, to one put together of `found`.
 
     config: with the strategies' final options.
     """

@@ -89,7 +89,8 @@ class Graph:
 def block_graphs(
     config: Config, strategies: Mapping[str, Mapping[str, Any]], world: int, rows: int, modes: Mapping[int, str]
 ) -> list[Graph]:
-    """For each kind of block its operators, as rank 0 of `world` calls them under `strategies` (name -> options).
+    """One graph for each kind of block, in order: the operators that rank 0 of `world` calls under `strategies` (name
+    -> options).
 
     rows: samples at once per rank. modes: kind -> how its blocks recompute; others keep everything.
     """
@@ -147,7 +148,8 @@ class _Tap(TorchDispatchMode):
         return result
 
     def _number(self, tensor: Tensor, maker: int | None = None) -> int:
-        """Of this tensor; one that a call makes, or writes to, gets a new number."""
+        """The number of `tensor`: the one it has; a new one if it is seen first, or if call `maker` makes or writes to
+        it."""
         key = id(tensor)
         if key not in self._numbers or maker is not None:
             self._held.append(tensor)  # so that its id stays its own

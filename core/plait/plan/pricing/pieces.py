@@ -98,7 +98,7 @@ PIECES = Memo[list[Pieces]](256)
 
 
 def depends_on(config: Config, layout: MeshLayout, strategies: Mapping[str, Any], granularity: int) -> list[Any]:
-    """Everything that pieces depend on."""
+    """All inputs of a trace: the key of `PIECES`. The batch size and the number of steps are not among them."""
     train = attrs.asdict(config.train)
     for number in ("local_batch_size", "global_batch_size", "steps"):
         del train[number]
@@ -128,8 +128,8 @@ def _trace(
     pattern: Sequence[str],
     granularity: int,
 ) -> Pieces:
-    """Trace the first step. What only a first step does, such as making views of parameters, must cost nothing: a
-    strategy that computes in its first step alone is planned as if it did so in every step."""
+    """Pieces of one traced first step, whose blocks recompute as in `pattern`. What a strategy does in its first step
+    alone is planned as if in every step, so it must cost nothing, as views of parameters do."""
     alike: list[Group] = []
     places: dict[str, tuple[int, int]] = {}
     modes: dict[str, str] = {}
@@ -182,7 +182,7 @@ def _sized(rows: int, samples: int, granularity: int) -> Callable[[int], int]:
 
 
 def _of_batch(operators: list[Operator], samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """(fixed, more) of `Pieces`."""
+    """(fixed, more): bytes, operations and bytes sent of each operator; fixed for any batch, more for each sample."""
     traced = np.array([(o.bytes, o.flops, o.sent) for o in operators], dtype=object)
     grows = [(o.batch, *(n if n % PRIME == 0 else 0 for n in (o.flops, o.sent))) for o in operators]
     batch = np.array(grows, dtype=object)

@@ -30,7 +30,7 @@ class BlockCost:
     forward:  peak during its forward, above everything that was in use when it started, except buffers of collectives.
     backward: peak during its backward, above static and base (see `Price`), what it and the blocks before it keep, and
               the gradients of the blocks after it.
-    exposed:  seconds that its forward, and its backward, takes longer between no other blocks, which hide collectives.
+    exposed:  (forward, backward): seconds that each takes longer if no neighbouring block hides its collectives.
     """
 
     seconds: float
@@ -55,7 +55,7 @@ class Price:
     head:      peak between the last block's forward and its backward, above static, base and what blocks keep.
     tail:      peak after the first block's backward, above static, base and gradients.
     end:       peak in clipping and the optimizer, above static.
-    after:     of micro, the seconds of what stands after the blocks.
+    after:     seconds of a micro-batch after the last block, which are part of micro.
     """
 
     blocks: tuple[Mapping[str, BlockCost], ...]
@@ -239,15 +239,17 @@ class _PricedTrace:
         return float(self.pieces.levels[:, GRADIENTS].max()) / held if held else 0.0
 
     def _steady(self, places: list[int]) -> float:
+        """Seconds of these operators between others like them: the mean of the best and the worst rates."""
         events = [self._events(places, best) for best in (True, False)]
         return sum((play(e * 4, b) - play(e * 2, b)) / 2 for e, b in zip(events, (True, False), strict=True)) / 2
 
     def _once(self, places: list[int], times: float = 1.0) -> float:
+        """Seconds of these operators alone, the mean of the best and the worst rates. times: what each costs more."""
         return sum(play(self._events(places, best, times), best) for best in (True, False)) / 2
 
     def _adds(self) -> float:
-        """Each gradient is added by itself: two are read and one is written. No trace has it, because it takes one
-        micro-batch."""
+        """Seconds in which a micro-batch adds its gradients to earlier ones: two are read and one is written for each.
+        Computed, because no trace has two micro-batches."""
         wanted = None if self.all is None else set(self.all)
         sizes = [n for f, n in self.here.items() if wanted is None or self.pieces.tensors[f].block in wanted]
         cluster, seconds = self.cluster, 0.0

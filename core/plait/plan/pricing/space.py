@@ -147,7 +147,7 @@ def _degree(axis: MeshAxis | MeshView) -> int:
 
 
 def _set(option: str, made: list[tuple[dict[str, Any], Any, Axes]]) -> MeshAxis | None:
-    """The axis of which `option` is the degree, if it is nothing else."""
+    """The axis whose degree `option` sets; None if it sets anything else, or more."""
     seen: dict[str, tuple[Any, list[MeshAxis]]] = {}
     found: MeshAxis | None = None
     for options, _, given in made:
@@ -168,7 +168,7 @@ def _set(option: str, made: list[tuple[dict[str, Any], Any, Axes]]) -> MeshAxis 
 
 
 def _composed(run: Run, picked: list[Alternative], fixed: set[str]) -> Composition | None:
-    """None if these cannot be combined."""
+    """The composition of `picked`; None if they cannot be combined."""
     instances = {a.name: a.instance for a in picked}
     try:
         roles = claimed(instances)
@@ -205,7 +205,7 @@ def _composed(run: Run, picked: list[Alternative], fixed: set[str]) -> Compositi
 
 
 def stage_plan(run: Run, composition: Composition, micro: int, model: nn.Module, spec: ModelSpec) -> StagePlan:
-    """What the strategy that divides the layers says of a step with `micro` micro-batches. Raises PlaitError if it
+    """The plan of a step of `micro` micro-batches, from the strategy that divides the layers. Raises PlaitError if it
     refuses so many."""
     name = composition.divides
     assert name is not None
@@ -231,7 +231,7 @@ def representatives(found: list[Composition]) -> dict[int, int]:
 
 
 def large_axes(composition: Composition) -> frozenset[str]:
-    """Those with more than one rank, of the ranks that have the same layers."""
+    """Names of the axes that have more than one rank among the ranks with the same layers."""
     return frozenset(name for name, degree in degrees(composition.pieces).items() if degree > 1)
 
 

@@ -38,7 +38,8 @@ class StageTotal:
 
 
 def planned_stages(config: Config, world: int, cluster: Cluster) -> StageTotal:
-    """Of a run whose step is traced stage by stage. config: with the strategies' final options."""
+    """The cost of a step whose ranks have stages, from a trace of each stage; seconds are the mean of the best and the
+    worst rates. config: with the strategies' final options."""
     config = config.with_value("compile.enabled", False)
     found = divided(config, assemble(config, world, device_type=DEVICE).extend(), 0, cluster)
     ends = [times(found, cluster, best) for best in (True, False)]
@@ -47,7 +48,7 @@ def planned_stages(config: Config, world: int, cluster: Cluster) -> StageTotal:
 
 
 def shares(pieces: Pieces, layout: MeshLayout, plan: StagePlan, model: nn.Module, spec: ModelSpec) -> list[float]:
-    """Of each stage, how many of the elements that a rank would hold of the whole model it holds."""
+    """Share (0 to 1) of each stage, in order: of the elements that a rank would hold of the whole model."""
     blocks, now = list(spec.blocks_of(model)), degrees(layout)
     ends = pairwise([0, *accumulate(plan.blocks)])
     stage_of = {fqn: number for number, (a, b) in enumerate(ends) for fqn in blocks[a:b]}
@@ -93,8 +94,8 @@ def stage_total(
 
 
 class _Stage:
-    """seconds: of each kind of action. kept: bytes for backward, of one micro-batch. rise, fall: peak of forward and
-    of backward, above what is kept before it."""
+    """The cost of one stage for one micro-batch. seconds: by kind of action. kept: bytes for backward. rise, fall:
+    bytes at the peaks of forward and of backward, above what was kept before."""
 
     def __init__(self, price: Price, costs: list[BlockCost], first: bool, last: bool) -> None:
         before = price.micro - price.after if first else 0.0

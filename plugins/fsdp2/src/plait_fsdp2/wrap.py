@@ -32,13 +32,13 @@ def wrap(options: "Fsdp2", model: nn.Module, mesh: Mesh, spec: ModelSpec, precis
         if options.cpu_offload
         else OffloadPolicy(),
     }
-    dense = _data(mesh)
+    dense = _gradient_ranks(mesh)
     units: list[list[nn.Module]] = []  # of each unit what is gathered separately, in the order of use
 
     def unit(modules: Iterable[nn.Module], inside: Iterable[nn.Module], last: bool) -> list[nn.Module]:
         """last: backward needs it first, so nothing is gained by freeing it. Returns those that are one group."""
         reshard = {"default": not last, "always": True, "never": False}[options.reshard_after_forward]
-        inner = _elsewhere(inside, mesh)
+        inner = _modules_on_views(inside, mesh)
         for module, data in inner:
             _shard([module], data, reshard, common)
         own = [m for m in modules if not isinstance(m, FSDPModule) and any(True for _ in m.parameters())]
@@ -59,7 +59,7 @@ def wrap(options: "Fsdp2", model: nn.Module, mesh: Mesh, spec: ModelSpec, precis
     for block in blocks:
         unit([block], block.children(), last=block is blocks[-1])
     unit(after, after, last=True)
-    for module, data in _elsewhere(model.children(), mesh):
+    for module, data in _modules_on_views(model.children(), mesh):
         if not isinstance(module, FSDPModule):
             _shard([module], data, options.reshard_root, common)
     _shard([model], dense, options.reshard_root, common)
@@ -93,14 +93,14 @@ def _shard(modules: list[nn.Module], mesh: DeviceMesh, reshard: bool, common: di
         )
 
 
-def _data(mesh: Mesh, param: nn.Parameter | None = None) -> DeviceMesh:
-    """The ranks that sum a gradient: there are some, because fsdp2's own axes are among them."""
+def _gradient_ranks(mesh: Mesh, param: nn.Parameter | None = None) -> DeviceMesh:
+    """The mesh of the ranks over which torch sums a gradient; never None, because fsdp2's own axes are among them."""
     data = mesh.data(param, outer="dp_replicate")
     assert data is not None
     return data
 
 
-def _elsewhere(modules: Iterable[nn.Module], mesh: Mesh) -> list[tuple[nn.Module, DeviceMesh]]:
+def _modules_on_views(modules: Iterable[nn.Module], mesh: Mesh) -> list[tuple[nn.Module, DeviceMesh]]:
     """The outermost of `modules`, and of those inside them, whose parameters all live on one view other than the dense
     one."""
     found: list[tuple[nn.Module, DeviceMesh]] = []
@@ -108,9 +108,9 @@ def _elsewhere(modules: Iterable[nn.Module], mesh: Mesh) -> list[tuple[nn.Module
         params = list(module.parameters())
         views = {mesh.view_of(p) for p in params}
         if len(views) == 1 and None not in views:
-            found.append((module, _data(mesh, params[0])))
+            found.append((module, _gradient_ranks(mesh, params[0])))
         elif len(views) > 1:
-            found += _elsewhere(module.children(), mesh)
+            found += _modules_on_views(module.children(), mesh)
     return found
 
 
