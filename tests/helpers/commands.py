@@ -13,6 +13,7 @@ from plait.testing.whole_run import alive, kill_all, ranks_of, rows, wait_for_st
 
 __all__ = [
     "PLAIT",
+    "Done",
     "alive",
     "environment",
     "kill_all",

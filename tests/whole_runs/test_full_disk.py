@@ -4,15 +4,17 @@ import errno
 import os
 import re
 import signal
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from plait.checkpoint.store import Store
 from plait.records.run_folder import FILES
 from tests.helpers import one_rank
-from tests.helpers.commands import numbers, rows, start, train, wait_for_step
+from tests.helpers.commands import PLAIT, environment, numbers, rows, start, train, wait_for_step
 from tests.helpers.disks import CannotMount, Disk, small_disk
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -108,11 +110,21 @@ def test_a_run_whose_whole_folder_is_on_a_full_disk(tmp_path: Path) -> None:
         pytest.skip(str(why))
 
 
+def printing_to(stdout: int, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A run of one rank with this descriptor for what it prints."""
+    command = [PLAIT, "train", *one_rank.OVERRIDES, "run.name=a"]
+    options: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True, "encoding": "utf-8", "timeout": 240}
+    return subprocess.run(
+        command, cwd=folder, env=environment(**one_rank.launched()), stdout=stdout, check=False, **options
+    )
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_training_does_not_depend_on_its_output(one: Path, tmp_path: Path) -> None:
-    done = one_rank.train("run.name=a", cwd=tmp_path, stdout="/dev/full")
-    assert done.code == 1, done
-    assert done.err == (
+    with open("/dev/full", "wb") as full:
+        done = printing_to(full.fileno(), tmp_path)
+    assert done.returncode == 1, done
+    assert done.stderr == (
         "standard output cannot be written: the disk is full; the run does not depend on it, and its metrics are in "
         "metrics.jsonl in its folder\n"
     )
@@ -121,12 +133,14 @@ def test_training_does_not_depend_on_its_output(one: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_nor_on_who_reads_it(one: Path, tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    done = one_rank.train("run.name=b", cwd=tmp_path, stdout=str(pipe), meanwhile=lambda: os.close(os.open(pipe, 0)))
-    assert done.code == 0, done
-    assert done.err.startswith("standard output cannot be written: nobody reads it any more; the run does not depend")
-    assert numbers(tmp_path / "runs" / "b") == numbers(one)
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = printing_to(writer, tmp_path)
+    os.close(writer)
+    assert done.returncode == 0, done
+    said = "standard output cannot be written: nobody reads it any more; the run does not depend"
+    assert done.stderr.startswith(said)
+    assert numbers(tmp_path / "runs" / "a") == numbers(one)
 
 
 @pytest.mark.slow

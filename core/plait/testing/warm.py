@@ -97,9 +97,7 @@ def be_plait(
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         except BaseException:
             traceback.print_exc()
-        for thread in threading.enumerate():  # as an interpreter does at its end
-            if thread is not threading.main_thread() and not thread.daemon:
-                thread.join()
+        threading._shutdown()  # type: ignore[attr-defined] # as an interpreter does at its end: it ends idle pools, and waits
         sys.stdout.flush()
     finally:
         os._exit(code & 0xFF)
