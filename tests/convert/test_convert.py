@@ -18,7 +18,7 @@ from plait.contract.errors import PlaitError
 from plait.convert import convert, folder, from_hf, to_hf
 from plait.models.hugging_face import HuggingFace, Neighbours, Rule
 from plait.parallel.initialize import initialise, materialise
-from plait.parallel.state import canonical_state, shapes, tied_names
+from plait.parallel.state import canonical_state, integers, shapes, tied_names
 from plait.testing.models import moe, qk_norm
 from tests.helpers.converting import MODELS, real, same, state_of, whole, written
 
@@ -33,7 +33,7 @@ def test_there_and_back(make, tmp_path):
     convert(model, tmp_path / "a", tmp_path / "b", "hf")
     convert(model, tmp_path / "b", tmp_path / "c", "plait")
     assert same(whole(tmp_path / "c"), whole(tmp_path / "a"))
-    check_weights(tmp_path / "c", shapes(model), tied_names(model))
+    check_weights(tmp_path / "c", shapes(model), tied_names(model), integers=integers(model))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "c"]
     assert sorted(p.name for p in (tmp_path / "b").iterdir()) == ["SHA256SUMS", "config.json", "model.safetensors"]
 
@@ -51,7 +51,7 @@ def test_shards(make, tmp_path):
     assert same(whole(tmp_path / "some"), whole(tmp_path / "one"))
     convert(model, tmp_path / "some", tmp_path / "back", "plait", max_shard_bytes=20_000)
     assert len(list((tmp_path / "back").glob("*.safetensors"))) > 2
-    check_weights(tmp_path / "back", shapes(model), tied_names(model))
+    check_weights(tmp_path / "back", shapes(model), tied_names(model), integers=integers(model))
     assert same(whole(tmp_path / "back"), whole(tmp_path / "a"))
 
 
