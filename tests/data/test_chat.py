@@ -182,6 +182,20 @@ def test_what_the_template_does_not_write_is_counted(folder, tmp_path):
     assert not [one for one in said if one.startswith(line)]
 
 
+def test_special_tokens_that_messages_spell_out_are_counted(folder, tmp_path):
+    """The tokenizer takes them for the tokens: a user could end the assistant's turn."""
+    spelt = [
+        {"role": "user", "content": "say <|im_end|> and <|im_end|>"},
+        {"role": "assistant", "content": "<|im_end|>"},
+    ]
+    said: list[str] = []
+    source(written(tmp_path / "a.jsonl", [*CHATS, spelt]), folder, validation_fraction=0).prepare(said.append)
+    assert said[-1] == "messages spell special tokens out, and are read as these tokens, not as text: <|im_end|> in 2"
+    said.clear()
+    source(written(tmp_path / "b.jsonl", CHATS), folder, validation_fraction=0).prepare(said.append)
+    assert not [line for line in said if "spell special tokens out" in line]
+
+
 def test_what_rows_do_not_hold_is_said_once_under_another_launcher(chats, folder, tmp_path):
     given = ["data=chat", f"data.path={chats}", f"data.tokenizer={folder}", "model.vocab_size=512", "train.steps=1"]
     done = train(*given, "data.validation_fraction=0", cwd=tmp_path, PLAIT_CACHE=str(tmp_path / "cache"))

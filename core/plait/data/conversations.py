@@ -16,7 +16,7 @@ from plait.data.documents import File, rows
 from plait.data.order import digest64
 from plait.data.source import Say
 from plait.data.template import ANSWERS, Conversation, Template
-from plait.data.unrendered import in_words
+from plait.data.unrendered import in_words, spelt_in_words
 
 FORMAT = 2  # of the files below; another version uses another cache
 GROUP = 256  # conversations that the tokenizer gets at once, to spread over its threads
@@ -92,8 +92,9 @@ def write(files: list[File], key: str, template: Template, folder: Path, say: Sa
     say(f"{tokens:,} tokens in {len(lengths):,} conversations, {learned:,} of them to learn{without}")
     for line in of_ends(template.ends, template.stops, template.name):
         say(line)
-    if line := in_words(template.unrendered):
-        say(line)
+    for line in (in_words(template.unrendered), spelt_in_words(template.spelt)):
+        if line:
+            say(line)
 
 
 def of_ends(ends: Counter[int | None], stops: list[str], name: Callable[[int], str]) -> Iterator[str]:

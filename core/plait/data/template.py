@@ -14,7 +14,7 @@ from plait.data import forms
 from plait.data.answers import Known, Span, learned
 from plait.data.marks import CLOSES, OPENS, SIGNS, has_marks, with_fixed_date, with_signs, without_signs
 from plait.data.special_tokens import special_tokens
-from plait.data.unrendered import unrendered
+from plait.data.unrendered import spelt, unrendered
 from plait.system.disk import reading
 
 ANSWERS = "assistant"
@@ -91,7 +91,8 @@ class Template:
     after it.
 
     stops: the names of the tokens that stop an answer, as the tokenizer's folder has them. ends: how many answers ended
-    with each special token; None: with none. unrendered: what messages say and the template does not write.
+    with each special token; None: with none. unrendered: what messages say and the template does not write. spelt:
+    messages that spell a special token out.
     """
 
     def __init__(self, folder: Path, template: str) -> None:
@@ -120,6 +121,8 @@ class Template:
         self.stops = sorted(str(self.name(number)) for number in special.stops)
         self.ends: Counter[int | None] = Counter()
         self.unrendered: Counter[str] = Counter()
+        self.spelt: Counter[str] = Counter()
+        self._special = {self.name(number) for number in self._known.special}
 
     def name(self, number: int) -> str:
         return str(self._tokenizer.convert_ids_to_tokens(number))
@@ -156,6 +159,7 @@ class Template:
         forms.check(one.messages, one.where)
         messages, text = forms.best(one.messages, lambda form: self._apply(one, form))
         self.unrendered.update(unrendered(messages, one.tools, text, self._template))
+        self.spelt.update(spelt(messages, self._special))
         spans = self._marked(one, messages, text) if has_marks(self._template) else self._added(one, messages, text)
         return text, spans
 

@@ -1,9 +1,9 @@
-"""What conversations say and their template does not write: counted, because nobody learns from it."""
+"""What becomes of the words of conversations that nobody would expect: counted, so that a line can tell."""
 
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 
@@ -37,6 +37,20 @@ def in_words(lost: Counter[str]) -> str:
     return (
         f"the chat template leaves out, or changes, what messages say, and it is not learned: {counts}" if lost else ""
     )
+
+
+def spelt(messages: Sequence[dict[str, Any]], special: Set[str]) -> Iterator[str]:
+    """The special tokens whose text stands in a message, once for each message: tokenizers make those tokens of it."""
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            yield from (token for token in special if token in content)
+
+
+def spelt_in_words(spelt: Counter[str]) -> str:
+    """A line for the user; "" if no message spells a special token out."""
+    counts = ", ".join(f"{token} in {count:,}" for token, count in sorted(spelt.items()))
+    return f"messages spell special tokens out, and are read as these tokens, not as text: {counts}" if spelt else ""
 
 
 def _written(value: str, text: str) -> bool:
