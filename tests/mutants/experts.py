@@ -94,8 +94,8 @@ MUTANTS = [
     Mutant(
         "the balance of experts on ranks without logits is not scaled",
         "plait/parallel/apply.py",
-        "            self._scaled(total, tokens)  # for",
-        "            self.balance._scaled = True  # for",
+        "            self._count(tokens)  # ranks",
+        "            self.balance._scaled = True  # ranks",
         "test_models_equal_one_process",
         "gradients are wrong",
         strategy="pipeline",

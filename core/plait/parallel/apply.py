@@ -22,7 +22,8 @@ from plait.parallel.compile import compiled
 from plait.parallel.expert_balance import Balance
 from plait.parallel.initialize import initialise, materialise
 from plait.parallel.kept import Kept
-from plait.parallel.loss import compiled_sum, cross_entropy_sum, loss_parallel_for
+from plait.parallel.loss import compiled_sum, cross_entropy_sum
+from plait.parallel.loss import parallel as loss_parallel_for
 from plait.parallel.mesh import Mesh
 from plait.parallel.precision import apply_precision, dtype
 from plait.parallel.process_group import device_type_here, local_device, start_group

@@ -8,7 +8,7 @@ from crowd import Town
 from test_town import LAYOUTS, same
 
 import plait
-from plait.parallel.loss import loss_parallel_for
+from plait.parallel.loss import parallel
 from plait.testing.models import moe
 from plait.testing.trial import Trial, full
 
@@ -34,7 +34,7 @@ def gradients(model, samples, seq_len, strategies, favourites=()):
     index, count = applied.mesh.rank_and_size("batch")
     mine = slice(index * samples // count, (index + 1) * samples // count)
     logits = part(tokens[mine])
-    with loss_parallel_for(logits):
+    with parallel(logits):
         loss = plait.cross_entropy_sum(logits, labels[mine])
         applied.backward(loss, samples * seq_len)
     return {name: full(p.grad) for name, p in part.named_parameters()}

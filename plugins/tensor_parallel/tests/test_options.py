@@ -220,7 +220,7 @@ def largest_logits():
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    from plait.parallel.loss import loss_parallel_for
+    from plait.parallel.loss import parallel
 
     seen = []
 
@@ -239,7 +239,7 @@ def largest_logits():
         tokens, labels = batch(0)
         with Watch():
             logits = applied.parts[0](tokens)
-            with loss_parallel_for(logits):
+            with parallel(logits):
                 plait.cross_entropy_sum(logits, labels).backward()
         return max(seen, default=(0, ""))
 
