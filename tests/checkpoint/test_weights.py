@@ -169,6 +169,8 @@ def test_broken_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe" / "1.safetensors")  # reading it would never end
     os.mkfifo(tmp_path / "piped index" / INDEX)
     (tmp_path / "endless.safetensors").symlink_to("/dev/zero")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    (tmp_path / "pointer.safetensors").write_text(pointer, encoding="utf-8")
     neither = "it is neither a file nor a link to one"
     for path, message in {
         "none": "no such file or folder",
@@ -176,6 +178,7 @@ def test_broken_files(tmp_path: Path) -> None:
         "pipe/1.safetensors": f"1.safetensors is not a readable safetensors file: {neither}",
         "piped index": f"the index .* cannot be read: {neither}",
         "endless.safetensors": f"endless.safetensors is not a readable safetensors file: {neither}",
+        "pointer.safetensors": "pointer.safetensors is a pointer of Git LFS, not the weights: run git lfs pull",
         "torn.safetensors": "torn.safetensors is not a readable safetensors file",
         "empty": "holds neither a checkpoint of Plait nor .safetensors files",
         "lost": "names gone.safetensors, which is not there",

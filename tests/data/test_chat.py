@@ -18,6 +18,7 @@ from plait.contract.errors import PlaitError
 from plait.data import conversations
 from plait.data.bins import pack
 from plait.data.chat import Chat
+from plait.data.template import Conversation, Template
 from plait.testing import raises_about
 from plait.testing.models import llama3
 from tests.helpers.chats import CHATML, CHATS, pieces, tokenizer_in, written
@@ -161,7 +162,7 @@ def test_what_the_template_does_not_write_is_counted(folder, tmp_path):
     ]
     more = [
         plain[0],
-        {**plain[1], "reasoning_content": "hm", "weight": 0},
+        {**plain[1], "reasoning_content": "hm", "weight": 1},
         {"role": "user", "content": [{"text": "x"}]},
     ]
     tools = [{"type": "function", "function": {"name": "f"}}]
@@ -171,15 +172,42 @@ def test_what_the_template_does_not_write_is_counted(folder, tmp_path):
     said = []
     source(path, folder, validation_fraction=0).prepare(said.append)
     line = "the chat template leaves out, or changes, what messages say, and it is not learned: "
-    assert said[-1] == f"{line}reasoning_content of 2, tools of 1, weight of 2"
+    assert said[-1] == f"{line}reasoning_content of 2, tools of 1"
     silent = tmp_path / "t.jinja"
     silent.write_text(CHATML.replace("{{ m.content }}", "{{ m.content if m.role == 'assistant' }}"), encoding="utf-8")
     said.clear()
     source(path, folder, template=str(silent), validation_fraction=0).prepare(said.append)
-    assert said[-1] == f"{line}content of 5, reasoning_content of 2, tools of 1, weight of 2"
+    assert said[-1] == f"{line}content of 5, reasoning_content of 2, tools of 1"
     said.clear()
     source(written(tmp_path / "b.jsonl", CHATS), folder).prepare(said.append)
     assert not [one for one in said if one.startswith(line)]
+
+
+def test_an_answer_with_weight_0_is_not_learned(folder, tmp_path):
+    asked, no, yes = {"role": "user", "content": "?"}, {"role": "assistant", "content": "no"}, "yes"
+    chat = [asked, {**no, "weight": 0}, asked, {"role": "assistant", "content": yes, "weight": 1}]
+    for number, text in enumerate((CHATML, MARKED)):
+        template = Template(folder, text)
+        [(ids, learned)] = template.encode([Conversation(chat, None, "row 1")])
+        words = "".join(template.name(int(one)) for one in ids[learned])
+        assert "yes" in words, number
+        assert "no" not in words, number
+    with raises_about("weight", 0.5, (0, 1)):
+        template.encode([Conversation([asked, {**no, "weight": 0.5}], None, "row 1")])
+
+
+def test_roles_and_keys_that_nobody_reads_are_counted(folder, tmp_path):
+    typo = [{"role": "user", "content": "?"}, {"role": "asistant", "content": "a"}]
+    rows = [{"messages": CHATS[0]}, {"messages": typo, "system": "be nice"}]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    said: list[str] = []
+    source(path, folder, validation_fraction=0).prepare(said.append)
+    assert "rows hold keys beside their messages and tools, which are not read: system of 1" in said
+    assert "messages of other roles than 'assistant' are not learned; unusual ones: 'asistant' of 1" in said
+    path.write_text(json.dumps(rows[1]) + "\n", encoding="utf-8")
+    with pytest.raises(PlaitError, match="roles: 'asistant' of 1, 'user' of 1"):
+        source(path, folder, validation_fraction=0).prepare(said.append)
 
 
 def test_special_tokens_that_messages_spell_out_are_counted(folder, tmp_path):

@@ -53,6 +53,12 @@ def test_a_file_and_its_folder_are_one_tokenizer(file: Path) -> None:
     assert load(str(file)).digest == load(str(file.parent)).digest
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(file: Path, tmp_path: Path) -> None:
+    marked = tmp_path / "tokenizer.json"
+    marked.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert load(str(marked)).size == load(str(file)).size
+
+
 def test_a_corpus_in_tokens_of_a_file(file: Path, write: Callable[..., str]) -> None:
     rows = write("rows.jsonl", "".join(json.dumps({"text": line}) + "\n" for line in LINES))
     source = Text(path=rows, tokenizer=str(file), validation_fraction=0)

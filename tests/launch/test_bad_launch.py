@@ -22,6 +22,7 @@ import torch
 from plait.check import capacity, memory
 from plait.contract.config import Config, Launch, Precision, Train
 from plait.contract.errors import PlaitError
+from plait.launch.external import unused_number
 from plait.launch.launcher import launch_mode, start_ranks
 from plait.records.run_folder import RunFolder
 from plait.system.errors import one_line
@@ -281,8 +282,26 @@ def test_a_shell_in_a_job_of_slurm_is_no_task(plait_project, shell: dict[str, st
         is_about(error_of(plait_project, "launch.mode=external"), "launch.mode", "external", ("local",))
         done = plait_project("train", "launch.device=cpu", FSDP)
         assert done.code == STARTED
-        said = "launch: Slurm gave this job 4 tasks on 2 nodes, but srun did not start this command"
-        assert (said in done.out) == ("SLURM_STEP_ID" not in env)
+        nodes = " on 2 nodes" if "SLURM_NNODES" in env else ""
+        assert f"launch: Slurm gave this job 4 tasks{nodes}, but srun did not start this command" in done.out
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"])
+def test_processes_that_would_each_train_alone_are_refused(plait_project, name: str) -> None:
+    with mock.patch.dict(os.environ, {name: "2"}):
+        is_about(error_of(plait_project, "launch.device=cpu"), name, "2", "RANK and WORLD_SIZE")
+        assert launch_mode(Launch(mode="local")) == "local"
+        assert launch_mode(Launch(nnodes=2, rdzv_endpoint="a:1")) == "local"
+    with mock.patch.dict(os.environ, {name: "1"}):
+        assert launch_mode(Launch()) == "local"
+
+
+def test_a_number_of_ranks_that_the_launcher_decides_is_said_to_be_unused() -> None:
+    with mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": "2"}):
+        said = unused_number(Launch(nproc_per_node=4))
+        assert said == "launch: launch.nproc_per_node=4 is not used, because the launcher started 2 rank(s) here"
+        assert unused_number(Launch(nproc_per_node=2)) is None
+        assert unused_number(Launch()) is None
 
 
 def test_a_step_may_have_fewer_tasks_than_its_job() -> None:

@@ -284,3 +284,8 @@ def test_a_disk_that_is_real(tmp_path: Path) -> None:
     except CannotMount as why:
         pytest.skip(str(why))
     assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_a_name_that_is_no_utf_8_does_not_keep_a_text_from_being_written(tmp_path: Path) -> None:
+    replace(tmp_path / "a", f"runs/{os.fsdecode(bytes([0xFC]))}")
+    assert (tmp_path / "a").read_text(encoding="utf-8") == "runs/\\udcfc"

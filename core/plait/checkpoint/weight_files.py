@@ -23,6 +23,8 @@ PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 ADAPTER = "adapter_config.json"
 SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<variant>\..+)?\.safetensors")
 
+POINTER = b"version https://git-lfs"
+
 
 @attrs.frozen
 class Files:
@@ -54,6 +56,10 @@ def open_files(path: Path) -> Files:
                     one = tensors.get_slice(name)
                     where[name], shapes[name], dtypes[name] = file, tuple(one.get_shape()), one.get_dtype()
         except (SafetensorError, OSError) as error:
+            if isinstance(error, SafetensorError) and is_pointer(file):  # a regular file, which does not block
+                raise PlaitError(
+                    f"{file} is a pointer of Git LFS, not the weights: run git lfs pull in its folder"
+                ) from None
             raise PlaitError(f"{file} is not a readable safetensors file: {error}") from None
     return Files(path, where, shapes, dtypes)
 
@@ -140,3 +146,9 @@ def _indexed(folder: Path) -> list[Path]:
         return []
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise PlaitError(f"the index {folder / INDEX} cannot be read: {error}") from None
+
+
+def is_pointer(file: Path) -> bool:
+    """Whether Git LFS left a pointer in place of the file's content."""
+    with file.open("rb") as opened:
+        return opened.read(len(POINTER)) == POINTER

@@ -191,6 +191,7 @@ def _import_torch_quietly() -> None:
 
 def _be_a_rank(config: Config, folder: Any) -> Any:
     """One of the ranks that torchrun or Slurm started; rank 0 tells the user."""
+    from plait.launch.external import unused_number
     from plait.launch.no_restart import EXIT_CODES
     from plait.launch.rank import run_rank
     from plait.launch.rank_end import RankEnd, first_cause, read
@@ -201,6 +202,8 @@ def _be_a_rank(config: Config, folder: Any) -> Any:
     is_rank_0 = os.environ["RANK"] == "0"
     if is_rank_0:
         _say(f"launch: external, {os.environ['WORLD_SIZE']} rank(s)")
+        if line := unused_number(config.launch):
+            _say(line)
     handle(signal.SIG_DFL)  # until training begins there is nothing to save, and waiting for others may take long
     with importing():
         from plait.check.prepare import prepare_together

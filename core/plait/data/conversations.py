@@ -16,9 +16,9 @@ from plait.data.documents import File, rows
 from plait.data.order import digest64
 from plait.data.source import Say
 from plait.data.template import ANSWERS, Conversation, Template
-from plait.data.unrendered import in_words, spelt_in_words
+from plait.data.unrendered import in_words, spelt_in_words, strange_roles, unread
 
-FORMAT = 2  # of the files below; another version uses another cache
+FORMAT = 3  # of the files below; another version uses another cache
 GROUP = 256  # conversations that the tokenizer gets at once, to spread over its threads
 LEARNED = np.uint32(1 << 31)  # the bit of a stored id that says: to be learned
 WIDTHS = {"tokens": "uint32", "lengths": "uint32", "answers": "uint32", "keys": "uint64"}
@@ -68,7 +68,8 @@ def write(files: list[File], key: str, template: Template, folder: Path, say: Sa
     lengths: list[int] = []
     first: list[int] = []
     keys: list[int] = []
-    found = (one for file in files for one in conversations(file, key))
+    others: Counter[str] = Counter()
+    found = (one for file in files for one in conversations(file, key, others))
     with (folder / "tokens.bin").open("wb") as out:
         while group := list(islice(found, GROUP)):
             for ids, answers in template.encode([one for one, _ in group]):
@@ -82,7 +83,10 @@ def write(files: list[File], key: str, template: Template, folder: Path, say: Sa
                 tokens, learned = tokens + len(ids), learned + int(answers.sum())
             progress.add(sum(length for _, length in group))
     if not lengths:
-        raise PlaitError(f"{files[0].path}: no conversation has a message of the role {ANSWERS!r} to learn from")
+        roles = ", ".join(f"{role!r} of {count:,}" for role, count in sorted(template.roles.items()))
+        raise PlaitError(
+            f"{files[0].path}: no conversation has a message of the role {ANSWERS!r} to learn from; roles: {roles}"
+        )
     np.array(lengths, np.uint32).tofile(folder / "lengths.bin")
     np.array(first, np.uint32).tofile(folder / "answers.bin")
     np.array(keys, np.uint64).tofile(folder / "keys.bin")
@@ -92,7 +96,13 @@ def write(files: list[File], key: str, template: Template, folder: Path, say: Sa
     say(f"{tokens:,} tokens in {len(lengths):,} conversations, {learned:,} of them to learn{without}")
     for line in of_ends(template.ends, template.stops, template.name):
         say(line)
-    for line in (in_words(template.unrendered), spelt_in_words(template.spelt)):
+    asked = (
+        unread(others),
+        strange_roles(template.roles),
+        in_words(template.unrendered),
+        spelt_in_words(template.spelt),
+    )
+    for line in asked:
         if line:
             say(line)
 
@@ -113,14 +123,18 @@ def of_ends(ends: Counter[int | None], stops: list[str], name: Callable[[int], s
         )
 
 
-def conversations(file: File, key: str) -> Iterator[tuple[Conversation, int]]:
-    """Each conversation of `file` with its bytes. Raises PlaitError, naming file and line, for a row that is none."""
+def conversations(file: File, key: str, others: Counter[str] | None = None) -> Iterator[tuple[Conversation, int]]:
+    """Each conversation of `file` with its bytes. others: counts the keys of rows that are not read.
+
+    Raises PlaitError, naming file and line, for a row that is none."""
     for where, row, size in rows(file):
         if key not in row:
             known = f"{', '.join(row) or 'none'}{near_miss(key, list(row))}"
             raise PlaitError(f"{where}: there is no data.messages_key={key}; available: {known}").at(
                 "data.messages_key", key, fits=list(row)
             )
+        if others is not None:
+            others.update(row.keys() - {key, "tools"})
         messages = row[key]
         if not isinstance(messages, list) or not messages:
             raise PlaitError(f"{where}: data.messages_key={key} must hold a list of messages")

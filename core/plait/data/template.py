@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ class Template:
 
     stops: the names of the tokens that stop an answer, as the tokenizer's folder has them. ends: how many answers ended
     with each special token; None: with none. unrendered: what messages say and the template does not write. spelt:
-    messages that spell a special token out.
+    messages that spell a special token out. roles: messages of each role.
     """
 
     def __init__(self, folder: Path, template: str) -> None:
@@ -122,6 +122,7 @@ class Template:
         self.ends: Counter[int | None] = Counter()
         self.unrendered: Counter[str] = Counter()
         self.spelt: Counter[str] = Counter()
+        self.roles: Counter[str] = Counter()
         self._special = {self.name(number) for number in self._known.special}
 
     def name(self, number: int) -> str:
@@ -160,8 +161,9 @@ class Template:
         messages, text = forms.best(one.messages, lambda form: self._apply(one, form))
         self.unrendered.update(unrendered(messages, one.tools, text, self._template))
         self.spelt.update(spelt(messages, self._special))
+        self.roles.update(message["role"] for message in messages)
         spans = self._marked(one, messages, text) if has_marks(self._template) else self._added(one, messages, text)
-        return text, spans
+        return text, with_weight(spans, one.messages, one.where)
 
     def _marked(self, one: Conversation, messages: list[dict[str, Any]], text: str) -> list[Span]:
         signs = next((pair for pair in SIGNS if not any(sign in text for sign in pair)), SIGNS[0])
@@ -208,3 +210,24 @@ class Template:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise PlaitError(f"{one.where}: the chat template refuses this conversation: {reason}") from error
         return text.encode("utf-8", "replace").decode()  # JSON can contain half a surrogate pair
+
+
+def with_weight(spans: list[Span], messages: Sequence[Mapping[str, Any]], where: str) -> list[Span]:
+    """The `spans` of the answers whose message has no `weight`, or the weight 1: of others nothing is learned.
+
+    Raises PlaitError for another weight, or if it is not known which span is whose.
+    """
+    answers = [message for message in messages if message["role"] == ANSWERS]
+    weights = [message.get("weight") for message in answers]
+    if wrong := [weight for weight in weights if weight not in (None, 0, 1)]:
+        raise PlaitError(f"{where}: an answer has the weight {wrong[0]!r}; it must be 0 (not learned) or 1").at(
+            "weight", wrong[0], fits=(0, 1)
+        )
+    if 0 not in weights:
+        return spans
+    if len(spans) != len(answers):
+        raise PlaitError(
+            f"{where}: an answer has weight=0, but the chat template marks {len(spans)} places in {len(answers)} "
+            "answers, so it is not known which are not learned: leave such answers out, or remove the marks"
+        ).at("weight", 0)
+    return [span for span, weight in zip(spans, weights, strict=True) if weight != 0]

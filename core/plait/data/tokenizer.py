@@ -75,7 +75,7 @@ class FromFile:
 
         try:
             content = file.read_bytes()
-            self._inner = Inner.from_str(content.decode())
+            self._inner = Inner.from_str(content.decode("utf-8-sig"))  # some editors write a byte order mark
         except Exception as error:  # the library raises nothing more specific
             reason = str(error).splitlines()[0]
             raise PlaitError(f"data.tokenizer={name}: {file} is not a file of the library tokenizers: {reason}").at(

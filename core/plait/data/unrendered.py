@@ -6,16 +6,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment")
+
 
 def unrendered(messages: Sequence[dict[str, Any]], tools: Any, text: str, template: str) -> Counter[str]:
     """Key -> how many of the messages have it, while `text`, which the template made of them, does not.
 
-    A text is looked for itself; of other values, such as a weight, it only counts whether the template names the key.
+    A text is looked for itself; of other values, such as tool calls, it only counts whether the template names the key.
     """
     lost: Counter[str] = Counter()
     for message in messages:
         for key, value in message.items():
-            if key == "role" or value is None or value in ("", [], {}):
+            if key in ("role", "weight") or value is None or value in ("", [], {}):  # what weights say is done
                 continue
             if isinstance(value, str):
                 there = _written(value, text)
@@ -51,6 +53,18 @@ def spelt_in_words(spelt: Counter[str]) -> str:
     """A line for the user; "" if no message spells a special token out."""
     counts = ", ".join(f"{token} in {count:,}" for token, count in sorted(spelt.items()))
     return f"messages spell special tokens out, and are read as these tokens, not as text: {counts}" if spelt else ""
+
+
+def strange_roles(roles: Counter[str]) -> str:
+    """A line for the user; "" if every message has a role that chat templates know."""
+    others = ", ".join(f"{role!r} of {count:,}" for role, count in sorted(roles.items()) if role not in ROLES)
+    return f"messages of other roles than 'assistant' are not learned; unusual ones: {others}" if others else ""
+
+
+def unread(keys: Counter[str]) -> str:
+    """A line for the user; "" if rows hold nothing but their messages and tools."""
+    counts = ", ".join(f"{key} of {count:,}" for key, count in sorted(keys.items()))
+    return f"rows hold keys beside their messages and tools, which are not read: {counts}" if keys else ""
 
 
 def _written(value: str, text: str) -> bool:

@@ -10,6 +10,8 @@ from plait.contract.errors import PlaitError, misfit
 
 LAST_PORT = 65535
 MOST = 2**31 - 1
+SHELLS = {"4294967290", "4294967291"}  # Slurm's steps that are the shell of an interactive session, or of a script
+MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # how many processes mpirun started
 
 
 def by_torchrun() -> bool:
@@ -20,10 +22,26 @@ def by_slurm() -> bool:
     """Whether srun started this process as one of several tasks.
 
     The shell of a batch script or of an interactive session has the variables of task 0, but is none: the first has no
-    step, the second a step with one task.
+    step, the second a step with one task; both may have a number that Slurm keeps for them.
     """
     tasks = _tasks()
-    return {"SLURM_PROCID", "SLURM_STEP_ID"} <= os.environ.keys() and tasks is not None and _number(tasks, 1) > 1
+    if not {"SLURM_PROCID", "SLURM_STEP_ID"} <= os.environ.keys() or os.environ["SLURM_STEP_ID"] in SHELLS:
+        return False
+    return tasks is not None and _number(tasks, 1) > 1
+
+
+def check_alone(launch: Launch) -> None:
+    """Raises PlaitError if a launcher that this command does not join has started several processes: each would train
+    alone. Machines that are to meet by `launch.rdzv_endpoint` do so whatever started them."""
+    if launch.nnodes > 1:
+        return
+    for name in (*MPI, "WORLD_SIZE"):
+        count = os.environ.get(name, "")
+        if count.isdigit() and int(count) > 1:
+            raise PlaitError(
+                f"{name}={count} says that {count} processes were started, but RANK and WORLD_SIZE are not both set, "
+                "so each would train alone: start them with torchrun or srun, or set launch.mode=local to train alone"
+            ).at(name, count, fits="RANK and WORLD_SIZE")
 
 
 def _tasks() -> str | None:
@@ -34,13 +52,21 @@ def _tasks() -> str | None:
 def left_idle() -> str | None:
     """What to say if Slurm gave the job more than this command uses, because srun did not start it."""
     env = os.environ
-    if "SLURM_JOB_ID" not in env or "SLURM_STEP_ID" in env:
+    if "SLURM_JOB_ID" not in env or env.get("SLURM_STEP_ID", min(SHELLS)) not in SHELLS:
         return None
     counts = {"tasks": env.get("SLURM_NTASKS", "1"), "nodes": env.get("SLURM_NNODES", "1")}
     several = " on ".join(f"{count} {what}" for what, count in counts.items() if count.isdigit() and int(count) > 1)
     if not several:
         return None
     return f"launch: Slurm gave this job {several}, but srun did not start this command: it uses this machine alone"
+
+
+def unused_number(launch: Launch) -> str | None:
+    """What to say if the launcher started another number of ranks on this machine than the config asks for."""
+    wanted, here = launch.nproc_per_node, os.environ.get("LOCAL_WORLD_SIZE", "")
+    if wanted == "auto" or not here.isdigit() or int(here) == wanted:
+        return None
+    return f"launch: launch.nproc_per_node={wanted} is not used, because the launcher started {here} rank(s) here"
 
 
 def adopt(launch: Launch) -> None:

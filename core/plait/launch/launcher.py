@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 def launch_mode(launch: Launch) -> str:
     """ "external" if a launcher started this process as a rank, else "local".
 
-    Raises PlaitError if `launch.mode=external` and no launcher has, or if its variables for this rank are impossible.
+    Raises PlaitError if `launch.mode=external` and no launcher has, if its variables for this rank are impossible, or
+    if those of another launcher say that there are several processes.
     """
     if launch.mode == "local":
         return "local"
@@ -45,6 +46,7 @@ def launch_mode(launch: Launch) -> str:
             "one of several tasks of srun (SLURM_STEP_ID, SLURM_STEP_NUM_TASKS): start this command with torchrun or "
             "srun, or use launch.mode=local"
         ).at("launch.mode", "external", fits=("local",))
+    external.check_alone(launch)
     return "local"
 
 

@@ -73,6 +73,7 @@ def could_be_written(folder: Path, what: str) -> None:
 
 def replace(path: Path, content: bytes | str) -> None:
     """Give `path` new content atomically: a concurrent reader never sees a partial file; on failure the old one stays.
+    Text is UTF-8; bytes of a name that are none stand as `\\udc..`.
 
     Raises DiskError if it cannot be written.
     """
@@ -80,7 +81,7 @@ def replace(path: Path, content: bytes | str) -> None:
     with writing(path):
         try:
             with temporary.open("wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
+                file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
