@@ -22,6 +22,7 @@ import torch
 from plait.check import capacity, memory
 from plait.contract.config import Config, Launch, Precision, Train
 from plait.contract.errors import PlaitError
+from plait.launch import external
 from plait.launch.external import unused_number
 from plait.launch.launcher import launch_mode, start_ranks
 from plait.records.run_folder import RunFolder
@@ -30,6 +31,7 @@ from plait.system.sockets import local_store
 from plait.testing import is_about, raises_about
 from plait.testing.errors import ANY
 from plait.testing.project import STARTED
+from tests.helpers.commands import free_port
 
 FSDP = "strategy=[fsdp2]"
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
@@ -294,6 +296,18 @@ def test_processes_that_would_each_train_alone_are_refused(plait_project, name: 
         assert launch_mode(Launch(nnodes=2, rdzv_endpoint="a:1")) == "local"
     with mock.patch.dict(os.environ, {name: "1"}):
         assert launch_mode(Launch()) == "local"
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_others_leave_alone_says_so(plait_project, rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external, "PATIENCE", 0.2)
+    env = {**RANKS, "RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": str(free_port())}
+    with mock.patch.dict(os.environ, env):
+        done = plait_project("train", "launch.device=cpu", FSDP, "launch.rendezvous_seconds=1")
+    assert done.code == 1
+    is_about(done.error, "launch.rendezvous_seconds", 1.0)
+    assert f"not all of 2 ranks at 127.0.0.1:{env['MASTER_PORT']} came within 1 s" in done.err
+    assert ("launch: rank 0 waits for the others of 2 ranks" in done.out) == (rank == "0")
 
 
 def test_a_number_of_ranks_that_the_launcher_decides_is_said_to_be_unused() -> None:

@@ -119,7 +119,8 @@ def prepare_together(config: Config, folder: RunFolder, say: Say) -> tuple[RunFo
     from plait.parallel.process_group import end_group, start_group
 
     launch = config.launch
-    start_group(device_of(launch.device), launch.timeout_seconds + 60)  # after the watchdog has written its stacks
+    seconds = launch.timeout_seconds + 60  # after the watchdog has written its stacks
+    start_group(device_of(launch.device), seconds, launch.rendezvous_seconds)
 
     assembly, new = None, not folder.path.exists()
 

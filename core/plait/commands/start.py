@@ -191,7 +191,7 @@ def _import_torch_quietly() -> None:
 
 def _be_a_rank(config: Config, folder: Any) -> Any:
     """One of the ranks that torchrun or Slurm started; rank 0 tells the user."""
-    from plait.launch.external import unused_number
+    from plait.launch.external import meeting_others, unused_number
     from plait.launch.no_restart import EXIT_CODES
     from plait.launch.rank import run_rank
     from plait.launch.rank_end import RankEnd, first_cause, read
@@ -209,12 +209,13 @@ def _be_a_rank(config: Config, folder: Any) -> Any:
         from plait.check.prepare import prepare_together
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()
-    try:
-        folder, outcome, assembly = prepare_together(config, folder, _say)
-    except PlaitError:
-        if is_rank_0:
-            raise
-        raise SystemExit(1) from None
+    with meeting_others(config.launch.rendezvous_seconds, _say if is_rank_0 else None):
+        try:
+            folder, outcome, assembly = prepare_together(config, folder, _say)
+        except PlaitError:
+            if is_rank_0:
+                raise
+            raise SystemExit(1) from None
     console = os.dup(2)
 
     def tell(end: RankEnd) -> None:

@@ -1,15 +1,20 @@
 """What torchrun, Slurm or `launch.rdzv_endpoint` say about where ranks are, and whether it is possible."""
 
+import contextlib
 import os
 import re
 import socket
+import threading
 import time
+from collections.abc import Callable, Iterator
 
 from plait.contract.config import Launch
 from plait.contract.errors import PlaitError, misfit
+from plait.system.errors import one_line
 
 LAST_PORT = 65535
 MOST = 2**31 - 1
+PATIENCE = 10.0  # seconds without a line
 SHELLS = {"4294967290", "4294967291"}  # Slurm's steps that are the shell of an interactive session, or of a script
 MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # how many processes mpirun started
 
@@ -47,6 +52,35 @@ def check_alone(launch: Launch) -> None:
 def _tasks() -> str | None:
     """The variable with the number of tasks beside this one; a step may have fewer than its job."""
     return next((name for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if name in os.environ), None)
+
+
+@contextlib.contextmanager
+def meeting_others(seconds: float, say: Callable[[str], None] | None) -> Iterator[None]:
+    """Inside, the ranks that a launcher started meet. say: gets a line if that takes long.
+
+    Raises PlaitError, on a rank that others leave alone for `seconds`.
+    """
+    import torch.distributed as dist
+
+    env, met = os.environ, threading.Event()
+    where = f"{env.get('WORLD_SIZE')} ranks at {env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}"
+
+    def tell() -> None:
+        while say is not None and not met.wait(PATIENCE) and not dist.is_initialized():
+            say(f"launch: rank {env['RANK']} waits for the others of {where}")
+
+    threading.Thread(target=tell, daemon=True, name="plait-meeting").start()
+    try:
+        yield
+    except (dist.DistStoreError, dist.DistNetworkError) as error:
+        if dist.is_initialized():
+            raise
+        raise PlaitError(
+            f"not all of {where} came within {seconds:g} s (launch.rendezvous_seconds): start them all, and see that "
+            f"this address is reached from each; torch says: {one_line(error)}"
+        ).at("launch.rendezvous_seconds", seconds) from error
+    finally:
+        met.set()
 
 
 def left_idle() -> str | None:

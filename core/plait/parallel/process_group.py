@@ -51,11 +51,14 @@ def _check_gpus(index: int) -> None:
         ).at("LOCAL_WORLD_SIZE", ranks, fits=f"at most {count}")
 
 
-def start_group(device_type: str | None = None, timeout_seconds: float = 600.0) -> None:
+def start_group(
+    device_type: str | None = None, timeout_seconds: float = 600.0, meeting_seconds: float | None = None
+) -> None:
     """Start the default process group from the environment (torchrun), or of this process alone.
 
     gloo serves tensors on the CPU, nccl those on a GPU. An existing group is kept. If all ranks run on one machine,
     this group and later ones listen on loopback alone, otherwise where the other machines reach this one.
+    timeout_seconds: of collectives. meeting_seconds: how long the ranks wait for each other; None: as long.
     """
     if one_machine():
         listen_on_loopback()
@@ -75,8 +78,11 @@ def start_group(device_type: str | None = None, timeout_seconds: float = 600.0) 
     timeout = datetime.timedelta(seconds=timeout_seconds)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        if (store := local_store(timeout)) is None:
-            store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
+        meeting = datetime.timedelta(seconds=meeting_seconds or timeout_seconds)
+        if (store := local_store(meeting)) is not None:
+            store.set_timeout(timeout)
+        else:
+            store, rank, world = next(dist.rendezvous("env://", timeout=meeting))
             store.set_timeout(timeout)
             listen_to_other_machines(store, rank, world)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
