@@ -2,7 +2,7 @@
 
 config = host.compose(["model=llama3_debug", "train.steps=10"])
 checked = host.check(config, world=2)
-applied = checked.apply()  # on two ranks; or on one of many that are simulated: with host.simulated(2, rank=0)
+applied = checked.apply()  # on each of two ranks, or inside host.simulated(2, rank=0) without ranks
 done = applied.step(batch, optimizer)
 """
 

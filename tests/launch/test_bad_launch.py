@@ -123,9 +123,11 @@ def test_ranks_need_open_files(plait_project) -> None:
             capacity.check_open_files()
 
 
-def test_ranks_need_threads(plait_project) -> None:
+def test_ranks_need_threads(plait_project, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Without them gloo ends ranks by SIGABRT, and the launcher restarts them."""
-    with mock.patch.object(capacity, "TRY", "import os; os._exit(3)"):
+    three = tmp_path_factory.mktemp("few") / "three.py"
+    three.write_text("import os; os._exit(3)", encoding="utf-8")
+    with mock.patch.object(capacity, "START", three):
         with raises_about("ulimit -u", 3, "room for 26 more threads"):
             capacity.check_ranks(2, "cpu")
         is_about(error_of(plait_project), "ulimit -u", 3)
@@ -300,7 +302,7 @@ def test_processes_that_would_each_train_alone_are_refused(plait_project, name: 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_rank_that_others_leave_alone_says_so(plait_project, rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external, "PATIENCE", 0.2)
+    monkeypatch.setattr(external, "PATIENCE", 0.02)  # so that a line is said long before the others are given up
     env = {**RANKS, "RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": str(free_port())}
     with mock.patch.dict(os.environ, env):
         done = plait_project("train", "launch.device=cpu", FSDP, "launch.rendezvous_seconds=1")

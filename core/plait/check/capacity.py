@@ -16,17 +16,7 @@ RANK_BYTES = 200 * 2**20  # of an interpreter that has imported torch, before it
 OPEN_FILES = 64  # of a rank: sockets to the others, and files that torch opens to save a checkpoint
 THREADS = 13  # of a rank on a processor that trains: Python's, gloo's, and torch's
 MOST = 255  # threads that are started to try: all that an exit code can count
-TRY = """
-import os, sys, threading
-started = 0
-try:
-    for _ in range(int(sys.argv[1])):
-        threading.Thread(target=threading.Event().wait, daemon=True).start()
-        started += 1
-except RuntimeError:
-    pass
-os._exit(started)
-"""
+START = Path(__file__).with_name("start_threads.py")
 MEMORY = "/proc/meminfo"
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 
@@ -80,7 +70,7 @@ def check_threads(ranks: int) -> None:
 def _startable(count: int) -> int:
     """How many of `count` threads can be started at once. A new process tries: it leaves nothing in this one."""
     try:
-        code = subprocess.run([sys.executable, "-I", "-S", "-c", TRY, str(count)], check=False).returncode
+        code = subprocess.run([sys.executable, "-I", "-S", str(START), str(count)], check=False).returncode
     except OSError:
         return 0
     return code if code >= 0 else count  # if it was killed, nothing is known

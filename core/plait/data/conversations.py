@@ -96,15 +96,14 @@ def write(files: list[File], key: str, template: Template, folder: Path, say: Sa
     say(f"{tokens:,} tokens in {len(lengths):,} conversations, {learned:,} of them to learn{without}")
     for line in of_ends(template.ends, template.stops, template.name):
         say(line)
-    asked = (
+    told = (
         unread(others),
         strange_roles(template.roles),
         in_words(template.unrendered),
         spelt_in_words(template.spelt),
     )
-    for line in asked:
-        if line:
-            say(line)
+    for line in filter(None, told):
+        say(line)
 
 
 def of_ends(ends: Counter[int | None], stops: list[str], name: Callable[[int], str]) -> Iterator[str]:
@@ -126,7 +125,8 @@ def of_ends(ends: Counter[int | None], stops: list[str], name: Callable[[int], s
 def conversations(file: File, key: str, others: Counter[str] | None = None) -> Iterator[tuple[Conversation, int]]:
     """Each conversation of `file` with its bytes. others: counts the keys of rows that are not read.
 
-    Raises PlaitError, naming file and line, for a row that is none."""
+    Raises PlaitError, naming file and line, for a row that is none.
+    """
     for where, row, size in rows(file):
         if key not in row:
             known = f"{', '.join(row) or 'none'}{near_miss(key, list(row))}"

@@ -125,7 +125,7 @@ class Applied:
         watch = observer or Observer()
         chunked, divided = self.run.config.loss.chunks > 1, self.mesh.layout.count("layers") > 1
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        labels, lost = list[Tensor](), list[int]()  # of each micro-batch; those whose loss was computed
+        labels, computed = list[Tensor](), list[int]()  # of each micro-batch; the numbers of those with a loss
         if divided and torch.is_grad_enabled():
             self._count(tokens)  # ranks without logits call no loss
 
@@ -138,9 +138,9 @@ class Applied:
         with ExitStack() as context:
 
             def loss_of(i: int, result: Tensor) -> Tensor:
-                if not lost:  # once: every backward runs before `context` ends
+                if not computed:  # once: every backward runs before `context` ends
                     context.enter_context(loss_parallel_for(result))
-                lost.append(i)
+                computed.append(i)
                 watch.loss(i, None if chunked else result)
                 value = result if chunked else (loss or self.loss)(result, labels[i])
                 total.add_(value.detach())
@@ -155,7 +155,7 @@ class Applied:
         if owners := self.hooks.owners("forward_backward"):
             from plait.parallel.divided_layers import check_called
 
-            check_called(owners[0], self.parts, lost, len(labels), sum(1 for _ in inputs))
+            check_called(owners[0], self.parts, computed, len(labels), sum(1 for _ in inputs))
         if divided:  # imported only by runs that need it
             from plait.parallel.divided_layers import over_stages
 

@@ -104,9 +104,8 @@ class Mesh(contract.Mesh):
         """Name of a process group -> the axis that it spans, for all axes of all views. joined: also groups that join
         several axes, as "data", and the one of all ranks, as "world"."""
         names = [axis.name for axes in (self.layout.dense, *self.layout.views.values()) for axis in axes]
-        axes = {
-            str(self[name].get_group().group_name): name for name in reversed(names)
-        }  # the first of two that coincide
+        # Reversed, so that of two axes that coincide the first is named.
+        axes = {str(self[name].get_group().group_name): name for name in reversed(names)}
         if not joined:
             return axes
         several = {str(joint.get_group().group_name): "data" for joint in self._joined.values()}
