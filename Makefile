@@ -3,7 +3,7 @@
 # half as long again. It must be able to make environments, and have the headers that inductor compiles with.
 FITS := import ensurepip, os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")
 PYTHON ?= $(or $(firstword $(foreach each,/usr/bin/python3.11 python3.11 python3,$(shell $(each) -c '$(FITS)' 2>/dev/null && echo $(each)))),python3)
-PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml examples/*/pyproject.toml))
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml examples/*/pyproject.toml tools/*/pyproject.toml))
 BIN := .venv/bin
 TORCH_PYTHON ?= python3
 GPU_PYTHON ?= 3.12
@@ -77,7 +77,7 @@ faults: install # plants 1,000 faults in real runs; the results are in docs/reli
 	$(BIN)/python -m tests.faults --write docs/reliability.md $(FAULTS)
 
 mutants: install # plants 300 random bugs; the table is in docs/testing.md. MUTANTS='--count 50 --seed 7'
-	$(BIN)/python -m tests.mutation --write docs/testing.md $(MUTANTS)
+	$(BIN)/python -m plait_mutation --write docs/testing.md $(MUTANTS)
 
 grid: install # every family of decoders of transformers under strategies; the table is in plugins/transformers/README.md
 	$(BIN)/python plugins/transformers/tests/grid.py --write plugins/transformers/README.md $(GRID)

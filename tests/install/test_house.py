@@ -102,7 +102,7 @@ def test_lint_reads_the_imports_of_every_plugin_and_example():
 def test_lint_reads_the_types_of_every_plugin_and_example():
     read = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
     sources = {str(folder.parent.relative_to(ROOT)) for folder in PACKAGES}
-    assert set(read["mypy_path"]) == sources | {".", "core"}
+    assert set(read["mypy_path"]) == sources | {".", "core", "tools/mutation/src"}
     wanted = {folder for each in PACKAGES for folder in (each.parent, each.parents[1] / "tests") if folder.is_dir()}
     assert wanted <= {found for line in read["files"] for found in ROOT.glob(line)}
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import attrs
 
 from plait.testing.starter import Starter
-from tests.mutation.draw import ROOT, Mutant
-from tests.mutation.recorded import Recorded
+from plait_mutation.draw import ROOT, Mutant
+from plait_mutation.recorded import Recorded
 
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.+?)(?:@\S+)?(?: - .*)?$", re.MULTILINE)
 START = 60  # seconds that a busy machine may need until the first test runs
@@ -37,7 +37,7 @@ class Copy:
             if (ROOT / name).is_symlink() or (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
-        self.pytest = Starter.begun("tests.mutation.forked", folder, self._environment())
+        self.pytest = Starter.begun("plait_mutation.forked", folder, self._environment())
         self._second = int(time.time())
         self.unsound: set[str] = set()  # tests that fail in a copy without any mutant
 

@@ -1,6 +1,6 @@
 """A pytest plugin that writes down which lines each test runs: in its process, in ranks, and in commands it starts.
 
-    PLAIT_LINES=FOLDER python -m pytest -p tests.mutation.record ...
+    PLAIT_LINES=FOLDER python -m pytest -p plait_mutation.record ...
 
 FOLDER gets a line per test in `tests-*.jsonl`, and a file per process that the tests start. What it has is not recorded
 again, so a cut recording can be continued.
@@ -16,7 +16,7 @@ from typing import Any
 import coverage
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 FOLDER = Path(os.environ.get("PLAIT_LINES", ""))
 SOURCES = [f"{ROOT}/core/*", f"{ROOT}/plugins/*/src/*"]
 Lines = dict[str, list[int]]

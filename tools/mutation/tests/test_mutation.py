@@ -7,10 +7,10 @@ import shutil
 import pytest
 
 from plait.testing.pool import PRELOADED
-from tests.mutation import forked, page, recorded
-from tests.mutation.draw import ROOT, Mutant, chosen, drawn, mutants
-from tests.mutation.judge import Copy, Verdict
-from tests.mutation.recorded import Recorded, read
+from plait_mutation import forked, page, recorded
+from plait_mutation.draw import ROOT, Mutant, chosen, drawn, mutants
+from plait_mutation.judge import Copy, Verdict
+from plait_mutation.recorded import Recorded, read
 
 SOURCE = '''
 """Ä text with 1 == 1."""

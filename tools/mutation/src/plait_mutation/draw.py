@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 SOURCES = ("core/plait", "core/hydra_plugins", "plugins/*/src")
 LEFT_OUT = ("core/plait/commands/template",)  # what `plait new` copies, tested by its own suite
 OPPOSITE = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from tests.mutation.draw import Mutant
-from tests.mutation.judge import Verdict
+from plait_mutation.draw import Mutant
+from plait_mutation.judge import Verdict
 
 MARK = "<!-- the table below is written by `make mutants` -->"
 REASONS = Path(__file__).with_name("reasons.yaml")

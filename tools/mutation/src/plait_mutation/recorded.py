@@ -10,10 +10,10 @@ from pathlib import Path
 
 import attrs
 
-from tests.mutation.draw import ROOT, Mutant
+from plait_mutation.draw import ROOT, Mutant
 
 # They read the source, and would catch any change of it.
-READERS = ("tests/install/", "tests/docs/", "tests/mutants/", "tests/mutation/", "tests/benchmarks/")
+READERS = ("tests/install/", "tests/docs/", "tests/mutants/", "tools/", "tests/benchmarks/")
 NEAR = 1.0  # seconds: quicker tests of the same file may look at a run that another test started
 MOST = 120.0  # seconds of tests for one mutant
 
@@ -34,7 +34,7 @@ class Recorded:
 def record(folder: Path) -> None:
     """Run all quick tests, with what they run written into `folder`; those that it has are not run again."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.mutation.record", "-n", "2", "--dist", "loadgroup"]
+    command = [sys.executable, "-m", "pytest", "-p", "plait_mutation.record", "-n", "2", "--dist", "loadgroup"]
     env = {**os.environ, "PLAIT_LINES": str(folder), "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, "--timeout", "600"], cwd=ROOT, env=env, check=False)
 

@@ -1,6 +1,6 @@
 """`make mutants`: plants random single-line bugs, and counts those that the quick tests notice.
 
-    python -m tests.mutation [--count 300] [--seed 0] [--jobs 2] [--minutes M] [--file PART] [--again] [--write PAGE]
+    python -m plait_mutation [--count 300] [--seed 0] [--jobs 2] [--minutes M] [--file PART] [--again] [--write PAGE]
 
 First it records which tests run which lines, once per state of the source, and then new tests only. Both parts continue
 where a cut one stopped: their results are in the folder `.mutants`.
@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from tests.mutation import page, recorded
-from tests.mutation.draw import ROOT, Mutant, chosen, drawn, sources
-from tests.mutation.judge import Copy, Verdict
+from plait_mutation import page, recorded
+from plait_mutation.draw import ROOT, Mutant, chosen, drawn, sources
+from plait_mutation.judge import Copy, Verdict
 
 FOLDER = ROOT / ".mutants"
 
