@@ -1,4 +1,4 @@
-"""RoPE, its scaling and the mask of packed documents against definitions written out."""
+"""RoPE, its scaling, norms of queries and the mask of packed documents against definitions written out."""
 
 import cmath
 import math
@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from plait.models.attention import CausalAttention, document_mask
 from plait.models.layers import Rope, RopeScaling
 from plait.testing import Trial
+from plait.testing.models import qk_norm
 
 SCALING = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192)
 
@@ -125,3 +126,33 @@ def turns_of(name, remat):
 def test_turns_are_computed_once_per_forward(plait_ranks, name, remat):
     """For all blocks together, and not again where blocks are recomputed."""
     assert plait_ranks.run(turns_of, name, remat, world=1) == [(1, 1)]
+
+
+def test_queries_and_keys_are_normed_before_they_turn():
+    """Attention by its definition, written out token by token."""
+    torch.manual_seed(0)
+    model = qk_norm(n_heads=8, n_kv_heads=4, head_dim=16).double()
+    layer = model.layers["0"].attention
+    torch.nn.init.normal_(layer.q_norm.weight, 1, 0.3)
+    torch.nn.init.normal_(layer.k_norm.weight, 1, 0.3)
+    x = torch.randn(1, 5, 32, dtype=torch.float64)
+
+    def normed(vector, weight):
+        return vector / (vector.square().mean() + 1e-6).sqrt() * weight
+
+    def turned(vector, place):
+        angles = place * 1_000_000.0 ** (-torch.arange(8, dtype=torch.float64) / 8)
+        a, b = vector[:8], vector[8:]
+        return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()])
+
+    out = torch.zeros(5, 8, 16, dtype=torch.float64)
+    for head in range(8):
+        rows, shared = slice(16 * head, 16 * head + 16), slice(16 * (head // 2), 16 * (head // 2) + 16)
+        for t in range(5):
+            q = turned(normed(layer.wq.weight[rows] @ x[0, t], layer.q_norm.weight), t)
+            keys = [turned(normed(layer.wk.weight[shared] @ x[0, s], layer.k_norm.weight), s) for s in range(t + 1)]
+            weights = (torch.stack(keys) @ q / 4).softmax(0)
+            out[t, head] = sum(w * (layer.wv.weight[shared] @ x[0, s]) for s, w in enumerate(weights))
+    want = out.flatten(1) @ layer.wo.weight.T
+    turns = model.rope(torch.zeros(1, 5), None, x.dtype)
+    torch.testing.assert_close(layer(x, None, turns)[0], want, rtol=0, atol=1e-12)

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from plait.contract.errors import PlaitError
-from plait.models.moe import Experts, MoE, Router, RowMean, check, sequence_imbalance
+from plait.models.moe import Experts, MoE, Router, RowMean, sequence_imbalance
 from plait.models.swiglu import SwiGLU
 
 V3 = {"score": "sigmoid", "n_groups": 4, "top_groups": 2, "group_top": 2, "norm_weights": True, "scale": 2.5}
@@ -240,30 +239,6 @@ def test_evaluation_counts_nothing_and_balances_nothing():
     router(tokens())[0].sum().backward()
     assert not router.now.any()
     assert router.weight.grad.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ((8, 9), "model.top_k is 9; it must be at most model.n_experts = 8"),
-        ((8, 2, 3), "model.n_groups is 3, which does not divide model.n_experts = 8; 1, 2, 4 would"),
-        ((8, 2, 4, 5), "model.top_groups is 5; it must be at most model.n_groups = 4"),
-        (
-            (8, 3, 4, 1),
-            "model.top_k is 3, but model.n_experts = 8 in model.n_groups = 4 makes groups of 2, of which "
-            "model.top_groups = 1 are open to a token",
-        ),
-        (
-            (8, 2, 8, 2, 2),
-            "model.group_top is 2, but model.n_experts = 8 in model.n_groups = 8 makes groups of 1, of which "
-            "model.top_groups = 2 are open to a token",
-        ),
-    ],
-)
-def test_options_that_do_not_fit(options, sentence):
-    with pytest.raises(PlaitError) as error:
-        check(*options)
-    assert str(error.value) == sentence
 
 
 def test_scores_that_add_up_to_next_to_nothing_have_a_finite_imbalance():

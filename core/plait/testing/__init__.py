@@ -1,4 +1,4 @@
-"""What tests of strategies share: the conformance suite and its parts. Imports no torch until it is used.
+"""What tests of strategies and models share: the conformance suites and their parts. Imports no torch until it is used.
 
 May import `plan` and the rooms below it.
 """
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from plait.testing.count import Collective, Counting
     from plait.testing.errors import is_about, raises_about
+    from plait.testing.model_suite import ModelSuite
     from plait.testing.parity import apart, unequal, worst_gradient
     from plait.testing.project import Project
     from plait.testing.suite import StrategySuite
@@ -29,6 +30,7 @@ __all__ = [
     "Collective",
     "Counting",
     "Layout",
+    "ModelSuite",
     "Project",
     "StrategySuite",
     "Trial",
@@ -51,6 +53,7 @@ __all__ = [
 _IN = {
     "plait.testing.count": ("Collective", "Counting"),
     "plait.testing.errors": ("is_about", "raises_about"),
+    "plait.testing.model_suite": ("ModelSuite",),
     "plait.testing.parity": ("apart", "unequal", "worst_gradient"),
     "plait.testing.project": ("Project",),
     "plait.testing.suite": ("StrategySuite",),

@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: of the suite, all layouts but the last; leave out with -m 'not slow'")
+    config.addinivalue_line("markers", "slow: of a suite, what takes long and has a like; leave out with -m 'not slow'")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
