@@ -8,9 +8,11 @@ from pathlib import Path
 
 import attrs
 
-from plait.commands.main import COMMANDS, command_of, parser_of
+from plait.commands.main import OWN, command_of, parser_of
 from plait.contract import hookspecs
+from plait.strategies.registry import installed
 
+COMMANDS = [name for name, by in installed("command").items() if by.distribution == OWN]
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
 LINE = re.compile(r"^(?P<indent> *)(?P<key>\w+):(?: +(?P<value>[^#\s][^#]*?))?(?: +# (?P<comment>.*))?$")

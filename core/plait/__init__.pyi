@@ -15,6 +15,7 @@ from plait.contract.config import Schedule as Schedule
 from plait.contract.errors import PlaitError as PlaitError
 from plait.contract.exported import Export as Export
 from plait.contract.hookspecs import hookimpl as hookimpl
+from plait.contract.hookspecs import hookspec as hookspec
 from plait.contract.model_spec import ModelSpec as ModelSpec
 from plait.contract.observer import Observer as Observer
 from plait.contract.observer import RunObserver as RunObserver

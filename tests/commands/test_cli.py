@@ -10,11 +10,13 @@ from importlib.metadata import version
 import pytest
 import yaml
 
-from plait.commands.main import COMMANDS
+from plait.contract.kinds import KINDS
+from plait.strategies.registry import installed
 from tests.helpers.commands import environment
 from tests.helpers.fakes import STRATEGY, distribution, forget
 
 pytestmark = pytest.mark.usefixtures("plait_project")
+COMMANDS = list(installed("command"))
 
 
 @pytest.fixture
@@ -62,19 +64,24 @@ def test_plugins_from_metadata(plait_project, strategies):
     distribution(strategies, "plait-old", api=None, code="raise SystemExit('imported')")
     done = plait_project("plugins")
     assert done.code == 0
-    assert row(done.out, "name") == ["name", "distribution", "version", "api", "state"]
-    assert row(done.out, "fsdp2") == ["fsdp2", "plait-fsdp2", version("plait-fsdp2"), "1", "ok"]
-    assert row(done.out, "ghost")[:4] == ["ghost", "plait-old", "1.0", "-"]
-    assert row(done.out, "ghost")[4].startswith("declares no hook API")
+    assert row(done.out, "name") == ["name", "kind", "distribution", "version", "api", "state"]
+    assert row(done.out, "fsdp2") == ["fsdp2", "strategy", "plait-fsdp2", version("plait-fsdp2"), "1", "ok"]
+    assert row(done.out, "ghost")[:5] == ["ghost", "strategy", "plait-old", "1.0", "-"]
+    assert row(done.out, "ghost")[5].startswith("declares no hook API")
     listed = json.loads(plait_project("plugins", "--json").out)
     assert {
         "name": "fsdp2",
+        "kind": "strategy",
         "distribution": "plait-fsdp2",
         "version": version("plait-fsdp2"),
         "api": 1,
         "state": "ok",
     } in listed
-    assert [found["name"] for found in listed] == sorted(found["name"] for found in listed)
+    kinds = list(KINDS)
+    assert listed == sorted(listed, key=lambda each: (kinds.index(each["kind"]), each["name"]))
+    assert {"strategy", "model", "command"} <= {each["kind"] for each in listed}
+    only = json.loads(plait_project("plugins", "--json", "--kind", "model").out)
+    assert only == [each for each in listed if each["kind"] == "model"]
 
 
 def test_plugins_disabled(plait_project, monkeypatch):

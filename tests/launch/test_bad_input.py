@@ -204,7 +204,7 @@ BAD = r"strategy 'ghost' \(plait-bad 1\.0\)"
     ("code", "sentence"),
     [
         ("import nowhere", rf"{BAD} cannot be imported from plait_bad:Ghost: ModuleNotFoundError: .*'nowhere'"),
-        ("Ghost = dict", rf"{BAD} is not an attrs class: .*"),
+        ("Ghost = dict", rf"{BAD} must be an attrs class, .*"),
         (hook("clip_grad(self)", "pass"), rf"{BAD} does not fit the hooks of API 1: .*'clip_grad'.*"),
         (
             hook("after_step(self, setp)", "pass"),

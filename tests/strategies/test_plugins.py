@@ -44,6 +44,7 @@ def test_metadata_says_it_all(folder):
         "version": "2.1",
         "api": 1,
         "state": "ok",
+        "kind": "strategy",
     }
     assert found["loud"].state == "ok"
     assert str(found["loud"]) == "strategy 'loud' (plait-loud 1.0)"
@@ -136,7 +137,8 @@ def test_an_import_that_fails(folder, code, reason):
 @pytest.mark.parametrize("code", ["class Ghost: pass", "def Ghost(): pass", "Ghost = 3"])
 def test_what_is_no_attrs_class(folder, code):
     distribution(folder, "plait-bad", code=code)
-    refused("strategy 'ghost' (plait-bad 1.0) is not an attrs class: plait_bad:Ghost is ", load, "ghost")
+    must = "must be an attrs class, whose fields are its options, but plait_bad:Ghost is "
+    refused(f"strategy 'ghost' (plait-bad 1.0) {must}", load, "ghost")
 
 
 def test_a_class_inside_another(folder):

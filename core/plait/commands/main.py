@@ -1,12 +1,11 @@
 """The command `plait`: finds the subcommand, whose module is imported only when it is called."""
 
 import errno
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from plait.contract.errors import PlaitError, near_miss
 from plait.system.errors import DiskError, in_words, one_line, refused
@@ -19,12 +18,11 @@ if TYPE_CHECKING:
 
     from plait.commands.arguments import Parser
 
-NAMES = ("train", "plugins", "inspect", "plan", "calibrate", "verify", "convert", "new", "report", "compare")
-COMMANDS = {name: f"plait.commands.{name}" for name in NAMES}  # name -> the module of its `Subcommand`
+OWN = "plait"  # the distribution whose commands say themselves what they are for
 
 
 class Subcommand(Protocol):
-    """A subcommand: a light module, or another object. help: one line about it."""
+    """What an entry point in `plait.commands` names: a light module, or another object. help: one line about it."""
 
     help: str
 
@@ -95,14 +93,6 @@ def _exited(status: int, caller: FrameType) -> None:
 def _command(arguments: list[str]) -> int:
     name, *rest = arguments or [""]
     completing = "-sc" in arguments or "--shell-completion" in arguments
-    if completing or name in COMMANDS:
-        if (here := _here()) not in sys.path:
-            sys.path.append(here)  # for models in the user's own folder; last, so that they hide no module
-        if completing:
-            from plait.commands.completion import complete
-
-            return complete(arguments, COMMANDS)
-        return run(name, rest)
     if arguments in (["--version"], ["-V"]):
         from plait import __version__
 
@@ -111,24 +101,46 @@ def _command(arguments: list[str]) -> int:
     if not arguments or name in ("--help", "-h", "help"):
         print(_usage())
         return 0 if arguments else 1
-    raise PlaitError(f"unknown command {name!r}; available: {', '.join(NAMES)}{near_miss(name, NAMES)}").at(
-        name, fits=NAMES
+    from plait.strategies.registry import installed
+
+    commands = installed("command")
+    if completing or name in commands:
+        if (here := _here()) not in sys.path:
+            sys.path.append(here)  # for models in the user's own folder; last, so that they hide no module
+        if completing:
+            from plait.commands.completion import complete
+
+            return complete(arguments, commands)
+        return run(name, rest)
+    known = list(commands)
+    raise PlaitError(f"unknown command {name!r}; available: {', '.join(known)}{near_miss(name, known)}").at(
+        name, fits=known
     )
 
 
 def command_of(name: str) -> Subcommand:
-    found: Any = importlib.import_module(COMMANDS[name])
-    return found
+    """The command `name`, imported. Raises PlaitError if it is not installed, or is none."""
+    from plait.strategies.registry import load
+
+    return load(name, "command")
 
 
 def run(name: str, argv: Sequence[str]) -> int:
     """What `plait NAME ARGV` does; returns its exit code. Raises PlaitError, and SystemExit after --help."""
     command, parser = command_of(name), parser_of(name)
     try:
-        return command.run(parser.read(argv))
+        return int(command.run(parser.read(argv)) or 0)
     except PlaitError as error:
         error.exit_code = max(error.exit_code, parser.exit_code)
         raise
+    except Exception as error:
+        from plait.strategies.hooks import TRACE
+        from plait.strategies.registry import usable
+
+        plugin = usable(name, "command")
+        if plugin.distribution == OWN or refused(error) or os.environ.get(TRACE):
+            raise
+        raise PlaitError(f"{plugin} failed: {one_line(error)}") from error
 
 
 def parser_of(name: str) -> "Parser":
@@ -149,7 +161,15 @@ def _here() -> str:
 
 
 def _usage() -> str:
-    lines = [f"  plait {name:<9} {command_of(name).help}" for name in COMMANDS]
+    """One line per command. Those of other packages are not imported for it, so they say only where they are from."""
+    from plait.strategies.registry import installed
+
+    commands = installed("command")
+    width = max(map(len, commands), default=0)
+    lines = [
+        f"  plait {name:<{width}} {command_of(name).help if by.distribution == OWN else f'from {by.distribution}'}"
+        for name, by in commands.items()
+    ]
     return "\n".join(
         ["usage: plait COMMAND [arguments]; `plait COMMAND --help` explains one", *lines, "  plait --version"]
     )

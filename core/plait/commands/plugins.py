@@ -1,10 +1,11 @@
-"""`plait plugins`: lists installed strategies from metadata alone; --check imports each in its own process."""
+"""`plait plugins`: lists installed plugins from metadata alone; --check imports each in its own process."""
 
 import sys
 from typing import TYPE_CHECKING, Any
 
 import plait
 from plait.contract.errors import near_miss
+from plait.contract.kinds import KINDS
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -12,42 +13,44 @@ if TYPE_CHECKING:
     from plait.commands.arguments import Parser
     from plait.strategies.registry import Plugin
 
-help = "list the installed strategies"
+help = "list the installed plugins of every kind"
 
 
 def arguments(parser: "Parser") -> None:
     from plait.strategies.registry import DISABLE
 
     parser.description = """\
-Lists the installed strategies: name, distribution, version, hook API and state, from metadata alone. Options of one
-name in two packages are listed after them."""
+Lists the installed plugins of every kind: name, distribution, version, hook API and state, from metadata alone.
+Options of one name in two packages are listed after them."""
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--check",
         action="store_true",
-        help="""import each in its own process, and show its phase, claims and hooks, or what is broken and why; exits
-        with 1 if one is broken, or two options have one name""",
+        help="""import each in its own process, and show what is broken and why, of a strategy also its phase, claims
+        and hooks; exits with 1 if one is broken, or two options have one name""",
     )
-    parser.epilog = f"{DISABLE}=a,b blocks the strategies a and b."
+    parser.add_argument("--kind", metavar="KIND", choices=list(KINDS), help="only the plugins of this kind")
+    parser.epilog = f"{DISABLE}=a,b blocks the plugins a and b."
 
 
 def run(args: "Namespace") -> int:
     from pathlib import Path
 
     from plait.strategies.probe import probe
-    from plait.strategies.registry import DISABLE, disabled, installed
+    from plait.strategies.registry import DISABLE, disabled, everything
     from plait.strategies.shipped import collisions
 
-    plugins = installed()
-    for name in sorted(disabled() - set(plugins)):
-        guess = near_miss(name, list(plugins))
+    plugins = [plugin for of_a_kind in everything().values() for plugin in of_a_kind.values()]
+    names = {plugin.name for plugin in plugins}
+    for name in sorted(disabled() - names):
+        guess = near_miss(name, sorted(names))
         print(f"plait: {DISABLE} names {name!r}, which is not installed{guess}", file=sys.stderr)
-    rows = [_row(plugin) for plugin in plugins.values()]
+    rows = [_row(plugin) for plugin in plugins if args.kind in (None, plugin.kind)]
     broken = False
     if args.check:
         for row in rows:
             if row["state"] == "ok":
-                row.update(probe(row["name"]))
+                row.update(probe(row["name"], row["kind"]))
                 broken |= row["state"] != "ok"
             else:
                 broken |= not row["state"].startswith("disabled")
@@ -66,6 +69,7 @@ def run(args: "Namespace") -> int:
 def _row(plugin: "Plugin") -> dict[str, Any]:
     return {
         "name": plugin.name,
+        "kind": plugin.kind,
         "distribution": plugin.distribution,
         "version": plugin.version,
         "api": plugin.api,
@@ -75,7 +79,7 @@ def _row(plugin: "Plugin") -> dict[str, Any]:
 
 def shown(rows: list[dict[str, Any]]) -> str:
     if not rows:
-        return "no strategies are installed: pip install a package that brings one"
+        return "no such plugins are installed: pip install a package that brings one"
     keys = list(dict.fromkeys(key for row in rows for key in row))
     keys.append(keys.pop(keys.index("state")))  # the longest column last
     cells = [keys, *([_cell(row.get(key)) for key in keys] for row in rows)]

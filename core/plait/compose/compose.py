@@ -10,6 +10,7 @@ from typing import Any
 from plait.compose.quoting import advice, for_shell, quoted
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError, near_miss, unknown_key
+from plait.contract.kinds import KINDS
 from plait.system.errors import one_line
 from plait.system.signals import stop_behind
 
@@ -94,16 +95,18 @@ def explained(error: Exception) -> PlaitError:
         return PlaitError(said + a_list).at(key, values)
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
         group, _, option = str(error.missing_cfg_file).rpartition("/")
-        if group == "strategy":
+        kind = next((kind for kind in KINDS.values() if kind.choice == group and kind.node), None)
+        if kind is not None:
             from plait.strategies.registry import installed
 
-            plugins = installed()
+            plugins = installed(kind.name)
             if not option:
-                return PlaitError("strategy= is empty; write strategy=[] for no strategy").at(group, fits="[]")
+                none = f"{group}=[] for no {group}" if kind.several else f"{group}=null for the core's own"
+                return PlaitError(f"{group}= is empty; write {none}").at(group, fits="[]" if kind.several else "null")
             if option in plugins:
                 if plugins[option].state != "ok":
                     return PlaitError(f"{plugins[option]} cannot be used: {plugins[option].state}").at(group, option)
-                said = f"{plugins[option]} has no conf/strategy/{option}.yaml in its package {plugins[option].package}"
+                said = f"{plugins[option]} has no conf/{group}/{option}.yaml in its package {plugins[option].package}"
                 return PlaitError(said).at(group, option)
             options = [name for name, plugin in plugins.items() if plugin.state == "ok"]
             what = "is not installed; installed"
@@ -120,9 +123,10 @@ def explained(error: Exception) -> PlaitError:
     cause = next((each for each in unknown if isinstance(each.parent_node, DictConfig)), None)
     if cause is not None:
         known = [str(name) for name in cause.parent_node]
-        if str(cause.full_key).rpartition(".")[0] == "strategy":
+        node = str(cause.full_key).rpartition(".")[0]
+        if kind := next((kind for kind in KINDS.values() if kind.node and kind.node == node), None):
             selected = ", ".join(known) or "none"
-            said = f"{cause.full_key}: strategy {cause.key!r} is not selected; selected: {selected}"
+            said = f"{cause.full_key}: {kind.name} {cause.key!r} is not selected; selected: {selected}"
             return PlaitError(said).at(str(cause.full_key), fits=known)
         return unknown_key(str(cause.full_key), known)
     if isinstance(error, OmegaConfBaseException):

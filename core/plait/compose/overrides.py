@@ -6,10 +6,11 @@ from pathlib import PurePath
 from typing import Any, NoReturn
 
 from plait.contract.errors import PlaitError, in_yaml, misfit
+from plait.contract.kinds import KINDS
 
-LISTS = "strategy"  # the group of which a run takes several options
-SINGLE = ("model", "data", "optimizer", "cluster")
-GROUPS = (LISTS, *SINGLE, "recipe", "hardware")
+LISTS = tuple(kind.choice for kind in KINDS.values() if kind.several)  # groups of which a run takes several options
+SINGLE = (*(kind.choice for kind in KINDS.values() if kind.choice and not kind.several), "cluster")
+GROUPS = (*LISTS, *SINGLE, "recipe", "hardware")
 FOLDERS = {"hydra.run.dir": (".",), "hydra.output_subdir": (None,), "hydra.job.chdir": (False, None)}
 
 
@@ -27,10 +28,10 @@ def check_arguments(argv: list[str]) -> None:
             raise PlaitError(f"{override.input_line!r} is not an override: write key=value").at(
                 str(override.input_line), fits="key=value"
             )
-        if override.is_delete() and key.count(".") == 1 and group.startswith(f"{LISTS}."):
-            name = key.partition(".")[2]
-            raise PlaitError(f"{override.input_line}: to drop {name}, leave it out of {LISTS}=[...]").at(
-                key, fits=f"{LISTS}=[...] without {name}"
+        lists, _, name = group.partition(".")
+        if override.is_delete() and lists in LISTS and key.count(".") == 1:
+            raise PlaitError(f"{override.input_line}: to drop {name}, leave it out of {lists}=[...]").at(
+                key, fits=f"{lists}=[...] without {name}"
             )
         if override.is_delete():
             continue
@@ -66,7 +67,7 @@ def _check_group(group: str, value: Any) -> None:
             group, value, fits="one option"
         )
     if wrong := [name for name in names if not isinstance(name, str)]:
-        example = f"{group}=[NAME], or {group}=[] for none" if group == LISTS else f"{group}=NAME"
+        example = f"{group}=[NAME], or {group}=[] for none" if group in LISTS else f"{group}=NAME"
         raise PlaitError(
             f"{group}={_written(value)} must name options; {_written(wrong[0])} is not a name: {example}"
         ).at(group, value, fits=example)

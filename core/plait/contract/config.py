@@ -37,6 +37,11 @@ def _different(_: Any, attribute: attrs.Attribute, value: list[int]) -> None:
         raise ValueError(f"'{attribute.name}' has a duplicate: {value}")
 
 
+def _one(_: Any, attribute: attrs.Attribute, value: dict[str, Any]) -> None:
+    if len(value) > 1:
+        raise ValueError(f"'{attribute.name}' names {' and '.join(value)}; a run has one")
+
+
 @attrs.frozen
 class Named:
     name: str | int | None = attrs.field(default=None, validator=_a_name)
@@ -92,6 +97,7 @@ class Compile:
 @attrs.frozen
 class Loss:
     chunks: int = attrs.field(default=1, validator=ge(1))
+    function: dict[str, Any] = attrs.field(factory=dict, validator=_one)
 
 
 @attrs.frozen
@@ -100,6 +106,7 @@ class Schedule:
     decay: str = _one_of("linear", "cosine", "sqrt")
     decay_steps: int | None = attrs.field(default=None, validator=optional(ge(0)))
     min_lr_ratio: float = attrs.field(default=0.1, validator=[ge(0), le(1)])
+    shape: dict[str, Any] = attrs.field(factory=dict, validator=_one)
 
 
 @attrs.frozen
@@ -158,7 +165,8 @@ class Sweep:
 
 @attrs.frozen
 class Config:
-    """One run. `model`, `data` and `optimizer` are nodes with a `_target_`; `strategy` maps names to options.
+    """One run. `model`, `data` and `optimizer` are nodes with a `_target_`; `strategy`,
+    `observer` and `sink` map names to options, `schedule.shape` and `loss.function` one name at most.
 
     Nothing of it changes: `with_value` returns another one. `cluster` is empty, or the fields of a
     `plait.contract.cluster.Cluster`.
@@ -166,6 +174,8 @@ class Config:
 
     run: Named = attrs.field(factory=Named)
     strategy: dict[str, Any] = attrs.field(factory=dict)
+    observer: dict[str, Any] = attrs.field(factory=dict)
+    sink: dict[str, Any] = attrs.field(factory=dict)
     model: dict[str, Any] = attrs.field(factory=dict)
     data: dict[str, Any] = attrs.field(factory=dict)
     optimizer: dict[str, Any] = attrs.field(factory=dict)

@@ -14,7 +14,7 @@ from plait.contract import hookspecs
 from plait.contract.errors import PlaitError, short
 from plait.contract.exact import Misfit
 from plait.strategies.order import Turn, claimed, order
-from plait.strategies.registry import described
+from plait.strategies.registry import described, installed, load
 from plait.system.errors import left
 from plait.system.signals import asked_to_stop
 
@@ -52,12 +52,13 @@ class Hooks:
         self.roles: dict[str, str] = claimed(self.strategies)
         self._manager = pluggy.PluginManager("plait")
         self._manager.add_hookspecs(hookspecs)
+        self._further = False  # whether the hooks that packages specify are known too
         if defaults is not None:
             self._manager.register(defaults, name=CORE)
         for turn in reversed(self.turns):  # pluggy calls the last registered first
             self._register(turn.name, self.strategies[turn.name])
-        for hook in hookspecs.FIRST_RESULT:
-            owners = self.owners(hook)
+        for hook, caller in vars(self._manager.hook).items():
+            owners = self.owners(hook) if caller.spec and caller.spec.opts["firstresult"] else []
             if len(owners) > 1:
                 raise PlaitError(
                     f"strategies {owners[0]!r} and {owners[1]!r} both implement {hook!r}; only one may"
@@ -73,7 +74,7 @@ class Hooks:
 
     def all(self, hook: str, **arguments: Any) -> None:
         """Call `hook` of every strategy, in order; what they return is not asked for."""
-        getattr(self._manager.hook, hook)(**arguments)
+        self._caller(hook)(**arguments)
 
     def answers(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
         """(strategy, answer) of every strategy that implements `hook`, in order."""
@@ -81,7 +82,7 @@ class Hooks:
 
     def first(self, hook: str, **arguments: Any) -> Any:
         """The answer of the strategy that has one, else the core's."""
-        return getattr(self._manager.hook, hook)(**arguments)
+        return self._caller(hook)(**arguments)
 
     def fold(self, hook: str, name: str, value: str, **arguments: Any) -> Any:
         """`arguments[value]` after strategy `name` has acted on it; None from the hook means that it changed it in
@@ -93,9 +94,28 @@ class Hooks:
         return arguments[value]
 
     def _of_strategies(self, hook: str) -> list[pluggy.HookImpl]:
-        return [i for i in getattr(self._manager.hook, hook).get_hookimpls() if i.plugin_name != CORE]
+        return [i for i in self._caller(hook).get_hookimpls() if i.plugin_name != CORE]
+
+    def _caller(self, hook: str) -> pluggy.HookCaller:
+        if not hasattr(self._manager.hook, hook):
+            self._specify_further()
+        return getattr(self._manager.hook, hook)
+
+    def _specify_further(self) -> None:
+        """Add the hooks that packages specify: only if one is asked for, because they must be imported."""
+        if not self._further:
+            self._further = True
+            for package in installed("hookspecs"):
+                module = load(package, "hookspecs")
+                try:
+                    self._manager.add_hookspecs(module)
+                except ValueError as error:  # no function of it is marked
+                    which = described(package, "hookspecs")
+                    raise PlaitError(f"{which} must be a module with functions @plait.hookspec: {error}") from None
 
     def _register(self, name: str, strategy: Any) -> None:
+        if any(not hasattr(hookspecs, hook) for _, hook, _ in marked(strategy)):
+            self._specify_further()
         try:
             self._manager.register(_attributed(strategy, name, self._required), name=name)
             self._manager.check_pending()

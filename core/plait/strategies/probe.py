@@ -1,4 +1,4 @@
-"""Imports a strategy in its own interpreter to test it, so that a broken one harms no other."""
+"""Imports a plugin in its own interpreter to test it, so that a broken one harms no other."""
 
 import json
 import subprocess
@@ -9,10 +9,11 @@ MARK = "plait-probe "  # before the answer: the imported code may print too, bef
 SECONDS = 120
 
 
-def probe(name: str) -> dict[str, Any]:
-    """What importing the strategy `name` in a new interpreter shows: phase, claims, hooks, or why it fails."""
+def probe(name: str, kind: str = "strategy") -> dict[str, Any]:
+    """What importing the plugin `name` in a new interpreter shows: whether it is what its kind must be, or why it
+    fails; of a strategy also phase, claims and hooks."""
     try:
-        command = [sys.executable, "-m", "plait.strategies.probed", name, MARK]
+        command = [sys.executable, "-m", "plait.strategies.probed", name, kind, MARK]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=SECONDS, errors="replace", encoding="utf-8"
         )

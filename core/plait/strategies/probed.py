@@ -1,4 +1,4 @@
-"""Imports the strategy NAME and prints what it shows: `python -m plait.strategies.probed NAME MARK`."""
+"""Imports the plugin NAME and prints what it shows: `python -m plait.strategies.probed NAME KIND MARK`."""
 
 import json
 import sys
@@ -13,10 +13,13 @@ from plait.strategies.order import traits
 from plait.strategies.registry import load
 
 
-def shown(name: str) -> dict[str, Any]:
-    """The state of the strategy, "ok" or what is wrong; if it is fine also its phase, claims, numerics and hooks."""
+def shown(name: str, kind: str) -> dict[str, Any]:
+    """The state of the plugin, "ok" or what is wrong; of a strategy that is fine also its phase, claims, numerics and
+    hooks."""
     try:
-        cls = load(name)
+        cls = load(name, kind)
+        if kind != "strategy":
+            return {"state": "ok"}
         strategy: Any = object.__new__(cls)  # options that must be given are not known here
         for field in attrs.fields(cls):
             object.__setattr__(strategy, field.name, None)
@@ -34,4 +37,4 @@ def shown(name: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(f"\n{sys.argv[2]}{json.dumps(shown(sys.argv[1]))}")
+    print(f"\n{sys.argv[3]}{json.dumps(shown(*sys.argv[1:3]))}")

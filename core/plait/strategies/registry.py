@@ -1,4 +1,4 @@
-"""Finds the installed strategies from metadata alone, and imports and creates those that a run selects."""
+"""Finds the installed plugins of every kind from metadata alone, and imports and creates those that a run selects."""
 
 import functools
 import importlib
@@ -13,67 +13,86 @@ import attrs
 
 from plait.contract.errors import PlaitError, near_miss
 from plait.contract.hookspecs import APIS
-from plait.strategies.entry_points import entry_points
+from plait.contract.kinds import CLASS, KINDS, PluginKind
+from plait.strategies.entry_points import Entry, entry_points
 from plait.system.errors import left, one_line, shown
 from plait.system.signals import asked_to_stop
 
-GROUP = "plait.strategies"
 API_GROUP = "plait.api"  # <strategy> = "v1": the hook API that it was written for, readable without an import
 DISABLE = "PLAIT_DISABLE_PLUGINS"
+FORMS = {CLASS: r"[^\W\d][\w.]*:[^\W\d][\w.]*"}  # another target may also be a module
+MODULE = r"[^\W\d][\w.]*(:[^\W\d][\w.]*)?"
+BY_GROUP = {kind.group: kind for kind in KINDS.values()}
 
 
 @attrs.frozen
 class Plugin:
-    """An installed strategy, from its distribution's metadata."""
+    """An installed plugin, from its distribution's metadata.
+
+    kind: the name of its kind, a key of `KINDS`. target: MODULE:CLASS, for some kinds MODULE. api: the hook API that it
+    was written for; only strategies must say it. state: "ok", or why it cannot be used.
+    """
 
     name: str
-    target: str  # module:Class
+    target: str
     distribution: str
     version: str
     api: int | None
-    state: str  # "ok", or why it cannot be used
+    state: str
+    kind: str = "strategy"
 
     @property
     def package(self) -> str:
         return self.target.partition(":")[0].partition(".")[0]
 
     def __str__(self) -> str:
-        return f"strategy {self.name!r} ({self.distribution} {self.version})"
+        return f"{self.kind} {self.name!r} ({self.distribution} {self.version})"
 
 
-def installed() -> dict[str, Plugin]:
-    """Name -> plugin, sorted by name. Imports nothing; unusable ones are included, with the reason as their state."""
+def installed(kind: str = "strategy") -> dict[str, Plugin]:
+    """Name -> plugin of this kind, sorted by name. Imports nothing; unusable ones are included, with the reason as
+    their state."""
+    return dict(everything()[kind])
+
+
+def everything() -> dict[str, dict[str, Plugin]]:
+    """PluginKind -> name -> plugin, of all kinds."""
     changed = tuple((path, os.stat(path).st_mtime_ns if os.path.exists(path) else 0) for path in sys.path)
-    return dict(_installed(changed, os.environ.get(DISABLE, "")))
+    return _everything(changed, os.environ.get(DISABLE, ""))
 
 
 @functools.lru_cache(maxsize=1)
-def _installed(changed: Any, blocking: str) -> dict[str, Plugin]:
+def _everything(changed: Any, blocking: str) -> dict[str, dict[str, Plugin]]:
     """Reading the metadata of all distributions takes a while: once, until a folder that holds some changes."""
-    entries = entry_points(GROUP, API_GROUP)
+    entries = entry_points(API_GROUP, *BY_GROUP)
     apis = {(e.distribution, e.name): e.value for e in entries if e.group == API_GROUP}
     blocked = disabled()
-    found: dict[str, Plugin] = {}
-    for entry in (e for e in entries if e.group == GROUP):
+    plugins: dict[str, dict[str, Plugin]] = {kind: {} for kind in KINDS}
+    for entry in (e for e in entries if e.group in BY_GROUP):
+        kind = BY_GROUP[entry.group]
         api = apis.get((entry.distribution, entry.name), "")
         number = int(api[1:]) if api[:1] == "v" and api[1:].isdigit() else None
-        state = "ok"
-        if entry.name in found:
-            state = f"defined twice: by {found[entry.name].distribution} and by {entry.distribution}; uninstall one"
-        elif entry.name in blocked:
-            state = f"disabled by {DISABLE}"
-        elif not re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", entry.value):
-            state = f"its entry point is {entry.value!r}, not MODULE:CLASS"
-        elif entry.damaged:
-            state = (
-                f"the metadata in {shown(entry.damaged)} has no name or no version: install {entry.distribution} again"
-            )
-        elif number is None:
-            state = f'declares no hook API: add {entry.name} = "v{APIS[-1]}" to the entry points {API_GROUP!r}'
-        elif number not in APIS:
-            state = f"written for hook API {number}; this Plait runs {APIS[0]} to {APIS[-1]}"
-        found[entry.name] = Plugin(entry.name, entry.value, entry.distribution, entry.version, number, state)
-    return found
+        known = plugins[kind.name]
+        state = _state(entry, kind, number, known.get(entry.name), blocked)
+        known[entry.name] = Plugin(entry.name, entry.value, entry.distribution, entry.version, number, state, kind.name)
+    return plugins
+
+
+def _state(entry: Entry, kind: PluginKind, api: int | None, other: Plugin | None, blocked: set[str]) -> str:
+    """ "ok", or why this plugin cannot be used. other: of the same kind and name."""
+    if other is not None:
+        return f"defined twice: by {other.distribution} and by {entry.distribution}; uninstall one"
+    if entry.name in blocked:
+        return f"disabled by {DISABLE}"
+    if not re.fullmatch(FORMS.get(kind.target, MODULE), entry.value):
+        return f"its entry point is {entry.value!r}, not {kind.target}"
+    if entry.damaged:
+        return f"the metadata in {shown(entry.damaged)} has no name or no version: install {entry.distribution} again"
+    if api is None and kind.name == "strategy":
+        return f'declares no hook API: add {entry.name} = "v{APIS[-1]}" to the entry points {API_GROUP!r}'
+    if api is not None and api not in APIS:
+        return f"written for hook API {api}; this Plait runs {APIS[0]} to {APIS[-1]}"
+    return "ok"
 
 
 def disabled() -> set[str]:
@@ -81,59 +100,66 @@ def disabled() -> set[str]:
     return {name.strip() for name in os.environ.get(DISABLE, "").split(",")} - {""}
 
 
-def load(name: str) -> type:
-    """The class of the installed strategy `name`. Raises PlaitError if it is missing or broken."""
-    plugins = installed()
+def usable(name: str, kind: str = "strategy") -> Plugin:
+    """The installed plugin `name` of this kind. Raises PlaitError if it is missing, or cannot be used."""
+    plugins, where = installed(kind), KINDS[kind].choice or kind
     if name not in plugins:
         known = ", ".join(plugins) or "none"
-        raise PlaitError(f"strategy {name!r} is not installed; installed: {known}{near_miss(name, list(plugins))}").at(
-            "strategy", name, fits=plugins
+        raise PlaitError(f"{kind} {name!r} is not installed; installed: {known}{near_miss(name, list(plugins))}").at(
+            where, name, fits=plugins
         )
     plugin = plugins[name]
     if plugin.state != "ok":
-        raise PlaitError(f"{plugin} cannot be used: {plugin.state}").at("strategy", name)
+        raise PlaitError(f"{plugin} cannot be used: {plugin.state}").at(where, name)
+    return plugin
+
+
+def load(name: str, kind: str = "strategy") -> Any:
+    """What the entry point of the installed plugin `name` points to: for a strategy, its class. Raises PlaitError if it
+    is missing or broken, or is not what its kind must be."""
+    plugin, where = usable(name, kind), KINDS[kind].choice or kind
     module, _, attribute = plugin.target.partition(":")
     try:
-        cls = operator.attrgetter(attribute)(importlib.import_module(module))
+        made = importlib.import_module(module)
+        if attribute:
+            made = operator.attrgetter(attribute)(made)
     except BaseException as error:  # sys.exit too
         if asked_to_stop(error):
             raise
         why = _reason(error)
-        raise PlaitError(f"{plugin} cannot be imported from {plugin.target}: {why}").at("strategy", name) from error
-    if not (isinstance(cls, type) and attrs.has(cls)):
-        raise PlaitError(f"{plugin} is not an attrs class: {plugin.target} is {cls!r}").at(
-            "strategy", name, fits="an attrs class"
-        )
-    return cls
+        raise PlaitError(f"{plugin} cannot be imported from {plugin.target}: {why}").at(where, name) from error
+    if why := KINDS[kind].lacks(made):
+        must = KINDS[kind].must
+        raise PlaitError(f"{plugin} must be {must}, but {plugin.target} {why}").at(where, name, fits=must)
+    return made
 
 
-def create(name: str, options: Mapping[str, Any]) -> Any:
-    """An instance of the installed strategy `name`. Raises PlaitError for an unknown option or a wrong value."""
+def create(name: str, options: Mapping[str, Any], kind: str = "strategy") -> Any:
+    """An instance of the installed plugin `name`. Raises PlaitError for an unknown option or a wrong value."""
     from plait.contract.schema import typed
 
-    cls = load(name)
+    cls, key = load(name, kind), KINDS[kind].key_of(name)
     try:
-        return typed(cls, options, f"strategy.{name}")
+        return typed(cls, options, key)
     except PlaitError:
         raise
     except BaseException as error:  # sys.exit too
         if asked_to_stop(error):
             raise
         why = _reason(error)
-        raise PlaitError(f"{described(name)} cannot be created from its options: {why}").at(
-            f"strategy.{name}"
-        ) from error
+        raise PlaitError(f"{described(name, kind)} cannot be created from its options: {why}").at(key) from error
 
 
-def create_all(selected: Mapping[str, Any]) -> dict[str, Any]:
-    """Name -> instance, for the config's node `strategy`. Raises PlaitError if one cannot be created."""
+def create_all(selected: Mapping[str, Any], kind: str = "strategy") -> dict[str, Any]:
+    """Name -> instance, for the config's node of this kind. Raises PlaitError if one cannot be created."""
     for name, options in selected.items():
         if not isinstance(options, Mapping | type(None)):
+            key = KINDS[kind].key_of(name)
             raise PlaitError(
-                f"strategy.{name}={options!r} is not a node of options: a strategy's YAML begins with the line "
-                "`# @package strategy.<its name>`"
-            ).at(f"strategy.{name}", options, fits="a node of options")
-    return {name: create(name, options or {}) for name, options in selected.items()}
+                f"{key}={options!r} is not a node of options: the YAML of a {kind} begins with the line "
+                f"`# @package {KINDS[kind].node}.<its name>`"
+            ).at(key, options, fits="a node of options")
+    return {name: create(name, options or {}, kind) for name, options in selected.items()}
 
 
 def name_of(strategy: Any) -> str:
@@ -141,20 +167,24 @@ def name_of(strategy: Any) -> str:
     cls = type(strategy)
     if isinstance(getattr(cls, "name", None), str):
         return cls.name
-    target = f"{cls.__module__}:{cls.__qualname__}"
-    for plugin in installed().values():
+    plugin = plugin_of(cls, "strategy")
+    return plugin.name if plugin else cls.__name__.lower()
+
+
+def plugin_of(made: Any, kind: str) -> Plugin | None:
+    """The installed plugin of this kind whose entry point points to this class or function."""
+    module, name = getattr(made, "__module__", ""), getattr(made, "__qualname__", "")
+    for plugin in installed(kind).values():
         _, _, attribute = plugin.target.partition(":")
-        if plugin.target == target or (
-            attribute == cls.__qualname__ and plugin.package == cls.__module__.partition(".")[0]
-        ):
-            return plugin.name
-    return cls.__name__.lower()
+        if plugin.target == f"{module}:{name}" or (attribute == name and plugin.package == module.partition(".")[0]):
+            return plugin
+    return None
 
 
-def described(name: str) -> str:
-    """How errors name a strategy: with its distribution if it came from one."""
-    plugin = installed().get(name)
-    return str(plugin) if plugin else f"strategy {name!r}"
+def described(name: str, kind: str = "strategy") -> str:
+    """How errors name a plugin: with its distribution if it came from one."""
+    plugin = installed(kind).get(name)
+    return str(plugin) if plugin else f"{kind} {name!r}"
 
 
 def _reason(error: BaseException) -> str:

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import attrs
 
+from plait.contract.kinds import KINDS
 from plait.strategies.entry_points import entry_points
-from plait.strategies.registry import GROUP
-
-MODELS = "plait.models"  # <any name> = "package": a package that ships models, as conf/model/*.yaml
 
 
 @attrs.frozen
@@ -20,10 +18,11 @@ class Shipped:
 
 
 def shipped() -> list[Shipped]:
-    """The folders of packages of strategies and of models, sorted by package. Imports none of them."""
+    """The folders of packages of plugins that a config chooses, sorted by package. Imports none of them."""
     packages: dict[str, str] = {}
-    for entry in entry_points(GROUP, MODELS):
+    for entry in entry_points(*(kind.group for kind in KINDS.values() if kind.choice)):
         packages.setdefault(entry.package, entry.distribution)
+    packages.pop("plait", None)  # its own folder is Hydra's first
     return [
         Shipped(packages[package], Path(location) / "conf")
         for package in sorted(packages)
@@ -44,7 +43,8 @@ def defined_twice(option: str, places: list[tuple[str, str]]) -> str:
     """The sentence about an option of several packages. option: GROUP/OPTION. places: (distribution, file)."""
     group, _, name = option.rpartition("/")
     by = " and ".join(f"by {distribution} ({file})" for distribution, file in places)
-    own = "" if group == "strategy" else f", or copy the one to use to ./conf/{option}.yaml"
+    by_name = any(kind.node for kind in KINDS.values() if kind.choice == group)
+    own = "" if by_name else f", or copy the one to use to ./conf/{option}.yaml"
     return f"{group}={name} is defined twice: {by}; uninstall one{own}"
 
 

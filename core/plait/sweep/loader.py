@@ -10,7 +10,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from plait.compose.loader import Loader
-from plait.compose.overrides import check_sweep
+from plait.compose.overrides import LISTS, check_sweep
 from plait.contract.errors import PlaitError, near_miss
 from plait.sweep.command import Command, follows
 
@@ -29,14 +29,14 @@ class JobLoader(Loader):
         def load(those: list[str]) -> DictConfig:
             return super(JobLoader, self).compose(name, those, mode, shell, validate)
 
-        options = {o.input_line: o for o in parsed(overrides) if _strategy(o)}
+        options = {o.input_line: o for o in parsed(overrides) if _plugin_of(o)}
         whole = mode == RunMode.MULTIRUN
         if not (whole or self._of_a_sweep) or not (options or whole):
             return load(overrides)
         rest = [line for line in overrides if line not in options]
         if not whole:
             selected = self._selects(rest, load)
-            return load([line for line in overrides if line in rest or _strategy(options[line]) in selected])
+            return load([line for line in overrides if line in rest or _plugin_of(options[line]) in selected])
         cfg = load(rest)
         if validate:  # otherwise Hydra only asks for the mode
             self._begin(cfg, name, rest, list(options.values()))
@@ -44,11 +44,11 @@ class JobLoader(Loader):
         return cfg
 
     def _selects(self, overrides: list[str], load: Callable[[list[str]], DictConfig]) -> set[str]:
-        """The strategies of a job with these overrides, from the overrides of groups."""
+        """The plugins of a job with these overrides, such as "strategy.ring", from the overrides of groups."""
         given = [(o.key_or_group, str(o.input_line)) for o in parsed(overrides)]
-        groups = tuple(line for key, line in given if key.startswith("strategy") or self.repository.group_exists(key))
+        groups = tuple(line for key, line in given if key.startswith(LISTS) or self.repository.group_exists(key))
         if groups not in self._selected:
-            self._selected[groups] = set(load(overrides).strategy)
+            self._selected[groups] = _selected(load(overrides))
         return self._selected[groups]
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
@@ -62,9 +62,9 @@ class JobLoader(Loader):
         """Check what every job has in common, fix the sweep's folder, and note in which keys jobs differ."""
         params = OmegaConf.select(cfg, "hydra.sweeper.params") or {}
         given = parsed([f"{key}={value}" for key, value in params.items()])
-        options = [*options, *(o for o in given if _strategy(o))]
-        others = [o for o in [*given, *parsed(rest)] if not _strategy(o)]
-        self._check_options(name, others, options, set(cfg.strategy))
+        options = [*options, *(o for o in given if _plugin_of(o))]
+        others = [o for o in [*given, *parsed(rest)] if not _plugin_of(o)]
+        self._check_options(name, others, options, _selected(cfg))
         self.command.varied = {o.get_key_element() for o in [*others, *options] if o.is_sweep_override()}
         self.command.folder = str(cfg.hydra.sweep.dir)
         if OmegaConf.is_interpolation(cfg.hydra.sweep, "dir"):  # jobs may start elsewhere, and later
@@ -78,7 +78,7 @@ class JobLoader(Loader):
     def _check_options(
         self, name: str | None, others: list[Override], options: list[Override], selected: set[str]
     ) -> None:
-        """Raises PlaitError for an option of a strategy that no job selects, and Hydra's errors for unknown names."""
+        """Raises PlaitError for an option of a plugin that no job selects, and Hydra's errors for unknown names."""
 
         def compose(lines: list[str]) -> DictConfig:
             return super(JobLoader, self).compose(name, lines, RunMode.RUN)
@@ -88,17 +88,18 @@ class JobLoader(Loader):
         for override in swept:
             if override.is_discrete_sweep() and self.repository.group_exists(override.key_or_group):
                 for value in override.sweep_string_iterator():
-                    selected |= set(compose([*plain, f"{override.get_key_element()}={value}"]).strategy)
+                    selected |= _selected(compose([*plain, f"{override.get_key_element()}={value}"]))
         for option in options:
-            strategy, line = _strategy(option), option.input_line
-            if strategy not in selected:
-                known = ", ".join(sorted(selected)) or "none"
+            plugin, line = _plugin_of(option), option.input_line
+            node, _, chosen = plugin.partition(".")
+            if plugin not in selected:
+                known = sorted(each.removeprefix(f"{node}.") for each in selected if each.startswith(f"{node}."))
                 raise PlaitError(
-                    f"{line}: no job of the sweep selects strategy {strategy!r}; they select: {known}"
-                    f"{near_miss(strategy, sorted(selected))}"
-                ).at(f"strategy.{strategy}", fits=sorted(selected))
+                    f"{line}: no job of the sweep selects {node} {chosen!r}; they select: {', '.join(known) or 'none'}"
+                    f"{near_miss(chosen, known)}"
+                ).at(plugin, fits=known)
             one = f"{option.get_key_element()}=null" if option.is_sweep_override() else str(line)
-            compose([f"strategy=[{strategy}]", one])
+            compose([f"{node}=[{chosen}]", one])
 
 
 def job_loader(command: Command) -> Callable[[Any], JobLoader]:
@@ -112,7 +113,13 @@ def parsed(lines: Sequence[str]) -> list[Override]:
     return OverridesParser.create().parse_overrides(list(lines))
 
 
-def _strategy(override: Override) -> str:
-    """The strategy whose option it sets; empty if it is not such an option."""
-    group, _, rest = override.key_or_group.partition(".")
-    return rest.partition(".")[0] if group == "strategy" and not (override.is_add() or override.is_delete()) else ""
+def _selected(config: DictConfig) -> set[str]:
+    """The plugins that a config selects, such as "strategy.ring"."""
+    return {f"{node}.{name}" for node in LISTS for name in config[node] or ()}
+
+
+def _plugin_of(override: Override) -> str:
+    """The plugin whose option it sets, such as "strategy.ring"; empty if it is not such an option."""
+    node, _, rest = override.key_or_group.partition(".")
+    its_own = node in LISTS and not (override.is_add() or override.is_delete())
+    return f"{node}.{rest.partition('.')[0]}" if its_own and rest else ""
