@@ -1,11 +1,9 @@
 """Only what is finite becomes a checkpoint, and a run that is no longer finite says where to go on."""
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,8 +17,6 @@ from plait.checkpoint.store import Manifest, Store
 from plait.contract.errors import PlaitError
 from plait.parallel.state import canonical_state
 from plait.testing.pool import Pool
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import this file
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -1,12 +1,10 @@
 """What one layout saves any other loads, bit for bit: weights, optimizer, at any world size."""
 
 import re
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from plait.checkpoint.export import export
 from plait.checkpoint.load import load
@@ -25,8 +22,6 @@ from plait.checkpoint.weights import read_weights
 from plait.contract.errors import PlaitError
 from plait.parallel.state import canonical_state, weights
 from plait.testing.pool import Pool
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import this file
 
 WORLDS = {"plain": 1, "sharded 2": 2, "sharded 4": 4, "hybrid": 4, "two axes": 4}
 LAYOUTS = list(WORLDS)
@@ -242,19 +237,6 @@ def test_a_failure_on_one_rank_is_told_on_all(
     for message, found in plait_ranks.run(fail_on_one_rank, str(tmp_path), mode, rank, world=2):
         assert re.fullmatch(expected, message), message
         assert found == ["step-1", "step-4"]
-
-
-def read_interleaved(source: str) -> list[int]:
-    """A rank whose rows do not lie together."""
-    mesh = init_device_mesh("cpu", (2,))
-    weight = distribute_tensor(torch.zeros(8, 3), mesh, [_StridedShard(0, split_factor=2)])
-    read_weights(source, {"weight": weight})
-    return weight.to_local()[:, 0].int().tolist()
-
-
-def test_rows_that_do_not_lie_together(plait_ranks: Pool, tmp_path: Path) -> None:
-    save_file({"weight": torch.arange(8.0)[:, None].expand(8, 3).contiguous()}, tmp_path / "in.safetensors")
-    assert plait_ranks.run(read_interleaved, str(tmp_path / "in.safetensors"), world=2) == [[0, 1, 4, 5], [2, 3, 6, 7]]
 
 
 def weights_in_and_out(layout: str, source: str, folder: str) -> list[str]:

@@ -3,11 +3,9 @@
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,8 +19,6 @@ from plait.contract.errors import PlaitError
 from plait.parallel.state import canonical_state, is_absent
 from plait.testing import whole_run
 from plait.testing.pool import Pool
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import this file
 
 WIDE = ("model.dim=256", "model.n_layers=2", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=1024")
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {

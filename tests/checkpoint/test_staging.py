@@ -1,7 +1,6 @@
 """Copies of the state in main memory: taken once, used again, never while they are being written."""
 
 import gc
-import sys
 import threading
 import time
 import weakref
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import cloudpickle
 import pytest
 import torch
 from torch import Tensor, nn
@@ -24,8 +22,6 @@ from plait.checkpoint.staging import Staging
 from plait.checkpoint.store import Store
 from plait.parallel.state import canonical_state
 from plait.testing.pool import Pool
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the ranks cannot import this file
 
 
 class Allocated(TorchDispatchMode):

@@ -35,6 +35,24 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def started(path: Path, ties: dict[str, str] | None = None) -> dict[str, torch.Tensor]:
+    """What a run starts from: the launcher looks at the files, then ranks read them."""
+    into = blank()
+    check_weights(path, SHAPES, ties or {})
+    read_weights(path, into, ties or {})
+    return into
+
+
+def refused(path: Path, message: str, ties: dict[str, str] | None = None) -> PlaitError:
+    """Both refuse it, and nothing is read; of tied parameters the first value, which the second is compared with."""
+    into = blank()
+    for read in (lambda: check_weights(path, SHAPES, ties or {}), lambda: read_weights(path, into, ties or {})):
+        with pytest.raises(PlaitError, match=message) as caught:
+            read()
+    assert ties or same(into, blank())
+    return caught.value
+
+
 def test_a_file_a_folder_and_a_checkpoint(tmp_path: Path) -> None:
     whole = tensors()
     save_file(whole, tmp_path / "a.safetensors")
@@ -44,17 +62,13 @@ def test_a_file_a_folder_and_a_checkpoint(tmp_path: Path) -> None:
     Saver(Store(tmp_path), "sync").save({f"model.{name}": tensor for name, tensor in whole.items()}, 7)
     export(whole, tmp_path / "sharded", is_writer=True, max_shard_bytes=20)
     for path in ("a.safetensors", "folder", "step-7", "sharded"):
-        into = blank()
-        check_weights(tmp_path / path, SHAPES)
-        read_weights(tmp_path / path, into)
-        assert same(into, whole), path
+        assert same(started(tmp_path / path), whole), path
 
 
 def test_values_are_cast_to_the_parameters_dtype(tmp_path: Path) -> None:
     save_file(tensors(torch.bfloat16), tmp_path / "a.safetensors")
-    into = blank()
-    read_weights(tmp_path / "a.safetensors", into)
-    assert same(into, {name: tensor.float() for name, tensor in tensors(torch.bfloat16).items()})
+    rounded = {name: tensor.float() for name, tensor in tensors(torch.bfloat16).items()}
+    assert same(started(tmp_path / "a.safetensors"), rounded)
 
 
 @pytest.mark.parametrize("names", [["embed.weight"], ["head.weight"], ["embed.weight", "head.weight"]])
@@ -62,10 +76,7 @@ def test_a_tied_parameter_is_found_under_any_of_its_names(tmp_path: Path, names:
     whole = tensors()
     file = {name: tensor for name, tensor in whole.items() if name != "embed.weight"}
     save_file(file | {name: whole["embed.weight"].clone() for name in names}, tmp_path / "a.safetensors")
-    into = blank()
-    check_weights(tmp_path / "a.safetensors", SHAPES, TIES)
-    read_weights(tmp_path / "a.safetensors", into, TIES)
-    assert same(into, whole)
+    assert same(started(tmp_path / "a.safetensors", TIES), whole)
 
 
 EMBED = tensors()["embed.weight"]
@@ -88,15 +99,10 @@ def test_a_tied_parameter_with_two_values_is_refused(
 ) -> None:
     monkeypatch.setattr(saved_twice, "ELEMENTS", 12)  # three rows at a time
     save_file(tensors() | {"embed.weight": embed.clone(), "head.weight": head.clone()}, tmp_path / "a.safetensors")
-    for read in (
-        lambda: check_weights(tmp_path / "a.safetensors", SHAPES, TIES),
-        lambda: read_weights(tmp_path / "a.safetensors", blank(), TIES),
-    ):
-        if message is None:
-            read()
-        else:
-            with pytest.raises(PlaitError, match=message):
-                read()
+    if message is None:
+        started(tmp_path / "a.safetensors", TIES)
+    else:
+        refused(tmp_path / "a.safetensors", message, TIES)
 
 
 def without(name: str) -> dict[str, torch.Tensor]:
@@ -116,12 +122,7 @@ def test_another_model(tmp_path: Path, file: dict[str, torch.Tensor], message: s
     save_file(file, tmp_path / "a.safetensors")
     Saver(Store(tmp_path), "sync").save({f"model.{name}": tensor for name, tensor in file.items()}, 7)
     for path in ("a.safetensors", "step-7"):
-        into = blank()
-        with pytest.raises(PlaitError, match=message):
-            check_weights(tmp_path / path, SHAPES)
-        with pytest.raises(PlaitError, match=message):
-            read_weights(tmp_path / path, into)
-        assert same(into, blank())
+        refused(tmp_path / path, message)
 
 
 @pytest.mark.parametrize(
@@ -131,17 +132,9 @@ def test_another_model(tmp_path: Path, file: dict[str, torch.Tensor], message: s
 def test_numbers_that_are_no_weights_by_themselves(tmp_path: Path, kind: torch.dtype, scale: str | None) -> None:
     file = tensors() | {"embed.weight": torch.ones(8, 4).to(kind)} | ({scale: torch.ones(1)} if scale else {})
     save_file(file, tmp_path / "a.safetensors")
-    into = blank()
     beside = f", with '{scale}' beside it" if scale else ""
     said = f"1 of the 3 tensors of this model in .* are stored as [A-Z0-9_]+, such as 'embed.weight'{beside}: they are"
-    for read in (
-        lambda: check_weights(tmp_path / "a.safetensors", SHAPES),
-        lambda: read_weights(tmp_path / "a.safetensors", into),
-    ):
-        with pytest.raises(PlaitError, match=said) as caught:
-            read()
-        assert caught.value.key == "checkpoint.init_from"
-    assert same(into, blank())
+    assert refused(tmp_path / "a.safetensors", said).key == "checkpoint.init_from"
 
 
 def test_a_buffer_of_integers_is_read(tmp_path: Path) -> None:
@@ -217,10 +210,7 @@ SHARD_1, SHARD_2 = "model-00001-of-00002.safetensors", "model-00002-of-00002.saf
     ],
 )
 def test_of_several_sets_of_weights_the_one_of_from_pretrained_is_read(files: list[str], tmp_path: Path) -> None:
-    folder, into = folder_of(tmp_path / "a", files), blank()
-    check_weights(folder, SHAPES)
-    read_weights(folder, into)
-    assert same(into, tensors())
+    assert same(started(folder_of(tmp_path / "a", files)), tensors())
 
 
 @pytest.mark.parametrize(
@@ -246,11 +236,7 @@ def test_of_several_sets_of_weights_the_one_of_from_pretrained_is_read(files: li
     ],
 )
 def test_a_folder_that_does_not_say_which_weights_to_read(files: list[str], message: str, tmp_path: Path) -> None:
-    folder, into = folder_of(tmp_path / "a", files), blank()
-    for read in (lambda: check_weights(folder, SHAPES), lambda: read_weights(folder, into)):
-        with pytest.raises(PlaitError, match=message.replace("(.*)", r"\(.*\)")):
-            read()
-    assert same(into, blank())
+    refused(folder_of(tmp_path / "a", files), message.replace("(.*)", r"\(.*\)"))
 
 
 def test_export_writes_one_file_or_shards_as_hugging_face_does(tmp_path: Path) -> None:

@@ -1,17 +1,11 @@
 """A stranger's context parallelism, which deals with the core's own hook, computes what one process computes."""
 
-import sys
-
-import cloudpickle
 import pytest
 
+from plait.testing import assert_same
 from plait.testing.models import llama3, moe
 from plait.testing.trial import Trial, train
 from tests.helpers import stretches
-from tests.helpers.equal import equal
-
-for module in (sys.modules[__name__], stretches):  # ranks cannot import a test
-    cloudpickle.register_pickle_by_value(module)
 
 FSDP2 = {"fsdp2": {}}
 CASES = {
@@ -33,4 +27,4 @@ def divided(trial, strategies, degree):
 def test_a_strangers_gather_of_keys_equals_one_process(plait_ranks, case):
     trial, strategies, degree, world = CASES[case]
     expected = plait_ranks.run(train, trial, world=1)[0]
-    equal(plait_ranks.run(divided, trial, strategies, degree, world=world), expected)
+    assert_same(plait_ranks.run(divided, trial, strategies, degree, world=world), expected)

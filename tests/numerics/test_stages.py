@@ -2,26 +2,21 @@
 
 import functools
 import itertools
-import sys
 from typing import Any
 
 import attrs
-import cloudpickle
 import pytest
 from torch import nn
 
 import plait
 from plait.models.llama3 import Llama3
+from plait.testing import assert_same
 from plait.testing.models import llama3, moe
 from plait.testing.models.odd import Odd
 from plait.testing.parity import unequal
 from plait.testing.pool import RankError
 from plait.testing.trial import Trial, full, held, of_all_stages, take_step, train
 from tests.helpers import gpipe
-from tests.helpers.equal import equal
-
-for module in (sys.modules[__name__], gpipe):  # ranks cannot import a test
-    cloudpickle.register_pickle_by_value(module)
 
 LAYERS = functools.partial(llama3, n_layers=4)
 FSDP2 = {"fsdp2": {}}
@@ -91,7 +86,7 @@ def piped(trial, strategies, degree=2):
 
 def test_two_stages_beside_fsdp2_equal_one_process(plait_ranks):
     expected = plait_ranks.once(train, Trial(LAYERS), world=1, name="llama3 of 4 blocks")[0]
-    equal(plait_ranks.run(piped, Trial(LAYERS, micro=4), FSDP2, world=4), expected)
+    assert_same(plait_ranks.run(piped, Trial(LAYERS, micro=4), FSDP2, world=4), expected)
 
 
 CASES = {
@@ -113,7 +108,7 @@ def test_stages_equal_one_process(plait_ranks, case):
     plain = attrs.evolve(trial, micro=1, chunks=1)
     expected = plait_ranks.once(train, plain, world=1, name=f"one process: {case}")[0]
     results = plait_ranks.run(piped, trial, strategies, degree, world=4)
-    equal(results, expected)
+    assert_same(results, expected)
     saved = set(trial.build().state_dict())
     for result in results:
         buffers = ({name: b for name, b in each.buffers.items() if name in saved} for each in (result, expected))

@@ -1,17 +1,13 @@
 """The loss by chunks: the same gradients, far less memory for logits, and clear errors."""
 
-import sys
 import weakref
 
 import attrs
-import cloudpickle
 import pytest
 
 from plait.testing.errors import is_about
 from plait.testing.parity import apart, worst_gradient
 from plait.testing.trial import Trial, train
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
 
 @pytest.mark.parametrize("model", ["llama3", "odd", "moe"])

@@ -1,17 +1,13 @@
 """The training step: the only one, its moments, and what it returns."""
 
 import ast
-import sys
 from pathlib import Path
 
-import cloudpickle
 import pytest
 
 import plait
 from plait.testing import Trial, share, train
 from plait.testing.pool import RankError
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
 ROOT = Path(plait.__file__).parents[2]
 TAKES_A_STEP = {"parallel/apply.py", "plan/tracing/step.py"}  # the second makes an optimizer's states, with no step

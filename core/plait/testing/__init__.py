@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from plait.testing.count import Collective, Counting
     from plait.testing.errors import is_about, raises_about
     from plait.testing.model_suite import ModelSuite
-    from plait.testing.parity import apart, unequal, worst_gradient
+    from plait.testing.parity import apart, assert_same, unequal, worst_gradient
     from plait.testing.project import Project
     from plait.testing.suite import StrategySuite
     from plait.testing.suite.capabilities import Layout
@@ -36,6 +36,7 @@ __all__ = [
     "Trial",
     "TrialResult",
     "apart",
+    "assert_same",
     "batch",
     "documents",
     "forward_backward",
@@ -54,7 +55,7 @@ _IN = {
     "plait.testing.count": ("Collective", "Counting"),
     "plait.testing.errors": ("is_about", "raises_about"),
     "plait.testing.model_suite": ("ModelSuite",),
-    "plait.testing.parity": ("apart", "unequal", "worst_gradient"),
+    "plait.testing.parity": ("apart", "assert_same", "unequal", "worst_gradient"),
     "plait.testing.project": ("Project",),
     "plait.testing.suite": ("StrategySuite",),
     "plait.testing.suite.capabilities": ("Layout",),

@@ -107,6 +107,22 @@ def unequal(tensors: dict[str, Tensor], reference: dict[str, Tensor]) -> str | N
     return f"{len(wrong)} of {len(reference)} differ; the first is {wrong[0]!r}: {how}"
 
 
+def assert_same(results: Iterable[TrialResult], one: TrialResult, dtype: str = "float64") -> None:
+    """Fail unless every rank begins bitwise as `one`, with its gradients, losses and norms within BOUNDS[dtype].
+
+    results: by rank.
+    """
+    gradient, number = BOUNDS[dtype]
+    for rank, result in enumerate(results):
+        assert (wrong := unequal(result.initial, one.initial)) is None, f"rank {rank}, initial parameters: {wrong}"
+        assert result.gradients.keys() == one.gradients.keys(), f"rank {rank}: {sorted(result.gradients)}"
+        error, name = worst_gradient(result, one)
+        assert error <= gradient, f"rank {rank}: the gradient of {name!r} is off by {error:.2e}"
+        for what in ("losses", "norms"):
+            off, step = apart(getattr(result, what), getattr(one, what))
+            assert off <= number, f"rank {rank}: the {what} are off by {off:.2e} in step {step}"
+
+
 def apart(numbers: list[float], reference: list[float]) -> tuple[float, int]:
     """The largest difference, relative if the reference is above 1, and its step (from 1)."""
     pairs = zip(numbers, reference, strict=True)

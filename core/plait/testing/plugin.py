@@ -29,10 +29,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A quick run tests only the last of a strategy's layouts."""
-    layouts = getattr(getattr(item, "cls", None), "layouts", None)
+    """A quick run tests only the last of a strategy's layouts, and leaves out what the suite calls slow."""
+    suite = getattr(item, "cls", None)
+    if not (layouts := getattr(suite, "layouts", None)):
+        return
     layout = item.callspec.params.get("layout") if hasattr(item, "callspec") else None
-    if layouts and layout is not None and layout != list(layouts)[-1]:
+    left = item.name.startswith(getattr(suite, "slow", ())) and not item.name.startswith(getattr(suite, "quick", ()))
+    if left or layout not in (None, list(layouts)[-1]):
         item.add_marker(pytest.mark.slow)
 
 

@@ -1,10 +1,8 @@
 """What is local SGD's alone: it is SGD at k=1, workers part and meet, and a checkpoint is their average."""
 
 import math
-import sys
 
 import attrs
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,8 +12,6 @@ from plait.checkpoint.load import load
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
 from plait.testing import Trial, TrialResult, apart, full, take_step, train, unequal, whole
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
 
 @attrs.frozen

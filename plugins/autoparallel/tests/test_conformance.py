@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 from plait.testing import Layout, StrategySuite
+from plait.testing.suite.capabilities import SLOW
 
 PLANS = Path(__file__).parent / "plans"
 
@@ -14,6 +15,20 @@ def plan(name):
 
 class TestAutoParallel(StrategySuite):
     strategy = "autoparallel"
+    # with a plan it only configures fsdp2 before anything is built: fsdp2's suite runs the same
+    slow = (
+        *SLOW,
+        *(
+            "test_m",
+            "test_accumulation",
+            "test_recomputation",
+            "test_float32",
+            "test_the_loss",
+            "test_tied",
+            "test_a_run",
+        ),
+        *("test_nothing", "test_checkpoint", "test_clipping", "test_every_token", "test_no_rank"),
+    )
     layouts = {"2 shards": Layout(2, plan("fsdp2_2")), "4 shards": Layout(4, plan("fsdp2_4"))}
 
     def held(self, shape, axes, degree):

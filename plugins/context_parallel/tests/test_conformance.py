@@ -4,6 +4,7 @@ import math
 
 from plait.strategies.registry import installed
 from plait.testing import Layout, StrategySuite
+from plait.testing.suite.capabilities import SLOW
 
 READY = {name for name, plugin in installed().items() if plugin.state == "ok"}
 FSDP2, TENSOR = {"fsdp2": {}}, {"fsdp2": {}, "tensor_parallel": {"degree": 2}}
@@ -21,6 +22,8 @@ LAYOUTS = {
 class TestContextParallel(StrategySuite):
     strategy = "context_parallel"
     axes = ("cp",)
+    slow = (*SLOW, "test_composes_with[fsdp2]")  # its last layout
+    quick = ("test_packed_documents",)
     layouts = {name: layout for name, layout in LAYOUTS.items() if set(layout.beside) <= READY}
 
     def held(self, shape, axes, degree):

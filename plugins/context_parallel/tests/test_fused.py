@@ -1,19 +1,15 @@
 """The trial by which set-up decides whether a device's fused kernels are used."""
 
-import sys
 from contextlib import redirect_stdout
 from io import StringIO
 from unittest import mock
 
-import cloudpickle
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from plait.testing.trial import Trial
 from plait_context_parallel import fused
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
 
 @pytest.mark.parametrize("dtype", fused.HALF)

@@ -1,9 +1,6 @@
 """Attention's keywords mean the same on divided sequences, and those that a method does not know are refused."""
 
-import sys
-
 import attrs
-import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -11,11 +8,11 @@ from torch import nn
 from plait.models.gqa import GroupedQueryAttention
 from plait.models.init import Normal
 from plait.models.llama3 import Llama3
-from plait.testing.parity import apart, worst_gradient
+from plait.testing import assert_same
+from plait.testing.parity import worst_gradient
 from plait.testing.pool import RankError
 from plait.testing.trial import Trial, train
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 METHODS = ("gather", "ring", "ulysses")
 
 
@@ -66,10 +63,7 @@ def test_keywords(plait_ranks, case, method):
     assert worst_gradient(other, expected)[0] > 0.01  # the keyword makes a difference
     beside = {"tensor_parallel": {"degree": 2}} if case == "all" else {}
     under = {"context_parallel": {"degree": 2, "method": method}, "fsdp2": {}, **beside}
-    for result in plait_ranks.run(train, trial, under, world=4):
-        error, parameter = worst_gradient(result, expected)
-        assert error <= 1e-10, f"{parameter} is off by {error:.1e}"
-        assert apart(result.losses, expected.losses)[0] <= 1e-9
+    assert_same(plait_ranks.run(train, trial, under, world=4), expected)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,8 +1,5 @@
 """What does not fit ends with a sentence, before any rank starts where that is possible."""
 
-import sys
-
-import cloudpickle
 import pytest
 
 import plait
@@ -12,7 +9,6 @@ from plait.host import check, compose
 from plait.testing.errors import is_about
 from plait.testing.pool import RankError
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 KEY = "strategy.context_parallel"
 RUN = ("strategy=[context_parallel,fsdp2]", "model.n_heads=4", "model.n_kv_heads=2")
 

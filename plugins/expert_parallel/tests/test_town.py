@@ -3,7 +3,7 @@
 import pytest
 from crowd import Town
 
-from plait.testing.parity import apart, unequal, worst_gradient
+from plait.testing import assert_same
 from plait.testing.pool import RankError
 from plait.testing.trial import Trial, train
 
@@ -26,12 +26,7 @@ LAYOUTS = {
 
 def same(ranks, trial, world, strategies, extra=()):
     (one,) = ranks.once(train, Trial(trial.model, steps=trial.steps), world=1)
-    for result in ranks.run(train, trial, strategies, extra, world=world):
-        assert unequal(result.initial, one.initial) is None
-        error, name = worst_gradient(result, one)
-        assert error <= 1e-10, f"{name} is off by {error:.2e}"
-        assert apart(result.losses, one.losses)[0] <= 1e-9
-        assert apart(result.norms, one.norms)[0] <= 1e-9
+    assert_same(ranks.run(train, trial, strategies, extra, world=world), one)
 
 
 OFTEN = ("fsdp2 x ep 2", "fsdp2 x tp 2 x ep 2")  # a third in test_edges.py

@@ -1,13 +1,8 @@
 """Options of fsdp2 that change when memory is held, not what is computed: bitwise equal."""
 
-import sys
-
-import cloudpickle
 import pytest
 
 from plait.testing import Trial, train, unequal
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
 OPTIONS = [
     {"reshard_after_forward": "never"},

@@ -1,9 +1,7 @@
 """What is frozen, what trains, what is held and computed; and what is refused."""
 
 import math
-import sys
 
-import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -20,8 +18,6 @@ from plait.testing.models import llama3, moe
 from plait.train.optimizer import make_optimizer
 from plait_lora import Lora
 from plait_lora.adapt import adapt
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
 BOTH = {"fsdp2": {}, "tensor_parallel": {"degree": 2}}
 ADAMW = {"_target_": "torch.optim.AdamW", "lr": 1e-2}

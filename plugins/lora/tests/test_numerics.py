@@ -1,18 +1,14 @@
 """Adapters compute what they say, in every layout: gradients in float64 against one process, B not zero."""
 
-import sys
 from fnmatch import fnmatch
 
 import attrs
-import cloudpickle
 import pytest
 
 from plait import hookimpl
 from plait.models.init import Normal
 from plait.models.llama3 import Llama3
-from plait.testing import Trial, train, unequal, worst_gradient
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
+from plait.testing import Trial, assert_same, train
 
 OPTIONS = {"rank": 3, "alpha": 12.0, "targets": ["heads", "kv_heads", "ffn"]}
 EXPERTS = {**OPTIONS, "targets": ["heads", "ffn"]}
@@ -81,9 +77,4 @@ def test_gradients_equal_one_process(plait_ranks, model, world, beside):
     (one,) = plait_ranks.once(nudged, trial, {"lora": options}, world=1)
     assert {name for name in one.gradients if "lora_" not in name} == set()
     assert min(float(grad.norm()) for grad in one.gradients.values()) > 0
-    for result in plait_ranks.run(nudged, trial, {"lora": options, **beside}, world=world):
-        assert unequal(result.initial, one.initial) is None
-        error, name = worst_gradient(result, one)
-        assert error <= 1e-10, name
-        assert result.norms == pytest.approx(one.norms, rel=1e-9)
-        assert result.losses == pytest.approx(one.losses, rel=1e-9)
+    assert_same(plait_ranks.run(nudged, trial, {"lora": options, **beside}, world=world), one)

@@ -1,9 +1,7 @@
 """What a run with adapters saves, resumes from and exports."""
 
 import json
-import sys
 
-import cloudpickle
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,8 +14,6 @@ from plait.records.run_folder import RunFolder
 from plait.testing import unequal, whole_run
 from plait.testing.pool import RankError
 from plait.train.trainer import Trainer
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
 LORA, FSDP2, TENSOR = {"lora": {"rank": 2}}, {"fsdp2": {}}, {"tensor_parallel": {"degree": 2}}
 EXACT = [f"precision.{which}=float64" for which in ("storage", "param", "reduce")]

@@ -2,10 +2,8 @@
 
 import functools
 import re
-import sys
 from types import SimpleNamespace
 
-import cloudpickle
 import pytest
 import torch
 
@@ -26,7 +24,6 @@ from plait_pipeline import Pipeline
 from plait_pipeline.cut import balanced, costs, stages_of
 from plait_pipeline.fits import check_micro_batches
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 KEY = "strategy.pipeline"
 RUN = ("strategy=[pipeline,fsdp2]", "model.n_layers=4", "train.local_batch_size=2")
 

@@ -12,6 +12,7 @@ LOSS = 3  # all-reduces of a number a token: the largest logit, the sum of expon
 class TestTensorParallel(StrategySuite):
     strategy = "tensor_parallel"
     axes = ("tp",)
+    quick = ("test_compiled_and", "test_packed_documents")
     layouts = {
         "tp 4": Layout(4, {"degree": 4}),
         "tp 2": Layout(2, {"degree": 2}),

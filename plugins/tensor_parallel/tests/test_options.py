@@ -1,8 +1,5 @@
 """Options of tensor_parallel: the same numbers either way, and sentences for what does not fit."""
 
-import sys
-
-import cloudpickle
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,26 +8,18 @@ from torch import nn
 import plait
 from plait import ModelSpec
 from plait.models.init import Normal
-from plait.testing import raises_about
+from plait.testing import assert_same, raises_about
 from plait.testing.models import MODELS, llama3
-from plait.testing.parity import apart, unequal, worst_gradient
 from plait.testing.pool import Pool, RankError
 from plait.testing.trial import Trial, batch, forward_backward, train
 from plait_tensor_parallel import TensorParallel
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
 OFF = {"sequence_parallel": False, "loss_parallel": False}
 
 
 def same(ranks, trial, options, world=2, beside=None):
     (one,) = ranks.once(train, Trial(trial.model, steps=trial.steps), world=1)
-    for result in ranks.run(train, trial, {"tensor_parallel": options, **(beside or {})}, world=world):
-        assert unequal(result.initial, one.initial) is None
-        error, name = worst_gradient(result, one)
-        assert error <= 1e-10, f"{name} is off by {error:.2e}"
-        assert apart(result.losses, one.losses)[0] <= 1e-9
-        assert apart(result.norms, one.norms)[0] <= 1e-9
+    assert_same(ranks.run(train, trial, {"tensor_parallel": options, **(beside or {})}, world=world), one)
 
 
 ONE = [{"sequence_parallel": False}, {"loss_parallel": False}]

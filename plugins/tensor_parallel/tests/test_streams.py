@@ -1,9 +1,7 @@
 """What branches get beside the stream, and what meets the stream outside of them: right, or refused in one sentence."""
 
 import functools
-import sys
 
-import cloudpickle
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,13 +10,11 @@ from torch import nn
 import plait
 from plait import ModelSpec
 from plait.models.init import Normal
-from plait.testing.parity import apart, unequal, worst_gradient
+from plait.testing import assert_same
 from plait.testing.pool import RankError
 from plait.testing.trial import Trial, batch, train
 from plait_tensor_parallel import TensorParallel
 from plait_tensor_parallel.wrap import writable
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
 WIDTH, HEAD = 16, 4
 WHOLE = {"sequence_parallel": False}
@@ -107,11 +103,7 @@ class Model(nn.Module):
 def same(ranks, model, options, beside=None, **trial):
     (one,) = ranks.once(train, Trial(model), world=1)
     strategies = {"tensor_parallel": {"degree": 2, **options}, **(beside or {})}
-    for result in ranks.run(train, Trial(model, **trial), strategies, world=4 if beside else 2):
-        assert unequal(result.initial, one.initial) is None
-        error, name = worst_gradient(result, one)
-        assert error <= 1e-10, f"{name} is off by {error:.2e}"
-        assert apart(result.losses, one.losses)[0] <= 1e-9
+    assert_same(ranks.run(train, Trial(model, **trial), strategies, world=4 if beside else 2), one)
 
 
 @pytest.mark.parametrize("beside", [None, {"fsdp2": {}}], ids=str)

@@ -24,6 +24,12 @@ from plait.testing.trial import Trial, TrialResult, train
 
 REFUSABLE = ("accumulation", "remat=full", "remat=selective", "compile", "mixed precision", "float32", "loss.chunks")
 
+# What a quick run leaves out: several starts of `plait train`, layouts into layouts, compilers, and what a strategy can
+# hardly change.
+SLOW = (
+    *("test_killed_and_resumed", "test_checkpoint_loads_in", "test_compiled", "test_the_compiled_loss"),
+    *("test_packed_documents", "test_two_runs", "test_recomputation_changes_nothing[selective]"),
+)
 FURTHEST = 0.4  # what `difference` may be: a gradient that is halved is off by 0.5
 SINGLE_STEPS = 5  # in float32: of the run that one process and a second run must equal
 
@@ -51,6 +57,9 @@ class Capabilities:
               because only the last sums gradients over ranks. Of the others it may have as many for each.
     difference: for `numerics = "own"`: how far its gradients, averaged over ranks, may be from those of one process, as
               a part of each; at most 0.4. A rounding of gradients is within it, a factor of 2 is not.
+    slow:     beginnings of the names of tests that `-m 'not slow'` leaves out, besides those of other layouts than the
+              last: they take long, and other tests make the same claim.
+    quick:    beginnings of the names of tests that it runs although `slow` has them.
     """
 
     strategy: ClassVar[str]
@@ -60,6 +69,8 @@ class Capabilities:
     run_model: ClassVar[tuple[str, ...]] = whole_run.MODEL
     once_a_step: ClassVar[tuple[str, ...]] = ()
     difference: ClassVar[float] = 0.25
+    slow: ClassVar[tuple[str, ...]] = SLOW
+    quick: ClassVar[tuple[str, ...]] = ()
 
     def held(self, shape: tuple[int, ...], axes: tuple[str | None, ...], degree: Mapping[str, int]) -> int:
         """How many elements of a parameter a rank holds at most. Default: all, nothing is sharded.
