@@ -167,12 +167,16 @@ def stepped(name, node, world):
     return Answer(None, start, {str(i): full(p) for i, p in enumerate(params)})
 
 
+def all_stepped(names, world):
+    return {name: stepped(name, NODES[name], world) for name in names}
+
+
 def test_uneven_and_empty_shards(plait_ranks):
     names = ["AdamW", "SGD", "a stranger's", "a stranger's with norms", "Adagrad"]
-    for name in names:
-        (one,) = plait_ranks.run(stepped, name, NODES[name], 1, world=1)
-        for found in plait_ranks.run(stepped, name, NODES[name], 4, world=4):
-            same_steps(name, found, one)
+    (one,) = plait_ranks.run(all_stepped, names, 1, world=1)
+    for found in plait_ranks.run(all_stepped, names, 4, world=4):
+        for name in names:
+            same_steps(name, found[name], one[name])
 
 
 SGD = NODES["SGD"]

@@ -185,7 +185,7 @@ def test_what_is_written_is_the_whole_model_and_every_layout_reads_it(plait_rank
     assert one[-1].read_bytes() == many[-1].read_bytes()
     for name, (strategies, extra, world) in layouts.items():
         states = {}
-        for other in layouts:
+        for other in layouts if name == "pipeline" else ("pipeline",):  # the others: tests/checkpoint/test_layouts.py
             results = plait_ranks.run(goes_on, trial, strategies, extra, tmp_path / other, world=world)
             for state, initial in results:
                 assert unequal({fqn: state[f"model.{fqn}"] for fqn in kept[other]}, kept[other]) is None

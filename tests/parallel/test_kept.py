@@ -20,46 +20,31 @@ class Adds:
         return plain.forward(x) + 1
 
 
-def first(how):
-    class First:
-        name = "first"
-        phase = "model"
+def acting(name, how, phase="graph"):
+    """A strategy that does `how` to the model."""
 
+    class Acts:
         @hookimpl
         def parallelize(self, model):
             return how(model)
 
-    return First()
+    cls: Any = Acts
+    cls.name, cls.phase = name, phase
+    return cls()
 
 
-def second(how, when="graph"):
-    class Second:
-        name = "second"
-        phase = when
-
-        @hookimpl
-        def parallelize(self, model):
-            return how(model)
-
-    return Second()
-
-
-def refused(plait_ranks, before, after, when="graph", model=None, **told):
+def refused(plait_ranks, *strategies):
     def on_rank():
         with torch.device("meta"):
-            made = model() if model else llama3(tie_embeddings=True)
+            made = llama3(tie_embeddings=True)
         with pytest.raises(PlaitError) as caught:
-            plait.apply(made, made.spec(), [*([first(before)] if before else []), second(after, when)])
+            plait.apply(made, made.spec(), strategies)
         return str(caught.value)
 
     (said,) = plait_ranks.run(on_rank, world=1)
     assert said.startswith("strategy 'second' "), said
     assert len(said.splitlines()) == 1
     return said
-
-
-def untied(model):
-    model.output.weight = nn.Parameter(model.output.weight.detach())
 
 
 def mixes(model):
@@ -79,21 +64,31 @@ def hooks(model):
     model.norm.register_forward_hook(lambda module, args, result: result + 1)
 
 
-def assigns(model):
-    model.norm.forward = lambda x: x
+def becomes(forward):
+    """Gives the norm this forward, made of the module."""
+
+    def act(model):
+        model.norm.forward = forward(model.norm)
+
+    return act
 
 
-def binds(model):
-    model.norm.forward = types.MethodType(lambda self, x: x, model.norm)
+def of_class(cls):
+    def act(model):
+        model.norm.__class__ = cls(type(model.norm))
+
+    return act
 
 
-def swaps(model):
-    cls = type(model.norm)
-    model.norm.__class__ = type("Swapped", (cls,), {"forward": lambda self, x: x})
+assigns = becomes(lambda norm: lambda x: x)
+binds = becomes(lambda norm: types.MethodType(lambda self, x: x, norm))
+compiles = becomes(lambda norm: torch.compile(lambda x: x, backend="eager"))
+swaps = of_class(lambda cls: type("Swapped", (cls,), {"forward": lambda self, x: x}))
+strips = of_class(lambda cls: nn.RMSNorm)
 
 
-def strips(model):
-    model.norm.__class__ = nn.RMSNorm
+def untied(model):
+    model.output.weight = nn.Parameter(model.output.weight.detach())
 
 
 def replaces(model):
@@ -104,35 +99,27 @@ def deletes(model):
     del model.norm.forward
 
 
-def compiles(model):
-    def same(x):
-        return x
-
-    model.norm.forward = torch.compile(same, backend="eager")
-
-
 def note(module, args):
     pass
 
 
 def twice(model):
-    model.norm.register_forward_pre_hook(note)
-    model.norm.register_forward_pre_hook(note)
+    for _ in range(2):
+        model.norm.register_forward_pre_hook(note)
 
 
 def test_ties_stay(plait_ranks):
-    said = refused(plait_ranks, None, untied)
+    said = refused(plait_ranks, acting("second", untied))
     assert "made two parameters of 'tok_embeddings.weight' and 'output.weight', which the model ties" in said
+
+
+LOSE = (assigns, binds, swaps, strips, compiles)
 
 
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [
-        (mixes, assigns, "does not call the forward that tests.parallel.test_kept.Adds gave it"),
-        (mixes, binds, "does not call the forward that tests.parallel.test_kept.Adds gave it"),
-        (mixes, swaps, "does not call the forward that tests.parallel.test_kept.Adds gave it"),
-        (mixes, strips, "does not call the forward that tests.parallel.test_kept.Adds gave it"),
-        (mixes, compiles, "does not call the forward that tests.parallel.test_kept.Adds gave it"),
+        *((mixes, after, "does not call the forward that tests.parallel.test_kept.Adds gave it") for after in LOSE),
         (transforms, assigns, "does not call the forward that transform_param('weight') gave it"),
         (transforms, strips, "does not call the forward that transform_param('weight') gave it"),
         (wraps, assigns, "does not call the forward tests.parallel.test_kept.wraps.<locals>.<lambda>"),
@@ -144,25 +131,13 @@ def test_ties_stay(plait_ranks):
     ],
 )
 def test_what_another_gave_stays(plait_ranks, before, after, says):
-    assert says in refused(plait_ranks, before, after)
+    first = [acting("first", before, "model")] if before else []
+    assert says in refused(plait_ranks, *first, acting("second", after))
 
 
-def chains(model):
-    plain = model.norm.forward
-
-    @functools.wraps(plain)
-    def forward(x):
-        return plain(x)
-
-    model.norm.forward = forward
-
-
-def partially(model):
-    model.norm.forward = functools.partial(lambda plain, x: plain(x), model.norm.forward)
-
-
-def compiled(model):
-    model.norm.forward = torch.compile(model.norm.forward, backend="eager")
+chains = becomes(lambda norm: functools.wraps(norm.forward)(lambda x, plain=norm.forward: plain(x)))
+partially = becomes(lambda norm: functools.partial(lambda plain, x: plain(x), norm.forward))
+compiled = becomes(lambda norm: torch.compile(norm.forward, backend="eager"))
 
 
 def around(model):
@@ -182,7 +157,7 @@ def around(model):
 def test_what_calls_what_was_there_is_welcome(plait_ranks, before, after):
     def on_rank():
         made = Trial().build()
-        applied = plait.apply(made.to_empty(device="cpu"), made.spec(), [first(before), second(after, "runtime")])
-        return len(applied.parts)
+        both = [acting("first", before, "model"), acting("second", after, "runtime")]
+        return len(plait.apply(made.to_empty(device="cpu"), made.spec(), both).parts)
 
     assert plait_ranks.run(on_rank, world=1) == [1]

@@ -14,7 +14,6 @@ RUN = [
 def needs(*more: str) -> float:
     run = check(compose([*RUN, *more]), 2)
     cluster = cluster_of(run.config.cluster)
-    assert cluster is not None
     found = pieces(run.config, run.layout, run.config.strategy, cluster.granularity)
     return planning.needs(run.config, 2, cluster, found)
 

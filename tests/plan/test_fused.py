@@ -65,11 +65,9 @@ def test_the_loss_is_one_kernel_in_forward_and_one_in_backward() -> None:
     assert len([o for o in recorder.operators if o.module == LOSS and o.bytes]) > len(kernels)
 
 
-@pytest.mark.parametrize("strategies", [pytest.param("[fsdp2]", marks=pytest.mark.slow), "[tensor_parallel,fsdp2]"])
+@pytest.mark.parametrize("strategies", ["[fsdp2]", pytest.param("[tensor_parallel,fsdp2]", marks=pytest.mark.slow)])
 def test_a_compiled_run_is_planned_as_faster_and_else_the_same(strategies: str) -> None:
     run = [f"strategy={strategies}", "train.seq_len=512", "validation.interval=0", "cluster=h100"]
     plain, compiled = (plan(compose([*run, f"compile.enabled={on}"]), 4) for on in ("false", "true"))
-    assert plain.time is not None
-    assert compiled.time is not None
     assert all(c < p for c, p in zip(compiled.time.compute, plain.time.compute, strict=True))
     assert (compiled.flops, compiled.collectives, compiled.memory) == (plain.flops, plain.collectives, plain.memory)

@@ -18,7 +18,7 @@ def moved(strategies, world, *more):
 
 
 @pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
-@pytest.mark.parametrize(("others", "world"), [("", 1), ("tensor_parallel", 2)])
+@pytest.mark.parametrize(("others", "world"), [("", 1), pytest.param("tensor_parallel", 2, marks=pytest.mark.slow)])
 def test_sharding_over_one_rank_moves_nothing_more(others, world, precision):
     more = (f"precision.param={precision}", *(("strategy.tensor_parallel.degree=2",) if others else ()))
     plain = moved(others, world, *more)

@@ -1,6 +1,7 @@
 """A plan as text: nothing that a step costs is left out."""
 
 import re
+from typing import Any
 
 import attrs
 import pytest
@@ -21,7 +22,7 @@ def found() -> Plan:
     return plan(compose(TINY), 16)
 
 
-def test_operators_beyond_the_largest_are_told_together(found: Plan) -> None:
+def test_operators_beyond_the_largest_are_told_together(found: Any) -> None:
     most = 5
     shown = [line.split() for line in work(found, most)[1:]]
     assert len(shown) == most + 1
@@ -31,9 +32,7 @@ def test_operators_beyond_the_largest_are_told_together(found: Plan) -> None:
     assert len(work(found, len(found.work))) == 1 + len(found.work)
 
 
-def test_what_a_model_makes_of_its_devices_is_told_if_it_counts_its_operations(found: Plan) -> None:
-    assert found.time is not None
-    assert found.time.mfu is not None
+def test_what_a_model_makes_of_its_devices_is_told_if_it_counts_its_operations(found: Any) -> None:
     known = attrs.evolve(found, time=attrs.evolve(found.time, mfu=(0.25, 0.5)))
     unknown = attrs.evolve(found, time=attrs.evolve(found.time, mfu=None))
     assert re.search(r"^MFU +25\.0 to 50\.0%$", text(known), re.MULTILINE)

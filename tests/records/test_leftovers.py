@@ -33,7 +33,6 @@ def killed(code: str, *arguments: str) -> str:
     """What a Python process wrote in its first line before it was killed."""
     command = [sys.executable, "-c", code, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         line = process.stdout.readline()
         process.kill()
     return line.strip()
@@ -124,7 +123,6 @@ def test_and_nothing_else(temporary: Path) -> None:
         (temporary / name / "figures").touch()
     before = {*temporary.rglob("*")}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         live = Path(process.stdout.readline().strip())
         foreign = Path(shutil.copytree(live, temporary / "plait-scratch-87654321"))
         before |= {foreign, *foreign.iterdir(), live, *live.iterdir()}

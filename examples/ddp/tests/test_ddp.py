@@ -17,7 +17,7 @@ from plait.testing import Counting, Trial, assert_same, batch, forward_backward,
 SMALL = {"bucket_mb": 0.01}
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("trial", [Trial(micro=2), Trial(compile="aot_eager", remat="full"), Trial("odd", micro=2)])
 def test_many_buckets_equal_one_process(plait_ranks, world, trial):
     (one,) = plait_ranks.run(train, Trial(trial.model), world=1)

@@ -28,7 +28,10 @@ def furthest(result: TrialResult, reference: TrialResult) -> float:
     return max(float((result.final[name] - p).abs().max()) for name, p in reference.final.items())
 
 
-@pytest.mark.parametrize(("world", "beside"), [(2, {}), (4, {}), (4, {"fsdp2": {}}), (4, {"ddp": {}})])
+@pytest.mark.parametrize(
+    ("world", "beside"),
+    [(2, {}), (4, {"fsdp2": {}}), *(pytest.param(4, beside, marks=pytest.mark.slow) for beside in ({}, {"ddp": {}}))],
+)
 def test_averaging_every_step_is_one_process(plait_ranks, world, beside):
     trial = Sgd(steps=20, micro=2)
     options = {"degree": 2 if beside else world, "every": 1}

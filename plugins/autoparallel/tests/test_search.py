@@ -99,8 +99,11 @@ def least(*more):
     ("constraint", "said"),
     [
         ("require={layers.*: none}", "strategy.autoparallel.require.layers.*=none"),
-        ("forbid={layers.*: [selective, full]}", "strategy.autoparallel.forbid.layers.*=[selective,full]"),
-        ("axes={dp_replicate: 2}", "strategy.autoparallel.axes.dp_replicate=2"),
+        pytest.param(
+            *("forbid={layers.*: [selective, full]}", "strategy.autoparallel.forbid.layers.*=[selective,full]"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("axes={dp_replicate: 2}", "strategy.autoparallel.axes.dp_replicate=2", marks=pytest.mark.slow),
     ],
 )
 def test_without_a_plan_the_constraint_that_helps_is_named(constraint, said):

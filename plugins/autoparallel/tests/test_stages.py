@@ -2,6 +2,7 @@
 
 import functools
 from types import SimpleNamespace
+from typing import Any
 
 import attrs
 import pytest
@@ -84,8 +85,7 @@ def test_axes_that_blocks_do_not_wait_for_may_cross_nodes():
 
     config = compose(["strategy=[]", *TINY])
     run = assemble(config, 4, device_type="cpu").run
-    here = planning.cluster_of(config.cluster)
-    assert here is not None
+    here: Any = planning.cluster_of(config.cluster)
     cluster = attrs.evolve(here, node=2)
     layouts, _ = planning.compositions(run, {n: s for n, s in planning.offering(run).items() if n in NAMES})
     inside = {tuple(sorted(large(c).items())) for c in layouts if _inside(c, cluster)}

@@ -4,7 +4,6 @@ import math
 
 from plait.strategies.registry import installed
 from plait.testing import Layout, StrategySuite
-from plait.testing.suite.capabilities import SLOW
 
 READY = {name for name, plugin in installed().items() if plugin.state == "ok"}
 FSDP2, TENSOR = {"fsdp2": {}}, {"fsdp2": {}, "tensor_parallel": {"degree": 2}}
@@ -22,7 +21,10 @@ LAYOUTS = {
 class TestContextParallel(StrategySuite):
     strategy = "context_parallel"
     axes = ("cp",)
-    slow = (*SLOW, "test_composes_with[fsdp2]")  # its last layout
+    slow = (  # its last layout; models with the attention of llama3
+        *(*StrategySuite.slow, "test_composes_with[fsdp2]", "test_float32"),
+        *(f"test_models_equal_one_process[{model}" for model in ("tied", "qk_norm")),
+    )
     quick = ("test_packed_documents",)
     layouts = {name: layout for name, layout in LAYOUTS.items() if set(layout.beside) <= READY}
 

@@ -6,31 +6,24 @@ import plait
 from plait.contract.axes import MeshAxis
 from plait.contract.hookspecs import hookimpl
 from plait.host import check, compose
-from plait.testing.errors import is_about
+from plait.testing import raises_about
 from plait.testing.pool import RankError
 
 KEY = "strategy.context_parallel"
 RUN = ("strategy=[context_parallel,fsdp2]", "model.n_heads=4", "model.n_kv_heads=2")
 
 
-def refusal(*overrides, world=4):
-    with pytest.raises(plait.PlaitError) as caught:
+MISFITS = [  # overrides, ranks, and what the error is about
+    (("train.seq_len=100", f"{KEY}.degree=4"), 4, ("train.seq_len", 100, (96, 104))),
+    ((f"{KEY}.method=ulysses", f"{KEY}.degree=8"), 8, (f"{KEY}.degree", 8, (1, 2, 4))),
+    *(((f"{KEY}.{option}=other",), 4, (f"{KEY}.{option}", "other")) for option in ("method", "order")),
+]
+
+
+@pytest.mark.parametrize(("overrides", "world", "about"), MISFITS, ids=str)
+def test_what_does_not_fit_is_said_before_a_rank_starts(overrides, world, about):
+    with raises_about(*about):
         check(compose([*RUN, *overrides]), world)
-    return caught.value
-
-
-def test_a_sequence_that_cannot_be_divided():
-    is_about(refusal("train.seq_len=100", f"{KEY}.degree=4"), "train.seq_len", 100, fits=[96, 104])
-
-
-def test_heads_that_cannot_be_divided():
-    error = refusal(f"{KEY}.method=ulysses", f"{KEY}.degree=8", world=8)
-    is_about(error, f"{KEY}.degree", 8, fits=[1, 2, 4])
-
-
-@pytest.mark.parametrize("option", ["method", "order"])
-def test_options_that_do_not_exist(option):
-    assert "'other'" in str(refusal(f"{KEY}.{option}=other"))
 
 
 def sharper(method):

@@ -5,7 +5,6 @@ import math
 from plait.strategies.registry import installed
 from plait.testing import Layout, StrategySuite
 from plait.testing.models import MODELS
-from plait.testing.suite.capabilities import SLOW
 
 READY = {name for name, plugin in installed().items() if plugin.state == "ok"}
 FSDP2, TENSOR = {"fsdp2": {}}, {"fsdp2": {}, "tensor_parallel": {"degree": 2}}
@@ -26,9 +25,8 @@ LAYOUTS = {
 class TestExpertParallel(StrategySuite):
     strategy = "expert_parallel"
     axes = ("experts", "ep")
-    slow = (
-        *(*SLOW, "test_composes_with[fsdp2]", "test_a_run_equals"),  # its last layout; fsdp2 deals the batches
-    )
+    # tried in its last layout; fsdp2 deals the batches
+    slow = (*StrategySuite.slow, "test_composes_with[fsdp2]", "test_a_run_equals", "test_the_loss")
     quick = ("test_two_runs",)
     layouts = {name: layout for name, layout in LAYOUTS.items() if set(layout.beside) <= READY}
     refuses = {f"model {model}": "finds no experts in this model" for model in MODELS if model != "moe"}

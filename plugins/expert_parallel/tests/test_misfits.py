@@ -15,22 +15,15 @@ from plait.testing import raises_about
 from plait.testing.pool import RankError
 from plait_expert_parallel import degrees
 
+KEY = "strategy.expert_parallel.degree"
 DEEPSEEK = ["model=deepseek_v3_debug", "launch.device=cpu"]
+BESIDE = [*DEEPSEEK, "strategy=[expert_parallel,fsdp2]"]
 MISFITS = [
-    (
-        [*DEEPSEEK, "strategy=[expert_parallel,fsdp2]", "strategy.expert_parallel.degree=3"],
-        ("strategy.expert_parallel.degree", 3, (1, 2)),
-    ),
-    (
-        [*DEEPSEEK, "strategy=[expert_parallel,fsdp2]", "strategy.expert_parallel.degree=8", "launch.nproc_per_node=4"],
-        ("ep", 8, (1, 2, 4)),
-    ),
+    ([*BESIDE, f"{KEY}=3"], (KEY, 3, (1, 2))),
+    ([*BESIDE, f"{KEY}=8", "launch.nproc_per_node=4"], ("ep", 8, (1, 2, 4))),
+    ([*BESIDE, f"{KEY}=0"], (KEY, 0, ">= 1")),
     (["strategy=[expert_parallel,fsdp2]", "launch.device=cpu"], ("strategy", "expert_parallel")),
     ([*DEEPSEEK, "strategy=[expert_parallel]", "launch.nproc_per_node=4"], ("world", 4)),
-    (
-        [*DEEPSEEK, "strategy=[expert_parallel,fsdp2]", "strategy.expert_parallel.degree=0"],
-        ("strategy.expert_parallel.degree", 0, ">= 1"),
-    ),
 ]
 
 

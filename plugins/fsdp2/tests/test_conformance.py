@@ -3,13 +3,13 @@
 import math
 
 from plait.testing import Collective, Layout, StrategySuite
-from plait.testing.suite.capabilities import SLOW
 
 
 class TestFsdp2(StrategySuite):
     strategy = "fsdp2"
     axes = ("dp_replicate", "dp_shard")
-    slow = (*SLOW, "test_composes_with[pipeline]", "test_composes_with[tensor_parallel]")  # their last layouts
+    # the suites of pipeline and tensor_parallel try them together
+    slow = (*StrategySuite.slow, "test_composes_with[pipeline]", "test_composes_with[tensor_parallel]")
     quick = ("test_two_runs", "test_recomputation_changes_nothing[selective]")
     layouts = {
         "one rank": Layout(1),

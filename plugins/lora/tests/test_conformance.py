@@ -2,7 +2,6 @@
 
 from plait.strategies.registry import installed
 from plait.testing import Layout, StrategySuite
-from plait.testing.suite.capabilities import SLOW
 
 READY = {name for name, plugin in installed().items() if plugin.state == "ok"}
 FSDP2 = {"fsdp2": {}}
@@ -11,20 +10,14 @@ LAYOUTS = {
 }
 
 
+# Its own tests train and save with more than the zeros that the suite starts from.
+LIKE_OTHERS = """
+test_m test_accumulation test_recomputation test_float32 test_the_loss test_tied test_a_run test_nothing test_checkpoint
+test_clipping test_every_token test_no_rank
+"""
+
+
 class TestLora(StrategySuite):
     strategy = "lora"
-    # its own tests train and save with more than the zeros that the suite starts from
-    slow = (
-        *SLOW,
-        *(
-            "test_m",
-            "test_accumulation",
-            "test_recomputation",
-            "test_float32",
-            "test_the_loss",
-            "test_tied",
-            "test_a_run",
-        ),
-        *("test_nothing", "test_checkpoint", "test_clipping", "test_every_token", "test_no_rank"),
-    )
+    slow = (*StrategySuite.slow, *LIKE_OTHERS.split())
     layouts = {name: layout for name, layout in LAYOUTS.items() if set(layout.beside) <= READY}

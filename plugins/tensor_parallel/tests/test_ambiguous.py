@@ -198,8 +198,11 @@ def outcome(ranks, model, options):
     assert_same(ranks.run(train, Trial(model), {"tensor_parallel": options}, world=2), one)
 
 
-@pytest.mark.parametrize("options", [{}, WHOLE, {"loss_parallel": False}], ids=str)
-@pytest.mark.parametrize("work", [Raw, Split, Named, BothDivided])
+ALL_LOGITS = pytest.param({"loss_parallel": False}, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("options", [{}, WHOLE, ALL_LOGITS], ids=str)
+@pytest.mark.parametrize("work", [Raw, Split, Named, BothDivided], ids=("raw", "split", "named", "divided experts"))
 def test_right(plait_ranks, work, options):
     outcome(plait_ranks, lambda: Model(work), options)
 

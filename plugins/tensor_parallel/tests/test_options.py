@@ -26,7 +26,7 @@ ONE = [{"sequence_parallel": False}, {"loss_parallel": False}]
 
 
 WAYS = [(model, options) for model in MODELS for options in (*ONE, OFF)]
-OFTEN = [("tied", ONE[0]), ("tied", ONE[1]), *((model, OFF) for model in ("odd", "mla", "moe"))]
+OFTEN = [("tied", ONE[0]), ("qk_norm", ONE[1]), *((model, OFF) for model in ("odd", "moe"))]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ class Masked(nn.Module):
         )
 
 
-@pytest.mark.parametrize("options", [{}, OFF], ids=str)
+@pytest.mark.parametrize("options", [{}, pytest.param(OFF, marks=pytest.mark.slow)], ids=str)
 def test_positions_that_a_mask_precedes(plait_ranks, options):
     same(plait_ranks, Trial(Masked), {"degree": 2, **options})
 
@@ -197,7 +197,7 @@ def test_a_flat_model_beside_fsdp2_compiled(plait_ranks):
     same(plait_ranks, Trial(Flat, compile="aot_eager"), {}, world=4, beside={"fsdp2": {}})
 
 
-@pytest.mark.parametrize("options", [*ONE, OFF])
+@pytest.mark.parametrize("options", [*(pytest.param(one, marks=pytest.mark.slow) for one in ONE), OFF])
 def test_the_loss_by_chunks(plait_ranks, options):
     """Of a tied head with a bias."""
     same(plait_ranks, Trial("odd", steps=2, chunks=3), options)

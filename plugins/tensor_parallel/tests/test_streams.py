@@ -106,7 +106,7 @@ def same(ranks, model, options, beside=None, **trial):
     assert_same(ranks.run(train, Trial(model, **trial), strategies, world=4 if beside else 2), one)
 
 
-@pytest.mark.parametrize("beside", [None, {"fsdp2": {}}], ids=str)
+@pytest.mark.parametrize("beside", [None, pytest.param({"fsdp2": {}}, marks=SLOW)], ids=str)
 @pytest.mark.parametrize("options", [{}, WHOLE], ids=str)
 def test_one_stream_in_several_arguments(plait_ranks, options, beside):
     if beside:
