@@ -29,6 +29,13 @@ def by_kind(trace, kind):
     return found
 
 
+def same(traces, plain, *kinds):
+    for trace in traces:
+        for kind in kinds:
+            for name, want in by_kind(plain, kind).items():
+                assert torch.equal(trace.buffers[name], want), name
+
+
 @pytest.fixture(scope="module")
 def plain(plait_ranks):
     (trace,) = plait_ranks.run(train, TRIAL, world=1)
@@ -58,25 +65,18 @@ def test_a_step_counts_every_copy_of_every_token(plain):
     ids=str,
 )
 def test_cut_recomputed_compiled(plait_ranks, plain, changes):
-    (trace,) = plait_ranks.run(train, attrs.evolve(TRIAL, **changes), world=1)
-    for kind in ("counts", "bias"):
-        for name, want in by_kind(plain, kind).items():
-            assert torch.equal(trace.buffers[name], want), name
+    same(plait_ranks.run(train, attrs.evolve(TRIAL, **changes), world=1), plain, "counts", "bias")
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("changes", [pytest.param({}, marks=pytest.mark.slow), {"micro": 2, "remat": "full"}], ids=str)
 def test_ranks_that_see_other_tokens(plait_ranks, plain, world, changes):
-    for trace in plait_ranks.run(train, attrs.evolve(TRIAL, **changes), {"fsdp2": {}}, world=world):
-        for kind in ("counts", "bias"):
-            for name, want in by_kind(plain, kind).items():
-                assert torch.equal(trace.buffers[name], want), name
+    traces = plait_ranks.run(train, attrs.evolve(TRIAL, **changes), {"fsdp2": {}}, world=world)
+    same(traces, plain, "counts", "bias")
 
 
 def test_ranks_that_see_the_same_tokens_count_once(plait_ranks, plain):
-    for trace in plait_ranks.run(train, TRIAL, {"tensor_parallel": {}, "fsdp2": {}}, world=4):
-        for name, want in by_kind(plain, "counts").items():
-            assert torch.equal(trace.buffers[name], want), name
+    same(plait_ranks.run(train, TRIAL, {"tensor_parallel": {}, "fsdp2": {}}, world=4), plain, "counts")
 
 
 def collectives():
@@ -119,26 +119,22 @@ def strong_loss():
     return moe(balance_loss=1.0)
 
 
-@pytest.mark.parametrize("changes", [{"micro": 4}, {"remat": "full"}, {"remat": "selective"}], ids=str)
-def test_the_balance_loss_however_a_step_is_cut(plait_ranks, changes):
+@pytest.mark.parametrize(
+    ("changes", "strategies", "world"),
+    [
+        *((changes, {}, 1) for changes in ({"micro": 4}, {"remat": "full"}, {"remat": "selective"})),
+        pytest.param({}, {"fsdp2": {}}, 4, marks=pytest.mark.slow),
+        ({}, {"tensor_parallel": {}, "fsdp2": {}}, 4),
+    ],
+    ids=str,
+)
+def test_the_balance_loss_however_a_step_is_cut(plait_ranks, changes, strategies, world):
+    """Ranks that see other tokens add up, those that see the same ones do not count it twice."""
     (want,) = plait_ranks.once(balance_gradient, Trial(strong_loss), {}, world=1)
     (none,) = plait_ranks.once(balance_gradient, Trial(without_loss), {}, world=1)
-    (got,) = plait_ranks.run(balance_gradient, Trial(strong_loss, **changes), {}, world=1)
-    for name, grad in want.items():
-        assert (grad - none[name]).norm() > 0.1 * grad.norm()  # it is there
-        assert (got[name] - grad).norm() <= 1e-10 * grad.norm(), name
-
-
-@pytest.mark.parametrize(
-    "strategies",
-    [pytest.param({"fsdp2": {}}, marks=pytest.mark.slow), {"tensor_parallel": {}, "fsdp2": {}}],
-    ids=lambda s: "+".join(s),
-)
-def test_the_balance_loss_on_ranks(plait_ranks, strategies):
-    """Those that see other tokens add up, those that see the same ones do not count it twice."""
-    (want,) = plait_ranks.once(balance_gradient, Trial(strong_loss), {}, world=1)
-    for got in plait_ranks.run(balance_gradient, Trial(strong_loss), strategies, world=4):
+    for got in plait_ranks.run(balance_gradient, Trial(strong_loss, **changes), strategies, world=world):
         for name, grad in want.items():
+            assert (grad - none[name]).norm() > 0.1 * grad.norm()  # it is there
             assert (got[name] - grad).norm() <= 1e-10 * grad.norm(), name
 
 

@@ -9,6 +9,21 @@ from torch import nn
 from plait.parallel.transform import transform_param
 
 
+def compiled_once(modules, x):
+    """Each computes what it computes by itself, and one graph serves all."""
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    for module in modules:
+        eager = module(x)
+        module.compile(backend=count, fullgraph=True)
+        assert torch.equal(module(x), eager)
+    assert len(graphs) == 1
+
+
 def linear(out=3, into=3):
     torch.manual_seed(0)
     return nn.Linear(into, out)
@@ -86,23 +101,10 @@ def test_one_graph_serves_all_blocks():
             return self.down(torch.relu(self.up(x)))
 
     blocks = [Block() for _ in range(3)]
-    graphs = []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    def double(p):
-        return 2 * p
-
-    x = torch.randn(2, 3)
     for block in blocks:
         for module in (block.up, block.down):
             transform_param(module, "weight", double)
-        eager = block(x)
-        block.compile(backend=count, fullgraph=True)
-        assert torch.equal(block(x), eager)
-    assert len(graphs) == 1
+    compiled_once(blocks, torch.randn(2, 3))
 
 
 class Pair(nn.Module):
@@ -181,15 +183,7 @@ def test_what_writes_to_a_parameter_writes_to_what_is_stored():
 
 
 def test_one_graph_has_the_methods_of_all_blocks():
-    callers, graphs, x = [Caller() for _ in range(3)], [], torch.randn(2, 3)
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
+    callers = [Caller() for _ in range(3)]
     for caller in callers:
         both(caller.pair)
-        eager = caller(x)
-        caller.compile(backend=count, fullgraph=True)
-        assert torch.equal(caller(x), eager)
-    assert len(graphs) == 1
+    compiled_once(callers, torch.randn(2, 3))

@@ -7,8 +7,10 @@ class TestLocalSgd(StrategySuite):
     strategy = "local_sgd"
     slow = (  # it changes no model, no loss and no batch: fsdp2's suite has the same
         *(*StrategySuite.slow, "test_a_run_equals", "test_float32", "test_the_loss", "test_recomputation"),
+        "test_composes_with",
         *(f"test_models_equal_one_process[{model}" for model in ("qk_norm", "mla", "odd")),
     )
+    quick = ("test_composes_with[tensor_parallel]",)
     axes = ("worker",)
     layouts = {
         "every step": Layout(2, {"every": 1}),
