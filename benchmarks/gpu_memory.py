@@ -49,7 +49,7 @@ def taken(overrides: list[str]) -> tuple[int, int]:
     start_group(device_of(config.launch.device))
     before, _ = peak_memory(torch.device("cpu"))
     applied = set_up(checked.assembly)
-    optimizer = make_optimizer(config.optimizer, applied.parameters(), schedule=config.schedule)
+    optimizer = applied.optimizer(lambda groups: make_optimizer(config.optimizer, groups, schedule=config.schedule))
     source, rows = build_source(config.data), config.train.local_batch_size
     source.prepare(lambda line: None)
     batches = source.open(seq_len=config.train.seq_len, seed=0, global_batch_size=rows, dp=(0, 1))

@@ -113,6 +113,11 @@ has its own instances and nothing is process-global, so jobs of a sweep in one p
 - **`compile`** covers compilation and recomputation, because they are one decision: recomputation must wrap the
   compiled block (the other order fails under tensor parallelism), and a whole-graph strategy lets the compiler
   recompute instead.
+- **`optimizer`** is for a strategy that keeps an optimizer's state its own way: a shard of it per rank, in another
+  dtype, or on the CPU. `make(groups)` builds the optimizer of the config over whatever stands in the groups: the
+  parameters, or tensors that the strategy updates in their place, under the same `names`. The core saves and loads
+  state by these names, so such a strategy needs no hook `checkpoint`. A strategy that implements the hook owns the
+  optimizer: a step with another one is refused, since it would train as if the strategy were not there.
 - **`checkpoint`** is for a strategy whose state is not in parameters under their names; most need none. It returns
   tensors that alias the live state, or a pair of these and a function to call after loading. Names are canonical, so
   any strategy loads what another saved. Besides, a strategy may save entries under names of its own (local_sgd: what

@@ -88,7 +88,7 @@ class ById(Table):
                     p.sub_(moment.lerp_(p.grad, 0.1), alpha=group["lr"])
 
 
-class ByIndex(Table):
+class ByIndex(Momentum):
     """`state` by the number of the parameter."""
 
     @torch.no_grad()
@@ -202,6 +202,24 @@ class Own(Momentum):
                     here, grad = ((t.to_local() if isinstance(t, DTensor) else t) for t in (p, p.grad))
                     mean = self.state[p].setdefault("mean", torch.zeros_like(here)).lerp_(grad, 0.1)
                     here.sub_(mean, alpha=group["lr"])
+
+
+class ByAxes(Optimizer):
+    """Matrices of feed-forwards and attention move by a mean of gradients, all else by a gradient's sign."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p, logical in zip(group["params"], group["logical"], strict=True):
+                if p.grad is None:
+                    continue
+                if len(logical) > 1 and "vocab" not in logical:
+                    p.sub_(self.state[p].setdefault("mean", torch.zeros_like(p)).lerp_(p.grad, 0.1), alpha=group["lr"])
+                else:
+                    p.sub_(p.grad.sign(), alpha=group["lr"])
 
 
 class Overrides(Momentum):

@@ -11,7 +11,7 @@ from plait.contract.errors import PlaitError
 from plait.parallel.state import canonical_state
 from plait.testing.errors import is_about
 from plait.train.optimizer import changes_rate, make_optimizer
-from tests.helpers.keepers import Table, parameters
+from tests.helpers.keepers import Slow, Table, parameters
 
 KEEPERS = "tests.helpers.keepers"
 CONSTANT = Schedule(warmup_steps=0, decay_steps=0)
@@ -50,16 +50,13 @@ def test_which_schedules_change_the_rate():
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        (
-            "Table",
-            "elsewhere than in `state`, so a checkpoint would lack it: a step on a stand-in for '0' raises KeyError",
-        ),
-        ("ById", "a checkpoint"),  # in one of two sentences: an id may name another tensor by then
+        ("Table", "Table keeps 'moments' of its parameters elsewhere than in `state`, so a checkpoint would lack it"),
+        ("ById", "ById keeps 'moments' of its parameters elsewhere than in `state`"),
         ("ByIndex", "goes on differently after a checkpoint is loaded"),
         ("Counts", "(it changes its 'count')"),
         ("InGroups", "(it changes 'k' of its param_groups)"),
-        ("Slow", "goes on differently after a checkpoint is loaded (it changes its 'slow')"),
-        ("Two", "goes on differently after a checkpoint is loaded (it changes its 'inner')"),
+        ("Slow", "Slow keeps 'slow' of its parameters elsewhere than in `state`"),
+        ("Two", "Two keeps 'inner' of its parameters elsewhere than in `state`"),
         ("Words", "keeps 'said' of '0' as a str, which cannot be saved"),
     ],
 )
@@ -93,10 +90,15 @@ def test_a_ranks_own_part_as_a_plain_tensor_is_refused(plait_ranks):
 def test_in_ones_own_loop_it_is_a_sentence_too():
     """Before the first step: nobody has tried the optimizer."""
     params = nn.ParameterList(parameters())
-    with pytest.raises(
-        PlaitError, match=r"Table keeps something of its parameters elsewhere than in `state`.* raises KeyErr"
-    ):
+    with pytest.raises(PlaitError, match=r"^Table keeps 'moments' of its parameters elsewhere than in `state`"):
         canonical_state(params, Table(params, 0.1))
+    slow = Slow(params, 0.1)
+    canonical_state(params, slow)  # it keeps nothing yet
+    for param in params:
+        param.grad = torch.ones_like(param)
+    slow.step()
+    with pytest.raises(PlaitError, match=r"^Slow keeps 'slow' of its parameters elsewhere than in `state`"):
+        canonical_state(params, slow)
 
 
 def test_what_is_tried_leaves_no_trace():

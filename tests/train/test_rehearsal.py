@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from plait.parallel.simulated import simulated
-from plait.train.rehearsal import Kind, compare_shards
+from plait.train.rehearsal import KindsOfGroup, compare_shards
 from tests.helpers.strange import Momentum, NumberLars
 
 
@@ -17,6 +18,7 @@ def test_a_step_by_the_norm_of_a_shard_is_another_one(shape, rank):
         mesh = init_device_mesh("cpu", (2,))
         for dim in range(len(shape)):
             whole = torch.zeros(shape)
-            kinds = [[Kind.of(distribute_tensor(whole, mesh, [Shard(dim)], src_data_rank=None))]]
+            lying = nn.Parameter(distribute_tensor(whole, mesh, [Shard(dim)], src_data_rank=None))
+            kinds = [KindsOfGroup.of({"params": [lying]})]
             assert compare_shards(NumberLars, NumberLars, kinds) is not None
             assert compare_shards(Momentum, Momentum, kinds) is None

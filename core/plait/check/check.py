@@ -14,9 +14,11 @@ from plait.check.resumed_data import batch_to_keep
 from plait.compose.build import build_source
 from plait.contract.config import Config, accumulation
 from plait.contract.errors import PlaitError, misfit, near_miss
+from plait.contract.model_spec import ModelSpec
 from plait.contract.schema import fit
 from plait.contract.weight_part import parts_by_fqn, weight_parts
 from plait.parallel.assembly import Assembly, assemble
+from plait.parallel.optimizer_groups import groups_of
 from plait.parallel.process_group import device_of
 from plait.parallel.state import shapes, tied_names
 from plait.records.flight_recorder import check_size
@@ -67,7 +69,7 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
     elif world is None and config.launch.nproc_per_node == "auto":
         run.world_size = assembly.fit_world(run.world_size)
     layout, ranks = assembly.extend().layout, assembly.layout.world_size
-    _check_model(config, model)
+    _check_model(config, model, run.spec)
     accumulation(config, layout.count("batch"))
     source = build_source(config.data)
     source.check(seq_len=config.train.seq_len, vocab_size=_said(config, model, "vocab_size"))
@@ -103,7 +105,7 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
     )
 
 
-def _check_model(config: Config, model: Any) -> None:
+def _check_model(config: Config, model: Any, spec: ModelSpec) -> None:
     longest = _said(config, model, "max_seq_len")
     if longest is not None and config.train.seq_len > longest:
         raise PlaitError(
@@ -112,7 +114,7 @@ def _check_model(config: Config, model: Any) -> None:
     lr = fit(config.optimizer.get("lr"), float, "optimizer.lr")  # the schedule scales it
     if not 0 <= lr < math.inf:
         raise misfit("optimizer.lr", lr, "finite and not negative")
-    check_optimizer(config.optimizer, model.parameters())
+    check_optimizer(config.optimizer, groups_of([model], spec))
 
 
 def _said(config: Config, model: Any, key: str) -> Any:

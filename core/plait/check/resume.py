@@ -120,10 +120,12 @@ def _check_optimizer(path: Path, manifest: Manifest, checked: "Checked") -> None
         return
     from plait.checkpoint.load import check_optimizer_state
     from plait.checkpoint.reader import Reader
+    from plait.parallel.optimizer_groups import groups_of
     from plait.train.optimizer import state_keys
 
-    keys = state_keys(optimizer, checked.shapes.values())
-    ours = [f"optimizer.{name}.{key}" for name, shape in checked.shapes.items() for key in keys.get(shape, ())]
+    assembly = checked.assembly
+    keys = state_keys(optimizer, groups_of([assembly.model], assembly.run.spec))
+    ours = [f"optimizer.{name}.{key}" for name in keys for key in keys[name]]
     check_optimizer_state(path, Reader(path).shapes, ours)
 
 

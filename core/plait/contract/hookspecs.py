@@ -41,6 +41,9 @@ A hook takes any subset of its arguments, by name:
     parameters  every parameter of this rank; a tied one once
     max_norm    the norm that gradients are clipped to; inf: they are only measured
     norm_type   which norm: 2.0, or inf
+    groups      what an optimizer gets: dicts with `params`, of each its `names`, `logical` axes and `block`, and their
+                one `mesh`
+    make        make(groups) builds the optimizer that the run asks for; call it once, on all ranks
     step        number of the finished step, from 1
     micro       how many micro-batches a step has
     state       FQN -> parameter or persistent buffer of this rank, with its live values
@@ -122,6 +125,13 @@ def plan_stages(model: "nn.Module", spec: "ModelSpec", run: "Run", micro: int) -
 
 
 @hookspec(firstresult=True)
+def optimizer(
+    groups: "list[dict[str, Any]]", make: "Callable[..., torch.optim.Optimizer]", mesh: "Mesh"
+) -> "torch.optim.Optimizer | None":
+    """Returns the optimizer over all parameters of this rank; a run steps no other. Default: make(groups)."""
+
+
+@hookspec(firstresult=True)
 def checkpoint(
     model: "nn.Module", optimizer: "torch.optim.Optimizer | None", mesh: "Mesh", spec: "ModelSpec"
 ) -> "dict[str, Any] | tuple[dict[str, Any], Callable[[], None]] | None":
@@ -146,4 +156,6 @@ def after_step(model: "nn.Module", optimizer: "torch.optim.Optimizer", mesh: "Me
 
 
 FOLDS = ("extend", "parallelize")
-FIRST_RESULT = ("compile", "deal", "forward_backward", "plan_stages", "checkpoint", "export", "clip_grads")
+FIRST_RESULT = (
+    *("compile", "deal", "forward_backward", "plan_stages", "optimizer", "checkpoint", "export", "clip_grads"),
+)

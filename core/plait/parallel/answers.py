@@ -92,6 +92,7 @@ ANSWERS = {
     "deal": Required("tokens, labels and positions of one shape, or None for the core's default", _dealt),
     "forward_backward": Required("True, or None for the core's default", _done),
     "plan_stages": Required("a StagePlan, or None", _stage_plan),
+    "optimizer": Required("a torch optimizer, or None for the core's default", partial(_of, torch.optim.Optimizer)),
     "clip_grads": Required("the total norm as a tensor of one element, or None for the core's default", _norm),
     "export": Required("a plait.Export, or None for the core's default", _export),
     "checkpoint": Required("a dict of tensors by name, or that and a function, or None for the core's default", _state),

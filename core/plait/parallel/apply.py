@@ -20,17 +20,19 @@ from plait.contract.run import Run
 from plait.parallel.assembly import Assembly, assemble_model
 from plait.parallel.compile import compiled
 from plait.parallel.expert_balance import Balance
+from plait.parallel.group import ParamGroup
 from plait.parallel.initialize import initialise, materialise
 from plait.parallel.kept import Kept
 from plait.parallel.loss import compiled_sum, cross_entropy_sum
 from plait.parallel.loss import parallel as loss_parallel_for
 from plait.parallel.mesh import Mesh
+from plait.parallel.optimizer_groups import groups_of
 from plait.parallel.precision import apply_precision, dtype
 from plait.parallel.process_group import device_type_here, local_device, start_group
 from plait.parallel.step import Count, Stepped, counted_with
 from plait.strategies.hooks import Hooks
 from plait.strategies.order import PHASES
-from plait.strategies.registry import name_of
+from plait.strategies.registry import described, name_of
 
 if TYPE_CHECKING:
     from plait.parallel.divided_layers import WholeModel
@@ -43,6 +45,7 @@ class Applied:
     parts: what this rank runs: the model, or its stages on this rank. mesh: the ranks along each axis.
     balance: of the parts' experts. loss: `cross_entropy_sum`, compiled if `compile.enabled`. whole: what is known of
     the model, if the parts of this rank are not all of it. steps: taken so far, those before a checkpoint too.
+    own_optimizer: what `optimizer` returned, if a strategy made it.
     """
 
     parts: list[nn.Module]
@@ -55,10 +58,37 @@ class Applied:
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum
     whole: "WholeModel | None" = None
     steps: int = 0
+    own_optimizer: torch.optim.Optimizer | None = None
 
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter once, tied ones too."""
         return list({id(p): p for part in self.parts for p in part.parameters()}.values())
+
+    def groups(self) -> list[ParamGroup]:
+        """The parameters for an optimizer, as `plait.parallel.optimizer_groups.groups_of` says: names, logical axes and
+        blocks beside them."""
+        return groups_of(self.parts, self.spec)
+
+    def optimizer(self, make: Callable[[list[ParamGroup]], torch.optim.Optimizer]) -> torch.optim.Optimizer:
+        """The optimizer of this rank's parameters: `make(groups)`, or what a strategy that owns its state makes of it.
+
+        make: gets the groups of `groups()`, or of what a strategy updates in the parameters' place; torch's optimizers
+        take them as they are. Called by all ranks, once; afterwards `step` takes no other optimizer if it is a
+        strategy's.
+        """
+        made = self.hooks.first("optimizer", groups=self.groups(), make=make, mesh=self.mesh)
+        if self.hooks.owners("optimizer"):
+            self.own_optimizer = made
+        return made
+
+    def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        owners = self.hooks.owners("optimizer")
+        if owners and optimizer is not self.own_optimizer:
+            raise PlaitError(
+                f"{described(owners[0])} makes the run's optimizer, and this step got another "
+                f"{type(optimizer).__name__}: the run would not train as the strategy says; pass what "
+                "applied.optimizer(make) returned"
+            )
 
     def step(
         self,
@@ -76,8 +106,10 @@ class Applied:
         count: how the step's tokens are counted over all ranks; None: by one sum.
         rows: per micro-batch; None: one micro-batch. Gradients of micro-batches add up.
         max_norm: gradients are clipped to this norm.
-        Collective over all ranks. Raises whatever a strategy's hook raises.
+        Collective over all ranks. Raises whatever a strategy's hook raises, and PlaitError for another optimizer than
+        the one that a strategy made.
         """
+        self._check_optimizer(optimizer)
         watch = observer or Observer()
         watch.start(self.steps + 1)
         dealt = self.deal(batch)

@@ -16,8 +16,9 @@ from plait.parallel.state import canonical_state
 
 
 class Defaults:
-    """Compiles block by block, deals each rank a stretch of every sequence, runs one micro-batch after the other, saves
-    parameters and optimizer state by name, clips over the parameters' own meshes."""
+    """Compiles block by block, deals each rank a stretch of every sequence, runs one micro-batch after the other, takes
+    the optimizer that the run asks for, saves parameters and optimizer state by name, clips over the parameters' own
+    meshes."""
 
     @hookimpl
     def compile(self, model: nn.Module, mesh: Mesh, spec: ModelSpec, run: Run) -> nn.Module:
@@ -43,6 +44,12 @@ class Defaults:
                 scaled.backward()
             del scaled
         return True
+
+    @hookimpl
+    def optimizer(
+        self, groups: list[dict[str, Any]], make: Callable[..., torch.optim.Optimizer]
+    ) -> torch.optim.Optimizer:
+        return make(groups)
 
     @hookimpl
     def checkpoint(

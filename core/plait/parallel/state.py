@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from plait.contract.errors import PlaitError
+from plait.parallel.group import part_of
+from plait.parallel.outside_state import attribute_outside_state
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # what torch's own wrappers add to a name
 _ABSENT, _FREE = "_plait_absent", "_plait_may_be_infinite"
@@ -31,9 +33,10 @@ def canonical_state(
                              checkpoint has it, `after` then gives it to the optimizer, and it is never saved. So
                              neither saving nor loading before the first step changes what that step does.
 
-    Learning rates and other hyper-parameters are not state: they follow from the config and the step. Call it again for
-    every save and load: strategies may give a parameter other storage meanwhile.
-    Raises PlaitError for state that is not a tensor or number.
+    The optimizer may update other tensors in the place of parameters, such as shards of them: a group's `names` say
+    whose each is. Learning rates and other hyper-parameters are not state: they follow from the config and the step.
+    Call it again for every save and load: strategies may give a parameter other storage meanwhile.
+    Raises PlaitError for state that is not a tensor or number, and for an optimizer that keeps it elsewhere.
     """
     names, state = _names(model), {}
     for tensor, fqn in names.values():
@@ -42,11 +45,16 @@ def canonical_state(
             setattr(state[f"model.{fqn}"], _FREE, True)
     if optimizer is None:
         return state, lambda: None
+    if (attribute := attribute_outside_state(optimizer)) is not None:
+        raise PlaitError(_elsewhere(optimizer, repr(attribute)))
     writes: list[Callable[[], None]] = []
+    here = {fqn for _, fqn in names.values()}
     for group in optimizer.param_groups:
-        for param in group["params"]:
-            if id(param) in names and (param.requires_grad or optimizer.state.get(param)):
-                own, write = _state_of(optimizer, group, param, names[id(param)][1])
+        for i, param in enumerate(group["params"]):
+            given = group["names"][i] if "names" in group else ""
+            fqn = names[id(param)][1] if id(param) in names else given
+            if fqn in here and (param.requires_grad or optimizer.state.get(param)):
+                own, write = _state_of(optimizer, group, i, fqn)
                 state |= own
                 writes.append(write)
 
@@ -130,13 +138,21 @@ def _names(model: nn.Module) -> dict[int, tuple[Tensor, str]]:
     return names
 
 
+def _elsewhere(optimizer: Any, what: str) -> str:
+    return (
+        f"{type(optimizer).__name__} keeps {what} of its parameters elsewhere than in `state`, so a checkpoint would "
+        "lack it: keep it in `state[parameter]`"
+    )
+
+
 def _state_of(
-    optimizer: Any, group: Mapping[str, Any], param: nn.Parameter, fqn: str
+    optimizer: Any, group: Mapping[str, Any], number: int, fqn: str
 ) -> tuple[dict[str, Tensor], Callable[[], None]]:
-    """(entries of one parameter, what writes back or installs them after loading)."""
+    """(entries of one parameter of `group`, what writes back or installs them after loading)."""
+    param = group["params"][number]
     kept = optimizer.state.get(param)
     absent = not kept
-    kept = kept or _first_state(optimizer, group, param, fqn)
+    kept = kept or _first_state(optimizer, group, number, fqn)
     own: dict[str, Tensor] = {}
     for key, value in kept.items():
         if isinstance(value, Tensor):
@@ -162,26 +178,26 @@ def _state_of(
     return {f"optimizer.{fqn}.{key}": tensor for key, tensor in own.items()}, write
 
 
-def _first_state(optimizer: Any, group: Mapping[str, Any], param: nn.Parameter, fqn: str) -> dict[str, Any]:
-    """The state that `optimizer` would keep of `param` after a step: from a step of a copy of it on a stand-in.
+def _first_state(optimizer: Any, group: Mapping[str, Any], number: int, fqn: str) -> dict[str, Any]:
+    """The state that `optimizer` would keep of a parameter after a step: from a step of a copy of it on a stand-in.
 
     torch has no public way to create it. A step with learning rate 0 on the real ones would count as a step, decay
     momenta, run hooks, and with eps=0 make parameters NaN. Only keys, dtypes and layout are used, not values.
     """
     from plait.parallel.stand_in import stand_in, undisturbed
 
+    param = group["params"][number]
     like = stand_in(torch.zeros_like(param), torch.zeros_like(param))
     spare = object.__new__(type(optimizer))
     spare.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})  # a patched one
     spare.state = defaultdict(dict)
-    spare.param_groups = [{**group, "params": [like]}]
+    spare.param_groups = [{**part_of(dict(group), [number]), "params": [like]}]
     spare._optimizer_step_pre_hooks, spare._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
     try:
         with undisturbed(param.device):
             spare.step()
     except Exception as error:  # such as KeyError: it looks a parameter up in a table of its own
         raise PlaitError(
-            f"{type(optimizer).__name__} keeps something of its parameters elsewhere than in `state`, so a checkpoint "
-            f"would lack it: a step on a stand-in for {fqn!r} raises {type(error).__name__}"
+            f"{_elsewhere(optimizer, 'something')}; a step on a stand-in for {fqn!r} raises {type(error).__name__}"
         ) from error
     return dict(spare.state[like])

@@ -109,7 +109,7 @@ def reference(trial: OfRun, strategies: Mapping[str, Any], folder: Path) -> floa
     with _noted(folder):
         start = time.monotonic()
         applied, config = trial.apply(strategies), trial.config
-        check_in_one_process(config.optimizer, applied.parameters(), config.schedule, config.checkpoint.enabled)
+        check_in_one_process(config.optimizer, applied.groups(), config.schedule, config.checkpoint.enabled)
         tokens, _ = trial.batch(0)
         with torch.no_grad():
             first, second = (applied.parts[0](tokens) for _ in range(2))

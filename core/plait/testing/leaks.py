@@ -36,7 +36,7 @@ def left_behind(trial: Trial, strategies: Mapping[str, Mapping[str, Any]]) -> li
 def _some_steps(trial: Trial, strategies: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Three steps; returns what grew from the first to the last, and process groups that the mesh does not know."""
     applied = trial.apply(strategies)
-    optimizer = trial.optimizer(applied.parameters())
+    optimizer = applied.optimizer(trial.optimizer)
     groups = _groups(applied.mesh)
     counts = []
     for step in range(3):

@@ -72,8 +72,9 @@ class Trial:
             return Precision("float32", "bfloat16", "float32")
         return Precision(self.dtype, self.dtype, self.dtype)
 
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=1e-2)
+    def optimizer(self, groups: Iterable[Any]) -> torch.optim.Optimizer:
+        """Over these parameters, or groups of them: what `Applied.optimizer` calls."""
+        return torch.optim.AdamW(groups, lr=1e-2)
 
     def apply(self, strategies: Mapping[str, Mapping[str, Any]], extra: Iterable[Any] = ()) -> Applied:
         """The model under the installed strategies of these names and options, and under the instances `extra`."""
@@ -117,7 +118,7 @@ def train(
     applied = trial.apply(strategies or {}, extra)
     initial = held(applied)
     placements = held(applied, _lies)
-    optimizer = trial.optimizer(applied.parameters())
+    optimizer = applied.optimizer(trial.optimizer)
     losses, norms, seen = [], [], Gradients(applied, {0, trial.steps - 1} if trial.last else {0})
     for step in range(trial.steps):
         loss, norm = take_step(applied, optimizer, trial, step, seen)

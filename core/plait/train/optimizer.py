@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import nn
 
 from plait.compose.build import check_options, options_of, target_of
 from plait.contract.config import Schedule
 from plait.contract.errors import PlaitError, misfit
 from plait.parallel.agreement import on_all_ranks
+from plait.parallel.group import ParamGroup, part_of
+from plait.parallel.optimizer_groups import mesh_of
 from plait.parallel.state import canonical_state
 from plait.system.errors import one_line
+from plait.train.option_groups import check_known, divided, patterns_of, refused, unmatched
 
 if TYPE_CHECKING:
-    from plait.train.rehearsal import Build, Groups
+    from plait.train.rehearsal import Build, KindsOfGroup
 
 FUSED_ON = ("cuda", "cpu", "mps", "xpu")  # devices for which torch has fused kernels
 KERNELS = ("fused", "foreach")  # arguments that choose kernels, in torch's optimizers
@@ -31,60 +33,66 @@ FITS = "take one that works element by element, such as torch.optim.AdamW, or a 
 
 def make_optimizer(
     node: Mapping[str, Any],
-    parameters: Iterable[nn.Parameter],
+    parameters: Iterable[nn.Parameter] | Iterable[ParamGroup],
     values: bool = True,
     schedule: Schedule | None = None,
     saved: bool = True,
 ) -> torch.optim.Optimizer:
     """The `_target_` of `node` over the parameters, with one group per mesh that they live on. Called by all ranks.
 
+    parameters: plain ones, or groups as `Applied.groups` returns them, which the class gets with all that stands in
+    them. `groups` of `node` gives those whose names match a pattern a group of their own, with other options.
+
     Fused and foreach kernels process the tensors of a group at once, and torch cannot mix meshes, or DTensors and plain
     tensors, in one call. If the config leaves `fused` and `foreach` open, the first of these kernels that makes a
     correct step on stand-ins for the parameters is used: fused, torch's default, one tensor at a time. Parameters that
-    do not train are left out, unless a rank has no others. Raises PlaitError for options that the class refuses, and if
-    it makes no correct step on such parameters, ignores a `schedule` that changes the rate, or, if it is `saved`, keeps
-    what no checkpoint holds.
+    do not train are left out, unless a rank has no others. Raises PlaitError for options that the class refuses, a
+    pattern that matches no parameter on any rank, and if the class makes no correct step on such parameters, ignores a
+    `schedule` that changes the rate, or, if it is `saved`, keeps what no checkpoint holds.
     values: whether tensors have values. Without values, as in a plan, any step that runs counts as correct.
     """
-    from plait.train.rehearsal import Kind, compare_shards, try_step, try_step_without_values  # no step needs it
+    from plait.train.rehearsal import KindsOfGroup, compare_shards, try_step, try_step_without_values  # no step's need
 
-    every = list(parameters)
-    groups = _by_mesh([param for param in every if param.requires_grad] or every)
-    kinds = [list(dict.fromkeys(map(Kind.of, group))) for group in groups]
+    node, patterns = _apart(node)
+    groups = divided(_groups(parameters), patterns)
+    if patterns and values:
+        _check_patterns(groups, patterns)
+    kinds = [KindsOfGroup.of(group) for group in groups]
     cls, options = _target(node)
     exact = getattr(cls, "numerics", "exact") == "exact"  # "own": it differs on purpose
     plainest = _builder(cls, {**options, **{key: False for key in KERNELS if key in _arguments(cls)}})
-    for kernels in _candidates(cls, options, groups[0][0].device):
+    for kernels in _candidates(cls, options, groups[0]["params"][0].device):
         build = _builder(cls, {**options, **kernels})
         if values:
             problem = _agreed(try_step(build, kinds))
             if problem is None and exact:
                 problem = _agreed(compare_shards(build, plainest, kinds))
         else:
-            problem = try_step_without_values(build, groups)
+            problem = try_step_without_values(build, kinds)
         if problem is None:
             if values:
                 _check_run(node, build, kinds, schedule, saved)
-            return _built(node, build, [{"params": group} for group in groups])
+            return _built(node, build, groups)
     key = next((name for name in KERNELS if options.get(name) is not None), None)
     error = PlaitError(_sentence(node, options, str(problem)))
     raise error.at(f"optimizer.{key}", options[key], (None,)) if key else error.at("optimizer")
 
 
 def check_in_one_process(
-    node: Mapping[str, Any], parameters: Iterable[nn.Parameter], schedule: Schedule, saved: bool
+    node: Mapping[str, Any], groups: Iterable[ParamGroup], schedule: Schedule, saved: bool
 ) -> None:
     """Raises PlaitError if the optimizer of `node` ignores `schedule`, or keeps what no checkpoint holds. For checks of
     a run that do not train with its optimizer."""
-    from plait.train.rehearsal import kinds_of
+    from plait.train.rehearsal import KindsOfGroup
 
+    node, patterns = _apart(node)
     cls, options = _target(node)
     build = _builder(cls, {**options, **_candidates(cls, options, torch.device("cpu"))[-1]})
-    _check_run(node, build, [kinds_of(parameters)], schedule, saved)
+    _check_run(node, build, [KindsOfGroup.of(group) for group in divided(groups, patterns)], schedule, saved)
 
 
 def _check_run(
-    node: Mapping[str, Any], build: "Build", kinds: list[list[Any]], schedule: Schedule | None, saved: bool
+    node: Mapping[str, Any], build: "Build", kinds: "list[KindsOfGroup]", schedule: Schedule | None, saved: bool
 ) -> None:
     from plait.train.optimizer_trials import ignores_schedule, keeps_parts, loses_state
 
@@ -104,18 +112,50 @@ def changes_rate(schedule: Schedule) -> bool:
     return schedule.warmup_steps > 1 or decays
 
 
-def check_optimizer(node: Mapping[str, Any], parameters: Iterable[Tensor]) -> None:
-    """A check before there are ranks: raises PlaitError unless the class accepts its options and these shapes.
+def check_optimizer(node: Mapping[str, Any], parameters: Iterable[nn.Parameter] | Iterable[ParamGroup]) -> None:
+    """A check before there are ranks: raises PlaitError unless the class accepts its options and these shapes, and each
+    pattern of `groups` matches a parameter.
 
-    Parameters may be on meta. No step is made, because its kernels may need a device that this process lacks.
+    parameters: as for `make_optimizer`, of the whole model; they may be on meta. No step is made, because its kernels
+    may need a device that this process lacks.
     """
-    from plait.train.rehearsal import Kind
+    from plait.train.rehearsal import KindsOfGroup
 
+    node, patterns = _apart(node)
     cls, options = _target(node)
     kernels = _candidates(cls, options, torch.device("cpu"))[-1]
-    params = [nn.Parameter(torch.zeros(kind.shape)) for kind in dict.fromkeys(map(Kind.of, parameters))]
+    groups = divided(_groups(parameters), patterns)
+    for pattern in unmatched(groups, patterns):
+        raise refused(pattern, groups)
+    made = []
+    for group in map(KindsOfGroup.of, groups):
+        made.append(group.with_params([nn.Parameter(torch.zeros(kind.shape)) for kind in group.kinds]))
+    for pattern, own in patterns.items():
+        _check_own_options(node, pattern, own, made)
     with _without_compiler():
-        _built(node, _builder(cls, {**options, **kernels}), [{"params": params}])
+        _built(node, _builder(cls, {**options, **kernels}), made)
+
+
+def _check_own_options(node: Mapping[str, Any], pattern: str, own: Mapping[str, Any], groups: list[ParamGroup]) -> None:
+    """Raises PlaitError unless the class takes the options `own` for the parameters of a pattern.
+
+    groups: of small stand-ins for the parameters.
+    """
+    key = f"optimizer.groups.{pattern}"
+    cls, options = _target({**node, **own}, key)
+    kernels = _candidates(cls, options, torch.device("cpu"))[-1]
+    with _without_compiler():
+        made = _built({**node, **own}, _builder(cls, {**options, **kernels}), groups, key)
+    check_known(node, pattern, own, set(made.defaults) - set(KERNELS))
+
+
+def _check_patterns(groups: list[ParamGroup], patterns: Mapping[str, Any]) -> None:
+    """Raises PlaitError if a pattern matches a parameter on no rank: each may have only some of the model's layers."""
+    group = dist.group.WORLD if dist.is_initialized() else None
+    answers = on_all_ranks(lambda: unmatched(groups, patterns), group=group)
+    for pattern in patterns:
+        if all(pattern in without for without in answers):
+            raise refused(pattern, groups)
 
 
 @contextlib.contextmanager
@@ -131,37 +171,54 @@ def _without_compiler() -> Iterator[None]:
         optimizer.add_param_group = guarded
 
 
-def state_keys(node: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], set[str]]:
-    """Shape -> the names of the state that this optimizer keeps for a parameter of that shape, found by one step.
+def state_keys(node: Mapping[str, Any], groups: Iterable[ParamGroup]) -> dict[str, set[str]]:
+    """FQN -> the names of the state that this optimizer keeps for that parameter, found by one step of each kind.
 
-    Leaves out large shapes, and shapes that the class refuses.
+    groups: with names. Leaves out large parameters, and those that the class refuses.
     """
+    node, patterns = _apart(node)
     cls, options = _target(node)
     build = _builder(cls, {**options, **_candidates(cls, options, torch.device("cpu"))[-1]})
+    known: dict[Any, set[str]] = {}
     found = {}
-    for shape in {shape for shape in shapes if math.prod(shape) <= SMALL}:
-        with contextlib.suppress(Exception):
-            only = nn.ParameterList([nn.Parameter(torch.zeros(shape))])
-            state, _ = canonical_state(only, build([{"params": list(only)}]))
-            found[shape] = {key.removeprefix("optimizer.0.") for key in state if key.startswith("optimizer.0.")}
+    for number, group in enumerate(divided(groups, patterns)):
+        for i, (fqn, param) in enumerate(zip(group["names"], group["params"], strict=True)):
+            kind = number, param.shape, tuple(map(str, group["logical"][i]))
+            if kind not in known and param.numel() <= SMALL:
+                with contextlib.suppress(Exception):
+                    only = nn.ParameterList([nn.Parameter(torch.zeros(param.shape))])
+                    state, _ = canonical_state(only, build([{**part_of(group, [i]), "params": list(only)}]))
+                    keys = {key.removeprefix("optimizer.0.") for key in state if key.startswith("optimizer.0.")}
+                    known[kind] = keys
+            if kind in known:
+                found[fqn] = known[kind]
     return found
 
 
-def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+def _groups(parameters: Iterable[Any]) -> list[ParamGroup]:
+    """The given groups, or plain parameters that train, or all if none does, with one group per mesh."""
+    every = list(parameters)
+    if every and isinstance(every[0], Mapping):
+        return [dict(group) for group in every]
     groups: dict[object, list[nn.Parameter]] = {}
-    for param in parameters:
-        groups.setdefault(param.device_mesh if isinstance(param, DTensor) else None, []).append(param)
-    return list(groups.values())
+    for param in [param for param in every if param.requires_grad] or every:
+        groups.setdefault(mesh_of(param), []).append(param)
+    return [{"params": group} for group in groups.values()]
 
 
-def _target(node: Mapping[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+def _apart(node: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """(`node` without its `groups`, pattern -> options of those)."""
+    return {key: value for key, value in node.items() if key != "groups"}, patterns_of(node.get("groups"))
+
+
+def _target(node: Mapping[str, Any], where: str = "optimizer") -> tuple[Callable[..., Any], dict[str, Any]]:
     """(the class, its options). A `fused: null` left over from another optimizer's config is dropped."""
     cls = target_of(node, "optimizer")
     foreign = {key for key in KERNELS if key not in _arguments(cls) and node.get(key) is None}
     own = {key: value for key, value in node.items() if key not in foreign}
-    check_options(cls, own, "optimizer", but=("params",))
+    check_options(cls, own, where, but=("params",))
     options = options_of(own)
-    _finite(options, "optimizer")
+    _finite(options, where)
     return cls, options
 
 
@@ -186,16 +243,16 @@ def _builder(cls: Callable[..., Any], options: Mapping[str, Any]) -> "Build":
     return lambda groups: cls(groups, **options)
 
 
-def _built(node: Mapping[str, Any], build: "Build", groups: "Groups") -> Any:
+def _built(node: Mapping[str, Any], build: "Build", groups: list[ParamGroup], where: str = "optimizer") -> Any:
     try:
         made = build(groups)
     except Exception as error:
         said = one_line(error)
         keys = [key for key in node if re.search(rf"\b{re.escape(key)}\b", said)]
         keys = keys or [key for key in node if re.search(rf"(?<![\w.]){re.escape(str(node[key]))}(?![\w.])", said)]
-        named = ", ".join(f"optimizer.{key}={node[key]}" for key in keys)
-        raise PlaitError(f"{named or 'optimizer'}: {node['_target_']} refuses these options: {said}").at(
-            f"optimizer.{keys[0]}" if keys else "optimizer", node[keys[0]] if keys else None
+        named = ", ".join(f"{where}.{key}={node[key]}" for key in keys)
+        raise PlaitError(f"{named or where}: {node['_target_']} refuses these options: {said}").at(
+            f"{where}.{keys[0]}" if keys else where, node[keys[0]] if keys else None
         ) from error
     if not isinstance(made, torch.optim.Optimizer):
         raise PlaitError(f"optimizer._target_={node['_target_']} made a {type(made).__name__}, not an optimizer").at(

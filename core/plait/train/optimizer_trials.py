@@ -11,13 +11,14 @@ from torch.distributed.tensor import DTensor
 
 from plait.contract.errors import PlaitError
 from plait.parallel.agreement import on_all_ranks
+from plait.parallel.outside_state import own_attributes
 from plait.parallel.stand_in import undisturbed
 from plait.parallel.state import canonical_state, mark
-from plait.train.rehearsal import Build, Kind, drawn
+from plait.train.rehearsal import Build, Kind, KindsOfGroup, drawn, every_kind
 
 BEFORE, AFTER = 2, 12  # steps before a checkpoint, and after it: state that is used every few steps shows too
 OFF = 1e-6  # of the way: how far two optimizers may be apart that go on from the same state
-Groups = list[list[Kind]]
+Groups = list[KindsOfGroup]
 
 
 def ignores_schedule(build: Build, groups: Groups, lr: float) -> str | None:
@@ -94,7 +95,7 @@ def keeps_parts(build: Build, groups: Groups) -> str | None:
     """What is wrong, in words, if an optimizer keeps of a sharded parameter a plain tensor that differs between ranks:
     of plain tensors a checkpoint holds one rank's. Collective."""
     kept: dict[tuple[Any, ...], str] = {}
-    kinds = [kind for group in groups for kind in group]
+    kinds = every_kind(groups)
 
     def once(dtype: torch.dtype | None) -> None:
         stand_ins = _StandIns(build, groups, dtype, placed=True)
@@ -125,10 +126,10 @@ class _StandIns:
     def __init__(self, build: Build, groups: Groups, dtype: torch.dtype | None, placed: bool = False) -> None:
         torch.manual_seed(0)
         self.dtype, self.placed = dtype, placed
-        self.kinds = [kind for group in groups for kind in group]
+        self.kinds = every_kind(groups)
         self.params = nn.ParameterList(nn.Parameter(self._value(seed, 0)) for seed in range(len(self.kinds)))
         rest = iter(self.params)
-        self.optimizer = build([{"params": [next(rest) for _ in group]} for group in groups])
+        self.optimizer = build([group.with_params([next(rest) for _ in group.kinds]) for group in groups])
 
     def step(self, number: int, lr: float | None = None) -> list[Tensor]:
         """Make step `number`, as a run does; returns copies of the parameters after it."""
@@ -152,7 +153,7 @@ def _tried(groups: Groups, trial: Callable[[torch.dtype | None], Any]) -> Any:
     fails: whether it makes a step has been tried before."""
     for dtype in (torch.float64, None):
         try:
-            with undisturbed(groups[0][0].device):
+            with undisturbed(every_kind(groups)[0].device):
                 return trial(dtype)
         except PlaitError:
             raise
@@ -163,8 +164,7 @@ def _tried(groups: Groups, trial: Callable[[torch.dtype | None], Any]) -> Any:
 
 def _contents(optimizer: Any) -> dict[str, Any]:
     """What stands in the attributes and the groups of `optimizer`, other than `state` and parameters: a digest each."""
-    usual = {*vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])), "param_groups", "state", "step"}
-    found = {f"its {name!r}": _digest(value) for name, value in vars(optimizer).items() if name not in usual}
+    found = {f"its {name!r}": _digest(value) for name, value in own_attributes(optimizer).items()}
     for group in optimizer.param_groups:
         for key, value in group.items():
             if key not in ("params", "lr"):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from plait.parallel.group import ParamGroup, part_of
 from plait.parallel.stand_in import stand_in, undisturbed
 from plait.system.errors import one_line
 
@@ -17,8 +18,7 @@ ROWS = 8  # largest size of a stand-in per shard of a dim
 STEPS = 2  # the first creates the optimizer's state, the second uses it
 OFF = 0.1  # of the step itself: far above rounding, even inside an optimizer that computes in bfloat16
 
-Groups = list[dict[str, list[nn.Parameter]]]
-Build = Callable[[Groups], Any]
+Build = Callable[[list[ParamGroup]], Any]
 
 
 class ArgumentsRefused(Exception):
@@ -27,16 +27,20 @@ class ArgumentsRefused(Exception):
 
 @attrs.frozen
 class Kind:
-    """What kernels see of a parameter, and a small shape that is divided over ranks as its own is: evenly or not."""
+    """What kernels see of a parameter, and a small shape that is divided over ranks as its own is: evenly or not.
+
+    logical: its logical axes, by which an optimizer may treat it; None: they are not known.
+    """
 
     mesh: Any
     placements: tuple[Any, ...]
     dtype: torch.dtype
     device: torch.device
     shape: tuple[int, ...]
+    logical: tuple[Any, ...] | None = None
 
     @classmethod
-    def of(cls, param: Tensor) -> "Kind":
+    def of(cls, param: Tensor, logical: tuple[Any, ...] | None = None) -> "Kind":
         mesh: Any = param.device_mesh if isinstance(param, DTensor) else None
         placements = param.placements if isinstance(param, DTensor) else ()
         shape = []
@@ -45,7 +49,7 @@ class Kind:
             most = ROWS * shards
             shape.append(size if size <= most else most - min(-size % shards, ROWS - 1))
         device = torch.device("cpu") if param.is_meta else param.device
-        return cls(mesh, tuple(placements), param.dtype, device, tuple(shape))
+        return cls(mesh, tuple(placements), param.dtype, device, tuple(shape), logical)
 
     @property
     def sharded(self) -> bool:
@@ -67,11 +71,36 @@ class Kind:
         return f"DTensors of {how}, {lies}"
 
 
-def kinds_of(params: Iterable[Tensor]) -> list[Kind]:
-    return list(dict.fromkeys(map(Kind.of, params)))
+@attrs.frozen
+class KindsOfGroup:
+    """What an optimizer sees of one of its groups: the kinds of its parameters, and `beside` them what stands in it of
+    the first parameter of each kind, and of the group."""
+
+    kinds: list[Kind]
+    beside: ParamGroup
+
+    @classmethod
+    def of(cls, group: ParamGroup) -> "KindsOfGroup":
+        first: dict[Kind, int] = {}
+        for i, param in enumerate(group["params"]):
+            first.setdefault(Kind.of(param, group["logical"][i] if "logical" in group else None), i)
+        return cls(list(first), part_of(group, list(first.values())))
+
+    def with_params(self, params: list[nn.Parameter]) -> ParamGroup:
+        """The group over stand-ins for its kinds."""
+        return {**{key: list(v) if isinstance(v, list) else v for key, v in self.beside.items()}, "params": params}
+
+    def sharded(self) -> "KindsOfGroup":
+        """The part of it that is sharded."""
+        numbers = [i for i, kind in enumerate(self.kinds) if kind.sharded]
+        return KindsOfGroup([self.kinds[i] for i in numbers], part_of(self.beside, numbers))
 
 
-def try_step(build: Build, groups: list[list[Kind]]) -> str | None:
+def every_kind(groups: Iterable[KindsOfGroup]) -> list[Kind]:
+    return [kind for group in groups for kind in group.kinds]
+
+
+def try_step(build: Build, groups: list[KindsOfGroup]) -> str | None:
     """What goes wrong, in words, when the optimizer from `build` steps stand-ins in their own dtype; None: nothing.
 
     Collective if the optimizer's step is.
@@ -79,39 +108,38 @@ def try_step(build: Build, groups: list[list[Kind]]) -> str | None:
     return _problem(groups, lambda: _stepped(build, groups))
 
 
-def try_step_without_values(build: Build, groups: list[list[nn.Parameter]]) -> str | None:
+def try_step_without_values(build: Build, groups: list[KindsOfGroup]) -> str | None:
     """The same for parameters that have no values: one of each kind is stepped, at its own size."""
-    chosen = [list({Kind.of(param): param for param in group}.values()) for group in groups]
 
     def step() -> None:
-        params = [[stand_in(torch.empty_like(p), torch.empty_like(p)) for p in group] for group in chosen]
-        build([{"params": group} for group in params]).step()
+        params = [[stand_in(torch.empty_like(p), torch.empty_like(p)) for p in g.beside["params"]] for g in groups]
+        build([group.with_params(own) for group, own in zip(groups, params, strict=True)]).step()
 
-    return _problem([[Kind.of(param) for param in group] for group in chosen], step)
+    return _problem(groups, step)
 
 
-def _problem(groups: list[list[Kind]], step: Callable[[], Any]) -> str | None:
+def _problem(groups: list[KindsOfGroup], step: Callable[[], Any]) -> str | None:
     try:
-        with undisturbed(groups[0][0].device):
+        with undisturbed(every_kind(groups)[0].device):
             step()
     except ArgumentsRefused as error:
         return f"refuses these options: {error}"
     except Exception as error:
-        first, *others = dict.fromkeys(str(kind) for group in groups for kind in group)
+        first, *others = dict.fromkeys(map(str, every_kind(groups)))
         more = f" and {len(others)} other kind(s)" if others else ""
         return f"cannot make a step on {first}{more}: {shorten(one_line(error), 240).rstrip('.')}"
     return None
 
 
-def compare_shards(build: Build, plainest: Build, groups: list[list[Kind]]) -> str | None:
+def compare_shards(build: Build, plainest: Build, groups: list[KindsOfGroup]) -> str | None:
     """What is wrong, in words, if a shard's step differs, in float64, from the step of `plainest` on the whole tensor.
 
     An optimizer that takes the norm of a shard for that of the parameter trains wrong with a plausible loss, and the
     number that torch's DTensor returns for a norm (`.norm().item()`) is the shard's. Optimizers that draw random
     numbers or do not accept float64 are not compared. Collective if the optimizer's step is.
     """
-    groups = [kinds for group in groups if (kinds := [kind for kind in group if kind.sharded])]
-    kinds = [kind for group in groups for kind in group]
+    groups = [part for group in groups if (part := group.sharded()).kinds]
+    kinds = every_kind(groups)
     if not kinds:
         return None
     with undisturbed(kinds[0].device):
@@ -139,10 +167,10 @@ def _random_state(device: torch.device) -> Tensor:
 
 
 def _stepped(
-    build: Build, groups: list[list[Kind]], dtype: torch.dtype | None = None, whole: bool = False
+    build: Build, groups: list[KindsOfGroup], dtype: torch.dtype | None = None, whole: bool = False
 ) -> list[Tensor]:
     """The stand-ins of all kinds after some steps. whole: as plain, undivided tensors."""
-    kinds = [kind for group in groups for kind in group]
+    kinds = every_kind(groups)
 
     def placed(seed: int, step: int) -> Tensor:
         kind = kinds[seed]
@@ -152,7 +180,7 @@ def _stepped(
     params = [stand_in(placed(seed, 0), placed(seed, 1)) for seed in range(len(kinds))]
     rest = iter(params)
     try:
-        optimizer = build([{"params": [next(rest) for _ in group]} for group in groups])
+        optimizer = build([group.with_params([next(rest) for _ in group.kinds]) for group in groups])
     except Exception as error:
         raise ArgumentsRefused(one_line(error)) from error
     for step in range(1, STEPS + 1):

@@ -56,8 +56,10 @@ class Trainer:
         self.watch.doing("setting up the strategies")
         self.applied = set_up(assembly)
         self.mesh, self.parts, self.device = self.applied.mesh, self.applied.parts, self.applied.device
-        parameters, saved = self.applied.parameters(), config.checkpoint.enabled
-        self.optimizer = make_optimizer(config.optimizer, parameters, schedule=config.schedule, saved=saved)
+        schedule, saved = config.schedule, config.checkpoint.enabled
+        make = functools.partial(make_optimizer, config.optimizer, schedule=schedule, saved=saved)
+        self.optimizer = self.applied.optimizer(make)
+        self._rates = [group.get("lr", config.optimizer["lr"]) for group in self.optimizer.param_groups]
         dp = self.mesh.rank_and_size("batch")  # this data rank, of how many
         self.global_batch_size = accumulation(config, dp[1]) * train.local_batch_size * dp[1]
         source = build_source(config.data)
@@ -154,9 +156,10 @@ class Trainer:
         """Takes the next step. Returns (its metrics, which may not be on the host yet; whether a signal came)."""
         began, train = time.perf_counter(), self.config.train
         batch = self.batches.take(self.samples, last=self.step + 1 == train.steps)
-        lr = learning_rate(self.config.schedule, self.config.optimizer["lr"], self.step, train.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        of = functools.partial(learning_rate, self.config.schedule, step=self.step, steps=train.steps)
+        lr = of(self.config.optimizer["lr"])
+        for group, peak in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = of(peak)
         data_seconds, signals = 0.0, list[int]()
 
         def count(dealt: Batch) -> Callable[[], int]:

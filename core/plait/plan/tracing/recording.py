@@ -1,5 +1,6 @@
 """A model on a simulated rank, ready to step, and a recorder of everything that it does."""
 
+import functools
 import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -93,7 +94,7 @@ def recording(
                     recorder.mark([*part.parameters(), *part.buffers()], "parameters")
                 if stand_in is not None:
                     stand_in.recorder = recorder
-                optimizer = make_optimizer(config.optimizer, applied.parameters(), values=False)
+                optimizer = applied.optimizer(functools.partial(make_optimizer, config.optimizer, values=False))
                 yield Recording(
                     applied, axes, ObservedSteps(applied, optimizer, config, recorder, 1, 1), recorder, where
                 )

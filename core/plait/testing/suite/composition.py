@@ -132,7 +132,7 @@ def _failing(name: str, hook: str, trial: Trial, strategies: Mapping[str, Any]) 
         applied.hooks.answers("choices", run=applied.run, world_size=applied.run.world_size)  # what a search asks
         if hook == "plan_stages":  # what a plan asks of the undivided model
             applied.hooks.first(hook, model=trial.build(), spec=applied.spec, run=applied.run, micro=1)
-        optimizer = trial.optimizer(applied.parameters())
+        optimizer = applied.optimizer(trial.optimizer)
         take_step(applied, optimizer, trial, 0)
         applied.export(applied.checkpoint(optimizer)[0])
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import attrs
 import torch
-from torch import nn
 
 from plait.testing.parity import FLOOR, mean_gradients, untrained, wrong_gradients
 from plait.testing.pool import Pool
@@ -22,8 +21,8 @@ class Descent(Trial):
 
     max_norm: float = math.inf
 
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.05)
+    def optimizer(self, groups: Iterable[Any]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(groups, lr=0.05)
 
 
 class Nearness(Capabilities):

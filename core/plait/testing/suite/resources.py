@@ -96,15 +96,16 @@ def _holds(trial: Trial, strategies: Mapping[str, Any]) -> tuple[dict[str, tuple
     from plait.testing.trial import _lies
 
     applied = trial.apply(strategies)
-    optimizer = trial.optimizer(applied.parameters())
+    optimizer = applied.optimizer(trial.optimizer)
     take_step(applied, optimizer, trial, 0)
     forward_backward(applied, trial, 1)
     named = [pair for part in applied.parts for pair in part.named_parameters()]
     held = {canonical(name): (_local(p).numel(), _lies(p)) for name, p in named}
     tensors: list[Tensor] = []
     for param in applied.parameters():
-        own = [param, param.grad, *optimizer.state[param].values()]
-        tensors += [_local(t) for t in own if isinstance(t, Tensor)]
+        tensors += [_local(t) for t in (param, param.grad) if t is not None]
+    for kept in optimizer.state.values():
+        tensors += [_local(t) for t in kept.values() if isinstance(t, Tensor)]
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
     return held, sum(storages.values())
 

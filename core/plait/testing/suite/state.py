@@ -185,7 +185,7 @@ def _fits_two(name: str) -> bool:
 
 def _ready(trial: Trial, strategies: Mapping[str, Any], seed: int = 0) -> tuple[Any, torch.optim.Optimizer]:
     applied = attrs.evolve(trial, seed=seed).apply(strategies)
-    return applied, trial.optimizer(applied.parameters())
+    return applied, applied.optimizer(trial.optimizer)
 
 
 def _step(applied: Any, optimizer: torch.optim.Optimizer, trial: Trial, number: int) -> None:
@@ -236,9 +236,11 @@ def _live(applied: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Ten
         found |= {f"model.{canonical(name)}": full(each) for name, each in buffers.items()}
         for name, param in part.named_parameters():
             found[f"model.{canonical(name)}"] = full(param)
+    for group in optimizer.param_groups:
+        for name, param in zip(group["names"], group["params"], strict=True):
             for key in ("exp_avg", "exp_avg_sq"):
                 if key in optimizer.state[param]:
-                    found[f"optimizer.{canonical(name)}.{key}"] = full(optimizer.state[param][key])
+                    found[f"optimizer.{name}.{key}"] = full(optimizer.state[param][key])
     return of_all_stages(applied, found)
 
 

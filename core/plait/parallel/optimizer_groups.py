@@ -1,0 +1,42 @@
+"""The groups of parameters that an optimizer gets: what each is called, what its dims mean, and where it lives."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from plait.contract.model_spec import ModelSpec
+from plait.parallel.group import EACH, ParamGroup
+from plait.parallel.state import canonical
+
+
+def groups_of(parts: Iterable[nn.Module], spec: ModelSpec) -> list[ParamGroup]:
+    """One group per mesh, of the parameters of `parts` that train; of all, if none does. A tied one stands in it once.
+
+    params:  the parameters.
+    names:   FQN of each, as in a checkpoint; of a tied one the first.
+    logical: the logical axes of each, as the spec gives them.
+    block:   FQN of the block that each is in, or None.
+    mesh:    the DeviceMesh that all of them live on; None: they are plain tensors.
+    """
+    found: dict[int, tuple[nn.Parameter, str, str | None]] = {}
+    for part in parts:
+        blocks = list(spec.blocks_of(part))
+        for name, param in part.named_parameters():
+            fqn = canonical(name)
+            block = next((b for b in blocks if fqn.startswith(f"{canonical(b)}.")), None)
+            found.setdefault(id(param), (param, fqn, block and canonical(block)))
+    every = list(found.values())
+    groups: dict[Any, ParamGroup] = {}
+    for param, fqn, block in [each for each in every if each[0].requires_grad] or every:
+        mesh = mesh_of(param)
+        group = groups.setdefault(mesh, {**{key: [] for key in EACH}, "mesh": mesh})
+        for key, value in zip(EACH, (param, fqn, spec.axes_of(fqn), block), strict=True):
+            group[key].append(value)
+    return list(groups.values())
+
+
+def mesh_of(param: Any) -> Any:
+    """The DeviceMesh that `param` lives on; None: it is a plain tensor."""
+    return param.device_mesh if isinstance(param, DTensor) else None
