@@ -16,7 +16,6 @@ from plait.contract.errors import PlaitError
 from plait.data import cache as cache_module
 from plait.data import documents, encode, tokenise
 from plait.data.text import Text
-from plait.testing import raises_about
 
 GATED = """
 import sys
@@ -140,19 +139,6 @@ def test_what_a_killed_process_left_is_removed(corpus: Path, cache: Path, said: 
     assert tokens(killed) == tokens(elsewhere)
 
 
-def test_the_key_is_content_and_tokenizer_and_no_name(write: Callable[..., str]) -> None:
-    one = source(write("a/one.txt", "some text\n" * 50))
-    moved = source(write("b/other.txt", "some text\n" * 50))
-    changed = source(write("c/one.txt", "some texT\n" * 50))
-    assert one.fingerprint() == moved.fingerprint()
-    assert one.fingerprint() != changed.fingerprint()
-    assert one.fingerprint() != source(one.path, validation_fraction=0.2).fingerprint()
-    row = json.dumps({"text": "a text", "title": "a title"}) + "\n"
-    rows = write("rows.jsonl", row * 50)
-    assert source(rows).fingerprint() != source(rows, text_key="title").fingerprint()
-    assert one.fingerprint() == source(one.path, text_key="title").fingerprint()
-
-
 def test_a_changed_file_is_seen_and_an_unchanged_one_is_not_read(write: Callable[..., str]) -> None:
     path = write("one.txt", "first\n" * 50)
     long_ago = time.time() - 1000
@@ -206,14 +192,6 @@ def test_the_cache_lies_where_it_is_told(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     source(corpus).prepare(print)
     assert len(folders(tmp_path / "home/.cache/plait")) == 1
-
-
-def test_a_relative_cache_is_refused(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with raises_about("data.cache_dir", "cache", "an absolute path"):
-        source(corpus, cache_dir="cache").check(seq_len=8, vocab_size=257)
-    monkeypatch.setenv("PLAIT_CACHE", "here")
-    with raises_about("PLAIT_CACHE", "here", "an absolute path"):
-        source(corpus).check(seq_len=8, vocab_size=257)
 
 
 def test_a_cache_that_cannot_be_written_is_one_sentence(corpus: Path, write: Callable[..., str]) -> None:

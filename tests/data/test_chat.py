@@ -28,9 +28,6 @@ MARKED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
     "<|im_end|>{% endgeneration %}{{ '\n' }}{% else %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
 )
-FORGETS = CHATML.replace(
-    "{{ m.content }}", "{% if loop.last and m.role == 'assistant' %}(thinks) {% endif %}{{ m.content }}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +221,7 @@ def test_special_tokens_that_messages_spell_out_are_counted(folder, tmp_path):
     assert not [line for line in said if "spell special tokens out" in line]
 
 
+@pytest.mark.slow  # a whole run; what it says is in test_what_rows_do_not_hold_is_counted
 def test_what_rows_do_not_hold_is_said_once_under_another_launcher(chats, folder, tmp_path):
     given = ["data=chat", f"data.path={chats}", f"data.tokenizer={folder}", "model.vocab_size=512", "train.steps=1"]
     done = train(*given, "data.validation_fraction=0", cwd=tmp_path, PLAIT_CACHE=str(tmp_path / "cache"))
@@ -268,27 +266,6 @@ def test_templates_are_utf8_whatever_the_locale(chats, folder, tmp_path, name):
         assert done.stdout == ascii(CHATML.replace("|", "｜")) + "\n", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("chat_template.jinja", b"abc\xff", r"chat_template\.jinja is not text in UTF-8: byte 3 is wrong; save it as"),
-        ("tokenizer_config.json", b'{"a": "\xfc"}', r"tokenizer_config\.json cannot be read as JSON: 'utf-8' codec"),
-        (
-            "tokenizer_config.json",
-            b'{"chat_template": ',
-            r"tokenizer_config\.json cannot be read as JSON: Expecting value",
-        ),
-        ("tokenizer_config.json", b"[]", r"tokenizer_config\.json must hold a JSON object"),
-        ("tokenizer_config.json", b"[" * 100_000, r"tokenizer_config\.json cannot be read as JSON: maximum recursion"),
-    ],
-)
-def test_a_damaged_file_is_no_missing_template(chats, folder, tmp_path, name, content, said):
-    bare = bare_folder(folder, tmp_path / "bare")
-    (bare / name).write_bytes(content)
-    with pytest.raises(PlaitError, match=said):
-        source(chats, bare)
-
-
 def test_it_is_tokenised_once_and_says_what_it_found(folder, tmp_path, said):
     path = written(tmp_path / "a.jsonl", [*CHATS, [{"role": "user", "content": "anybody here?"}]])
     one = source(path, folder)
@@ -324,87 +301,12 @@ def test_bins(sizes, room):
     assert sum(2 * size <= room for size in filled) <= 1  # two half empty ones would have been one
 
 
-def test_bad_input(chats, folder, tmp_path):
-    with raises_about("data.tokenizer", "bytes"):
-        source(chats, "bytes")
-    with raises_about("data.tokenizer"):
-        source(chats, "???")
-    with raises_about("data.path"):
-        source(tmp_path / "nothing.jsonl", folder)
-    (tmp_path / "a.txt").write_text("text")
-    with raises_about("data.path", str(tmp_path / "a.txt")):
-        source(tmp_path / "a.txt", folder)
-    with raises_about("data.template", str(tmp_path / "no.jinja")):
-        source(chats, folder, template=str(tmp_path / "no.jinja"))
-    with raises_about("data.messages_key", "turns", ("messages",)):
-        source(chats, folder, messages_key="turns")
-    with raises_about("model.vocab_size", 300):
-        Chat(path=str(chats), tokenizer=str(folder)).check(seq_len=64, vocab_size=300)
-
-
-def test_a_folder_without_a_template(chats, folder, tmp_path):
+def test_a_folder_without_a_template_takes_a_given_one(chats, folder, tmp_path):
     bare = bare_folder(folder, tmp_path / "bare")
-    with pytest.raises(PlaitError, match=r"has no chat template .*: name a file with one by data\.template"):
-        source(chats, bare)
     (tmp_path / "own.jinja").write_text(CHATML)
     assert source(chats, bare, template=str(tmp_path / "own.jinja")).open(
         seq_len=64, seed=0, global_batch_size=1, dp=(0, 1)
     )
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("{", "each line must be a JSON object, but this one is not"),
-        ("[]", "each line must be a JSON object, but this is of type list"),
-        ('{"messages": "hello"}', r"data\.messages_key=messages must hold a list of messages"),
-        ('{"messages": ["hello"]}', "message 1 must be an object with a role and a content"),
-        (
-            '{"messages": [{"role": "user", "content": "a"}, {"content": "a"}]}',
-            "message 2 must be an object with a role",
-        ),
-        ('{"text": "hello"}', r"there is no data\.messages_key=messages; available: text"),
-    ],
-)
-def test_a_bad_line_is_named(folder, tmp_path, line, said):
-    path = written(tmp_path / "a.jsonl", CHATS[:3])
-    path.write_text(f"{path.read_text()}{line}\n")
-    with pytest.raises(PlaitError, match=rf"a\.jsonl, line 4: {said}"):
-        source(path, folder).prepare(print)
-
-
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        (FORGETS, r"a\.jsonl, line 2: the chat template renders message 2 differently in the whole"),
-        ("{{ raise_exception('roles must alternate') }}", "line 1: the chat template refuses .*: roles must alternate"),
-        ("\n{% for %}", r"the chat template .*a\.jinja is no Jinja template: line 2: "),
-    ],
-)
-def test_a_template_that_does_not_fit(folder, tmp_path, template, said):
-    (tmp_path / "a.jinja").write_text(template)
-    path = written(tmp_path / "a.jsonl", CHATS[:3])
-    with pytest.raises(PlaitError, match=said):
-        source(path, folder, template=str(tmp_path / "a.jinja")).prepare(print)
-
-
-def test_nothing_to_learn(folder, tmp_path):
-    silent = written(tmp_path / "a.jsonl", [[{"role": "user", "content": "hello?"}]])
-    with pytest.raises(PlaitError, match="no conversation has a message of the role 'assistant'"):
-        source(silent, folder).prepare(print)
-    one = written(tmp_path / "b.jsonl", CHATS[:1])
-    made = source(one, folder)
-    made.prepare(print)
-    with raises_about("data.validation_fraction", 0.1, ("0",)):
-        made.check_length(seq_len=64)
-
-
-def test_the_library_is_named(chats, folder, monkeypatch):
-    from plait.data import chat
-
-    monkeypatch.setattr(chat, "find_spec", lambda name: None)
-    with pytest.raises(PlaitError, match=re.escape("pip install 'plait[chat]'")):
-        source(chats, folder)
 
 
 def test_checked_without_torch_or_transformers(chats, folder, tmp_path):

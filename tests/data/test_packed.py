@@ -85,15 +85,6 @@ def test_a_batch_depends_on_seed_and_step_alone(corpus: Path) -> None:
     assert not torch.equal(opened(corpus, seed=1).train(5).tokens, resumed.train(5).tokens)
 
 
-def test_a_run_resumed_at_another_count_loses_and_repeats_nothing(corpus: Path) -> None:
-    alone = [rows(opened(corpus).train(step)) for step in range(8)]
-    two = [opened(corpus, (index, 2)) for index in range(2)]
-    four = [opened(corpus, (index, 4)) for index in range(4)]
-    given = [[row for share in two for row in rows(share.train(step))] for step in range(4)]
-    given += [[row for share in four for row in rows(share.train(step))] for step in range(4, 8)]
-    assert given == alone
-
-
 def test_validation_is_fixed_apart_and_wraps_round(corpus: Path) -> None:
     batches = opened(corpus)
     held = whole(batches, "validation")

@@ -134,14 +134,14 @@ def test_shares_do_not_overlap(files: list[str], count: int) -> None:
 @pytest.mark.parametrize("dp", [(1, 2), *(pytest.param(dp, marks=pytest.mark.slow) for dp in ((0, 1), (0, 4)))])
 @pytest.mark.parametrize("attention", ["across", pytest.param("document", marks=pytest.mark.slow)])
 def test_a_resumed_stream_gives_the_same_bits(files: list[str], dp: tuple[int, int], attention: str) -> None:
-    """At every step of more than two epochs, and on from what was resumed itself."""
+    """At the start, in the second epoch and in the third, and on from what was resumed itself."""
     steps = 2 * size(files)[0] // (G * T) + 3
     straight = opened(files, dp, attention=attention)
     states, batches = [], []
     for step in range(steps):
         states.append(json.dumps(straight.state_dict()))
         batches.append(straight.train(step))
-    for step in (0, 1, 2, steps // 3, steps // 2, steps // 2 + 1, steps - 4):
+    for step in (0, 1, steps // 2, steps - 4):
         resumed = opened(files, dp, attention=attention)
         resumed.load_state_dict(json.loads(states[step]))
         assert resumed.state_dict() == json.loads(states[step])
@@ -165,7 +165,7 @@ def test_a_resumed_stream_with_documents_longer_than_a_batch(tmp_path: Path) -> 
     for step in range(70):
         state = straight.state_dict()
         batch = straight.train(step)
-        if step % 6 == 5:
+        if step in (5, 41, 65):  # an epoch has 39 steps
             resumed = opened([str(path)], **options)
             resumed.load_state_dict(state)
             assert torch.equal(resumed.train(step).tokens, batch.tokens)

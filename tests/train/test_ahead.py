@@ -6,6 +6,7 @@ import threading
 from unittest import mock
 
 import cloudpickle
+import pytest
 
 from plait.host import check, compose
 from plait.testing import whole_run
@@ -50,28 +51,47 @@ def test_the_next_batch_is_read_before_a_step_ends(plait_ranks, tmp_path):
     assert plait_ranks.run(read_meanwhile, node, tmp_path, world=1) == [([True, True], 3)]
 
 
-BROKEN = """
+TORN = """
+    import time
     from plait.contract.errors import PlaitError
     from plait.data.stdlib import Stdlib
 
-    class Broken(Stdlib):
+    class Torn(Stdlib):
         def open(self, **given):
             batches = super().open(**given)
-            take = batches.take
+            take, validation = batches.take, batches.validation
 
             def taking(first):
-                if first >= 2 * batches.global_batch_size:
-                    raise PlaitError("the tape is torn after the second batch")
+                if first >= 6 * batches.global_batch_size:
+                    raise PlaitError("the tape is torn after the sixth batch")
                 return take(first)
 
-            batches.take = taking
+            def slowly(index):
+                time.sleep(0.7)
+                return validation(index)
+
+            batches.take, batches.validation = taking, slowly
             return batches
 """
 
 
-def test_a_source_that_fails_ends_the_run_at_its_step_with_its_sentence(tmp_path):
-    (tmp_path / "broken.py").write_text(textwrap.dedent(BROKEN))
-    done = one_rank.train("data._target_=broken.Broken", "train.steps=5", "run.name=a", cwd=tmp_path)
+@pytest.fixture(scope="module")
+def torn(tmp_path_factory):
+    """(how a run on such a source ended, its rows of metrics)."""
+    folder = tmp_path_factory.mktemp("torn")
+    (folder / "torn.py").write_text(textwrap.dedent(TORN))
+    source = ("data._target_=torn.Torn", "validation.interval=2", "validation.batches=1", "train.steps=9")
+    done = one_rank.train(*source, "checkpoint.enabled=false", "run.name=a", cwd=folder)
+    return done, rows(folder / "runs" / "a")
+
+
+def test_a_source_that_fails_ends_the_run_at_its_step_with_its_sentence(torn):
+    done, found = torn
     assert done.code == 1
-    assert "the tape is torn after the second batch" in done.err
-    assert [row["step"] for row in rows(tmp_path / "runs" / "a")] == [1]
+    assert "the tape is torn after the sixth batch" in done.err
+    assert [row["step"] for row in found] == [1, 2, 3, 4, 5]
+
+
+def test_tokens_a_second_are_over_the_time_that_really_passed(torn):
+    seconds = [torn[1][0]["tokens"] / row["tokens_per_second"] for row in torn[1]]
+    assert min(seconds[2], seconds[4]) >= 0.7  # the second and the fourth are followed by a validation

@@ -26,28 +26,35 @@ def folder(tmp_path, text):
     return str(tmp_path)
 
 
-def test_a_folder_without_a_config(tmp_path):
-    with raises_about("model.path", str(tmp_path)) as caught:
-        build(path=str(tmp_path))
-    assert f"model.path={tmp_path} has no config.json" in str(caught.value)
-    with raises_about("model.path", "nowhere"):
-        build(path="nowhere")
+LLAMA = keys_of("llama")
+FLOATING, OWN_NAME = "a folder of weights in floating point", "a folder without transformers_weights"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("config", "said", "fits"),
     [
-        ("{", "cannot be read"),
-        ("[]", "holds no object"),
-        ("{}", "has no model_type"),
-        ('{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}', "does not run the code of a folder"),
-        ('{"model_type": "t5"}', "not a decoder of text alone"),
-        ('{"model_type": "gemma3"}', "not a decoder of text alone"),
+        (None, "has no config.json", ()),
+        ("{", "cannot be read", ()),
+        ("[]", "holds no object", ()),
+        ("{}", "has no model_type", ()),
+        ('{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}', "does not run the code of a folder", ()),
+        ('{"model_type": "t5"}', "not a decoder of text alone", ()),
+        ('{"model_type": "gemma3"}', "not a decoder of text alone", ()),
+        ({**LLAMA, "quantization_config": {"quant_method": "fp8"}}, "", FLOATING),
+        ({**LLAMA, "transformers_weights": "best.safetensors"}, "", OWN_NAME),
     ],
 )
-def test_folders_of_others(text, said, tmp_path):
-    with pytest.raises(PlaitError, match=said):
-        build(path=folder(tmp_path, text))
+def test_folders_that_hold_no_model(config, said, fits, tmp_path):
+    if config is not None:
+        folder(tmp_path, config if isinstance(config, str) else json.dumps(config))
+    with raises_about("model.path", str(tmp_path), fits) as caught:
+        build(path=str(tmp_path))
+    assert said in str(caught.value)
+
+
+def test_a_folder_that_is_none():
+    with raises_about("model.path", "nowhere"):
+        build(path="nowhere")
 
 
 UNKNOWN = ("bert", "deepseek_v4", "minimax_m3_vl_text")  # whose keys are their own
@@ -129,20 +136,6 @@ def test_a_block_that_is_rarely_left_out_is_seen(monkeypatch):
     rate = 0.1
     with pytest.raises(PlaitError, match="differ from those in evaluation"):
         build(config=keys_of("llama")).spec()
-
-
-def test_quantised_weights(tmp_path):
-    packed = {**keys_of("llama"), "quantization_config": {"quant_method": "fp8"}}
-    (tmp_path / "config.json").write_text(json.dumps(packed))
-    with raises_about("model.path", str(tmp_path), "a folder of weights in floating point"):
-        decoder(str(tmp_path))
-
-
-def test_weights_of_another_name(tmp_path):
-    named = {**keys_of("llama"), "transformers_weights": "best.safetensors"}
-    (tmp_path / "config.json").write_text(json.dumps(named))
-    with raises_about("model.path", str(tmp_path), "a folder without transformers_weights"):
-        decoder(str(tmp_path))
 
 
 def test_weights_without_a_tokenizer(tmp_path):

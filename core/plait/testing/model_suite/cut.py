@@ -81,7 +81,8 @@ class Cut(Subject):
         seen: dict[str, Any] = {}
         for fqn, branch in spec.branches_of(model).items():
             branch.register_forward_hook(
-                lambda _, args, kwargs, out, fqn=fqn: seen.update({fqn: (args, kwargs, out)}), with_kwargs=True
+                lambda _, args, kwargs, out, fqn=fqn: seen.update({fqn: (args, kwargs, _summand(out))}),
+                with_kwargs=True,
             )
         inputs = (tokens_for(model), positions_of((LENGTH // 2, LENGTH // 2), ROWS))[: 1 + takes_positions(model)]
         tried = 0
@@ -92,11 +93,18 @@ class Cut(Subject):
                 if parts[0] is None:
                     continue
                 args, kwargs, want = seen[fqn]
-                shares = [functional_call(branch, part, args, kwargs) for part in parts]
-                assert alike(sum(shares), want, 10 * CLOSE), f"{ranks} shares of the branch {fqn!r} do not sum to it"
+                shares = [_summand(functional_call(branch, part, args, kwargs)) for part in parts]
+                assert alike(torch.stack(shares).sum(0), want, 10 * CLOSE), (
+                    f"{ranks} shares of the branch {fqn!r} do not sum to it"
+                )
                 tried += 1
         if not tried:
             pytest.skip(f"no branch has heads or an inner width that {ranks} ranks could share")
+
+
+def _summand(result: Any) -> Tensor:
+    """Of what a branch returns: some return more beside it."""
+    return result[0] if isinstance(result, tuple) else result
 
 
 def _hide(module: nn.Module) -> None:

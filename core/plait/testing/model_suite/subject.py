@@ -28,6 +28,7 @@ class Subject:
     options: changes of its keys that make it small: at least 2 blocks; sequences of 16 tokens are tried.
     ties:    groups of names of parameters that must be one: `(("head.weight", "tokens.weight"),)`.
     constant: patterns of parameters whose gradient is zero by their mathematics, such as a bias of keys under softmax.
+    graphs:  how many compiled graphs its blocks are; default: one for blocks that have the same parameters.
     counts:  option of `model=` -> its exact number of parameters, of every size that the package ships.
     """
 
@@ -35,6 +36,7 @@ class Subject:
     options: ClassVar[Mapping[str, Any]] = {}
     ties: ClassVar[tuple[tuple[str, ...], ...]] = ()
     constant: ClassVar[tuple[str, ...]] = ()
+    graphs: ClassVar[int | None] = None
     counts: ClassVar[Mapping[str, int]] = {}
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -95,9 +97,11 @@ def vocabulary(model: nn.Module) -> int:
 
 
 def tokens_for(model: nn.Module, rows: int = ROWS, length: int = LENGTH) -> Tensor:
-    """(rows, length) tokens; always the same."""
+    """(rows, length) tokens; always the same, and none that is padding, whose rows do not train."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(vocabulary(model), (rows, length), generator=generator)
+    padding = {getattr(module, "padding_idx", None) for module in model.modules()}
+    ids = torch.tensor([token for token in range(vocabulary(model)) if token not in padding])
+    return ids[torch.randint(len(ids), (rows, length), generator=generator)]
 
 
 def positions_of(lengths: tuple[int, ...] = DOCUMENTS, rows: int = 1) -> Tensor:
