@@ -3,26 +3,52 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from tests.helpers.strange import Momentum
 
 
-class KeepsRate(Momentum):
-    """Its rate is the one that it was made with."""
+def parameters() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3, 4))]
 
-    def __init__(self, params: Any, lr: float) -> None:
+
+class Each(Momentum):
+    """A loop over the parameters that have a gradient; `move` takes one, with its group and its number (from 1)."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, lr)
-        self.rate = lr
+        self.all = [p for group in self.param_groups for p in group["params"]]
+        self.begin(lr)
+
+    def begin(self, lr: float) -> None:
+        pass
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
+        number = 0
         for group in self.param_groups:
             for p in group["params"]:
+                number += 1
                 if p.grad is not None:
-                    p.sub_(p.grad, alpha=self.rate)
+                    self.move(p, group, number)
+
+    def move(self, p: Any, group: dict[str, Any], number: int) -> None:
+        raise NotImplementedError
+
+    def mean(self, kept: dict[Any, Any], key: Any, grad: Tensor) -> Tensor:
+        return kept.setdefault(key, torch.zeros_like(grad)).lerp_(grad, 0.1)
+
+
+class KeepsRate(Each):
+    """Its rate is the one that it was made with."""
+
+    def begin(self, lr: float) -> None:
+        self.rate = lr
+
+    def move(self, p: Any, group: dict[str, Any], number: int) -> None:
+        p.sub_(p.grad, alpha=self.rate)
 
 
 class NoRate(KeepsRate):
@@ -33,73 +59,46 @@ class NoRate(KeepsRate):
         self.rate = 0.1
 
 
-class OtherGroups(Momentum):
+class OtherGroups(Each):
     """What a reader of `param_groups` gets is a copy."""
 
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, lr)
+    def begin(self, lr: float) -> None:
         self.own = [dict(group) for group in self.param_groups]
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.own:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.sub_(p.grad, alpha=group["lr"])
+    def move(self, p: Any, group: dict[str, Any], number: int) -> None:
+        p.sub_(p.grad, alpha=self.own[0]["lr"])
 
 
-class HalfRate(Momentum):
+class HalfRate(Each):
     """Matrices follow the schedule, the others do not."""
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.sub_(p.grad, alpha=group["lr"] if p.dim() > 1 else 0.1)
+    def move(self, p: Any, group: dict[str, Any], number: int) -> None:
+        p.sub_(p.grad, alpha=group["lr"] if p.dim() > 1 else 0.1)
 
 
-class Table(Momentum):
+class Table(Each):
     """Its moments stand in a table of its own, by parameter, from its construction on."""
 
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, lr)
-        self.moments = {p: torch.zeros_like(p) for group in self.param_groups for p in group["params"]}
+    def begin(self, lr: float) -> None:
+        self.moments: Any = {p: torch.zeros_like(p) for p in self.all}
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.sub_(self.moments[p].lerp_(p.grad, 0.1), alpha=group["lr"])
+    def move(self, p: Any, group: dict[str, Any], number: int) -> None:
+        p.sub_(self.moments[p].lerp_(p.grad, 0.1), alpha=group["lr"])
 
 
-class ById(Table):
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, lr)
+class ById(Each):
+    def begin(self, lr: float) -> None:
         self.moments: Any = {}
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    moment = self.moments.setdefault(id(p), torch.zeros_like(p))
-                    p.sub_(moment.lerp_(p.grad, 0.1), alpha=group["lr"])
+    def move(self, p: Any, group: dict[str, Any], number: int) -> None:
+        p.sub_(self.mean(self.moments, id(p), p.grad), alpha=group["lr"])
 
 
-class ByIndex(Momentum):
+class ByIndex(Each):
     """`state` by the number of the parameter."""
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        number = 0
-        for group in self.param_groups:
-            for p in group["params"]:
-                number += 1
-                if p.grad is not None:
-                    mean = self.state[number].setdefault("mean", torch.zeros_like(p)).lerp_(p.grad, 0.1)
-                    p.sub_(mean, alpha=group["lr"])
+    def move(self, p: Any, group: dict[str, Any], number: int) -> None:
+        p.sub_(self.mean(self.state[number], "mean", p.grad), alpha=group["lr"])
 
 
 class Counts(Momentum):
@@ -166,11 +165,8 @@ class Two(Optimizer):
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})
         every = [p for group in self.param_groups for p in group["params"]]
-        self.inner: list[Optimizer] = [
-            make([p for p in every if (p.dim() > 1) == matrices], lr=lr)
-            for matrices, make in ((True, AdamW), (False, SGD))
-            if any((p.dim() > 1) == matrices for p in every)
-        ]
+        parts = [([p for p in every if p.dim() > 1], AdamW), ([p for p in every if p.dim() < 2], SGD)]
+        self.inner: list[Optimizer] = [make(part, lr=lr) for part, make in parts if part]
         self.param_groups = [group for inner in self.inner for group in inner.param_groups]
 
     def step(self, closure: Any = None) -> Any:
@@ -178,30 +174,20 @@ class Two(Optimizer):
             inner.step()
 
 
-class Factors(Momentum):
+class Factors(Each):
     """State of other shapes, which is right: a mean for each row."""
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    rows = p.grad.square().mean(-1, keepdim=True) if p.dim() else p.grad.square()
-                    kept = self.state[p].setdefault("rows", torch.zeros_like(rows)).lerp_(rows, 0.1)
-                    p.sub_(p.grad / (kept.sqrt() + 1e-8), alpha=group["lr"])
+    def move(self, p: Any, group: dict[str, Any], number: int) -> None:
+        rows = p.grad.square().mean(-1, keepdim=True) if p.dim() else p.grad.square()
+        p.sub_(p.grad / (self.mean(self.state[p], "rows", rows).sqrt() + 1e-8), alpha=group["lr"])
 
 
-class Own(Momentum):
+class Own(Each):
     """State of a rank's own part, as a plain tensor."""
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    here, grad = ((t.to_local() if isinstance(t, DTensor) else t) for t in (p, p.grad))
-                    mean = self.state[p].setdefault("mean", torch.zeros_like(here)).lerp_(grad, 0.1)
-                    here.sub_(mean, alpha=group["lr"])
+    def move(self, p: Any, group: dict[str, Any], number: int) -> None:
+        here, grad = ((t.to_local() if isinstance(t, DTensor) else t) for t in (p, p.grad))
+        here.sub_(self.mean(self.state[p], "mean", grad), alpha=group["lr"])
 
 
 class ByAxes(Optimizer):
@@ -230,7 +216,3 @@ class Overrides(Momentum):
 
     def load_state_dict(self, state: Any) -> None:
         raise AssertionError
-
-
-def parameters() -> list[nn.Parameter]:
-    return [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3, 4))]
