@@ -64,11 +64,8 @@ def test_an_unknown_name_lists_what_is_there(folder):
 def test_two_of_one_name(folder):
     for name in ("ghost-b", "ghost-a"):
         distribution(folder, name)
-    refused(
-        "strategy 'ghost' (ghost-b 1.0) cannot be used: defined twice: by ghost-a and by ghost-b; uninstall one",
-        load,
-        "ghost",
-    )
+    twice = "defined twice: by ghost-a and by ghost-b; uninstall one"
+    refused(f"strategy 'ghost' (ghost-b 1.0) cannot be used: {twice}", load, "ghost")
 
 
 def test_two_of_one_name_are_told_in_the_order_of_their_distributions(folder):
@@ -87,25 +84,6 @@ def test_one_distribution_seen_twice_is_one(folder, tmp_path_factory, monkeypatc
     assert installed()["fine"].state == "ok"
 
 
-def test_no_hook_api(folder):
-    sentence = "cannot be used: declares no hook API: add ghost = \"v1\" to the entry points 'plait.api'"
-    distribution(folder, "plait-old", api=None)
-    refused(f"strategy 'ghost' (plait-old 1.0) {sentence}", load, "ghost")
-    (folder / "plait_old-1.0.dist-info" / "entry_points.txt").write_text(
-        "[plait.strategies]\nghost = plait_old:Ghost\n[plait.api]\nghost = one\n"
-    )
-    refused(sentence, load, "ghost")
-
-
-def test_another_hook_api(folder):
-    distribution(folder, "plait-new", api="v2", version="7.0rc1")
-    refused(
-        "strategy 'ghost' (plait-new 7.0rc1) cannot be used: written for hook API 2; this Plait runs 1 to 1",
-        load,
-        "ghost",
-    )
-
-
 def test_the_api_of_another_distribution_does_not_count(folder):
     distribution(folder, "plait-old", api=None)
     distribution(folder, "plait-late", {"late": "Ghost"})
@@ -120,25 +98,29 @@ def test_blocked_by_the_environment(folder, monkeypatch):
     refused("strategy 'ghost' (plait-ghost 1.0) cannot be used: disabled by PLAIT_DISABLE_PLUGINS", load, "ghost")
 
 
+NO_API = "cannot be used: declares no hook API: add ghost = \"v1\" to the entry points 'plait.api'"
+IMPORT = "cannot be imported from plait_bad:Ghost: "
+
+
 @pytest.mark.parametrize(
-    ("code", "reason"),
+    ("made", "says"),
     [
-        ("import nowhere", "ModuleNotFoundError: No module named 'nowhere'"),
-        ("def broken(:", "SyntaxError: "),
-        ("1 / 0", "ZeroDivisionError: division by zero"),
-        ("Gohst = 1", "AttributeError: module 'plait_bad' has no attribute 'Ghost'"),
+        ({"api": None}, NO_API),
+        ({"api": "one"}, NO_API),
+        ({"api": "v2"}, "cannot be used: written for hook API 2; this Plait runs 1 to 1"),
+        ({"code": "import nowhere"}, f"{IMPORT}ModuleNotFoundError: No module named 'nowhere'"),
+        ({"code": "def broken(:"}, f"{IMPORT}SyntaxError: "),
+        ({"code": "1 / 0"}, f"{IMPORT}ZeroDivisionError: division by zero"),
+        ({"code": "Gohst = 1"}, f"{IMPORT}AttributeError: module 'plait_bad' has no attribute 'Ghost'"),
+        *(
+            ({"code": code}, "must be an attrs class, whose fields are its options, but plait_bad:Ghost is ")
+            for code in ("class Ghost: pass", "def Ghost(): pass", "Ghost = 3")
+        ),
     ],
 )
-def test_an_import_that_fails(folder, code, reason):
-    distribution(folder, "plait-bad", code=code)
-    refused(f"strategy 'ghost' (plait-bad 1.0) cannot be imported from plait_bad:Ghost: {reason}", load, "ghost")
-
-
-@pytest.mark.parametrize("code", ["class Ghost: pass", "def Ghost(): pass", "Ghost = 3"])
-def test_what_is_no_attrs_class(folder, code):
-    distribution(folder, "plait-bad", code=code)
-    must = "must be an attrs class, whose fields are its options, but plait_bad:Ghost is "
-    refused(f"strategy 'ghost' (plait-bad 1.0) {must}", load, "ghost")
+def test_what_cannot_be_loaded(folder, made, says):
+    distribution(folder, "plait-bad", version="7.0rc1", **made)
+    refused(f"strategy 'ghost' (plait-bad 7.0rc1) {says}", load, "ghost")
 
 
 def test_a_class_inside_another(folder):

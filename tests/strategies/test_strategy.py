@@ -86,16 +86,6 @@ def test_a_wrapper_around_a_fold_is_refused():
         Hooks({"a": strategy(parallelize=hookimpl(wrapper=True)(parallelize))})
 
 
-def test_an_error_names_plugin_and_hook():
-    def parallelize(self, model):
-        raise ValueError("no")
-
-    hooks = Hooks({"a": strategy(parallelize=hookimpl(parallelize))})
-    with pytest.raises(ValueError, match="no") as caught:
-        hooks.fold("parallelize", "a", "model", model=None)
-    assert caught.value.__notes__ == ["raised by strategy 'a' in its hook 'parallelize'"]
-
-
 class Core:
     @hookimpl
     def compile(self, model):

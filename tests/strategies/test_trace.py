@@ -213,7 +213,6 @@ import sys
 from plait.strategies.hooks import Hooks
 from plait.strategies.registry import create
 from plait.testing import models
-from plait.testing import models
 Hooks({"fsdp2": create("fsdp2", {})}).answers("build_mesh", run=None, world_size=1)
 print("torch" in sys.modules, "plait.strategies.hook_trace" in sys.modules)
 """
