@@ -20,9 +20,9 @@ MAKE: dict[str, Any] = {
 @pytest.mark.parametrize("name", MAKE)
 def test_equal_models_have_equal_specs_that_pickle(name):
     with torch.device("meta"):
-        model, same, other = MAKE[name](), MAKE[name](), MAKE[name](n_heads=8 if name != "qwen3" else 4)
+        model, same, other = MAKE[name](), MAKE[name](), MAKE[name](n_layers=4)
     assert model.spec() == same.spec() == pickle.loads(pickle.dumps(model.spec()))
-    assert name.startswith("qwen3") or model.spec() != other.spec()
+    assert model.spec() != other.spec()
     assert pickle.loads(pickle.dumps(model)).state_dict().keys() == model.state_dict().keys()
 
 
