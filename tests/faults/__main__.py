@@ -30,6 +30,7 @@ KINDS = {
     "launcher killed": (20, kills.launcher_killed),
     "killed at a named point": (80, kills.at_a_point),
     "signals": (50, kills.signalled),
+    "told to stop at a named point": (10, kills.told_at_a_point),
     "stopped": (6, kills.frozen),
     "calls that fail": (40, system.failing_call),
     "full disks": (20, system.full_disk),

@@ -2,11 +2,14 @@
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.faults.place import SHORT, digests
 from tests.faults.scenario import Defect, Scenario
 from tests.faults.verdict import refused
+
+Way = Callable[[Path, random.Random, list[Path]], object]
 
 # By a start that refuses. Every start writes the last three again; ranks may find damage after that.
 MAY_CHANGE = (".lock", "ranks/", "outcome.json", "config.yaml", "versions.json", "mesh.json")
@@ -69,33 +72,25 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _truncate(path: Path, rng: random.Random, files: list[Path]) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[: rng.randrange(len(content))] if content else b"")
+def _by(change: Callable[[bytes, random.Random], bytes]) -> Way:
+    return lambda path, rng, files: path.write_bytes(change(path.read_bytes(), rng))
 
 
-def _flip(path: Path, rng: random.Random, files: list[Path]) -> None:
-    content = bytearray(path.read_bytes() or b"\0")
-    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    path.write_bytes(content)
+def _flip(content: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(content or b"\0")
+    changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
 
 
-def _delete(path: Path, rng: random.Random, files: list[Path]) -> None:
-    path.unlink()
-
-
-def _empty(path: Path, rng: random.Random, files: list[Path]) -> None:
-    path.write_bytes(b"")
-
-
-def _zeros(path: Path, rng: random.Random, files: list[Path]) -> None:
-    """What a power cut leaves on some file systems: the size is right, the content is not."""
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-def _append(path: Path, rng: random.Random, files: list[Path]) -> None:
-    with path.open("ab") as file:
-        file.write(rng.randbytes(rng.randint(1, 200)))
+def _reorder(content: bytes, rng: random.Random) -> bytes:
+    """Two parts of the file change places, lines in a file of lines."""
+    parts = content.splitlines(keepends=True)
+    if len(parts) < 3:
+        half = len(content) // 2
+        return content[half:] + content[:half]
+    i, j = rng.sample(range(len(parts)), 2)
+    parts[i], parts[j] = parts[j], parts[i]
+    return b"".join(parts)
 
 
 def _swap(path: Path, rng: random.Random, files: list[Path]) -> None:
@@ -106,38 +101,23 @@ def _swap(path: Path, rng: random.Random, files: list[Path]) -> None:
     other.write_bytes(content)
 
 
-def _folder(path: Path, rng: random.Random, files: list[Path]) -> None:
-    path.unlink()
-    path.mkdir()
+def _instead(make: Callable[[Path], None]) -> Way:
+    def replace(path: Path, rng: random.Random, files: list[Path]) -> None:
+        path.unlink()
+        make(path)
+
+    return replace
 
 
-def _loop(path: Path, rng: random.Random, files: list[Path]) -> None:
-    path.unlink()
-    path.symlink_to(path.name)
-
-
-def _reorder(path: Path, rng: random.Random, files: list[Path]) -> None:
-    """Two parts of the file change places, lines in a file of lines."""
-    content = path.read_bytes()
-    parts = content.splitlines(keepends=True)
-    if len(parts) < 3:
-        half = len(content) // 2
-        path.write_bytes(content[half:] + content[:half])
-        return
-    i, j = rng.sample(range(len(parts)), 2)
-    parts[i], parts[j] = parts[j], parts[i]
-    path.write_bytes(b"".join(parts))
-
-
-WAYS = {
-    "truncated": _truncate,
-    "flipped a bit of": _flip,
-    "removed": _delete,
-    "emptied": _empty,
-    "zeroed": _zeros,
-    "appended to": _append,
+WAYS: dict[str, Way] = {
+    "truncated": _by(lambda content, rng: content[: rng.randrange(len(content))] if content else b""),
+    "flipped a bit of": _by(_flip),
+    "removed": _instead(lambda path: None),
+    "emptied": _by(lambda content, rng: b""),
+    "zeroed": _by(lambda content, rng: bytes(len(content))),  # what a power cut leaves: the size is right
+    "appended to": _by(lambda content, rng: content + rng.randbytes(rng.randint(1, 200))),
     "swapped": _swap,
-    "a folder instead of": _folder,
-    "a looping link instead of": _loop,
-    "reordered": _reorder,
+    "a folder instead of": _instead(Path.mkdir),
+    "a looping link instead of": _instead(lambda path: path.symlink_to(path.name)),
+    "reordered": _by(_reorder),
 }

@@ -1,51 +1,16 @@
 """Files that a stranger made to run code, to read elsewhere or to use up the machine: each is refused."""
 
-import hashlib
 import json
-import os
-import pickle
 import shutil
 import struct
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tests.faults.place import SHORT
 from tests.faults.scenario import Defect, Scenario
 from tests.faults.verdict import refused
+from tests.helpers.hostile import PICKLES, sign
 
 FAR = 1 << 50  # bytes that nobody has
-
-
-class _Runs:
-    """Pickled, it is a call of `function` with `arguments`."""
-
-    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self.call = function, arguments
-
-    def __reduce__(self) -> Any:
-        return self.call
-
-
-def bombs(marker: Path) -> dict[str, bytes]:
-    """Name -> a pickle that would create `marker`."""
-    command, code = f"touch {marker}", f"open({str(marker)!r}, 'w').close()"
-    nested = pickle.dumps(_Runs(os.system, command))
-    import torch
-    from torch.distributed.checkpoint.metadata import Metadata
-
-    hidden = Metadata(state_dict_metadata={"model.x": _Runs(os.system, command)})  # type: ignore[dict-item]
-    return {
-        "os.system": pickle.dumps(_Runs(os.system, command)),
-        "builtins.exec": pickle.dumps(_Runs(exec, code)),
-        "builtins.eval": pickle.dumps(_Runs(eval, f"__import__('os').system({command!r})")),
-        "an old protocol": pickle.dumps(_Runs(os.system, command), protocol=0),
-        "inside torch's own metadata": pickle.dumps(hidden),
-        "torch.storage._load_from_bytes": pickle.dumps(_Runs(torch.storage._load_from_bytes, nested)),
-        "pickle.loads": pickle.dumps(_Runs(pickle.loads, nested)),
-        "a dotted name": f"ctorch\n_utils._import_dotted_name\n(Vos.system\ntR(V{command}\ntR.".encode(),
-        "getattr of a module": pickle.dumps(_Runs(getattr, _Runs(__import__, "os"), "system")),
-    }
 
 
 def hostile(scenario: Scenario) -> None:
@@ -57,7 +22,7 @@ def hostile(scenario: Scenario) -> None:
     checkpoints = sorted(place.run_folder.glob("checkpoints/step-*"), key=lambda p: int(p.name[5:]))
     way = rng.choice(["resume", "load", "init_from", "convert"])
     targets = checkpoints if way == "resume" else checkpoints[-1:]
-    name, bomb = rng.choice(list(bombs(marker).items()))
+    name, bomb = rng.choice(list(PICKLES.items()))
     source = str(checkpoints[-1])
     folders: tuple[Path, ...] = ()
     if rng.random() < 0.1:  # a run's own config.yaml, which the next start replaces
@@ -73,11 +38,11 @@ def hostile(scenario: Scenario) -> None:
     elif rng.random() < 0.7:
         planted = f".metadata ({name})"
         for checkpoint in targets:
-            _replace(checkpoint, ".metadata", bomb)
+            _replace(checkpoint, ".metadata", bomb(f"touch {marker}"))
     else:
         planted = f"shard ({name})"
         for checkpoint in targets:
-            _replace(checkpoint, sorted(checkpoint.glob("__*.distcp"))[0].name, bomb)
+            _replace(checkpoint, min(checkpoint.glob("__*.distcp")).name, bomb(f"touch {marker}"))
     scenario.plant(f"hostile {planted}, by {way}")
     if way == "resume":
         ended = place.run(*SHORT)
@@ -104,11 +69,7 @@ def _untouched(marker: Path) -> None:
 def _replace(checkpoint: Path, name: str, content: bytes) -> None:
     """Put `content` there as its author would: with a manifest whose digests fit."""
     (checkpoint / name).write_bytes(content)
-    body = json.loads((checkpoint / "manifest.json").read_text())
-    body.pop("digest")
-    body["files"][name] = [len(content), hashlib.sha256(content).hexdigest()]
-    own = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    (checkpoint / "manifest.json").write_text(json.dumps({**body, "digest": own}))
+    sign(checkpoint)
 
 
 def _safetensors(folder: Path) -> dict[str, Path]:

@@ -102,22 +102,33 @@ POINTS = {
 
 def at_a_point(scenario: Scenario) -> None:
     """A process is killed at a named point, by an audit hook, and the command is given again if need be."""
+    who, ended = _reached(scenario, "SIGKILL")
+    if who == "rank" and ended.code != 0:
+        raise Defect(f"the ranks were not restarted: exit code {ended.code}: {ended.text[-1500:]}")
+    scenario.finishes(steps=SHORT, ended=None if who == "launcher" else ended)
+
+
+def told_at_a_point(scenario: Scenario) -> None:
+    """The launcher is told to stop at a named point."""
+    who, ended = _reached(scenario, "SIGTERM", "launcher")
+    if who is not None:
+        clean_stop(scenario, ended, signal.SIGTERM)
+    scenario.finishes(steps=SHORT, ended=ended if ended.code == 0 else None)
+
+
+def _reached(scenario: Scenario, do: str, *whom: str) -> tuple[str | None, Ended]:
+    """(who got the signal `do` at a point; None: nobody, as it was not reached, how the command ended)."""
     rng, place = scenario.rng, scenario.place
-    name = rng.choice(list(POINTS))
+    name = rng.choice([name for name, (who, *_) in POINTS.items() if not whom or who in whom])
     who, event, match, most = POINTS[name]
-    fault = {"who": who, "event": event, "match": match, "nth": rng.randint(1, most), "do": "kill"}
+    fault = {"who": who, "event": event, "match": match, "nth": rng.randint(1, most), "do": do}
     mode = f"checkpoint.mode={rng.choice(['async', 'sync'])}"
     ended = place.run(*SHORT, mode, fault=fault, cold=event == "import")  # a fork imports little
     if not (place.root / "once").exists():
         scenario.notes.append(f"{name}: never reached")
-        scenario.finishes(steps=SHORT, ended=ended)
-        return
-    scenario.plant(f"killed while {name}")
-    if who == "launcher" or ended.code != 0:
-        if who == "rank" and ended.code != 0:
-            raise Defect(f"the ranks were not restarted: exit code {ended.code}: {ended.text[-1500:]}")
-        ended = place.run(*SHORT, mode)
-    scenario.finishes(steps=SHORT, ended=ended)
+        return None, ended
+    scenario.plant(f"{do} while {name}")
+    return who, ended
 
 
 def signalled(scenario: Scenario) -> None:

@@ -84,12 +84,6 @@ class Started:
         if not self.ended():
             os.kill(self.pid, number)
 
-    def signal_group(self, number: int) -> None:
-        """What a terminal does: all processes of the session's foreground group get it."""
-        if not self.ended():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
-
 
 @attrs.define
 class Sandbox:

@@ -2,11 +2,11 @@
 
 import shutil
 import textwrap
-from pathlib import Path
 
 from tests.faults.place import SHORT
 from tests.faults.scenario import Scenario
 from tests.faults.verdict import refused
+from tests.helpers.fakes import distribution
 
 HEAD = """
 import os, sys, time, signal
@@ -58,7 +58,9 @@ def misbehaving(scenario: Scenario) -> None:
     shutil.copytree(scenario.base(place.layout, False), place.work)
     name = rng.choice(list(MISBEHAVIOUR))
     site = place.root / "site"
-    _install(site, *MISBEHAVIOUR[name])
+    before, body = MISBEHAVIOUR[name]
+    cls = "@attrs.define\nclass Odd:\n" + textwrap.indent(HOOK + body if body else "pass", "    ") + "\n"
+    distribution(site, "plait-odd", {"odd": "Odd"}, code=f"{HEAD}\n{before}\n\n{cls}")
     place.env["PYTHONPATH"] = str(site)
     scenario.plant(f"a plugin {name}")
     strategy = next(a for a in place.arguments() if a.startswith("strategy="))
@@ -70,17 +72,3 @@ def misbehaving(scenario: Scenario) -> None:
     scenario.came_to(verdict)
     del place.env["PYTHONPATH"]
     scenario.finishes(steps=SHORT)
-
-
-def _install(site: Path, before: str, body: str) -> None:
-    conf = site / "plait_odd" / "conf" / "strategy"
-    conf.mkdir(parents=True)
-    for folder in (conf, conf.parent):
-        (folder / "__init__.py").touch()
-    (conf / "odd.yaml").write_text("# @package strategy.odd\n")
-    cls = "@attrs.define\nclass Odd:\n" + textwrap.indent(HOOK + body if body else "pass", "    ") + "\n"
-    (site / "plait_odd" / "__init__.py").write_text(f"{HEAD}\n{before}\n\n{cls}")
-    info = site / "plait_odd-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plait-odd\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[plait.strategies]\nodd = plait_odd:Odd\n\n[plait.api]\nodd = v1\n")

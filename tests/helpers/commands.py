@@ -1,5 +1,7 @@
 """Runs the command `plait` as a user does, on a model that is small enough to start in seconds."""
 
+import contextlib
+import random
 import socket
 import subprocess
 import sys
@@ -36,9 +38,11 @@ SMALL = [
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return int(s.getsockname()[1])
+    """One below those that the system gives to connections: one of them might take it before it is used."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("localhost", port)):
+            return port
+    raise OSError("no port is free")
 
 
 def plait(*arguments: str, cwd: Path, **options: Any) -> Done:

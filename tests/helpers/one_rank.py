@@ -1,12 +1,11 @@
 """`plait train` on one rank, as a launcher of one rank calls it: a whole run in about two seconds."""
 
-import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.commands import SMALL, Done, plait
+from tests.helpers.commands import SMALL, Done, free_port, plait
 
 OVERRIDES = (
     *SMALL,
@@ -24,6 +23,5 @@ def train(*overrides: str, cwd: Path, meanwhile: Callable[[], Any] = lambda: Non
 
 def launched() -> dict[str, str]:
     """What a launcher of one rank tells it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    return {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    return {**rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

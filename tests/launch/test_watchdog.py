@@ -85,9 +85,9 @@ def test_two_ranks_of_which_one_skips_a_collective(tmp_path: Path) -> None:
 
 def test_kicks_keep_a_process_alive_and_stop_lets_it_go() -> None:
     code, errors, _ = lonely("""
-with watchdog.Watchdog(0.6) as dog:
-    for i in range(8): time.sleep(0.2); dog.doing(f"step {i}")
-time.sleep(1.5)
+with watchdog.Watchdog(2) as dog:
+    for i in range(15): time.sleep(0.2); dog.doing(f"step {i}")
+time.sleep(2.5)
 """)
     assert (code, errors) == (0, "")
 

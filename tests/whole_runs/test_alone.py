@@ -13,7 +13,7 @@ import pytest
 
 from plait.records.run_folder import Outcome, RunFolder
 from plait.system.sockets import listen_on_loopback, one_machine
-from tests.helpers.commands import PLAIT, SMALL, environment
+from tests.helpers.commands import PLAIT, SMALL, environment, free_port
 from tests.helpers.watched import Seen, is_loopback, listening, watch
 
 FSDP = ["strategy=[fsdp2]", "train.steps=10", "run.name=a"]
@@ -42,12 +42,6 @@ def test_no_temporary_file_is_left(watched: tuple[Seen, Path, Path]) -> None:
     assert sorted(path.name for path in folder.glob(".*")) == [".lock"]
 
 
-def test_a_finished_run_knows_no_signal(watched: tuple[Seen, Path, Path]) -> None:
-    outcome = json.loads((watched[1] / "outcome.json").read_text())
-    assert outcome["kind"] == "finished"
-    assert "signal" not in outcome
-
-
 def test_a_stopped_run_does(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for outcome, number in (
@@ -72,47 +66,36 @@ ELSEWHERE = 'mount --bind hosts /etc/hosts && hostname elsewhere && exec "$@"'
 
 @linux
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["[fsdp2]", "[]"])
-def test_nor_where_the_name_of_the_machine_is_not_loopback(tmp_path: Path, strategy: str) -> None:
+@pytest.mark.parametrize("how", ["[fsdp2]", "[]", "torchrun", "Slurm"])
+def test_nor_where_others_start_it_or_the_machines_name_is_not_loopback(tmp_path: Path, how: str) -> None:
     """By itself gloo listens on the address of the machine's name."""
+    command, envs = [PLAIT, "train", *SMALL, *FSDP], [dict[str, str]()]
+    if how == "torchrun":
+        torchrun = [str(Path(sys.executable).with_name("torchrun")), "--no-python"]
+        command = [*torchrun, "--nproc-per-node=2", "--standalone", *command]
+    elif how == "Slurm":
+        env = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_NNODES": "1", "MASTER_PORT": str(free_port())}
+        envs = [{**env, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
+    else:
+        more = (f"strategy={how}", "train.steps=200")  # long enough to be looked at more than twice
+        command = [*elsewhere(tmp_path), *command, *more]
+    processes = [start_with(command, tmp_path, **env) for env in envs]
+    seen = watch(processes[0], tmp_path / "runs" / "a")
+    assert [seen.code, *(process.wait(60) for process in processes[1:])] == [0] * len(envs), seen.output
+    assert {pid for pid, _, _ in seen.sockets} >= (seen.ranks if how == "torchrun" else set())
+    assert seen.sockets
+    assert seen.beyond_loopback(*([processes[0].pid] if how == "torchrun" else [])) == []  # its store is its own
+
+
+def elsewhere(folder: Path) -> list[str]:
+    """Begins a command on a machine whose name is that of an outer address."""
     tables = [line.split() for line in Path("/proc/net/fib_trie").read_text().splitlines() if "|-- " in line]
     outer = [words[1] for words in tables if not words[1].startswith(("127.", "0.")) and not words[1].endswith(".0")]
-    (tmp_path / "hosts").write_text(f"127.0.0.1 localhost\n{outer[0] if outer else ''} elsewhere\n")
+    (folder / "hosts").write_text(f"127.0.0.1 localhost\n{outer[0] if outer else ''} elsewhere\n")
     apart = ["unshare", "--uts", "--mount", "sh", "-c", ELSEWHERE, "sh"]
-    if not outer or subprocess.run([*apart, "true"], cwd=tmp_path, capture_output=True, check=False).returncode:
+    if not outer or subprocess.run([*apart, "true"], cwd=folder, capture_output=True, check=False).returncode:
         pytest.skip("needs the right to give this process another host name")
-    more = (f"strategy={strategy}", "train.steps=200")  # long enough to be looked at more than twice
-    command = [*apart, PLAIT, "train", *SMALL, *FSDP, *more]
-    seen = watch(start_with(command, tmp_path), tmp_path / "runs" / "a")
-    assert seen.code == 0, seen.output
-    assert seen.sockets
-    assert seen.beyond_loopback() == []
-
-
-@linux
-@pytest.mark.slow
-def test_under_torchrun_the_ranks_listen_on_loopback(tmp_path: Path) -> None:
-    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--no-python", "--nproc-per-node=2", "--standalone"]
-    process = start_with([*torchrun, PLAIT, "train", *SMALL, *FSDP], tmp_path)
-    seen = watch(process, tmp_path / "runs" / "a")
-    assert seen.code == 0, seen.output
-    assert seen.sockets
-    assert seen.beyond_loopback(process.pid) == []  # torchrun's own store is torchrun's
-    assert {pid for pid, _, _ in seen.sockets} > seen.ranks
-
-
-@linux
-@pytest.mark.slow
-def test_under_slurm_on_one_machine_too(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    env = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_NNODES": "1", "MASTER_PORT": str(port)}
-    command = [PLAIT, "train", *SMALL, *FSDP]
-    ranks = [start_with(command, tmp_path, **env, SLURM_PROCID=str(r), SLURM_LOCALID=str(r)) for r in range(2)]
-    seen = watch(ranks[0], tmp_path / "runs" / "a")
-    assert seen.code == ranks[1].wait(60) == 0, seen.output
-    assert seen.sockets
-    assert seen.beyond_loopback() == []
+    return apart
 
 
 LAUNCHERS: dict[str, tuple[dict[str, str], bool]] = {

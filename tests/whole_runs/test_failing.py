@@ -1,13 +1,11 @@
 """Whole runs that fail, in each way, on one chosen rank: one sentence names it, and the traceback is in its log."""
 
-import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from tests.helpers.commands import PLAIT, SMALL, TORCHRUN, environment, free_port, numbers, train
+from tests.helpers.commands import PLAIT, SMALL, TORCHRUN, environment, free_port, train
 from tests.helpers.fakes import distribution
 
 CODE = """
@@ -100,22 +98,6 @@ def test_the_rank_that_failed_is_told(tmp_path, site, how):
 
 
 @pytest.mark.slow
-def test_a_restart_names_the_rank_and_goes_on(tmp_path, site):
-    """Rank 1 is killed in the third forward of every start, so each but the last makes two steps."""
-    more = ("train.steps=6", "checkpoint.interval=1", "checkpoint.mode=sync", "validation.interval=0")
-    done = train(*RUN, *more, cwd=tmp_path, PYTHONPATH=site, FAULTY="kill 1")
-    folder = tmp_path / "runs" / "a"
-    assert done.code == 0, done.err
-    lines = [line for line in done.out.splitlines() if "restarting" in line]
-    assert lines == [
-        f"rank 1 was killed by SIGKILL; restarting all ({n} of 3); its log: {folder}/ranks/rank-1.log" for n in (1, 2)
-    ]
-    undisturbed = train(*more, "strategy=[fsdp2]", "run.name=b", cwd=tmp_path)
-    assert undisturbed.code == 0
-    assert numbers(folder) == numbers(tmp_path / "runs" / "b")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "how"), [(0, "parallelize"), (0, "hang"), (1, "raise")])
 def test_under_torchrun_it_is_told_once(tmp_path, site, how, rank):
     soon = [SOON] if how == "hang" else []
@@ -128,12 +110,3 @@ def test_under_torchrun_it_is_told_once(tmp_path, site, how, rank):
     wanted = f"plait: {WAYS[how]}".replace("rank 1", f"rank {rank}")
     assert re.match(wanted, own[0]), own
     assert f"runs/a/ranks/rank-{rank}.log" in own[0]
-
-
-@pytest.mark.slow
-def test_files_of_the_current_folder_hide_nothing(tmp_path):
-    for name in ("random", "torch", "plait", "logging", "yaml"):
-        Path(tmp_path, f"{name}.py").write_text("raise SystemExit('hidden')\n")
-    done = train("train.steps=2", "strategy=[fsdp2]", cwd=tmp_path)
-    assert (done.code, done.err) == (0, "")
-    assert os.listdir(tmp_path / "runs") == ["llama3_debug-fsdp2"]

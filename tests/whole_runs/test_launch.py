@@ -1,42 +1,29 @@
-"""The ways to start ranks: by an outer torchrun, and on several machines (here two launchers of one)."""
+"""The ways to start ranks; several machines are in tests/machines."""
 
 import subprocess
 from collections import Counter
 
 import pytest
 
-from tests.helpers.commands import PLAIT, SMALL, TORCHRUN, environment, free_port, numbers, start, train
+from tests.helpers.commands import PLAIT, SMALL, TORCHRUN, environment, free_port, numbers, train
 from tests.helpers.fakes import distribution
 
-FSDP = ["strategy=[fsdp2]", "train.steps=10"]
+FSDP = ["strategy=[fsdp2]", "train.steps=10", "run.name=a"]
 
 
-@pytest.fixture(scope="module")
-def by_itself(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("local")
-    assert train(*FSDP, "run.name=a", cwd=folder).code == 0
-    return folder / "runs" / "a"
-
-
-def external(folder, *overrides, nproc=2):
-    command = [*TORCHRUN, f"--nproc-per-node={nproc}", f"--master-port={free_port()}", PLAIT, "train"]
-    return subprocess.run(
-        [*command, *SMALL, *FSDP, "run.name=a", *overrides],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+def external(folder, *overrides):
+    command = [*TORCHRUN, "--nproc-per-node=2", f"--master-port={free_port()}", PLAIT, "train", *SMALL, *FSDP]
+    options = {"cwd": folder, "env": environment(), "capture_output": True, "text": True, "timeout": 240}
+    return subprocess.run([*command, *overrides], check=False, **options)
 
 
 @pytest.mark.slow
-def test_under_torchrun_the_same_run(by_itself, tmp_path):
+def test_under_torchrun_the_same_run(tmp_path):
+    assert train(*FSDP, "run.name=b", cwd=tmp_path).code == 0
     done = external(tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("launch: external, 2 rank(s)") == 1
-    assert numbers(tmp_path / "runs" / "a") == numbers(by_itself)
+    assert numbers(tmp_path / "runs" / "a") == numbers(tmp_path / "runs" / "b")
     again = external(tmp_path)
     assert again.returncode == 0
     assert again.stdout.count("a is finished at step 10") == 1
@@ -47,34 +34,6 @@ def test_an_error_under_torchrun_is_said_once(tmp_path):
     done = external(tmp_path, "strategy.fsdp2.shard=3")
     assert done.returncode != 0
     assert done.stderr.count("plait: the mesh does not fit 2 ranks: it needs exactly 3") == 1
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.slow
-def test_two_machines(by_itself, tmp_path):
-    here = [f"launch.rdzv_endpoint=localhost:{free_port()}", "launch.nnodes=2", "launch.nproc_per_node=1"]
-    machines = [start(*FSDP, *here, "run.name=a", cwd=tmp_path) for _ in range(2)]
-    outputs = [machine.communicate(timeout=240)[0] for machine in machines]
-    assert [machine.returncode for machine in machines] == [0, 0], outputs
-    assert numbers(tmp_path / "runs" / "a") == numbers(by_itself)
-    assert sum("step 10/10" in output for output in outputs) == 1
-
-
-@pytest.mark.slow
-def test_two_machines_are_told_why_not(tmp_path):
-    here = [f"launch.rdzv_endpoint=localhost:{free_port()}", "launch.nnodes=2", "launch.nproc_per_node=1"]
-    machines = [start(*FSDP, *here, "checkpoint.load=/nowhere", cwd=tmp_path) for _ in range(2)]
-    outputs = [machine.communicate(timeout=240)[0] for machine in machines]
-    assert [machine.returncode for machine in machines] == [1, 1], outputs
-    for output in outputs:
-        assert "plait: checkpoint.load=/nowhere cannot be loaded: there is no such folder" in output
-        assert "Traceback" not in output
-
-
-def test_external_without_a_launcher_is_refused(tmp_path):
-    done = train("launch.mode=external", cwd=tmp_path)
-    assert done.code == 1
-    assert "launch.mode=external, but this process is neither one of torchrun's" in done.err
     assert not (tmp_path / "runs").exists()
 
 

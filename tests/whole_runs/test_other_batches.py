@@ -134,7 +134,7 @@ def test_every_share_of_a_stream_goes_on_whatever_the_batch(plait_ranks, tmp_pat
 def resumed(manifest, shares, indexable=True, **options):
     """(what was said, global batch, local batch) of a run on so many data ranks that goes on from `manifest`."""
     said, config = [], Config.of({"train": {"seq_len": 16, "local_batch_size": 2, **options}})
-    source, layout = SimpleNamespace(indexable=indexable), SimpleNamespace(count=lambda splits: shares)
+    source, layout = SimpleNamespace(indexable=indexable), SimpleNamespace(count={"batch": shares, "sequence": 7}.get)
     check_data(manifest, SimpleNamespace(config=config, layout=layout, source=source))
     train = with_batch_of(manifest, config, shares, said.append).train
     return said, train.global_batch_size, train.local_batch_size
@@ -152,6 +152,7 @@ def saved(**data):
         (4, 4, 2, 1),  # more ranks: smaller local batches
         (12, 2, 4, 3),  # the largest part that divides
         (7, 1, 4, 1),
+        (20, 4, 3, 1),
     ],
 )
 def test_null_keeps_the_global_batch_on_other_ranks(size, shares, local, kept):

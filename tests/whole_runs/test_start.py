@@ -5,10 +5,15 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from plait.compose.build import _Undrawn
+from plait.train.optimizer import check_optimizer
 from tests.helpers.commands import environment, numbers, plait, ranks_of, rows, start, train, wait_for_step
 from tests.helpers.watched import Seen, events, importers, noting
 
@@ -55,16 +60,10 @@ def alive(pid: str) -> bool:
 def test_ranks_import_while_the_run_is_checked_and_nothing_is_left_if_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "watched.py").write_text(SOURCE)
     done = train("data._target_=watched.Watched", *FSDP, cwd=tmp_path, cold=True, REFUSE="1")
-    assert (done.code, done.out) == (1, f"check: a, with torch {version()}\n"), done.err
+    assert (done.code, done.out) == (1, f"check: a, with torch {version('torch')}\n"), done.err
     assert "it is refused" in done.err
     assert not alive((tmp_path / "server").read_text())
     assert not (tmp_path / "runs").exists()
-
-
-def version() -> str:
-    from importlib.metadata import version
-
-    return version("torch")
 
 
 @pytest.mark.slow
@@ -106,18 +105,23 @@ def test_after_its_last_step_a_run_only_saves_exports_and_ends(watched: tuple[Se
 
 
 @pytest.mark.slow
-def test_also_for_ranks_that_are_started_again(undisturbed: Path, tmp_path: Path, notes) -> None:
+@pytest.mark.parametrize("killed", ["a rank", "what forked them"])
+def test_ranks_start_again_without_another_import_if_what_forks_them_is_left(undisturbed, tmp_path, notes, killed):
+    """And they end with the process that forked them."""
     process, folder = start(*FSDP, cwd=tmp_path, cold=True, **notes), tmp_path / "runs" / "a"
     wait_for_step(folder, 8, process)
     ranks = ranks_of(folder)
-    assert len(set(ranks)) == 2
-    os.kill(ranks[1], signal.SIGKILL)
+    (server,) = {int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1]) for rank in ranks}
+    assert server != process.pid
+    os.kill(ranks[1] if killed == "a rank" else server, signal.SIGKILL)
     output = process.communicate(timeout=240)[0]
     assert process.returncode == 0, output
-    assert "rank 1 was killed by SIGKILL; restarting all" in output
+    assert "was killed by SIGKILL; restarting all (1 of 3)" in output
     assert numbers(folder) == numbers(undisturbed)
-    assert len(importers(tmp_path)) == 2
-    assert not set(importers(tmp_path)) & {str(pid) for pid in ranks}
+    assert not any(alive(str(pid)) for pid in ranks)
+    if killed == "a rank":
+        assert len(importers(tmp_path)) == 2
+        assert not set(importers(tmp_path)) & {str(pid) for pid in ranks}
 
 
 @pytest.mark.slow
@@ -130,21 +134,6 @@ def test_a_process_with_threads_is_not_forked(tmp_path: Path, notes) -> None:
     assert done.code == 0, done.err
     assert len(rows(tmp_path / "runs" / "a")) == 2
     assert len(importers(tmp_path)) == 4  # the launcher, what cannot be forked, and two ranks
-
-
-@pytest.mark.slow  # a minute: two starts of a whole run, as the other kills of tests/whole_runs/test_resume.py
-def test_ranks_end_with_the_process_that_forked_them_and_start_without_it(undisturbed: Path, tmp_path: Path) -> None:
-    process, folder = start(*FSDP, cwd=tmp_path, cold=True), tmp_path / "runs" / "a"
-    wait_for_step(folder, 8, process)
-    ranks = ranks_of(folder)
-    (server,) = {int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1]) for rank in ranks}
-    assert server != process.pid
-    os.kill(server, signal.SIGKILL)
-    output = process.communicate(timeout=240)[0]
-    assert process.returncode == 0, output
-    assert "was killed by SIGKILL; restarting all (1 of 3)" in output
-    assert numbers(folder) == numbers(undisturbed)
-    assert not any(alive(str(pid)) for pid in ranks)
 
 
 def test_a_killed_launcher_leaves_nothing_while_it_checks(tmp_path: Path) -> None:
@@ -181,21 +170,12 @@ def test_checking_and_inspecting_import_no_compiler(tmp_path: Path) -> None:
 
 
 def test_a_compiler_that_is_there_stays_told_to_leave_optimizers_alone() -> None:
-    import torch
-
-    from plait.train.optimizer import check_optimizer
-
     before = torch.optim.Optimizer.add_param_group
     check_optimizer({"_target_": "torch.optim.AdamW", "lr": 1e-3}, [torch.zeros(2, 2)])
     assert torch.optim.Optimizer.add_param_group is before
 
 
 def test_a_model_on_meta_draws_nothing_and_one_with_values_does() -> None:
-    import torch
-    from torch import nn
-
-    from plait.compose.build import _Undrawn
-
     with torch.device("meta"), _Undrawn():
         assert nn.Linear(3, 2).weight.is_meta
     with _Undrawn():

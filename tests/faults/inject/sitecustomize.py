@@ -1,7 +1,7 @@
 """Planted faults: Python imports this at its start, and it acts at the named point that PLAIT_FAULT describes.
 
 PLAIT_FAULT is JSON: {"event": an audit event of Python, "match": a regex for its arguments, "nth": which match,
-"do": "kill", "stop" or the name of an errno, "who": "rank", "launcher" or "any", "once": a file that marks it as done}.
+"do": the name of a signal or an errno, "who": "rank", "launcher" or "any", "once": a file that marks it as done}.
 Nothing of Plait is replaced: an audit hook sees what the interpreter is about to do, and kills the process or lets the
 call fail as the system would.
 """
@@ -39,10 +39,8 @@ def install(text: str | None = os.environ.get("PLAIT_FAULT")) -> None:
             os.close(os.open(once, os.O_CREAT | os.O_WRONLY))
         finally:
             busy = False
-        if plan["do"] == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif plan["do"] == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
+        if plan["do"].startswith("SIG"):
+            os.kill(os.getpid(), getattr(signal, plan["do"]))
         else:
             number = getattr(errno, plan["do"])
             raise OSError(number, os.strerror(number), str(args[0]) if args else None)
