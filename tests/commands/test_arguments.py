@@ -74,6 +74,11 @@ def test_help_is_the_same_on_every_terminal(monkeypatch, capsys):
         ("compare a", 2, "plait compare needs B: plait compare A B [--tolerance X]"),
         ("compare a b c", 2, "plait compare has no argument c; it takes A, B, --tolerance X"),
         ("new", 1, "plait new needs NAME: plait new NAME"),
+        ("new a b", 1, "plait new has no argument b; it takes NAME"),
+        ("new a --force", 1, "plait new has no option --force; it takes NAME"),
+        ("compare a b --tolerance=-1", 2, "--tolerance is '-1'; it must be a number, 0 or more"),
+        ("compare a b --tolerance=nan", 2, "--tolerance is 'nan'; it must be a number, 0 or more"),
+        ("compare a b --tolerance=much", 2, "--tolerance is 'much'; it must be a number, 0 or more"),
         (
             "convert a --to hf",
             1,

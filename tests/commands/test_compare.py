@@ -126,13 +126,3 @@ def test_what_cannot_be_compared(plait_project: Any, what: str, sentence: str, a
         compare(a, tmp_path / what)
     refused = plait_project("compare", str(a), str(tmp_path / what))
     assert (refused.code, refused.out) == (2, "")
-
-
-def test_help_states_the_exit_codes(plait_project: Any) -> None:
-    assert "Exit code: 0 if loss and grad_norm are bitwise equal" in plait_project("compare", "--help").out
-
-
-def test_a_tolerance_is_a_number_that_is_not_negative(plait_project: Any, a: Path) -> None:
-    for value in ("-1", "nan", "much"):
-        refused = plait_project("compare", str(a), str(a), f"--tolerance={value}")
-        assert (refused.code, refused.err) == (2, f"plait: --tolerance is '{value}'; it must be a number, 0 or more\n")

@@ -6,17 +6,20 @@ import sys
 
 import pytest
 
+ASCII, COMPARE = {"PYTHONIOENCODING": "ascii"}, ["compare", "日本", "日本"]
+OF_THE_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
 
 @pytest.mark.parametrize(
-    "env",
+    ("env", "arguments"),
     [
-        {"PYTHONIOENCODING": "ascii"},
-        {"PYTHONIOENCODING": "latin-1"},
-        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        (ASCII, COMPARE),
+        ({"PYTHONIOENCODING": "latin-1"}, COMPARE),
+        (OF_THE_LOCALE, COMPARE),
+        (ASCII, ["report", "日本"]),
+        (OF_THE_LOCALE, ["inspect", "model=日本"]),
     ],
-    ids=["ascii", "latin-1", "C"],
 )
-@pytest.mark.parametrize("arguments", [["compare", "日本", "日本"], ["report", "日本"], ["inspect", "model=日本"]])
 def test_what_it_cannot_show_is_shown_in_another_way(tmp_path, env, arguments):
     done = subprocess.run(
         [sys.executable, "-m", "plait", *arguments], capture_output=True, env={**os.environ, **env}, cwd=tmp_path

@@ -34,13 +34,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_tables_say_what_a_step_costs_and_draw_the_mesh(plait_project) -> None:
     done = plait_project("plan", *TINY, *FSDP, "strategy.fsdp2.replicate=2", "cluster=h100")
     assert done.code == 0, done.err
-    for said in (
-        "16 ranks, fsdp2",
-        "traced   rank 0, 2 of 2 blocks",
-        "the peak is in ",
-        "fits on NVIDIA H100",
-        "tokens/s",
-    ):
+    for said in ("16 ranks, fsdp2", "rank 0, 2 of 2 blocks", "the peak is in ", "fits on NVIDIA H100", "tokens/s"):
         assert said in done.out
     drawing = done.out.split("ranks of the dense mesh\n")[1].split("\n\n")[0]
     assert [line.split() for line in drawing.splitlines()] == [
@@ -69,12 +63,6 @@ def test_json_has_the_promised_keys_and_the_exit_code_says_that_it_does_not_fit(
     assert found["free"] == found["capacity"] - memory["peak"] < 0
 
 
-def test_without_a_cluster_there_is_no_time_and_no_verdict(plait_project) -> None:
-    done = plait_project("plan", *TINY, *FSDP, "--json")
-    found = json.loads(done.out)
-    assert (done.code, found["fits"], found["time"]) == (0, None, None)
-
-
 def test_several_runs_are_ranked_and_what_cannot_be_says_why(plait_project) -> None:
     swept = "strategy=[tensor_parallel,fsdp2],[fsdp2],[simplefsdp,fsdp2]"
     done = plait_project("plan", "-m", *TINY, swept, "world=2", "cluster=h100")
@@ -85,11 +73,11 @@ def test_several_runs_are_ranked_and_what_cannot_be_says_why(plait_project) -> N
     assert third.startswith("-  strategy=[simplefsdp,fsdp2] ")
     assert "both claim the role" in third
 
-    done = plait_project("plan", "-m", *TINY, "strategy=[fsdp2]", "train.seq_len=32,64", *SMALL, "--json")
-    assert done.code == 3, done.err
+    done = plait_project("plan", "-m", *TINY, "strategy=[fsdp2]", "train.seq_len=32,64", "--json")
+    assert done.code == 0, done.err
     jobs = json.loads(done.out)
     assert {job["job"] for job in jobs} == {"train.seq_len=32", "train.seq_len=64"}
-    assert not any(job["plan"]["fits"] for job in jobs)
+    assert [(job["plan"]["fits"], job["plan"]["time"]) for job in jobs] == [(None, None)] * 2, "there is no cluster"
     assert plait_project("plan", "-m", *TINY, "strategy=[simplefsdp,fsdp2]", "train.seq_len=32,64").code == 1
 
 
@@ -181,11 +169,8 @@ def test_a_table_of_runs_has_the_speed_of_those_whose_time_is_known() -> None:
     time = SimpleNamespace(step=(0.5, 1.0), tokens_per_second=(2048.0, 4096.0), bound="memory bandwidth")
     memory = SimpleNamespace(peak=2 * 10**9)
     timed, plain = (SimpleNamespace(time=t, memory=memory, fits=t and True, free=0, tokens=64) for t in (time, None))
-    shown = (
-        Ranking([PlannedJob("a=1", timed), PlannedJob("a=2", plain), PlannedJob("a=3", why="it cannot run")])
-        .text()
-        .splitlines()
-    )
+    jobs = [PlannedJob("a=1", timed), PlannedJob("a=2", plain), PlannedJob("a=3", why="it cannot run")]
+    shown = Ranking(jobs).text().splitlines()
     for said in ("1", "a=1", "0.500 to 1.000 s", "2,048 to 4,096", "bound by memory bandwidth"):
         assert said in shown[-3]
     assert "a=2" in shown[-2]

@@ -97,10 +97,10 @@ def test_the_changelog_is_made_of_the_changes(tree: Path) -> None:
         release.checked(tree, "3.5.1")
 
 
-@pytest.mark.parametrize("text", ["", "0.2", "v0.2.0", "0.2.0rc1", "00.2.0", "newest"])
-def test_what_is_no_version_is_refused(tree: Path, text: str) -> None:
-    with pytest.raises(release.RefusedError, match="is no version; give three numbers"):
-        release.checked(tree, text)
+def test_what_is_no_version_is_refused(tree: Path) -> None:
+    for text in ("", "0.2", "v0.2.0", "0.2.0rc1", "00.2.0", "newest"):
+        with pytest.raises(release.RefusedError, match="is no version; give three numbers"):
+            release.checked(tree, text)
 
 
 def test_an_older_version_is_refused_and_a_newer_one_taken(tree: Path) -> None:
@@ -126,14 +126,13 @@ def test_a_release_that_fails_leaves_the_tree_as_it_was(tree: Path) -> None:
     assert subprocess.run(["git", "status", "--porcelain"], cwd=tree, capture_output=True, check=True).stdout == b""
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "changes").iterdir()), ids=lambda path: path.name)
-def test_a_change_is_named_and_written_as_the_changelog_needs_it(path: Path) -> None:
-    if path.name in ("README.md", "template.jinja"):
-        return
-    assert re.fullmatch(rf"[a-z0-9]+(-[a-z0-9]+)*\.({'|'.join(KINDS)})\.md", path.name), "see changes/README.md"
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert lines[0].startswith("- ")
-    assert [line for line in lines if not line.startswith(("- ", "  "))] == []
+def test_a_change_is_named_and_written_as_the_changelog_needs_it() -> None:
+    """See changes/README.md."""
+    for path in {*(ROOT / "changes").iterdir()} - {ROOT / "changes" / "README.md", ROOT / "changes" / "template.jinja"}:
+        assert re.fullmatch(rf"[a-z0-9]+(-[a-z0-9]+)*\.({'|'.join(KINDS)})\.md", path.name), path
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert lines[0].startswith("- "), path
+        assert [line for line in lines if not line.startswith(("- ", "  "))] == [], path
 
 
 def test_the_page_on_changes_names_every_kind() -> None:

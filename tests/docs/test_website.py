@@ -26,15 +26,14 @@ def test_titles_of_the_index_differ() -> None:
     assert titles.most_common(1)[0][1] == 1
 
 
-@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_and_anchors_lead_somewhere(page: Path) -> None:
-    assert website.broken(page) == []
+def test_links_and_anchors_lead_somewhere() -> None:
+    assert len(LINKING) > 30
+    assert [problem for page in LINKING for problem in website.broken(page)] == []
 
 
-@pytest.mark.parametrize("page", SITE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_inner_lists_are_indented_as_the_site_needs_it(page: Path) -> None:
+def test_inner_lists_are_indented_as_the_site_needs_it() -> None:
     """By four spaces: forges take two as well, the site's Markdown would make one list of both."""
-    lines = website.prose(page).splitlines()
+    lines = [line for page in SITE for line in website.prose(page).splitlines()]
     assert [line for line in lines if line.startswith(("  - ", "  * ", "  1. "))] == []
 
 

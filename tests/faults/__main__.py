@@ -1,7 +1,7 @@
 """`make faults`: the campaign. Seeded and repeatable: faults befall real runs, and each comes to a verdict.
 
     python -m tests.faults [--count 1000] [--minutes M] [--seed 0] [--jobs 2] [--only KIND] [--scenario N ...]
-                           [--anew] [--any-commit] [--results FOLDER] [--write FILE] [--keep]
+                           [--anew] [--results FOLDER] [--write FILE] [--keep]
 
 Scenario N of a seed is always the same; `--scenario N ...` runs these alone, with their folders kept. Results are kept
 in a file, and the next call continues there if the code is the same.
@@ -64,7 +64,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", choices=list(KINDS), help="scenarios of this kind alone")
     parser.add_argument("--scenario", type=int, nargs="+", help="run these alone and keep their folders")
     parser.add_argument("--anew", action="store_true", help="forget the results so far")
-    parser.add_argument("--any-commit", action="store_true", help="count results of other commits, except defects")
     parser.add_argument("--results", type=Path, default=Path(".faults"), help="the folder in which results are kept")
     parser.add_argument("--write", type=Path, help="write the table to this page")
     parser.add_argument("--keep", action="store_true", help="keep the folders of scenarios that found a defect")
@@ -79,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     folder = root if options.scenario is not None else options.results
     if options.anew:
         (folder / f"{name}.jsonl").unlink(missing_ok=True)
-    kept = Kept(folder / f"{name}.jsonl", options.any_commit)
+    kept = Kept(folder / f"{name}.jsonl")
     if kept.results:
         print(f"continuing after {len(kept.results)} scenarios, which are in {kept.path}", flush=True)
     done = kept.numbers

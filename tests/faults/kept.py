@@ -19,13 +19,9 @@ KINDS = {".py", ".yaml", ".toml", ".c", ".txt"}
 
 @attrs.define
 class Kept:
-    """The file of one campaign. any_commit: results of other code count, except defects, which are looked at again.
-
-    `results`: those that count so far. `seconds`: how long they took, not counting pauses between the parts.
-    """
+    """The file of one campaign. `results`: those of this code so far. `seconds`: how long they took, without pauses."""
 
     path: Path
-    any_commit: bool = False
     results: list[Result] = attrs.field(factory=list)
     seconds: float = 0.0
     _code: str = attrs.field(factory=lambda: code())
@@ -34,7 +30,7 @@ class Kept:
 
     def __attrs_post_init__(self) -> None:
         rows = self._rows()
-        count = [row for row in rows if row["code"] == self._code or (self.any_commit and not row["result"]["defect"])]
+        count = [row for row in rows if row["code"] == self._code]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if len(count) < len(rows) or rows == []:
             if rows:
@@ -89,11 +85,5 @@ def code() -> str:
 
 def commit() -> str:
     """The commit of the working tree, for people; `code` decides."""
-    try:
-        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-        changed = subprocess.run(["git", "status", "--porcelain", "--", *CODE], cwd=ROOT, capture_output=True)
-    except OSError:
-        return "unknown"
-    if head.returncode:
-        return "unknown"
-    return head.stdout.strip() + (" with changes" if changed.stdout else "")
+    described = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return described.stdout.strip() or "unknown"

@@ -71,38 +71,9 @@ def launcher_killed(scenario: Scenario) -> None:
     scenario.finishes(steps=LONG)
 
 
-# name -> (who, audit event, regex of its arguments, up to which match)
-POINTS = {
-    "composing": ("launcher", "import", r"hydra\._internal\.hydra|omegaconf\.resolvers|plait\.contract\.schema", 1),
-    "checking": ("launcher", "import", r"plait\.(check\.(check|prepare)|strategies\.hooks|train\.optimizer)\b", 4),
-    "preparing data": ("launcher", "open", r"/cache/", 12),
-    "data in place": ("launcher", "os.rename", r"/cache/", 2),
-    "taking the folder": ("launcher", "open", r"runs/a/", 4),
-    "writing the config": ("launcher", "os.rename", r"runs/a/", 2),
-    "starting ranks": ("launcher", "subprocess.Popen", r"plait\.launch\.fork_server", 1),
-    "a rank begins": ("rank", "open", r"ranks/rank-", 1),
-    "a rank builds": ("rank", "import", r"plait\.(models|data|checkpoint)\.\w+$|safetensors", 3),
-    "first step": ("rank", "open", r"metrics\.jsonl", 3),
-    "making a checkpoint's folder": ("rank", "os.mkdir", r"step-\d+\.tmp", 4),
-    "writing shards": ("rank", "open", r"\.distcp", 8),
-    "writing metadata": ("rank", "open", r"\.tmp/\.metadata", 8),
-    "renaming metadata": ("rank", "os.rename", r"\.metadata", 4),
-    "writing the manifest": ("rank", "open", r"manifest\.json", 8),
-    "renaming a checkpoint": ("rank", "os.rename", r"step-\d+\.tmp", 5),
-    "before pruning": ("rank", "os.rename", r"step-\d+\.old", 3),
-    "pruning": ("rank", "os.remove", r"", 12),
-    "removing a folder": ("rank", "os.rmdir", r"", 3),
-    "pruning a tree": ("rank", "shutil.rmtree", r"step-", 8),
-    "exporting": ("rank", "open", r"export\.tmp", 2),
-    "export in place": ("rank", "os.rename", r"export", 1),
-    "saying how it ended": ("rank", "os.rename", r"outcome", 1),
-    "ending": ("launcher", "open", r"outcome\.json", 2),
-}
-
-
 def at_a_point(scenario: Scenario) -> None:
     """A process is killed at a named point, by an audit hook, and the command is given again if need be."""
-    who, ended = _reached(scenario, "SIGKILL")
+    who, ended = scenario.at_a_point("SIGKILL")
     if who == "rank" and ended.code != 0:
         raise Defect(f"the ranks were not restarted: exit code {ended.code}: {ended.text[-1500:]}")
     scenario.finishes(steps=SHORT, ended=None if who == "launcher" else ended)
@@ -110,25 +81,10 @@ def at_a_point(scenario: Scenario) -> None:
 
 def told_at_a_point(scenario: Scenario) -> None:
     """The launcher is told to stop at a named point."""
-    who, ended = _reached(scenario, "SIGTERM", "launcher")
+    who, ended = scenario.at_a_point("SIGTERM", whom=("launcher",))
     if who is not None:
         clean_stop(scenario, ended, signal.SIGTERM)
     scenario.finishes(steps=SHORT, ended=ended if ended.code == 0 else None)
-
-
-def _reached(scenario: Scenario, do: str, *whom: str) -> tuple[str | None, Ended]:
-    """(who got the signal `do` at a point; None: nobody, as it was not reached, how the command ended)."""
-    rng, place = scenario.rng, scenario.place
-    name = rng.choice([name for name, (who, *_) in POINTS.items() if not whom or who in whom])
-    who, event, match, most = POINTS[name]
-    fault = {"who": who, "event": event, "match": match, "nth": rng.randint(1, most), "do": do}
-    mode = f"checkpoint.mode={rng.choice(['async', 'sync'])}"
-    ended = place.run(*SHORT, mode, fault=fault, cold=event == "import")  # a fork imports little
-    if not (place.root / "once").exists():
-        scenario.notes.append(f"{name}: never reached")
-        return None, ended
-    scenario.plant(f"{do} while {name}")
-    return who, ended
 
 
 def signalled(scenario: Scenario) -> None:

@@ -8,8 +8,38 @@ from pathlib import Path
 
 import attrs
 
-from tests.faults.place import Ended, Sandbox, Started
+from tests.faults.place import SHORT, Ended, Sandbox, Started
 from tests.faults.verdict import Defect, Reference, clean, equal
+
+# name -> (who, audit event, regex of its arguments, up to which match)
+POINTS = {
+    "composing": ("launcher", "import", r"hydra\._internal\.hydra|omegaconf\.resolvers|plait\.contract\.schema", 1),
+    "checking": ("launcher", "import", r"plait\.(check\.(check|prepare)|strategies\.hooks|train\.optimizer)\b", 4),
+    "preparing data": ("launcher", "open", r"/cache/", 12),
+    "data in place": ("launcher", "os.rename", r"/cache/", 2),
+    "making a scratch folder": ("launcher", "os.mkdir", r"/tmp/", 2),
+    "making the folder": ("launcher", "os.mkdir", r"runs/a", 3),
+    "taking the folder": ("launcher", "open", r"runs/a/", 6),
+    "writing the config": ("launcher", "os.rename", r"runs/a/", 3),
+    "starting ranks": ("launcher", "subprocess.Popen", r"plait\.launch\.fork_server", 1),
+    "a rank begins": ("rank", "open", r"ranks/rank-", 1),
+    "a rank builds": ("rank", "import", r"plait\.(models|data|checkpoint)\.\w+$|safetensors", 3),
+    "first step": ("rank", "open", r"metrics\.jsonl", 3),
+    "making a checkpoint's folder": ("rank", "os.mkdir", r"step-\d+\.tmp", 4),
+    "writing shards": ("rank", "open", r"\.distcp", 8),
+    "writing metadata": ("rank", "open", r"\.tmp/\.metadata", 8),
+    "renaming metadata": ("rank", "os.rename", r"\.metadata", 4),
+    "writing the manifest": ("rank", "open", r"manifest\.json", 8),
+    "renaming a checkpoint": ("rank", "os.rename", r"step-\d+\.tmp", 5),
+    "before pruning": ("rank", "os.rename", r"step-\d+\.old", 3),
+    "pruning": ("rank", "os.remove", r"", 12),
+    "removing a folder": ("rank", "os.rmdir", r"", 3),
+    "pruning a tree": ("rank", "shutil.rmtree", r"step-", 8),
+    "exporting": ("rank", "open", r"export\.tmp", 2),
+    "export in place": ("rank", "os.rename", r"export", 1),
+    "saying how it ended": ("rank", "os.rename", r"outcome", 1),
+    "ending": ("launcher", "open", r"outcome\.json", 2),
+}
 
 
 @attrs.define
@@ -34,6 +64,22 @@ class Scenario:
         """What came of all faults that wait for a verdict."""
         self.planted += [(fault, verdict) for fault in self.pending]
         self.pending.clear()
+
+    def at_a_point(
+        self, do: str, *, whom: tuple[str, ...] = ("launcher", "rank"), events: tuple[str, ...] = ()
+    ) -> tuple[str | None, Ended]:
+        """(to whom the signal or errno `do` happened; None: the point was not reached, how the run ended)."""
+        names = [name for name, (who, event, *_) in POINTS.items() if who in whom and event in (events or (event,))]
+        name = self.rng.choice(names)
+        who, event, match, most = POINTS[name]
+        fault = {"who": who, "event": event, "match": match, "nth": self.rng.randint(1, most), "do": do}
+        mode = f"checkpoint.mode={self.rng.choice(['async', 'sync'])}"
+        ended = self.place.run(*SHORT, mode, fault=fault, cold=event == "import")  # a fork imports little
+        if not (self.place.root / "once").exists():
+            self.notes.append(f"{name}: never reached")
+            return None, ended
+        self.plant(f"{do} while {name}")
+        return who, ended
 
     def finishes(self, *overrides: str, steps: tuple[str, ...], ended: Ended | None = None) -> None:
         """The same command, given until it is done, ends bitwise as the undisturbed run."""

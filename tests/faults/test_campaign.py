@@ -10,9 +10,9 @@ import pytest
 
 import plait
 from plait.launch.forks import SERVER
-from tests.faults.kills import POINTS
 from tests.faults.place import Ended, Sandbox, environment_of
-from tests.faults.verdict import Defect, Reference, equal, quiet, refused
+from tests.faults.scenario import POINTS
+from tests.faults.verdict import Defect, Reference, equal, quiet, refused, result_of
 
 
 @pytest.fixture
@@ -31,27 +31,22 @@ def left(place, losses, weights=b"weights"):
 
 
 def test_equal_needs_every_number_and_every_weight(place):
-    from tests.faults.verdict import result_of
-
     reference = result_of(left(place, [3.0, 2.0]))
     done = Ended(0, "", 1.0)
     assert equal(place, done, reference) == "equal"
-    left(place, [3.0, 2.0000000000000004])
-    with pytest.raises(Defect, match=r"loss of step 2 is 2\.0000000000000004 instead of 2\.0"):
-        equal(place, done, reference)
-    left(place, [3.0])
-    with pytest.raises(Defect, match="the steps are 1 to 1 instead of 1 to 2"):
-        equal(place, done, reference)
-    left(place, [3.0, 2.0], b"other weights")
-    with pytest.raises(Defect, match="the final weights differ"):
-        equal(place, done, reference)
+    for losses, weights, why in (
+        ([3.0, 2.0000000000000004], b"weights", r"loss of step 2 is 2\.0000000000000004 instead of 2\.0"),
+        ([3.0], b"weights", "the steps are 1 to 1 instead of 1 to 2"),
+        ([3.0, 2.0], b"other weights", "the final weights differ"),
+    ):
+        left(place, losses, weights)
+        with pytest.raises(Defect, match=why):
+            equal(place, done, reference)
     with pytest.raises(Defect, match="exit code 1"):
         equal(place, Ended(1, "plait: no", 1.0), reference)
 
 
 def test_rows_that_somebody_removed_are_missed_only_if_the_run_says_so(place):
-    from tests.faults.verdict import result_of
-
     reference = result_of(left(place, [3.0, 2.0]))
     (place.run_folder / "metrics.jsonl").unlink()
     said = "metrics: metrics.jsonl has only 0 rows of the 2 steps before"

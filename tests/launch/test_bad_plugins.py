@@ -31,7 +31,7 @@ def refused(plait_project, sentence, selected="ghost", command="train"):
 
 CODES = {
     "import": ("import nowhere", rf"{BAD} cannot be imported from plait_bad:Ghost: ModuleNotFoundError: .*'nowhere'"),
-    "class": ("Ghost = dict", rf"{BAD} is not an attrs class: .*"),
+    "class": ("Ghost = dict", rf"{BAD} must be an attrs class, .*"),
     "hook": (hook("clip_grad(self)"), rf"{BAD} does not fit the hooks of API 1: .*'clip_grad'.*"),
     "argument": (hook("after_step(self, setp)"), rf"{BAD} does not fit the hooks of API 1: .*'after_step'.*\bsetp\b.*"),
     "None": (hook("build_mesh(self)"), rf"{BAD} returned None from its hook 'build_mesh', which must return a list .*"),

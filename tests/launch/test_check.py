@@ -23,7 +23,7 @@ def test_a_sample_may_be_as_long_as_the_model_takes():
         checked("model.max_seq_len=64", "train.seq_len=65")
 
 
-@pytest.mark.parametrize("size", ["abc", "", "-1", "2147483648"])
+@pytest.mark.parametrize("size", ["abc", "2147483648"])
 def test_a_size_of_the_flight_recorder_that_torch_cannot_read(monkeypatch, size):
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", size)
     with raises_about("TORCH_FR_BUFFER_SIZE", size, "a whole number"):

@@ -19,8 +19,6 @@ a\|a\\|\\srv\s|C:\d\x|c,d|~/x|!x|a&b|<x>|a;b|`x`|$(x)|a^b|\"|\\\"|"a|"x"y|[a|{a|
 nan|2024-01-01|range(1,3)| a |a  b
 """
 OTHERS = ["a\nb", "a\tb(", "a|b", "\x1b[31m(", "a\xa0b"]
-MEANT = ["a=b.txt", "dir (v2)/x", "dir(v2)", "it's.txt", "q[1].txt", "h#1", "füße", "e${x}.txt", "c,d", "~", "a\nb"]
-READ_AS_ANOTHER = ["7", "null", "true", "1e3", "range(1,3)", "[]", "{a:b}"]
 
 
 def typed(words: list[str]) -> list[str]:
@@ -52,7 +50,7 @@ def test_what_is_advised_gives_any_text(texts):
     assert values(texts) == texts
 
 
-@pytest.mark.parametrize("text", [*MEANT, "a  (b)", *READ_AS_ANOTHER])
+@pytest.mark.parametrize("text", ["a=b.txt", "it's.txt", "e${x}.txt", "c,d", "a\nb", "null", "1e3", "{a:b}"])
 def test_the_sentence_has_the_words_and_they_work(plait_project, text):
     done = plait_project("train", "launch.device=cpu", "data=text", f"data.path={text}")
     assert (done.code, done.err.count("\n")) == (1, 1)

@@ -64,12 +64,7 @@ def test_the_first_cause(ends, rank):
     assert first_cause(ends[::-1]).rank == rank
 
 
-def test_the_failed_rank_is_told_by_time_alone():
-    """Whichever rank it is, and whatever order elastic lists them in."""
-    assert (
-        first_cause([failed(0, 10.0), failed(1, 12.0)]).sentence(Path("log"))
-        == "ValueError of 0 (rank 0; its log: log)"
-    )
+def test_the_sentence_names_the_rank_and_its_log():
     assert (
         first_cause([failed(0, 12.0), failed(1, 10.0)]).sentence(Path("log"))
         == "ValueError of 1 (rank 1; its log: log)"
@@ -124,16 +119,24 @@ def test_a_rank_that_left_no_word(given, told):
     assert (end.rank, end.time) == (3, 1.0)
 
 
-def test_an_abort_by_a_lost_connection_is_no_cause():
-    end = of_exit(0, -signal.SIGABRT, 1.0, ABORT)
-    assert end.kind == "lost"
-    assert "was killed by SIGABRT: gloo::IoException: [/gloo/" in end.reason
+HELD = 'Timeout (0:00:10)!\nThread 0x1 (most recent call first):\n  File "/home/me/model.py", line 7 in forward\n'
+NCCL = "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  NCCL"
+ASSERTED = f"{NCCL} watchdog: CUDA error: device-side assert triggered, aborting\n"
+WORDS = {  # exit code, last words -> kind, fault, what is told
+    (-6, ABORT): ("lost", None, "was killed by SIGABRT: gloo::IoException: [/gloo/"),
+    (1, f"an earlier line\n{HELD}"): ("hung", None, "and held Python's lock in forward (me/model.py, line 7)"),
+    (-6, ASSERTED): ("aborted", "device", ""),
+    (-6, f"{NCCL}: out of memory; connection closed\n"): ("aborted", "memory", ""),
+    (-6, f"{NCCL}: connection closed by peer\n"): ("lost", None, ""),
+}
 
 
-def test_where_the_interpreter_was_held():
-    words = 'Timeout (0:00:10)!\nThread 0x1 (most recent call first):\n  File "/home/me/model.py", line 7 in forward\n'
-    end = of_exit(0, 1, 1.0, f"an earlier line\n{words}")
-    assert end.reason == "made no progress, and held Python's lock in forward (me/model.py, line 7)"
+@pytest.mark.parametrize(("given", "told"), WORDS.items())
+def test_the_last_words_tell_what_a_rank_met(given, told):
+    end = of_exit(0, given[0], 1.0, given[1])
+    assert (end.kind, end.fault) == told[:2]
+    assert told[2] in end.reason
+    assert end.repeats == (end.fault is not None)
 
 
 class DistNetworkError(RuntimeError):
@@ -202,12 +205,6 @@ def test_what_an_error_means(error, kind, repeats):
     assert (end.kind, end.repeats, end.rank, end.time) == (kind, repeats, 1, 2.0)
 
 
-def test_out_of_memory_says_what_to_change():
-    end = of_error(ERRORS[11][0], 0, 1.0)
-    assert end.reason.startswith("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.: use a smaller ")
-    assert "remat.mode=full" in end.reason
-
-
 GLOO = (
     "[/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.77.0.11]:2345. This may mean that"
 )
@@ -229,6 +226,7 @@ def test_a_lost_rank_is_told_without_places_in_torch(error, reads):
 
 FAULTS = [
     (MemoryError(), "memory", "remat.mode=full"),
+    (ERRORS[11][0], "memory", "CUDA out of memory. Tried to allocate 2.00 GiB.: use a smaller "),
     (RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might"), "device", "model.vocab_size"),
     (caused(PlaitError("it failed"), InductorError("no\nsuch kernel")), "compiler", "compile.enabled=false"),
     (PEER, None, "lost another rank"),
@@ -243,20 +241,6 @@ def test_a_fault_that_no_restart_mends_has_a_name_and_an_exit_code(error, fault,
     assert says in end.reason
     assert "\n" not in end.reason
     assert RunFailed("why", end.fault).exit_code == {"memory": 4, "device": 5, "compiler": 6, None: 1}[fault]
-
-
-@pytest.mark.parametrize(
-    ("what", "fault", "kind"),
-    [
-        ("NCCL watchdog: CUDA error: device-side assert triggered, aborting", "device", "aborted"),
-        ("NCCL: out of memory; connection closed", "memory", "aborted"),
-        ("NCCL: connection closed by peer", None, "lost"),
-    ],
-)
-def test_an_abort_of_a_thread_of_nccl_is_told_by_what_it_met(what, fault, kind):
-    words = f"terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  {what}\n"
-    end = of_exit(0, -signal.SIGABRT, 1.0, words)
-    assert (end.kind, end.fault, end.repeats) == (kind, fault, fault is not None)
 
 
 def test_the_kernel_kills_for_want_of_memory():

@@ -143,8 +143,10 @@ with watchdog.Watchdog(1) as dog:
     assert seconds < 6
 
 
-@pytest.mark.parametrize("log", LOGS, ids=LOGS)
-@pytest.mark.parametrize("on_hang", ["lambda s: 1 / 0", "lambda s: stuck_somewhere()"], ids=["raises", "hangs"])
+@pytest.mark.parametrize(
+    ("log", "on_hang"),
+    [(LOGS[0], "lambda s: 1 / 0"), (LOGS[-1], "lambda s: 1 / 0"), (LOGS[-1], "lambda s: stuck_somewhere()")],
+)
 def test_nothing_keeps_a_hung_process_alive(log: str, on_hang: str) -> None:
     code, _, seconds = lonely(f"""
 watchdog.REPORT_SECONDS = 1.0

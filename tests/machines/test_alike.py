@@ -6,6 +6,8 @@ import pytest
 
 from tests.helpers.commands import SMALL
 
+pytestmark = pytest.mark.slow  # tests/launch/test_alike.py has the same with ranks of one machine
+
 TOGETHER = ["launch.nnodes=2", "launch.nproc_per_node=1", "launch.rdzv_endpoint=alpha:29500"]
 FSDP = ["strategy=[fsdp2]", "train.steps=10", "run.name=a", *TOGETHER]
 
@@ -25,7 +27,6 @@ def test_another_command_on_one_machine_is_refused(machines, tmp_path):
     assert not (tmp_path / "runs" / "a" / "config.yaml").exists()
 
 
-@pytest.mark.slow
 def test_other_data_on_one_machine_is_refused(machines, tmp_path):
     for machine in machines:
         (tmp_path / machine.name).mkdir()
@@ -37,7 +38,6 @@ def test_other_data_on_one_machine_is_refused(machines, tmp_path):
     refused(runs, r"the machines of a run must be alike: the data or its tokenizer on \w+ is not that on \w+: .*")
 
 
-@pytest.mark.slow
 def test_folders_that_are_not_shared_are_refused(machines, tmp_path):
     """/tmp is each machine's own."""
     for machine in machines:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 
 import pytest
 
@@ -18,35 +19,23 @@ def steps(tmp_path, least):
 
 
 def wait(seen, *commands, within=60):
-    import time
-
     deadline = time.monotonic() + within
     while not seen():
         assert time.monotonic() < deadline, outputs(*commands)
         time.sleep(0.05)
 
 
-def test_what_one_machine_refuses_ends_the_others(machines, tmp_path):
+@pytest.mark.parametrize("refusing", ["beta", pytest.param("alpha", marks=pytest.mark.slow)])
+def test_what_one_machine_refuses_ends_the_others(refusing, machines, tmp_path):
     """Without this they wait for ten minutes, and do not learn why."""
-    on_alpha, on_beta = (
-        train(machine, tmp_path, *(["data=text", "data.path=nowhere.txt"] if machine.name == "beta" else []))
-        for machine in machines
-    )
-    assert codes(on_alpha, on_beta) == [1, 1]
+    wrong = ["data=text", "data.path=nowhere.txt"]
+    runs = {each.name: train(each, tmp_path, *(wrong if each.name == refusing else [])) for each in machines}
+    own, other = runs.pop(refusing), runs.popitem()[1]
+    assert codes(own, other) == [1, 1]
     sentence = "data.path=nowhere.txt does not exist"
-    assert f"plait: beta refuses the run: {sentence}" in on_alpha.output, on_alpha.output
-    assert f"plait: {sentence}" in on_beta.output
+    assert f"plait: {refusing} refuses the run: {sentence}" in other.output, outputs(own, other)
+    assert f"plait: {sentence}" in own.output
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.slow
-def test_also_if_the_endpoints_machine_refuses(machines, tmp_path):
-    on_alpha, on_beta = (
-        train(machine, tmp_path, *(["data=text", "data.path=nowhere.txt"] if machine.name == "alpha" else []))
-        for machine in machines
-    )
-    assert codes(on_alpha, on_beta) == [1, 1]
-    assert "plait: alpha refuses the run: " in on_beta.output, outputs(on_alpha, on_beta)
 
 
 @pytest.mark.slow

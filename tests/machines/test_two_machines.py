@@ -21,24 +21,15 @@ def test_two_machines_train_one_run(machines, on_one_machine, tmp_path):
     assert "step 10/10" not in on_beta.output
 
 
-def debian(machines, own="127.0.1.1"):
-    for machine in machines:
-        machine.knows({each.name: own if each is machine else each.address for each in machines})
-
-
 @pytest.mark.slow
-def test_a_machines_own_name_may_be_loopback(machines, on_one_machine, tmp_path):
-    """As Debian's installer writes it."""
-    debian(machines)
-    trained(machines, tmp_path, on_one_machine)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("names", ["own name is loopback", "no names", "own name alone", "another network's"])
-def test_an_address_needs_no_names(names, machines, on_one_machine, tmp_path):
+@pytest.mark.parametrize(
+    "names",
+    ["Debian's", "Debian's, by name", "no names", "own name alone", "another network's"],
+)
+def test_other_names(names, machines, on_one_machine, tmp_path):
     for machine in machines:
-        if names == "own name is loopback":
-            debian(machines)
+        if names.startswith("Debian"):
+            machine.knows({each.name: "127.0.1.1" if each is machine else each.address for each in machines})
         elif names == "no names":
             machine.knows({})
         elif names == "own name alone":
@@ -48,7 +39,8 @@ def test_an_address_needs_no_names(names, machines, on_one_machine, tmp_path):
             machine.ip("link", "set", "manage", "up")
             machine.ip("address", "add", machine.address.replace("10.77", "10.99") + "/24", "dev", "manage")
             machine.knows({each.name: each.address.replace("10.77", "10.99") for each in machines})
-    trained(machines, tmp_path, on_one_machine, f"{machines['alpha'].address}:29500")
+    host = "alpha" if names.endswith("by name") else machines["alpha"].address
+    trained(machines, tmp_path, on_one_machine, f"{host}:29500")
 
 
 @pytest.mark.slow

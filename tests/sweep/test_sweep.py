@@ -116,17 +116,6 @@ def test_each_job_is_a_run_and_its_end_is_in_the_table(plait_project):
     assert [p.name for p in sorted(Path("runs").iterdir())] == ["sweep"]
 
 
-@pytest.mark.slow
-def test_a_job_that_does_not_fit_fails_alone(plait_project):
-    """Known before any rank starts: the batch fits one process, and not two."""
-    ranks = Ranks()
-    done = plait_project(*SWEEP, IN, "train.global_batch_size=8", ranks=ranks)
-    assert done.code == 3
-    assert [each[0] for each in ranks.started] == ["1", "3"]
-    assert states() == ["failed", "finished", "failed", "finished"]
-    assert "train.global_batch_size=8 does not divide" in record()[2]["reason"]
-
-
 def test_options_apply_to_the_jobs_that_select_the_strategy(plait_project):
     ranks = Ranks()
     options = ("strategy.fsdp2.replicate=2", "strategy.fsdp2.shard=1")
@@ -143,50 +132,38 @@ def test_options_apply_to_the_jobs_that_select_the_strategy(plait_project):
     assert set(options) <= set(given)
 
 
-def test_recipes_choose_strategies_and_options_apply_to_theirs(plait_project):
+def test_recipes_choose_strategies_and_may_hold_the_sweep(plait_project):
     ranks = Ranks()
-    done = plait_project("train", "-m", "+recipe=single,fsdp2", "strategy.fsdp2.replicate=2", *TINY, ranks=ranks)
-    assert (done.code, done.err) == (0, "")
-    assert [each[3].get("fsdp2", {}).get("replicate") for each in ranks.started] == [None, 2]
-
-
-@pytest.mark.slow
-def test_a_recipe_may_hold_the_sweep(plait_project):
     Path("conf/recipe").mkdir(parents=True)
     Path("conf/recipe/mine.yaml").write_text(
         "# @package _global_\nhydra:\n  sweeper:\n    params:\n"
         '      strategy: "[fsdp2],[]"\n      strategy.fsdp2.replicate: 1,2\n'
     )
-    ranks = Ranks()
-    done = plait_project("train", "-m", "+recipe=mine", *TINY, ranks=ranks)
+    done = plait_project("train", "-m", "+recipe=mine", *TINY, IN, ranks=ranks)
     assert (done.code, done.err) == (0, "")
-    found = [each[3].get("fsdp2", {}).get("replicate") for each in ranks.started]
-    assert found == [1, 2, None]
-    assert record(the_sweep())[0]["overrides"] == ["strategy=[fsdp2]", "strategy.fsdp2.replicate=1"]
+    assert record()[0]["overrides"] == ["strategy=[fsdp2]", "strategy.fsdp2.replicate=1"]
+    done = plait_project("train", "-m", "+recipe=single,fsdp2", "strategy.fsdp2.replicate=2", *TINY, ranks=ranks)
+    assert (done.code, done.err) == (0, "")
+    assert [each[3].get("fsdp2", {}).get("replicate") for each in ranks.started] == [1, 2, None, None, 2]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "sentence"),
+    ("overrides", "key", "fits"),
     [
-        (["strategy.fsdp2.replcate=1,2"], "strategy.fsdp2.replcate; available: .*did you mean 'replicate'?"),
-        (["strategy.fsdp.shard=1"], "no job of the sweep selects strategy 'fsdp'; .*did you mean 'fsdp2'?"),
-        (["strategy.simplefsdp.shard=1"], "no job of the sweep selects strategy 'simplefsdp'; they select: fsdp2"),
-        (["train.sead=1,2"], "unknown key train.sead; .*did you mean 'seed'?"),
-        (["+recipe=fsdp2,sinle"], "recipe=sinle does not exist; .*did you mean 'single'?"),
+        ("strategy.fsdp2.replcate=1,2", "strategy.fsdp2.replcate", ("replicate",)),
+        ("strategy.fsdp.shard=1", "strategy.fsdp", ("fsdp2",)),
+        ("strategy.simplefsdp.shard=1", "strategy.simplefsdp", ("fsdp2",)),
+        ("train.sead=1,2", "train.sead", ("seed",)),
+        ("+recipe=fsdp2,sinle", "recipe", ("single",)),
     ],
 )
-def test_a_wrong_name_is_refused_before_the_first_job(plait_project, overrides, sentence):
+def test_a_wrong_name_is_refused_before_the_first_job(plait_project, overrides, key, fits):
     ranks = Ranks()
-    done = plait_project("train", "-m", "strategy=[fsdp2],[]", *overrides, *TINY, ranks=ranks)
+    done = plait_project("train", "-m", "strategy=[fsdp2],[]", overrides, *TINY, ranks=ranks)
     assert (done.code, done.out, ranks.started) == (1, "", [])
     assert done.err.count("\n") == 1
-    assert re.search(sentence.replace("?", r"\?"), done.err), done.err
+    is_about(done.error, key, fits=fits)
     assert not Path("runs").exists() or not any(Path("runs").iterdir())
-
-
-def test_an_option_that_no_job_takes_is_an_error_about_its_strategy(plait_project):
-    done = plait_project("train", "-m", "strategy=[fsdp2],[]", "strategy.fsdp.shard=1", *TINY, ranks=Ranks())
-    is_about(done.error, "strategy.fsdp", fits=("fsdp2",))
 
 
 @pytest.mark.parametrize("path", ["../runs", "runs/../..", "runs/a\x07b", "runs/a\nb"])
@@ -203,12 +180,6 @@ def test_the_folder_of_a_sweep_may_be_anywhere_but_those_of_its_jobs_are_in_it()
         check_sweep("/data/a", "hydra.sweep.subdir")
 
 
-def test_a_single_run_refuses_options_of_others_as_before(plait_project):
-    done = plait_project("train", "strategy=[]", "strategy.fsdp2.replicate=1", *TINY)
-    assert done.code == 1
-    assert "strategy 'fsdp2' is not selected; selected: " in done.err
-
-
 def test_the_same_command_goes_on(plait_project):
     assert plait_project(*TWO, ranks=Ranks({1: PlaitError("once")})).code == 3
     folder = the_sweep()
@@ -220,18 +191,11 @@ def test_the_same_command_goes_on(plait_project):
     assert [each[:2] for each in again.started] == [("1", 2)]
     assert done.out.count(" is finished already\n") == 1
     assert states(folder) == ["finished"] * 2
-    third = Ranks()
-    assert plait_project(*TWO, ranks=third).code == 0
-    assert third.started == []
-
-
-@pytest.mark.slow
-def test_jobs_are_finished_when_they_reach_the_last_step(plait_project):
-    assert plait_project(*TWO, IN, ranks=Ranks()).code == 0
-    more = Ranks()
-    assert plait_project(*TWO, IN, "train.steps=5", ranks=more).code == 0
-    assert [each[0] for each in more.started] == ["0", "1"]
-    assert [job["step"] for job in record()] == [5, 5]
+    for more, started in (((), []), (("train.steps=5", f"hydra.sweep.dir={folder}"), ["0", "1"])):
+        third = Ranks()
+        assert plait_project(*TWO, *more, ranks=third).code == 0
+        assert [each[0] for each in third.started] == started
+    assert [job["step"] for job in record(folder)] == [5, 5]
 
 
 def test_a_signal_stops_the_sweep_and_the_same_command_goes_on(plait_project):
@@ -281,21 +245,15 @@ def test_a_sweep_that_is_live_is_refused(plait_project):
     assert not Path("runs/sweep").exists()
 
 
-def test_a_damaged_record_is_one_sentence(plait_project):
+@pytest.mark.parametrize("make", [lambda path: path.write_text('{"jobs": [{"job"'), os.mkfifo], ids=["torn", "pipe"])
+def test_a_damaged_record_is_one_sentence(plait_project, make):
     Path("runs/sweep").mkdir(parents=True)
-    Path("runs/sweep/sweep.json").write_text('{"jobs": [{"job"')
+    make(Path("runs/sweep/sweep.json"))
     done = plait_project(*TWO, IN, ranks=Ranks())
     assert done.code == 1
-    assert done.err.startswith("plait: runs/sweep/sweep.json cannot be read (JSONDecodeError): move it away")
+    assert done.err.startswith("plait: runs/sweep/sweep.json cannot be read (")
+    assert "): move it away" in done.err
     assert done.err.count("\n") == 1
-
-
-def test_a_pipe_in_place_of_the_record_is_not_read(plait_project):
-    Path("runs/sweep").mkdir(parents=True)
-    os.mkfifo("runs/sweep/sweep.json")
-    done = plait_project(*TWO, IN, ranks=Ranks())
-    assert done.code == 1
-    assert done.err.startswith("plait: runs/sweep/sweep.json cannot be read (OSError): move it away")
 
 
 OPTUNA = (
@@ -323,25 +281,7 @@ def test_a_search_minimises_the_validation_loss(plait_project):
     assert record()[0]["overrides"] == before[0]
 
 
-@pytest.mark.slow
-def test_a_search_in_which_all_fail(plait_project):
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    done = plait_project(*OPTUNA, ranks=Ranks(dict.fromkeys(range(2), PlaitError("made to fail"))))
-    assert done.code == 3
-    assert states() == ["failed"] * 2
-    said = [line for line in done.err.splitlines() if line.startswith("plait")]  # the sampler may warn before
-    assert [line.partition(" failed: ")[2] for line in said[:2]] == ["made to fail"] * 2
-    assert "Error executing" not in done.err + done.out
-
-
-PRUNE = (
-    "sweep.prune=true",
-    "cluster=cpu",
-    "cluster.memory=4e8",
-    "train.seq_len=32",
-    "train.global_batch_size=null",
-    IN,
-)
+PRUNE = ("sweep.prune=true", "cluster=cpu", "cluster.memory=4e8", "train.seq_len=32", IN)
 
 
 def test_what_cannot_compose_or_does_not_fit_is_skipped(plait_project):

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,11 +16,9 @@ from plait.data.text import Text
 from plait.host import check, compose
 from plait.records.run_folder import RunFolder
 from plait.testing import raises_about, whole_run
-from tests.helpers.commands import train
 from tests.helpers.recorded import in_a_row, noted, rows
 
 RECORDED = "tests.helpers.recorded.Recorded"
-ROOT = Path(__file__).parents[2]
 TINY = [
     *("model.dim=16", "model.n_layers=1", "model.n_heads=2", "model.n_kv_heads=1", "model.ffn_dim=16"),
     *("train.seq_len=16", "validation.interval=0", "checkpoint.export=false", "metrics.tensorboard=false"),
@@ -193,20 +190,3 @@ def test_a_stream_goes_on_only_in_as_many_shares():
 
 def test_what_another_loop_saved_asks_for_nothing():
     assert resumed(Manifest(5), 3) == ([], None, 2)
-
-
-@pytest.mark.slow
-def test_plait_train_goes_on_in_a_row(tmp_path, notes, text):
-    taken, data = [], packed(text, notes)
-    for world, steps, batch in ((1, 3, 2), (2, 5, 12), (3, 7, None)):
-        options = (f"train.steps={steps}", f"train.global_batch_size={batch or 'null'}", "train.local_batch_size=2")
-        strategy = ("strategy=[fsdp2]", f"launch.nproc_per_node={world}") if world > 1 else ("strategy=[]",)
-        done = train(*TINY, *data, *options, *strategy, cwd=tmp_path, PYTHONPATH=str(ROOT))
-        assert done.code == 0, done.out + done.err
-        taken += in_a_row(noted(notes, world))
-    assert len(taken) == 6 + 24 + 24
-    source = Text(path=str(text), validation_fraction=0)
-    assert taken == rows(source.open(seq_len=16, seed=0, global_batch_size=54, dp=(0, 1)).train(0))
-    found = whole_run.rows(tmp_path / "runs/a")
-    assert [row["step"] for row in found] == list(range(1, 8))
-    assert [row["tokens"] // 16 for row in found] == [2, 4, 6, 18, 30, 42, 54]
