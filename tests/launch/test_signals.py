@@ -22,8 +22,7 @@ from plait.system.signals import STOP_SIGNALS
 {before}
 def run(args):
 {body}
-sys.modules["waits"] = types.SimpleNamespace(arguments=lambda parser: None, run=run)
-cli.COMMANDS["train"] = "waits"
+cli.command_of = lambda name: types.SimpleNamespace(arguments=lambda parser: None, run=run)
 sys.argv = ["plait", "train"]
 cli.main()
 """
@@ -42,23 +41,24 @@ def command(body=WAIT, before=""):
     return process
 
 
-@pytest.mark.parametrize("number", ASKING, ids=lambda number: number.name)
-def test_before_ranks_start(number):
-    process = command()
-    process.send_signal(number)
-    assert process.communicate(timeout=10)[1] == f"plait: stopped by {number.name}, before training began\n"
-    assert process.returncode == 128 + number
+SWALLOWED = f"    try:\n    {WAIT}\n    except: pass\n    STOP_SIGNALS.check()"
+FINALISER = f"    class Slow:\n        def __del__(self):\n        {WAIT}\n    Slow()\n    STOP_SIGNALS.check()"
+NOHUP = "signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+COMMANDS = {  # what it does, what was set before, which signals come
+    **{number.name: (WAIT, "", [number]) for number in ASKING},
+    "one that was ignored stays so": (WAIT, NOHUP, [signal.SIGHUP, signal.SIGTERM]),
+    "swallowed by an except": (SWALLOWED, "", [signal.SIGTERM]),
+    "swallowed in a finaliser": (FINALISER, "", [signal.SIGTERM]),
+}
 
 
-def test_what_is_ignored_stays_ignored():
-    """As `nohup` does with SIGHUP."""
-    process = command(before="signal.signal(signal.SIGHUP, signal.SIG_IGN)")
-    process.send_signal(signal.SIGHUP)
-    time.sleep(0.2)
-    assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=10)
-    assert process.returncode == 143
+@pytest.mark.parametrize(("body", "before", "numbers"), COMMANDS.values(), ids=COMMANDS)
+def test_before_ranks_start(body, before, numbers):
+    process = command(body, before)
+    for number in numbers:
+        process.send_signal(number)
+    assert process.communicate(timeout=10)[1] == f"plait: stopped by {numbers[-1].name}, before training began\n"
+    assert process.returncode == 128 + numbers[-1]
 
 
 CLEANS_UP = """
@@ -91,20 +91,6 @@ def test_an_impatient_user_waits_for_nothing():
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=10)[0] == ""
     assert process.returncode == 130
-
-
-SWALLOWED = {
-    "except": f"    try:\n    {WAIT}\n    except: pass\n    STOP_SIGNALS.check()",
-    "finaliser": f"    class Slow:\n        def __del__(self):\n        {WAIT}\n    Slow()\n    STOP_SIGNALS.check()",
-}
-
-
-@pytest.mark.parametrize("body", SWALLOWED.values(), ids=SWALLOWED)
-def test_a_signal_that_someone_swallows_is_not_lost(body):
-    process = command(body)
-    process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=10)[1] == "plait: stopped by SIGTERM, before training began\n"
-    assert process.returncode == 143
 
 
 @pytest.mark.parametrize("where", ["composing", "task"])
@@ -143,12 +129,6 @@ def test_ranks_that_were_killed_while_they_saved_leave_nothing(tmp_path):
         left = sorted(path.name for path in [*tmp_path.glob("checkpoints/*"), *tmp_path.glob(".outcome*")])
         assert left == ([".outcome.json.4711", "step-5", "step-99.tmp"] if several else ["step-5"])
         folder.clear_outcome()
-
-
-def test_the_exit_code_of_an_interrupt(plait_project):
-    outcome = Outcome("stopped", "stopped by SIGINT after step 3", step=3, signal=signal.SIGINT)
-    done = plait_project("train", "launch.device=cpu", ranks=lambda *_: outcome)
-    assert (done.code, done.out.splitlines()[-1]) == (130, "stopped by SIGINT after step 3")
 
 
 def complete(folder, *steps):
@@ -274,6 +254,6 @@ def test_a_signal_to_one_rank_alone(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", ASKING, ids=lambda number: number.name)
 def test_the_exit_code_of_a_run_that_a_signal_stopped(plait_project, number):
-    outcome = Outcome("stopped", f"stopped by {number.name}", signal=int(number))
+    outcome = Outcome("stopped", f"stopped by {number.name} after step 3", step=3, signal=int(number))
     done = plait_project("train", "strategy=[]", "launch.device=cpu", ranks=lambda *arguments: outcome)
-    assert done.code == 128 + number
+    assert (done.code, done.out.splitlines()[-1]) == (128 + number, outcome.reason)
