@@ -58,6 +58,7 @@ def test_what_is_written(plugin):
     assert len(files["tests/test_conformance.py"].splitlines()) < 30
 
 
+@pytest.mark.slow  # mypy reads all of the core
 def test_its_types_are_those_of_the_hooks(plugin):
     """By the setting of Plait's own plugins."""
     of_both = {**os.environ, "MYPYPATH": f"{plugin}:{plugin / 'src'}"}
