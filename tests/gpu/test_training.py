@@ -99,4 +99,3 @@ def test_no_step_waits_for_the_gpu(ranks, device, tmp_path, options):
     """Steps 3 to 5, of four micro-batches each, their metrics included."""
     rows = run(ranks, device, tmp_path / "run", *NEVER, *options, guarded=(3, 5))
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert all(row["tokens_per_second"] > 0 for row in rows)

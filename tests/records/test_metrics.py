@@ -23,6 +23,11 @@ from plait.records.peak_flops import peak_flops
 from plait.testing import raises_about
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "m.jsonl"
+
+
 def row(step: int, **more: Any) -> dict[str, Any]:
     return {"step": step, "loss": 5.0 / step, "grad_norm": 0.5, "lr": 1e-3, "tokens": 64 * step, **more}
 
@@ -38,48 +43,47 @@ def steps(path: Path) -> list[int]:
     return [r["step"] for r in read(path)]
 
 
-def test_floats_read_back_bitwise(tmp_path: Path) -> None:
+def test_floats_read_back_bitwise(path: Path) -> None:
     draw = random.Random(0)
     values = [struct.unpack("d", draw.randbytes(8))[0] for _ in range(500)] + [0.1, -0.0, 5e-324, 1.7e308]
-    file = MetricsFile(tmp_path / "m.jsonl")
+    file = MetricsFile(path)
     for step, value in enumerate(values):
         file.log({"step": step, "loss": value})
-    for value, back in zip(values, read(tmp_path / "m.jsonl"), strict=True):
+    for value, back in zip(values, read(path), strict=True):
         if math.isfinite(value):
             assert struct.pack("d", back["loss"]) == struct.pack("d", value)
         else:
             assert back["loss"] is None
 
 
-def test_not_a_number_is_null_and_the_line_is_strict_json(tmp_path: Path) -> None:
-    MetricsFile(tmp_path / "m.jsonl").log({"step": 1, "loss": math.nan, "grad_norm": math.inf, "mfu": None})
+def test_not_a_number_is_null_and_the_line_is_strict_json(path: Path) -> None:
+    MetricsFile(path).log({"step": 1, "loss": math.nan, "grad_norm": math.inf, "mfu": None})
 
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is no JSON")
 
-    line = json.loads((tmp_path / "m.jsonl").read_text(), parse_constant=refuse)
+    line = json.loads((path).read_text(), parse_constant=refuse)
     assert line == {"step": 1, "loss": None, "grad_norm": None, "mfu": None}
 
 
-def test_keys_keep_the_published_order_and_others_follow(tmp_path: Path) -> None:
+def test_keys_keep_the_published_order_and_others_follow(path: Path) -> None:
     backwards = dict.fromkeys((*reversed(KEYS), "memory_kind", "another"), 1)
-    MetricsFile(tmp_path / "m.jsonl").log(backwards)
-    assert list(read(tmp_path / "m.jsonl")[0]) == [*KEYS, "memory_kind", "another"]
+    MetricsFile(path).log(backwards)
+    assert list(read(path)[0]) == [*KEYS, "memory_kind", "another"]
 
 
-def test_each_line_is_one_write_that_lies_in_the_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_line_is_one_write_that_lies_in_the_file_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writes = []
     real = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: writes.append(bytes(data)) or real(fd, data))
-    file = MetricsFile(tmp_path / "m.jsonl")
+    file = MetricsFile(path)
     for step in (1, 2):
         file.log(row(step))
-        assert steps(tmp_path / "m.jsonl") == list(range(1, step + 1))
+        assert steps(path) == list(range(1, step + 1))
     assert [w.count(b"\n") for w in writes] == [1, 1]
 
 
-def test_resume_cuts_what_is_past_the_step_and_keeps_the_rest_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
+def test_resume_cuts_what_is_past_the_step_and_keeps_the_rest_as_it_was(tmp_path: Path, path: Path) -> None:
     file = written(path, range(1, 8))
     kept = path.read_text().splitlines()[:5]
     assert file.resume(5) == 5
@@ -90,8 +94,7 @@ def test_resume_cuts_what_is_past_the_step_and_keeps_the_rest_as_it_was(tmp_path
 
 
 @pytest.mark.parametrize("torn", ['{"step": 4, "loss": 0.', "{", '"ste', '{"step": 4}garbage', "4"])
-def test_a_torn_last_line_is_left_out_and_cut(torn: str, tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
+def test_a_torn_last_line_is_left_out_and_cut(torn: str, path: Path) -> None:
     file = written(path, range(1, 4))
     with open(path, "a") as raw:
         raw.write(torn)
@@ -101,24 +104,22 @@ def test_a_torn_last_line_is_left_out_and_cut(torn: str, tmp_path: Path) -> None
     assert steps(path) == [1, 2, 3, 4]
 
 
-def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
+def test_a_last_line_that_lacks_only_its_end_is_kept(path: Path) -> None:
     file = written(path, range(1, 4))
     path.write_bytes(path.read_bytes()[:-1])
-    file.resume(3)
+    assert file.resume(9) == 3
     file.log(row(4))
     assert steps(path) == [1, 2, 3, 4]
 
 
-def test_resume_from_nothing_starts_an_empty_file(tmp_path: Path) -> None:
-    assert MetricsFile(tmp_path / "m.jsonl").resume(7) == 0
-    assert steps(tmp_path / "m.jsonl") == []
-    assert written(tmp_path / "m.jsonl", range(1, 4)).resume(0) == 0
-    assert steps(tmp_path / "m.jsonl") == []
+def test_resume_from_nothing_starts_an_empty_file(path: Path) -> None:
+    assert MetricsFile(path).resume(7) == 0
+    assert steps(path) == []
+    assert written(path, range(1, 4)).resume(0) == 0
+    assert steps(path) == []
 
 
-def test_damage_in_the_middle_is_named_and_nothing_is_touched(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
+def test_damage_in_the_middle_is_named_and_nothing_is_touched(path: Path) -> None:
     file = written(path, range(1, 4))
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], lines[1][:9], lines[2], ""]))
@@ -128,8 +129,7 @@ def test_damage_in_the_middle_is_named_and_nothing_is_touched(tmp_path: Path) ->
     assert path.read_bytes() == before
 
 
-def test_a_killed_resume_leaves_the_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "m.jsonl"
+def test_a_killed_resume_leaves_the_file_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(path, range(1, 8))
     before = path.read_bytes()
 
@@ -147,8 +147,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read(tmp_path / "none.jsonl")
 
 
-def test_a_killed_writer_tears_at_most_its_last_line(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
+def test_a_killed_writer_tears_at_most_its_last_line(path: Path) -> None:
     code = (
         "import sys, itertools; from plait.records.metrics import MetricsFile\n"
         "file = MetricsFile(sys.argv[1])\n"

@@ -46,6 +46,15 @@ def trace(folder: Path, name: str) -> list[dict[str, Any]]:
     return [e for e in json.loads((folder / "profile" / name).read_text())["traceEvents"] if e.get("ph") == "X"]
 
 
+def traced(folder: Path, net: nn.Sequential, run: range, name: str, done: int = 0, **conf: int) -> list[Any]:
+    """The events of the only trace of a run of these steps, which has this name."""
+    before = hooks(net)
+    train(net, Profiler(Profile(enabled=True, **conf), folder, 0, parts(net), "cpu", done=done), run)
+    assert [file.name for file in (folder / "profile").iterdir()] == [f"{name}-rank0.json"]
+    assert hooks(net) == before
+    return trace(folder, f"{name}-rank0.json")
+
+
 def hooks(net: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules())
 
@@ -55,12 +64,8 @@ def contains(outer: dict[str, Any], inner: dict[str, Any]) -> bool:
 
 
 def test_blocks_have_their_names_forward_and_backward(tmp_path: Path) -> None:
-    net, said = model(), []
-    conf = Profile(enabled=True, start=3, steps=2)
-    train(net, Profiler(conf, tmp_path, 0, parts(net), "cpu", say=said.append), range(1, 7))
-    assert [f.name for f in (tmp_path / "profile").iterdir()] == ["step-3-4-rank0.json"]
-    assert "steps 3 to 4" in said[0]
-    events = trace(tmp_path, "step-3-4-rank0.json")
+    net = model()
+    events = traced(tmp_path / "runs" / "a", net, range(1, 7), "step-3-4", start=3, steps=2)  # it makes the folders
     names = [e["name"] for e in events]
     assert [names.count(f"step {n}") for n in (2, 3, 4, 5)] == [0, 1, 1, 0]
     for fqn in parts(net):
@@ -72,7 +77,6 @@ def test_blocks_have_their_names_forward_and_backward(tmp_path: Path) -> None:
             inside = [e["name"] for e in events if contains(backward, e)]
             assert inside.count("AddmmBackward0") == 1
             assert inside.count("TBackward0") == inside.count("ReluBackward0") == 1
-    assert hooks(net) == 0
 
 
 def test_what_a_strategy_does_around_a_block_counts_as_the_block_s(tmp_path: Path) -> None:
@@ -84,8 +88,7 @@ def test_what_a_strategy_does_around_a_block_counts_as_the_block_s(tmp_path: Pat
 
     net[1].register_forward_pre_hook(gather)
     net[1].register_forward_hook(gather)
-    train(net, Profiler(Profile(enabled=True, start=1, steps=1), tmp_path, 0, parts(net), "cpu"), range(1, 2))
-    events = trace(tmp_path, "step-1-1-rank0.json")
+    events = traced(tmp_path, net, range(1, 2), "step-1-1", start=1, steps=1)
     block = next(e for e in events if e["name"] == "blocks.1")
     assert [contains(block, e) for e in events if e["name"] == "gather"] == [True, True]
 
@@ -116,34 +119,27 @@ def test_nothing_is_installed_where_nothing_is_asked(conf: Profile, rank: int, d
 
 
 def test_a_resumed_run_traces_what_is_left(tmp_path: Path) -> None:
-    net = model()
-    conf = Profile(enabled=True, start=2, steps=3)
-    train(net, Profiler(conf, tmp_path, 0, parts(net), "cpu", done=2), range(3, 6))
-    names = [e["name"] for e in trace(tmp_path, "step-3-4-rank0.json")]
+    names = [e["name"] for e in traced(tmp_path, model(), range(3, 6), "step-3-4", done=2, start=2, steps=3)]
     assert [names.count(f"step {n}") for n in (2, 3, 4, 5)] == [0, 1, 1, 0]
 
 
 def test_a_run_that_ends_early_keeps_what_was_traced(tmp_path: Path) -> None:
-    net = model()
-    train(net, Profiler(Profile(enabled=True, start=1, steps=9), tmp_path, 0, parts(net), "cpu"), range(1, 3))
-    names = [e["name"] for e in trace(tmp_path, "step-1-2-rank0.json")]
+    names = [e["name"] for e in traced(tmp_path, model(), range(1, 3), "step-1-2", start=1, steps=9)]
     assert names.count("blocks.1") == 2
-    assert hooks(net) == 0
 
 
-def test_a_trace_makes_the_folders_that_it_needs(tmp_path: Path) -> None:
-    conf = Profile(enabled=True, start=1, steps=1)
-    train(model(), Profiler(conf, tmp_path / "runs" / "a", 0, {}, "cpu"), range(1, 3))
-    assert trace(tmp_path / "runs" / "a", "step-1-1-rank0.json")
+def test_it_says_which_steps_it_traced(tmp_path: Path) -> None:
+    said: list[str] = []
+    conf = Profile(enabled=True, start=1, steps=2)
+    train(model(), Profiler(conf, tmp_path, 0, {}, "cpu", say=said.append), range(1, 4))
+    assert "steps 1 to 2" in said[0]
 
 
 def test_a_block_that_is_compiled_while_it_is_traced(tmp_path: Path) -> None:
     net = model()
     net[1].compile(backend="aot_eager", fullgraph=True)  # the hooks are inside this graph
     net[2].forward = torch.compile(net[2].forward, backend="aot_eager", fullgraph=True)
-    conf = Profile(enabled=True, start=1, steps=2)
-    train(net, Profiler(conf, tmp_path, 0, parts(net), "cpu"), range(1, 4))
-    names = [e["name"] for e in trace(tmp_path, "step-1-2-rank0.json")]
+    names = [e["name"] for e in traced(tmp_path, net, range(1, 4), "step-1-2", start=1, steps=2)]
     assert names.count("blocks.2") == 2
     assert names.count("blocks.2 backward") == 2
 

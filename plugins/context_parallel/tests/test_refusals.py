@@ -26,15 +26,14 @@ def test_what_does_not_fit_is_said_before_a_rank_starts(overrides, world, about)
         check(compose([*RUN, *overrides]), world)
 
 
-def sharper(method):
-    """A step of a model whose attention has a scale of its own."""
+def sharper(strategies):
+    """The loss of this rank's tokens, in a step of a model whose attention has a scale of its own."""
     import torch
     import torch.nn.functional as F
 
+    from plait.strategies.registry import create_all
     from plait.testing.models import llama3
     from plait.testing.trial import batch
-    from plait_context_parallel import ContextParallel
-    from plait_fsdp2 import Fsdp2
 
     class Sharper(torch.nn.Module):
         def forward(self, q, k, v, positions=None):
@@ -44,15 +43,17 @@ def sharper(method):
         model = llama3()
         for block in model.layers.values():
             block.attention.inner = Sharper()
-    applied = plait.apply(model, model.spec(), [ContextParallel(method=method), Fsdp2()], seq_len=16)
+    applied = plait.apply(model, model.spec(), create_all(strategies).values(), seq_len=16)
     return float(applied.forward_backward([applied.deal(plait.Batch(*batch(0)))], 1))
 
 
 def test_another_attention_is_computed_by_itself_or_refused(plait_ranks):
     for method in ("gather", "ring"):
         with pytest.raises(RankError, match=rf"{KEY}\.method={method} computes attention as .* declares it"):
-            plait_ranks.run(sharper, method, world=2)
-    assert plait_ranks.run(sharper, "ulysses", world=2)
+            plait_ranks.run(sharper, {"context_parallel": {"method": method}, "fsdp2": {}}, world=2)
+    (one,) = plait_ranks.run(sharper, {}, world=1)
+    divided = plait_ranks.run(sharper, {"context_parallel": {"method": "ulysses"}, "fsdp2": {}}, world=2)
+    assert sum(divided) == pytest.approx(one, rel=1e-5)  # each has the loss of its own tokens
 
 
 def undealt():
