@@ -137,8 +137,7 @@ def save_what_one_rank_broke(folder: str, mode: str, what: str, value: float, re
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize(
-    ("what", "value", "word"),
-    [("model.0.weight", math.nan, "nan"), ("optimizer.0.bias.exp_avg_sq", math.inf, "inf")],
+    ("what", "value", "word"), [("model.0.weight", math.nan, "nan"), ("optimizer.0.bias.exp_avg_sq", math.inf, "inf")]
 )
 def test_what_one_rank_broke_is_told_on_all_and_leaves_nothing(
     plait_ranks: Pool, tmp_path: Path, mode: str, what: str, value: float, word: str

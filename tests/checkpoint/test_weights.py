@@ -229,10 +229,7 @@ def test_of_several_sets_of_weights_the_one_of_from_pretrained_is_read(files: li
             "nor .safetensors files, but pytorch_model.bin.index.json, which is pickled",
         ),
         (["model.safetensors", "adapter_config.json"], "holds an adapter (.*), and Plait starts from whole weights"),
-        (
-            ["adapter_model.safetensors", "adapter_config.json"],
-            "holds an adapter (.*), and .* merge it into",
-        ),
+        (["adapter_model.safetensors", "adapter_config.json"], "holds an adapter (.*), and .* merge it into"),
     ],
 )
 def test_a_folder_that_does_not_say_which_weights_to_read(files: list[str], message: str, tmp_path: Path) -> None:

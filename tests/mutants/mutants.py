@@ -2,11 +2,4 @@
 
 from tests.mutants import batches, experts, gradients, norms, stages, state
 
-MUTANTS = [
-    *gradients.MUTANTS,
-    *batches.MUTANTS,
-    *experts.MUTANTS,
-    *stages.MUTANTS,
-    *norms.MUTANTS,
-    *state.MUTANTS,
-]
+MUTANTS = [*gradients.MUTANTS, *batches.MUTANTS, *experts.MUTANTS, *stages.MUTANTS, *norms.MUTANTS, *state.MUTANTS]

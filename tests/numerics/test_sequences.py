@@ -9,7 +9,6 @@ from tests.helpers import stretches
 
 FSDP2 = {"fsdp2": {}}
 CASES = {
-    "plain": (Trial(llama3), FSDP2, 2, 2),
     "packed documents, beside fsdp2 2": (Trial(llama3, micro=2, documents=True), FSDP2, 2, 4),
     "four ranks": (Trial(llama3, documents=True), FSDP2, 4, 4),
     "experts, balance loss": (Trial(moe, steps=1), FSDP2, 2, 2),

@@ -18,9 +18,7 @@ print("went on")
 
 
 @pytest.mark.parametrize(
-    ("call", "said", "code"),
-    [("give_up()", "7 give_up\n", 7), ("pass", "went on\n", 0)],
-    ids=["ends", "does not end"],
+    ("call", "said", "code"), [("give_up()", "7 give_up\n", 7), ("pass", "went on\n", 0)], ids=["ends", "does not end"]
 )
 def test_an_exit_is_noted_and_ends_the_process(call, said, code):
     done = subprocess.run(

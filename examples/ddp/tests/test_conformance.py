@@ -12,11 +12,7 @@ class TestDdp(StrategySuite):
     )
     quick = ("test_composes_with[tensor_parallel]",)
     axes = ("ddp",)
-    layouts = {
-        "one": Layout(1),
-        "four": Layout(4),
-        "two": Layout(2, {"degree": 2}),
-    }
+    layouts = {"one": Layout(1), "four": Layout(4), "two": Layout(2, {"degree": 2})}
 
     def collectives(self, size, degree):
         return [Collective("all_reduce", "ddp", 1, size.elements)]  # all gradients fit into one bucket

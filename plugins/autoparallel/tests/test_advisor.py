@@ -278,7 +278,4 @@ def test_an_axis_is_cut_where_a_node_ends():
     config = compose([*TINY[1:-1], "strategy=[fsdp2]"])
     layout = assemble(config, 12, device_type="cpu").layout
     cluster = attrs.evolve(CPU, node=4)
-    assert [(d.axis, d.size, d.stride) for d in advise.cut(layout, cluster)] == [
-        ("dp_shard", 3, 4),
-        ("dp_shard", 4, 1),
-    ]
+    assert [(d.axis, d.size, d.stride) for d in advise.cut(layout, cluster)] == [("dp_shard", 3, 4), ("dp_shard", 4, 1)]

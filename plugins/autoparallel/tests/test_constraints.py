@@ -15,12 +15,7 @@ HELD = SimpleNamespace(tensors={"weight": ParamPlacement(None, (8, 8), (("dp_sha
 
 @pytest.mark.parametrize(
     ("require", "forbid", "placed"),
-    [
-        (("dp_shard",), (), True),
-        (("dp_shard", "tp"), (), False),
-        ((), ("tp",), True),
-        ((), ("dp_shard", "tp"), False),
-    ],
+    [(("dp_shard",), (), True), (("dp_shard", "tp"), (), False), ((), ("tp",), True), ((), ("dp_shard", "tp"), False)],
 )
 def test_every_required_axis_divides_and_no_forbidden_one(require, forbid, placed):
     wanted, unwanted = ({"weight": names} if names else {} for names in (require, forbid))

@@ -70,9 +70,7 @@ def test_less_memory_recomputes_all_blocks_alike():
 
 def test_a_pipeline_that_the_user_named_stays_as_it_is():
     one = checked(
-        "strategy=[autoparallel,pipeline]",
-        "strategy.autoparallel.strategies=[]",
-        "strategy.pipeline.schedule=gpipe",
+        "strategy=[autoparallel,pipeline]", "strategy.autoparallel.strategies=[]", "strategy.pipeline.schedule=gpipe"
     )
     assert one.config.strategy["pipeline"]["schedule"] == "gpipe"
     assert one.layout.count("layers") == 2

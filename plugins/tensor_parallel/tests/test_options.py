@@ -30,9 +30,7 @@ OFTEN = [("tied", ONE[0]), ("qk_norm", ONE[1]), *((model, OFF) for model in ("od
 
 
 @pytest.mark.parametrize(
-    ("model", "options"),
-    [way if way in OFTEN else pytest.param(*way, marks=pytest.mark.slow) for way in WAYS],
-    ids=str,
+    ("model", "options"), [way if way in OFTEN else pytest.param(*way, marks=pytest.mark.slow) for way in WAYS], ids=str
 )
 def test_off_computes_the_same(plait_ranks, model, options):
     same(plait_ranks, Trial(model), options)
