@@ -59,7 +59,13 @@ def test_a_resumed_run_keeps_its_plan_and_another_world_does_not(found, tmp_path
     assert yaml.safe_load(one.files["plan.yaml"])["run"]["world"] == 1
 
 
-@pytest.mark.parametrize("more", ["train.global_batch_size=4", "strategy.autoparallel.axes={dp_replicate: 2}"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param("train.global_batch_size=4", marks=pytest.mark.slow),
+        "strategy.autoparallel.axes={dp_replicate: 2}",
+    ],
+)
 def test_a_resumed_run_searches_again_for_another_batch_or_constraint(found, tmp_path, more):
     (tmp_path / "plan.yaml").write_text(found.files["plan.yaml"])
     plan = yaml.safe_load(checked(more, folder=tmp_path).files["plan.yaml"])

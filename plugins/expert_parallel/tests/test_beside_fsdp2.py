@@ -37,7 +37,7 @@ GATHERED = [(*one, remat) for one in [({}, 5), *zip(OPTIONS, (5, 6, 3), strict=T
 
 @pytest.mark.parametrize(
     ("options", "gathered", "remat"),
-    [way if i % 3 == i // 3 % 3 else pytest.param(*way, marks=pytest.mark.slow) for i, way in enumerate(GATHERED)],
+    [way if i in (0, 4, 8) else pytest.param(*way, marks=pytest.mark.slow) for i, way in enumerate(GATHERED)],
 )
 def test_as_often_as_need_be(plait_ranks, options, gathered, remat):
     assert plait_ranks.run(gathers, options, remat, world=4) == [(gathered, 3)] * 4

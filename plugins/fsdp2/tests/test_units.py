@@ -164,7 +164,9 @@ def test_what_backward_needs_is_gathered_again(plait_ranks, model, again):
         assert_same(plait_ranks.run(train, attrs.evolve(trial, micro=micro), {"fsdp2": {}}, world=2), one)
 
 
-@pytest.mark.parametrize(("model", "whole"), [(llama3, whole_models), (tied, tied_whole_models)])
+@pytest.mark.parametrize(
+    ("model", "whole"), [pytest.param(llama3, whole_models, marks=pytest.mark.slow), (tied, tied_whole_models)]
+)
 def test_units_change_no_number(plait_ranks, model, whole):
     """Bitwise what one group of everything outside blocks computes."""
     options = {"fsdp2": {"replicate": 2}}
