@@ -123,6 +123,13 @@ has its own instances and nothing is process-global, so jobs of a sweep in one p
   any strategy loads what another saved. Besides, a strategy may save entries under names of its own (local_sgd: what
   each worker has of its own), which other layouts do not load: `plait.room_for` is filled if a checkpoint has the
   entry, `plait.is_loaded` tells, and `plait.twin_of` is saved in the place of a live tensor.
+- **`state`** is for what a strategy keeps beside parameters: an outer momentum, averaged weights, a counter. A
+  checkpoint holds it under `strategy.<name>.`, so other runs leave it alone, and a run that newly selects the strategy
+  starts it anew. It returns the live tensors, the same ones at every call, for loading fills them in place;
+  `plait.is_loaded` tells afterwards, such as in `after_step`, whether a checkpoint had the entry. A DTensor, such as
+  `torch.zeros_like(parameter)` of a sharded parameter, is loaded by any layout; every other tensor must be equal on all
+  ranks. It is called before anything is loaded, so values that depend on parameters are set at the first step. An
+  observer has the same as a method `state(self, applied)`, under `observer.<name>.`.
 - **`export`** decides what the exported folder holds, because a run need not have trained a whole model: adapters have
   a format of their own. It gets the state of this rank, and returns tensors by name, which may be DTensors; the core
   gathers them one by one.

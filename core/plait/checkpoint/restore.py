@@ -1,15 +1,20 @@
 """What a start of a run loads: a checkpoint, weights to start from, or both if some parameters do not train."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import Tensor
 
 from plait.checkpoint.frozen import Base
 from plait.checkpoint.load import load_latest
 from plait.checkpoint.store import Store
 from plait.checkpoint.weights import read_weights
 from plait.contract.weight_part import weight_parts
-from plait.parallel.state import tied_names, weights
+from plait.parallel.agreement import on_all_ranks
+from plait.parallel.own_state import is_own
+from plait.parallel.state import is_loaded, tied_names, weights
 
 if TYPE_CHECKING:
     from plait.parallel.apply import Applied
@@ -47,4 +52,27 @@ def restore(
         read()
     if base:
         base.check(state, path, init_from)
+    if path is not None:
+        for line in _starting_anew(applied, state):
+            say(line)
     return path, base
+
+
+def _starting_anew(applied: "Applied", state: Mapping[str, Tensor]) -> list[str]:
+    """A line for each strategy and observer of which the checkpoint has no state, or not all. Collective."""
+    if not (keepers := applied.keepers()):
+        return []
+    own = {key: is_loaded(tensor) for key, tensor in state.items() if is_own(key)}
+    group = dist.group.WORLD if dist.is_initialized() else None
+    loaded = {key: done for theirs in on_all_ranks(lambda: own, group) for key, done in theirs.items()}
+    lines = []
+    for keeper in keepers:
+        kind, _, name = keeper.partition(".")
+        entries = [key for key in loaded if key.startswith(f"{keeper}.")]
+        lacks = [key.removeprefix(f"{keeper}.") for key in entries if not loaded[key]]
+        if lacks and len(lacks) == len(entries):
+            lines.append(f"{kind} {name!r} has no state in the checkpoint: it starts anew")
+        elif lacks:
+            which = f"{lacks[0]!r}{f' and {len(lacks) - 1} more' if lacks[1:] else ''}"
+            lines.append(f"{kind} {name!r} has no {which} in the checkpoint: it starts anew there")
+    return lines

@@ -138,6 +138,13 @@ def checkpoint(
     """Returns the state by canonical FQN, aliasing the live tensors; or (state, function to call after loading)."""
 
 
+@hookspec
+def state(
+    model: "nn.Module", optimizer: "torch.optim.Optimizer", mesh: "Mesh", run: "Run"
+) -> "dict[str, torch.Tensor] | None":
+    """Returns what the strategy keeps beside parameters, by name: live, and the same tensors at every call."""
+
+
 @hookspec(firstresult=True)
 def export(state: "dict[str, torch.Tensor]", spec: "ModelSpec", run: "Run") -> "Export | None":
     """Returns what the exported folder holds. The core's own is all weights, and the model's own files."""

@@ -12,6 +12,7 @@ from plait.contract.choices import Choice
 from plait.contract.exact import Misfit
 from plait.contract.model_spec import ModelSpec
 from plait.parallel.clip import plain
+from plait.parallel.own_state import RESERVED
 from plait.strategies.hooks import Required
 
 
@@ -72,15 +73,25 @@ def _norm(answer: Any) -> Tensor | None:
     return None if answer is None else plain(answer).reshape(())
 
 
+def _tensors(answer: Any, reserved: tuple[str, ...] = ()) -> Any:
+    if not isinstance(answer, dict) or any(str(key).startswith(reserved) for key in answer):
+        raise Misfit
+    if not all(isinstance(key, str) and isinstance(value, Tensor) for key, value in answer.items()):
+        raise Misfit
+    return answer
+
+
+def _own_state(answer: Any) -> Any:
+    return None if answer is None else _tensors(answer)
+
+
 def _state(answer: Any) -> Any:
     state, then = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
     if state is None and then is None:
         return None
-    if not isinstance(state, dict) or not (then is None or callable(then)):
+    if not (then is None or callable(then)):
         raise Misfit
-    if not all(isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()):
-        raise Misfit
-    return state, then
+    return _tensors(state, RESERVED), then
 
 
 ANSWERS = {
@@ -95,5 +106,10 @@ ANSWERS = {
     "optimizer": Required("a torch optimizer, or None for the core's default", partial(_of, torch.optim.Optimizer)),
     "clip_grads": Required("the total norm as a tensor of one element, or None for the core's default", _norm),
     "export": Required("a plait.Export, or None for the core's default", _export),
-    "checkpoint": Required("a dict of tensors by name, or that and a function, or None for the core's default", _state),
+    "checkpoint": Required(
+        "a dict of tensors by name (none begins with 'strategy.' or 'observer.', which are the hook state's), or that "
+        "and a function, or None for the core's default",
+        _state,
+    ),
+    "state": Required("a dict of tensors by name, or None", _own_state),
 }

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,10 @@ from plait.parallel.loss import compiled_sum, cross_entropy_sum
 from plait.parallel.loss import parallel as loss_parallel_for
 from plait.parallel.mesh import Mesh
 from plait.parallel.optimizer_groups import groups_of
+from plait.parallel.own_state import own_entries
 from plait.parallel.precision import apply_precision, dtype
 from plait.parallel.process_group import device_type_here, local_device, start_group
+from plait.parallel.state import canonical
 from plait.parallel.step import Count, Stepped, counted_with
 from plait.strategies.hooks import Hooks
 from plait.strategies.order import PHASES
@@ -45,7 +47,8 @@ class Applied:
     parts: what this rank runs: the model, or its stages on this rank. mesh: the ranks along each axis.
     balance: of the parts' experts. loss: `cross_entropy_sum`, compiled if `compile.enabled`. whole: what is known of
     the model, if the parts of this rank are not all of it. steps: taken so far, those before a checkpoint too.
-    own_optimizer: what `optimizer` returned, if a strategy made it.
+    own_optimizer: what `optimizer` returned, if a strategy made it. observers: of the run, by name, whose `state`
+    checkpoints hold too.
     """
 
     parts: list[nn.Module]
@@ -59,6 +62,7 @@ class Applied:
     whole: "WholeModel | None" = None
     steps: int = 0
     own_optimizer: torch.optim.Optimizer | None = None
+    observers: Mapping[str, Any] = attrs.field(factory=dict)
 
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter once, tied ones too."""
@@ -220,7 +224,7 @@ class Applied:
 
     def checkpoint(self, optimizer: torch.optim.Optimizer | None = None) -> tuple[dict[str, Any], Callable[[], None]]:
         """(state, after): the state under canonical FQNs, aliasing the live tensors, and a function to call after
-        loading."""
+        loading. With an optimizer it holds what strategies and observers keep, too."""
         state: dict[str, Any] = {}
         after: list[Callable[[], None]] = []
         for part in self.parts:
@@ -229,12 +233,33 @@ class Applied:
             own, then = answer if isinstance(answer, tuple) else (answer, None)
             state |= own
             after += [then] if then else []
+        if optimizer is not None:
+            for kept, then in self.own_state(optimizer):
+                state.update(kept)
+                after.append(then)
 
         def done_all() -> None:
             for done in after:
                 done()
 
         return state, done_all
+
+    def keepers(self) -> list[str]:
+        """Who keeps a state of its own: "strategy.NAME" or "observer.NAME", with which its entries' names begin."""
+        seen = [f"observer.{name}" for name, each in self.observers.items() if hasattr(each, "state")]
+        return [*(f"strategy.{name}" for name in self.hooks.owners("state")), *seen]
+
+    def own_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Tensor], Callable[[], None]]]:
+        """(entries that alias the live tensors, function to call after loading) of each of `keepers`."""
+        named = {canonical(name): p for part in self.parts for name, p in part.named_parameters()}
+        for keeper in self.keepers():
+            kind, _, name = keeper.partition(".")
+            if kind == "observer":
+                yield own_entries(keeper, [functools.partial(self.observers[name].state, self)], named)
+                continue
+            arguments = {"optimizer": optimizer, "mesh": self.mesh, "run": self.run}
+            ask = functools.partial(self.hooks.answer, "state", name, **arguments)
+            yield own_entries(keeper, [functools.partial(ask, model=part) for part in self.parts], named)
 
     def after_step(self, optimizer: torch.optim.Optimizer, step: int, observer: Observer | None = None) -> None:
         """Balance the experts, and call the strategies' `after_step` for step `step` (from 1). `step` does."""

@@ -42,7 +42,7 @@ def canonical_state(
     for tensor, fqn in names.values():
         state[f"model.{fqn}"] = tensor.detach()
         if not isinstance(tensor, nn.Parameter):
-            setattr(state[f"model.{fqn}"], _FREE, True)
+            free_to_be_infinite(state[f"model.{fqn}"])
     if optimizer is None:
         return state, lambda: None
     if (attribute := attribute_outside_state(optimizer)) is not None:
@@ -110,7 +110,7 @@ def twin_of(tensor: Tensor) -> Tensor:
 
 
 def is_loaded(tensor: Tensor) -> bool:
-    """Whether this very tensor of a state was filled from a checkpoint."""
+    """Whether this very tensor, of a state or of what the hook `state` returns, was filled from a checkpoint."""
     return getattr(tensor, _ABSENT, None) is False
 
 
@@ -120,12 +120,23 @@ def is_canonical(key: str) -> bool:
 
 
 def may_be_infinite(tensor: Tensor) -> bool:
-    """Whether infinity is allowed here: in buffers (masks) and in an optimizer's plain numbers (the best so far)."""
+    """Whether infinity is allowed here: in buffers (masks), in an optimizer's plain numbers (the best so far), and in
+    what strategies keep beside parameters."""
     return getattr(tensor, _FREE, False)
+
+
+def free_to_be_infinite(tensor: Tensor) -> None:
+    setattr(tensor, _FREE, True)
 
 
 def mark(tensor: Tensor, absent: bool) -> None:
     setattr(tensor, _ABSENT, absent)
+
+
+def forget_loading(tensor: Tensor) -> None:
+    """From now on this tensor was not filled from a checkpoint."""
+    if is_loaded(tensor):
+        delattr(tensor, _ABSENT)
 
 
 def _names(model: nn.Module) -> dict[int, tuple[Tensor, str]]:
@@ -159,7 +170,7 @@ def _state_of(
             own[key] = value.detach()
         elif isinstance(value, int | float):
             own[key] = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
-            setattr(own[key], _FREE, True)
+            free_to_be_infinite(own[key])
         elif value is not None:
             kind = type(value).__name__
             raise PlaitError(f"{type(optimizer).__name__} keeps {key!r} of {fqn!r} as a {kind}, which cannot be saved")

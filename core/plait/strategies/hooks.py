@@ -84,14 +84,15 @@ class Hooks:
         """The answer of the strategy that has one, else the core's."""
         return self._caller(hook)(**arguments)
 
+    def answer(self, hook: str, name: str, **arguments: Any) -> Any:
+        """The answer of strategy `name`; None if it does not implement `hook`."""
+        return next((_call(i, arguments) for i in self._of_strategies(hook) if i.plugin_name == name), None)
+
     def fold(self, hook: str, name: str, value: str, **arguments: Any) -> Any:
         """`arguments[value]` after strategy `name` has acted on it; None from the hook means that it changed it in
         place."""
-        for implementation in self._of_strategies(hook):
-            if implementation.plugin_name == name:
-                answer = _call(implementation, arguments)
-                return arguments[value] if answer is None else answer
-        return arguments[value]
+        answer = self.answer(hook, name, **arguments)
+        return arguments[value] if answer is None else answer
 
     def _of_strategies(self, hook: str) -> list[pluggy.HookImpl]:
         return [i for i in self._caller(hook).get_hookimpls() if i.plugin_name != CORE]

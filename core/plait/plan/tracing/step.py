@@ -114,6 +114,8 @@ class ObservedSteps(Observer):
     def _mark_states(self) -> None:
         for state in self._optimizer.state.values():
             self.recorder.mark(state.values(), "optimizer")
+        for entries, _ in self.applied.own_state(self._optimizer):
+            self.recorder.mark(entries.values(), "optimizer")
 
     def _report(self, loss: Tensor, norm: Tensor) -> None:
         """What `plait.train.step_metrics` sends for the line of metrics."""
