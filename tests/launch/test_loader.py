@@ -6,12 +6,12 @@ from unittest import mock
 
 import hydra
 import pytest
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from plait.compose.compose import CONFIG, composed
-from plait.compose.loader import Loader, loading
+from plait.compose.hydra_internals import ConfigLoader, loading
+from plait.compose.loader import Loader
 from plait.contract.errors import PlaitError
 
 SETTING_THE_MODE = """# @package _global_
@@ -39,12 +39,12 @@ def both(argv: list[str], make: Any) -> tuple[Any, Any]:
 )
 def test_a_run_gets_what_hydra_composes(argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert both(argv, Loader) == both(argv, ConfigLoaderImpl)
+    assert both(argv, Loader) == both(argv, ConfigLoader)
 
 
 def counting() -> Any:
-    real = ConfigLoaderImpl._load_configuration_impl
-    return mock.patch.object(ConfigLoaderImpl, "_load_configuration_impl", autospec=True, side_effect=real)
+    real = ConfigLoader._load_configuration_impl
+    return mock.patch.object(ConfigLoader, "_load_configuration_impl", autospec=True, side_effect=real)
 
 
 def test_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

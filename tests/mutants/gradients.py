@@ -173,8 +173,8 @@ MUTANTS = [
     Mutant(
         "the loss counts once for every rank that sees the same tokens",
         "plait/parallel/apply.py",
-        "        return loss_sum / count\n",
-        "        return loss_sum / count * self.mesh.rank_and_size(None)[1]\n",
+        "                return value / count\n",
+        "                return value / count * self.mesh.rank_and_size(None)[1]\n",
         "test_gradients_equal_one_process",
         "its norm is 2 of what it should be",
         strategy="tensor_parallel",

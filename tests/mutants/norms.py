@@ -8,8 +8,8 @@ MUTANTS = [
     Mutant(
         "the norm of the gradients is taken over one rank's shards only",
         "plait/parallel/clip.py",
-        "get_total_norm([p.grad for p in group",
-        "get_total_norm([getattr(p.grad, '_local_tensor', p.grad) for p in group",
+        "_norm([p.grad for p in group",
+        "_norm([getattr(p.grad, '_local_tensor', p.grad) for p in group",
         "test_gradient_norms_equal_one_process",
         "the norm of the gradients of step",
         on={"layout": "2 shards"},
@@ -53,8 +53,8 @@ MUTANTS = [
     Mutant(
         "the norm of the gradients leaves experts out",
         "plait/parallel/clip.py",
-        "for group in groups.values()\n    ] or",
-        "for group in list(groups.values())[:1]\n    ] or",
+        "for group in groups.values()] or",
+        "for group in list(groups.values())[:1]] or",
         "test_gradient_norms_equal_one_process",
         "the norm of the gradients of step",
         strategy="expert_parallel",

@@ -124,9 +124,9 @@ def _said(config: Config, model: Any, key: str) -> Any:
 
 def _check_backend(config: Config) -> None:
     if config.compile.enabled:
-        from torch._dynamo import list_backends
+        from plait.system.torch_internals.compiler import backends
 
-        known = list_backends(exclude_tags=())
+        known = backends()
         if config.compile.backend not in known:
             close = near_miss(config.compile.backend, known)
             raise PlaitError(

@@ -17,8 +17,6 @@ from typing import Any, cast
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import metadata as dcp_metadata
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -36,6 +34,7 @@ from plait.checkpoint.pickled import Refused, read
 from plait.checkpoint.pieces import Seal
 from plait.checkpoint.store import Store
 from plait.contract.errors import PlaitError
+from plait.system.torch_internals.checkpoint_files import MENTIONED, StorageInfo
 
 METADATA = ".metadata"
 LARGEST = 1 << 32  # bytes; the metadata of 70 billion parameters on 256 ranks has 80 million
@@ -143,7 +142,7 @@ def _checked(metadata: Any, files: Mapping[str, Seal]) -> Metadata:
     if type(metadata) is not Metadata:
         raise Refused("it holds something else")
     for place in metadata.storage_data.values():
-        if type(place) is not _StorageInfo or place.transform_descriptors:
+        if type(place) is not StorageInfo or place.transform_descriptors:
             raise Refused("it says where tensors are in a form that Plait never writes")
         if place.relative_path not in files:
             raise Refused(f"it names the file {place.relative_path!r}, which the manifest does not list")
@@ -163,7 +162,7 @@ def _checked(metadata: Any, files: Mapping[str, Seal]) -> Metadata:
     return metadata
 
 
-def _check_parts(key: str, entry: TensorStorageMetadata, places: Mapping[Any, _StorageInfo]) -> None:
+def _check_parts(key: str, entry: TensorStorageMetadata, places: Mapping[Any, StorageInfo]) -> None:
     """Checks that the parts of a tensor lie inside it, have as many elements as it has, and fit in their files."""
     elements = 0
     for part in entry.chunks:
@@ -210,7 +209,7 @@ FIELDS: dict[type, dict[str, Any]] = {
     ChunkStorageMetadata: {"offsets": torch.Size, "sizes": torch.Size},
     BytesStorageMetadata: {},
     MetadataIndex: {"fqn": str},
-    _StorageInfo: {"relative_path": str, "offset": int, "length": int},
+    StorageInfo: {"relative_path": str, "offset": int, "length": int},
     StorageMeta: {},
 }
 KNOWN = {cls: {field.name for field in dataclasses.fields(cls)} for cls in FIELDS}
@@ -218,8 +217,7 @@ NAMES: dict[tuple[str, str], Any] = {
     **{("torch", name): kind for name, kind in DTYPES.items()},
     **{(cls.__module__, cls.__name__): cls for cls in (*FIELDS, TensorProperties)},
     ("torch", "Size"): _size,
-    ("torch.serialization", "_get_layout"): _unused,
-    (dcp_metadata.__name__, "_MEM_FORMAT_ENCODING"): _unused,
+    **dict.fromkeys(MENTIONED, _unused),
     **{(module, "getattr"): _member for module in ("builtins", "__builtin__")},  # the latter up to protocol 2
     **{(module, f"{kind}Path"): _unused for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")},
 }

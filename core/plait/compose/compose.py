@@ -33,7 +33,8 @@ def composed(task: Callable[[Any], Any], argv: list[str], make: Callable[[Any], 
     from hydra.types import RunMode
     from omegaconf.errors import OmegaConfBaseException
 
-    from plait.compose.loader import Loader, loading
+    from plait.compose.hydra_internals import loading
+    from plait.compose.loader import Loader
     from plait.compose.overrides import check_arguments
 
     raised: list[Exception] = []

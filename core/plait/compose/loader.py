@@ -1,14 +1,12 @@
 """Makes Hydra compose the config of a run once."""
 
 import contextlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
-from hydra._internal import hydra as internal
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from plait.compose.hydra_internals import ConfigLoader
 from plait.compose.options import Options
 from plait.contract.errors import PlaitError
 
@@ -16,7 +14,7 @@ HARDWARE = "hardware"  # the group of files that suit a kind of machine
 AS_RUN = "hydra.mode=RUN"  # what Hydra adds to the overrides once it knows the mode
 
 
-class Loader(ConfigLoaderImpl):
+class Loader(ConfigLoader):
     """Hydra composes a run twice, the first time only to ask for its mode; here both times get the same config or
     error."""
 
@@ -73,13 +71,3 @@ def _decided(config: DictConfig) -> list[str]:
         with contextlib.suppress(PlaitError):  # the check names what is wrong with it
             keys += getattr(load(name), "decides", ())
     return keys
-
-
-@contextlib.contextmanager
-def loading(make: Callable[[Any], Loader]) -> Iterator[None]:
-    """Inside, Hydra's application composes with the loader that `make` returns for a search path."""
-    before, internal.ConfigLoaderImpl = internal.ConfigLoaderImpl, make  # type: ignore[misc, assignment]
-    try:
-        yield
-    finally:
-        internal.ConfigLoaderImpl = before  # type: ignore[misc]

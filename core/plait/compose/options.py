@@ -4,16 +4,14 @@ import importlib.resources
 import os
 from typing import Any
 
-from hydra._internal.config_repository import ConfigRepository
-from hydra.core.object_type import ObjectType
-
+from plait.compose.hydra_internals import Repository
 from plait.contract.errors import PlaitError
 from plait.strategies.shipped import defined_twice
 
 USERS = ("./conf", "hydra.searchpath", "command-line")  # how the providers of the user's folders begin
 
 
-class Options(ConfigRepository):
+class Options(Repository):
     """Hydra's own repository takes the first file on its path, whoever else has one of that name.
 
     Here ./conf, `hydra.searchpath` and --config-dir come before installed packages, the last of them first.
@@ -27,9 +25,8 @@ class Options(ConfigRepository):
             raise PlaitError(defined_twice(config_path, named)).at(group, option)
         return super().load_config(config_path)
 
-    def _find_object_source(self, config_path: str, object_type: ObjectType | None) -> Any:
-        own = self._own(config_path) if object_type == ObjectType.CONFIG and "/" in config_path else None
-        return own or super()._find_object_source(config_path, object_type)
+    def preferred(self, config_path: str) -> Any:
+        return self._own(config_path) if "/" in config_path else None
 
     def _own(self, config_path: str) -> Any:
         """The user's folder that has it; None if there is none."""

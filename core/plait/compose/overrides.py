@@ -16,10 +16,11 @@ FOLDERS = {"hydra.run.dir": (".",), "hydra.output_subdir": (None,), "hydra.job.c
 
 def check_arguments(argv: list[str]) -> None:
     """Raises PlaitError for an unknown flag, and for overrides that Hydra accepts but that make no sense for a run."""
-    from hydra._internal.utils import get_args_parser
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    parser = get_args_parser()
+    from plait.compose.hydra_internals import arguments_parser
+
+    parser = arguments_parser()
     parser.error = _refuse  # type: ignore[method-assign] # it would print the usage, and exit
     given = parser.parse_args(argv)
     for override in OverridesParser.create().parse_overrides(given.overrides):

@@ -13,6 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from plait.system.torch_internals.compiler import progress
+from plait.system.torch_internals.groups import default_store
+
 LINE_SECONDS = 10.0  # a graph that compiles for longer is said; also how often the store is asked
 ANSWER_SECONDS = 5.0  # for which the store may keep us waiting
 KEY = "plait/compiling"
@@ -39,8 +42,8 @@ class Compiling:
 
     def listen(self) -> None:
         """Hear from torch's compiler, if it has been imported: importing it takes seconds."""
-        handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
-        if self._handler is None and hasattr(handler, "register_start_callback"):
+        handler = progress()
+        if self._handler is None and handler is not None:
             self._handler = handler
             handler.register_start_callback(self._begins)
             handler.register_end_callback(self._ends)
@@ -120,7 +123,7 @@ class Compiling:
         if self._store is None:
             c10d = sys.modules.get("torch.distributed.distributed_c10d")
             if c10d is not None and c10d.is_initialized() and c10d.get_world_size() > 1:
-                self._store = c10d._get_default_store().clone()
+                self._store = default_store().clone()
         return self._store
 
 

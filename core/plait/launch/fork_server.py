@@ -22,9 +22,10 @@ from typing import Any, NoReturn
 from plait.system.imports import importing
 from plait.system.processes import killed_with_parent
 from plait.system.signals import ASKING
+from plait.system.torch_internals.compiler import COMPILER
 
 PRELOADED = (  # all without threads; a rank imports what its run names (model, data, strategies)
-    *("torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint"),
+    *("torch", COMPILER, "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint"),
     *("plait.launch.rank", "plait.train.trainer", "plait.records.console", "plait.records.metrics"),
     "plait.records.profiler",
 )
@@ -85,10 +86,12 @@ def _unfit() -> str | None:
     """Why no rank may be forked from this process. Libraries that support forks end their threads before one."""
     import torch
 
+    from plait.system.torch_internals.memory import gpu_lost_by_fork
+
     if torch.cuda.is_initialized():
         return "a GPU that is in use"
     if (pid := os.fork()) == 0:
-        os._exit(int(torch.cuda._is_in_bad_fork()))  # also after a mere count of GPUs
+        os._exit(int(gpu_lost_by_fork()))  # also after a mere count of GPUs
     if os.waitpid(pid, 0)[1]:
         return "a GPU that is in use"
     if (threads := len(os.listdir(THREADS))) > 1:

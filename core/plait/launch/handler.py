@@ -1,4 +1,8 @@
-"""torch elastic's rendezvous of several machines, with their names, and rank 0 on the machine that holds the store."""
+"""torch elastic's rendezvous of several machines, with their names, and rank 0 on the machine that holds the store.
+
+Needs `_state_holder`, `_this_node` and `_stop_heartbeats` of `DynamicRendezvousHandler`, in torch 2.11 to 2.13. Test:
+tests/launch/test_ranks_meet.py.
+"""
 
 import datetime
 import math

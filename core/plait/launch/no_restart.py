@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from plait.contract.errors import PlaitError
 from plait.system.errors import one_line, visible
+from plait.system.torch_internals.compiler import COMPILER_PACKAGES
 
 EXIT_CODES = {"memory": 4, "device": 5, "compiler": 6}  # of the command
 ADVICE = {
@@ -16,7 +17,6 @@ ADVICE = {
 }
 MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|ALLOC_FAILED", re.I)
 ASSERT = re.compile(r"device-side assert", re.I)
-COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
 
 
 class RunFailed(PlaitError):
@@ -43,7 +43,7 @@ def _fault(error: BaseException) -> str | None:
         return "memory"
     if ASSERT.search(text):
         return "device"
-    return "compiler" if type(error).__module__.startswith(COMPILERS) else None
+    return "compiler" if type(error).__module__.startswith(COMPILER_PACKAGES) else None
 
 
 def sentence(fault: str, error: BaseException) -> str:

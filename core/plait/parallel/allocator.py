@@ -25,8 +25,10 @@ def grow_segments(device: torch.device) -> None:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
+        from plait.system.torch_internals.memory import set_allocator
+
         os.environ[NAME] = GROWING.format(False)  # also for processes that this one starts
-        torch._C._accelerator_setAllocatorSettings(os.environ[NAME])
+        set_allocator(os.environ[NAME])
         torch.empty(1, device=device)  # raises if something else was wrong
 
 

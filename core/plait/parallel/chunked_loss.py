@@ -10,7 +10,6 @@ Shapes: N tokens, C tokens of a chunk, D model width, V vocabulary, or this rank
 from typing import Any
 
 import torch
-import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -19,6 +18,7 @@ from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
 from plait.parallel.loss import Compiler
 from plait.parallel.mix_in import mix_in
+from plait.system.torch_internals.collectives import reduced
 
 
 def divide_head(head: nn.Module, axis: Any) -> None:
@@ -176,4 +176,4 @@ def loss_and_gradient(logits_CV: Tensor, labels_C: Tensor, axis: Any, grads: boo
 
 
 def _reduced(x: Tensor, how: str, axis: Any) -> Tensor:
-    return x if axis is None else funcol.wait_tensor(funcol.all_reduce(x, how, axis))
+    return x if axis is None else reduced(x, how, axis)

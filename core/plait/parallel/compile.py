@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._functorch.config
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -13,6 +12,7 @@ from plait.contract.config import Compile
 from plait.contract.model_spec import ModelSpec
 from plait.contract.run import Run
 from plait.parallel.mesh import Mesh
+from plait.system.torch_internals.compiler import call_outside_of_graph, has_partitioner_option, partitioner_options
 
 # What selective recomputation keeps: matrix products and attention, which are expensive, and what crossed ranks; the
 # rest is cheap. By name, because some operations exist only after their module is imported.
@@ -66,7 +66,7 @@ def _leave_outside(block: nn.Module, options: Compile) -> bool:
     """End the graph of `block` before marked modules, and continue after them; returns whether there are any."""
     marked = [(m, m.__dict__["_outside_of_graph"]) for m in block.modules() if "_outside_of_graph" in m.__dict__]
     for module, why in marked:
-        module._compiled_call_impl = torch.compiler.disable(module._call_impl, reason=why)  # torch's own place for it
+        call_outside_of_graph(module, why)
         module.forward = compiled(module.forward, options, fullgraph=options.fullgraph, dynamic=True)
     return bool(marked)
 
@@ -94,21 +94,21 @@ def recomputed(forward: Callable[..., Any], mode: str) -> Callable[..., Any]:
 def recomputed_by_compiler(forward: Callable[..., Any], **how: Any) -> Callable[..., Any]:
     """A compiled forward, whose activations the compiler's partitioner keeps or recomputes.
 
-    how: `torch._functorch.config` for the calls, of which the first compiles.
+    how: `partitioner_options` for the calls, of which the first compiles.
     """
     name = getattr(how.get("joint_custom_pass"), "__name__", "")  # caches do not see the pass
     tag = f"{torch.compiler.config.cache_key_tag} plait {name} {sorted(SELECTIVE_KEEPS)}"
 
     @functools.wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with torch._functorch.config.patch(**how), torch.compiler.config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
+        with partitioner_options(**how), torch.compiler.config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
             return forward(*args, **kwargs)
 
     return call
 
 
 def selective_config() -> dict[str, Any]:
-    """`torch._functorch.config` for `remat.mode=selective` under inductor, whose kernels are opaque to `checkpoint`."""
+    """`partitioner_options` for `remat.mode=selective` under inductor, whose kernels are opaque to `checkpoint`."""
     return {"aggressive_recomputation": True, "joint_custom_pass": keep_selected}
 
 
@@ -122,7 +122,7 @@ def keep_selected(joint: fx.GraphModule, inputs: Any) -> fx.GraphModule:
 
 
 def full_config() -> dict[str, Any]:
-    """`torch._functorch.config` for `remat.mode=full`."""
+    """`partitioner_options` for `remat.mode=full`."""
     return {"joint_custom_pass": recompute_all}
 
 
@@ -136,10 +136,10 @@ def recompute_all(joint: fx.GraphModule, inputs: Any) -> fx.GraphModule:
 
 
 def budget_config(budget: float) -> dict[str, Any]:
-    """`torch._functorch.config` for `remat.mode=budget`; the objects in our graphs are meshes, without a size."""
+    """`partitioner_options` for `remat.mode=budget`; the objects in our graphs are meshes, without a size."""
     config = {"activation_memory_budget": budget}
     objects = "unsafe_treat_script_objects_as_zero_size"  # not in torch 2.11
-    return config | ({objects: True} if hasattr(torch._functorch.config, objects) else {})
+    return config | ({objects: True} if has_partitioner_option(objects) else {})
 
 
 def _contexts() -> list[Any]:

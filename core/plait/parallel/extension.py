@@ -45,6 +45,6 @@ def _fill_new(model: nn.Module, spec: ModelSpec, seed: int) -> None:
                 made[id(param)] = nn.Parameter(torch.empty_like(param, device=device), param.requires_grad)
                 fill(made[id(param)], fqn, spec.init_of(fqn), seed, pool)
     for module in model.modules():
-        for name, old in module._parameters.items():
-            if old is not None and id(old) in made:
-                module._parameters[name] = made[id(old)]
+        for name, old in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(old) in made:
+                module.register_parameter(name, made[id(old)])

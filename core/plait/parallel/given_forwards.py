@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
+from plait.system.torch_internals.compiler import original
+
 CALLED = ("forward", "__call__")  # what a module is called by
-COMPILED = "_torchdynamo_orig_callable"  # where `torch.compile` keeps what it compiles
 
 
 def named(what: Any) -> str:
@@ -77,10 +78,11 @@ def reaches(later: Any, earlier: Any) -> bool:
             return True
         if id(one) not in seen:
             seen.add(id(one))
-            compiled = hasattr(one, COMPILED)
-            if isinstance(one, FunctionType) and not compiled and {"forward", "super"} & set(one.__code__.co_names):
+            compiled = original(one)
+            plain = isinstance(one, FunctionType) and compiled is None
+            if plain and {"forward", "super"} & set(one.__code__.co_names):
                 return True
-            left += [getattr(one, COMPILED)] if compiled else _inside(one)
+            left += _inside(one) if compiled is None else [compiled]
     return False
 
 
@@ -106,4 +108,4 @@ def _inside(one: Any) -> list[Any]:
 
 
 def _is_module(each: Any) -> bool:
-    return hasattr(each, "_parameters")
+    return hasattr(each, "named_parameters")

@@ -35,9 +35,8 @@ def materialise(model: nn.Module, device: str | torch.device, storage: str | tor
 
 def _move_buffers(model: nn.Module, device: str | torch.device) -> None:
     for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = torch.empty_like(buffer, device=device)
+        for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+            setattr(module, name, torch.empty_like(buffer, device=device))
 
 
 @torch.no_grad()

@@ -11,8 +11,7 @@ from plait.contract.errors import PlaitError
 from plait.parallel.given_forwards import calls_super, forwards_of, named, reaches
 from plait.parallel.state import canonical
 from plait.strategies.registry import described
-
-HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+from plait.system.torch_internals.modules import hooks_of
 
 
 @attrs.frozen
@@ -29,7 +28,7 @@ class Given:
     @classmethod
     def of(cls, fqn: str, module: nn.Module) -> "Given":
         own, its_class = "forward" in module.__dict__, cast(Any, type(module))
-        hooks = sum(len(getattr(module, kind)) for kind in HOOKS)
+        hooks = sum(map(len, hooks_of(module).values()))
         forward = module.__dict__["forward"] if own else its_class.forward
         return cls(fqn, forwards_of(its_class), forward, own, hooks)
 
@@ -74,10 +73,10 @@ class Kept:
                     f"does not call {by}: let it call the one that it replaces, or select only one of the two"
                 )
         for module, fqn in modules.items():
-            for kind in HOOKS:
-                twice = [hook for hook, count in Counter(map(id, getattr(module, kind).values())).items() if count > 1]
+            for kind, hooks in hooks_of(module).items():
+                twice = [hook for hook, count in Counter(map(id, hooks.values())).items() if count > 1]
                 if twice and (module, kind) not in self._twice:
-                    hook = next(each for each in getattr(module, kind).values() if id(each) == twice[0])
+                    hook = next(each for each in hooks.values() if id(each) == twice[0])
                     raise PlaitError(
                         f"{described(strategy)} registered the hook {named(hook)} twice on {fqn or 'the model'!r}, so "
                         "it would act twice: register it once"
@@ -91,8 +90,8 @@ class Kept:
         self._twice = {
             (module, kind)
             for module in every
-            for kind in HOOKS
-            if len({*map(id, getattr(module, kind).values())}) < len(getattr(module, kind))
+            for kind, hooks in hooks_of(module).items()
+            if len({*map(id, hooks.values())}) < len(hooks)
         }
         self._ties: list[list[str]] = [names for names in _names(parts).values() if len(names) > 1]
 

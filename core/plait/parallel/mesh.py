@@ -15,6 +15,7 @@ from plait.contract import mesh as contract
 from plait.contract.axes import MeshAxis, MeshLayout
 from plait.contract.errors import PlaitError
 from plait.contract.packed import Axis, Packed
+from plait.system.torch_internals.meshes import factored, flattened, joined_meshes, rename
 
 ALONE = "alone"  # the name of a dim over one rank
 
@@ -122,7 +123,7 @@ class Mesh(contract.Mesh):
             return self._join(names, f"{prefix}data") if names else None
         if not names:
             return self[apart.name]
-        return DeviceMesh._concatenate([self[apart.name], self._join(names, f"{prefix}data_beside_{outer}")])
+        return joined_meshes([self[apart.name], self._join(names, f"{prefix}data_beside_{outer}")])
 
     def _join(self, names: list[str], joined: str) -> DeviceMesh:
         """One flat dim over several axes; names are global to the root mesh, so they include the view's."""
@@ -130,14 +131,14 @@ class Mesh(contract.Mesh):
         if len(names) == 1:
             return self[names[0]]
         if key not in self._joined:
-            self._joined[key] = self._of(names[0])[key]._flatten(joined)
+            self._joined[key] = flattened(self._of(names[0])[key], joined)
         return self._joined[key]
 
     def _axis(self, name: str) -> DeviceMesh:
         if name not in self._single:
             return self._of(name)[name]
         mesh = self.root[ALONE]  # a new one each time
-        mesh._mesh_dim_names = (name,)
+        rename(mesh, name)
         return mesh
 
     def _of(self, name: str) -> DeviceMesh:
@@ -146,7 +147,7 @@ class Mesh(contract.Mesh):
 
     def _factor(self, axes: tuple[MeshAxis, ...]) -> DeviceMesh | None:
         axes = tuple(a for a in axes if a.name not in self._single)
-        return self.world._unflatten(0, tuple(a.degree for a in axes), tuple(a.name for a in axes)) if axes else None
+        return factored(self.world, tuple(a.degree for a in axes), tuple(a.name for a in axes)) if axes else None
 
     def _coordinates(self) -> list[int]:
         rest, coordinates = self.rank, []

@@ -19,8 +19,8 @@ def apply_precision(model: nn.Module, precision: Precision) -> None:
     if precision.param == precision.storage:
         return
     for module in model.modules():
-        for name, param in list(module._parameters.items()):
-            if param is not None and param.is_floating_point():
+        for name, param in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if param.is_floating_point():
                 transform_param(module, name, functools.partial(_cast, dtype=dtype(precision.param)))
 
 

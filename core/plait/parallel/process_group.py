@@ -93,8 +93,10 @@ def start_group(
 def set_timeout(seconds: float) -> None:
     """Let collectives that begin from now on take so long, in every group that exists: torch gives those of meshes 30
     minutes, whatever the default group's is."""
-    for group in list(dist.distributed_c10d._world.pg_map):
-        dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
+    from plait.system.torch_internals import groups
+
+    for group in groups.all_groups():
+        groups.set_timeout(group, seconds)
 
 
 def end_group() -> None:

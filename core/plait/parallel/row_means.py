@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 
 from plait.contract.model_spec import ModelSpec
 from plait.parallel.mix_in import mix_in
+from plait.system.torch_internals.collectives import reduced
 
 if TYPE_CHECKING:
     from plait.parallel.mesh import Mesh
@@ -32,5 +32,5 @@ class WholeMean:
         mean, tokens = plain.forward(x).detach(), x.shape[1]
         sums = torch.cat([(mean * tokens).flatten(), mean.new_full((1,), tokens)])
         for axis in self._axes:
-            sums = collectives.wait_tensor(collectives.all_reduce(sums, "sum", axis))
+            sums = reduced(sums, "sum", axis)
         return (sums[:-1] / sums[-1]).view_as(mean)

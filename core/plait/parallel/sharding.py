@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from plait.contract.errors import PlaitError
 from plait.parallel.initialize import held_indices, own_chunk
+from plait.system.torch_internals.dtensors import strided_shard
 
 
 def distribute_params(model: nn.Module, mesh: DeviceMesh, placements: Mapping[str, Placement]) -> None:
@@ -27,9 +27,9 @@ def distribute_params(model: nn.Module, mesh: DeviceMesh, placements: Mapping[st
             lying = _distributed(param.detach(), mesh, placement)
             made[id(param)] = nn.Parameter(lying, requires_grad=param.requires_grad)
     for module in model.modules():
-        for name, old in module._parameters.items():
-            if old is not None and id(old) in made:
-                module._parameters[name] = made[id(old)]
+        for name, old in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(old) in made:
+                module.register_parameter(name, made[id(old)])
 
 
 def _distributed(tensor: Tensor, mesh: DeviceMesh, placement: Any) -> DTensor:
@@ -68,7 +68,7 @@ def _along(param: Tensor, dim: int) -> list[Placement]:
 
 def shard_of_parts(dim: int, parts: int) -> Placement:
     """The placement of a rank that has a share of each of `parts` equal parts of `dim`."""
-    return _StridedShard(dim, split_factor=parts) if parts > 1 else Shard(dim)
+    return strided_shard(dim, parts) if parts > 1 else Shard(dim)
 
 
 def is_packed(tensor: Any) -> bool:

@@ -6,6 +6,8 @@ from unittest import mock
 import torch.distributed as dist
 from torch.distributed import device_mesh
 
+from plait.system.torch_internals.groups import fake_store
+
 
 class simulated:
     """A process group of `world_size` ranks of which only this process exists; its collectives do nothing."""
@@ -14,9 +16,7 @@ class simulated:
         self.world_size, self.rank = world_size, rank
 
     def __enter__(self) -> None:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        dist.init_process_group("fake", store=FakeStore(), rank=self.rank, world_size=self.world_size)
+        dist.init_process_group("fake", store=fake_store(), rank=self.rank, world_size=self.world_size)
         self._replaced = mock.patch.object(device_mesh, "new_group", self._own_group)
         self._replaced.start()
 

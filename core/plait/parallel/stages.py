@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
 from plait.parallel.mix_in import mix_in
+from plait.system.torch_internals.modules import children_of
 
 
 def stage(model: nn.Module, spec: ModelSpec, first: int, last: int) -> nn.Module:
@@ -218,6 +219,6 @@ def _copied(module: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
         # Tables of children, buffers and hooks are the copy's own; what they hold, such as meshes, is not copied.
         new.__dict__.update({k: copy.copy(v) if isinstance(v, dict | set) else v for k, v in vars(module).items()})
         made[module] = new
-        for name, child in module._modules.items():
-            new._modules[name] = None if child is None else _copied(child, made)
+        for name, child in children_of(module).items():
+            children_of(new)[name] = None if child is None else _copied(child, made)
     return made[module]

@@ -1,6 +1,6 @@
 """The live state of a model and its optimizer under canonical names: the core's answer to the hook `checkpoint`."""
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from plait.contract.errors import PlaitError
 from plait.parallel.group import part_of
 from plait.parallel.outside_state import attribute_outside_state
+from plait.system.torch_internals.modules import without_hooks
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # what torch's own wrappers add to a name
 _ABSENT, _FREE = "_plait_absent", "_plait_may_be_infinite"
@@ -203,7 +204,7 @@ def _first_state(optimizer: Any, group: Mapping[str, Any], number: int, fqn: str
     spare.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})  # a patched one
     spare.state = defaultdict(dict)
     spare.param_groups = [{**part_of(dict(group), [number]), "params": [like]}]
-    spare._optimizer_step_pre_hooks, spare._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    without_hooks(spare)
     try:
         with undisturbed(param.device):
             spare.step()

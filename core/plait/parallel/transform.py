@@ -1,4 +1,7 @@
-"""`transform_param`: how a strategy changes what a module sees of a parameter without touching what is stored."""
+"""`transform_param`: how a strategy changes what a module sees of a parameter without touching what is stored.
+
+Needs `nn.Module._parameters`, read in every forward, in torch 2.11 to 2.13. Test: tests/parallel/test_transform.py.
+"""
 
 import inspect
 from collections.abc import Callable

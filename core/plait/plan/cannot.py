@@ -55,7 +55,7 @@ def _who(error: Exception, config: Config, strategies: Iterable[str]) -> str:
 
 
 def _what(error: Exception) -> str:
-    from torch._subclasses.fake_tensor import (
+    from plait.system.torch_internals.tracing import (
         DataDependentOutputException,
         DynamicOutputShapeException,
         UnsupportedOperatorException,

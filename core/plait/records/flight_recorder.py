@@ -3,15 +3,14 @@
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from plait.contract.errors import misfit
+from plait.system.torch_internals.groups import flight_recorders
 
 LAST = 20  # number of listed collectives
-RECORDERS = {"_dump_fr_trace_json": "gloo", "_dump_nccl_trace_json": "nccl"}  # each backend has its own
 SIZE = "TORCH_FR_BUFFER_SIZE"
 
 
@@ -27,11 +26,9 @@ def flight_record() -> list[dict[str, Any]]:
 
     By default they are the last 2000 of nccl and of gloo (TORCH_FR_BUFFER_SIZE; 0 turns them off), with their recorder.
     """
-    c10d = sys.modules.get("torch._C._distributed_c10d")
     entries: list[dict[str, Any]] = []
-    for name, backend in RECORDERS.items():
-        if (dump := getattr(c10d, name, None)) is not None:
-            entries += [entry | {"recorder": backend} for entry in json.loads(dump() or b"{}").get("entries", [])]
+    for backend, dump in flight_recorders().items():
+        entries += [entry | {"recorder": backend} for entry in json.loads(dump() or b"{}").get("entries", [])]
     return sorted(entries, key=lambda entry: entry.get("time_created_ns", 0))
 
 

@@ -17,6 +17,7 @@ from plait.contract.observer import RunObserver
 from plait.records.flight_recorder import flight_record
 from plait.system.disk import can_be_written, writing
 from plait.system.errors import DiskError
+from plait.system.torch_internals.memory import record_history, write_history
 
 if TYPE_CHECKING:
     from plait.parallel.apply import Applied
@@ -105,7 +106,7 @@ class Profiler(RunObserver):
             for fqn, module in self.parts.items():
                 self._hook(fqn, module)
             if self.conf.memory:
-                torch.cuda.memory._record_memory_history(max_entries=200_000)
+                record_history(entries=200_000)
         elif done >= self.first:
             for entry in flight_record():
                 if entry["time_created_ns"] >= self._began:
@@ -155,8 +156,7 @@ class Profiler(RunObserver):
         raw.write_text(json.dumps(trace), encoding="utf-8")
         raw.replace(path)
         if self.conf.memory:
-            torch.cuda.memory._dump_snapshot(str(path.with_suffix(".pickle")))
-            torch.cuda.memory._record_memory_history(enabled=None)
+            write_history(path.with_suffix(".pickle"))
 
 
 def name_all(

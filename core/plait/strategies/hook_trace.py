@@ -7,6 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from plait.system.torch_internals.compiler import has_compiled_call
+from plait.system.torch_internals.modules import hooks_of, hooks_of_tensor
+
 SHOWN = 4  # name patterns shown per line
 Seen = dict[str, tuple[Any, dict[str, Any]]]  # name -> (the object, kept so that its id is not reused; its properties)
 
@@ -50,23 +53,22 @@ def _seen(model: Any, run: Any) -> dict[str, Seen]:
 
 def _module(module: Any) -> dict[str, Any]:
     transforms = [name for name, fns in getattr(module, "_transforms", {}).items() for _ in fns]
-    own = "compiled" if module._compiled_call_impl else "its own" if "forward" in vars(module) else "its class's"
+    own = "compiled" if has_compiled_call(module) else "its own" if "forward" in vars(module) else "its class's"
     facts: dict[str, Any] = {
         "class": type(module).__name__,
         "forward": own,
         "transforms": ", ".join(transforms) or "none",
     }
-    hooks = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
-    return facts | {each.replace("_", " "): len(getattr(module, f"_{each}")) for each in hooks}
+    return facts | {kind: len(hooks) for kind, hooks in hooks_of(module).items()}
 
 
 def _tensor(tensor: Any) -> dict[str, Any]:
-    placed, hooks = "plain", [tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)]
+    placed = "plain"
     if hasattr(tensor, "placements"):
         axes = tensor.device_mesh.mesh_dim_names or ["?"] * len(tensor.placements)
         placed = ", ".join(f"{axis}: {each}" for axis, each in zip(axes, tensor.placements, strict=True))
     looks: dict[str, Any] = {"placements": placed, "shape": tuple(tensor.shape), "dtype": tensor.dtype}
-    return looks | {"device": tensor.device, "gradient hooks": sum(len(each or ()) for each in hooks)}
+    return looks | {"device": tensor.device, "gradient hooks": hooks_of_tensor(tensor)}
 
 
 def _changes(old: Seen, new: Seen) -> Iterator[tuple[str, str]]:

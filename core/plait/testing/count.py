@@ -9,10 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from plait.contract.model_spec import ModelSpec
+from plait.system.torch_internals.tracing import TorchDispatchMode, schema, tree_leaves
 
 if TYPE_CHECKING:
     from plait.parallel.mesh import Mesh
@@ -99,7 +98,7 @@ class Counting(TorchDispatchMode):
             return NotImplemented  # what it moves is counted when it has become operations on its parts
         result = func(*args, **(kwargs or {}))
         if func.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
-            name = func._schema.name.partition("::")[2]
+            name = schema(func).name.partition("::")[2]
             kind = next((kind for kind, pattern in _KINDS.items() if re.search(pattern, name)), None)
             if kind is not None:
                 moved = [sum(t.numel() for t in tree_leaves(a) if isinstance(t, Tensor)) for a in (*args, result)]

@@ -1,5 +1,6 @@
 """What a run must not leave behind in its process: settings of torch, hooks, patches, process groups."""
 
+import importlib
 import os
 import random
 import signal
@@ -13,12 +14,17 @@ import torch.distributed as dist
 from torch import nn
 
 from plait.parallel.mesh import Mesh
+from plait.system.torch_internals import collectives
+from plait.system.torch_internals.compiler import COMPILER
+from plait.system.torch_internals.groups import all_groups
+from plait.system.torch_internals.modules import global_hooks, hooks_of, hooks_of_optimizer, hooks_of_tensor
+from plait.system.torch_internals.tracing import modes
 from plait.testing.trial import Trial, take_step
 
 
 def left_behind(trial: Trial, strategies: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What a trial changed in this process permanently, in words. Needs a fresh process: a patch is made only once."""
-    import torch._dynamo
+    importlib.import_module(COMPILER)
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
     import torch.distributed.tensor.parallel  # noqa: F401 - what a strategy may import is no patch of its
@@ -46,9 +52,7 @@ def _some_steps(trial: Trial, strategies: Mapping[str, Mapping[str, Any]]) -> li
     grown = [
         f"hooks on {name} grow from step to step" for name in counts[-1] if counts[-1][name] > counts[0].get(name, 0)
     ]
-    own = sorted(
-        group.group_desc or group.group_name for group in dist.distributed_c10d._world.pg_map if group not in groups
-    )
+    own = sorted(group.group_desc or group.group_name for group in all_groups() if group not in groups)
     return grown + [f"process group {name!r} does not belong to the mesh" for name in own]
 
 
@@ -59,31 +63,19 @@ def _groups(mesh: Mesh) -> set[Any]:
 
 def _hooks(parts: list[nn.Module], optimizer: torch.optim.Optimizer) -> dict[str, int]:
     counts = {}
-    kinds: tuple[str, ...]
     for fqn, module in (
         (f"{i}: {fqn}" if i else fqn, m) for i, part in enumerate(parts) for fqn, m in part.named_modules()
     ):
-        kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-        counts[f"module {fqn!r}"] = sum(len(getattr(module, kind)) for kind in kinds)
+        counts[f"module {fqn!r}"] = sum(map(len, hooks_of(module).values()))
     for fqn, param in (pair for part in parts for pair in part.named_parameters()):
-        kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
-        counts[f"parameter {fqn!r}"] = sum(len(getattr(param, kind) or ()) for kind in kinds)
-    kinds = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    counts["the optimizer"] = sum(len(getattr(optimizer, kind)) for kind in kinds)
+        counts[f"parameter {fqn!r}"] = hooks_of_tensor(param)
+    counts["the optimizer"] = hooks_of_optimizer(optimizer)
     return counts
 
 
 def _settings() -> dict[str, Any]:
     """The global state of torch and of the process, by readable names."""
-    from torch.nn.modules import module
-    from torch.overrides import _len_torch_function_stack
-    from torch.utils._python_dispatch import _len_torch_dispatch_stack
-
-    hooks = {
-        name: len(value)
-        for name, value in vars(module).items()
-        if name.startswith("_global_") and hasattr(value, "__len__")
-    }
+    active = modes()
     return {
         "torch.get_default_dtype()": torch.get_default_dtype(),
         "torch.get_default_device()": torch.get_default_device(),
@@ -98,9 +90,9 @@ def _settings() -> dict[str, Any]:
         "torch's random state (hash)": hash(torch.get_rng_state().numpy().tobytes()),
         "Python's random state (hash)": hash(random.getstate()),
         "numpy's random state (hash)": hash(str(np.random.get_state(legacy=False))),
-        "global hooks of torch.nn.Module": hooks,
-        "active torch function modes": _len_torch_function_stack(),
-        "active torch dispatch modes": _len_torch_dispatch_stack(),
+        "global hooks of torch.nn.Module": global_hooks(),
+        "active torch function modes": active["function"],
+        "active torch dispatch modes": active["dispatch"],
         "environment variables": {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "TORCHINDUCTOR"))},
         "handler of SIGTERM": signal.getsignal(signal.SIGTERM),
     }
@@ -126,7 +118,7 @@ def _attributes() -> dict[str, Any]:
         "torch.nn.utils": nn.utils,
         "torch.distributed": dist,
         "torch.distributed.distributed_c10d": dist.distributed_c10d,
-        "torch.distributed._functional_collectives": dist._functional_collectives,
+        collectives.MODULE.__name__: collectives.MODULE,
         "torch.distributed.fsdp": fsdp,
         "torch.distributed.fsdp.FSDPModule": fsdp.FSDPModule,
         "torch.distributed.tensor": dtensor,

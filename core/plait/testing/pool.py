@@ -5,7 +5,6 @@ import gc
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -18,11 +17,12 @@ import cloudpickle
 
 from plait.system.scratch import Scratch
 from plait.system.sockets import listen_on_loopback
+from plait.system.torch_internals.compiler import BACKENDS, COMPILER, reset_if_imported
 
 # Ranks are forks of one process that has only imported these: they start at once, in a fresh state.
 PRELOADED = [
-    *("torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor"),
-    *("torch.distributed.tensor.parallel", "torch._inductor.compile_fx", "torch._dynamo.backends.debugging"),
+    *("torch", COMPILER, "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor"),
+    *("torch.distributed.tensor.parallel", *BACKENDS),
 ]
 # torch 2.11's compiler asks for GPUs when it is imported. Asked by the CUDA runtime, no fork may use a GPU afterwards.
 COUNTED_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -234,15 +234,9 @@ def _join(backend: str, store: Any, rank: int, world: int) -> None:
 
 def _forget() -> None:
     """torch caches plans of DTensors and compiled code by equal-looking meshes, with the names of ended groups."""
-    import torch
-    from torch.distributed.tensor import _collective_utils, _redistribute
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    from plait.system.torch_internals.dtensors import forget_plans
 
-    _clear_sharding_prop_cache()
-    _redistribute._gen_transform_infos.cache_clear()
-    _redistribute.clear_redistribute_planner_cache()
-    _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
+    forget_plans()
+    reset_if_imported()
     gc.collect()  # models and meshes reference each other, and with them sockets and threads of ended groups
     gc.freeze()  # what is left was imported or cached, and stays

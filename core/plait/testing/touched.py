@@ -7,9 +7,9 @@ from unittest import mock
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from plait.parallel.kept import HOOKS
 from plait.parallel.state import canonical
 from plait.strategies.hooks import Hooks
+from plait.system.torch_internals.modules import hooks_of, hooks_of_tensor
 from plait.testing.trial import Trial
 
 
@@ -41,11 +41,11 @@ def _looks(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     looks = {}
     for prefix, module in model.named_modules():
         forward = module.__dict__.get("forward")
-        hooks = tuple(len(getattr(module, kind)) for kind in HOOKS)
+        hooks = tuple(map(len, hooks_of(module).values()))
         for name, param in module.named_parameters(recurse=False):
             lies = param.placements if isinstance(param, DTensor) else None
             transforms = len(getattr(module, "_transforms", {}).get(name, ()))
-            own = (_Same(param), str(lies), transforms, len(param._backward_hooks or ()), param.requires_grad)
+            own = (_Same(param), str(lies), transforms, hooks_of_tensor(param), param.requires_grad)
             looks[canonical(f"{prefix}.{name}".lstrip("."))] = (*own, type(module), forward, hooks)
     return looks
 

@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from plait.system.torch_internals.tracing import TorchDispatchMode
 
 
 class Widened(TorchDispatchMode):

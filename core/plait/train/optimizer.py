@@ -4,7 +4,6 @@ import contextlib
 import inspect
 import math
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from plait.parallel.group import ParamGroup, part_of
 from plait.parallel.optimizer_groups import mesh_of
 from plait.parallel.state import canonical_state
 from plait.system.errors import one_line
+from plait.system.torch_internals import compiler
 from plait.train.option_groups import check_known, divided, patterns_of, refused, unmatched
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _without_compiler() -> Iterator[None]:
     `add_param_group` from compilation, and that takes longer than all other checks."""
     optimizer: Any = torch.optim.Optimizer
     guarded = optimizer.add_param_group
-    optimizer.add_param_group = guarded if "torch._dynamo" in sys.modules else inspect.unwrap(guarded)
+    optimizer.add_param_group = guarded if compiler.is_imported() else inspect.unwrap(guarded)
     try:
         yield
     finally:

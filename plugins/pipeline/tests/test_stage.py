@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import pipelining
 
-from plait_pipeline import weights
+from plait_pipeline import stage as weights
 from plait_pipeline.steps import Stage
 
 

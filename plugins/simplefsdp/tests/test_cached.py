@@ -133,7 +133,7 @@ def test_what_no_text_tells_apart_is_not_cached():
 
 def test_a_report_belongs_to_its_graph(tmp_path, monkeypatch):
     """The key of torch's caches is drawn with the report, so neither is found without the other."""
-    monkeypatch.setattr(cached, "cache_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(cached, "cache_folder", lambda: tmp_path)
     told = []
     first = cached.KeptReport("k", told.append)
     first.tell()

@@ -5,9 +5,6 @@ from typing import Any
 
 import attrs
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from plait.contract.config import Config, Remat
 from plait.contract.model_spec import ModelSpec
@@ -15,6 +12,14 @@ from plait.plan.cannot import in_words
 from plait.plan.tracing.blocks import block_of, groups, keep
 from plait.plan.tracing.recorder import Operator, Recorder
 from plait.plan.tracing.recording import recording
+from plait.system.torch_internals.dtensors import local_part
+from plait.system.torch_internals.tracing import (
+    FakeTensor,
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass_type,
+    tree_leaves,
+    tree_map_only,
+)
 
 SEEN = 3  # blocks of a kind that are traced; the middle one lies between equal ones
 
@@ -126,13 +131,13 @@ class _Tap(TorchDispatchMode):
         self.values: dict[int, Value] = {}
         self._numbers: dict[int, int] = {}  # by the id of a tensor
         self._held: list[Tensor] = []
-        self.parameters = {fqn: self._number(_local(p)) for fqn, p in model.named_parameters()}
+        self.parameters = {fqn: self._number(local_part(p)) for fqn, p in model.named_parameters()}
         self.gradients: dict[str, int] = {}
         for fqn, param in model.named_parameters():
             param.register_post_accumulate_grad_hook(lambda p, fqn=fqn: self._gradient(fqn, p))
 
     def _gradient(self, fqn: str, param: Any) -> None:
-        self.gradients[fqn] = self._number(_local(param.grad))
+        self.gradients[fqn] = self._number(local_part(param.grad))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(t is not FakeTensor and is_traceable_wrapper_subclass_type(t) for t in types):
@@ -173,7 +178,3 @@ class _Tap(TorchDispatchMode):
             for found in (self.parameters, self.gradients)
         )
         return Graph(block, nodes, values, parameters, gradients, frozenset(elsewhere & seen))
-
-
-def _local(tensor: Any) -> Tensor:
-    return getattr(tensor, "_local_tensor", tensor)

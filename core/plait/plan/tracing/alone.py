@@ -16,6 +16,7 @@ from plait.parallel.stages import stage, stream_into
 from plait.plan.tracing.recorder import Recorder
 from plait.plan.tracing.scripts import ActionSpan, Script, states
 from plait.strategies.hooks import marked
+from plait.system.torch_internals.pipelining import gradient_of_input, gradients_of_weights
 
 TRAITS = ("phase", "before", "after", "claims", "numerics")
 
@@ -117,23 +118,19 @@ class _Stage:
             stream.grad = None
 
     def stream(self, micro: int, *_: Any) -> None:
-        from torch.distributed.pipelining._backward import stage_backward_input
-
         if self.is_first:  # as torch does, which computes everything later
             return
         result = self._results.pop(micro)
-        found, self._groups[micro] = stage_backward_input(
-            [result], self._of(micro), [self.streams[micro]], self.part.parameters()
+        gradient, self._groups[micro] = gradient_of_input(
+            result, self._of(micro), self.streams[micro], self.part.parameters()
         )
-        self._pass(found[0])
+        self._pass(gradient)
 
     def weights(self, micro: int, *_: Any) -> None:
-        from torch.distributed.pipelining._backward import stage_backward_weight
-
         if self.is_first:
             self.backward(micro)
         else:
-            stage_backward_weight(self.part.parameters(), self._groups.pop(micro))
+            gradients_of_weights(self.part.parameters(), self._groups.pop(micro))
 
     def _of(self, micro: int) -> list[Tensor] | None:
         return None if self.is_last else [self.gradients[micro]]

@@ -39,7 +39,7 @@ def keep(model: nn.Module, found: list[Group], counts: list[int]) -> dict[str, t
         for fqn in group.fqns:
             if fqn not in left:
                 parent, _, name = fqn.rpartition(".")
-                del model.get_submodule(parent)._modules[name]
+                delattr(model.get_submodule(parent), name)
     return left
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
 from plait.parallel.initialize import materialise
+from plait.system.torch_internals.tracing import FakeTensorMode
 
 
 @contextmanager
@@ -19,27 +19,13 @@ def fake() -> Iterator[FakeTensorMode]:
         yield mode
 
 
-def forget() -> None:
-    """Clear what torch caches about meshes: plans of DTensors, by equal-looking meshes, with names of ended groups."""
-    from torch.distributed.tensor import _collective_utils, _redistribute
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-
-    _clear_sharding_prop_cache()
-    for owner, name in (
-        (_redistribute, "_gen_transform_infos"),
-        (_collective_utils.MeshTopoInfo, "build_from_mesh"),
-    ):
-        getattr(owner, name).cache_clear()
-    _redistribute.clear_redistribute_planner_cache()
-
-
 def materialise_fake(model: nn.Module, mode: FakeTensorMode, device: str | torch.device) -> None:
     """What `materialise` does, inside `mode`. Parameters stay the same objects, so tied ones stay tied."""
     plain: list[tuple[Any, str, nn.Parameter]] = []
     done: set[int] = set()
     for module in model.modules():
-        for name, param in module._parameters.items():
-            if param is None or isinstance(param, DTensor):
+        for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            if isinstance(param, DTensor):
                 continue
             plain.append((module, name, param))
             if id(param) not in done:
@@ -47,11 +33,11 @@ def materialise_fake(model: nn.Module, mode: FakeTensorMode, device: str | torch
                 _swap(param, mode, device)
     try:  # torch's `to_empty` cannot swap a fake parameter, to which its mode holds a weak reference
         for module, name, _ in plain:
-            module._parameters[name] = None
+            module.register_parameter(name, None)
         materialise(model, device)
     finally:
         for module, name, param in plain:
-            module._parameters[name] = param
+            module.register_parameter(name, param)
 
 
 def _swap(param: nn.Parameter, mode: FakeTensorMode, device: str | torch.device) -> None:

@@ -8,15 +8,19 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from plait.plan.tracing.traffic import SPACES, group_of, kind_of, moved
 from plait.plan.tracing.where import Where
+from plait.system.torch_internals.dtensors import local_part, shape_learners
+from plait.system.torch_internals.memory import storage_key
+from plait.system.torch_internals.tracing import (
+    FakeTensor,
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass_type,
+    schema,
+    tree_leaves,
+)
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -143,10 +147,10 @@ class Recorder(TorchDispatchMode):
         that change size, and operators that DTensor calls only to learn the shape of their result."""
         self._replaced: list[tuple[Any, str, Any]] = [(torch.UntypedStorage, "resize_", torch.UntypedStorage.resize_)]
         torch.UntypedStorage.resize_ = self._resized(torch.UntypedStorage.resize_)  # type: ignore[method-assign]
-        for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
-            if plain := getattr(ShardingPropagator, name, None):
-                self._replaced.append((ShardingPropagator, name, plain))
-                setattr(ShardingPropagator, name, self._unseen(plain))
+        for propagator, name in shape_learners():
+            plain = getattr(propagator, name)
+            self._replaced.append((propagator, name, plain))
+            setattr(propagator, name, self._unseen(plain))
         super().__enter__()
         return self
 
@@ -169,7 +173,7 @@ class Recorder(TorchDispatchMode):
     def storage(self, tensor: Tensor) -> Storage:
         """The `Storage` of a plain tensor; a new one is noted."""
         memory = tensor.untyped_storage()
-        key = memory._cdata
+        key = storage_key(memory)
         if key not in self.storages:
             module, again = self.where.now(self.phase == "backward")
             phase = "recompute" if again else self.phase
@@ -192,7 +196,7 @@ class Recorder(TorchDispatchMode):
     def mark(self, tensors: Any, kind: str) -> None:
         """Set the kind of the memory of these tensors."""
         for tensor in tensors:
-            local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+            local = local_part(tensor)
             if isinstance(local, Tensor) and (found := self.storage(local)) is not None:
                 found.kind = kind
 
@@ -209,7 +213,7 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # it is seen when it has become operators on the parts
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        name = func._schema.name
+        name = schema(func).name
         if self.paused or name.startswith(_SILENT):
             return result
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
@@ -221,7 +225,7 @@ class Recorder(TorchDispatchMode):
         self._derive(func, args, kwargs, inputs, new)
         kind = kind_of(func)
         module, again = self.where.now(self.phase == "backward")
-        free = name in _FREE or func.namespace in SPACES or (not new and not func._schema.is_mutable)
+        free = name in _FREE or func.namespace in SPACES or (not new and not schema(func).is_mutable)
         operator = Operator(
             "recompute" if again else self.phase,
             self.micro,
@@ -266,9 +270,9 @@ class Recorder(TorchDispatchMode):
     def _derive(self, func: Any, args: Any, kwargs: Any, inputs: list[Any], new: list[Any]) -> None:
         """Note tensors that are computed from parameters alone, as a result or in place."""
         written: list[int] = []
-        if func._schema.is_mutable:
-            named = {**dict(zip([a.name for a in func._schema.arguments], args, strict=False)), **kwargs}
-            for argument in func._schema.arguments:
+        if schema(func).is_mutable:
+            named = {**dict(zip([a.name for a in schema(func).arguments], args, strict=False)), **kwargs}
+            for argument in schema(func).arguments:
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     leaves = tree_leaves(named.get(argument.name))
                     written += [id(self.storage(t)) for t in leaves if isinstance(t, Tensor)]
@@ -286,7 +290,7 @@ class Recorder(TorchDispatchMode):
     def _resized(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def resize_(memory: Any, size: int) -> Any:
             result = plain(memory, size)
-            storage = self.storages.get(memory._cdata)
+            storage = self.storages.get(storage_key(memory))
             if storage is not None and (more := self.rounded(memory.nbytes()) - storage.size):
                 storage.size += more
                 storage.resized = True
@@ -297,7 +301,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
-    packet = _LIKE.get(func._overloadpacket, func._overloadpacket)
+    packet = _LIKE.get(func.overloadpacket, func.overloadpacket)
     formula = flop_registry.get(packet)
     if formula is None:
         return 0

@@ -18,7 +18,7 @@ from plait.parallel.apply import Applied, set_up
 from plait.parallel.assembly import assemble
 from plait.parallel.simulated import simulated
 from plait.plan.cannot import refuse_divided_layers
-from plait.plan.tracing.fake import fake, forget, materialise_fake
+from plait.plan.tracing.fake import fake, materialise_fake
 from plait.plan.tracing.kernels import WORKSPACES, kernels_of, planned_device
 from plait.plan.tracing.recorder import Recorder
 from plait.plan.tracing.step import ObservedSteps
@@ -27,6 +27,7 @@ from plait.train.optimizer import make_optimizer
 
 if TYPE_CHECKING:
     from plait.plan.tracing.alone import Alone
+from plait.system.torch_internals.dtensors import forget_plans
 
 DEVICE = "cpu"  # what stands for any device: no tensor has values, and torch needs no driver for it
 
@@ -66,7 +67,7 @@ def recording(
     to set it up with. joined: further names of groups, of the mesh. unit: the recorder's. stand_in: what cuts and runs
     the stages, if the layers are divided.
     """
-    forget()
+    forget_plans()
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of what is slow, not wrong
     with simulated(world, rank), as_planned():
         assembly = assemble(config, world, strategies=strategies, device_type=DEVICE)

@@ -16,6 +16,7 @@ from plait.plan.tracing.recording import recording
 from plait.plan.tracing.reserved import Pools, pools
 from plait.plan.tracing.scripts import ActionSpan
 from plait.plan.values import KINDS
+from plait.system.torch_internals.groups import ranks_of
 
 
 @attrs.frozen(eq=False)
@@ -132,6 +133,4 @@ def growing(applied: Applied) -> tuple[str, ...]:
 
 
 def members_of(axes: Any) -> dict[str, tuple[int, ...]]:
-    from torch.distributed.distributed_c10d import _resolve_process_group, get_process_group_ranks
-
-    return {axis: tuple(get_process_group_ranks(_resolve_process_group(name))) for name, axis in axes.items()}
+    return {axis: ranks_of(name) for name, axis in axes.items()}

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+
+from plait.system.torch_internals.tracing import schema, tree_leaves
 
 KINDS = {
     "reduce_scatter": r"reduce_?scatter",
@@ -25,7 +26,7 @@ def kind_of(operator: Any) -> str | None:
     """The kind of collective that `operator` (an OpOverload) is; None if it is not one."""
     if operator.namespace not in SPACES:
         return None
-    name = operator._schema.name.partition("::")[2]
+    name = schema(operator).name.partition("::")[2]
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), None)
 
 

@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 
-_next_node = torch._C._autograd._get_sequence_nr
+from plait.system.torch_internals.tracing import next_node, node_number
 
 
 class Where:
@@ -58,12 +57,10 @@ class Where:
             return self._stack[-1], backward
         if not backward:
             return "", False
-        node = torch._C._current_autograd_node()
-        if node is not None:
-            number = node._sequence_nr()
-            if number < 2**63:  # a gradient being added to its parameter has no number: it belongs to its creator
-                at = bisect.bisect_right(self._starts, number) - 1
-                self._last = self._makers[at] if at >= 0 else ""
+        number = node_number()
+        if number is not None:  # a gradient being added to its parameter has none: it belongs to its creator
+            at = bisect.bisect_right(self._starts, number) - 1
+            self._last = self._makers[at] if at >= 0 else ""
         return self._last, False
 
     def forget(self) -> None:
@@ -80,7 +77,7 @@ class Where:
         self._mark(self._stack[-1] if self._stack else "")
 
     def _mark(self, fqn: str) -> None:
-        number = _next_node()
+        number = next_node()
         if self._starts and self._starts[-1] == number:
             self._makers[-1] = fqn
         else:

@@ -212,7 +212,7 @@ def _dtypes(trial: Trial, strategies: Mapping[str, Any]) -> tuple[set[str], set[
 
     Excludes routers, which compute in float32 on purpose, and attention, where torch chooses.
     """
-    from torch.utils._python_dispatch import TorchDispatchMode
+    from plait.system.torch_internals.tracing import TorchDispatchMode
 
     seen: set[str] = set()
 

@@ -93,6 +93,7 @@ def _listed(collectives: Any) -> str:
 def _holds(trial: Trial, strategies: Mapping[str, Any]) -> tuple[dict[str, tuple[int, str]], int]:
     """(FQN -> (elements, placement), bytes of all unique storages) after a step; the second creates the optimizer's."""
     from plait.parallel.state import canonical
+    from plait.system.torch_internals.memory import storage_key
     from plait.testing.trial import _lies
 
     applied = trial.apply(strategies)
@@ -106,7 +107,7 @@ def _holds(trial: Trial, strategies: Mapping[str, Any]) -> tuple[dict[str, tuple
         tensors += [_local(t) for t in (param, param.grad) if t is not None]
     for kept in optimizer.state.values():
         tensors += [_local(t) for t in kept.values() if isinstance(t, Tensor)]
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+    storages = {storage_key(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors}
     return held, sum(storages.values())
 
 

@@ -1,4 +1,8 @@
-"""Sums gradients during backward: bucket after bucket, in the same order on every rank."""
+"""Sums gradients during backward: bucket after bucket, in the same order on every rank.
+
+Needs `torch.autograd.Variable._execution_engine`, which tells the end of backward, in torch 2.11 to 2.13. Test:
+examples/ddp/tests/test_conformance.py.
+"""
 
 from functools import partial
 from typing import Any

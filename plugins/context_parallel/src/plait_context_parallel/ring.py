@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed._functional_collectives as collectives
 from torch import Tensor
 
 from plait_context_parallel import fused
+from plait_context_parallel.collectives import passed_on, waited
 from plait_context_parallel.fits import refuse_keywords
 from plait_context_parallel.gather import visible
 from plait_context_parallel.order import Order
@@ -117,7 +117,7 @@ class _Ring(torch.autograd.Function):
         width = k_BKTE.shape[-1], v_BKTE.shape[-1]
         passing = torch.cat([k_BKTE, v_BKTE], dim=-1)
         for step in range(order.ranks):
-            coming = _pass_on(passing, axis) if step < order.ranks - 1 else None
+            coming = passed_on(passing, axis) if step < order.ranks - 1 else None
             k, v = passing.split(width, dim=-1)
             source = (order.rank - step) % order.ranks
             for queries, keys, causal in _stretches(q_BKGTE, order, source) if how.fused else ():
@@ -134,7 +134,7 @@ class _Ring(torch.autograd.Function):
                 out[..., queries, :].mul_((lse[..., queries] - total).exp_()[..., None]).add_(part)
                 lse[..., queries] = total
             if coming is not None:
-                passing = collectives.wait_tensor(coming).view_as(passing)
+                passing = waited(coming).view_as(passing)
         if sinks_KG is not None:  # a share of the exponentials that has no value
             total = torch.logaddexp(lse, sinks_KG[..., None].to(dtype))
             out.mul_((lse - total).exp_()[..., None])
@@ -154,7 +154,7 @@ class _Ring(torch.autograd.Function):
         passing = torch.cat([k_BKTE, v_BKTE], dim=-1)
         grads = torch.zeros_like(passing, dtype=dtype)
         for step in range(order.ranks):
-            coming = _pass_on(passing, axis) if step < order.ranks - 1 else None
+            coming = passed_on(passing, axis) if step < order.ranks - 1 else None
             (k, v), (dk, dv) = passing.split(width, dim=-1), grads.split(width, dim=-1)
             source = (order.rank - step) % order.ranks
             for queries, keys, causal in _stretches(q, order, source) if how.fused else ():
@@ -173,21 +173,15 @@ class _Ring(torch.autograd.Function):
                 dscores = dscores.to(q.dtype)
                 dq[..., queries, :] += dscores @ k[:, :, None, keys]
                 dk[..., keys, :] += (dscores.mT @ q[..., queries, :]).sum(2)
-            grads = collectives.wait_tensor(_pass_on(grads, axis)).view_as(grads)  # home after as many steps as ranks
+            grads = waited(passed_on(grads, axis)).view_as(grads)  # home after as many steps as ranks
             if coming is not None:
-                passing = collectives.wait_tensor(coming).view_as(passing)
+                passing = waited(coming).view_as(passing)
         dk, dv = grads.split(width, dim=-1)
         dsinks = None
         if sinks_KG is not None:
             shares = (sinks_KG[..., None].to(dtype) - lse).exp_()
             dsinks = -(shares * delta).sum((0, -1)).to(sinks_KG.dtype)
         return dq.to(q.dtype), dk.to(k_BKTE.dtype), dv.to(v_BKTE.dtype), dsinks, None, None, None, None
-
-
-def _pass_on(x: Tensor, axis: Any) -> Tensor:
-    """What the rank before this one has, flat; `x` goes to the next."""
-    ranks = axis.size()
-    return collectives.permute_tensor(x.flatten(), [(rank + 1) % ranks for rank in range(ranks)], axis)
 
 
 def _fused(q_BKGSE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

@@ -7,10 +7,10 @@ import math
 from typing import Any
 
 import torch
-import torch.distributed._functional_collectives as collectives
 from torch import Tensor
 
 from plait import PlaitError
+from plait_context_parallel.collectives import exchanged, gathered
 from plait_context_parallel.fits import KEY, refuse_keywords
 from plait_context_parallel.order import Order
 
@@ -66,7 +66,7 @@ class UlyssesMask:
 
 def whole(positions_BT: Tensor, order: Order, axis: Any) -> Tensor:
     """The positions of whole sequences, gathered."""
-    every = collectives.wait_tensor(collectives.all_gather_tensor(positions_BT.contiguous(), 0, axis))
+    every = gathered(positions_BT, axis)
     return order.whole(torch.cat(every.chunk(order.ranks), dim=1), dim=1)
 
 
@@ -81,9 +81,8 @@ class _Swap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Any) -> Tensor:
         ctx.axis = axis
-        return collectives.wait_tensor(collectives.all_to_all_single(x.contiguous(), None, None, axis))
+        return exchanged(x, axis)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        moved = collectives.all_to_all_single(grad.contiguous(), None, None, ctx.axis)
-        return collectives.wait_tensor(moved), None
+        return exchanged(grad, ctx.axis), None

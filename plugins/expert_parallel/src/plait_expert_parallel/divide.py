@@ -25,7 +25,11 @@ def divide_experts(model: nn.Module, mesh: Mesh, spec: ModelSpec, compiled: bool
     ]
     distribute_params(model, axis, {fqn: Shard(0) for fqn in divided})
     for fqn, module in list(model.named_modules()):
-        names = [name for name in module._parameters if f"{fqn}.{name}".lstrip(".") in divided]
+        names = [
+            name
+            for name, _ in module.named_parameters(recurse=False, remove_duplicate=False)
+            if f"{fqn}.{name}".lstrip(".") in divided
+        ]
         if not names:
             continue
         _refuse_unsummed(fqn, [a for a in same if a.shards], branches, model, spec)

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import attrs
 import torch
-import torch.distributed._functional_collectives as collectives
 import torch.nn.functional as functional
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from plait import planned_split, read_values
+from plait_expert_parallel.collectives import exchanged, exchanged_by_autograd, waited
 
 LEAST = 2
 
@@ -67,8 +67,8 @@ class Exchange:
         if ranks == 1:
             return x_ND, counts_X
         counts_RL = counts_X.view(ranks, -1)
-        theirs_RL = collectives.all_to_all_single(counts_RL, None, None, self.axis)
-        theirs_RL = collectives.wait_tensor(theirs_RL).view(ranks, -1)
+        theirs_RL = exchanged(counts_RL, None, None, self.axis)
+        theirs_RL = waited(theirs_RL).view(ranks, -1)
         both = torch.stack([counts_RL.sum(1), theirs_RL.sum(1)])
         sent, received = read_values(both, lambda: self._planned(len(x_ND)))
         traced = torch.compiler.is_compiling()  # in one graph with the whole model, if a strategy wants that
@@ -114,7 +114,7 @@ def _lies(x: Tensor, axis: Any, found: Any, wanted: Any, gradient: Any) -> Tenso
 
 def _to_all(x_ND: Tensor, sent: list[int], received: list[int], axis: Any, defer_wait: bool) -> Tensor:
     if torch.compiler.is_compiling():  # sizes that exist only at run time: a graph can hold them, but no Function can
-        return collectives.all_to_all_single_autograd(x_ND.contiguous(), received, sent, axis)
+        return exchanged_by_autograd(x_ND.contiguous(), received, sent, axis)
     return _AllToAll.apply(x_ND, sent, received, axis, defer_wait)
 
 
@@ -124,13 +124,13 @@ class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, sent: list[int], received: list[int], axis: Any, defer_wait: bool) -> Tensor:
         ctx.sent, ctx.received, ctx.axis = sent, received, axis
-        moved = collectives.all_to_all_single(x_ND.contiguous(), received, sent, axis)
-        return moved if defer_wait else collectives.wait_tensor(moved)
+        moved = exchanged(x_ND.contiguous(), received, sent, axis)
+        return moved if defer_wait else waited(moved)
 
     @staticmethod
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Any, ...]:
-        moved = collectives.all_to_all_single(grad_ND.contiguous(), ctx.sent, ctx.received, ctx.axis)
-        return collectives.wait_tensor(moved), None, None, None, None
+        moved = exchanged(grad_ND.contiguous(), ctx.sent, ctx.received, ctx.axis)
+        return waited(moved), None, None, None, None
 
 
 class _Permute(torch.autograd.Function):

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.tensor import DTensor
+
+from plait_fsdp2.torch_internals import memory_of
 
 
 def gather_again_if_kept(modules: list[nn.Module]) -> None:
@@ -26,21 +27,15 @@ def gather_again_if_kept(modules: list[nn.Module]) -> None:
             with saved_tensors_hooks(note, lambda tensor: tensor):
                 result = plain(*args, **kwargs)
             unseen.discard(module)
-            if not unseen and kept.isdisjoint(_memory(p) for m in modules for p in m.parameters()):
+            if not unseen and kept.isdisjoint(memory_of(p) for m in modules for p in m.parameters()):
                 module.set_unshard_in_backward(False)
             return result
 
         module.forward = forward
 
     def note(tensor: Tensor) -> Tensor:
-        kept.add(_memory(tensor))
+        kept.add(memory_of(tensor))
         return tensor
 
     for module in modules:
         look(module)
-
-
-def _memory(tensor: Tensor) -> int:
-    """Tells the memory of tensors apart that exist at the same time."""
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    return local.untyped_storage()._cdata

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.overrides import TorchFunctionMode
 
 from plait import own_chunk
+from plait_fsdp2.torch_internals import joined_once
 
 
 class OwnChunk(TorchFunctionMode):
@@ -38,10 +39,5 @@ class OwnChunk(TorchFunctionMode):
 def shared_meshes() -> Iterator[None]:
     """Inside, the same meshes are joined once, and a mesh is sliced once: torch does so for each parameter, and each
     mesh lists all ranks (0.7 MB at 16,384 ranks)."""
-    join = functools.cache(lambda *meshes: concatenate([*meshes]))
-    concatenate = DeviceMesh._concatenate
-    with (
-        mock.patch.object(DeviceMesh, "_concatenate", staticmethod(lambda meshes: join(*meshes))),
-        mock.patch.object(DeviceMesh, "__getitem__", functools.cache(DeviceMesh.__getitem__)),
-    ):
+    with joined_once(), mock.patch.object(DeviceMesh, "__getitem__", functools.cache(DeviceMesh.__getitem__)):
         yield

@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
-from torch.utils._pytree import tree_map_only
 
 from plait import Mesh, ModelSpec, Precision, shard_dim
 from plait_fsdp2.again import gather_again_if_kept
+from plait_fsdp2.torch_internals import with_views_copied
 from plait_fsdp2.worlds import OwnChunk, shared_meshes
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def wrap(options: "Fsdp2", model: nn.Module, mesh: Mesh, spec: ModelSpec, precis
 def _copy_views(module: nn.Module, args: Any, result: Any) -> Any:
     """FSDP2 hooks a unit's results to gather it again in backward. A model that changes one of them in place, as
     `x += places`, would lose the hook of a view. Blocks add to the stream, so theirs are none."""
-    return tree_map_only(Tensor, lambda tensor: tensor.clone() if tensor._is_view() else tensor, result)
+    return with_views_copied(result)
 
 
 def _parameters(modules: Iterable[nn.Module]) -> set[nn.Parameter]:

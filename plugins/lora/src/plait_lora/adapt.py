@@ -64,7 +64,7 @@ def adapt(options: "Lora", model: nn.Module, spec: ModelSpec) -> ModelSpec:
     for fqn in chosen:
         owner, _, name = fqn.rpartition(".")
         module, names, axes = model.get_submodule(owner), pair(fqn), spec.axes_of(fqn)
-        weight: Any = module._parameters[name]
+        weight: Any = module.get_parameter(name)
         stack, (rows, columns) = weight.shape[:-2], weight.shape[-2:]
         made = {names[0]: (*stack, options.rank, columns), names[1]: (*stack, rows, options.rank)}
         for its, shape in made.items():

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import pipelining
 
 from plait import ModelSpec, PlaitError, stream_into
 from plait_pipeline.cut import stages_of
 from plait_pipeline.fits import KEY, SCHEDULES
 from plait_pipeline.order import torch_class, torch_name
-from plait_pipeline.weights import two_walks
+from plait_pipeline.stage import Stage
 
 if TYPE_CHECKING:
     from plait_pipeline import Pipeline
@@ -45,27 +44,6 @@ class Feed(nn.Module):
                 f"{self.like.dtype} entered the first block: with {KEY} every block returns what it gets"
             )
         return result.contiguous()
-
-
-class Stage(pipelining.PipelineStage):
-    """torch's, except for two faults of 2.11.
-
-    It greets stages of its own rank, which gloo refuses. And it would divide the backward of any stage; if that would
-    be wrong, weights get their gradients together with the input, in one walk.
-    """
-
-    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        own = dist.get_rank(self.group)
-        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != own]
-
-    def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: Any = False
-    ) -> None:
-        if not full_backward and not self.is_first and not self.dw_runner:  # once per step
-            outputs, inputs = self.fwd_cache[bwd_chunk_id]
-            divided = two_walks([loss] if self.is_last else outputs, inputs, self.submod.parameters())
-            self.dw_builder = None if divided else lambda: lambda: None  # what the second walk has left to do
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
 
 class Steps:

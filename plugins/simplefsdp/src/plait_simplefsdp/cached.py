@@ -14,12 +14,11 @@ import attrs
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._inductor.runtime.cache_dir_utils import cache_dir
-from torch.distributed.distributed_c10d import _world
 from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
 
 from plait import SELECTIVE_KEEPS, Run, budget_config
+from plait_simplefsdp.torch_internals import OperatorBase, cache_folder, groups
 
 
 @functools.cache
@@ -29,11 +28,6 @@ def code() -> str:
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
-
-
-def groups() -> list[Any]:
-    """Name and ranks of all process groups: a graph names the groups that it sends over."""
-    return sorted([name, sorted(_world.pg_group_ranks[group])] for group, name in _world.pg_names.items())
 
 
 def stored(model: nn.Module) -> list[Any]:
@@ -68,7 +62,7 @@ def called(target: Any) -> str:
         return target
     if getattr(target, "__closure__", None):
         raise Unknown(target)
-    if isinstance(target, torch._ops.OperatorBase):
+    if isinstance(target, OperatorBase):
         return str(target)
     return f"{target.__module__}.{getattr(target, '__qualname__', target.__name__)}"
 
@@ -90,7 +84,7 @@ def key_of(gm: GraphModule, model: nn.Module, run: Run, **given: Any) -> str | N
         "core": [version("plait"), sorted(SELECTIVE_KEEPS), budget_config(config.remat.budget)],
         "config": [config.compile, config.remat, config.precision],
         "rank": [dist.get_rank(), dist.get_world_size(), run.device_type],
-        "groups": groups(),
+        "groups": groups(),  # a graph names those that it sends over
         "stored": stored(model),
         "traced": graph,
         "given": given,
@@ -127,7 +121,7 @@ class KeptReport:
 
     def __init__(self, known: str | None, report: Callable[[dict[str, Any]], None]) -> None:
         self.report = report
-        self.file = Path(cache_dir(), "plait_simplefsdp", f"{known}.json") if known else None
+        self.file = cache_folder() / "plait_simplefsdp" / f"{known}.json" if known else None
         self.before, self.drawn = _read(self.file) if self.file else ({}, "")
         self.key = f"{known} {self.drawn}" if known else None
         self.graphs: dict[str, dict[str, Any]] = {}  # reported in this process

@@ -9,16 +9,16 @@ from torch.fx import Graph, Node
 
 from plait_simplefsdp.order import needed, using
 from plait_simplefsdp.shard import BUCKET, NUMBER
+from plait_simplefsdp.torch_internals import collective_operators, ranks_of
 
-_ops = torch.ops._c10d_functional
 GATHER, SCATTER, REDUCE = "all_gather", "reduce_scatter", "all_reduce"
 KINDS = {
-    _ops.all_gather_into_tensor.default: GATHER,
-    _ops.reduce_scatter_tensor.default: SCATTER,
-    _ops.all_reduce.default: REDUCE,
-    _ops.all_to_all_single.default: "all_to_all",
+    collective_operators.all_gather_into_tensor.default: GATHER,
+    collective_operators.reduce_scatter_tensor.default: SCATTER,
+    collective_operators.all_reduce.default: REDUCE,
+    collective_operators.all_to_all_single.default: "all_to_all",
 }
-WAIT = _ops.wait_tensor.default
+WAIT = collective_operators.wait_tensor.default
 
 
 @attrs.frozen
@@ -92,8 +92,5 @@ def known(tensor: torch.Tensor) -> list[int]:
 
 
 def _ranks(group: str) -> tuple[int, int]:
-    from torch.distributed.distributed_c10d import _resolve_process_group, get_process_group_ranks
-
-    name: Any = group  # torch's stubs have a type of their own for it
-    ranks = get_process_group_ranks(_resolve_process_group(name))
+    ranks = ranks_of(group)
     return len(ranks), max(ranks) - min(ranks) + 1

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
 from torch.fx import Graph, GraphModule
 from torch.fx.traceback import annotate
 
@@ -18,6 +17,7 @@ from plait_simplefsdp.partition import divide
 from plait_simplefsdp.plan import plan
 from plait_simplefsdp.recompute import BLOCK
 from plait_simplefsdp.report import Report
+from plait_simplefsdp.torch_internals import aot_autograd, of_any_size, values_as_sizes
 
 if TYPE_CHECKING:
     from plait_simplefsdp import SimpleFsdp
@@ -76,9 +76,9 @@ def _of_any_size(forward: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         for given in (*args, *kwargs.values()):
             if isinstance(given, torch.Tensor):
-                torch._dynamo.maybe_mark_dynamic(given, 0)
+                of_any_size(given)
         try:
-            with torch._dynamo.config.patch(capture_scalar_outputs=True):
+            with values_as_sizes():
                 return forward(*args, **kwargs)
         except Exception as error:
             if (said := _said(error)) is not None:

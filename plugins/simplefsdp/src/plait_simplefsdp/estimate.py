@@ -14,6 +14,7 @@ from torch.fx import Graph, Node
 from torch.utils.flop_counter import flop_registry
 
 from plait_simplefsdp.collectives import REDUCE, GraphCollective, every, known, size
+from plait_simplefsdp.torch_internals import OpOverload
 
 
 @attrs.frozen
@@ -128,7 +129,7 @@ def _called(node: Node) -> tuple[Any, Sequence[Any]]:
     the inner one."""
     if node.op == "call_function":
         for i, found in enumerate((node.target, *node.args)):
-            if isinstance(found, torch._ops.OpOverload):
+            if isinstance(found, OpOverload):
                 return found, node.args[i:]
     return None, ()
 

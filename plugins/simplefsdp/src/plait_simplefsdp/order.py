@@ -12,7 +12,7 @@ def relink(graph: Graph, wanted: list[Node]) -> None:
     missing = {node: len(node.all_input_nodes) for node in wanted}
     ready = [(place[node], node.name, node) for node in wanted if not missing[node]]
     heapq.heapify(ready)
-    last = graph._root
+    last = next(iter(graph.nodes)).prev  # what stands before all nodes
     while ready:
         _, _, node = heapq.heappop(ready)
         last.append(node)

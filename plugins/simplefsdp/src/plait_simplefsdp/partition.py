@@ -3,12 +3,11 @@
 from typing import Any
 
 import torch
-import torch._functorch.config
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 
 from plait import budget_config
 from plait_simplefsdp.recompute import tag
+from plait_simplefsdp.torch_internals import min_cut_rematerialization_partition, partitioner_options
 
 TAKEN = ("num_fwd_outputs", "static_lifetime_input_indices")
 
@@ -22,7 +21,7 @@ def divide(
     """
     tag(joint, blocks, again, remat.mode, fused)
     given = {key: value for key, value in arguments.items() if key in TAKEN}
-    with torch._functorch.config.patch(budget_config(remat.budget if remat.mode == "budget" else 1.0)):
+    with partitioner_options(budget_config(remat.budget if remat.mode == "budget" else 1.0)):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **given)
     _tensors_first(forward, backward, given["num_fwd_outputs"])
     return forward, backward

@@ -5,9 +5,9 @@ import logging
 from typing import Any
 
 import torch.distributed as dist
-from torch._logging import trace_structured
 
 from plait import Run
+from plait_simplefsdp.torch_internals import trace
 
 log = logging.getLogger("plait")
 
@@ -21,11 +21,7 @@ class Report:
 
     def add(self, found: dict[str, Any]) -> None:
         self.graphs.append(found)
-        trace_structured(
-            "artifact",
-            metadata_fn=lambda: {"name": f"plait_simplefsdp_{found['graph']}", "encoding": "json"},
-            payload_fn=lambda: json.dumps(found),
-        )
+        trace(f"plait_simplefsdp_{found['graph']}", lambda: json.dumps(found))
         if dist.get_rank():
             return  # all ranks plan alike
         for line in table(found):

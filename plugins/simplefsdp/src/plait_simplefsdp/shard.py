@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.traceback import annotate
 
 from plait import Mesh, ModelSpec, PlaitError, Precision, own_chunk, shard_dim, transform_param
+from plait_simplefsdp.torch_internals import joined, strided_shard
 
 # In the metadata of a graph's nodes: the block whose parameter they move, and the parameter's number in the model.
 BUCKET, NUMBER = "plait_bucket", "plait_number"
@@ -29,15 +29,13 @@ def shard(model: nn.Module, mesh: Mesh, spec: ModelSpec, precision: Precision) -
     dtypes = getattr(torch, precision.param), getattr(torch, precision.reduce)
     owners: dict[int, list[tuple[str, nn.Module, str]]] = {}  # of each parameter: several for a tied one
     for fqn, module in model.named_modules():
-        for name, param in module._parameters.items():
-            if param is not None:
-                owners.setdefault(id(param), []).append((fqn, module, name))
+        for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            owners.setdefault(id(param), []).append((fqn, module, name))
     tied: list[Once] = []
-    join = functools.cache(lambda *meshes: DeviceMesh._concatenate([*meshes]))  # takes as long as there are ranks
+    join = functools.cache(lambda *meshes: joined(meshes))
     for number, places in enumerate(owners.values()):
         fqn, module, name = places[0]
-        param = module._parameters[name]
-        assert param is not None
+        param = module.get_parameter(name)
         if param.dim() == 0:
             raise PlaitError(
                 f"simplefsdp cannot divide the scalar {f'{fqn}.{name}'.lstrip('.')!r}; give it the shape (1,)"
@@ -54,7 +52,7 @@ def shard(model: nn.Module, mesh: Mesh, spec: ModelSpec, precision: Precision) -
             tied.append(Once(whole))
             whole = tied[-1]
         for _, module, name in places:
-            module._parameters[name] = made
+            module.register_parameter(name, made)
             transform_param(module, name, whole)
     if tied:
         model.forward = _forgetting(model.forward, tied)
@@ -129,7 +127,7 @@ def _sharded(param: Any, data: DeviceMesh | None, join: Join) -> tuple[nn.Parame
         for size, placement in zip(inner[0].shape, inner[1], strict=True):
             factor *= size if getattr(placement, "dim", None) == dim else 1
         if factor > 1:
-            placements[-1] = _StridedShard(dim, split_factor=factor)
+            placements[-1] = strided_shard(dim, factor)
         mesh, placements, shape, stride = join(data, inner[0]), [*placements, *inner[1]], *inner[2:]
     part = own_chunk(local, ranks, rank, dim).clone()
     stored = DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)

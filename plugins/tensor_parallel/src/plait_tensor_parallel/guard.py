@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from plait import ModelSpec, PlaitError
+from plait_tensor_parallel.torch_internals import allow_overlap, explicit_redistribution, overlapping
 
 
 def forbid_hidden_movement(model: nn.Module, spec: ModelSpec, compiled: bool) -> None:
@@ -15,28 +16,23 @@ def forbid_hidden_movement(model: nn.Module, spec: ModelSpec, compiled: bool) ->
 
     Inside a compiled block the error names the block.
     """
-    try:
-        from torch.distributed.tensor._utils import ExplicitRedistributionContext
-    except ImportError:
+    if (context := explicit_redistribution()) is None:
         raise PlaitError("strategy.tensor_parallel.explicit=true needs a torch that can forbid it; this one cannot").at(
             "strategy.tensor_parallel.explicit", True, fits=(False,)
-        ) from None
+        )
 
     inside = list(spec.blocks_of(model)) if compiled else []
     for fqn, module in model.named_modules():
         if not any(fqn.startswith(f"{block}.") for block in inside):
             _name_in_errors(module, fqn)
-    during(model, ExplicitRedistributionContext)
+    during(model, context)
 
 
 def overlap(model: nn.Module, axis: Any, spec: ModelSpec) -> None:
     """Let inductor split collectives and matrix products of every block into pieces that overlap."""
-    import torch._inductor.config as inductor
-    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
-
-    enable_symm_mem_for_group(axis.get_group().group_name)
+    allow_overlap(axis.get_group().group_name)
     for block in spec.blocks_of(model).values():
-        during(block, lambda: inductor.patch(_micro_pipeline_tp=True))
+        during(block, overlapping)
 
 
 def during(module: nn.Module, make: Callable[[], AbstractContextManager]) -> None:

@@ -130,9 +130,7 @@ def _in(fqn: str, branch: str) -> bool:
 
 def _held(module: nn.Module, name: str) -> nn.Parameter:
     """The parameter itself, without what transforms make of it."""
-    param = module._parameters[name]
-    assert param is not None
-    return param
+    return dict(module.named_parameters(recurse=False, remove_duplicate=False))[name]
 
 
 def _contracts(module: nn.Module, name: str, place: ParamDivision) -> bool:

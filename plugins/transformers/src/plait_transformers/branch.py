@@ -82,7 +82,7 @@ def _halves_add_up(fqn: str, branch: nn.Module, call: Call, axes: Axes, attended
                     value = torch.cat([part.chunk(2, dim)[half] for part in value.chunk(parts, dim)], dim)
             if its in (("embed",), ("experts", "embed")) and half:  # a bias of what is written
                 value = torch.zeros_like(value)
-            owner._parameters[own] = nn.Parameter(value.clone())
+            owner.register_parameter(own, nn.Parameter(value.clone()))
         result: Any = part(*call.args, **call.kwargs)
         first = result[0] if isinstance(result, tuple) else result
         total = first if total is None else total + first

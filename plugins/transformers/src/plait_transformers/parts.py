@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from plait import PlaitError, WeightPart
 from plait_transformers.called import of_config
+from plait_transformers.torch_internals import TorchDispatchMode, memory_of
 
 
 class _NoCopies(TorchDispatchMode):
@@ -31,12 +31,12 @@ def parts_of(config: Any) -> dict[str, WeightPart]:
     with torch.device("meta"), torch.no_grad():
         model: Any = of_config(config)
         state = {fqn: torch.empty(tensor.shape) for fqn, tensor in model.state_dict().items()}
-        owners = {tensor.untyped_storage()._cdata: fqn for fqn, tensor in state.items()}
+        owners = {memory_of(tensor): fqn for fqn, tensor in state.items()}
         with _NoCopies():
             saved = revert_weight_conversion(model, dict(state))
     found = {}
     for name, tensor in saved.items():
-        fqn = owners.get(tensor.untyped_storage()._cdata)
+        fqn = owners.get(memory_of(tensor))
         part = None if fqn is None else _part(fqn, tensor, state[fqn])
         if part is None:
             raise PlaitError(

@@ -95,9 +95,9 @@ def _built(config: Any, own: bool = False) -> nn.Module:
                 fills[fqn](buffer, generator)
         model.tie_weights()
     for module in model.modules():
-        for name, held in module._parameters.items():
-            if held is not None and held.is_floating_point():
-                module._parameters[name] = nn.Parameter(held.detach().double())
+        for name, held in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if held.is_floating_point():
+                module.register_parameter(name, nn.Parameter(held.detach().double()))
     model.tie_weights()
     return model.eval()
 
@@ -281,7 +281,7 @@ def _ends(model: nn.Module, watch: Watch, blocks: str) -> tuple[tuple[str, ...],
     own = [
         fqn
         for fqn, module in model.named_modules()
-        if not fqn.startswith(inside) and any(p is not None for p in module._parameters.values())
+        if not fqn.startswith(inside) and any(True for _ in module.parameters(recurse=False))
     ]
     places = [watch.places.get(fqn, []) for fqn in own]
     if any(len(each) != 1 for each in places) or not watch.block_places:

@@ -5,10 +5,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from torch.utils._pytree import tree_map
-
 from plait_autoparallel.advisor.links import Links, Placement
 from plait_autoparallel.advisor.program import Problem, ProblemStep, Way
+from plait_autoparallel.advisor.strategies import arguments
 
 CASTS = ("aten::_to_copy",)
 COPIES = {"aten::copy_": 1, "aten::clone": 0}  # which input has the values
@@ -66,7 +65,7 @@ class BlockProblem:
             if node.call.name in ALIASES:
                 same[node.made[0]] = used[0]
             elif self._light_one(node) and derived.issuperset(used):
-                given = tree_map(lambda leaf: used if hasattr(leaf, "value") else leaf, (node.args, node.kwargs))  # noqa: B023
+                given = arguments(node, used)
                 made = first.setdefault(str((node.func, given)), node.made)
                 same.update({v: other for v, other in zip(node.made, made, strict=True) if v != other})
                 derived.update(made)

@@ -1,4 +1,8 @@
-"""How DTensor can compute an operator on ranks along one mesh dim. The only file that uses DTensor's internals.
+"""How DTensor can compute an operator on ranks along one mesh dim. The only file that uses what torch keeps private.
+
+Needs `DTensorSpec`, `TensorMeta`, `OpSchema`, the propagator of `DTensor._op_dispatcher` with its tables of operators,
+`torch.utils._pytree`, and `_schema` of operators, in torch 2.11 to 2.13. Test:
+plugins/autoparallel/tests/test_solve.py.
 
 DTensor's sharding propagation answers one question: the inputs lie so; how must they lie, and how does the result? It
 is asked for many ways in which the inputs could lie, and each answer is a strategy.
@@ -29,6 +33,11 @@ _APART = {
 }
 
 
+def arguments(node: Any, stand_in: Any) -> Any:
+    """The arguments of a graph's node, with `stand_in` for each tensor."""
+    return tree_map(lambda leaf: stand_in if hasattr(leaf, "value") else leaf, (node.args, node.kwargs))
+
+
 class Enumeration:
     """`strategies(node, values)` of a graph's nodes on `size` ranks; equal calls are asked for once.
 
@@ -45,8 +54,11 @@ class Enumeration:
         """None if DTensor does not know the operator."""
         inputs = [values[v] for v in node.used()]
         results = [values[v] for v in node.made]
-        said = tree_map(lambda leaf: "tensor" if hasattr(leaf, "value") else leaf, (node.args, node.kwargs))
-        key = (str(node.func), str(said), str([(v.shape, v.stride, v.dtype) for v in (*inputs, *results)]))
+        key = (
+            str(node.func),
+            str(arguments(node, "tensor")),
+            str([(v.shape, v.stride, v.dtype) for v in (*inputs, *results)]),
+        )
         if key not in self._known:
             self._known[key] = self._ask(node, inputs, results)
         return self._known[key]

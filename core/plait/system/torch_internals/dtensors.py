@@ -1,0 +1,43 @@
+"""DTensor: its placement of parts, its part on this rank, its caches, and how it learns the shapes of results.
+
+Needs `_StridedShard`, `DTensor._local_tensor`, `ShardingPropagator._propagate_tensor_meta_non_cached` or
+`_propagate_tensor_meta`, and the caches `_redistribute._gen_transform_infos`, `clear_redistribute_planner_cache`,
+`_collective_utils.MeshTopoInfo` and `debug._clear_sharding_prop_cache`, in torch 2.11 to 2.13. Tests:
+tests/system/test_torch_internals.py, tests/parallel/test_sharding.py.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Placement
+
+
+def strided_shard(dim: int, parts: int) -> Placement:
+    """The placement of a rank that has a share of each of `parts` equal parts of `dim`."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return _StridedShard(dim, split_factor=parts)
+
+
+def local_part(tensor: Any) -> Tensor:
+    """The part of a DTensor on this rank, past autograd; any other tensor itself."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def forget_plans() -> None:
+    """Clear what torch caches about meshes: plans of DTensors, by equal-looking meshes, with names of ended groups."""
+    from torch.distributed.tensor import _collective_utils, _redistribute
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    _redistribute.clear_redistribute_planner_cache()
+    _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()
+
+
+def shape_learners() -> list[tuple[Any, str]]:
+    """(class, name of its method) of what calls an operator only to learn the shape of its result."""
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    names = ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta")
+    return [(ShardingPropagator, name) for name in names if hasattr(ShardingPropagator, name)]

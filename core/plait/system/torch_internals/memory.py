@@ -1,0 +1,37 @@
+"""Memory: which storage a tensor has, settings of the allocator, the history of a GPU's memory.
+
+Needs `UntypedStorage._cdata`, `torch._C._accelerator_setAllocatorSettings`, `torch.cuda._is_in_bad_fork`,
+`torch.cuda.memory._record_memory_history` and `_dump_snapshot`, in torch 2.11 to 2.13. Tests:
+tests/system/test_torch_internals.py.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def storage_key(storage: Any) -> int:
+    """Tells an UntypedStorage apart from others that exist at the same time."""
+    return storage._cdata
+
+
+def set_allocator(settings: str) -> None:
+    """Change the settings of the allocator, written as in PYTORCH_ALLOC_CONF, after it has read them."""
+    torch._C._accelerator_setAllocatorSettings(settings)
+
+
+def gpu_lost_by_fork() -> bool:
+    """Whether this process is a fork of one that used a GPU, even if only to count them, so that it cannot use any."""
+    return torch.cuda._is_in_bad_fork()
+
+
+def record_history(entries: int) -> None:
+    """Record the last `entries` allocations of GPU memory from now on."""
+    torch.cuda.memory._record_memory_history(max_entries=entries)
+
+
+def write_history(path: Path) -> None:
+    """Write what was recorded for torch's memory viewer, and stop recording."""
+    torch.cuda.memory._dump_snapshot(str(path))
+    torch.cuda.memory._record_memory_history(enabled=None)

@@ -1,0 +1,216 @@
+"""Each function that stands on a private name of torch does what it says with the torch that is installed."""
+
+import datetime
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from plait.parallel.simulated import simulated
+from plait.system.torch_internals import compiler, dtensors, groups, memory, meshes, modules, tracing
+
+
+def test_groups_are_listed_named_and_given_a_timeout():
+    with simulated(4, rank=1):
+        half = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=5))
+        assert groups.all_groups() == [dist.group.WORLD, half]
+        assert groups.ranks_of(half.group_name) == (0, 1)
+        assert isinstance(groups.default_store(), dist.Store)
+
+
+def _recorded() -> tuple[float, list]:
+    group = dist.group.WORLD
+    groups.set_timeout(group, 7)
+    dist.all_reduce(torch.ones(3))
+    dumped = [json.loads(dump() or b"{}") for dump in groups.flight_recorders().values()]
+    options = group._get_backend(torch.device("cpu")).options
+    return options._timeout.total_seconds(), [e["profiling_name"] for each in dumped for e in each.get("entries", [])]
+
+
+def test_collectives_get_a_timeout_and_are_recorded(plait_ranks):
+    for seconds, recorded in plait_ranks.run(_recorded, world=2):
+        assert seconds == 7
+        assert "gloo:all_reduce" in recorded
+
+
+def test_meshes_are_joined_divided_and_renamed():
+    with simulated(8):
+        world = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
+        two = meshes.factored(world, (2, 4), ("a", "b"))
+        assert two.mesh_dim_names == ("a", "b")
+        assert two.shape == (2, 4)
+        joint = meshes.joined_meshes([two["a"], two["b"]])
+        assert joint.mesh.tolist() == two.mesh.tolist()
+        assert meshes.flattened(two, "both").mesh_dim_names == ("both",)
+        meshes.rename(joint, "c", "d")
+        assert joint.mesh_dim_names == ("c", "d")
+
+
+def test_a_dtensor_shows_its_part_and_a_share_of_each_part():
+    placed = dtensors.strided_shard(0, 2)
+    assert isinstance(placed, Shard) or hasattr(placed, "split_factor")
+    assert placed.split_factor == 2
+    with simulated(2, rank=1):
+        mesh = init_device_mesh("cpu", (2,))
+        tensor = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)], src_data_rank=None)
+        assert dtensors.local_part(tensor).tolist() == [2, 3]
+    assert dtensors.local_part(plain := torch.ones(2)) is plain
+
+
+def test_plans_of_dtensors_are_forgotten_and_their_questions_seen(monkeypatch):
+    asked = []
+    with simulated(2):
+        mesh = init_device_mesh("cpu", (2,))
+        for owner, name in dtensors.shape_learners():
+            plain = getattr(owner, name)
+            monkeypatch.setattr(owner, name, lambda *args, plain=plain: asked.append(args[1:]) or plain(*args))
+        for _ in range(2):
+            asked.clear()
+            dtensors.forget_plans()
+            DTensor.from_local(torch.ones(2), mesh, [Replicate()], run_check=False) + 1
+            assert asked  # what is not forgotten is not asked again
+        asked.clear()
+        DTensor.from_local(torch.ones(2), mesh, [Replicate()], run_check=False) + 1
+        assert not asked
+
+
+def test_the_compiler_says_what_it_can_and_does():
+    assert "inductor" in compiler.backends()
+    assert compiler.is_imported()
+    assert compiler.has_partitioner_option("activation_memory_budget")
+    assert not compiler.has_partitioner_option("activation_memory_budgets")
+    told = []
+    begin, end = (lambda about, word=word: told.append(word) for word in ("begin", "end"))
+    compiler.progress().register_start_callback(begin)
+    compiler.progress().register_end_callback(end)
+    try:
+        compiled = torch.compile(double, backend="eager")
+        assert compiled(torch.ones(2)).tolist() == [2, 2]
+    finally:
+        compiler.progress().remove_start_callback(begin)
+        compiler.progress().remove_end_callback(end)
+    assert told == ["begin", "end"]
+    assert compiler.original(compiled) is double
+    assert compiler.original(double) is None
+    compiler.reset_if_imported()
+
+
+def double(x):
+    return x * 2
+
+
+def test_the_partitioner_takes_options_for_some_time():
+    import torch._functorch.config as options
+
+    before = options.activation_memory_budget
+    with compiler.partitioner_options(activation_memory_budget=0.25):
+        assert options.activation_memory_budget == 0.25
+    assert options.activation_memory_budget == before
+
+
+class Double(nn.Module):
+    def forward(self, x):
+        return double(x)
+
+
+def test_a_module_can_be_kept_outside_of_a_graph():
+    model = nn.Sequential(Double(), Double())
+    model[1].register_forward_hook(lambda module, args, result: result)  # without any, torch calls only its forward
+    assert not compiler.has_compiled_call(model[1])
+    compiler.call_outside_of_graph(model[1], "it is a test")
+    assert compiler.has_compiled_call(model[1])
+    with pytest.raises(RuntimeError, match="it is a test"):
+        torch.compile(model.forward, backend="eager", fullgraph=True)(torch.ones(1, 2))
+    compiler.reset_if_imported()
+
+
+def test_storages_are_told_apart():
+    one, other = torch.ones(2), torch.ones(2)
+    assert memory.storage_key(one[:1].untyped_storage()) == memory.storage_key(one.untyped_storage())
+    assert memory.storage_key(one.untyped_storage()) != memory.storage_key(other.untyped_storage())
+
+
+def test_the_allocator_and_gpus_answer_without_a_gpu(monkeypatch, tmp_path):
+    assert memory.gpu_lost_by_fork() is False
+    taken = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", taken.append)
+    memory.set_allocator("expandable_segments:False")
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **how: taken.append(how))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", taken.append)
+    memory.record_history(entries=10)
+    memory.write_history(tmp_path)
+    assert taken == ["expandable_segments:False", {"max_entries": 10}, str(tmp_path), {"enabled": None}]
+
+
+def test_hooks_are_counted():
+    module = nn.Linear(2, 2)
+    module.register_forward_hook(print)
+    module.register_forward_pre_hook(print)
+    module.register_full_backward_hook(print)
+    module.register_full_backward_pre_hook(print)
+    kinds = ("forward pre hooks", "forward hooks", "backward pre hooks", "backward hooks")
+    assert {kind: len(hooks) for kind, hooks in modules.hooks_of(module).items()} == dict.fromkeys(kinds, 1)
+    module.weight.register_hook(print)
+    module.weight.register_post_accumulate_grad_hook(print)
+    assert modules.hooks_of_tensor(module.weight) == 2
+    optimizer = torch.optim.SGD(module.parameters())
+    optimizer.register_step_pre_hook(print)
+    optimizer.register_step_post_hook(print)
+    assert modules.hooks_of_optimizer(optimizer) == 2
+    modules.without_hooks(optimizer)
+    assert modules.hooks_of_optimizer(optimizer) == 0
+    before = modules.global_hooks()
+    handle = nn.modules.module.register_module_forward_hook(print)
+    after = modules.global_hooks()
+    handle.remove()
+    assert sum(after.values()) == sum(before.values()) + 1
+
+
+def test_a_child_stands_under_each_of_its_names():
+    module = nn.Module()
+    module.a = module.b = nn.Linear(1, 1)
+    module.register_module("c", None)
+    assert modules.children_of(module) == {"a": module.a, "b": module.a, "c": None}
+
+
+def test_operators_and_nodes_are_seen():
+    seen = []
+
+    class Watch(tracing.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            assert tracing.modes()["dispatch"] == 0  # the mode is off inside of itself
+            seen.append((tracing.schema(func).name, tracing.node_number()))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2, requires_grad=True)
+    with Watch():
+        assert tracing.modes()["dispatch"] == 1
+        first = tracing.next_node()
+        (x * 3).sum().backward()
+    assert [name for name, number in seen if number is None][:2] == ["aten::mul", "aten::sum"]
+    assert ("aten::mul", first) in seen  # backward of the first node
+    assert tracing.node_number() is None
+
+
+def test_fake_tensors_refuse_their_values():
+    with tracing.FakeTensorMode() as mode:
+        x = torch.ones(2)
+        assert isinstance(x, tracing.FakeTensor)
+        assert mode.fake_tensor_converter is not None
+        for error, ask in (
+            (tracing.DataDependentOutputException, lambda: x.sum().item()),
+            (tracing.DynamicOutputShapeException, lambda: x.nonzero()),
+        ):
+            try:
+                ask()
+            except error:
+                continue
+            raise AssertionError(error)
+    assert issubclass(tracing.UnsupportedOperatorException, RuntimeError)
+    assert tracing.tree_leaves({"a": [1, (2,)]}) == [1, 2]
+    assert tracing.tree_map_only(int, str, [1, 2.0]) == ["1", 2.0]
+    assert tracing.is_traceable_wrapper_subclass_type(DTensor)
