@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from plait.checkpoint import frozen as frozen_parts
-from plait.checkpoint.frozen import Base, digest
+from plait.checkpoint import frozen_parameters as frozen_parts
+from plait.checkpoint.frozen_parameters import Base, digest
 from plait.checkpoint.load import load
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.checkpoint.owner import claim
+from plait.checkpoint.folder_owner import claim
 from plait.contract.errors import PlaitError
 from plait.records.run_folder import Outcome
 from plait.testing.project import STARTED

@@ -95,14 +95,14 @@ def _error(first: Told, other: Told, ours: Facts, theirs: Facts, differ: list[tu
     kinds: dict[str, list[str]] = {}
     for kind, name in differ:
         kinds.setdefault(kind, []).append(name)
-    said = []
+    differences = []
     for kind, names in kinds.items():
         words = [WORDS[kind](name, theirs.get((kind, name)), there, ours.get((kind, name)), here) for name in names]
         more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
-        said.append(", ".join(words[:SHOWN]) + more)
+        differences.append(", ".join(words[:SHOWN]) + more)
     kind, name = differ[0]
     cures = ", ".join(CURE[kind] for kind in kinds)
-    error = PlaitError(f"the machines of a run must be alike: {'; '.join(said)}: {cures}")
+    error = PlaitError(f"the machines of a run must be alike: {'; '.join(differences)}: {cures}")
     return error.at(name.partition("=")[0], theirs.get((kind, name)), fits=(ours.get((kind, name)),))
 
 

@@ -78,11 +78,11 @@ def _startable(count: int) -> int:
 
 def _free_bytes() -> int | None:
     """Bytes that this machine, or the container, still has free; None if it does not report that."""
-    found = []
+    limits = []
     with contextlib.suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":") for line in Path(MEMORY).read_text(encoding="utf-8").splitlines())
-        found.append(sum(int(lines[key].split()[0]) * 1024 for key in ("MemAvailable", "SwapFree")))
+        limits.append(sum(int(lines[key].split()[0]) * 1024 for key in ("MemAvailable", "SwapFree")))
     for limit in LIMITS:
         with contextlib.suppress(OSError, ValueError):  # "max": no limit
-            found.append(int(Path(limit).read_text(encoding="utf-8")))
-    return min(found, default=None)
+            limits.append(int(Path(limit).read_text(encoding="utf-8")))
+    return min(limits, default=None)

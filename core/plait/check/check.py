@@ -72,7 +72,7 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
     _check_model(config, model, run.spec)
     accumulation(config, layout.count("batch"))
     source = build_source(config.data)
-    source.check(seq_len=config.train.seq_len, vocab_size=_said(config, model, "vocab_size"))
+    source.check(seq_len=config.train.seq_len, vocab_size=_model_option(config, model, "vocab_size"))
     if config.validation.interval and not source.has_validation:
         raise PlaitError(
             f"validation.interval={config.validation.interval}, but no data is held out; set "
@@ -106,7 +106,7 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
 
 
 def _check_model(config: Config, model: Any, spec: ModelSpec) -> None:
-    longest = _said(config, model, "max_seq_len")
+    longest = _model_option(config, model, "max_seq_len")
     if longest is not None and config.train.seq_len > longest:
         raise PlaitError(
             f"train.seq_len={config.train.seq_len} is longer than the model's: model.max_seq_len={longest}"
@@ -117,7 +117,7 @@ def _check_model(config: Config, model: Any, spec: ModelSpec) -> None:
     check_optimizer(config.optimizer, groups_of([model], spec))
 
 
-def _said(config: Config, model: Any, key: str) -> Any:
+def _model_option(config: Config, model: Any, key: str) -> Any:
     """The option model.<key>, or what the model itself says if it has no such option."""
     return config.model.get(key, getattr(model, key, None))
 

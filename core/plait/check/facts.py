@@ -47,21 +47,21 @@ def of_machine(config: Config) -> Facts:
     from plait.parallel.process_group import device_of
 
     code = _code(config)
-    found: Facts = {("version", "python"): sys.version.split()[0]}
-    found |= {("version", name): _version(name) for name in _distributions(code)}
-    found["device", "launch.device"] = device_of(config.launch.device)
-    found |= {("variable", name): os.environ.get(name) for name in VARIABLES}
+    facts: Facts = {("version", "python"): sys.version.split()[0]}
+    facts |= {("version", name): _version(name) for name in _distributions(code)}
+    facts["device", "launch.device"] = device_of(config.launch.device)
+    facts |= {("variable", name): os.environ.get(name) for name in VARIABLES}
     for name in code:
-        found |= {("code", file): digest for file, digest in _sources(name)}
+        facts |= {("code", file): digest for file, digest in _sources(name)}
     plain = config.plain()
     for key, value in _leaves({name: plain[name] for name in PLACES}):
         if isinstance(value, str) and key != OUTPUT and _may_be_a_path(key, value):
-            found |= {("files", f"{key}={file}"): digest for file, digest in _files(Path(value))}
+            facts |= {("files", f"{key}={file}"): digest for file, digest in _files(Path(value))}
     data = dict(config.data)
     if data.get("tokenizer") == "auto" and (own := getattr(build_model(config.model)[0], "tokenizer_from", None)):
         data["tokenizer"] = own
-    found["data", "data"] = build_source(data).fingerprint()
-    return found
+    facts["data", "data"] = build_source(data).fingerprint()
+    return facts
 
 
 def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:

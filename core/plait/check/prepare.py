@@ -7,7 +7,7 @@ from pathlib import Path
 from plait.check.check import check
 from plait.check.checked import Checked
 from plait.check.resume import find_checkpoint
-from plait.checkpoint.owner import claim
+from plait.checkpoint.folder_owner import claim
 from plait.contract.config import Config, Precision
 from plait.contract.errors import PlaitError
 from plait.data.tokenizer_files import said_of_export
@@ -33,11 +33,11 @@ def prepare(
         folder.lock()
         folder.check()
     with reading(checked.config.checkpoint.dir, "checkpoint.dir"):
-        found = find_checkpoint(checked, folder, say)  # if it refuses, no new folder is left behind
-    if found.finished:
-        reason = f"{folder.path.name} is finished at step {found.step}: raise train.steps, or set another run.name"
-        return Outcome("finished", reason, step=found.step)
-    checked.assembly.run.config = found.config
+        start = find_checkpoint(checked, folder, say)  # if it refuses, no new folder is left behind
+    if start.finished:
+        reason = f"{folder.path.name} is finished at step {start.step}: raise train.steps, or set another run.name"
+        return Outcome("finished", reason, step=start.step)
+    checked.assembly.run.config = start.config
     checkpoints = folder.checkpoints(checked.config.checkpoint.dir) if checked.config.checkpoint.enabled else None
     where = f"checkpoint.dir={shown(checked.config.checkpoint.dir)}:"
     if make_data:  # in vain if the folder cannot be written

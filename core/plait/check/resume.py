@@ -11,7 +11,7 @@ import attrs
 
 from plait.check.resumed_data import check_data, with_batch_of
 from plait.checkpoint.choose import Say, choose
-from plait.checkpoint.owner import check_owner
+from plait.checkpoint.folder_owner import check_owner
 from plait.checkpoint.pieces import Damaged
 from plait.checkpoint.store import Manifest, Store
 from plait.checkpoint.sums import check_sums
@@ -150,10 +150,10 @@ def _exports_otherwise(checked: "Checked", folder: "RunFolder", say: Say) -> boo
     now = checked.config.strategy
     for name in checked.assembly.hooks.owners("export"):
         if before.get(name) != (options := dict(now.get(name) or {})):
-            said = ", ".join(
+            changed = ", ".join(
                 f"strategy.{name}.{k}={v}" for k, v in options.items() if (before.get(name) or {}).get(k) != v
             )
-            say(f"export: {said} differs from what was exported; the run writes its weights again")
+            say(f"export: {changed} differs from what was exported; the run writes its weights again")
             return True
     return False
 

@@ -37,17 +37,17 @@ def check_shared(marks: Mapping[str, str]) -> None:
 
     looks = os.environ.get("LOCAL_RANK", "0") == "0"
     missing = next((folder for folder, word in marks.items() if looks and not _sees(Path(folder), word)), None)
-    found: list[tuple[str, str | None]] = [("", None)] * dist.get_world_size()
-    dist.all_gather_object(found, (socket.gethostname(), missing))
+    views: list[tuple[str, str | None]] = [("", None)] * dist.get_world_size()
+    dist.all_gather_object(views, (socket.gethostname(), missing))
     if dist.get_rank() == 0:
         for folder in marks:
             with contextlib.suppress(OSError):
                 os.unlink(Path(folder) / MARK)
-    for host, unseen in found:
+    for host, unseen in views:
         if unseen is not None:
             key = "run.name" if unseen == next(iter(marks)) else "checkpoint.dir"
             raise PlaitError(
-                f"{unseen} on {host} is not the folder that {found[0][0]} sees: the machines of a run need a shared "
+                f"{unseen} on {host} is not the folder that {views[0][0]} sees: the machines of a run need a shared "
                 "folder for runs and checkpoint.dir; start the command there"
             ).at(key, unseen, fits="a folder that all machines share")
 

@@ -33,10 +33,10 @@ class CheckedFile:
             if not (folder / name).is_file():  # opening a pipe would never end
                 raise FileNotFoundError
             self._file = (folder / name).open("rb", buffering=0)
-            found = os.fstat(self._file.fileno()).st_size
-        if found != self.size:
+            size = os.fstat(self._file.fileno()).st_size
+        if size != self.size:
             self._file.close()
-            raise Damaged.because(folder, f"its file {name} has {found} bytes instead of {self.size}")
+            raise Damaged.because(folder, f"its file {name} has {size} bytes instead of {self.size}")
 
     def __enter__(self) -> Self:
         return self

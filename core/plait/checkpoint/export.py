@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from plait.checkpoint.files import put_in_place, sync, write_synced
-from plait.checkpoint.joined import joined
+from plait.checkpoint.merged import merged
 from plait.checkpoint.sums import write_sums
 from plait.checkpoint.weight_files import INDEX
 from plait.contract.weight_part import WeightPart, parts_by_fqn, weight_parts
@@ -177,7 +177,7 @@ class _Together:
 
         self._writer = next((rank for rank, writes in enumerate(all_ranks(lambda: is_writer)) if writes), -1)
         own = {fqn: _Entry(self._rank, tuple(t.shape), t.dtype) for fqn, t in state.items()}
-        self.entries, self._alike = joined(own, all_ranks, known)
+        self.entries, self._alike = merged(own, all_ranks, known)
 
     def at_writer(self, fqn: str) -> Tensor | None:
         """The whole tensor on the CPU of the writer; None on other ranks."""

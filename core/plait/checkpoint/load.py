@@ -14,8 +14,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from plait.checkpoint.boxes import in_boxes
-from plait.checkpoint.frozen import is_frozen
+from plait.checkpoint.frozen_parameters import is_frozen
+from plait.checkpoint.packed_chunks import in_chunks
 from plait.checkpoint.pieces import Damaged
 from plait.checkpoint.reader import Reader
 from plait.checkpoint.store import Store
@@ -96,7 +96,7 @@ def _read(reader: Reader, wanted: dict[str, Tensor]) -> None:
     try:
         alone = not dist.is_initialized()
         with warnings.catch_warnings(action="ignore") if alone else nullcontext():  # "no process group"
-            dcp.load(in_boxes(mine), storage_reader=reader, no_dist=alone)
+            dcp.load(in_chunks(mine), storage_reader=reader, no_dist=alone)
     except dcp.CheckpointException as error:
         for cause, _ in error.failures.values():
             if isinstance(cause, Damaged):
@@ -138,12 +138,12 @@ def check_optimizer_state(path: str | os.PathLike[str], saved: Iterable[str], st
 
 
 def _by_parameter(keys: Iterable[str]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = defaultdict(set)
+    entries: dict[str, set[str]] = defaultdict(set)
     for key in keys:
         if key.startswith("optimizer."):
             name, _, what = key.removeprefix("optimizer.").rpartition(".")
-            found[name].add(what)
-    return found
+            entries[name].add(what)
+    return entries
 
 
 def _summary(saved: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from plait.records.metrics import FILE, MetricsSeal
 from plait.system.errors import DiskError, one_line, refused
 
 if TYPE_CHECKING:
-    from plait.checkpoint.frozen import Base
+    from plait.checkpoint.frozen_parameters import Base
     from plait.contract.config import Config
     from plait.data.tokenizer_files import Used
     from plait.parallel.apply import Applied

@@ -84,12 +84,12 @@ class Reader(dcp.FileSystemReader):
 
 def _tensor(data: memoryview) -> Tensor:
     try:
-        found = torch.load(cast(Any, _Bytes(data)), map_location="cpu", weights_only=True)
+        tensor = torch.load(cast(Any, _Bytes(data)), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # torch's own message says how to run it anyway
-        found = None
-    if not isinstance(found, Tensor):
+        tensor = None
+    if not isinstance(tensor, Tensor):
         raise PlaitError("one of its files holds something other than tensors; none of that was run")
-    return found
+    return tensor
 
 
 def _give(saved: Tensor, item: ReadItem, planner: LoadPlanner) -> None:

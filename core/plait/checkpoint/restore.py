@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.checkpoint.frozen import Base
+from plait.checkpoint.frozen_parameters import Base
 from plait.checkpoint.load import load_latest
 from plait.checkpoint.store import Store
 from plait.checkpoint.weights import read_weights

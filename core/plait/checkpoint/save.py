@@ -15,11 +15,11 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.utils.serialization import config
 
-from plait.checkpoint.boxes import in_boxes
 from plait.checkpoint.files import clear
 from plait.checkpoint.finite import Extremes, where_to_go_on
 from plait.checkpoint.hashed import HashedFiles
-from plait.checkpoint.joined import joined
+from plait.checkpoint.merged import merged
+from plait.checkpoint.packed_chunks import in_chunks
 from plait.checkpoint.pieces import Seal
 from plait.checkpoint.staging import Staging
 from plait.checkpoint.store import Manifest, Store
@@ -114,14 +114,14 @@ class Saver:
         for rank, found in enumerate(self._all(ready)):
             if found:
                 raise PlaitError(f"{found} (rank {rank}); {where_to_go_on(self.store, self.resumed, self.saved)}")
-        manifest = attrs.evolve(manifest, parameters=joined(manifest.parameters, self._all, known)[0])
+        manifest = attrs.evolve(manifest, parameters=merged(manifest.parameters, self._all, known)[0])
         try:
             writer = _Writer(path, per_thread_copy_ahead=copy_ahead)
             quiet = warnings.catch_warnings(action="ignore") if self._group is None else nullcontext()
             # torch warns that there is no group. It never compares its own checksums, so it need not compute them.
             with quiet, config.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
-                boxes, group = in_boxes(state), self._group
-                dcp.save(boxes, storage_writer=writer, process_group=group, no_dist=group is None)
+                chunks, group = in_chunks(state), self._group
+                dcp.save(chunks, storage_writer=writer, process_group=group, no_dist=group is None)
             files = {name: seal for own in self._all(writer.seal) for name, seal in own.items()}
             self._all(lambda: self._complete(path, manifest, files))
         except (Exception, dcp.CheckpointException):

@@ -104,13 +104,13 @@ class Store:
         if not os.path.lexists(self.folder):
             return []
         try:
-            found = [path for path in self.folder.iterdir() if re.fullmatch("step-[0-9]+", path.name)]
+            paths = [path for path in self.folder.iterdir() if re.fullmatch("step-[0-9]+", path.name)]
         except OSError as error:
             raise PlaitError(
                 f"the checkpoints in {self.folder} cannot be read: {error.strerror}; set checkpoint.dir "
                 "to use another folder"
             ) from None
-        return sorted(found, key=_step)
+        return sorted(paths, key=_step)
 
     def complete(self) -> list[Path]:
         """The checkpoints that were written completely, by step; without those that `latest` found damaged.
@@ -180,8 +180,8 @@ class Store:
             return problem
         path, files = Path(path), cls.read(path).files
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:  # hashing releases Python's lock
-            found = list(threads.map(lambda name: first_change(path, name, files), files))
-        return next((why for why in found if why), None)
+            changes = list(threads.map(lambda name: first_change(path, name, files), files))
+        return next((why for why in changes if why), None)
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Manifest:
@@ -237,8 +237,8 @@ class Store:
 
     def _left_over(self, suffix: str) -> list[Path]:
         """The newest first."""
-        found = self.folder.glob(f"step-*.{suffix}") if self.folder.is_dir() else []
-        return sorted((p for p in found if re.fullmatch("step-[0-9]+", p.stem)), key=_step, reverse=True)
+        folders = self.folder.glob(f"step-*.{suffix}") if self.folder.is_dir() else []
+        return sorted((p for p in folders if re.fullmatch("step-[0-9]+", p.stem)), key=_step, reverse=True)
 
     def _sound(self, path: Path, step: int) -> bool:
         return _says(path) == step and self.verify(path) is None

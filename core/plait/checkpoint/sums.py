@@ -15,8 +15,8 @@ LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 def write_sums(folder: Path) -> None:
     """Write the digests of all files in `folder`. Call it when the files are complete."""
     files = sorted(file for file in folder.iterdir() if file.name != SUMS)
-    found = zip(digests(files), files, strict=True)
-    write_synced(folder / SUMS, "".join(f"{sha256}  {file.name}\n" for sha256, file in found))
+    sums = zip(digests(files), files, strict=True)
+    write_synced(folder / SUMS, "".join(f"{sha256}  {file.name}\n" for sha256, file in sums))
 
 
 def check_sums(path: Path) -> None:
@@ -38,10 +38,10 @@ def check_sums(path: Path) -> None:
         if not (folder / name).is_file():
             raise PlaitError(f"{folder / name} is missing, which {SUMS} lists: copy the folder again, or remove {SUMS}")
     try:
-        found = digests([folder / name for name in expected])
+        sums = digests([folder / name for name in expected])
     except OSError as error:
         raise PlaitError(f"the weights in {folder} cannot be read: {error}") from None
-    for (name, sha256), actual in zip(expected.items(), found, strict=True):
+    for (name, sha256), actual in zip(expected.items(), sums, strict=True):
         if sha256 != actual:
             raise PlaitError(
                 f"{folder / name} was changed after {SUMS} was written (sha256 differs): copy the folder again, or "

@@ -90,20 +90,20 @@ def _of_folder(folder: Path) -> list[Path]:
         ).at(KEY, str(folder), fits="a folder of whole weights")
     if os.path.lexists(folder / WHOLE):
         return [folder / WHOLE]
-    if found := _indexed(folder):
-        return found
-    found = sorted(folder.glob("*.safetensors"))
+    if files := _indexed(folder):
+        return files
+    files = sorted(folder.glob("*.safetensors"))
     pickled = next((name for name in PICKLED if os.path.lexists(folder / name)), None)
-    if pickled and found:
+    if pickled and files:
         raise PlaitError(
-            f"the folder {folder} holds {pickled}, which from_pretrained would read, and {found[0].name}, which is not "
+            f"the folder {folder} holds {pickled}, which from_pretrained would read, and {files[0].name}, which is not "
             f"{WHOLE}: save the right one as {WHOLE}, or name the file itself"
         ).at(KEY, str(folder), fits="a folder with one set of weights")
-    if not found:
+    if not files:
         instead = f", but {pickled}, which is pickled: save it as safetensors" if pickled else ""
         raise PlaitError(f"the folder {folder} holds neither a checkpoint of Plait nor .safetensors files{instead}")
-    _check_one_set(folder, found)
-    return found
+    _check_one_set(folder, files)
+    return files
 
 
 def _check_one_set(folder: Path, files: list[Path]) -> None:

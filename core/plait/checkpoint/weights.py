@@ -51,10 +51,10 @@ def check_weights(
     path = Path(path)
     if not (path / MANIFEST).is_file():
         files = open_files(path)
-        found = _found_in(files, parameters, ties or {}, parts or {}, integers)
+        places = _found_in(files, parameters, ties or {}, parts or {}, integers)
         check_sums(path)
-        for fqn, second in found.again:
-            check_same(files, found.of[fqn], second, parameters[fqn])
+        for fqn, second in places.again:
+            check_same(files, places.of[fqn], second, parameters[fqn])
         return
     Store.check_model(Store.read(path), parameters)
     if problem := Store.quick_problem(path):
@@ -84,18 +84,18 @@ def read_weights(
         return
     files = open_files(path)
     integers = {fqn for fqn, tensor in state.items() if not tensor.is_floating_point()}
-    found = _found_in(files, parameters, ties or {}, parts or {}, integers if whole is None else None)
+    places = _found_in(files, parameters, ties or {}, parts or {}, integers if whole is None else None)
     by_file: dict[Path, dict[str, WeightPart]] = {}
     for fqn in state:
-        for name, part in found.of[fqn].items():
+        for name, part in places.of[fqn].items():
             by_file.setdefault(files.where[name], {})[name] = part
     for file, wanted in by_file.items():
         with safe_open(file, framework="pt") as tensors:
             for name, part in wanted.items():
                 fill(state[part.fqn], tensors, name, part)
-    for fqn, second in found.again:
+    for fqn, second in places.again:
         if fqn in state:
-            check_as_read(files, found.of[fqn], second, state[fqn])
+            check_as_read(files, places.of[fqn], second, state[fqn])
 
 
 def _found_in(

@@ -90,8 +90,8 @@ class Parser(argparse.ArgumentParser):
         known = [re.split("[ =[]", form)[0] for form in self._forms()]
         what = f"option {name}" if name.startswith("-") else f"argument {argument}"
         takes = ", ".join(self._forms())
-        said = f"{self.prog} has no {what}; it takes {takes}{near_miss(name, known)}"
-        return PlaitError(said).at(name, fits=known)
+        sentence = f"{self.prog} has no {what}; it takes {takes}{near_miss(name, known)}"
+        return PlaitError(sentence).at(name, fits=known)
 
     def format_help(self) -> str:
         usage = textwrap.fill(f"usage: {self._usage()}", WIDTH, subsequent_indent=" " * len(f"usage: {self.prog} "))

@@ -27,9 +27,9 @@ Exit code: 0 if loss and grad_norm are bitwise equal at every common step (or wi
 def run(args: "Namespace") -> int:
     from plait.commands.compared import compare, show
 
-    found = compare(args.a, args.b)
-    show(found, args.tolerance)
-    return 0 if found.agree(args.tolerance) else 1
+    compared = compare(args.a, args.b)
+    show(compared, args.tolerance)
+    return 0 if compared.agree(args.tolerance) else 1
 
 
 def _tolerance(text: str) -> float:

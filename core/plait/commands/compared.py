@@ -59,16 +59,16 @@ def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
     """
     paths = (_file_of(Path(a)), _file_of(Path(b)))
     rows = [{row["step"]: row for row in read(path)} for path in paths]
-    for path, found in zip(paths, rows, strict=True):
-        if not found:
+    for path, run_rows in zip(paths, rows, strict=True):
+        if not run_rows:
             raise PlaitError(f"{path} has no rows yet")
-    spans = [(min(found), max(found), len(found)) for found in rows]
+    spans = [(min(run_rows), max(run_rows), len(run_rows)) for run_rows in rows]
     common = sorted(rows[0].keys() & rows[1].keys())
     if not common:
         ranges = " and ".join(f"{path} has {span[0]} to {span[1]}" for path, span in zip(paths, spans, strict=True))
         raise PlaitError(f"the two runs have no step in common: {ranges}")
     pairs = [(step, rows[0][step], rows[1][step]) for step in common]
-    keys = [{key for row in found.values() for key in row} for found in rows]
+    keys = [{key for row in run_rows.values() for key in row} for run_rows in rows]
     differences = {}
     for key in COMPARED:
         if both := [(step, x[key], y[key]) for step, x, y in pairs if key in x and key in y]:

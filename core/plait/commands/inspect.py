@@ -60,7 +60,7 @@ def _parameters(applied: Any) -> list[Param]:
     """What rank 0 of those with these stages holds."""
     from torch.distributed.tensor import DTensor
 
-    found = []
+    rows = []
     for part in applied.parts:
         for fqn, param in part.named_parameters():
             sharded = isinstance(param, DTensor)
@@ -68,8 +68,8 @@ def _parameters(applied: Any) -> list[Param]:
             axes = ", ".join(str(a) for a in applied.spec.axes_of(fqn))
             place = _placements(param) if sharded else "-"
             row = (fqn, f"({axes})", "x".join(map(str, param.shape)) or "()", place, f"{local:,}")
-            found.append(Param(row, param.numel() * param.element_size(), local))
-    return found
+            rows.append(Param(row, param.numel() * param.element_size(), local))
+    return rows
 
 
 def _lines(checked: Any, held: list[list[Param]]) -> list[str]:

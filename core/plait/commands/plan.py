@@ -44,8 +44,8 @@ def _several(args: "Namespace") -> int:
     from plait.commands.arguments import with_config_dir
     from plait.plan.side_by_side import jobs, side_by_side
 
-    found = [(label, with_config_dir(given, args)) for label, given in jobs(args.overrides)]
-    ranking = side_by_side(found, args.world, args.rank)
+    configs = [(label, with_config_dir(given, args)) for label, given in jobs(args.overrides)]
+    ranking = side_by_side(configs, args.world, args.rank)
     print(_in_json(ranking.as_json()) if args.json else ranking.text())
     return ranking.code
 
@@ -57,9 +57,9 @@ def _one(args: "Namespace") -> int:
     from plait.plan.tables import text
     from plait.plan.values import FULL
 
-    found = plan(compose(overrides_of(args)), args.world, args.rank, args.all_blocks)
-    print(_in_json(found.as_json()) if args.json else text(found))
-    return FULL if found.fits is False else 0
+    planned = plan(compose(overrides_of(args)), args.world, args.rank, args.all_blocks)
+    print(_in_json(planned.as_json()) if args.json else text(planned))
+    return FULL if planned.fits is False else 0
 
 
 def _in_json(values: object) -> str:

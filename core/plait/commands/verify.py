@@ -200,10 +200,10 @@ def _run(checked: "Checked", spec: "ModelSpec", documents: bool, say: Any) -> tu
             pool.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
-    found = answers[0][0]
+    joined = answers[0][0]
     for findings, _ in answers[1:]:
-        found = [mine.joined(other) for mine, other in zip(found, findings, strict=True)]
-    return found, answers[0][1]
+        joined = [mine.joined(other) for mine, other in zip(joined, findings, strict=True)]
+    return joined, answers[0][1]
 
 
 def _takes_positions(model: Any) -> bool:

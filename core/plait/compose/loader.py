@@ -41,25 +41,25 @@ class Loader(ConfigLoader):
             except Exception as error:  # of a run; a sweep may be fine
                 self._kept = asked, error
         if run_mode == RunMode.RUN and self._kept is not None and self._kept[0] == (config_name, overrides):
-            found, self._kept = self._kept[1], None
-            if isinstance(found, Exception):
-                raise found
-            found.hydra.mode = RunMode.RUN
-            found.hydra.overrides.hydra.append(AS_RUN)
-            return found
+            kept, self._kept = self._kept[1], None
+            if isinstance(kept, Exception):
+                raise kept
+            kept.hydra.mode = RunMode.RUN
+            kept.hydra.overrides.hydra.append(AS_RUN)
+            return kept
         return self.compose(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
 
     def compose(
         self, name: str | None, overrides: list[str], mode: RunMode, shell: bool = True, validate: bool = True
     ) -> DictConfig:
         """What Hydra's own loader composes, except that a hardware file sets nothing that a strategy decides."""
-        found = super().load_configuration(name, overrides, mode, shell, validate)
+        config = super().load_configuration(name, overrides, mode, shell, validate)
         plain = [override for override in overrides if override.lstrip("+").partition("=")[0] != HARDWARE]
-        if mode == RunMode.RUN and len(plain) < len(overrides) and (keys := _decided(found)):
+        if mode == RunMode.RUN and len(plain) < len(overrides) and (keys := _decided(config)):
             without = super().load_configuration(name, plain, mode, shell, validate)
             for key in keys:
-                OmegaConf.update(found, key, OmegaConf.select(without, key))
-        return found
+                OmegaConf.update(config, key, OmegaConf.select(without, key))
+        return config
 
 
 def _decided(config: DictConfig) -> list[str]:

@@ -36,11 +36,11 @@ class Options(Repository):
         """The file -> who ships it, if the user has none."""
         if self._own(config_path):
             return {}
-        found: dict[str, str] = {}
+        places: dict[str, str] = {}
         for source in self._folders(config_path):
             base = importlib.resources.files(source.path) if source.scheme() == "pkg" else source.path
-            found.setdefault(os.path.realpath(os.path.join(str(base), f"{config_path}.yaml")), source.provider)
-        return found
+            places.setdefault(os.path.realpath(os.path.join(str(base), f"{config_path}.yaml")), source.provider)
+        return places
 
     def _folders(self, config_path: str) -> list[Any]:
         return [s for s in self.sources if s.scheme() in ("file", "pkg") and s.is_config(config_path)]

@@ -146,8 +146,8 @@ def join_axes(answers: Iterable[tuple[str, Iterable[MeshAxis | MeshView]]], worl
         for item in answer:
             for name in [item.name, *(a.name for a in getattr(item, "axes", ()))]:
                 if name in owner:
-                    said = f"mesh axis {name!r} is defined twice: by {owner[name]} and by {strategy}"
-                    raise PlaitError(said).at(name, (owner[name], strategy))
+                    sentence = f"mesh axis {name!r} is defined twice: by {owner[name]} and by {strategy}"
+                    raise PlaitError(sentence).at(name, (owner[name], strategy))
                 owner[name] = strategy
             if isinstance(item, MeshView):
                 views.append(item)
@@ -163,7 +163,7 @@ def describe(axes: Iterable[MeshAxis], owner: Mapping[str, str]) -> str:
 
 
 def _fill(axes: list[MeshAxis], owner: Mapping[str, str], world_size: int) -> tuple[MeshAxis, ...]:
-    said = describe(axes, owner)
+    described = describe(axes, owner)
     for a in axes:
         if a.degree < 1 and a.degree != -1:
             raise PlaitError(
@@ -173,7 +173,8 @@ def _fill(axes: list[MeshAxis], owner: Mapping[str, str], world_size: int) -> tu
     free = [a for a in axes if a.degree == -1]
     if len(free) > 1:
         raise PlaitError(
-            f"only one axis may take what is left (-1), but {' and '.join(a.name for a in free)} both do; axes: {said}"
+            f"only one axis may take what is left (-1), but {' and '.join(a.name for a in free)} both do; "
+            f"axes: {described}"
         ).at(free[1].name, -1, "a degree of its own")
     known = math.prod(a.degree for a in axes if a.degree != -1)
     if free and world_size % known == 0:
@@ -182,7 +183,11 @@ def _fill(axes: list[MeshAxis], owner: Mapping[str, str], world_size: int) -> tu
         want = f"a multiple of {known}" if free else f"exactly {known}"
         raise PlaitError(
             f"the mesh does not fit {world_size} rank{'s' * (world_size != 1)}: it needs {want}; "
-            + (f"axes: {said}" if axes else "no selected strategy has an axis: name one that has, as strategy=[NAME]")
+            + (
+                f"axes: {described}"
+                if axes
+                else "no selected strategy has an axis: name one that has, as strategy=[NAME]"
+            )
         ).at("world", world_size, fits=want)
     return tuple(axes)
 

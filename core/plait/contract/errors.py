@@ -29,8 +29,8 @@ class PlaitError(Exception):
 def unknown_key(key: str, known: Iterable[str]) -> PlaitError:
     """The error for a key that does not exist; `known`: the keys that do."""
     known = list(known)
-    said = f"unknown key {key}; available: {', '.join(known)}{near_miss(key.rpartition('.')[2], known)}"
-    return PlaitError(said).at(key, fits=known)
+    sentence = f"unknown key {key}; available: {', '.join(known)}{near_miss(key.rpartition('.')[2], known)}"
+    return PlaitError(sentence).at(key, fits=known)
 
 
 def no_default(key: str) -> PlaitError:

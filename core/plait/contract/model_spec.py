@@ -132,8 +132,8 @@ def matches(pattern: str, fqn: str) -> bool:
 
 def named(model: Any, patterns: tuple[str, ...]) -> dict[str, Any]:
     """FQN -> module, of all modules that a pattern matches, without those of other stages (`plait.parallel.stages`)."""
-    found = ((fqn, m) for fqn, m in model.named_modules() if any(matches(p, fqn) for p in patterns))
-    return {fqn: module for fqn, module in found if not getattr(module, "absent", False)}
+    matching = ((fqn, m) for fqn, m in model.named_modules() if any(matches(p, fqn) for p in patterns))
+    return {fqn: module for fqn, module in matching if not getattr(module, "absent", False)}
 
 
 def find(table: Mapping[str, Any], fqn: str) -> Any:
@@ -143,8 +143,8 @@ def find(table: Mapping[str, Any], fqn: str) -> Any:
 
 def lookup(table: Mapping[str, Any], fqn: str, field: str) -> Any:
     """The value of the first pattern in `table` that matches. Raises PlaitError, naming `field`, if none does."""
-    if (found := find(table, fqn)) is not None:
-        return found
+    if (value := find(table, fqn)) is not None:
+        return value
     raise PlaitError(
         f"the model's spec says nothing about {fqn!r}: no pattern in `{field}` matches it (there are {list(table)})"
     )

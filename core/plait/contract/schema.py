@@ -33,8 +33,8 @@ def typed(cls: type[T], values: Any, where: str, whole: bool = False) -> T:
         key, value = _join(where, name), values.get(name, MISSING)
         if isinstance(value, str) and value == MISSING:
             if name not in values and whole:
-                said = f"{key} is missing: a run's configuration has all keys of its defaults, in train.yaml"
-                raise PlaitError(said).at(key)
+                sentence = f"{key} is missing: a run's configuration has all keys of its defaults, in train.yaml"
+                raise PlaitError(sentence).at(key)
             if name in values or field.default is attrs.NOTHING:
                 raise no_default(key)
             continue
@@ -52,10 +52,10 @@ def typed(cls: type[T], values: Any, where: str, whole: bool = False) -> T:
 
 def _not_valid(where: str, given: Mapping[str, Any], error: Exception) -> PlaitError:
     """The error for that of an attrs validator, such as "'steps' must be >= 1: 0"."""
-    said = _first_line(error)
-    refused = re.match(r"'(\w+)' (.*)", said)
+    problem = _first_line(error)
+    refused = re.match(r"'(\w+)' (.*)", problem)
     if not refused:
-        return PlaitError(f"{where or 'configuration'}: {said}").at(where)
+        return PlaitError(f"{where or 'configuration'}: {problem}").at(where)
     key, name = _join(where, refused[1]), refused[1]
     asked = re.search(r"(?:must be|available:) (.*?)(?:: [^:]*)?$", refused[2])
     fits = error.args[2] if len(error.args) > 2 else asked and asked[1]  # attrs gives the options of `in_`

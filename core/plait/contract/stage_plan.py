@@ -62,14 +62,14 @@ class StagePlan:
 
     def transfers(self, rank: int) -> dict[str, int]:
         """How many streams and gradients a rank sends and receives in a step."""
-        found = {"send": 0, "recv": 0}
+        counts = {"send": 0, "recv": 0}
         for action in self.actions[rank]:
             up, down = (self.sends(action.stage, action.stage + way) for way in (1, -1))
             if action.kind != "weights":
                 to, of = (up, down) if action.kind == "forward" else (down, up)
-                found["send"] += to
-                found["recv"] += of
-        return found
+                counts["send"] += to
+                counts["recv"] += of
+        return counts
 
     def sends(self, stage: int, to: int) -> bool:
         """Whether `stage` sends to the stage `to`: it exists, and is on another rank."""

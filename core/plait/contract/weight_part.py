@@ -61,13 +61,13 @@ def parts_by_fqn(
     parameters: FQN -> shape. parts: name in the files -> part. Raises PlaitError for a parameter that its parts do not
     cover.
     """
-    found: dict[str, dict[str, WeightPart]] = {}
+    parts_of: dict[str, dict[str, WeightPart]] = {}
     for name, part in parts.items():
-        found.setdefault(part.fqn, {})[name] = part
+        parts_of.setdefault(part.fqn, {})[name] = part
     for fqn, shape in parameters.items():
-        own = found.setdefault(fqn, {fqn: WeightPart.whole(fqn, shape)})
+        own = parts_of.setdefault(fqn, {fqn: WeightPart.whole(fqn, shape)})
         if (covered := sum(math.prod(part.size) for part in own.values())) != math.prod(shape):
             raise PlaitError(
                 f"the model's weight_parts() have {covered} elements of {fqn!r}, which has {math.prod(shape)}"
             ).at("weight_parts", fqn, fits=f"{math.prod(shape)} elements")
-    return found
+    return parts_of

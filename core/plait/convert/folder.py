@@ -136,10 +136,10 @@ def opened(path: Path) -> Any:
 
 class _Safetensors:
     def __init__(self, path: Path, stack: contextlib.ExitStack) -> None:
-        found = open_files(path)
-        self.what, self.shapes = str(path), found.shapes
-        handles = {file: stack.enter_context(safe_open(file, framework="pt")) for file in set(found.where.values())}
-        self._of = {name: handles[file] for name, file in found.where.items()}
+        weights = open_files(path)
+        self.what, self.shapes = str(path), weights.shapes
+        handles = {file: stack.enter_context(safe_open(file, framework="pt")) for file in set(weights.where.values())}
+        self._of = {name: handles[file] for name, file in weights.where.items()}
         self.dtypes: dict[str, torch.dtype] = {}
         for name, handle in self._of.items():
             kind = handle.get_slice(name).get_dtype()

@@ -217,8 +217,8 @@ def encode(value: Any, row: dict[str, Any], text_key: str, where: str, lost: Lef
 
 def no_key(where: str, text_key: str, keys: list[str]) -> PlaitError:
     known = f"{', '.join(keys) or 'none'}{near_miss(text_key, keys)}"
-    said = f"{where}: there is no data.text_key={text_key}; available: {known}"
-    return PlaitError(said).at("data.text_key", text_key, fits=keys)
+    sentence = f"{where}: there is no data.text_key={text_key}; available: {known}"
+    return PlaitError(sentence).at("data.text_key", text_key, fits=keys)
 
 
 def _parquet(file: File, text_key: str, lost: LeftOut) -> Iterator[TextPiece]:

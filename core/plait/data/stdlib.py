@@ -32,9 +32,9 @@ class Stdlib(Indexed):
 
 def modules(library: Path) -> list[File]:
     """The `.py` files under `library` that are useful text, sorted by name, up to LIMIT bytes."""
-    found = [entry(path, named=False) for path in walk(library, _left_out, follow_links=True) if path.suffix == ".py"]
+    files = [entry(path, named=False) for path in walk(library, _left_out, follow_links=True) if path.suffix == ".py"]
     size = 0
-    kept = [file for file in found if file.size and (size := size + file.size) <= LIMIT]
+    kept = [file for file in files if file.size and (size := size + file.size) <= LIMIT]
     if not kept:
         raise PlaitError(
             f"data=stdlib: this Python keeps no source files in {library}; use data=text data.path=..."

@@ -39,15 +39,15 @@ def template_of(folder: Path, given: str | None) -> str:
     if (own := folder / "chat_template.jinja").is_file():
         return _sound(_text(own, "data.tokenizer"), own)
     config = folder / "tokenizer_config.json"
-    found = _object(config).get("chat_template") if config.is_file() else None
-    if isinstance(found, list):  # several, by name
-        found = next((one.get("template") for one in found if one.get("name") == "default"), None)
-    if not isinstance(found, str):
+    template = _object(config).get("chat_template") if config.is_file() else None
+    if isinstance(template, list):  # several, by name
+        template = next((one.get("template") for one in template if one.get("name") == "default"), None)
+    if not isinstance(template, str):
         raise PlaitError(
             f"data.tokenizer={folder} has no chat template (chat_template.jinja, or in tokenizer_config.json): "
             "name a file with one by data.template"
         ).at("data.template", fits="a Jinja template")
-    return _sound(found, folder / "tokenizer_config.json")
+    return _sound(template, folder / "tokenizer_config.json")
 
 
 def _text(path: Path, key: str) -> str:
@@ -63,14 +63,14 @@ def _text(path: Path, key: str) -> str:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(_text(path, "data.tokenizer"))
+        parsed = json.loads(_text(path, "data.tokenizer"))
     except (json.JSONDecodeError, RecursionError) as error:
         raise PlaitError(f"{path} cannot be read as JSON: {str(error).splitlines()[0]}").at(
             "data.tokenizer", str(path), fits="a folder whose files are JSON"
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise PlaitError(f"{path} must hold a JSON object").at("data.tokenizer", str(path), fits="a JSON object")
-    return found
+    return parsed
 
 
 def _sound(template: str, path: Path) -> str:

@@ -114,8 +114,8 @@ class FromFile:
 
     def places(self, texts: list[str]) -> list[np.ndarray]:
         encoded = self._inner.encode_batch(texts, add_special_tokens=False)
-        found = [[(number, *place) for number, place in zip(one.ids, one.offsets, strict=True)] for one in encoded]
-        return [np.array(one, np.int64).reshape(-1, 3) for one in found]
+        places = [[(number, *place) for number, place in zip(one.ids, one.offsets, strict=True)] for one in encoded]
+        return [np.array(one, np.int64).reshape(-1, 3) for one in places]
 
 
 def load(name: str, eod_token: str | None = None, bod_token: str | None = None) -> Tokenizer:

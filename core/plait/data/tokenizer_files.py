@@ -64,15 +64,15 @@ def files_of(data: Mapping[str, Any]) -> dict[str, str] | None:
         return {}
     path = Path(name).expanduser()
     if path.is_file() and path.name != TOKENIZER:
-        found = {TOKENIZER: _read(path)}
+        files = {TOKENIZER: _read(path)}
     else:
-        found = files_in(path if path.is_dir() else path.parent)
+        files = files_in(path if path.is_dir() else path.parent)
     if data.get("template") is not None:
-        found[TEMPLATE] = _read(Path(str(data["template"])).expanduser())
-        if CONFIG in found and "chat_template" in (config := json.loads(found[CONFIG])):
+        files[TEMPLATE] = _read(Path(str(data["template"])).expanduser())
+        if CONFIG in files and "chat_template" in (config := json.loads(files[CONFIG])):
             del config["chat_template"]
-            found[CONFIG] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-    return found
+            files[CONFIG] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    return files
 
 
 def files_in(folder: Path, more: Iterable[str] = ()) -> dict[str, str]:

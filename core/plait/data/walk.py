@@ -36,12 +36,12 @@ def matches(pattern: Path, follow_links: bool = False, outside: list[Path] | Non
     plain = next(i for i, part in enumerate(parts) if glob.has_magic(part))
     deep = next((i for i, part in enumerate(parts) if part == "**"), len(parts))
     head, tail = Path(*parts[:deep]), parts[deep:]
-    found = sorted(map(Path, glob.glob(str(head)))) if deep > plain else [head]  # without `**` it follows no cycle
+    heads = sorted(map(Path, glob.glob(str(head)))) if deep > plain else [head]  # without `**` it follows no cycle
     tree = _Tree(Path(*parts[:plain]), lambda name: _hidden_from(name, tail), follow_links, outside)
     if not tail:
-        for match in sorted(found, key=lambda path: path.is_symlink()):
+        for match in sorted(heads, key=lambda path: path.is_symlink()):
             tree.take(match, os.path.realpath(match))
-    for start in found if tail else ():
+    for start in heads if tail else ():
         tree.wanted = lambda path, start=start: _fits(path.relative_to(start).parts, tail)  # type: ignore[misc]
         tree.enter(start)
     return sorted(tree.files)

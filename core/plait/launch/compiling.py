@@ -78,8 +78,8 @@ class Compiling:
             self._answer(self._tell)
         elif now - silent_since < self.every:
             self._count = -1  # nobody is waited for
-        elif (found := self._answer(self._ask)) is not None:
-            count, rank = found
+        elif (answer := self._answer(self._ask)) is not None:
+            count, rank = answer
             if -1 < self._count < count:
                 last = now
                 if rank not in (self._named, _rank()):
@@ -92,11 +92,11 @@ class Compiling:
     def _answer(self, call: Callable[[], Any]) -> Any:
         """What `call` returns; None if it fails or takes too long: a machine that is off does not answer for
         minutes."""
-        found: list[Any] = []
+        answers: list[Any] = []
 
         def ask() -> None:
             try:
-                found.append(call())
+                answers.append(call())
             except Exception as error:
                 log.info(f"the ranks' store does not say who compiles: {error}")
 
@@ -104,7 +104,7 @@ class Compiling:
             self._asking = threading.Thread(target=ask, name="plait-compiling", daemon=True)
             self._asking.start()
             self._asking.join(ANSWER_SECONDS)
-        return next(iter(found), None)
+        return next(iter(answers), None)
 
     def _tell(self) -> None:
         store = self._group_store()

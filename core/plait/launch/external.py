@@ -164,8 +164,8 @@ def _first_machine() -> str:
     """The machine of task 0: `rack1-node3` for the list rack1-node[3-5,9],rack2-node1. SLURM_LAUNCH_NODE_IPADDR is the
     machine where srun was typed, perhaps a login machine."""
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
-        if found := re.match(r"(?:[^,\[]|\[[^\]]*\])+", os.environ.get(name, "")):
-            return re.sub(r"\[([^-,\]]*)[^\]]*\]", r"\1", found[0])
+        if first := re.match(r"(?:[^,\[]|\[[^\]]*\])+", os.environ.get(name, "")):
+            return re.sub(r"\[([^-,\]]*)[^\]]*\]", r"\1", first[0])
     return os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "localhost")
 
 

@@ -75,13 +75,13 @@ class Forks:
         if self._fit is False or not select.select([self._channel], [], [], seconds)[0]:
             return
         try:
-            said = self._channel.recv(2**16)
+            answer = self._channel.recv(2**16)
         except OSError:
-            said = b""
-        if not said:
+            answer = b""
+        if not answer:
             self._fit = False
             return
-        *lines, self._rest = (self._rest + said).split(b"\n")
+        *lines, self._rest = (self._rest + answer).split(b"\n")
         for line in lines:
             self._heard(json.loads(line))
 

@@ -156,15 +156,15 @@ class Meeting:
             except BaseException as error:
                 ended.append((None, error))
 
-        thread, began, said = self._begin(do), time.monotonic(), 0.0
+        thread, began, told = self._begin(do), time.monotonic(), 0.0
         while not ended:
             thread.join(0.05)
             waited = time.monotonic() - began
             self._check()
             if waited > within:
                 raise TimeoutError
-            if waited >= said + (LINES if said else FIRST_LINE) and (text := line()):
-                said = waited
+            if waited >= told + (LINES if told else FIRST_LINE) and (text := line()):
+                told = waited
                 self.say(text)
         value, error = ended[0]
         if error is not None:

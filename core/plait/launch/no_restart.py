@@ -32,8 +32,8 @@ def fault_of(errors: Iterable[BaseException]) -> tuple[str, BaseException] | Non
 
     A fault is never a lost rank, whatever words its message has: a compiler's quotes whole programs.
     """
-    found = {fault: error for error in errors if (fault := _fault(error))}
-    return next(((fault, found[fault]) for fault in EXIT_CODES if fault in found), None)
+    shown_by = {fault: error for error in errors if (fault := _fault(error))}
+    return next(((fault, shown_by[fault]) for fault in EXIT_CODES if fault in shown_by), None)
 
 
 def _fault(error: BaseException) -> str | None:
@@ -50,7 +50,7 @@ def sentence(fault: str, error: BaseException) -> str:
     """What happened, in the error's first line, and what to change."""
     first = next(iter(str(error).strip().splitlines()), "")
     kind = type(error).__name__
-    said = (
+    what = (
         one_line(error).partition(" GPU ")[0] if fault == "memory" else visible(f"{kind}: {first}" if first else kind)
     )
-    return f"{said}: {ADVICE[fault]}"
+    return f"{what}: {ADVICE[fault]}"

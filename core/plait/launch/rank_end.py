@@ -102,8 +102,8 @@ def _hanging(hung: list[RankEnd], silent: list[RankEnd]) -> RankEnd:
 def of_error(error: BaseException, rank: int, when: float) -> RankEnd:
     """The end of a rank that `error` ended."""
     chain = _chain(error)
-    if found := fault_of(chain):
-        return RankEnd(rank, "failed", sentence_of(*found), when, repeats=True, fault=found[0])
+    if fault := fault_of(chain):
+        return RankEnd(rank, "failed", sentence_of(*fault), when, repeats=True, fault=fault[0])
     if gone := next(filter(_peer_is_gone, chain), None):
         return RankEnd(rank, "lost", f"lost another rank: {_in_short(gone)}", when)
     reason = one_line(error)
@@ -114,12 +114,12 @@ def of_error(error: BaseException, rank: int, when: float) -> RankEnd:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = []
+    errors: list[BaseException] = []
     each: BaseException | None = error
-    while each is not None and each not in found:
-        found += [each, *(inner for inner, _ in getattr(each, "failures", {}).values())]  # torch's CheckpointException
+    while each is not None and each not in errors:
+        errors += [each, *(inner for inner, _ in getattr(each, "failures", {}).values())]  # torch's CheckpointException
         each = each.__cause__ or each.__context__
-    return found
+    return errors
 
 
 def _is_dist(error: BaseException) -> bool:
@@ -257,14 +257,14 @@ def read(*folders: Path) -> dict[int, RankEnd]:
     for path in [path for folder in folders for path in folder.glob("rank-*.end.json")]:
         with contextlib.suppress(OSError, ValueError):
             texts.append(path.read_text(encoding="utf-8"))
-    found: dict[int, RankEnd] = {}
+    ends: dict[int, RankEnd] = {}
     for text in [*texts, *spare.lines()]:
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
             given: dict[str, Any] = json.loads(text)
             groups = {group: (int(n), bool(waits)) for group, (n, waits) in given.pop("groups").items()}
             end = RankEnd(**given, groups=groups)
-            found.setdefault(end.rank, end)
-    return found
+            ends.setdefault(end.rank, end)
+    return ends
 
 
 def oom_kills() -> int:

@@ -240,8 +240,8 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (back,) = ctx.saved_tensors
-        found = grad.index_select(0, back)
-        return (found.unflatten(0, (-1, ctx.times)).sum(1) if ctx.times > 1 else found), None, None, None
+        rows = grad.index_select(0, back)
+        return (rows.unflatten(0, (-1, ctx.times)).sum(1) if ctx.times > 1 else rows), None, None, None
 
 
 class _AddLoss(torch.autograd.Function):

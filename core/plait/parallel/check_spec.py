@@ -19,7 +19,7 @@ def check_spec(model: nn.Module, spec: ModelSpec) -> None:
                     f"the model's spec gives {fqn!r} the axis {axis}, but {size} is no multiple of {parts}"
                 )
     for field in ("blocks", "branches", "routers", "row_means", "before", "after", "attention", "documents"):
-        for pattern in (said,) if isinstance(said := getattr(spec, field) or (), str) else said:
+        for pattern in (patterns,) if isinstance(patterns := getattr(spec, field) or (), str) else patterns:
             if not named(model, (pattern,)):
                 raise PlaitError(f"the model's spec names {pattern!r} in `{field}`, but no module matches that pattern")
     for pattern in spec.elementwise:
@@ -44,13 +44,13 @@ def _check_ends(model: nn.Module, spec: ModelSpec) -> None:
     """`before` and `after`: outside blocks, each module once, and with all that share their parameters."""
     ends = [(f, fqn) for f in ("before", "after") for p in getattr(spec, f) for fqn in named(model, (p,))]
     for i, (field, fqn) in enumerate(ends):
-        said = f"the model's spec names {fqn!r} in `{field}`"
+        subject = f"the model's spec names {fqn!r} in `{field}`"
         for block in spec.blocks_of(model):
             if _within(fqn, block) or _within(block, fqn):
-                raise PlaitError(f"{said}, but it {'is in' if _within(fqn, block) else 'holds'} the block {block!r}")
+                raise PlaitError(f"{subject}, but it {'is in' if _within(fqn, block) else 'holds'} the block {block!r}")
         for other, overlapping in ends[:i]:
             if _within(fqn, overlapping) or _within(overlapping, fqn):
-                raise PlaitError(f"{said}, which overlaps {overlapping!r} in `{other}`; name each module once")
+                raise PlaitError(f"{subject}, which overlaps {overlapping!r} in `{other}`; name each module once")
     owner = {id(p): (f, fqn) for f, fqn in ends for p in model.get_submodule(fqn).parameters()}
     for fqn, module in model.named_modules():
         for name, param in module.named_parameters(recurse=False):

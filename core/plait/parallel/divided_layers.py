@@ -53,13 +53,13 @@ class WholeModel:
 def check_divided(layout: MeshLayout, hooks: Hooks, model: nn.Module, spec: ModelSpec) -> None:
     """Raises PlaitError if no strategy cuts the model and runs the stages, or if `model` cannot be cut."""
     cut = [axis for axis in layout.dense if axis.splits == "layers" and axis.degree > 1]
-    said = f"the axes {describe(cut, layout.owner)} split the layers"
+    these = f"the axes {describe(cut, layout.owner)} split the layers"
     if "stages" not in hooks.roles or not hooks.implemented("forward_backward"):
         raise PlaitError(
-            f"{said}, but no selected strategy cuts the model into stages and runs them; add a strategy that claims "
+            f"{these}, but no selected strategy cuts the model into stages and runs them; add a strategy that claims "
             "'stages' and has the hook 'forward_backward'"
         )
-    check_stages(model, spec, said)
+    check_stages(model, spec, these)
 
 
 def stages_of(made: Sequence[Any], turn: Turn, hooks: Hooks) -> list[nn.Module]:
@@ -81,10 +81,10 @@ def check_called(name: str, parts: Sequence[nn.Module], called: Sequence[int], c
     ends = any(getattr(part, "_passing", PASSING).last for part in parts)
     expected = list(range(count)) if ends else []
     if left or sorted(called) != expected:
-        said = f"called the loss for the micro-batches {sorted(called)} instead of {expected}"
+        fault = f"called the loss for the micro-batches {sorted(called)} instead of {expected}"
         if left:
-            said = f"left {left} of {count + left} micro-batches"
-        raise PlaitError(f"{described(name)} {said}, in its hook 'forward_backward': the gradients would be wrong")
+            fault = f"left {left} of {count + left} micro-batches"
+        raise PlaitError(f"{described(name)} {fault}, in its hook 'forward_backward': the gradients would be wrong")
 
 
 def over_stages(x: Tensor, mesh: "Mesh", op: Any = dist.ReduceOp.SUM) -> Tensor:

@@ -61,11 +61,11 @@ class Balance:
         self._everywhere = everywhere
         self._routers: dict[str, Any] = {}
         for part in parts:
-            found = routers_by_block(part, spec)
-            self._routers |= found
-            if found:
-                part.register_forward_pre_hook(functools.partial(_clear, list(found.values())))
-                part.register_forward_hook(functools.partial(self._add, list(found.values())))
+            routers = routers_by_block(part, spec)
+            self._routers |= routers
+            if routers:
+                part.register_forward_pre_hook(functools.partial(_clear, list(routers.values())))
+                part.register_forward_hook(functools.partial(self._add, list(routers.values())))
         self._with_loss = [r for r in self._routers.values() if getattr(r, "balance_loss", 0)]
 
     def scale(self, tokens: int | Tensor) -> None:

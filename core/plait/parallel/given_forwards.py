@@ -27,16 +27,16 @@ def own_method(cls: type, below: type, method: str) -> Any:
 def forwards_of(cls: Any, method: str = "forward") -> tuple[str, ...]:
     """What gave the class `cls` of a module its `method`, in words, the last first: mix-ins, and transforms of
     parameters."""
-    found = []
+    givers = []
     for base in cls.__mro__:
         if "_mixed_in" in vars(base):
             mixin, below = vars(base)["_mixed_in"], base.__mro__[base.__mro__.index(vars(base)["_mixed_in"]) + 1]
             if own_method(mixin, below, method) is not None:
-                found.append(named(mixin))
+                givers.append(named(mixin))
         elif method == "forward" and "_transformed" in vars(base):
             _, names = vars(base)["_transformed"]
-            found += [f"transform_param({name!r})" for name in sorted(names)]
-    return tuple(found)
+            givers += [f"transform_param({name!r})" for name in sorted(names)]
+    return tuple(givers)
 
 
 def calls_super(method: Any, cls: type) -> bool:
@@ -88,23 +88,23 @@ def reaches(later: Any, earlier: Any) -> bool:
 
 def _inside(one: Any) -> list[Any]:
     """The callables that `one` is made of."""
-    found: list[Any] = []
+    held: list[Any] = []
     if isinstance(one, MethodType | classmethod | staticmethod):
-        found.append(one.__func__)
+        held.append(one.__func__)
     if isinstance(one, functools.partial | functools.partialmethod):
-        found += [one.func, *one.args, *one.keywords.values()]
+        held += [one.func, *one.args, *one.keywords.values()]
     if isinstance(one, FunctionType):
-        found += [cell for cell in one.__closure__ or () if isinstance(cell, CellType)]
-        found += [*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()]
+        held += [cell for cell in one.__closure__ or () if isinstance(cell, CellType)]
+        held += [*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()]
     if isinstance(one, CellType):
         try:
-            found.append(one.cell_contents)
+            held.append(one.cell_contents)
         except ValueError:  # not filled yet
             return []
     elif not isinstance(one, type) and hasattr(one, "__dict__"):
-        found += [value for value in vars(one).values() if callable(value)]
-    cells = [each for each in found if isinstance(each, CellType)]
-    return cells + [each for each in found if callable(each) and not isinstance(each, type) and not _is_module(each)]
+        held += [value for value in vars(one).values() if callable(value)]
+    cells = [each for each in held if isinstance(each, CellType)]
+    return cells + [each for each in held if callable(each) and not isinstance(each, type) and not _is_module(each)]
 
 
 def _is_module(each: Any) -> bool:

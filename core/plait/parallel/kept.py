@@ -117,8 +117,8 @@ def _undoes(module: nn.Module, before: Given, now: Given) -> bool:
 
 def _names(parts: Iterable[nn.Module]) -> dict[int, list[str]]:
     """id of a parameter -> its names."""
-    found: dict[int, list[str]] = {}
+    names: dict[int, list[str]] = {}
     for part in parts:
         for name, param in part.named_parameters(remove_duplicate=False):
-            found.setdefault(id(param), []).append(canonical(name))
-    return found
+            names.setdefault(id(param), []).append(canonical(name))
+    return names

@@ -40,5 +40,5 @@ def mix_in(module: nn.Module, mixin: type) -> None:
 
 @functools.cache  # one class per pair, so that equal modules stay equal to a compiler
 def _mixed(mixin: Any, cls: Any) -> Any:
-    said = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_mixed_in": mixin}
-    return type(cls.__name__, (mixin, cls), said)
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_mixed_in": mixin}
+    return type(cls.__name__, (mixin, cls), names)

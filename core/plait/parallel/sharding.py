@@ -51,13 +51,13 @@ def shard_dim(param: Tensor, ranks: int) -> int:
     parts = max((getattr(p, "split_factor", 1) for p in _along(param, 0)), default=1)
     if local.dim() == 0 or (local.shape[0] >= ranks and parts == 1):
         return 0
-    found = next((d for d in range(1, local.dim()) if not _along(param, d) and local.shape[d] % ranks == 0), 0)
-    if found == 0 and parts > 1 and ranks > 1:
+    even = next((d for d in range(1, local.dim()) if not _along(param, d) and local.shape[d] % ranks == 0), 0)
+    if even == 0 and parts > 1 and ranks > 1:
         raise PlaitError(
             f"a parameter of shape {tuple(param.shape)} holds {parts} parts, of which ranks have shares, and has no "
             f"other dim that {ranks} data-parallel ranks divide evenly"
         )
-    return found
+    return even
 
 
 def _along(param: Tensor, dim: int) -> list[Placement]:
@@ -90,11 +90,11 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     if not is_packed(tensor):
         return tensor.full_tensor()
     local, mesh = tensor.to_local(), tensor.device_mesh  # `full_tensor` of torch 2.11 raises for such placements
-    found = torch.zeros(tensor.shape, dtype=local.dtype, device=local.device)
+    whole = torch.zeros(tensor.shape, dtype=local.dtype, device=local.device)
     held = [held_indices(tensor, dim).to(local.device) for dim in range(tensor.dim())]
-    found[torch.meshgrid(*held, indexing="ij")] = local
+    whole[torch.meshgrid(*held, indexing="ij")] = local
     for axis, placement in enumerate(tensor.placements):
         assert not placement.is_partial()
         if not placement.is_replicate():  # each byte comes from one rank; others have zero
-            dist.all_reduce(found.view(torch.uint8), group=mesh.get_group(axis))
-    return found
+            dist.all_reduce(whole.view(torch.uint8), group=mesh.get_group(axis))
+    return whole

@@ -23,15 +23,15 @@ def with_ties(model: nn.Module, spec: ModelSpec) -> ModelSpec:
     for aliases in names.values():
         if len(aliases) == 1:
             continue
-        said = {fqn: its for fqn in aliases if (its := find(spec.axes, fqn)) is not None}
+        axes_of = {fqn: its for fqn in aliases if (its := find(spec.axes, fqn)) is not None}
         fills = [fill for fqn in aliases if (fill := find(spec.init, fqn)) is not None]
-        for fqn, its in said.items():
-            first = next(iter(said))
-            if tuple(its) != tuple(said[first]):
+        for fqn, its in axes_of.items():
+            first = next(iter(axes_of))
+            if tuple(its) != tuple(axes_of[first]):
                 raise PlaitError(
-                    f"the model's spec gives {first!r} the axes {said[first]} and {fqn!r} the axes {its}, but they are "
-                    "one parameter; give both the same, or name only one"
+                    f"the model's spec gives {first!r} the axes {axes_of[first]} and {fqn!r} the axes {its}, but "
+                    "they are one parameter; give both the same, or name only one"
                 )
-        axes |= dict.fromkeys(aliases, next(iter(said.values()))) if said else {}
+        axes |= dict.fromkeys(aliases, next(iter(axes_of.values()))) if axes_of else {}
         init |= dict.fromkeys(aliases, fills[0]) if fills else {}
     return attrs.evolve(spec, axes=axes | dict(spec.axes), init=init | dict(spec.init)) if axes or init else spec

@@ -53,19 +53,19 @@ def _transformed_class(cls: Any) -> type:
     if (cls, none) not in _classes:
         body = {n: _transforming(method, n == "forward") for n, method in _methods(cls).items()}
         bases = (cls,) if issubclass(cls, Transformed) else (Transformed, cls)
-        _classes[cls, none] = type(cls.__name__, bases, body | _said(cls, none))
+        _classes[cls, none] = type(cls.__name__, bases, body | _names(cls, none))
     return _classes[cls, none]
 
 
-def _said(cls: Any, names: frozenset[str]) -> dict[str, Any]:
+def _names(cls: Any, names: frozenset[str]) -> dict[str, Any]:
     return {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_transformed": (cls, names)}
 
 
 def _methods(cls: Any) -> dict[str, Any]:
     """The forward of `cls`, and its own methods that others may call to compute, by name."""
     names = {n for base in cls.__mro__[: cls.__mro__.index(nn.Module)] for n in vars(base)} - {*dir(nn.Module)}
-    found = {n: inspect.getattr_static(cls, n) for n in names if not n.startswith(("_", "init", "reset"))}
-    return {n: f for n, f in found.items() if inspect.isfunction(f)} | {"forward": cls.forward}
+    methods = {n: inspect.getattr_static(cls, n) for n in names if not n.startswith(("_", "init", "reset"))}
+    return {n: f for n, f in methods.items() if inspect.isfunction(f)} | {"forward": cls.forward}
 
 
 def _transforming(method: Any, always: bool) -> Any:
@@ -89,7 +89,7 @@ def _with_property(cls: Any, name: str) -> type:
     names |= {name}
     if (plain, names) not in _classes:
         properties = {n: _property(n) for n in names}
-        _classes[plain, names] = type(plain.__name__, (_transformed_class(plain),), properties | _said(plain, names))
+        _classes[plain, names] = type(plain.__name__, (_transformed_class(plain),), properties | _names(plain, names))
     return _classes[plain, names]
 
 

@@ -37,14 +37,14 @@ def progress_of_groups() -> dict[str, tuple[int, bool]]:
 
     A group on a GPU has two: nccl and gloo count their collectives apart.
     """
-    found: dict[str, tuple[int, bool]] = {}
+    progress: dict[str, tuple[int, bool]] = {}
     for entry in flight_record():
         group = f"{entry['recorder']} {(*entry.get('process_group', ()), '?')[0]}"
-        number, waits = found.get(group, (0, False))
+        number, waits = progress.get(group, (0, False))
         if not entry.get("is_p2p"):
             number = max(number, int(entry.get("collective_seq_id", 0)))
-        found[group] = (number, waits or not _done(entry))
-    return found
+        progress[group] = (number, waits or not _done(entry))
+    return progress
 
 
 def _done(entry: dict[str, Any]) -> bool:

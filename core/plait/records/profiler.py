@@ -246,18 +246,18 @@ def _backward(host: list[TraceEvent], blocks: set[str]) -> list[TraceEvent]:
     nodes = [e for e in host if e.get("args", {}).get("Fwd thread id") and e["args"].get("Sequence number") in owner]
     engine = [e for e in host if e["name"].startswith("autograd::engine::evaluate_function")]
     around = {id(node): evaluation for node, evaluation in _innermost(engine, nodes)}
-    found: dict[tuple[int, Any], TraceEvent] = {}
+    events: dict[tuple[int, Any], TraceEvent] = {}
     for node in nodes:
         span = owner[node["args"]["Sequence number"]]
         whole = around.get(id(node), node)
-        event = found.setdefault(
+        event = events.setdefault(
             (id(span), node["tid"]),
             {**whole, "cat": "user_annotation", "name": f"{span['name']} backward", "args": {}},
         )
         start = min(event["ts"], whole["ts"])
         event["dur"] = max(event["ts"] + event["dur"], whole["ts"] + whole["dur"]) - start
         event["ts"] = start
-    return list(found.values())
+    return list(events.values())
 
 
 def _innermost(outer: Iterable[TraceEvent], inner: Iterable[TraceEvent]) -> list[tuple[TraceEvent, TraceEvent]]:

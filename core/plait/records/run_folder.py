@@ -171,8 +171,8 @@ def introduction(pid: int) -> str:
 
 def versions_of(distributions: list[str]) -> dict[str, str]:
     """Versions of Python, Plait, torch and every distribution of a selected plugin."""
-    found = {"python": sys.version.split()[0]}
+    versions = {"python": sys.version.split()[0]}
     for name in ["plait", "torch", *distributions]:
         with contextlib.suppress(ModuleNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions

@@ -58,10 +58,10 @@ def _each(runs: list[Recorded], key: str, what: str = "", marked: bool = False, 
 
 def _balance(runs: list[Recorded]) -> list[Curve]:
     def worst(row: Row) -> float | None:
-        found = [
+        ratios = [
             v for k, v in row.items() if k.startswith("experts/") and k.endswith("/max_over_mean") and v is not None
         ]
-        return max(found, default=None)
+        return max(ratios, default=None)
 
     return _curves(runs, worst)
 
@@ -71,16 +71,16 @@ def _planned(runs: list[Recorded]) -> list[Curve]:
         planned = run.job.planned_memory_bytes if run.job else None
         return lambda row: None if planned is None else planned / 2**30
 
-    found = []
+    curves = []
     for number, run in enumerate(runs):
-        found += [attrs.evolve(c, run=number, dashed=True) for c in _curves([run], line(run), "planned")]
-    return found
+        curves += [attrs.evolve(c, run=number, dashed=True) for c in _curves([run], line(run), "planned")]
+    return curves
 
 
 def _curves(
     runs: list[Recorded], value: Callable[[Row], float | None], what: str = "", marked: bool = False
 ) -> list[Curve]:
-    found = []
+    curves = []
     for number, run in enumerate(runs):
         points = [(row, time, value(row)) for row, time in zip(run.rows, run.seconds, strict=True)]
         if marked:
@@ -94,8 +94,8 @@ def _curves(
             "time": [round(time, 3) for _, time, _ in points],
         }
         name = f"{run.name}, {what}" if what else run.name
-        found.append(Curve(name, number, x, [y for _, _, y in points], marked=marked))
-    return found
+        curves.append(Curve(name, number, x, [y for _, _, y in points], marked=marked))
+    return curves
 
 
 def _fewer(points: list[Any]) -> list[Any]:

@@ -18,10 +18,10 @@ def differing(configs: list[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
 def _flat(node: Any, key: str = "") -> list[tuple[str, Any]]:
     if not isinstance(node, Mapping) or (not node and key):
         return [(key, node)]
-    found = []
+    leaves = []
     for name, value in node.items():
-        found += _flat(value, f"{key}.{name}" if key else str(name))
-    return found
+        leaves += _flat(value, f"{key}.{name}" if key else str(name))
+    return leaves
 
 
 def _shown(value: Any) -> str:

@@ -96,12 +96,12 @@ def _overview(runs: list[Recorded]) -> str:
 
 
 def _differences(runs: list[Recorded]) -> str:
-    found = differing([run.config for run in runs])
-    if not found:
+    differences = differing([run.config for run in runs])
+    if not differences:
         return "<p>They are the same.</p>"
     return _table(
         ["key", *(run.name for run in runs)],
-        [[("", escape(key)), *(("text", escape(value)) for value in values)] for key, values in found],
+        [[("", escape(key)), *(("text", escape(value)) for value in values)] for key, values in differences],
         "run",
     )
 

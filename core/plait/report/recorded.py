@@ -46,7 +46,7 @@ def recorded(folders: list[Path]) -> list[Recorded]:
 
     Raises PlaitError for a folder without any, and for damaged files.
     """
-    found: dict[Path, Job | None] = {}
+    jobs: dict[Path, Job | None] = {}
     for folder in folders:
         if not folder.is_dir():
             raise PlaitError(f"{folder} is not a folder: give folders of runs or sweeps, such as runs/a or runs")
@@ -56,9 +56,9 @@ def recorded(folders: list[Path]) -> list[Recorded]:
                 f"{folder} holds no run and no sweep: neither config.yaml nor sweep.json is in it or below"
             )
         for path, job in here.items():
-            found[path] = found.get(path) or job
-    names = _names(list(found))
-    return [_read(path, names[path], job) for path, job in found.items()]
+            jobs[path] = jobs.get(path) or job
+    names = _names(list(jobs))
+    return [_read(path, names[path], job) for path, job in jobs.items()]
 
 
 def _runs(folder: Path) -> Iterator[tuple[Path, Job | None]]:

@@ -31,13 +31,15 @@ class Entry:
 
 def entry_points(*groups: str) -> list[Entry]:
     """The entry points in `groups`, sorted by group, name and distribution. Imports none of them."""
-    found: dict[str, list[Entry]] = {}
+    by_distribution: dict[str, list[Entry]] = {}
     for distribution in metadata.distributions():
         entries = _entries(distribution, groups)
         key = re.sub(r"[-_.]+", "-", entries[0].distribution).lower() if entries else ""
-        if entries and (key not in found or (found[key][0].damaged and not entries[0].damaged)):
-            found[key] = entries  # of two, the first on sys.path: it is the one that Python imports
-    return sorted((e for entries in found.values() for e in entries), key=lambda e: (e.group, e.name, e.distribution))
+        if entries and (key not in by_distribution or (by_distribution[key][0].damaged and not entries[0].damaged)):
+            by_distribution[key] = entries  # of two, the first on sys.path: it is the one that Python imports
+    return sorted(
+        (e for entries in by_distribution.values() for e in entries), key=lambda e: (e.group, e.name, e.distribution)
+    )
 
 
 def _entries(distribution: metadata.Distribution, groups: Iterable[str]) -> list[Entry]:
@@ -52,8 +54,8 @@ def _entries(distribution: metadata.Distribution, groups: Iterable[str]) -> list
     if not points:
         return []
     try:
-        said = distribution.metadata
-        name, version = said["Name"], said["Version"]
+        data = distribution.metadata
+        name, version = data["Name"], data["Version"]
     except Exception:  # it is missing, or not text; later Pythons raise for a key that is not there
         name = version = ""
     damaged = "" if name and version else folder

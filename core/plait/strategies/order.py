@@ -31,22 +31,22 @@ def traits(name: str, strategy: Any) -> Traits:
             raise PlaitError(f"{described(name)} has {several} = {value!r}, which must be a tuple of names").at(
                 several, value, fits="a tuple of names"
             )
-    found = Traits(
+    traits = Traits(
         phase=getattr(strategy, "phase", "runtime"),
         before=tuple(getattr(strategy, "before", ())),
         after=tuple(getattr(strategy, "after", ())),
         claims=frozenset(getattr(strategy, "claims", ())),
         numerics=getattr(strategy, "numerics", "exact"),
     )
-    if found.phase not in PHASES:
-        raise PlaitError(f"{described(name)} has the unknown phase {found.phase!r}; available: {', '.join(PHASES)}").at(
-            "phase", found.phase, fits=PHASES
+    if traits.phase not in PHASES:
+        raise PlaitError(
+            f"{described(name)} has the unknown phase {traits.phase!r}; available: {', '.join(PHASES)}"
+        ).at("phase", traits.phase, fits=PHASES)
+    if traits.numerics not in ("exact", "own"):
+        raise PlaitError(f"{described(name)} declares numerics {traits.numerics!r}; it is 'exact' or 'own'").at(
+            "numerics", traits.numerics, fits=("exact", "own")
         )
-    if found.numerics not in ("exact", "own"):
-        raise PlaitError(f"{described(name)} declares numerics {found.numerics!r}; it is 'exact' or 'own'").at(
-            "numerics", found.numerics, fits=("exact", "own")
-        )
-    return found
+    return traits
 
 
 @attrs.frozen

@@ -50,13 +50,13 @@ def defined_twice(option: str, places: list[tuple[str, str]]) -> str:
 
 def collisions(own: Path) -> list[str]:
     """A sentence for each option that several packages ship, Plait's `own` folder included."""
-    found: dict[str, dict[Path, str]] = {}
+    files: dict[str, dict[Path, str]] = {}
     for each in (Shipped("plait", own), *shipped()):
         for file in sorted(each.conf.glob("*/**/*.yaml")):
             option = file.relative_to(each.conf).with_suffix("").as_posix()
-            found.setdefault(option, {}).setdefault(file.resolve(), each.distribution)
+            files.setdefault(option, {}).setdefault(file.resolve(), each.distribution)
     return [
         defined_twice(option, [(distribution, str(file)) for file, distribution in places.items()])
-        for option, places in sorted(found.items())
+        for option, places in sorted(files.items())
         if len(places) > 1
     ]

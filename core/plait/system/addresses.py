@@ -33,13 +33,13 @@ def is_loopback(address: str) -> bool:
 
 def _ways(host: str, port: int) -> list[tuple[str, str]]:
     """(an address of `host`, this machine's address towards it), for each that can be reached."""
-    found = []
+    addresses = []
     with contextlib.suppress(OSError, UnicodeError):
         for family, _, _, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as way:
                 way.connect(target)
-                found.append((str(target[0]), str(way.getsockname()[0])))
-    return found
+                addresses.append((str(target[0]), str(way.getsockname()[0])))
+    return addresses
 
 
 def interface_of(address: str) -> str | None:

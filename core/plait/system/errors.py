@@ -74,14 +74,14 @@ def number_of(error: BaseException) -> int | None:
         return error.errno
     if isinstance(error, PlaitError):
         return None
-    if found := re.search(r"\(os error (\d+)\)", str(error)):  # how libraries written in Rust report it
-        return int(found[1])
+    if code := re.search(r"\(os error (\d+)\)", str(error)):  # how libraries written in Rust report it
+        return int(code[1])
     if not isinstance(error, RuntimeError):
         return None
     if str(error) in NO_THREAD:
         return errno.EAGAIN
-    if said := [number for text, number in SPELT.items() if text in str(error)]:
-        return said[0]
+    if numbers := [number for text, number in SPELT.items() if text in str(error)]:
+        return numbers[0]
     hidden = error.__cause__ or error.__context__
     return number_of(hidden) if isinstance(hidden, OSError) else None
 
@@ -101,10 +101,10 @@ def shown(path: object) -> str:
 
 def _limits(*names: str) -> str:
     """Which limits of this process may be the cause, in words."""
-    said = {"NPROC": "this user may have {:,} (ulimit -u)", "AS": "this process may have {:,} bytes (ulimit -v)"}
+    limits = {"NPROC": "this user may have {:,} (ulimit -u)", "AS": "this process may have {:,} bytes (ulimit -v)"}
     set_here = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0] for name in names}
-    found = [said[name].format(most) for name, most in set_here.items() if most != resource.RLIM_INFINITY]
-    return ", and ".join(found) or "the container or the machine allows no more"
+    reached = [limits[name].format(most) for name, most in set_here.items() if most != resource.RLIM_INFINITY]
+    return ", and ".join(reached) or "the container or the machine allows no more"
 
 
 def _no_inodes(path: Any) -> bool:
@@ -114,8 +114,8 @@ def _no_inodes(path: Any) -> bool:
     at = Path(os.fsdecode(path)).absolute() if isinstance(path, str | bytes | os.PathLike) else Path.cwd()
     for folder in (at, *at.parents):
         with contextlib.suppress(OSError):
-            found = os.statvfs(folder)
-            return found.f_files > 0 and found.f_favail == 0
+            status = os.statvfs(folder)
+            return status.f_files > 0 and status.f_favail == 0
     return False
 
 

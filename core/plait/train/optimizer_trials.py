@@ -77,10 +77,10 @@ def loses_state(build: Build, groups: Groups) -> str | None:
         return list(zip(one.kinds, start, *ends, strict=True))
 
     try:
-        found = _tried(groups, both) or []
+        tried = _tried(groups, both) or []
     except PlaitError as error:
         return f"cannot be saved: {error}"
-    for _, start, went_on, resumed in found:
+    for _, start, went_on, resumed in tried:
         way, off = float((went_on - start).norm()), float((went_on - resumed).norm())
         if not torch.equal(went_on, resumed) and not off <= OFF * way:
             where = f" (it changes {', '.join(wrong)})" if wrong else ""
@@ -164,12 +164,14 @@ def _tried(groups: Groups, trial: Callable[[torch.dtype | None], Any]) -> Any:
 
 def _contents(optimizer: Any) -> dict[str, Any]:
     """What stands in the attributes and the groups of `optimizer`, other than `state` and parameters: a digest each."""
-    found = {f"its {name!r}": _digest(value) for name, value in own_attributes(optimizer).items()}
+    digests = {f"its {name!r}": _digest(value) for name, value in own_attributes(optimizer).items()}
     for group in optimizer.param_groups:
         for key, value in group.items():
             if key not in ("params", "lr"):
-                found[f"{key!r} of its param_groups"] = found.get(f"{key!r} of its param_groups", "") + _digest(value)
-    return found
+                digests[f"{key!r} of its param_groups"] = digests.get(f"{key!r} of its param_groups", "") + _digest(
+                    value
+                )
+    return digests
 
 
 def _digest(value: Any) -> str:

@@ -148,10 +148,10 @@ def compare_shards(build: Build, plainest: Build, groups: list[KindsOfGroup]) ->
             expected = _stepped(plainest, groups, torch.float64, whole=True)
             if not torch.equal(before, _random_state(kinds[0].device)):
                 return None
-            found = _stepped(build, groups, torch.float64)
+            stepped = _stepped(build, groups, torch.float64)
         except Exception:
             return None
-    for seed, (kind, got, want) in enumerate(zip(kinds, found, expected, strict=True)):
+    for seed, (kind, got, want) in enumerate(zip(kinds, stepped, expected, strict=True)):
         got, want, start = (_local(t) for t in (got, kind.place(want), kind.place(drawn(kind, seed, 0))))
         step, off = float((want - start).norm()), float((got - want).norm())
         if isfinite(step) and not off <= OFF * step:

@@ -72,26 +72,26 @@ class Constraints:
 
     def _matching(self, pattern: str, pieces: planning.Pieces) -> list[tuple[tuple[str, ...], ...]]:
         """The axes that divide each dim of the parameters that match `pattern`; for a logical axis only its dims."""
-        found = []
+        tensors = []
         for fqn, tensor in pieces.tensors.items():
             if planning.matches(pattern, fqn):
-                found.append(tensor.divided)
+                tensors.append(tensor.divided)
             elif pattern in (logical := self.spec.names_of(fqn)):
-                found.append(tuple(d for d, name in zip(tensor.divided, logical, strict=True) if name == pattern))
-        return found
+                tensors.append(tuple(d for d, name in zip(tensor.divided, logical, strict=True) if name == pattern))
+        return tensors
 
     def segments(self, pieces: planning.Pieces) -> list[Segment]:
         """Neighbouring blocks of one kind that may recompute in the same modes."""
         kind_of = {fqn: i for i, g in enumerate(pieces.groups) for fqn in g.fqns}
         blocks = sorted(kind_of, key=_numbers)
-        found: list[Segment] = []
+        segments: list[Segment] = []
         for block in blocks:
             ways = self._ways(block)
-            if found and found[-1].kind == kind_of[block] and found[-1].ways == ways:
-                found[-1] = attrs.evolve(found[-1], blocks=(*found[-1].blocks, block))
+            if segments and segments[-1].kind == kind_of[block] and segments[-1].ways == ways:
+                segments[-1] = attrs.evolve(segments[-1], blocks=(*segments[-1].blocks, block))
             else:
-                found.append(Segment((block,), kind_of[block], ways))
-        return found
+                segments.append(Segment((block,), kind_of[block], ways))
+        return segments
 
     def _ways(self, block: str) -> tuple[str, ...]:
         ways = list(planning.REMAT) if self.mode == "none" else [self.mode]
@@ -140,9 +140,9 @@ class Constraints:
         for name in ("axes", "require", "forbid"):
             given = getattr(self, name)
             for key, value in given.items():
-                said = value if isinstance(value, int) else value[0] if len(value) == 1 else f"[{','.join(value)}]"
+                written = value if isinstance(value, int) else value[0] if len(value) == 1 else f"[{','.join(value)}]"
                 others: dict[str, Any] = {name: {k: v for k, v in given.items() if k != key}}
-                yield f"{KEY}.{name}.{key}={said}", attrs.evolve(self, **others)
+                yield f"{KEY}.{name}.{key}={written}", attrs.evolve(self, **others)
         if self.mode != "none":
             yield f"remat.mode={self.mode}", attrs.evolve(self, mode="none")
 
@@ -161,9 +161,9 @@ class Constraints:
                 f"are {', '.join(map(str, shares))}; {shares[0] * max(samples // shares[0], 1)} would fit"
             ).at("train.global_batch_size", samples, fits=(shares[0] * max(samples // shares[0], 1),))
         asked = {key: value for key, value in (("require", self.require), ("forbid", self.forbid)) if value}
-        said = " and ".join(f"{key} {_written(value)}" for key, value in asked.items())
+        asked_for = " and ".join(f"{key} {_written(value)}" for key, value in asked.items())
         (key, value), *_ = asked.items()
-        return Infeasible(f"no layout satisfies {KEY}.{said}; relax one of them").at(f"{KEY}.{key}", dict(value))
+        return Infeasible(f"no layout satisfies {KEY}.{asked_for}; relax one of them").at(f"{KEY}.{key}", dict(value))
 
     def too_little(self, short: Any, capacity: float) -> PlaitError:
         """How much memory the layout with the smallest need requires."""

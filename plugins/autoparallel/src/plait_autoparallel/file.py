@@ -134,10 +134,10 @@ def read(path: Path, run: Run, blocks: list[str]) -> Decision:
         ).at("version", node["version"], fits=(VERSION,))
     meant = node.get("run")
     for key, value in identity(run).items():
-        said = meant.get(key, value) if isinstance(meant, Mapping) else value  # anything fits that a plan leaves open
-        if said != value:
-            raise PlaitError(f"{where} is for {key} {said!r}, but this run has {value!r}; {AGAIN}").at(
-                key, value, fits=(said,)
+        wanted = meant.get(key, value) if isinstance(meant, Mapping) else value  # anything fits that a plan leaves open
+        if wanted != value:
+            raise PlaitError(f"{where} is for {key} {wanted!r}, but this run has {value!r}; {AGAIN}").at(
+                key, value, fits=(wanted,)
             )
     decision = node.get("decision")
     if not isinstance(decision, Mapping):

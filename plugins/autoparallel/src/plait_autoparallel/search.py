@@ -73,13 +73,13 @@ def search(
 
     reasons: strategy -> why it cannot take part. Raises Infeasible if there is none.
     """
-    found = wanted.axes_fit(layouts, run.world_size, reasons)
+    fitting = wanted.axes_fit(layouts, run.world_size, reasons)
     inside = [c for c in layouts if _inside(c, cluster)]
-    if kept := [c for c in found if any(c is other for other in inside)]:
-        found, layouts = kept, inside  # so no other layout is traced
+    if kept := [c for c in fitting if any(c is other for other in inside)]:
+        fitting, layouts = kept, inside  # so no other layout is traced
     places = {id(composition): i for i, composition in enumerate(layouts)}
     samples = wanted.samples
-    shared = [places[id(c)] for c in found if samples % c.layout.count("batch") == 0]
+    shared = [places[id(c)] for c in fitting if samples % c.layout.count("batch") == 0]
     traced, number = planning.traces(run, layouts, shared, fixed(run), cluster.granularity)
     whole: list[Priced] = []
     divided: list[Priced] = []
@@ -94,7 +94,7 @@ def search(
             priced = Priced(candidate, traced[i], cost, segments)
             (divided if composition.divides else whole).append(priced)
     if not whole and not divided:
-        raise wanted.nothing(found, samples, reasons)
+        raise wanted.nothing(fitting, samples, reasons)
     for each in (whole, divided):
         each.sort(key=lambda one: (one.least, one.candidate.order()))
     best: Scored | None = None
@@ -189,14 +189,14 @@ def _keep(short: dict[str, Short], one: Short) -> None:
 
 def _uniform(candidate: Candidate, cost: planning.Price, segments: list[Segment], capacity: float) -> list[Scored]:
     """What a person would try: all blocks alike."""
-    found = []
+    options = []
     kinds = kinds_of(segments)
     for mode in ("none", "selective", "full"):
         if all(mode in segment.ways for segment in segments):
             total = planning.put_together(cost, kinds, [mode] * len(kinds), candidate.micro)
             if total.peak <= capacity:
-                found.append(Scored(candidate, Mix((mode,) * len(kinds), total, bound=False), cost))
-    return found
+                options.append(Scored(candidate, Mix((mode,) * len(kinds), total, bound=False), cost))
+    return options
 
 
 def _batches(samples: int, composition: planning.Composition) -> list[tuple[int, int]]:

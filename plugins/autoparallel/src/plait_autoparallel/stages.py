@@ -77,10 +77,10 @@ def _estimates(
     run: Run, divided: list[Priced], cluster: planning.Cluster, capacity: float, limit: float
 ) -> tuple[list[Estimated], list[Short], float]:
     """(those that fit, fastest first; candidates of which none fits; seconds of the fastest that does not fit)."""
-    found: list[Estimated] = []
+    estimates: list[Estimated] = []
     short: list[Short] = []
     if not divided:
-        return found, short, float("inf")
+        return estimates, short, float("inf")
     plans, too_large = _Plans(run), float("inf")
     for priced in divided:
         if priced.least >= limit:
@@ -97,16 +97,16 @@ def _estimates(
             short.append(Short(priced.candidate, min(total.peak for total in totals.values())))
         lost = min((total.seconds for total in totals.values() if total.peak > capacity), default=float("inf"))
         too_large = min(too_large, lost)
-        found += [
+        estimates += [
             Estimated(priced, mode, total, lost < total.seconds)
             for mode, total in totals.items()
             if total.peak <= capacity
         ]
-        found.sort(key=lambda one: (one.total.seconds, one.priced.candidate.order(), one.mode))
-        del found[KEPT:]
-        if len(found) == KEPT:
-            limit = min(limit, found[-1].total.seconds)
-    return [one for one in found if one.total.seconds < limit], short, too_large
+        estimates.sort(key=lambda one: (one.total.seconds, one.priced.candidate.order(), one.mode))
+        del estimates[KEPT:]
+        if len(estimates) == KEPT:
+            limit = min(limit, estimates[-1].total.seconds)
+    return [one for one in estimates if one.total.seconds < limit], short, too_large
 
 
 def _modes(priced: Priced) -> Iterator[str]:

@@ -41,8 +41,8 @@ def described(candidate: Any) -> str:
 def recomputed(modes: Sequence[str]) -> str:
     """How many blocks recompute in which mode."""
     counts = {mode: modes.count(mode) for mode in ("none", "selective", "full")}
-    said = {"none": "keep all", "selective": "recompute what is cheap", "full": "recompute all"}
-    parts = [f"{count} block{'s' * (count != 1)} {said[mode]}" for mode, count in counts.items() if count]
+    meaning = {"none": "keep all", "selective": "recompute what is cheap", "full": "recompute all"}
+    parts = [f"{count} block{'s' * (count != 1)} {meaning[mode]}" for mode, count in counts.items() if count]
     return ", ".join(parts) if len(parts) > 1 else f"all {parts[0]}" if parts else "there are no blocks"
 
 
@@ -119,19 +119,21 @@ SHOWN = 6
 
 def _routing(worst: Any, capacity: float) -> str:
     """What the even routing of the plan hides."""
-    said = (
+    sentence = (
         f"routing  even; if all tokens go to the experts of one rank, a step takes {time(worst.seconds)} and that rank"
     )
     too_much = ", which does not fit" if worst.peak > capacity else ""
-    return f"{said} needs {size(worst.peak)}{too_much}"
+    return f"{sentence} needs {size(worst.peak)}{too_much}"
 
 
 def _missing(found: Any, seconds: float) -> str:
     """What further strategies could save."""
     share = 100 * (1 - found.ideal / seconds)
-    said = f"recomputation and collectives that nothing hides take {share:.1f}% of the step; with this batch, "
-    said += "further strategies could save that"
-    return f"{said}; those in this search do not divide {', '.join(found.undivided)}" if found.undivided else said
+    sentence = f"recomputation and collectives that nothing hides take {share:.1f}% of the step; with this batch, "
+    sentence += "further strategies could save that"
+    return (
+        f"{sentence}; those in this search do not divide {', '.join(found.undivided)}" if found.undivided else sentence
+    )
 
 
 def binding(found: Any) -> str:

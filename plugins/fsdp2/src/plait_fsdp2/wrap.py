@@ -103,15 +103,15 @@ def _gradient_ranks(mesh: Mesh, param: nn.Parameter | None = None) -> DeviceMesh
 def _modules_on_views(modules: Iterable[nn.Module], mesh: Mesh) -> list[tuple[nn.Module, DeviceMesh]]:
     """The outermost of `modules`, and of those inside them, whose parameters all live on one view other than the dense
     one."""
-    found: list[tuple[nn.Module, DeviceMesh]] = []
+    on_views: list[tuple[nn.Module, DeviceMesh]] = []
     for module in modules:
         params = list(module.parameters())
         views = {mesh.view_of(p) for p in params}
         if len(views) == 1 and None not in views:
-            found.append((module, _gradient_ranks(mesh, params[0])))
+            on_views.append((module, _gradient_ranks(mesh, params[0])))
         elif len(views) > 1:
-            found += _modules_on_views(module.children(), mesh)
-    return found
+            on_views += _modules_on_views(module.children(), mesh)
+    return on_views
 
 
 def _reduce_by_sum(model: nn.Module) -> None:

@@ -71,16 +71,16 @@ def check(options: "Pipeline", run: Run) -> None:
 def _check_split(options: "Pipeline", run: Run) -> None:
     """Refuse what cannot compute gradients of weights later: they come from the graph that forward left."""
     whole = tuple(name for name, schedule in SCHEDULES.items() if not schedule.split)
-    said = f"{KEY}.schedule={options.schedule} computes the gradients of weights later than those of the stream"
+    problem = f"{KEY}.schedule={options.schedule} computes the gradients of weights later than those of the stream"
     for name, other in run.strategies.items():
         if "parameter_sharding" in getattr(other, "claims", ()) and getattr(other, "phase", "runtime") == "runtime":
             raise PlaitError(
-                f"{said}, when strategy {name!r} has freed the weights that it gathered; schedules that fit: "
+                f"{problem}, when strategy {name!r} has freed the weights that it gathered; schedules that fit: "
                 f"{', '.join(whole)}"
             ).at(f"{KEY}.schedule", options.schedule, fits=whole)
     if run.config.compile.enabled:
         raise PlaitError(
-            f"{said}, which compiled blocks cannot, but compile.enabled=true; schedules that fit: {', '.join(whole)}"
+            f"{problem}, which compiled blocks cannot, but compile.enabled=true; schedules that fit: {', '.join(whole)}"
         ).at(f"{KEY}.schedule", options.schedule, fits=whole)
 
 

@@ -33,7 +33,7 @@ def code() -> str:
 def stored(model: nn.Module) -> list[Any]:
     """Of each parameter and buffer all but its values. A tied one is there under each of its names, with one number."""
     numbers: dict[int, int] = {}
-    found = []
+    entries = []
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     for name, tensor in named:
         number = numbers.setdefault(id(tensor), len(numbers))
@@ -44,8 +44,8 @@ def stored(model: nn.Module) -> list[Any]:
             where = [mesh.mesh.tolist(), list(mesh.mesh_dim_names or ()), [str(p) for p in local.placements]]
             local = local.to_local()
         shapes = [list(tensor.shape), list(local.shape), list(local.stride()), str(tensor.dtype)]
-        found.append([name, number, tensor.requires_grad, local.device.type, *shapes, where])
-    return found
+        entries.append([name, number, tensor.requires_grad, local.device.type, *shapes, where])
+    return entries
 
 
 def traced(gm: GraphModule) -> list[Any]:
@@ -146,8 +146,8 @@ class KeptReport:
 
 def _read(file: Path) -> tuple[dict[str, Any], str]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return dict(found["graphs"]), str(found["drawn"])
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        return dict(kept["graphs"]), str(kept["drawn"])
     except (OSError, ValueError, KeyError, TypeError):  # none, or what a full disk left
         return {}, uuid.uuid4().hex
 

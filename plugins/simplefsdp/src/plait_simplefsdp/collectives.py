@@ -49,15 +49,15 @@ class GraphCollective:
 
 def every(graph: Graph) -> list[GraphCollective]:
     """All collectives, in the order of their starts."""
-    found = []
+    sent = []
     for node in graph.nodes:
         waits = [user for user in node.users if user.target == WAIT] if node.target in KINDS else []
         if waits:
             where: dict[str, Any] = node.meta.get("custom") or {}
             group = str(node.args[-1])
             about = where.get(BUCKET), where.get(NUMBER, 0)
-            found.append(GraphCollective(node, waits[0], KINDS[node.target], group, *_ranks(group), *about))
-    return found
+            sent.append(GraphCollective(node, waits[0], KINDS[node.target], group, *_ranks(group), *about))
+    return sent
 
 
 def collectives(graph: Graph) -> list[GraphCollective]:
@@ -68,10 +68,10 @@ def collectives(graph: Graph) -> list[GraphCollective]:
 def of_shards(graph: Graph) -> set[Node]:
     """What is computed from a rank's own shards: before they are gathered, after gradients are scattered. Shards may
     have unequal sizes, so no decision may depend on these: all ranks must decide alike."""
-    found = set[Node]()
+    nodes = set[Node]()
     for one in collectives(graph):
-        found |= needed(one.start) - {one.start} if one.kind == GATHER else using(one.wait) - {one.wait}
-    return found
+        nodes |= needed(one.start) - {one.start} if one.kind == GATHER else using(one.wait) - {one.wait}
+    return nodes
 
 
 def size(node: Node) -> int:

@@ -81,14 +81,14 @@ def _of_any_size(forward: Callable[..., Any]) -> Callable[..., Any]:
             with values_as_sizes():
                 return forward(*args, **kwargs)
         except Exception as error:
-            if (said := _said(error)) is not None:
-                raise said from None
+            if (own := _own_error(error)) is not None:
+                raise own from None
             raise
 
     return call
 
 
-def _said(error: BaseException | None) -> PlaitError | None:
+def _own_error(error: BaseException | None) -> PlaitError | None:
     """The original message inside torch.compile's error."""
     while error is not None and not isinstance(error, PlaitError):
         error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__

@@ -76,8 +76,8 @@ def times(
     """Go through the graph: computation in order; beside it the collectives of one group one after another, from their
     start to their wait. `compute` and `send` may be given times other than the model's."""
     compute, send = compute or seconds_of, send or seconds_to_send
-    found = every(graph)
-    starts, waits = {c.start: c for c in found}, {c.wait: c for c in found}
+    sent = every(graph)
+    starts, waits = {c.start: c for c in sent}, {c.wait: c for c in sent}
     clock = computing = sending = exposed = 0.0
     free: dict[str, float] = {}  # when a group has sent everything so far
     done: dict[Node, float] = {}

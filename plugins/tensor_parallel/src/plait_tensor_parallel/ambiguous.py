@@ -34,7 +34,7 @@ def refuse(axes: Mapping[str, Axes], spec: ModelSpec, working: Collection[str], 
                 continue
             if its in [_output(m) for m in matrices] and any(m[-1] not in SHARDED for m in matrices):
                 raise PlaitError(
-                    f"{KEY} cannot tell whether {fqn!r} {_said(its)} is the bias of a matrix beside it; give each "
+                    f"{KEY} cannot tell whether {fqn!r} {_axes(its)} is the bias of a matrix beside it; give each "
                     "matrix and its bias a module of their own, with rows for what comes out, as nn.Linear has them"
                 )
             if is_second(its, own.values()):
@@ -42,7 +42,7 @@ def refuse(axes: Mapping[str, Axes], spec: ModelSpec, working: Collection[str], 
             whole_stack = its in stacks and "embed" in its and not any(map(divided, stacks))
             if branch[owner] in working and len(its) > 1 and (its[0] == "embed" or whole_stack):
                 raise PlaitError(
-                    f"{KEY} divides the work of the branch {branch[owner]!r}, but {fqn!r} {_said(its)} writes to the "
+                    f"{KEY} divides the work of the branch {branch[owner]!r}, but {fqn!r} {_axes(its)} writes to the "
                     "stream undivided, so its part would be added once per rank; make it a branch of its own"
                 )
             if branch[owner] is None:
@@ -55,7 +55,7 @@ def _refuse_alone(fqn: str, its: Axes, owner: str, matrices: list[Axes], spec: M
     beside = any(its[0] in matrix for matrix in (*matrices, *named))
     if len(its) == 1 and not beside and not spec.is_elementwise(fqn):
         raise PlaitError(
-            f"{fqn!r} {_said(its)} lies along an axis that {KEY} divides, without a matrix beside it, as the weight of "
+            f"{fqn!r} {_axes(its)} lies along an axis that {KEY} divides, without a matrix beside it, as the weight of "
             "a norm over that axis does, of which a rank would see only a part; normalise along dims that are not "
             "divided, or, if each of its elements acts on its own unit alone, name it in the spec's `elementwise`"
         )
@@ -67,12 +67,12 @@ def _refuse_outside(
     holds_others = any(other.startswith(f"{owner}." if owner else "") for other in owners if other != owner)
     if sequence_parallel and len(its) > 1 and "embed" in its and holds_others:
         raise PlaitError(
-            f"{fqn!r} {_said(its)} belongs to a module that holds others, so {KEY} cannot give it this rank's share of "
+            f"{fqn!r} {_axes(its)} belongs to a module that holds others, so {KEY} cannot give it this rank's share of "
             f"the positions; make it an nn.Embedding that is called with them, or set {KEY}.sequence_parallel=false"
         ).at(f"{KEY}.sequence_parallel", True, fits=(False,))
     if not sequence_parallel and flat and its and "embed" not in its:
         raise PlaitError(
-            f"{KEY} cannot tell whether {fqn!r} {_said(its)} acts on the stream or between the divided matrices of a "
+            f"{KEY} cannot tell whether {fqn!r} {_axes(its)} acts on the stream or between the divided matrices of a "
             f"feed-forward; name that feed-forward in the spec's branches, or set {KEY}.sequence_parallel=true"
         ).at(f"{KEY}.sequence_parallel", False, fits=(True,))
 
@@ -117,5 +117,5 @@ def _flat(owners: dict[str, dict[str, Axes]], branch: dict[str, str | None]) -> 
     return any(inner & set(its) for owner, own in owners.items() if branch[owner] is None for its in own.values())
 
 
-def _said(its: Axes) -> str:
+def _axes(its: Axes) -> str:
     return f"({', '.join(map(str, its))}{',' * (len(its) == 1)})"

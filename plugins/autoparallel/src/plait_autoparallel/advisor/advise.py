@@ -105,15 +105,15 @@ def _bounded(
 
 def _stored(graph: Any, links: Links, tensors: Any) -> dict[str, Any]:
     """Where each parameter lies between steps. One that the mesh cannot describe is left out."""
-    found = {}
+    held = {}
     names = {dim.axis for dim in links.dims}
     for name in graph.parameters:
         tensor = tensors[f"{graph.block}.{name}"]
         place = tuple(next((d for d, axes in enumerate(tensor.divided) if dim.axis in axes), "R") for dim in links.dims)
         elsewhere = {a for axes in tensor.divided for a in axes} - names
         if not elsewhere and links.fits(tensor.shape, place):
-            found[name] = place
-    return found
+            held[name] = place
+    return held
 
 
 def _allowed(block: BlockProblem, local: Any) -> tuple[Any, tuple[int, int]]:

@@ -84,12 +84,12 @@ class BlockProblem:
     def _needed(self) -> list[Any]:
         """The nodes on which a result depends."""
         wanted = {self._same.get(v, v) for v in (*self.graph.leaves(), *self._ends.values())}
-        found = []
+        makers = []
         for node in reversed(self.graph.nodes):
             if node.call.name not in ALIASES and wanted.intersection(node.made):
                 wanted |= set(self.used(node))
-                found.append(node)
-        return found[::-1]
+                makers.append(node)
+        return makers[::-1]
 
     def _light_one(self, node: Any) -> bool:
         return len(node.used()) == 1 and (not node.call.bytes or node.call.name in CASTS)
@@ -133,15 +133,15 @@ class BlockProblem:
         each = [enumeration.strategies(node, self.graph.values) for enumeration in self.enumerations]
         if any(strategies is None for strategies in each):
             return ProblemStep(name, used, node.made, None)
-        found: dict[tuple[Any, ...], Way] = {}
+        ways: dict[tuple[Any, ...], Way] = {}
         shapes = [self.graph.values[v].shape for v in (*used, *node.made)]
         for combined in itertools.product(*each):
             inputs = tuple(tuple(one[0][i] for one in combined) for i in range(len(used)))
             results = tuple(tuple(one[1][i] for one in combined) for i in range(len(node.made)))
             lies = (*inputs, *results)
-            if (lies not in found) and all(self.links.fits(s, p) for s, p in zip(shapes, lies, strict=True)):
-                found[lies] = Way(inputs, results, self._seconds(node, lies))
-        return ProblemStep(name, used, node.made, tuple(found.values()))
+            if (lies not in ways) and all(self.links.fits(s, p) for s, p in zip(shapes, lies, strict=True)):
+                ways[lies] = Way(inputs, results, self._seconds(node, lies))
+        return ProblemStep(name, used, node.made, tuple(ways.values()))
 
     def _seconds(self, node: Any, lies: tuple[Placement, ...]) -> tuple[float, float]:
         """Of one rank's part of the operator, with the upper and the lower end of what the cluster achieves."""

@@ -242,10 +242,10 @@ class Program:
 
     def _by_operator(self, shares: np.ndarray) -> dict[str, float]:
         """Seconds by name, the mean of both ends, hidden or not."""
-        found: dict[str, float] = {}
+        chosen: dict[str, float] = {}
         beside = {v: s for sent in self._beside.values() for v, s in sent.items()}
         for variable, name in self._names.items():
             seconds = beside.get(variable) or self._costs[variable]
             if shares[variable] > 1e-9 and sum(seconds) > 0:
-                found[name] = found.get(name, 0.0) + float(shares[variable]) * sum(seconds) / 2
-        return found
+                chosen[name] = chosen.get(name, 0.0) + float(shares[variable]) * sum(seconds) / 2
+        return chosen

@@ -70,7 +70,7 @@ class Enumeration:
             ways = ("R", *_APART[node.call.name])
             alike = [((w,) * len(inputs), (w,) * len(results)) for w in ways]
             return [each for each in alike if self._fits(each, inputs, results)]
-        found: dict[Strategy, None] = {}
+        answers: dict[Strategy, None] = {}
         why = ""
         with self._results_known(node, results):
             for ways in self._questions(inputs):
@@ -80,11 +80,11 @@ class Enumeration:
                     why = why or (str(error).strip().splitlines() or [type(error).__name__])[0]
                     continue
                 if answer is not None and self._fits(answer, inputs, results):
-                    found.setdefault(answer)
-        if not found:
+                    answers.setdefault(answer)
+        if not answers:
             self.unknown[node.call.name] = why or "no strategy divides its tensors evenly"
             return None
-        return list(found)
+        return list(answers)
 
     def _results_known(self, node: Any, results: list[Any]) -> contextlib.AbstractContextManager[Any]:
         """Inside, DTensor does not run the operator for each question to learn the shapes of its results: that takes

@@ -1,4 +1,4 @@
-"""Shares of packed dims in checkpoints: several boxes of a tensor on one rank, where torch expects one.
+"""Shares of packed dims in checkpoints: several chunks of a tensor on one rank, where torch expects one.
 
 A checkpoint holds the whole tensor in its own order, as from any other layout.
 """
@@ -16,21 +16,21 @@ from plait.parallel.initialize import held_indices
 from plait.parallel.sharding import is_packed
 
 
-def in_boxes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`state`, of which packed tensors tell torch's planners which boxes this rank holds. They alias the originals."""
-    return {key: _in_boxes(tensor.detach()) if is_packed(tensor) else tensor for key, tensor in state.items()}
+def in_chunks(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`state`, of which packed tensors tell torch's planners which chunks this rank holds. They alias the originals."""
+    return {key: _in_chunks(tensor.detach()) if is_packed(tensor) else tensor for key, tensor in state.items()}
 
 
-def _in_boxes(tensor: Any) -> Any:
-    local, boxes = tensor.to_local(), {}
+def _in_chunks(tensor: Any) -> Any:
+    local, parts = tensor.to_local(), dict[torch.Size, Tensor]()
     for runs in itertools.product(*(_runs(held_indices(tensor, dim)) for dim in range(tensor.dim()))):
         place = torch.Size(start for start, _, _ in runs)
-        boxes[place] = local[tuple(slice(at, at + length) for _, at, length in runs)]
-    chunks = [ChunkStorageMetadata(place, box.shape) for place, box in boxes.items()]
+        parts[place] = local[tuple(slice(at, at + length) for _, at, length in runs)]
+    chunks = [ChunkStorageMetadata(place, part.shape) for place, part in parts.items()]
     properties = TensorProperties.create_from_tensor(local)
     # what torch asks each tensor of a checkpoint
     tensor.__create_chunk_list__ = lambda: chunks
-    tensor.__get_tensor_shard__ = lambda index: boxes[index.offset]
+    tensor.__get_tensor_shard__ = lambda index: parts[index.offset]
     tensor.__create_write_items__ = lambda fqn, _: [
         WriteItem(
             MetadataIndex(fqn, chunk.offsets),

@@ -10,7 +10,7 @@ T = TypeVar("T")
 AllRanks = Callable[[Callable[[], Any]], list[Any]]  # runs a function on each rank, returns all answers on each
 
 
-def joined(own: Mapping[str, T], all_ranks: AllRanks, known: Collection[str] = ()) -> tuple[dict[str, T], bool]:
+def merged(own: Mapping[str, T], all_ranks: AllRanks, known: Collection[str] = ()) -> tuple[dict[str, T], bool]:
     """(the entries of all ranks by name, whether all ranks have the same names). Called by all ranks.
 
     Of several ranks with a name the entry of the lowest counts. If all have the same names, as in most runs, entries

@@ -80,10 +80,10 @@ def _mark(state: Mapping[str, Tensor], parts: Iterable[nn.Module]) -> list[str]:
     """Mark what does not train in `state`; returns its FQNs."""
     named = (pair for part in parts for pair in part.named_parameters(remove_duplicate=False))
     names = {canonical(name) for name, param in named if not param.requires_grad}
-    found = [fqn for fqn in sorted(names) if f"model.{fqn}" in state]
-    for fqn in found:
+    present = [fqn for fqn in sorted(names) if f"model.{fqn}" in state]
+    for fqn in present:
         setattr(state[f"model.{fqn}"], _FROZEN, True)
-    return found
+    return present
 
 
 @torch.no_grad()
