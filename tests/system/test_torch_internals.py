@@ -11,7 +11,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from plait.parallel.simulated import simulated
-from plait.system.torch_internals import compiler, dtensors, groups, memory, meshes, modules, tracing
+from plait.system.torch_internals import (
+    collectives,
+    compiler,
+    dtensors,
+    groups,
+    memory,
+    meshes,
+    modules,
+    pipelining,
+    tracing,
+)
 
 
 def test_groups_are_listed_named_and_given_a_timeout():
@@ -35,6 +45,24 @@ def test_collectives_get_a_timeout_and_are_recorded(plait_ranks):
     for seconds, recorded in plait_ranks.run(_recorded, world=2):
         assert seconds == 7
         assert "gloo:all_reduce" in recorded
+
+
+def _reduced() -> list[float]:
+    mesh, x = init_device_mesh("cpu", (2,)), torch.tensor([float(dist.get_rank()), 2.0])
+    return [*collectives.reduced(x, "sum", mesh).tolist(), *collectives.reduced(x, "max", mesh).tolist()]
+
+
+def test_a_tensor_is_reduced_over_ranks(plait_ranks):
+    assert plait_ranks.run(_reduced, world=2) == [[1, 4, 1, 2]] * 2
+
+
+def test_a_stage_gives_its_input_a_gradient_before_its_weights():
+    part, stream = nn.Linear(2, 2, bias=False), torch.ones(1, 2, requires_grad=True)
+    gradient, left = pipelining.gradient_of_input(part(stream), [torch.ones(1, 2)], stream, part.parameters())
+    assert torch.equal(gradient, part.weight.sum(0, keepdim=True))
+    assert part.weight.grad is None
+    pipelining.gradients_of_weights(part.parameters(), left)
+    assert torch.equal(part.weight.grad, torch.ones(2, 2))
 
 
 def test_meshes_are_joined_divided_and_renamed():

@@ -18,7 +18,6 @@ import yaml
 from plait.contract.errors import PlaitError
 from plait.system.disk import replace, writing
 from plait.system.errors import DiskError
-from plait.system.links import check_links
 from plait.system.locks import try_lock, unlock
 
 FILES = ("config.yaml", "versions.json", "mesh.json", "outcome.json", "metrics.jsonl", "metrics.old.jsonl")
@@ -70,7 +69,7 @@ class RunFolder:
         """
         if self._lock is not None:
             return
-        check_links(self.path)
+        _check_links(self.path)
         with writing(self.path, "the run's folder"):
             self.path.mkdir(parents=True, exist_ok=True)
             self.ranks.mkdir(exist_ok=True)
@@ -176,3 +175,23 @@ def versions_of(distributions: list[str]) -> dict[str, str]:
         with contextlib.suppress(ModuleNotFoundError):
             versions[name] = version(name)
     return versions
+
+
+def _check_links(folder: Path) -> None:
+    """Raises PlaitError for a link of another user, who may not decide where a run writes, or a link in `folder` that
+    leads out of it.
+
+    The folder itself, and the one that contains it, may be links made by the user or the machine's administrator, for
+    example to a larger disk.
+    """
+    for path in (folder.parent, folder):
+        if path.is_symlink() and os.lstat(path).st_uid not in (os.geteuid(), 0):
+            raise PlaitError(f"{path} is a symbolic link that another user has made: remove it, or set run.name")
+    real = os.path.realpath(folder)
+    for at, folders, files in os.walk(folder):
+        for path in (Path(at, name) for name in (*folders, *files)):
+            if path.is_symlink() and not os.path.realpath(path).startswith(f"{real}{os.sep}"):
+                raise PlaitError(
+                    f"{path} is a symbolic link that leads out of the run's folder, to {os.readlink(path)}: Plait does "
+                    "not write through it; remove it (checkpoint.dir may be an absolute path)"
+                )

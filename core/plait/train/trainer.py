@@ -21,7 +21,6 @@ from plait.records.peak_flops import peak_flops
 from plait.records.run_folder import RunFolder
 from plait.system.signals import ASKING
 from plait.train.optimizer import learning_rate, make_optimizer
-from plait.train.repeatable import use_repeatable_kernels
 from plait.train.step_metrics import Laps, Row, RunFacts, StepMetrics
 
 # Integers that the ranks sum in each step: tokens that count, a failed save, a save that is due, and the signals.
@@ -49,7 +48,7 @@ class Trainer:
 
         self.config, self.say, self.watch = config, say, Together(observers)
         train = config.train
-        use_repeatable_kernels(train.deterministic)
+        _use_repeatable_kernels(train.deterministic)
         self.watch.doing("building the model")
         assembly = assembly or assemble(config, dist.get_world_size(), folder=folder.path)
         self.run: Run = assembly.run
@@ -213,3 +212,14 @@ class Trainer:
             sums.zero_()
         dist.all_reduce(sums)
         return float(sums[0] / sums[1].clamp(min=1))
+
+
+def _use_repeatable_kernels(wanted: bool) -> None:
+    """In this process: torch selects kernels that give the same bits in every run, and refuses operations that have
+    none, or no longer does."""
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it to be repeatable
+        # torch would write NaN into all memory that it hands out, in 274 kernels per step of a small model. That finds
+        # code that reads what nobody has written, but repeats no result.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(wanted)

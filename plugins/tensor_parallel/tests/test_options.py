@@ -347,3 +347,20 @@ def left_on(options):
 
 def test_explicit_ends_with_forward_even_where_it_fails(plait_ranks):
     assert plait_ranks.run(left_on, {"explicit": True}, world=2) == [None, None]
+
+
+def _overlap() -> tuple[bool, bool]:
+    import torch._inductor.config as inductor
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from plait_tensor_parallel.torch_internals import allow_overlap, overlapping
+
+    allow_overlap(init_device_mesh("cpu", (2,)).get_group().group_name)
+    with overlapping():
+        inside = inductor._micro_pipeline_tp
+    return inside, inductor._micro_pipeline_tp
+
+
+def test_inductor_splits_products_only_inside(plait_ranks):
+    """`async_tp` itself needs GPUs; this sees whether torch still has what it stands on."""
+    assert plait_ranks.run(_overlap, world=2) == [(True, False)] * 2

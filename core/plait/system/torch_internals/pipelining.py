@@ -1,7 +1,7 @@
 """The backward of a stage in two walks, as torch's schedules divide it.
 
 Needs `stage_backward_input` and `stage_backward_weight` of `torch.distributed.pipelining._backward`, in torch 2.11 to
-2.13. Test: tests/plan/test_stage_step.py.
+2.13. Test: tests/system/test_torch_internals.py.
 """
 
 from collections.abc import Iterator
