@@ -1,4 +1,4 @@
 """The operating system: files that may be refused, locks, signals, sockets.
 
-May import `contract`; only `torch_internals`, which is what torch keeps private, imports torch.
+May import `contract`; no torch, except in the package of what torch keeps private.
 """
