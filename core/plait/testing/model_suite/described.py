@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec, matches
 from plait.parallel.check_spec import check_spec
+from plait.system.torch_internals.tracing import TorchDispatchMode
 from plait.testing.model_suite.subject import Subject, inside, shipped
 
 SHORT, LONG = 8, 16  # tokens of the rows whose operations are counted
@@ -108,7 +108,7 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if formula := flop_registry.get(func._overloadpacket):
+        if formula := flop_registry.get(func.overloadpacket):
             self.operations += formula(*args, **(kwargs or {}), out_val=result)
         return result
 

@@ -2,7 +2,7 @@
 
 Needs `permute_tensor`, `all_gather_tensor`, `all_to_all_single` and `wait_tensor` of
 `torch.distributed._functional_collectives`, in torch 2.11 to 2.13. Test:
-plugins/context_parallel/tests/test_conformance.py.
+plugins/context_parallel/tests/test_attention.py.
 """
 
 from typing import Any
