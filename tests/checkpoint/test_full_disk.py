@@ -20,8 +20,8 @@ from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
 from plait.contract.errors import PlaitError
 from plait.contract.observer import RunObserver
-from plait.records.metrics import MetricsSinks
 from plait.records.run_folder import RunFolder
+from plait.records.sinks import MetricsSinks
 from plait.system.errors import DiskError
 from plait.testing import whole_run
 from plait.testing.pool import Pool
@@ -138,7 +138,7 @@ def broken_off(node: Any, folder: str, where: str) -> tuple[str, int, list[str]]
     from plait.train.trainer import Trainer
 
     trainer = Trainer(node, run, lambda text: None)
-    metrics = MetricsSinks(Path(folder), trainer.config.metrics) if rank == 0 else None
+    metrics = MetricsSinks(Path(folder), trainer.config) if rank == 0 else None
     commit, full = Store.commit, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def refuses(store: Store, whole: Path, manifest: Any) -> Path:

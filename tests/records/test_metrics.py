@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
+from plait.contract.config import Config, Named
 from plait.contract.config import Metrics as Conf
 from plait.contract.errors import PlaitError
-from plait.records import metrics
-from plait.records.metrics import KEYS, MetricsFile, MetricsSinks, peak, read
+from plait.records import sinks as sinks_of_a_run
+from plait.records.metrics import KEYS, MetricsFile, peak, read
 from plait.records.peak_flops import peak_flops
+from plait.records.sinks import MetricsSinks
 from plait.testing import raises_about
 
 
@@ -182,12 +184,16 @@ def wait_for_events(folder: Path, count: int) -> None:
         time.sleep(0.05)
 
 
+def config(**metrics: bool) -> Config:
+    return Config(run=Named("a-run"), metrics=Conf(**metrics))
+
+
 def test_curves_follow_the_file_through_a_resume(tmp_path: Path) -> None:
-    first = MetricsSinks(tmp_path, Conf())
+    first = MetricsSinks(tmp_path, config())
     for step in range(1, 7):
         first.row(row(step, loss=1.0, mfu=None, memory_kind="resident_peak"))
     wait_for_events(tmp_path / "tensorboard", 6)  # not closed: what a killed run leaves
-    with MetricsSinks(tmp_path, Conf(), resume_step=3) as second:
+    with MetricsSinks(tmp_path, config(), resume_step=3) as second:
         for step in range(4, 6):
             second.row(row(step, loss=2.0))
     assert [(r["step"], r["loss"]) for r in read(tmp_path / "metrics.jsonl")] == [
@@ -198,15 +204,15 @@ def test_curves_follow_the_file_through_a_resume(tmp_path: Path) -> None:
 
 
 def test_places_are_only_those_asked_for(tmp_path: Path) -> None:
-    with MetricsSinks(tmp_path, Conf(tensorboard=False)) as sinks:
+    with MetricsSinks(tmp_path, config(tensorboard=False)) as sinks:
         sinks.row(row(1))
     assert [f.name for f in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_wandb_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sinks_of_a_run.importlib.util, "find_spec", lambda name: None)
     with raises_about("metrics.wandb", True, (False,)):
-        MetricsSinks(tmp_path, Conf(wandb=True))
+        MetricsSinks(tmp_path, config(wandb=True))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -224,13 +230,13 @@ def test_wandb_gets_numbers_and_the_same_run_again(tmp_path: Path, monkeypatch: 
     fake.init = lambda **options: calls.append(options) or FakeRun()  # type: ignore[attr-defined]
     fake.util = types.SimpleNamespace(generate_id=iter(["one", "two"]).__next__)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: fake)
+    monkeypatch.setattr(sinks_of_a_run.importlib.util, "find_spec", lambda name: fake)
     for resume_step in (0, 1):
-        with MetricsSinks(tmp_path, Conf(tensorboard=False, wandb=True), resume_step, "a-run", {"seed": 0}) as sinks:
+        with MetricsSinks(tmp_path, config(tensorboard=False, wandb=True), resume_step) as sinks:
             sinks.row({"step": resume_step + 1, "loss": 2.0, "mfu": None, "memory_kind": "resident_peak"})
     inits = [call for call in calls if isinstance(call, dict)]
-    assert [(c["id"], c["name"], c["config"], c["resume"]) for c in inits] == [
-        ("one", "a-run", {"seed": 0}, "allow")
+    assert [(c["id"], c["name"], c["config"]["train"]["seed"], c["resume"]) for c in inits] == [
+        ("one", "a-run", 0, "allow")
     ] * 2
     assert [call for call in calls if isinstance(call, tuple)] == [(1, {"loss": 2.0}), (2, {"loss": 2.0})]
     assert calls.count("finished") == 2

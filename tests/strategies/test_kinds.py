@@ -158,3 +158,14 @@ def test_a_module_that_specifies_no_hook(folder):
     of_kind(folder, "hookspecs", code="def colour(run): ...\n")
     with pytest.raises(PlaitError, match=r"hookspecs 'mine' \(plait-mine 1.0\) must be a module with functions @plait"):
         Hooks({}).first("colour", run=1)
+
+
+def test_a_pruner_of_a_package_is_asked_beside_the_plan(folder, plait_project):
+    reason = '"too green" if checked.config.train.seed == 7 else ""'
+    of_kind(folder, "pruner", "taste", code=OBJECTS.replace('return ""', f"return {reason}"))
+    command = ("train", "-m", "train.seed=7", "sweep.prune=true", "launch.device=cpu", "model.n_layers=1")
+    done = plait_project(*command)
+    assert (done.code, done.err) == (0, "")
+    assert "is pruned: too green" in done.out
+    of_kind(folder, "pruner", "mute", "plait-mute", code=OBJECTS.replace('return ""', "return None"))
+    assert "pruner 'mute' (plait-mute 1.0) answered None" in plait_project(*command).err

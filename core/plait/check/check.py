@@ -14,7 +14,9 @@ from plait.check.resumed_data import batch_to_keep
 from plait.compose.build import build_source
 from plait.contract.config import Config, accumulation
 from plait.contract.errors import PlaitError, misfit, near_miss
+from plait.contract.kinds import KINDS
 from plait.contract.model_spec import ModelSpec
+from plait.contract.run import Run
 from plait.contract.schema import fit
 from plait.contract.weight_part import parts_by_fqn, weight_parts
 from plait.parallel.assembly import Assembly, assemble
@@ -22,9 +24,10 @@ from plait.parallel.optimizer_groups import groups_of
 from plait.parallel.process_group import device_of
 from plait.parallel.state import shapes, tied_names
 from plait.records.flight_recorder import check_size
-from plait.records.metrics import check as check_metrics
-from plait.strategies.registry import installed
-from plait.train.optimizer import check_optimizer
+from plait.records.sinks import check as check_metrics
+from plait.records.sinks import selected
+from plait.strategies.registry import create_all, installed
+from plait.train.optimizer import check_optimizer, learning_rate
 
 MOST = 16  # ranks of another machine
 World = int | Callable[[Assembly], int] | None
@@ -69,6 +72,7 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
     elif world is None and config.launch.nproc_per_node == "auto":
         run.world_size = assembly.fit_world(run.world_size)
     layout, ranks = assembly.extend().layout, assembly.layout.world_size
+    config = _with_typed_options(run)
     _check_model(config, model, run.spec)
     accumulation(config, layout.count("batch"))
     source = build_source(config.data)
@@ -103,6 +107,29 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
         run.files,
         run.said,
     )
+
+
+def _with_typed_options(run: Run) -> Config:
+    """The config with all options of the plugins that it selects beside strategies; makes each of them once.
+
+    Raises PlaitError, naming the key, for one that cannot be made.
+    """
+    for kind in KINDS.values():
+        if kind.node and kind.name != "strategy":
+            node, _, field = kind.node.partition(".")
+            part = getattr(run.config, node)
+            made = create_all(getattr(part, field) if field else part, kind.name)
+            run.set(kind.node, {name: _options(each) for name, each in made.items()})
+    create_all(selected(run.config), "sink")
+    if run.config.schedule.shape:
+        steps = run.config.train.steps
+        for step in sorted({0, steps // 2, steps - 1}):
+            learning_rate(run.config.schedule, 1.0, step, steps)
+    return run.config
+
+
+def _options(made: Any) -> dict[str, Any]:
+    return {field.name: getattr(made, field.name) for field in attrs.fields(type(made)) if field.init}
 
 
 def _check_model(config: Config, model: Any, spec: ModelSpec) -> None:

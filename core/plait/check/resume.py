@@ -84,7 +84,7 @@ def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder"
     exported = not conf.export or (
         _exported(folder.path / "export", say) and not _exports_otherwise(checked, folder, say)
     )
-    done = manifest.step >= checked.config.train.steps and exported
+    done = _is_at_its_end(manifest.step, checked.config.train.steps, folder) and exported
     if done and (problem := Store.verify(path)):  # else the ranks compare what they read
         raise Damaged.because(path, problem)
     if not done:
@@ -100,6 +100,13 @@ def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder"
     elif own and metrics.cut_torn_end(folder.path / metrics.FILE):  # a run that continues cuts it when it writes
         say(f"metrics: the end of {metrics.FILE} was not a row of this run, and is cut")
     return Continuation(manifest.step, done, config)
+
+
+def _is_at_its_end(step: int, steps: int, folder: "RunFolder") -> bool:
+    """Whether nothing is left to train after `step`: a run may have ended itself before its last step."""
+    outcome = folder.outcome()
+    ended = outcome is not None and outcome.kind == "finished" and (outcome.step, outcome.asked) == (step, steps)
+    return step >= steps or ended
 
 
 def _check_weights(path: str, checked: "Checked") -> None:

@@ -158,8 +158,8 @@ def clip_grads(
 
 
 @hookspec
-def after_step(model: "nn.Module", optimizer: "torch.optim.Optimizer", mesh: "Mesh", step: int) -> None:
-    """Called once per step, after the optimizer. `step` counts from 1."""
+def after_step(model: "nn.Module", optimizer: "torch.optim.Optimizer", mesh: "Mesh", step: int, run: "Run") -> None:
+    """Called once per step, after the optimizer. `step` counts from 1. `run.log` puts a value into the step's row."""
 
 
 FOLDS = ("extend", "parallelize")

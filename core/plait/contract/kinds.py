@@ -60,7 +60,22 @@ class PluginKind:
         return ""
 
 
-MOMENTS = ("start", "count", "forward", "loss", "backward", "clip", "optimizer", "balance", "after", "row", "end")
+MOMENTS = (
+    "start",
+    "count",
+    "forward",
+    "loss",
+    "backward",
+    "clip",
+    "optimizer",
+    "balance",
+    "after",
+    "begin",
+    "validate",
+    "validated",
+    "row",
+    "end",
+)
 KINDS = {
     kind.name: kind
     for kind in (

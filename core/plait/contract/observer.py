@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # `import plait` must not import torch
     from torch import Tensor
+    from torch.optim import Optimizer
 
     from plait.contract.batch import Batch
 
@@ -45,6 +46,16 @@ class Observer:
 
 class RunObserver(Observer):
     """Watches a whole run on this rank: its steps, and what lies between them."""
+
+    def begin(self, applied: Any, optimizer: "Optimizer") -> None:
+        """Training begins or goes on, after a checkpoint was loaded. applied: a `plait.Applied`:
+        `applied.run` has `log` and `stop`, `applied.parts` the model."""
+
+    def validate(self, step: int) -> None:
+        """A validation begins, after step `step`. What is changed for it, `validated` changes back."""
+
+    def validated(self, step: int, loss: float) -> None:
+        """The validation is over. loss: its mean over tokens, the same on all ranks; it stands in the step's row."""
 
     def doing(self, what: str) -> None:
         """The run begins `what`, which may take long: "step 41", "the export of the weights"."""

@@ -1,5 +1,6 @@
 """A run as strategies see it."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ class Run:
     resumed_batch:  the global batch of the checkpoint that `plait train` goes on with; the run's own, if
                     `train.global_batch_size` is null. None without such a checkpoint.
     folder:         the run's folder, where a strategy may write a file; None outside `plait train`.
-    files, said, reports: from `leave`, `say` and `report`.
+    files, said, reports: from `leave`, `say` and `report`. logged, ending: from `log` and `stop`.
     device_name:    of the GPU, such as "NVIDIA H100 80GB HBM3"; "" without one.
     storage_device: where parameters stay between steps; a strategy that offloads sets it to "cpu" in `parallelize`.
     """
@@ -51,6 +52,8 @@ class Run:
     files: dict[str, str] = attrs.field(factory=dict)
     said: list[tuple[str, str]] = attrs.field(factory=list)
     reports: dict[str, Any] = attrs.field(factory=dict)
+    logged: dict[str, Any] = attrs.field(factory=dict)
+    ending: str | None = None
     _create: Callable[[str, Mapping[str, Any]], Any] | None = None  # from the registry
 
     @property
@@ -90,6 +93,37 @@ class Run:
         """Tell the user: `plait train` prints the line, `plait plan` the details, if there are any. Only inside
         `configure`."""
         self.said.append((line, details))
+
+    def log(self, name: str, value: Any) -> None:
+        """Put a value into the row of this step in metrics.jsonl, which every sink gets.
+
+        name: "<who>/<what>", such as "norms/layers.0"; the last value of a name in a step counts. value: a number, or a
+        tensor of one element, which is copied now, and read one step later so that no step waits for a GPU. The values
+        of rank 0 are written: a value that ranks must add up, they add up before. Raises PlaitError for another name,
+        or for what is no number.
+        """
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)+", name):
+            raise PlaitError(
+                f"a value of a step is logged as '<who>/<what>', such as 'norms/layers.0', not as {name!r}"
+            )
+        if hasattr(value, "placements"):
+            raise PlaitError(f"{name!r} is logged as a DTensor, of which a rank may have a part: log its full_tensor()")
+        if hasattr(value, "detach") and value.numel() == 1:
+            self.logged[name] = value.detach().reshape(()).clone()
+        elif isinstance(value, int | float):
+            self.logged[name] = value
+        else:
+            raise PlaitError(f"{name!r} is logged as {value!r}, which is no number and no tensor of one element")
+
+    def take_logged(self) -> dict[str, Any]:
+        """What was logged since it was last taken. The trainer does."""
+        taken, self.logged = self.logged, {}
+        return taken
+
+    def stop(self, reason: str) -> None:
+        """End the run as finished, with the next step: by then all ranks know, whichever of them asked. The state is
+        saved and the weights are exported as at the last step. reason: said to the user, and kept in outcome.json."""
+        self.ending = self.ending or reason
 
     def report(self, name: str, values: Any) -> None:
         """Add plain values to what `plait plan --json` prints, under this name. Only inside `configure`."""

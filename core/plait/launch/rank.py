@@ -125,8 +125,8 @@ def _train(
         from plait.parallel.process_group import device_of, end_group, set_timeout, start_group
         from plait.records.console import Console
         from plait.records.flight_recorder import progress_of_groups
-        from plait.records.metrics import MetricsSinks
         from plait.records.profiler import Profiler
+        from plait.records.sinks import MetricsSinks
         from plait.train.trainer import Trainer
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of what is slow, not wrong
@@ -152,8 +152,7 @@ def _train(
         start = trainer.restore()
         stack.enter_context(trainer.checkpoints.breaking_off())
         if rank == 0:
-            name = str(config.run.name or folder.path.name)
-            metrics = stack.enter_context(MetricsSinks(folder.path, config.metrics, start, name, config.plain()))
+            metrics = stack.enter_context(MetricsSinks(folder.path, config, start))
             console = stack.enter_context(
                 Console(config.train.steps, start, config.metrics.log_every, compiles=config.compile.enabled)
             )
@@ -179,10 +178,11 @@ def _outcome(trainer: "Trainer", kind: str, exported: Path | None) -> Outcome:
         reason = f"stopped by a signal after step {trainer.step}"
         return Outcome(kind, reason, step=trainer.step, signal=trainer.stopped_by)
     reason, last = f"trained to step {trainer.step}", trainer.last_row
+    reason += f", where it ended early: {trainer.ended_by}" if trainer.ended_by else ""
     reason += f": loss {last['loss']:.4f}" if "loss" in last else ""
     reason += f", validation {last['val_loss']:.4f}" if "val_loss" in last else ""
     reason += f"; weights in {exported}" if exported else ""
-    return Outcome(kind, reason, step=trainer.step)
+    return Outcome(kind, reason, step=trainer.step, asked=trainer.config.train.steps if trainer.ended_by else None)
 
 
 def _stop_by(stops: StopSignals, file: IO[str]) -> None:

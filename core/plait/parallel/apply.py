@@ -268,7 +268,7 @@ class Applied:
         self.balance.after_step()
         watch.after()
         for part in self.parts:
-            self.hooks.all("after_step", model=part, optimizer=optimizer, mesh=self.mesh, step=step)
+            self.hooks.all("after_step", model=part, optimizer=optimizer, mesh=self.mesh, step=step, run=self.run)
 
 
 def apply(

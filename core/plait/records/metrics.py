@@ -1,19 +1,16 @@
-"""Where a run's metrics go: metrics.jsonl, TensorBoard curves, Weights & Biases. Rank 0 only."""
+"""The file metrics.jsonl of a run: how it is written, read, continued and checked."""
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
-from plait.contract.config import Metrics as Conf
 from plait.contract.errors import PlaitError
-from plait.contract.observer import RunObserver
 from plait.system.disk import replace, writing
 from plait.system.errors import DiskError, shown
 
@@ -24,11 +21,6 @@ KEYS = (
     "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "mfu", "peak_memory_bytes", "data_seconds",
     "val_loss",
 )  # fmt: skip
-
-
-class Sink(Protocol):
-    def log(self, row: Mapping[str, Any]) -> None: ...
-    def close(self) -> None: ...
 
 
 class MetricsFile:
@@ -186,108 +178,6 @@ def last_step(path: Path) -> int:
     """The last step in the file, or 0; for a damaged one, in the lines that can be read."""
     lines = path.read_bytes().splitlines() if path.is_file() else []
     return max((row["step"] for row in map(_row, lines) if row), default=0)
-
-
-class MetricsSinks(RunObserver):
-    """All outputs that `conf` asks for; they get one row per step.
-
-    folder: the run's. resume_step: the step that the run continues from, 0 for a new one; rows past it from an earlier
-    attempt are dropped. config: the run's resolved config, for outputs that show it.
-    Raises PlaitError if metrics.wandb=true and wandb is not installed.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        conf: Conf,
-        resume_step: int = 0,
-        run_name: str | None = None,
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        check(conf)
-        file = MetricsFile(folder / FILE)
-        file.resume(resume_step)
-        self.sinks: list[Sink] = [file]
-        if conf.tensorboard:
-            self.sinks.append(_TensorBoard(folder / "tensorboard", resume_step))
-        if conf.wandb:
-            self.sinks.append(_Wandb(folder, run_name or folder.name, dict(config or {})))
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        for sink in self.sinks:
-            sink.log(row)
-
-    def close(self) -> None:
-        for sink in self.sinks:
-            sink.close()
-
-    def __enter__(self) -> "MetricsSinks":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            self.close()
-        except Exception:
-            if kind is None:  # otherwise the run is ending for another reason, which is the one to report
-                raise
-
-
-def check(conf: Conf) -> None:
-    """Raises PlaitError if `conf` asks for a library that is not installed; imports none, so the parent may call it."""
-    if conf.wandb and importlib.util.find_spec("wandb") is None:
-        raise PlaitError("metrics.wandb=true, but wandb is not installed; `pip install wandb`, or set it to false").at(
-            "metrics.wandb", True, fits=(False,)
-        )
-
-
-class _TensorBoard:
-    def __init__(self, folder: Path, resume_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.folder = folder
-        with writing(folder, "the curves for TensorBoard"):
-            self._writer = SummaryWriter(str(folder), purge_step=resume_step + 1, flush_secs=10)
-
-    def log(self, row: Mapping[str, Any]) -> None:
-        """Raises DiskError, a few steps late, if the writer's thread met one."""
-        with writing(self.folder, "the curves for TensorBoard"):
-            for key, value in _numbers(row).items():
-                self._writer.add_scalar(key, value, row["step"])
-
-    def close(self) -> None:
-        with writing(self.folder, "the curves for TensorBoard"):
-            self._writer.close()
-
-
-class _Wandb:
-    def __init__(self, folder: Path, name: str, config: dict[str, Any]) -> None:
-        import wandb
-
-        remembered = folder / "wandb.id"  # the same command continues the same curves
-        if not remembered.exists():
-            replace(remembered, wandb.util.generate_id())
-        self._run = wandb.init(
-            project="plait",
-            name=name,
-            id=remembered.read_text(encoding="utf-8"),
-            resume="allow",
-            dir=str(folder),
-            config=config,
-        )
-
-    def log(self, row: Mapping[str, Any]) -> None:
-        self._run.log(_numbers(row), step=row["step"])
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        key: value
-        for key, value in row.items()
-        if key != "step" and isinstance(value, int | float) and not isinstance(value, bool)
-    }
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

@@ -27,6 +27,7 @@ FILES = ("config.yaml", "versions.json", "mesh.json", "outcome.json", "metrics.j
 class Outcome:
     """How a run ended. kind: "finished", "stopped" (by a signal, after saving), or "failed".
 
+    asked: the `train.steps` of a run that ended itself before.
     signal: the signal that asked for the stop, if the kind is "stopped". fault: what another start would meet again,
     if it has an exit code of its own.
     """
@@ -39,6 +40,7 @@ class Outcome:
         default=attrs.Factory(lambda self: int(SIGTERM) if self.kind == "stopped" else None, takes_self=True)
     )
     fault: str | None = None
+    asked: int | None = None
 
 
 def _absolute(path: str | Path) -> Path:
@@ -134,7 +136,7 @@ class RunFolder:
 
     def set_outcome(self, outcome: Outcome) -> None:
         node = attrs.asdict(
-            outcome, filter=lambda field, value: value is not None or field.name not in ("signal", "fault")
+            outcome, filter=lambda field, value: value is not None or field.name not in ("signal", "fault", "asked")
         )
         replace(self.path / "outcome.json", json.dumps(node) + "\n")
 

@@ -165,7 +165,7 @@ def _around(method: Callable[..., Any], name: str, hook: str, required: Required
 
     @functools.wraps(method)
     def call(*arguments: Any) -> Any:
-        with _blame(name, hook):
+        with blaming(name, f"hook {hook!r}"):
             if os.environ.get(TRACE):
                 from plait.strategies.hook_trace import traced
 
@@ -183,7 +183,7 @@ def _around_wrapper(method: Callable[..., Any], name: str, hook: str, required: 
 
     @functools.wraps(method)
     def call(*arguments: Any) -> Any:
-        with _blame(name, hook, GeneratorExit):  # how Python ends a generator
+        with blaming(name, f"hook {hook!r}", "strategy", GeneratorExit):  # how Python ends a generator
             return _taken((yield from method(*arguments)), name, hook, required)
 
     return call
@@ -200,17 +200,18 @@ def _taken(answer: Any, name: str, hook: str, required: Required | None) -> Any:
 
 
 @contextlib.contextmanager
-def _blame(name: str, hook: str, *passing: type[BaseException]) -> Iterator[None]:
-    """Errors raised inside get a note with the plugin and the hook, unless they have one."""
+def blaming(name: str, where: str, kind: str = "strategy", *passing: type[BaseException]) -> Iterator[None]:
+    """Errors raised inside get a note with the plugin `name` and what of it raised them, such as "hook 'compile'",
+    unless they have one. passing: these pass as they are."""
     try:
         yield
     except WrongAnswer:
         raise
     except Exception as error:
         if not blamed(error):
-            error.add_note(f"{BLAME} {described(name)} in its hook {hook!r}")
+            error.add_note(f"{BLAME} {described(name, kind)} in its {where}")
         raise
     except BaseException as error:
         if asked_to_stop(error) or isinstance(error, passing):
             raise
-        raise PlaitError(f"{described(name)} {left(error)} in its hook {hook!r}") from error
+        raise PlaitError(f"{described(name, kind)} {left(error)} in its {where}") from error

@@ -105,7 +105,7 @@ def timed(job: Job) -> Iterator[None]:
 
 def _is_done(job: Job, folder: Path, steps: int) -> bool:
     outcome = RunFolder(folder).outcome() if job.state == "finished" else None
-    return outcome is not None and outcome.kind == "finished" and job.step == steps
+    return outcome is not None and outcome.kind == "finished" and steps in (job.step, outcome.asked)
 
 
 def _ended_by(error: BaseException) -> tuple[str, str]:

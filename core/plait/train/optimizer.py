@@ -18,6 +18,8 @@ from plait.parallel.agreement import on_all_ranks
 from plait.parallel.group import ParamGroup, part_of
 from plait.parallel.optimizer_groups import mesh_of
 from plait.parallel.state import canonical_state
+from plait.strategies.hooks import blaming
+from plait.strategies.registry import create, described
 from plait.system.errors import one_line
 from plait.system.torch_internals import compiler
 from plait.train.option_groups import check_known, divided, patterns_of, refused, unmatched
@@ -108,6 +110,8 @@ def _check_run(
 
 def changes_rate(schedule: Schedule) -> bool:
     """Whether any two steps of a run may have different rates."""
+    if schedule.shape:
+        return True
     decays = schedule.decay_steps != 0 and schedule.min_lr_ratio != 1
     return schedule.warmup_steps > 1 or decays
 
@@ -287,7 +291,10 @@ def _finite(value: Any, key: str) -> None:
 
 
 def learning_rate(schedule: Schedule, lr: float, step: int, steps: int) -> float:
-    """The rate of step `step` (from 0) of `steps`: linear warm-up, constant, then decay over the last steps."""
+    """The rate of step `step` (from 0) of `steps`: linear warm-up, constant, then decay over the last steps; or what
+    the selected schedule says."""
+    if schedule.shape:
+        return lr * _factor_of_plugin(schedule, step, steps)
     if step < schedule.warmup_steps:
         return lr * (step + 1) / schedule.warmup_steps
     decay_steps = schedule.decay_steps if schedule.decay_steps is not None else steps - schedule.warmup_steps
@@ -297,3 +304,15 @@ def learning_rate(schedule: Schedule, lr: float, step: int, steps: int) -> float
     x = (step - start + 1) / (steps - start)
     shape = {"linear": 1 - x, "cosine": 0.5 * (1 + math.cos(math.pi * x)), "sqrt": 1 - math.sqrt(x)}[schedule.decay]
     return lr * (schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * shape)
+
+
+def _factor_of_plugin(schedule: Schedule, step: int, steps: int) -> float:
+    """What the rate of step `step` (from 0) is multiplied by. Raises PlaitError if that is no number of at least 0."""
+    ((name, options),) = schedule.shape.items()
+    with blaming(name, "method 'factor'", "schedule"):
+        factor = create(name, options or {}, "schedule").factor(step, steps)
+    if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
+        who, key = described(name, "schedule"), f"schedule.shape.{name}"
+        fits = "a finite number of at least 0"
+        raise PlaitError(f"{who} returned {factor!r} for step {step} of {steps}, not {fits}").at(key, factor, fits)
+    return factor

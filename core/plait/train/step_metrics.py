@@ -83,6 +83,7 @@ class StepMetrics:
         self.step, self.tokens = run.applied.steps, tokens
         self.data_seconds = data_seconds
         self.extra: Row = {}
+        self._logged: list[tuple[list[str], OnHost]] = []
         memory, self.memory_kind = peak_memory(run.applied.device)
         mine = done.loss if run.applied.mesh.is_dp_leader() else torch.zeros_like(done.loss)
         sent = torch.stack([mine, torch.full_like(mine, memory)])  # a kernel with a number waits for nothing
@@ -93,6 +94,15 @@ class StepMetrics:
         self._values = OnHost([gathered, done.norm.detach().to(gathered.device), *counts], work.wait)
         self._seconds = seconds
         self._loss: float | None = None
+
+    def add(self, values: Row) -> None:
+        """Put values into the row that strategies and observers logged: numbers, and tensors without dims."""
+        device = self.run.applied.device
+        late = {name: value for name, value in values.items() if isinstance(value, torch.Tensor) and value.is_cuda}
+        self.extra |= {name: float(value) for name, value in values.items() if name not in late}
+        if late:
+            stacked = torch.stack([value.to(device, torch.float64) for value in late.values()])
+            self._logged.append((list(late), OnHost([stacked], lambda: None)))
 
     def check(self) -> float:
         """The loss over all ranks. Raises PlaitError if the loss or the gradient norm is not finite."""
@@ -130,6 +140,11 @@ class StepMetrics:
             "data_seconds": self.data_seconds,
             **(self._experts.row() if self._experts else {}),
             **self.extra,
+            **{
+                name: float(x)
+                for names, values in self._logged
+                for name, x in zip(names, values.read()[0], strict=True)
+            },
         }
 
 

@@ -15,16 +15,19 @@ from plait.contract.batch import Batch
 from plait.contract.config import Config, accumulation
 from plait.contract.observer import Observer, Together
 from plait.contract.run import Run
+from plait.parallel.agreement import on_all_ranks
 from plait.parallel.apply import set_up
 from plait.parallel.assembly import Assembly, assemble
 from plait.records.peak_flops import peak_flops
 from plait.records.run_folder import RunFolder
 from plait.system.signals import ASKING
+from plait.train.observers import selected_observers
 from plait.train.optimizer import learning_rate, make_optimizer
 from plait.train.step_metrics import Laps, Row, RunFacts, StepMetrics
 
-# Integers that the ranks sum in each step: tokens that count, a failed save, a save that is due, and the signals.
-EXCHANGED = 3 + len(ASKING)
+# Integers that the ranks sum in each step: tokens that count, a failed save, a save that is due, whether a plugin asks
+# for the end, and the signals.
+EXCHANGED = 4 + len(ASKING)
 
 
 class Trainer:
@@ -47,6 +50,7 @@ class Trainer:
         from plait.data.tokenizer_files import files_of, used_by
 
         self.config, self.say, self.watch = config, say, Together(observers)
+        self.watch.all += selected_observers(config).values()
         train = config.train
         _use_repeatable_kernels(train.deterministic)
         self.watch.doing("building the model")
@@ -96,7 +100,9 @@ class Trainer:
         self.last_row: Row = {}  # the line of metrics.jsonl of the step reported last
         self.stopped_by: int | None = None  # the signal that the ranks agreed to stop for
         self._asked: int | None = None  # the signal that this rank got
+        self.ended_by: str | None = None  # what asked for the end, if the run ends before its last step
         self._due = False  # whether this step is saved because of the time since the last save
+        self._ending = False  # whether a plugin of some rank asks for the end
 
     def restore(self) -> int:
         """Load the checkpoint that the config asks for, if there is one; returns the step to continue from."""
@@ -112,6 +118,7 @@ class Trainer:
         """Train to the last step. Returns "finished", or "stopped" after a signal; in both cases the state is saved,
         if checkpoints are enabled."""
         steps, validation, save = self.config.train.steps, self.config.validation, self.config.checkpoint
+        self.watch.begin(self.applied, self.optimizer)
         collect = self.config.train.gc_interval
         if collect:
             gc.disable()
@@ -128,6 +135,7 @@ class Trainer:
                 previous = now
                 if validation.interval and (self.step % validation.interval == 0 or self.step == steps):
                     previous.extra["val_loss"] = self.validate()
+                    previous.add(self.run.take_logged())
                 is_last = self.step == steps or stopping
                 if save.enabled and (is_last or self._due or (save.interval and self.step % save.interval == 0)):
                     self._report(previous)  # first: a NaN must not be saved, nor a step whose row could be lost
@@ -145,14 +153,15 @@ class Trainer:
         finally:
             if collect:
                 gc.enable()
-        return "stopped" if stopping and self.step < steps else "finished"
+        return "stopped" if self.stopped_by is not None and self.step < steps else "finished"
 
     def ask_to_stop(self, number: int) -> None:
         """Finish a step, save and stop. All ranks agree on the step and on the signal, whichever rank got it."""
         self._asked = number
 
     def train_step(self) -> tuple[StepMetrics, bool]:
-        """Takes the next step. Returns (its metrics, which may not be on the host yet; whether a signal came)."""
+        """Takes the next step. Returns (its metrics, which may not be on the host yet; whether it is to be the
+        last)."""
         began, train = time.perf_counter(), self.config.train
         batch = self.batches.take(self.samples, last=self.step + 1 == train.steps)
         of = functools.partial(learning_rate, self.config.schedule, step=self.step, steps=train.steps)
@@ -168,15 +177,16 @@ class Trainer:
             mine = dealt.valid() if self.mesh.is_dp_leader() else 0
             asked = [int(self._asked == number) for number in ASKING]
             save = dist.get_rank() == 0 and self.checkpoints.due()
-            counts = torch.tensor([mine, int(self.checkpoints.failed()), int(save), *asked])
+            ends = int(self.run.ending is not None)
+            counts = torch.tensor([mine, int(self.checkpoints.failed()), int(save), ends, *asked])
             counting = dist.all_reduce(counts, async_op=True)  # on the CPU, while forward runs
             data_seconds = time.perf_counter() - began
 
             @functools.cache
             def agreed() -> int:
                 counting.wait()
-                tokens, failed, due, *asking = counts.tolist()
-                self._due = bool(due)
+                tokens, failed, due, ends, *asking = counts.tolist()
+                self._due, self._ending = bool(due), bool(ends)
                 if failed:
                     self.checkpoints.wait()  # raises, on all ranks
                 signals.extend(number for number, ranks in zip(ASKING, asking, strict=True) if ranks)
@@ -190,7 +200,11 @@ class Trainer:
         self.tokens += self._facts.tokens
         seconds = self._laps.end()
         self.stopped_by = next(iter(signals), None)
-        return StepMetrics(self._facts, done, self.tokens, lr, seconds, data_seconds), self.stopped_by is not None
+        if self._ending:
+            self.ended_by = next(filter(None, on_all_ranks(lambda: self.run.ending, dist.group.WORLD)))
+        metrics = StepMetrics(self._facts, done, self.tokens, lr, seconds, data_seconds)
+        metrics.add(self.run.take_logged())
+        return metrics, self.stopped_by is not None or self._ending
 
     def _report(self, metrics: StepMetrics) -> None:
         self.last_row = metrics.row()
@@ -199,6 +213,7 @@ class Trainer:
     @torch.no_grad()
     def validate(self) -> float:
         """The mean loss over the tokens of the validation batches, over all ranks."""
+        self.watch.validate(self.step)
         for part in self.parts:
             part.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
@@ -211,7 +226,9 @@ class Trainer:
         if not self.mesh.is_dp_leader():
             sums.zero_()
         dist.all_reduce(sums)
-        return float(sums[0] / sums[1].clamp(min=1))
+        loss = float(sums[0] / sums[1].clamp(min=1))
+        self.watch.validated(self.step, loss)
+        return loss
 
 
 def _use_repeatable_kernels(wanted: bool) -> None:
