@@ -280,6 +280,13 @@ def configuration() -> str:
     parts += ["\n## strategy\n\nEach comes with an installed package. Those of this repository:"]
     for path in sorted(ROOT.glob("plugins/*/src/*/conf/strategy/*.yaml")):
         parts += packaged(path, f"`'strategy=[{path.stem}]'`", f"strategy.{path.stem}")
+    parts += ["\n## sink\n\nBeside metrics.jsonl, and beside what `metrics` switches on:\n"]
+    shipped = [(path, list(keys(path))) for path in sorted((CONF / "sink").glob("*.yaml"))]
+    rows = [(code(f"'sink=[{path.stem}]'"), "", header(path)) for path, _ in shipped]
+    rows += [
+        (code(f"sink.{path.stem}.{k.path}"), code(k.value), k.comment) for path, options in shipped for k in options
+    ]
+    parts += [table("option or key, default, meaning", rows)]
     parts += ["\n## recipe and hardware\n\nSeveral keys at once, added with a plus: `plait train +hardware=laptop`.\n"]
     found = [path for root in (CONF, *ROOT.glob("plugins/*/src/*/conf")) for path in root.glob("*/*.yaml")]
     found = [path for path in found if path.parent.name in ("recipe", "hardware")]

@@ -43,7 +43,8 @@ def test_every_plugin_and_option_is_there(generate: ModuleType) -> None:
     text = generate.configuration()
     for path in [*ROOT.glob("conf/*/*.yaml"), *ROOT.glob("plugins/*/src/*/conf/*/*.yaml")]:
         group = path.parent.name
-        said = f"'strategy=[{path.stem}]'" if group == "strategy" else f"`{group}={path.stem}`"
+        several = group in ("strategy", "sink", "observer")
+        said = f"'{group}=[{path.stem}]'" if several else f"`{group}={path.stem}`"
         assert said in text or f"`+{group}={path.stem}`" in text
 
 

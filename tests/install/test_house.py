@@ -172,7 +172,7 @@ def test_what_runs_a_training_step_stays_small():
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     files = [Path(name) for name in found.stdout.split()]
     assert len(files) > 30
-    assert sum(map(code_lines, files)) < 4900
+    assert sum(map(code_lines, files)) < 5100
 
 
 def test_tests_that_need_a_gpu_lie_together():

@@ -128,7 +128,7 @@ def test_a_run_that_ends_itself_and_what_it_logged(package, plait_project):
     [
         (
             "observer=[pateint]",
-            "observer=pateint is not installed; installed: broken, patient; did you mean 'patient'?",
+            "patient; did you mean 'patient'?",
         ),
         ("observer.patient.att=3", "observer.patient.att"),
         ("observer.patient.at=x", "observer.patient.at"),

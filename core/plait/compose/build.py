@@ -2,6 +2,7 @@
 
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from plait.contract.errors import PlaitError, in_yaml, misfit, near_miss, no_default
 from plait.contract.exact import parameters_of
 from plait.contract.model_spec import ModelSpec
-from plait.contract.schema import MISSING, fit
+from plait.contract.schema import MISSING, fit, not_valid
 from plait.system.errors import one_line
 
 DRAWN = {
@@ -140,6 +141,9 @@ def _cannot(node: Mapping[str, Any], key: str, error: BaseException) -> PlaitErr
         if isinstance(cause, PlaitError):
             return cause
         error, cause = cause, cause.__cause__
+    refused = re.match(r"'(\w+)' ", str(error))
+    if isinstance(error, ValueError | TypeError) and refused and refused[1] in node:  # from attrs validators
+        return not_valid(key, node, error)
     reason = f"it calls sys.exit({error.code!r})" if isinstance(error, SystemExit) else one_line(error)
     return PlaitError(f"{key}._target_={in_yaml(node['_target_'])[1:-1]} cannot be made: {reason}").at(
         f"{key}._target_", node["_target_"]

@@ -70,8 +70,13 @@ class RunObserver(Observer):
 class Together(RunObserver):
     """Several observers as one: each moment goes to all of them, in their order. More may be appended to `all`."""
 
-    def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        self.all: list[Observer] = list(observers)
+    def __init__(self, observers: Iterable[Any] = ()) -> None:
+        self.all: list[Any] = list(observers)
+
+
+def every_moment(observer: Any) -> Observer:
+    """`observer` with every moment: one that has only some, or None, does nothing in the others."""
+    return observer if isinstance(observer, Observer) else Together([] if observer is None else [observer])
 
 
 def _to_all(name: str) -> Any:

@@ -47,10 +47,10 @@ def typed(cls: type[T], values: Any, where: str, whole: bool = False) -> T:
     try:
         return cls(**given)
     except (TypeError, ValueError) as error:  # from attrs validators
-        raise _not_valid(where, given, error) from error
+        raise not_valid(where, given, error) from error
 
 
-def _not_valid(where: str, given: Mapping[str, Any], error: Exception) -> PlaitError:
+def not_valid(where: str, given: Mapping[str, Any], error: Exception) -> PlaitError:
     """The error for that of an attrs validator, such as "'steps' must be >= 1: 0"."""
     problem = _first_line(error)
     refused = re.match(r"'(\w+)' (.*)", problem)

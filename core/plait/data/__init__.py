@@ -6,9 +6,10 @@ May import `strategies` and the rooms below it.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from plait.data.batches import Batches
     from plait.data.source import Source
 
-__all__ = ["TOKENIZER_FILES", "Source"]
+__all__ = ["TOKENIZER_FILES", "Batches", "Source"]
 
 TOKENIZER_FILES = (  # in a folder of Hugging Face's; all of it text
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
@@ -18,8 +19,12 @@ TOKENIZER_FILES = (  # in a folder of Hugging Face's; all of it text
 
 def __getattr__(name: str) -> Any:
     """A step needs batches, but no source with its tokenizers."""
-    if name != "Source":
-        raise AttributeError(f"module 'plait.data' has no attribute {name!r}")
-    from plait.data.source import Source
+    if name == "Source":
+        from plait.data.source import Source
 
-    return Source
+        return Source
+    if name == "Batches":
+        from plait.data.batches import Batches
+
+        return Batches
+    raise AttributeError(f"module 'plait.data' has no attribute {name!r}")

@@ -15,9 +15,10 @@ from plait.contract.batch import Batch
 from plait.contract.config import Compile, Config, Loss, Precision, Remat, Train
 from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
-from plait.contract.observer import Observer
+from plait.contract.observer import Observer, every_moment
 from plait.contract.run import Run
 from plait.parallel.assembly import Assembly, assemble_model
+from plait.parallel.clip import total_norm
 from plait.parallel.compile import compiled
 from plait.parallel.expert_balance import Balance
 from plait.parallel.group import ParamGroup
@@ -114,7 +115,7 @@ class Applied:
         the one that a strategy made.
         """
         self._check_optimizer(optimizer)
-        watch = observer or Observer()
+        watch = every_moment(observer)
         watch.start(self.steps + 1)
         dealt = self.deal(batch)
         watch.count(dealt)
@@ -158,7 +159,7 @@ class Applied:
         Returns the sum of the loss over this rank's tokens (float64 scalar); ranks that have other stages of the model
         get it too. Without gradients, as under `torch.no_grad()`, it runs forward only.
         """
-        watch = observer or Observer()
+        watch = every_moment(observer)
         chunked, divided = self.run.config.loss.chunks > 1, self.mesh.layout.count("layers") > 1
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         labels, computed = list[Tensor](), list[int]()  # of each micro-batch; the numbers of those with a loss
@@ -216,6 +217,13 @@ class Applied:
         arguments = {"parameters": self.parameters(), "max_norm": max_norm, "mesh": self.mesh, "norm_type": norm_type}
         return self.hooks.first("clip_grads", **arguments)
 
+    def norm(self, tensors: Iterable[Tensor]) -> Tensor:
+        """The 2-norm of `tensors` over all ranks (a scalar tensor): some of this rank's gradients, such as a block's.
+
+        Collective: all ranks ask for the same parts of the model in one order; a rank of other stages gives none.
+        """
+        return total_norm(tensors, self.mesh)
+
     def export(self, state: dict[str, Tensor]) -> Any:
         """What the exported folder holds. state: FQN -> parameter or persistent buffer of this rank."""
         from plait.contract.exported import Export
@@ -263,7 +271,7 @@ class Applied:
 
     def after_step(self, optimizer: torch.optim.Optimizer, step: int, observer: Observer | None = None) -> None:
         """Balance the experts, and call the strategies' `after_step` for step `step` (from 1). `step` does."""
-        watch = observer or Observer()
+        watch = every_moment(observer)
         watch.balance()
         self.balance.after_step()
         watch.after()

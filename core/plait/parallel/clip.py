@@ -25,26 +25,40 @@ def clip_grads(
     groups' norms are joined, also those of other stages; so no axis is known by name, and plain tensors and DTensors
     mix.
     """
-    groups: dict[object, list[nn.Parameter]] = {}
-    for param in parameters:
-        if param.grad is not None:
-            grad = param.grad
-            groups.setdefault((grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None, []).append(
-                param
-            )
-    norms = [_norm([p.grad for p in group if p.grad is not None], norm_type) for group in groups.values()] or [
-        torch.zeros(())
-    ]
+    groups = _by_placement(param.grad for param in parameters if param.grad is not None)
+    total = _total(groups, mesh, norm_type)
+    if not math.isinf(max_norm):
+        for kind, group in groups.items():  # local parts of DTensors: a DTensor scaled whole gives the same, slower
+            grads = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in group]
+            local: Any = [SimpleNamespace(grad=grad) for grad in grads]
+            clip_grads_with_norm_(local, max_norm, total, foreach=True if kind else None)
+    return total
+
+
+@torch.no_grad()
+def total_norm(tensors: Iterable[Tensor], mesh: "Mesh | None" = None, norm_type: float = 2.0) -> Tensor:
+    """The norm of all elements of `tensors` over all ranks: gradients, or what has their placements.
+
+    Collective: all ranks call it together, a rank of other stages with its own tensors, which may be none.
+    """
+    return _total(_by_placement(tensors), mesh, norm_type)
+
+
+def _by_placement(tensors: Iterable[Tensor]) -> dict[object, list[Tensor]]:
+    groups: dict[object, list[Tensor]] = {}
+    for tensor in tensors:
+        kind = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
+        groups.setdefault(kind, []).append(tensor)
+    return groups
+
+
+def _total(groups: dict[object, list[Tensor]], mesh: "Mesh | None", norm_type: float) -> Tensor:
+    norms = [_norm(group, norm_type) for group in groups.values()] or [torch.zeros((), dtype=torch.float64)]
     total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), norm_type)
     if mesh is not None and mesh.layout.count("layers") > 1:
         from plait.parallel.divided_layers import norm_over_stages
 
         total = norm_over_stages(total, mesh, norm_type)
-    if not math.isinf(max_norm):
-        for kind, group in groups.items():  # local parts of DTensors: a DTensor scaled whole gives the same, slower
-            grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in group]
-            local: Any = [SimpleNamespace(grad=grad) for grad in grads]
-            clip_grads_with_norm_(local, max_norm, total, foreach=True if kind else None)
     return total
 
 

@@ -1,7 +1,9 @@
 """The optimizer that a config names, and the learning rate as a function of the step."""
 
 import contextlib
+import functools
 import inspect
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -306,11 +308,17 @@ def learning_rate(schedule: Schedule, lr: float, step: int, steps: int) -> float
     return lr * (schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * shape)
 
 
+@functools.lru_cache
+def _made_schedule(name: str, options: str) -> Any:
+    """Once per process: it is asked in every step, for each group of parameters."""
+    return create(name, json.loads(options) or {}, "schedule")
+
+
 def _factor_of_plugin(schedule: Schedule, step: int, steps: int) -> float:
     """What the rate of step `step` (from 0) is multiplied by. Raises PlaitError if that is no number of at least 0."""
     ((name, options),) = schedule.shape.items()
     with blaming(name, "method 'factor'", "schedule"):
-        factor = create(name, options or {}, "schedule").factor(step, steps)
+        factor = _made_schedule(name, json.dumps(options)).factor(step, steps)
     if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
         who, key = described(name, "schedule"), f"schedule.shape.{name}"
         fits = "a finite number of at least 0"
