@@ -50,6 +50,7 @@ from plait.parallel.state import room_for as room_for
 from plait.parallel.state import twin_of as twin_of
 from plait.parallel.step import Stepped as Stepped
 from plait.parallel.transform import transform_param as transform_param
+from plait.parallel.vocab import Vocab as Vocab
 from plait.plan import planning as planning
 
 __version__: str

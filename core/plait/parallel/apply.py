@@ -46,10 +46,10 @@ class Applied:
     """A model under its strategies.
 
     parts: what this rank runs: the model, or its stages on this rank. mesh: the ranks along each axis.
-    balance: of the parts' experts. loss: `cross_entropy_sum`, compiled if `compile.enabled`. whole: what is known of
-    the model, if the parts of this rank are not all of it. steps: taken so far, those before a checkpoint too.
-    own_optimizer: what `optimizer` returned, if a strategy made it. observers: of the run, by name, whose `state`
-    checkpoints hold too.
+    balance: of the parts' experts. loss: that of `loss.function`, else `cross_entropy_sum`, compiled if
+    `compile.enabled`. whole: what is known of the model, if the parts of this rank are not all of it. steps: taken so
+    far, those before a checkpoint too. own_optimizer: what `optimizer` returned, if a strategy made it. observers: of
+    the run, by name, whose `state` checkpoints hold too.
     """
 
     parts: list[nn.Module]
@@ -329,12 +329,7 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
     for param in model.parameters():  # buffers keep the dtype that the model gave them
         if param.is_floating_point():
             param.data = param.data.to(dtype(run.config.precision.storage))
-    options = run.config.compile
-    compiler = functools.partial(compiled, options=options, fullgraph=True) if options.enabled else lambda plain: plain
-    if run.config.loss.chunks > 1:  # imported only by runs that need it, here and where heads are checked
-        from plait.parallel.chunked_loss import loss_in_head
-
-        loss_in_head(model, run.spec, run.config.loss.chunks, compiler)
+    loss = _loss_of(model, run)
     arguments = {"mesh": mesh, "spec": run.spec, "run": run}
     if run.spec.row_means and mesh.layout.count("sequence") > 1:
         from plait.parallel.row_means import complete_row_means
@@ -367,4 +362,23 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
             initialise(part, run.spec, run.config.train.seed)
     count_over_stages = functools.partial(whole.counted, mesh=mesh) if whole is not None else None
     balance = Balance(parts, mesh, run.spec, count_over_stages)
-    return Applied(parts, mesh, run.spec, run, hooks, device, balance, compiled_sum(compiler), whole)
+    return Applied(parts, mesh, run.spec, run, hooks, device, balance, loss, whole)
+
+
+def _loss_of(model: nn.Module, run: Run) -> Callable[[Tensor, Tensor], Tensor]:
+    """The run's loss of logits. By chunks of tokens, the head of `model` computes the loss instead."""
+    function, chunks, options = run.config.loss.function, run.config.loss.chunks, run.config.compile
+
+    def compiler(plain: Callable[..., Any], fullgraph: bool = True) -> Callable[..., Any]:
+        return compiled(plain, options, fullgraph) if options.enabled else plain
+
+    own = None
+    if function:  # imported only by runs that need it, as is what follows
+        from plait.parallel.plugin_loss import PluginLoss, made_loss
+
+        own = PluginLoss(*made_loss(function), compiler)
+    if chunks > 1:
+        from plait.parallel.chunked_loss import loss_and_gradient, loss_in_head
+
+        loss_in_head(model, run.spec, chunks, compiler(loss_and_gradient) if own is None else own.of_chunk)
+    return own or compiled_sum(compiler)

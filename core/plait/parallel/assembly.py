@@ -147,6 +147,10 @@ def assemble_model(
     check_spec(model, spec)
     _check_recomputation(config)
     _check_compiler(config)
+    if config.loss.function:
+        from plait.parallel.plugin_loss import made_loss
+
+        made_loss(config.loss.function)  # a wrong option is refused before ranks start
     if config.loss.chunks > 1:
         from plait.parallel.chunked_loss import check_head
 

@@ -7,6 +7,7 @@ only scales them. The same idea: Liger Kernel (arXiv:2410.10989, section 3.2).
 Shapes: N tokens, C tokens of a chunk, D model width, V vocabulary, or this rank's part of it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,9 +17,12 @@ from torch import Tensor, nn
 from plait.contract.batch import IGNORE
 from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
-from plait.parallel.loss import Compiler
 from plait.parallel.mix_in import mix_in
 from plait.system.torch_internals.collectives import reduced
+
+# (logits of a chunk, its labels, 1-D DeviceMesh of the vocabulary's parts or None, whether gradients are wanted) ->
+# (the loss summed over the chunk's tokens, its gradient by the logits in their dtype). It may overwrite the logits.
+Piece = Callable[[Tensor, Tensor, Any, bool], tuple[Tensor, Tensor]]
 
 
 def divide_head(head: nn.Module, axis: Any) -> None:
@@ -30,16 +34,16 @@ def divide_head(head: nn.Module, axis: Any) -> None:
     head.__dict__["_vocab_axis"] = axis
 
 
-def loss_in_head(model: nn.Module, spec: ModelSpec, chunks: int, compiler: Compiler) -> None:
-    """Have `model(..., labels=labels)` return the summed cross entropy, which its head computes in `chunks` chunks.
+def loss_in_head(model: nn.Module, spec: ModelSpec, chunks: int, piece: Piece) -> None:
+    """Have `model(..., labels=labels)` return the summed loss, which its head computes in `chunks` chunks.
 
     Without labels it returns logits, as before. In place; before any strategy acts, and after `check_head`.
-    compiler: compiles a function, or leaves it as it is.
+    piece: `loss_and_gradient`, compiled or not, or another loss of a chunk.
     """
     head: Any = model.get_submodule(spec.head or "")
     mix_in(head, LossHead)
     head.__dict__ |= {"_chunks": chunks, "_labels": None, "_loss": None, "_vocab_axis": None}
-    head.__dict__ |= {"_vocab": len(head.weight), "_piece": compiler(loss_and_gradient)}
+    head.__dict__ |= {"_vocab": len(head.weight), "_piece": piece}
     mix_in(model, LossModel)
     model.__dict__["_loss_head"] = head  # not a second name of its parameters
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from plait.contract.batch import IGNORE
 
-Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
+Compiler = Callable[..., Callable[..., Any]]  # of a function, and whether it must be one graph
 
 
 def cross_entropy_sum(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ def cross_entropy_sum(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
     If logits are a DTensor sharded over the vocabulary, call it and the backward inside `parallel(logits)`.
     """
     dtype = torch.promote_types(logits_BTV.dtype, torch.float32)
-    flat = logits_BTV.flatten(0, 1).to(dtype)
+    flat = logits_BTV.flatten(0, -2).to(dtype)
     loss = F.cross_entropy(flat, labels_BT.flatten(), ignore_index=IGNORE, reduction="sum")
     return loss.to_local() if isinstance(loss, DTensor) else loss  # equal on all ranks
 

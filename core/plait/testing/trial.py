@@ -31,7 +31,7 @@ class Trial:
     dtype:    of everything, or "mixed": stored and reduced in float32, computed in bfloat16.
     micro:    number of micro-batches into which a rank divides its part.
     remat:    `remat.mode`. budget: `remat.budget`. compile: the backend of `compile`, None: off.
-    chunks:   `loss.chunks`.
+    chunks:   `loss.chunks`. loss: `loss.function`: name of a loss -> its options, or the loss itself.
     documents: whether rows hold packed documents, with their positions.
     max_norm: gradients are clipped to it.
     last:     whether the gradients of the last step are kept too.
@@ -45,6 +45,7 @@ class Trial:
     budget: float = 0.5
     compile: str | None = None
     chunks: int = 1
+    loss: Mapping[str, Any] = attrs.Factory(dict)
     documents: bool = False
     max_norm: float = 1.0
     seed: int = 0
@@ -87,7 +88,7 @@ class Trial:
             precision=self.precision(),
             remat=Remat(self.remat, self.budget),
             compile=Compile(enabled=self.compile is not None, backend=self.compile or "eager"),
-            loss=Loss(self.chunks),
+            loss=Loss(self.chunks, dict(self.loss)),
             seq_len=SEQ_LEN,
         )
 

@@ -15,7 +15,7 @@ from plait.contract.batch import Batch
 from plait.contract.config import Config
 from plait.contract.observer import Observer
 from plait.parallel.apply import Applied
-from plait.parallel.loss import compiles, cross_entropy_sum
+from plait.parallel.loss import compiles
 from plait.plan.tracing.fused import LOSS
 from plait.plan.tracing.recorder import Recorder
 from plait.train.step_metrics import _all_gather
@@ -43,7 +43,7 @@ class ObservedSteps(Observer):
     ) -> None:
         self.applied, self._optimizer, self.recorder = applied, optimizer, recorder
         self.train, self.micro, self.driven = config.train, micro, driven
-        applied.loss = self._loss
+        self._plain, applied.loss = applied.loss, self._loss
         optimizer.register_step_post_hook(lambda *_: self._mark_states())
         self._waiting: list[Any] = []  # what the trainer keeps of the step before
 
@@ -89,7 +89,7 @@ class ObservedSteps(Observer):
 
     def _loss(self, logits: Tensor, wanted: Tensor) -> Tensor:
         with self.recorder.where.inside(LOSS) if compiles(logits) else nullcontext():
-            return cross_entropy_sum(logits, wanted)
+            return self._plain(logits, wanted)
 
     def _counted(self, dealt: Batch) -> Callable[[], int]:
         """What the trainer exchanges; nobody's tokens are counted, since these have no values."""

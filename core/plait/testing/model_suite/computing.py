@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.contract.model_spec import matches
-from plait.parallel.chunked_loss import loss_in_head
+from plait.parallel.chunked_loss import loss_and_gradient, loss_in_head
 from plait.parallel.loss import cross_entropy_sum
 from plait.testing.model_suite.subject import (
     DOCUMENTS,
@@ -161,7 +161,7 @@ class Computing(Subject):
         labels = tokens.roll(-1, 1)
         whole = cross_entropy_sum(model(tokens), labels)
         want = gradients_of(whole, model)
-        loss_in_head(model, spec, 3, lambda plain: plain)
+        loss_in_head(model, spec, 3, loss_and_gradient)
         loss = model(tokens, labels=labels)
         assert alike(loss, whole), f"by chunks the loss is {float(loss)}, not {float(whole)}"
         wrong = unequal_gradients(gradients_of(loss, model), want)
