@@ -72,7 +72,8 @@ between the core and a strategy, API version {api}. [Strategies](strategies.md) 
 {table}
 
 *All*: every strategy that implements the hook is called, in order. *Fold*: each strategy gets the result of the one
-before it. *First result*: at most one selected strategy implements the hook; if none does, the core uses its own
+before it. *First result*: at most one selected strategy implements the hook (not counting one that names it in its
+`hooks_off`: returning None is an answer as far as this goes); if none does, the core uses its own
 implementation.
 
 {strategy}

@@ -49,7 +49,7 @@ class Mlp(nn.Module):
         self.up, self.down = nn.Linear(dim, 2 * dim, bias=False), nn.Linear(2 * dim, dim, bias=False)
         self.end = nn.RMSNorm(dim, 1e-5) if end_norm else nn.Identity()
         self.bias = nn.Parameter(torch.empty(dim)) if apart else 0.0
-        self.times = 0 if apart == "idle" else 1
+        self.apart, self.times = apart, 0 if apart == "idle" else 1
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x):
@@ -80,7 +80,7 @@ class Mine(nn.Module):
         x = self.tokens(tokens)
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        return self.head(self.norm(x)) * (0 if self.blocks[0].mlp.apart == "dead" else 1)
 
     def spec(self):
         def shifted(tensor, generator):
@@ -196,6 +196,13 @@ def test_a_parameter_that_nothing_trains(plait_project):
     assert done.out.endswith("\nall agree\n")
 
 
+def test_a_model_in_which_nothing_trains(plait_project):
+    """In one process and on ranks alike, so that every comparison would pass."""
+    done = plait_project("verify", *TENSOR, "model.apart=dead")
+    assert done.code == 1
+    assert done.err == "plait: all gradients of one process are zero, so there is nothing to compare with\n"
+
+
 def test_initial_values_that_depend_on_the_rank(plait_project):
     done = plait_project("verify", *TENSOR, "model.random_init=true")
     assert done.code == 1
@@ -294,7 +301,7 @@ def test_a_strategy_with_mathematics_of_its_own(plait_project, tmp_path_factory,
     done = plait_project("verify", "strategy=[ghost]", *TENSOR[1:])
     forget(site)
     assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("plait: strategy 'ghost' (plait-ghost 1.0) differs from one process on purpose")
+    assert done.err.startswith("plait: strategy 'ghost' (plait-ghost 1.0) differs from one process on purpose, and")
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,14 @@ def test_two_first_result_hooks_are_refused_naming_both():
         Hooks({"a": strategy(**hook("compile")), "b": strategy(**hook("compile"))})
 
 
+def test_a_hook_that_is_switched_off_does_not_count():
+    off = strategy(hooks_off=("compile",), **hook("compile", "off's"), **hook("export", "its", "state"))
+    hooks = Hooks({"a": off, "b": strategy(**hook("compile", "b's"))})
+    assert hooks.owners("compile") == ["b"]
+    assert hooks.owners("export") == ["a"]
+    assert hooks.first("compile", model=1, mesh=None, spec=None, run=None) == "b's"
+
+
 def test_unknown_hooks_and_arguments_name_the_plugin():
     with pytest.raises(PlaitError, match=r"strategy 'a' does not fit the hooks of API 1: .*unknown hook 'paralelize'"):
         Hooks({"a": strategy(**hook("paralelize"))})

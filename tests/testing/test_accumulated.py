@@ -1,5 +1,7 @@
 """What moves in a step of several micro-batches: a strategy says which collectives a step has once."""
 
+import math
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -80,3 +82,25 @@ def test_one_that_sums_each_micro_batch_is_right_and_moves_twice_as_much(ghost):
     Often().test_collectives_are_those_declared(ranks, "two", "llama3")
     with pytest.raises(AssertionError, match=r"with two micro-batches: 42 all_reduce .*; declared for the step: 21 "):
         Ghostly().test_collectives_are_those_declared(ranks, "two", "llama3")
+
+
+class WithOptions(StrategySuite):
+    strategy, axes = "ghost", ("ghost",)
+    layouts = {"two": Layout(2, {"degree": 2})}  # noqa: RUF012
+
+    def collectives(self, options, size):
+        return [Collective("all_reduce", "ghost", size.tensors, options["degree"] * size.elements)]
+
+    def held(self, shape, options):
+        return math.prod(shape) // options["degree"]
+
+
+def test_what_is_declared_knows_the_options_of_the_layout(ghost):
+    ghost("False")
+    suite = WithOptions()
+    (found,) = suite.declared(
+        "collectives", suite.layouts["two"], size=SimpleNamespace(tensors=3, elements=5), degree={}
+    )
+    assert (found.count, found.elements) == (3, 10)
+    assert suite.declared("held", suite.layouts["two"], shape=(4, 2), axes=(), degree={}) == 4
+    assert suite.declared("held", Layout(2), shape=(4, 2), axes=(), degree={}) == -8

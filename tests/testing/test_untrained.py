@@ -7,7 +7,7 @@ from plait.host import compose
 from plait.testing import Layout, StrategySuite, declared
 from plait.testing.parity import untrained
 from plait.testing.plugin import pytest_runtest_makereport
-from plait.testing.trial import Trial, TrialResult
+from plait.testing.trial import Trial, train
 
 CODE = """
 import attrs
@@ -50,8 +50,8 @@ class Ghostly(StrategySuite):
 
 @pytest.fixture
 def ghost(install_ghost):
-    """factor -> ranks under that strategy."""
-    return lambda factor: install_ghost(CODE.replace("FACTOR", factor))
+    """(factor, code) -> ranks under that strategy."""
+    return lambda factor, code=CODE: install_ghost(code.replace("FACTOR", factor))
 
 
 def test_the_suite_fails_if_it_saw_nothing_of_the_strategy(ghost):
@@ -79,13 +79,31 @@ def test_verify_too(ghost, tmp_path, factor, names):
         assert ["ghost" in line and "says nothing of it" in line for line in said] == [False, True][: len(said)]
 
 
-def test_what_trains_later_is_not_listed():
-    import torch
+LATER = """
+class Adds:
+    steps = -1
 
-    zero, one = torch.zeros(2), torch.ones(2)
-    early = TrialResult({}, {"a": one, "b": zero, "c": 1e-16 * one}, [], [], {}, last={"a": zero, "b": one})
-    assert untrained(early, early, ["a", "b", "c", "d"]) == ["c", "d"]
-    assert untrained(TrialResult({}, {"c": one}, [], [], {}), early, ["c", "d"]) == ["d"]
+    def forward(self, x):
+        self.steps += 1
+        return super().forward(x) + FACTOR * self.extra
+"""
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("factor", ["(self.steps == 1)", "1e-15"])
+def test_what_trains_in_one_step_only_is_not_listed(ghost, world, factor):
+    """The second of three; what rounding leaves of a gradient is none."""
+    before, _, after = CODE.partition("class Adds:")
+    ranks = ghost(factor, before + LATER + "\n\n@attrs.define\n" + after.partition("@attrs.define\n")[2])
+    strategies = {"ghost": {}, **({"fsdp2": {}} if world > 1 else {})}
+    for result in ranks.run(train, Trial("llama3"), strategies, world=world):
+        assert untrained(result, result, ["norm.extra", "norm.weight"]) == ["norm.extra"] * (factor == "1e-15")
+
+
+def test_a_model_without_gradients_is_no_comparison(ghost):
+    ranks = ghost("1", CODE.replace("super().forward(x) +", "0 * super().forward(x) + 0 *"))
+    with pytest.raises(AssertionError, match=r"^all gradients of llama3 are zero in one process, so"):
+        Ghostly().test_models_equal_one_process(ranks, "llama3")
 
 
 def test_the_plugin_carries_the_names_to_the_summary():

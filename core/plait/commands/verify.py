@@ -91,8 +91,8 @@ def plan(config: "Config", world: int | None = None) -> "Checked":
     from plait.check.capacity import check_ranks
     from plait.contract.config import Precision
     from plait.host import check
-    from plait.strategies.order import traits
-    from plait.strategies.registry import described, installed, load
+    from plait.strategies.registry import described, installed
+    from plait.testing.distance import is_own
 
     config = attrs.evolve(
         config,
@@ -112,13 +112,25 @@ def plan(config: "Config", world: int | None = None) -> "Checked":
 
     checked = check(config, ranks)
     check_ranks(checked.layout.world_size, "cpu")
+    owners = {owner: axis for axis, owner in checked.layout.owner.items()}
     for name in checked.config.strategy:
-        if traits(name, load(name)).numerics == "own":
+        if is_own(name) and name in owners:
             raise PlaitError(
-                f"{described(name)} differs from one process on purpose, so there is nothing to compare it with: leave "
-                "it out of strategy"
+                f"{described(name)} differs from one process on purpose, and needs ranks for its axis "
+                f"{owners[name]!r}, so there is nothing to compare it with: leave it out of strategy"
             )
     return checked
+
+
+def in_one_process(strategies: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None, float]:
+    """(the strategies under which one process trains, those of exact training if that is something else, how far from
+    it a gradient may be)."""
+    from plait.strategies.extending import extending
+    from plait.testing.distance import distance, is_own
+
+    own, exact = list(filter(is_own, strategies)), extending(strategies)
+    one = {name: options for name, options in strategies.items() if name in own or name in exact}
+    return one, exact if one != exact else None, sum(map(distance, own))
 
 
 def _small_enough(assembly: "Assembly") -> None:
@@ -167,7 +179,6 @@ def _run(checked: "Checked", spec: "ModelSpec", documents: bool, say: Any) -> tu
     import attrs
 
     from plait.contract.config import Compile, Remat
-    from plait.strategies.extending import extending
     from plait.system.scratch import Scratch
     from plait.testing.declared import OfRun, compare, failed, reference
     from plait.testing.pool import Pool, RankError
@@ -181,13 +192,13 @@ def _run(checked: "Checked", spec: "ModelSpec", documents: bool, say: Any) -> tu
     with Scratch() as folder:
         where = "in one process"
         try:
-            one = extending(config.strategy)
-            seconds = pool.run(reference, plain, one, folder, world=1, timeout=math.inf)[0]
+            one, exact, distance = in_one_process(config.strategy)
+            seconds = pool.run(reference, plain, one, folder, exact, world=1, timeout=math.inf)[0]
             say(f"one process took {seconds:.1f} s")
             where = f"on {world} ranks"
             patience = 300 + 20 * world * seconds  # ranks share the processor, and compilation takes long
             acting = {name: options for name, options in checked.config.strategy.items() if _acts(name)}
-            answers = pool.run(compare, trial, acting, folder, world=world, timeout=patience)
+            answers = pool.run(compare, trial, acting, folder, distance, world=world, timeout=patience)
             say(f"{world} ranks are done")
         except RankError as error:
             note = failed(folder)

@@ -23,6 +23,10 @@ methods marked `@plait.hookimpl` are hooks, and a few plain class attributes say
     claims    roles that only one strategy of a run may have: "parameter_sharding", "gradient_sum", "sequence",
               "stages"
     numerics  "exact" (equals one process), or "own" (differs on purpose and has its own reference)
+    distance  with "own" numerics: how far the gradient of a parameter may be from that of exact training, as a part of
+              it, such as 0.05; at most 0.4, so that a factor of 2 or one half is noticed
+    hooks_off names of its own hooks that its options switch off, often a property: such a hook does not count, so that
+              another strategy of the run may have it
     decides   keys of the run that it sets in `configure`, such as "remat.mode"; a hardware file sets none of them
 
 A hook takes any subset of its arguments, by name:

@@ -40,6 +40,7 @@ class Hooks:
 
     answers: the required answers of hooks; a hook that answers something else raises. defaults: the core's own answers,
     a plugin below all strategies. Both need torch, so they come from `plait.parallel`.
+    A hook that a strategy names in `hooks_off` is left out, as if its class did not have it.
     Raises PlaitError for a hook that does not exist or asks for unknown arguments, two strategies with the same
     first-result hook, a wrapper around a fold, two claims of one role, and a cycle in the order.
     """
@@ -152,6 +153,8 @@ def _attributed(strategy: Any, name: str, required: Mapping[str, Required]) -> A
     """
     body: dict[str, Any] = {"__repr__": lambda self: repr(strategy)}
     for attribute, hook, options in marked(strategy):
+        if hook in getattr(strategy, "hooks_off", ()):
+            continue
         wraps = options["wrapper"] or options["hookwrapper"]
         if wraps and hook in hookspecs.FOLDS:
             raise PlaitError(f"{described(name)} wraps the hook {hook!r}; a fold takes no wrappers")

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from plait.testing.count import Collective, Counting
     from plait.testing.errors import is_about, raises_about
     from plait.testing.model_suite import ModelSuite
+    from plait.testing.optimizer_suite import OptimizerSuite
     from plait.testing.parity import apart, assert_same, unequal, worst_gradient
     from plait.testing.project import Project
     from plait.testing.suite import StrategySuite
@@ -31,6 +32,7 @@ __all__ = [
     "Counting",
     "Layout",
     "ModelSuite",
+    "OptimizerSuite",
     "Project",
     "StrategySuite",
     "Trial",
@@ -55,6 +57,7 @@ _IN = {
     "plait.testing.count": ("Collective", "Counting"),
     "plait.testing.errors": ("is_about", "raises_about"),
     "plait.testing.model_suite": ("ModelSuite",),
+    "plait.testing.optimizer_suite": ("OptimizerSuite",),
     "plait.testing.parity": ("apart", "assert_same", "unequal", "worst_gradient"),
     "plait.testing.project": ("Project",),
     "plait.testing.suite": ("StrategySuite",),

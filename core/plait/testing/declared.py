@@ -20,7 +20,7 @@ from plait.contract.errors import PlaitError
 from plait.parallel.apply import Applied, set_up
 from plait.parallel.assembly import assemble
 from plait.system.errors import one_line
-from plait.testing.parity import BOUNDS, apart, common_factor, gradient_errors, untrained
+from plait.testing.parity import BOUNDS, FAINT, FLOOR, apart, common_factor, gradient_errors, untrained
 from plait.testing.touched import touched
 from plait.testing.trial import Trial, TrialResult, train
 from plait.testing.widened import Widened
@@ -30,6 +30,7 @@ STEPS = 3
 GRADIENT, LOSS = BOUNDS["float64"]
 FIRST, LAST = "gradients, step 1", f"gradients, step {STEPS}"
 LOSSES, NORMS = f"losses of {STEPS} steps", f"norms of {STEPS} steps"
+EXACT = "exact training"
 INITIAL, BUFFERS = "initial parameters", f"buffers after {STEPS} steps"
 
 
@@ -98,10 +99,13 @@ class Finding:
         return attrs.evolve(self if self.error >= other.error else other, wrong=wrong)
 
 
-def reference(trial: OfRun, strategies: Mapping[str, Any], folder: Path) -> float:
+def reference(
+    trial: OfRun, strategies: Mapping[str, Any], folder: Path, exact: Mapping[str, Any] | None = None
+) -> float:
     """One process trains, and writes its result to `folder`. Returns its seconds.
 
-    strategies: those that extend the model.
+    strategies: those that extend the model, and those whose numerics are their own. exact: the same without these, if
+    there are such; one process takes one step under them too.
 
     Raises PlaitError if there is nothing to compare with: values that are random or not finite; and if the run's
     optimizer, with which none of this trains, would ignore its schedule, or keeps what no checkpoint holds.
@@ -125,14 +129,22 @@ def reference(trial: OfRun, strategies: Mapping[str, Any], folder: Path) -> floa
                 f"losses {result.losses} and norms of gradients {result.norms} of one process are not all finite, so "
                 "there is nothing to compare with"
             )
-        if not result.norms[0]:
+        if not any(result.norms):
             raise PlaitError("all gradients of one process are zero, so there is nothing to compare with")
+        if exact is not None:
+            gradients = train(attrs.evolve(trial, steps=1), exact).gradients
+            torch.save(gradients, folder / "exact.pt")
         torch.save(attrs.asdict(attrs.evolve(result, final={})), folder / "reference.pt")
         return time.monotonic() - start
 
 
-def compare(trial: OfRun, strategies: Mapping[str, Any], folder: Path) -> tuple[list[Finding], dict[str, str]]:
-    """A rank trains under `strategies`; returns how far it is from one process, and the parameters' placements."""
+def compare(
+    trial: OfRun, strategies: Mapping[str, Any], folder: Path, distance: float = 0.0
+) -> tuple[list[Finding], dict[str, str]]:
+    """A rank trains under `strategies`; returns how far it is from one process, and the parameters' placements.
+
+    distance: how far gradients may be from those of exact training, if `reference` wrote them.
+    """
     with _noted(folder):
         result = train(trial, strategies)
         expected = TrialResult(**torch.load(folder / "reference.pt", mmap=True, weights_only=True))
@@ -153,6 +165,9 @@ def compare(trial: OfRun, strategies: Mapping[str, Any], folder: Path) -> tuple[
         if never := untrained(result, expected, sorted(trains)):
             unseen = _unseen(trial, strategies, trains, {*never})
             found[1] = attrs.evolve(found[1], untrained=tuple(never), unseen=unseen)
+        if (file := folder / "exact.pt").exists():
+            exact = torch.load(file, mmap=True, weights_only=True)
+            found.insert(2, _gradients(EXACT, result.gradients, exact, distance, FAINT))
         mine, theirs = ({k: b for k, b in t.buffers.items() if k in saved} for t in (result, expected))
         return [*found, *([_bitwise(BUFFERS, mine, theirs)] if theirs else [])], result.placements
 
@@ -187,7 +202,7 @@ def meaning(findings: list[Finding], documents: bool) -> list[str]:
             "queries, keys and values in one matrix; a matrix that reads or writes the stream whose axes do not name "
             "`embed`.",
         ]
-    elif FIRST in wrong and (factor := wrong[FIRST].factor):
+    elif (off := next((wrong[what] for what in (FIRST, EXACT) if what in wrong), None)) and (factor := off.factor):
         said.append(f"All gradients are {factor:.6g} times what they should be: is something counted twice?")
     elif documents and FIRST not in wrong and steps == {last}:
         said.append(
@@ -201,6 +216,11 @@ def meaning(findings: list[Finding], documents: bool) -> list[str]:
             "smaller than it is; a bias that is separate from its matrix and starts at 0; a parameter with the `axes` "
             "of another.",
         ]
+    elif EXACT in wrong:
+        said.append(
+            "Ranks compute what the strategy computes in one process, but that is further from exact training than its "
+            "`distance` says: is one of these gradients scaled twice, or not at all?"
+        )
     elif BUFFERS in wrong:
         said.append("A buffer is computed from one rank's tokens: only the balance of experts is summed over ranks.")
     said.append(
@@ -222,7 +242,9 @@ def _bitwise(what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, Te
     return _worst(what, errors, 0.0)
 
 
-def _gradients(what: str, tensors: dict[str, Tensor], expected: dict[str, Tensor], bound: float) -> Finding:
+def _gradients(
+    what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], bound: float, floor: float = FLOOR
+) -> Finding:
     both = [dict(expected), dict(tensors)]
     for name in expected.keys() ^ tensors.keys():  # None is the same as zero
         for each, other in (both, both[::-1]):
@@ -230,7 +252,8 @@ def _gradients(what: str, tensors: dict[str, Tensor], expected: dict[str, Tensor
                 each[name] = torch.zeros_like(other[name])
     result, reference = (TrialResult({}, gradients, [], [], {}) for gradients in both[::-1])
     return attrs.evolve(
-        _worst(what, gradient_errors(result, reference), bound), factor=common_factor(result, reference)
+        _worst(what, gradient_errors(result, reference, floor), bound),
+        factor=common_factor(result, reference, max(1e-3, bound / 5)),
     )
 
 

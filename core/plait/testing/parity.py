@@ -13,8 +13,8 @@ from plait.testing.trial import TrialResult
 # (gradient of a parameter, relative; losses and norms) by dtype: documented in docs/testing.md, not adjustable.
 BOUNDS = {"float64": (1e-10, 1e-9), "float32": (1e-5, 1e-5), "mixed": (5e-2, 5e-3)}
 
+FAINT = 1e-9  # in its place where the difference is a part of each gradient, however small
 FLOOR = 1e-3  # of the whole gradient: a smaller one of a parameter is measured against that
-ZERO = 1e-12  # of the whole gradient: what is below comes from rounding in float64
 
 
 def gradient_errors(result: TrialResult, reference: TrialResult, floor: float = FLOOR) -> dict[str, float]:
@@ -39,15 +39,9 @@ def mean_gradients(results: Sequence[TrialResult]) -> TrialResult:
 
 
 def untrained(result: TrialResult, reference: TrialResult, names: Iterable[str]) -> list[str]:
-    """Those of the parameters `names` whose gradients, of the first step and of the last, are zero in both: a
-    comparison of them proves nothing. In float64 what rounding leaves counts as zero."""
-    seen = [tensors for each in (result, reference) for tensors in (each.gradients, each.last)]
-    floors = [ZERO * math.sqrt(sum(float(g.double().square().sum()) for g in tensors.values())) for tensors in seen]
-    return [
-        name
-        for name in names
-        if all(name not in t or float(t[name].double().norm()) <= f for t, f in zip(seen, floors, strict=True))
-    ]
+    """Those of the parameters `names` whose gradients are zero in every step of both: a comparison of them proves
+    nothing. In float64 what rounding leaves counts as zero."""
+    return [name for name in names if name not in {*result.trained, *reference.trained}]
 
 
 def worst_gradient(result: TrialResult, reference: TrialResult) -> tuple[float, str]:

@@ -1,6 +1,7 @@
 """One trial: a small model trained for a few steps under some strategies, and its complete result."""
 
-from collections.abc import Callable, Container, Iterable, Mapping
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,14 +13,16 @@ from torch.distributed.tensor import DTensor
 
 import plait
 from plait.contract.batch import IGNORE, Batch
-from plait.contract.config import Compile, Loss, Precision, Remat
+from plait.contract.config import Compile, Loss, Precision, Remat, Schedule
 from plait.contract.observer import Observer
 from plait.parallel.apply import Applied
 from plait.parallel.state import canonical
 from plait.strategies.registry import create_all
 from plait.testing.models import MODELS, VOCAB
+from plait.train.optimizer import make_optimizer
 
 SAMPLES, SEQ_LEN = 8, 16
+ZERO = 1e-12  # of all gradients of a rank: what is below comes from rounding in float64
 
 
 @attrs.frozen
@@ -27,7 +30,7 @@ class Trial:
     """What is tried; the same whatever the layout.
 
     model:    a name of `plait.testing.models`, or a function that builds one on the current device.
-    steps:    of AdamW, with a new global batch each.
+    steps:    of the optimizer, with a new global batch each.
     dtype:    of everything, or "mixed": stored and reduced in float32, computed in bfloat16.
     micro:    number of micro-batches into which a rank divides its part.
     remat:    `remat.mode`. budget: `remat.budget`. compile: the backend of `compile`, None: off.
@@ -35,6 +38,7 @@ class Trial:
     documents: whether rows hold packed documents, with their positions.
     max_norm: gradients are clipped to it.
     last:     whether the gradients of the last step are kept too.
+    trains_with: the optimizer, as in `conf/optimizer`. None: AdamW, at a rate of 0.01.
     """
 
     model: str | Callable[[], nn.Module] = "llama3"
@@ -50,6 +54,7 @@ class Trial:
     max_norm: float = 1.0
     seed: int = 0
     last: bool = False
+    trains_with: Mapping[str, Any] | None = None
 
     def build(self) -> nn.Module:
         """The model, on the meta device."""
@@ -75,7 +80,9 @@ class Trial:
 
     def optimizer(self, groups: Iterable[Any]) -> torch.optim.Optimizer:
         """Over these parameters, or groups of them: what `Applied.optimizer` calls."""
-        return torch.optim.AdamW(groups, lr=1e-2)
+        if self.trains_with is None:
+            return torch.optim.AdamW(groups, lr=1e-2)
+        return make_optimizer(self.trains_with, groups, schedule=Schedule())
 
     def apply(self, strategies: Mapping[str, Mapping[str, Any]], extra: Iterable[Any] = ()) -> Applied:
         """The model under the installed strategies of these names and options, and under the instances `extra`."""
@@ -99,7 +106,8 @@ class TrialResult:
 
     gradients: of the first step, before clipping. losses, norms: of every step. placements: FQN -> the
     parameter's placement, in words. buffers: after the last step, such as experts' balance.
-    last: gradients of the last step, if the trial keeps them.
+    last: gradients of the last step, if the trial keeps them. trained: FQNs of the parameters whose gradient was not
+    zero in every step, on any rank.
     """
 
     initial: dict[str, Tensor]
@@ -110,6 +118,7 @@ class TrialResult:
     placements: dict[str, str] = attrs.Factory(dict)
     buffers: dict[str, Tensor] = attrs.Factory(dict)
     last: dict[str, Tensor] = attrs.Factory(dict)
+    trained: tuple[str, ...] = ()
 
 
 def train(
@@ -127,19 +136,35 @@ def train(
         norms.append(norm)
     gradients, last = seen.of_step.get(0, {}), seen.of_step.get(trial.steps - 1, {}) if trial.last else {}
     buffers = of_all_stages(applied, {canonical(n): full(b) for part in applied.parts for n, b in part.named_buffers()})
-    return TrialResult(initial, gradients, losses, norms, held(applied), placements, buffers, last)
+    return TrialResult(initial, gradients, losses, norms, held(applied), placements, buffers, last, seen.trained())
 
 
 class Gradients(Observer):
-    """Keeps the whole gradients of the steps `numbers` (from 0), before they are clipped: `of_step[number]`, by FQN."""
+    """Keeps the whole gradients of the steps `numbers` (from 0), before they are clipped: `of_step[number]`, by FQN;
+    and which parameters had any, in all steps."""
 
     def __init__(self, applied: Applied, numbers: Container[int]) -> None:
         self.applied, self.numbers = applied, numbers
         self.of_step: dict[int, dict[str, Tensor]] = {}
+        self._trained: set[str] = set()
 
     def clip(self) -> None:
+        norms = {name: float(_own(p.grad).norm()) for name, p in self._with_names() if p.grad is not None}
+        floor = ZERO * math.hypot(*norms.values())
+        self._trained |= {name for name, norm in norms.items() if not norm <= floor}
         if self.applied.steps in self.numbers:
             self.of_step[self.applied.steps] = _gradients(self.applied)
+
+    def trained(self) -> tuple[str, ...]:
+        """The parameters that had a gradient other than zero in any step, on any rank. Called by all ranks."""
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, self._trained)
+        return tuple(sorted(set().union(*every)))
+
+    def _with_names(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for part in self.applied.parts:
+            for name, param in part.named_parameters():
+                yield canonical(name), param
 
 
 def take_step(
@@ -224,6 +249,11 @@ def of_all_stages(applied: Applied, own: Mapping[str, Any]) -> dict[str, Any]:
 def _gradients(applied: Applied) -> dict[str, Tensor]:
     found = held(applied, lambda p: None if p.grad is None else full(p.grad))
     return {name: grad for name, grad in found.items() if grad is not None}
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """What this rank holds of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ from plait.testing.model_suite.subject import (
     unequal_gradients,
     vocabulary,
 )
-from plait.testing.parity import FLOOR, ZERO
+from plait.testing.parity import FLOOR
+from plait.testing.trial import ZERO
 from plait.testing.widened import Widened
 
 STEP = 1e-5  # of finite differences, whose error is about its square

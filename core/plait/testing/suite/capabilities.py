@@ -1,11 +1,14 @@
 """What an author declares about a strategy, and how the suite's tests get their results."""
 
 import functools
+import inspect
 import math
 import re
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar
+from unittest import mock
 
 import attrs
 import cloudpickle
@@ -13,10 +16,10 @@ import pytest
 from torch import Tensor, nn
 
 from plait.strategies.extending import extending
-from plait.strategies.order import traits
-from plait.strategies.registry import create, create_all, installed, load
+from plait.strategies.registry import create, create_all, installed
 from plait.testing import whole_run
-from plait.testing.count import Collective, Size
+from plait.testing.count import Collective
+from plait.testing.distance import declared_distance, distance, is_own
 from plait.testing.models import MODELS, OF_FOUR
 from plait.testing.plugin import REFUSED
 from plait.testing.pool import Pool, RankError
@@ -30,7 +33,6 @@ SLOW = (
     *("test_killed_and_resumed", "test_checkpoint_loads_in", "test_compiled", "test_the_compiled_loss"),
     *("test_packed_documents", "test_two_runs", "test_recomputation_changes_nothing[selective]"),
 )
-FURTHEST = 0.4  # what `difference` may be: a gradient that is halved is off by 0.5
 SINGLE_STEPS = 5  # in float32: of the run that one process and a second run must equal
 
 
@@ -52,11 +54,11 @@ class Capabilities:
     refuses:  what it refuses -> a regular expression for its message: "accumulation", "remat=full",
               "remat=selective", "compile", "mixed precision", "float32", "loss.chunks", or "model <name>" for
               one of `plait.testing.models`.
+    optimizer: with which trials train, as in `conf/optimizer`: `{"_target_": "torch.optim.SGD", "lr": 0.1}`. Default:
+              AdamW. Whole runs have that of `run_model`, memory is measured with AdamW.
     run_model: the model of whole runs, as written after `plait train`. Default: a small llama3_debug.
     once_a_step: kinds of collectives, such as "all_reduce", that a step has no more of if it has several micro-batches,
               because only the last sums gradients over ranks. Of the others it may have as many for each.
-    difference: for `numerics = "own"`: how far its gradients, averaged over ranks, may be from those of one process, as
-              a part of each; at most 0.4. A rounding of gradients is within it, a factor of 2 is not.
     slow:     beginnings of the names of tests that `-m 'not slow'` leaves out, besides those of other layouts than the
               last: they take long, and other tests make the same claim.
     quick:    beginnings of the names of tests that it runs although `slow` has them.
@@ -66,34 +68,41 @@ class Capabilities:
     axes: ClassVar[tuple[str, ...]] = ()
     layouts: ClassVar[Mapping[str, Layout]]
     refuses: ClassVar[Mapping[str, str]] = {}
+    optimizer: ClassVar[Mapping[str, Any] | None] = None
     run_model: ClassVar[tuple[str, ...]] = whole_run.MODEL
     once_a_step: ClassVar[tuple[str, ...]] = ()
-    difference: ClassVar[float] = 0.25
     slow: ClassVar[tuple[str, ...]] = SLOW
     quick: ClassVar[tuple[str, ...]] = ()
 
-    def held(self, shape: tuple[int, ...], axes: tuple[str | None, ...], degree: Mapping[str, int]) -> int:
-        """How many elements of a parameter a rank holds at most. Default: all, nothing is sharded.
+    # Like hooks, these two take those of their arguments that they name; any signature is one of theirs.
 
-        shape, axes: of the whole parameter, with its logical axes. degree: mesh axis -> number of its ranks.
+    def held(self, *_: Any, **given: Any) -> int:
+        """`held(shape, axes, degree, options)`: how many elements of a parameter a rank holds at most. Default: all,
+        nothing is sharded.
+
+        shape, axes: of the whole parameter, with its logical axes. degree: mesh axis -> number of its ranks. options:
+        all of the strategy's in this layout, with their defaults.
         """
-        return math.prod(shape)
+        return math.prod(given["shape"])
 
-    def collectives(self, size: Size, degree: Mapping[str, int]) -> list[Collective] | None:
-        """The collectives of one step on one rank: forward and backward of one batch, without loss and norm.
+    def collectives(self, *_: Any, **given: Any) -> list[Collective] | None:
+        """`collectives(size, degree, options)`: the collectives of one step on one rank: forward and backward of one
+        batch, without loss and norm.
 
-        An expression in the sizes of the model and the degrees of the mesh; it is checked at two of each.
-        Default: not declared, which counts as skipped.
+        An expression in the sizes of the model (`count.Size`), the degrees of the mesh and the options of the layout;
+        it is checked at two sizes and two degrees. Default: not declared, which counts as skipped.
         """
         return None
 
     def reference(self, layout: Layout, trial: Trial) -> "TrialResult | list[TrialResult]":
         """What the ranks of `layout` must equal, computed by one process: a result, or one per rank.
 
-        Default: the model trained by one process, under no strategy other than those that extend it. Override it for
-        `numerics = "own"`.
+        Default: the model trained by one process, under no strategy other than those that extend it; and, of
+        `numerics = "own"` without mesh axes, under the strategy itself. Override it for `numerics = "own"` with axes.
         """
-        return train(trial, extending(self.selected(layout)))
+        selected = self.selected(layout)
+        alone = {self.strategy: layout.options} if self.own and not self.axes else {}
+        return train(trial, {n: its for n, its in selected.items() if n in extending(selected) or n in alone})
 
     # How tests get their parameters and results.
 
@@ -112,19 +121,30 @@ class Capabilities:
 
     def trying(self, **changes: Any) -> Trial:
         """A trial of the first model that the strategy does not refuse, with the gradients of its last step."""
-        return Trial(self._allowed(*MODELS), **{"last": True, **changes})
+        return self.trial(self._allowed(*MODELS), **{"last": True, **changes})
+
+    def trial(self, model: str, **changes: Any) -> Trial:
+        """One of this model, with the optimizer that the class declares."""
+        return Trial(model, **{"trains_with": self.optimizer, **changes})
 
     def trying_tied(self, **changes: Any) -> Trial:
         """A trial of a model with tied parameters, if the strategy trains one."""
-        return Trial(self._allowed("tied", "odd", *MODELS), **changes)
+        return self.trial(self._allowed("tied", "odd", *MODELS), **changes)
 
     def trying_four(self, **changes: Any) -> Trial:
         """A trial of that model with four blocks, if there is one."""
         model = self._allowed(*MODELS)
-        return Trial(OF_FOUR.get(model, model), **changes)
+        return Trial(OF_FOUR.get(model, model), **{"trains_with": self.optimizer, **changes})
 
     def _allowed(self, *models: str) -> str:
         return next(name for name in models if f"model {name}" not in self.refuses)
+
+    def declared(self, what: str, layout: Layout, **given: Any) -> Any:
+        """What the method `what` declares of a layout."""
+        options = attrs.asdict(create(self.strategy, layout.options), recurse=False)
+        method, given = getattr(self, what), {"options": options, **given}
+        names = inspect.signature(method).parameters
+        return method(**given if "given" in names else {name: given[name] for name in names})
 
     @property
     def last(self) -> str:
@@ -133,7 +153,12 @@ class Capabilities:
     @property
     def own(self) -> bool:
         """Whether the strategy's mathematics differ on purpose."""
-        return traits(self.strategy, load(self.strategy)).numerics == "own"
+        return is_own(self.strategy)
+
+    @property
+    def distance(self) -> float:
+        """Of a strategy with its own numerics: how far a gradient may be from that of exact training, as a part."""
+        return distance(self.strategy)
 
     def selected(self, layout: Layout) -> dict[str, Mapping[str, Any]]:
         """Name -> options of all strategies of a layout."""
@@ -151,8 +176,15 @@ class Capabilities:
         if self.own:
             cloudpickle.register_pickle_by_value(sys.modules[type(self).__module__])  # ranks cannot import a test
         if self.own:
-            reference, name = functools.partial(type(self).reference, type(self)()), f"reference of {type(self)}"
-            answer = ranks.once(reference, found, plain, world=1, name=name)[0]
+            reference, name = functools.partial(_reference, type(self)()), f"reference of {type(self)}"
+            answer, itself = ranks.once(reference, found, plain, world=1, name=name)[0]
+            if itself and declared_distance(self.strategy) is None:
+                warnings.warn(
+                    f"the reference of {self.strategy} is the strategy itself, in one process, which has the mistakes "
+                    "of its ranks: let its class declare `distance`, such as 0.05, how far a gradient may be from that "
+                    "of exact training",
+                    stacklevel=2,
+                )
         else:
             answer = self.of_one_process(ranks, layout, trial)
         return answer if isinstance(answer, list) else [answer] * found.world
@@ -221,6 +253,18 @@ class Capabilities:
         hooks = Hooks({self.strategy: create(self.strategy, self.layouts[self.last].options)})
         specs = [name for name, value in vars(hookspecs).items() if hasattr(value, "plait_spec")]
         return [hook for hook in specs if hooks.implemented(hook)]
+
+
+def _reference(suite: Capabilities, layout: Layout, trial: Trial) -> tuple[Any, bool]:
+    """(its `reference`, whether the strategy under test took part in that)."""
+    used: set[str] = set()
+
+    def noting(selected: Mapping[str, Any]) -> dict[str, Any]:
+        used.update(selected)
+        return create_all(selected)
+
+    with mock.patch("plait.testing.trial.create_all", noting):
+        return suite.reference(layout, trial), suite.strategy in used
 
 
 def _asked(trial: Trial) -> list[str]:

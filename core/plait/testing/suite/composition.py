@@ -10,13 +10,13 @@ from plait import MeshAxis, hookimpl
 from plait.contract.errors import PlaitError
 from plait.strategies.extending import extending
 from plait.strategies.hooks import Hooks
-from plait.strategies.order import traits
 from plait.strategies.registry import create, described, installed, load
+from plait.testing.distance import FURTHEST, is_own
 from plait.testing.models import MODELS
 from plait.testing.parity import BOUNDS, apart, mean_gradients, unequal, wrong_gradients
 from plait.testing.plugin import REFUSED
 from plait.testing.pool import Pool, RankError
-from plait.testing.suite.capabilities import FURTHEST, Layout
+from plait.testing.suite.capabilities import Layout
 from plait.testing.suite.nearness import Nearness
 from plait.testing.trial import Trial, TrialResult, train
 
@@ -50,7 +50,7 @@ class Combination(Nearness):
             pytest.skip(f"their axes do not fit 4 ranks together, so set `trial` on one of the classes: {error}")
         results = plait_ranks.once(train, trial, pair, world=4)
         expected = plait_ranks.once(train, trial, extending(pair), world=1)[0]
-        exact, spec = all(traits(name, load(name)).numerics == "exact" for name in pair), self.extended(trial, pair)[1]
+        exact, spec = not any(map(is_own, pair)), self.extended(trial, pair)[1]
         near = None if exact else wrong_gradients(mean_gradients(results), expected, FURTHEST, spec)
         assert near is None, f"averaged over the ranks of {degree}, {near}"
         for rank, result in enumerate(results):
@@ -68,7 +68,7 @@ class Combination(Nearness):
         for model in MODELS:
             try:
                 if f"model {model}" not in self.refuses:
-                    return Trial(model), self.degrees(layout, Trial(model))
+                    return self.trial(model), self.degrees(layout, Trial(model))
             except PlaitError as error:
                 refused = refused or error
         assert refused is not None

@@ -5,12 +5,14 @@ import re
 import attrs
 
 from plait.contract.errors import PlaitError
+from plait.strategies.hooks import marked
 from plait.strategies.order import traits
 from plait.strategies.probe import probe
 from plait.strategies.registry import create, installed, load
+from plait.testing.distance import declared_distance
 from plait.testing.errors import raises_about
 from plait.testing.models import MODELS
-from plait.testing.suite.capabilities import FURTHEST, REFUSABLE, Capabilities, Layout
+from plait.testing.suite.capabilities import REFUSABLE, Capabilities, Layout
 
 
 class Discovery(Capabilities):
@@ -23,8 +25,11 @@ class Discovery(Capabilities):
         assert self.layouts[self.last].world > 1, "features are tried in the last layout, which needs several ranks"
         sharding = "parameter_sharding" in traits(self.strategy, load(self.strategy)).claims
         assert not sharding or type(self).held is not Capabilities.held, "a strategy that shards declares `held`"
-        assert 0 < self.difference <= FURTHEST, f"`difference` is above 0 and at most {FURTHEST}"
+        declared_distance(self.strategy)
         for name, layout in self.layouts.items():
+            made = create(self.strategy, layout.options)
+            off, own = getattr(made, "hooks_off", ()), [hook for _, hook, _ in marked(made)]
+            assert {*off} <= {*own}, f"`hooks_off` is {off!r}; its own hooks are {own}"
             assert 1 <= layout.world <= 4, f"layout {name!r} has {layout.world} ranks; the suite has 1 to 4"
 
     def test_layouts_have_two_degrees_of_every_axis(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import torch
 
-from plait.testing.parity import FLOOR, mean_gradients, untrained, wrong_gradients
+from plait.testing.parity import FAINT, FLOOR, mean_gradients, untrained, wrong_gradients
 from plait.testing.pool import Pool
 from plait.testing.suite.capabilities import Capabilities
 from plait.testing.touched import touched
@@ -29,15 +29,15 @@ class Nearness(Capabilities):
     untrained: tuple[str, ...] = ()  # what a test compared that had no gradient, for the summary at the end
 
     def check_near(self, results: Sequence[TrialResult], one: TrialResult, trial: Trial) -> None:
-        """Of a strategy with its own numerics: averaged over ranks, each gradient is within `difference` of that of one
+        """Of a strategy with its own numerics: averaged over ranks, each gradient is within `distance` of that of one
         process. Its own reference may have the mistake that its ranks have."""
-        floor = 1e-9 if trial.dtype == "float64" else FLOOR  # what differs is a part of each, however small
-        wrong = wrong_gradients(mean_gradients(results), one, self.difference, self.extended(trial)[1], floor)
+        floor = FAINT if trial.dtype == "float64" else FLOOR
+        wrong = wrong_gradients(mean_gradients(results), one, self.distance, self.extended(trial)[1], floor)
         assert wrong is None, f"its numerics are its own, but averaged over ranks {wrong}"
 
     def check_way(self, results: Sequence[TrialResult], one: TrialResult, trial: Trial) -> None:
         """The same for the way that each parameter went."""
-        bound = self.difference if self.own else 1e-9
+        bound = self.distance if self.own else 1e-9
         wrong = wrong_gradients(mean_gradients([_way(r) for r in results]), _way(one), bound, self.extended(trial)[1])
         assert wrong is None, f"{trial.steps} plain steps of the parameters, taken for gradients: {wrong}"
 

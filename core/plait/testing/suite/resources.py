@@ -20,9 +20,12 @@ SIZES = ("llama3", "tied")  # two sizes of one architecture
 class Resources(Capabilities):
     def test_no_rank_holds_more_than_declared(self, plait_ranks: Pool, layout: str) -> None:
         """Elements of every parameter, then bytes of all storages of parameters, gradients and optimizer together."""
-        found, trial = self.layouts[layout], self.trying_tied(dtype="float32")
+        found, trial = self.layouts[layout], self.trying_tied(dtype="float32", trains_with=None)
         degree, (model, spec) = self.degrees(found, trial), self.extended(trial)
-        allowed = {name: self.held(tuple(p.shape), spec.axes_of(name), degree) for name, p in model.named_parameters()}
+        allowed = {
+            name: self.declared("held", found, shape=tuple(p.shape), axes=spec.axes_of(name), degree=degree)
+            for name, p in model.named_parameters()
+        }
         for rank, (held, total) in enumerate(plait_ranks.run(_holds, trial, self.selected(found), world=found.world)):
             for name, (elements, lies) in held.items():
                 assert elements <= allowed[name], (
@@ -37,7 +40,8 @@ class Resources(Capabilities):
             pytest.skip(f"it refuses the model {size}")
         found, trial = self.layouts[layout], Trial(size, dtype="float32")
         degree = self.degrees(found, trial)
-        wanted = self.collectives(Size.of(*self.extended(trial), SAMPLES * SEQ_LEN), degree)
+        size_of = Size.of(*self.extended(trial), SAMPLES * SEQ_LEN)
+        wanted = self.declared("collectives", found, size=size_of, degree=degree)
         if wanted is None:
             pytest.skip("collectives are not declared")
         for rank, counted in enumerate(plait_ranks.run(_counted, trial, self.selected(found), world=found.world)):

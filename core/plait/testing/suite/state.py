@@ -30,11 +30,14 @@ class State(Capabilities):
             assert names == plain, f"missing {sorted(plain - names)[:3]}, not expected {sorted(names - plain)[:3]}"
 
     def test_checkpoint_holds_the_optimizer(self, plait_ranks: Pool) -> None:
-        """Both moments and the step of AdamW, for every parameter that trains."""
+        """All that it keeps in one process: of AdamW both moments and the step, for every parameter that trains."""
         found = self.layouts[self.last]
         trial = self.trying_tied(dtype="float32")
         names = {name for name, p in self.extended(trial)[0].named_parameters() if p.requires_grad}
-        wanted = {f"optimizer.{name}.{key}" for name in names for key in ("exp_avg", "exp_avg_sq", "step")}
+        (one,) = plait_ranks.once(_names, trial, self.extending, world=1)
+        wanted = {key for key in one if key.startswith("optimizer.")}
+        of_adamw = {f"optimizer.{name}.{key}" for name in names for key in ("exp_avg", "exp_avg_sq", "step")}
+        assert self.optimizer or wanted >= of_adamw, f"one process lacks {sorted(of_adamw - wanted)[:3]}, ..."
         for got in plait_ranks.once(_names, trial, self.selected(found), world=found.world):
             assert wanted <= got, f"the checkpoint lacks {sorted(wanted - got)[:3]}, ..."
 
@@ -82,7 +85,7 @@ class State(Capabilities):
     def test_checkpoint_holds_what_one_process_holds(self, plait_ranks: Pool) -> None:
         """Before the first step the initial values, bitwise; after it AdamW's first moment, a tenth of the gradient;
         after each of three steps what the ranks hold: a strategy may act only every few steps."""
-        found, trial = self.layouts[self.last], self.trying_tied()
+        found, trial = self.layouts[self.last], self.trying_tied(trains_with=None)  # AdamW, whose moments it knows
         initial = self.initial(plait_ranks, trial)
         expected = self.expected(plait_ranks, self.last, trial)
         for rank, (before, moments, wrong_after) in enumerate(
@@ -188,12 +191,12 @@ def _ready(trial: Trial, strategies: Mapping[str, Any], seed: int = 0) -> tuple[
     return applied, applied.optimizer(trial.optimizer)
 
 
-def _step(applied: Any, optimizer: torch.optim.Optimizer, trial: Trial, number: int) -> None:
+def step(applied: Any, optimizer: torch.optim.Optimizer, trial: Trial, number: int) -> None:
     applied.steps = number
     take_step(applied, optimizer, trial, number)
 
 
-def _everything(applied: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def everything(applied: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """What any layout saves; entries of a strategy's own are left out."""
     state = {key: tensor for key, tensor in applied.checkpoint(optimizer)[0].items() if is_canonical(key)}
     return of_all_stages(applied, {key: full(tensor) for key, tensor in state.items()})
@@ -213,17 +216,17 @@ def _contents(
     before = {name: state[f"model.{name}"] for name in sorted(params)}
     moments: dict[str, torch.Tensor] = {}
     wrong: dict[int, str | None] = {}
-    for step in range(3):
-        _step(applied, optimizer, trial, step)
-        state = _everything(applied, optimizer)
-        if step == 0:
+    for number in range(3):
+        step(applied, optimizer, trial, number)
+        state = everything(applied, optimizer)
+        if number == 0:
             moments = {name: state[f"optimizer.{name}.exp_avg"] for name in sorted(params) if params[name]}
         live = _live(applied, optimizer)
         if own:
             live = {key: _mean(value) for key, value in live.items()}
             near = {key: torch.allclose(state[key], value, rtol=1e-9, atol=1e-12) for key, value in live.items()}
             state |= {key: live[key] for key in live if near[key]}
-        wrong[step + 1] = unequal({key: state[key] for key in live if key in state}, live)
+        wrong[number + 1] = unequal({key: state[key] for key in live if key in state}, live)
     return before, moments, wrong
 
 
@@ -253,7 +256,7 @@ def _mean(value: torch.Tensor) -> torch.Tensor:
 
 def _names(trial: Trial, strategies: Mapping[str, Any]) -> set[str]:
     applied, optimizer = _ready(trial, strategies)
-    _step(applied, optimizer, trial, 0)
+    step(applied, optimizer, trial, 0)
     return set(of_all_stages(applied, dict.fromkeys(applied.checkpoint(optimizer)[0])))
 
 
@@ -262,11 +265,11 @@ def _save(trial: Trial, strategies: Mapping[str, Any], folder: Path) -> dict[str
     from plait.checkpoint.store import Store
 
     applied, optimizer = _ready(trial, strategies)
-    _step(applied, optimizer, trial, 0)
+    step(applied, optimizer, trial, 0)
     saver = Saver(Store(folder / "checkpoints"), "async")
     saver.save(applied.checkpoint(optimizer)[0], 1)
-    state = _everything(applied, optimizer)
-    _step(applied, optimizer, trial, 1)  # training continues while a thread writes
+    state = everything(applied, optimizer)
+    step(applied, optimizer, trial, 1)  # training continues while a thread writes
     saver.wait()
     return state
 
@@ -282,6 +285,6 @@ def _restore(trial: Trial, strategies: Mapping[str, Any], folders: list[Path]) -
         path = Store(folder / "checkpoints").latest()
         assert path is not None
         load(path, *applied.checkpoint(optimizer))
-        found.append(_everything(applied, optimizer))
-        _step(applied, optimizer, trial, 2 + number)  # so that nothing of this one remains before the next
+        found.append(everything(applied, optimizer))
+        step(applied, optimizer, trial, 2 + number)  # so that nothing of this one remains before the next
     return found
