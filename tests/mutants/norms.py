@@ -8,8 +8,8 @@ MUTANTS = [
     Mutant(
         "the norm of the gradients is taken over one rank's shards only",
         "plait/parallel/clip.py",
-        "_norm([p.grad for p in group",
-        "_norm([getattr(p.grad, '_local_tensor', p.grad) for p in group",
+        "[_norm(group, norm_type) for group",
+        "[_norm([getattr(g, '_local_tensor', g) for g in group], norm_type) for group",
         "test_gradient_norms_equal_one_process",
         "the norm of the gradients of step",
         on={"layout": "2 shards"},
@@ -17,8 +17,8 @@ MUTANTS = [
     Mutant(
         "the validation loss is averaged per rank",
         "plait/train/trainer.py",
-        "        dist.all_reduce(sums)\n        return float(sums[0] / sums[1].clamp(min=1))",
-        "        dist.all_reduce(mean := sums[0] / sums[1])\n        return float(mean / dist.get_world_size())",
+        "        dist.all_reduce(sums)\n        loss = float(sums[0] / sums[1].clamp(min=1))",
+        "        dist.all_reduce(mean := sums[0] / sums[1])\n        loss = float(mean / dist.get_world_size())",
         "test_a_run_equals_one_process",
         "val_loss is off",
     ),
