@@ -38,6 +38,16 @@ MUTANTS = [
         strategy="ddp",
     ),
     Mutant(
+        "replicas drift apart: after a step a rank has only its own share of the update",
+        "plait_zero/shards.py",
+        "copy_(each.share.from_rows(own))",
+        "copy_(local(each.param.detach()))",
+        "test_losses_of_20_steps_equal_one_process",
+        "the loss of step",
+        strategy="zero",
+        on={"layout": "on 2"},
+    ),
+    Mutant(
         "one rank calls a collective that the others do not",
         WRAP,
         END_OF_WRAP,

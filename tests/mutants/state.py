@@ -51,6 +51,25 @@ MUTANTS = [
         "would save other initial parameters",
     ),
     Mutant(
+        "one rank's share of the moments is lost at a save",
+        STATE,
+        "            own[key] = value.detach()\n",
+        "            own[key] = value.detach() * (torch.distributed.get_rank() != 1)\n",
+        "test_checkpoint_holds_what_one_process_holds",
+        "would save other moments",
+        strategy="zero",
+    ),
+    Mutant(
+        "a momentum stands outside of the optimizer's state",
+        "plait_zero/shards.py",
+        "    optimizer = make(made)\n",
+        "    optimizer = make(made)\n"
+        "    optimizer.momenta = {p: torch.zeros_like(p) for group in made for p in group['params']}\n",
+        "test_checkpoint_holds_the_optimizer",
+        "AdamW keeps 'momenta' of its parameters elsewhere than in `state`",
+        strategy="zero",
+    ),
+    Mutant(
         "parameters that should be sharded are silently replicated",
         "plait_fsdp2/__init__.py",
         'self.replicate, splits="batch"),\n            MeshAxis("dp_shard", self.shard,',

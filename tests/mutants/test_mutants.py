@@ -25,6 +25,7 @@ FILES = {
     "simplefsdp": "plugins/simplefsdp",
     "lora": "plugins/lora",
     "local_sgd": "examples/local_sgd",
+    "zero": "plugins/zero",
 }
 
 

@@ -3,6 +3,7 @@
 The bound, stated before it was measured: in float64 no parameter is off by more than 1e-10 of the way that it went.
 """
 
+import functools
 import re
 from unittest import mock
 
@@ -14,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from plait.contract.errors import PlaitError
+from plait.parallel.group import part_of
 from plait.testing.models import moe
 from plait.testing.trial import Trial, full, take_step, whole
 from plait.train.optimizer import make_optimizer
@@ -28,6 +30,7 @@ LAYOUTS = {
     "expert_parallel x fsdp2": (moe, 4, {"expert_parallel": {"degree": 2}, "fsdp2": {}}),
     "simplefsdp": ("llama3", 4, {"simplefsdp": {}}),
     "ddp": ("llama3", 2, {"ddp": {}}),
+    "zero": ("llama3", 2, {"zero": {}}),
 }
 NODES = {
     "AdamW": {"_target_": "torch.optim.AdamW", "lr": 1e-2, "fused": None},
@@ -89,9 +92,8 @@ def answers(model, strategies, names, steps=3):
             for tensor, value in fresh:
                 tensor.copy_(value)
                 tensor.grad = None
-        params = [p for p in applied.parameters() if name != "Muon" or p.dim() == 2]  # it takes no others
         try:
-            optimizer = make_optimizer(NODES[name], params)
+            optimizer = applied.optimizer(functools.partial(made, name))
         except PlaitError as error:
             found[name] = Answer(str(error))
             continue
@@ -100,6 +102,12 @@ def answers(model, strategies, names, steps=3):
                 take_step(applied, optimizer, trial, step)
         found[name] = Answer(None, start, whole(part))
     return found
+
+
+def made(name, groups):
+    """Muon takes matrices alone."""
+    each = ((group, [i for i, p in enumerate(group["params"]) if name != "Muon" or p.dim() == 2]) for group in groups)
+    return make_optimizer(NODES[name], [part_of(group, numbers) for group, numbers in each if numbers])
 
 
 def one_process(ranks, model, names):

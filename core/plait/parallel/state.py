@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from plait.contract.errors import PlaitError
 from plait.parallel.group import part_of
-from plait.parallel.outside_state import attribute_outside_state
 from plait.system.torch_internals.modules import without_hooks
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # what torch's own wrappers add to a name
@@ -46,6 +45,8 @@ def canonical_state(
             free_to_be_infinite(state[f"model.{fqn}"])
     if optimizer is None:
         return state, lambda: None
+    from plait.parallel.outside_state import attribute_outside_state  # no step needs it
+
     if (attribute := attribute_outside_state(optimizer)) is not None:
         raise PlaitError(_elsewhere(optimizer, repr(attribute)))
     writes: list[Callable[[], None]] = []

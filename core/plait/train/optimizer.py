@@ -24,7 +24,6 @@ from plait.strategies.hooks import blaming
 from plait.strategies.registry import create, described
 from plait.system.errors import one_line
 from plait.system.torch_internals import compiler
-from plait.train.option_groups import check_known, divided, patterns_of, refused, unmatched
 
 if TYPE_CHECKING:
     from plait.train.rehearsal import Build, KindsOfGroup
@@ -58,7 +57,7 @@ def make_optimizer(
     from plait.train.rehearsal import KindsOfGroup, compare_shards, try_step, try_step_without_values  # no step's need
 
     node, patterns = _apart(node)
-    groups = divided(_groups(parameters), patterns)
+    groups = _divided(_groups(parameters), patterns)
     if patterns and values:
         _check_patterns(groups, patterns)
     kinds = [KindsOfGroup.of(group) for group in groups]
@@ -92,7 +91,7 @@ def check_in_one_process(
     node, patterns = _apart(node)
     cls, options = _target(node)
     build = _builder(cls, {**options, **_candidates(cls, options, torch.device("cpu"))[-1]})
-    _check_run(node, build, [KindsOfGroup.of(group) for group in divided(groups, patterns)], schedule, saved)
+    _check_run(node, build, [KindsOfGroup.of(group) for group in _divided(groups, patterns)], schedule, saved)
 
 
 def _check_run(
@@ -130,12 +129,12 @@ def check_optimizer(node: Mapping[str, Any], parameters: Iterable[nn.Parameter] 
     node, patterns = _apart(node)
     cls, options = _target(node)
     kernels = _candidates(cls, options, torch.device("cpu"))[-1]
-    groups = divided(_groups(parameters), patterns)
-    for pattern in unmatched(groups, patterns):
-        raise refused(pattern, groups)
+    groups = _divided(_groups(parameters), patterns)
     made = []
     for group in map(KindsOfGroup.of, groups):
         made.append(group.with_params([nn.Parameter(torch.zeros(kind.shape)) for kind in group.kinds]))
+    if patterns:
+        _check_patterns(groups, patterns, alone=True)
     for pattern, own in patterns.items():
         _check_own_options(node, pattern, own, made)
     with _without_compiler():
@@ -152,12 +151,19 @@ def _check_own_options(node: Mapping[str, Any], pattern: str, own: Mapping[str, 
     kernels = _candidates(cls, options, torch.device("cpu"))[-1]
     with _without_compiler():
         made = _built({**node, **own}, _builder(cls, {**options, **kernels}), groups, key)
+    from plait.train.option_groups import check_known
+
     check_known(node, pattern, own, set(made.defaults) - set(KERNELS))
 
 
-def _check_patterns(groups: list[ParamGroup], patterns: Mapping[str, Any]) -> None:
-    """Raises PlaitError if a pattern matches a parameter on no rank: each may have only some of the model's layers."""
-    group = dist.group.WORLD if dist.is_initialized() else None
+def _check_patterns(groups: list[ParamGroup], patterns: Mapping[str, Any], alone: bool = False) -> None:
+    """Raises PlaitError if a pattern matches a parameter on no rank: each may have only some of the model's layers.
+
+    alone: this process has all of them.
+    """
+    from plait.train.option_groups import refused, unmatched
+
+    group = dist.group.WORLD if dist.is_initialized() and not alone else None
     answers = on_all_ranks(lambda: unmatched(groups, patterns), group=group)
     for pattern in patterns:
         if all(pattern in without for without in answers):
@@ -187,7 +193,7 @@ def state_keys(node: Mapping[str, Any], groups: Iterable[ParamGroup]) -> dict[st
     build = _builder(cls, {**options, **_candidates(cls, options, torch.device("cpu"))[-1]})
     known: dict[Any, set[str]] = {}
     found = {}
-    for number, group in enumerate(divided(groups, patterns)):
+    for number, group in enumerate(_divided(groups, patterns)):
         for i, (fqn, param) in enumerate(zip(group["names"], group["params"], strict=True)):
             kind = number, param.shape, tuple(map(str, group["logical"][i]))
             if kind not in known and param.numel() <= SMALL:
@@ -214,7 +220,21 @@ def _groups(parameters: Iterable[Any]) -> list[ParamGroup]:
 
 def _apart(node: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """(`node` without its `groups`, pattern -> options of those)."""
-    return {key: value for key, value in node.items() if key != "groups"}, patterns_of(node.get("groups"))
+    own = {key: value for key, value in node.items() if key != "groups"}
+    if node.get("groups") is None:
+        return own, {}
+    from plait.train.option_groups import patterns_of  # imported only by runs that need it
+
+    return own, patterns_of(node["groups"])
+
+
+def _divided(groups: Iterable[ParamGroup], patterns: Mapping[str, Mapping[str, Any]]) -> list[ParamGroup]:
+    """The groups, each divided by the patterns that match."""
+    if not patterns:
+        return list(groups)
+    from plait.train.option_groups import divided
+
+    return divided(groups, patterns)
 
 
 def _target(node: Mapping[str, Any], where: str = "optimizer") -> tuple[Callable[..., Any], dict[str, Any]]:

@@ -9,7 +9,7 @@ from plait.contract.model_spec import matches
 from plait.parallel.group import ParamGroup, part_of
 
 KEY = "optimizer.groups"
-FITS = "a mapping from patterns of names to options, such as {*.norm.weight: {weight_decay: 0.0}}"
+FITS = "a mapping from patterns of names to options, such as {layers.*.*.weight: {weight_decay: 0.0}}"
 
 
 def patterns_of(value: Any) -> dict[str, dict[str, Any]]:
@@ -41,9 +41,6 @@ def divided(groups: Iterable[ParamGroup], patterns: Mapping[str, Mapping[str, An
     patterns' order, with their options in the group. Raises PlaitError if there are patterns and no names."""
     found = []
     for group in groups:
-        if not patterns:
-            found.append(group)
-            continue
         if "names" not in group:
             raise PlaitError(
                 f"{KEY} tells parameters by their names, and make_optimizer got none: pass it on as "

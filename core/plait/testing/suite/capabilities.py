@@ -85,6 +85,14 @@ class Capabilities:
         """
         return math.prod(given["shape"])
 
+    def held_gradient(self, *_: Any, **given: Any) -> int:
+        """The same of its gradient. Default: as many elements as of the parameter."""
+        return given["held"]
+
+    def held_state(self, *_: Any, **given: Any) -> int:
+        """The same of each moment of AdamW. Default: as many elements as of the parameter."""
+        return given["held"]
+
     def collectives(self, *_: Any, **given: Any) -> list[Collective] | None:
         """`collectives(size, degree, options)`: the collectives of one step on one rank: forward and backward of one
         batch, without loss and norm.
@@ -93,6 +101,10 @@ class Capabilities:
         it is checked at two sizes and two degrees. Default: not declared, which counts as skipped.
         """
         return None
+
+    def collectives_of_update(self, *_: Any, **given: Any) -> list[Collective]:
+        """The collectives of one step of AdamW on one rank, with what a strategy does around it. Default: none."""
+        return []
 
     def reference(self, layout: Layout, trial: Trial) -> "TrialResult | list[TrialResult]":
         """What the ranks of `layout` must equal, computed by one process: a result, or one per rank.

@@ -22,16 +22,19 @@ class Resources(Capabilities):
         """Elements of every parameter, then bytes of all storages of parameters, gradients and optimizer together."""
         found, trial = self.layouts[layout], self.trying_tied(dtype="float32", trains_with=None)
         degree, (model, spec) = self.degrees(found, trial), self.extended(trial)
-        allowed = {
-            name: self.declared("held", found, shape=tuple(p.shape), axes=spec.axes_of(name), degree=degree)
-            for name, p in model.named_parameters()
-        }
+        allowed, most = dict[str, int](), 0
+        for name, p in model.named_parameters():
+            about = {"shape": tuple(p.shape), "axes": spec.axes_of(name), "degree": degree}
+            allowed[name] = self.declared("held", found, **about)
+            gradient, moment = (
+                self.declared(what, found, held=allowed[name], **about) for what in ("held_gradient", "held_state")
+            )
+            most += 4 * (allowed[name] + gradient + 2 * moment + 1)  # float32
         for rank, (held, total) in enumerate(plait_ranks.run(_holds, trial, self.selected(found), world=found.world)):
             for name, (elements, lies) in held.items():
                 assert elements <= allowed[name], (
                     f"rank {rank} holds {elements} elements of {name!r}, declared {allowed[name]}; placement: {lies}"
                 )
-            most = sum(4 * (4 * elements + 1) for elements in allowed.values())  # float32: weight, gradient, 2 moments
             assert total <= most, f"rank {rank} holds {total:,} bytes of weights, gradients and AdamW, not {most:,}"
 
     @pytest.mark.parametrize("size", SIZES)
@@ -50,6 +53,14 @@ class Resources(Capabilities):
             trial = attrs.evolve(trial, micro=2)
             for rank, counted in enumerate(plait_ranks.run(_counted, trial, self.selected(found), world=found.world)):
                 _compare_accumulated(counted, wanted, self.once_a_step, degree, rank)
+
+    def test_collectives_of_an_update_are_those_declared(self, plait_ranks: Pool, layout: str) -> None:
+        found, trial = self.layouts[layout], self.trying(dtype="float32", trains_with=None)
+        degree = self.degrees(found, trial)
+        size = Size.of(*self.extended(trial), SAMPLES * SEQ_LEN)
+        wanted = self.declared("collectives_of_update", found, size=size, degree=degree)
+        for rank, counted in enumerate(plait_ranks.run(_updated, trial, self.selected(found), world=found.world)):
+            _compare(counted, [c for c in wanted if degree.get(c.axis, 2) > 1 and c.count], degree, rank)
 
     def test_nothing_is_left_behind(self, plait_ranks: Pool) -> None:
         """In fresh processes, because a patch of torch is made only once: settings, hooks, patches, process groups."""
@@ -109,6 +120,8 @@ def _holds(trial: Trial, strategies: Mapping[str, Any]) -> tuple[dict[str, tuple
     tensors: list[Tensor] = []
     for param in applied.parameters():
         tensors += [_local(t) for t in (param, param.grad) if t is not None]
+    for group in optimizer.param_groups:
+        tensors += [_local(t) for t in group["params"]]
     for kept in optimizer.state.values():
         tensors += [_local(t) for t in kept.values() if isinstance(t, Tensor)]
     storages = {storage_key(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors}
@@ -127,4 +140,15 @@ def _counted(trial: Trial, strategies: Mapping[str, Any]) -> list[Collective]:
     parts = mine.split(-(-len(mine.tokens) // trial.micro))
     with Counting(applied.mesh) as counting:
         applied.forward_backward(parts, 1)
+    return counting.found()
+
+
+def _updated(trial: Trial, strategies: Mapping[str, Any]) -> list[Collective]:
+    """The collectives of the optimizer's step, of the second batch."""
+    applied = trial.apply(strategies)
+    optimizer = applied.optimizer(trial.optimizer)
+    take_step(applied, optimizer, trial, 0)
+    forward_backward(applied, trial, 1)
+    with Counting(applied.mesh) as counting:
+        optimizer.step()
     return counting.found()
