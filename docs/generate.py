@@ -1,5 +1,5 @@
-"""Writes configuration.md, from the comments in conf/, hooks.md, from the hookspecs, and commands.md, from what the
-commands say of themselves: `python docs/generate.py`."""
+"""Writes configuration.md, from the comments in conf/, hooks.md, from the hookspecs, commands.md, from what the
+commands say of themselves, and the table of kinds.md: `python docs/generate.py`."""
 
 import inspect
 import re
@@ -10,6 +10,7 @@ import attrs
 
 from plait.commands.main import OWN, command_of, parser_of
 from plait.contract import hookspecs
+from plait.contract.kinds import KINDS, PluginKind
 from plait.strategies.registry import installed
 
 COMMANDS = [name for name, by in installed("command").items() if by.distribution == OWN]
@@ -349,6 +350,22 @@ def commands() -> str:
     return COMMANDS_PAGE.format(table=lines, commands="\n\n".join(shown))
 
 
+def kinds() -> str:
+    """The page, whose table alone is generated."""
+    page = (ROOT / "docs" / "kinds.md").read_text(encoding="utf-8")
+    before, after = page.split("change that -->\n")[0], page.split("\n<!-- end of the table -->")[1]
+    rows = [(kind.name, code(kind.group), chosen(kind), kind.must) for kind in KINDS.values()]
+    lines = table("kind, entry points, on the command line, what it must be", rows)
+    return f"{before}change that -->\n\n{lines}\n\n<!-- end of the table -->{after}"
+
+
+def chosen(kind: PluginKind) -> str:
+    """How a command line chooses a plugin of this kind."""
+    own = {"command": "plait NAME", "pruner": "sweep.prune=true"}
+    several = f"'{kind.choice}=[NAME]'"
+    return code(own.get(kind.name, "") or (several if kind.several else f"{kind.choice}=NAME" if kind.choice else ""))
+
+
 def markdown(text: str) -> str:
     """A docstring whose indented parts are the code of a strategy, then tables of plain text."""
     parts = re.split(r"\n\n(?=\S)|(?<=:)\n\n(?=    )", f"A complete{text}")
@@ -361,7 +378,7 @@ def markdown(text: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Path -> text of every generated page."""
-    made = {"configuration": configuration(), "hooks": hooks(), "commands": commands()}
+    made = {"configuration": configuration(), "hooks": hooks(), "commands": commands(), "kinds": kinds()}
     return {ROOT / "docs" / f"{name}.md": text for name, text in made.items()}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from plait.contract.kinds import KINDS
 from tests.docs.pages import PAGES, ROOT, blocks
 
 PAGE = ROOT / "docs" / "compatibility.md"
@@ -20,7 +21,7 @@ EXAMPLES = [*sorted(ROOT.glob("examples/*/**/*.py")), *STRANGERS]
 PLUGINS = sorted(ROOT.glob("plugins/*/src/**/*.py"))
 TEMPLATE = sorted(ROOT.glob("core/plait/commands/template/**/*.py.jinja"))
 # named on pages, but not to be imported: entry point groups, and a module that is run
-ELSE = {"plait.strategies", "plait.api", "plait.launch.rank"}
+ELSE = {*(kind.group for kind in KINDS.values()), "plait.api", "plait.launch.rank"}
 HOOK_TYPES = {"run": "Run", "mesh": "Mesh", "spec": "ModelSpec"}
 
 Name = tuple[str, str]
