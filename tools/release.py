@@ -17,7 +17,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("pyproject.toml", "plugins/*/pyproject.toml", "examples/*/pyproject.toml")
-SHOWN = ("docs/compatibility.md", "docs/strategies.md")  # pages that show a requirement of Plait
+SHOWN = ("docs/compatibility.md", "docs/kinds.md", "docs/strategies.md")  # pages that show a requirement of Plait
 INIT = "core/plait/__init__.py"
 
 

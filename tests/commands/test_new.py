@@ -1,4 +1,4 @@
-"""`plait new NAME`: what it writes is a plugin that installs, trains, and passes its own tests."""
+"""`plait new NAME`: what it writes is a package that installs, trains, and passes its own tests."""
 
 import os
 import socket
@@ -105,7 +105,7 @@ def refused(plait_project, name, why):
     "name", ["3d", "Ring", "my ring", "ring!", "../ring", "a--b", "ring-", "_ring", "", "class", "none", "käse"]
 )
 def test_bad_names(plait_project, name):
-    refused(plait_project, name, f"{name!r} cannot name a strategy")
+    refused(plait_project, name, f"{name!r} cannot name a plugin")
 
 
 def test_what_is_taken_or_lacks(plait_project, tmp_path_factory, monkeypatch):
@@ -134,11 +134,12 @@ def test_neither_git_nor_a_network(plait_project, tmp_path, monkeypatch):
 def test_the_template_is_part_of_the_distribution(monkeypatch):
     """Its files without a suffix of Python's, and those that begin with a dot, have to be named."""
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["plait.commands"]
-    template = Path(new.TEMPLATE)
+    template, of_kinds = Path(new.TEMPLATE), Path(new.OF_KINDS)
     monkeypatch.chdir(template.parent)
     found = {path for pattern in data for path in glob(pattern, recursive=True) if os.path.isfile(path)}
-    assert found == {str(path.relative_to(template.parent)) for path in template.rglob("*") if path.is_file()}
-    assert len(found) == len(FILES) + 1
+    files = [path for folder in (template, of_kinds) for path in folder.rglob("*") if path.is_file()]
+    assert found == {str(path.relative_to(template.parent)) for path in files}
+    assert len([path for path in files if template in path.parents]) == len(FILES) + 1
 
 
 def trained(source):

@@ -19,7 +19,7 @@ WHOLE = ("plait", "plait.host", "plait.planning", "plait.testing")  # all that t
 STRANGERS = [ROOT / "tests" / "helpers" / name for name in ("gpipe.py", "stretches.py")]
 EXAMPLES = [*sorted(ROOT.glob("examples/*/**/*.py")), *STRANGERS]
 PLUGINS = sorted(ROOT.glob("plugins/*/src/**/*.py"))
-TEMPLATE = sorted(ROOT.glob("core/plait/commands/template/**/*.py.jinja"))
+TEMPLATE = sorted(ROOT.glob("core/plait/commands/*/**/*.py.jinja"))
 # named on pages, but not to be imported: entry point groups, and a module that is run
 ELSE = {*(kind.group for kind in KINDS.values()), "plait.api", "plait.launch.rank"}
 HOOK_TYPES = {"run": "Run", "mesh": "Mesh", "spec": "ModelSpec"}
@@ -124,7 +124,7 @@ def test_what_is_private_is_found_however_it_is_reached(code):
     assert (set(imported(code)) - promised()) | (touched(code) & private_attributes())
 
 
-@pytest.mark.parametrize("file", TEMPLATE, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", TEMPLATE, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_a_new_plugin_imports_what_is_public(file):
     code = re.sub(r"\{\{.*?\}\}", "x", re.sub(r"\{%.*?%\}", "", file.read_text()))
     assert set(imported(code)) - promised() == set()

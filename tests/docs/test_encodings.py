@@ -10,7 +10,7 @@ ROOMS = ("core", "plugins", "examples", "benchmarks", "docs")
 FILES = [
     ROOT / "conftest.py",
     *(p for room in ROOMS for p in (ROOT / room).rglob("*.py") if not {"tests", "template"} & {*p.parts}),
-    *(ROOT / "core/plait/commands/template").rglob("*.py.jinja"),
+    *(p for p in (ROOT / "core/plait/commands").rglob("*.py.jinja") if "package" not in p.parts),
 ]
 MODE = re.compile(r"[rwaxbtU+]{1,3}")
 NO_FILES = {"clock", "sink"}  # names of objects whose `open` opens no file

@@ -1,13 +1,14 @@
-"""`plait new NAME`: writes a plugin with a working strategy from the template beside this file."""
+"""`plait new NAME`: writes a package with a working plugin from the templates beside this file."""
 
 import importlib.util
 import keyword
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plait import __version__
 from plait.contract.errors import PlaitError
+from plait.contract.kinds import KINDS
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -15,72 +16,118 @@ if TYPE_CHECKING:
 
     from plait.commands.arguments import Parser
 
-help = "write a plugin with a working strategy, as a start for your own"
-TEMPLATE = os.path.join(os.path.dirname(__file__), "template")
+help = "write a package with a working plugin, as a start for your own"
+TEMPLATE = os.path.join(os.path.dirname(__file__), "template")  # of a strategy
+OF_KINDS = os.path.join(os.path.dirname(__file__), "kinds")
 NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+DOES = {  # what the plugin of each kind does, as "It ..."
+    "strategy": "holds copies of the model that sum their gradients",
+    "source": "gives rows of numbers that count upwards",
+    "optimizer": "moves each parameter by the sign of its gradient",
+    "schedule": "lets the learning rate fall in stairs",
+    "observer": "logs the norm of the weights, and ends a run if it grows too large",
+    "sink": "writes the losses of a run into a table",
+    "command": "shows the last row of a run",
+    "hookspecs": "specifies a hook of that name for strategies, and logs what they answer",
+    "pruner": "prunes runs of a sweep that see few tokens for their model",
+}
 
 
 def arguments(parser: "Parser") -> None:
     parser.description = """\
-Writes a plugin into the folder plait-NAME: an installable package with a working strategy NAME, its options, tests,
-README and CI workflow. NAME is in lower case, such as ring or my-strategy; in Python "-" becomes "_"."""
+Writes a package with a working plugin NAME into the folder plait-NAME: it installs, and has options, tests, a README
+and a CI workflow. NAME is in lower case, such as ring or my-strategy; in Python "-" becomes "_"."""
     parser.add_argument("name", metavar="NAME")
+    parser.add_argument(
+        "--kind", metavar="KIND", choices=list(DOES), default="strategy", help=f"{', '.join(DOES)} (default: strategy)"
+    )
     parser.epilog = "Needs copier: pip install 'plait[author]'."
 
 
 def run(args: "Namespace") -> int:
     from pathlib import Path
 
-    strategy = checked(args.name)
-    folder = write(strategy, Path.cwd())
-    print(f"{folder.name}/ holds the strategy {strategy!r}, which works: copies of the model that sum their gradients.")
+    kind, name = args.kind, checked(args.name, args.kind)
+    folder = write(name, Path.cwd(), kind)
+    print(f"{folder.name}/ holds the {kind} {name!r}, which works: it {DOES[kind]}.")
     print(f"  pip install -e './{folder.name}[test]' && pytest {folder.name}")
-    print(f"  plait train 'strategy=[{strategy}]'")
-    print(f"  then make it yours: {folder.name}/src/plait_{strategy}/__init__.py")
+    print(f"  {use(name, kind)}")
+    print(f"  then make it yours: {folder.name}/src/plait_{name}/__init__.py")
     return 0
 
 
-def checked(name: str) -> str:
+def use(name: str, kind: str) -> str:
+    """A command that uses the plugin."""
+    special = {
+        "command": f"plait {name} runs/NAME",
+        "pruner": "plait train -m sweep.prune=true train.seq_len=16,1024 train.steps=1",
+    }
+    choice = _choice(kind)
+    several = choice in ("strategy", "observer", "sink")
+    return special.get(kind) or "plait train " + (f"'{choice}=[{name}]'" if several else f"{choice}={name}")
+
+
+def _choice(kind: str) -> str:
+    """The group of options of the package, "" without one. What asks a hook of its own is an observer."""
+    return "observer" if kind == "hookspecs" else KINDS[kind].choice
+
+
+def checked(name: str, kind: str = "strategy") -> str:
     """`name` as an identifier. Raises PlaitError if it cannot be one, or is taken."""
     from plait.strategies.registry import installed
 
-    strategy = name.replace("-", "_")
-    if not NAME.fullmatch(name) or keyword.iskeyword(strategy) or keyword.iskeyword(strategy.capitalize()):
+    identifier = name.replace("-", "_")
+    if not NAME.fullmatch(name) or keyword.iskeyword(identifier) or keyword.iskeyword(identifier.capitalize()):
         raise PlaitError(
-            f"{name!r} cannot name a strategy; use lower-case letters, digits and single - or _ between them, "
+            f"{name!r} cannot name a plugin; use lower-case letters, digits and single - or _ between them, "
             "starting with a letter, and no Python keyword, such as ring or my-strategy"
         )
-    if strategy in (plugins := installed()):
-        raise PlaitError(f"{plugins[strategy]} is installed already; choose another name")
-    if importlib.util.find_spec(f"plait_{strategy}"):
-        raise PlaitError(f"a package plait_{strategy} is installed already; choose another name")
-    return strategy
+    if identifier in (plugins := installed(kind)):
+        raise PlaitError(f"{plugins[identifier]} is installed already; choose another name")
+    if importlib.util.find_spec(f"plait_{identifier}"):
+        raise PlaitError(f"a package plait_{identifier} is installed already; choose another name")
+    return identifier
 
 
-def write(strategy: str, parent: "Path") -> "Path":
-    """Write the plugin of `strategy` into a new folder in `parent`, and return the folder. Raises PlaitError if it
-    exists.
+def write(name: str, parent: "Path", kind: str = "strategy") -> "Path":
+    """Write a package with the plugin `name` of this kind into a new folder in `parent`, and return the folder. Raises
+    PlaitError if it exists.
 
     Needs neither a network nor git.
     """
     import shutil
 
-    from plait.contract.hookspecs import API
     from plait.system.disk import writing
 
-    folder = parent / f"plait-{strategy.replace('_', '-')}"
+    folder = parent / f"plait-{name.replace('_', '-')}"
     if folder.exists() or folder.is_symlink():
         raise PlaitError(f"{folder.name} exists already; remove it, take another name or another folder")
     try:
         import copier
     except ImportError:
         raise PlaitError("plait new needs copier, which is not installed: pip install 'plait[author]'") from None
-    major, minor, *_ = (int(part) for part in __version__.split("."))
-    data = {"strategy": strategy, "core": f">={major}.{minor},<{major}.{minor + 1}", "api": API}
+    template = TEMPLATE if kind == "strategy" else OF_KINDS
     with writing(folder):
         try:
-            copier.run_copy(TEMPLATE, folder, data=data, defaults=True, quiet=True)
+            copier.run_copy(template, folder, data=_answers(name, kind), defaults=True, quiet=True)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
     return folder
+
+
+def _answers(name: str, kind: str) -> dict[str, Any]:
+    """What the template of this kind is filled in with."""
+    from plait.contract.hookspecs import API
+
+    major, minor, *_ = (int(part) for part in __version__.split("."))
+    core = f">={major}.{minor},<{major}.{minor + 1}"
+    if kind == "strategy":
+        return {"strategy": name, "core": core, "api": API}
+    package, cls = f"plait_{name}", "".join(map(str.capitalize, name.split("_")))
+    points = {KINDS[kind].group: package if kind in ("command", "hookspecs", "pruner") else f"{package}:{cls}"}
+    if kind == "hookspecs":
+        points[KINDS["observer"].group] = f"{package}:{cls}"
+    project = package.replace("_", "-")
+    said = {"kind": kind, "does": DOES[kind], "use": use(name, kind), "choice": _choice(kind), "points": points}
+    return {**said, "name": name, "class": cls, "package": package, "project": project, "core": core}
