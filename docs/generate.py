@@ -122,9 +122,10 @@ has its own instances and nothing is process-global, so jobs of a sweep in one p
   optimizer: a step with another one is refused, since it would train as if the strategy were not there.
 - **`checkpoint`** is for a strategy whose state is not in parameters under their names; most need none. It returns
   tensors that alias the live state, or a pair of these and a function to call after loading. Names are canonical, so
-  any strategy loads what another saved. Besides, a strategy may save entries under names of its own (local_sgd: what
-  each worker has of its own), which other layouts do not load: `plait.room_for` is filled if a checkpoint has the
-  entry, `plait.is_loaded` tells, and `plait.twin_of` is saved in the place of a live tensor.
+  any strategy loads what another saved. What a strategy keeps besides has the hook `state`. Ranks along an axis with
+  `sums=False` may differ on purpose: of what differs a checkpoint holds every rank's own, and what the strategy's
+  attribute `replicas` makes of them for runs with another number of such ranks. Without that attribute a save is
+  refused if they differ: all but one would be lost, and the loss would still look good.
 - **`state`** is for what a strategy keeps beside parameters: an outer momentum, averaged weights, a counter. A
   checkpoint holds it under `strategy.<name>.`, so other runs leave it alone, and a run that newly selects the strategy
   starts it anew. It returns the live tensors, the same ones at every call, for loading fills them in place;

@@ -46,8 +46,6 @@ from plait.parallel.sharding import whole_tensor as whole_tensor
 from plait.parallel.stages import stage as stage
 from plait.parallel.stages import stream_into as stream_into
 from plait.parallel.state import is_loaded as is_loaded
-from plait.parallel.state import room_for as room_for
-from plait.parallel.state import twin_of as twin_of
 from plait.parallel.step import Stepped as Stepped
 from plait.parallel.transform import transform_param as transform_param
 from plait.parallel.vocab import Vocab as Vocab

@@ -184,6 +184,21 @@ def test_copies_are_refused_where_loading_would_be_lost(plait_ranks, tmp_path):
         plait_ranks.run(load_into_copies, tmp_path, world=1)
 
 
+def save_other_values(beside: dict[str, Any], folder: Path) -> None:
+    answer = {"a": torch.tensor(float(torch.distributed.get_rank()))}
+    applied, optimizer, _ = ready(beside, Returns(lambda model: answer))
+    Saver(Store(folder), "sync").save(applied.checkpoint(optimizer)[0], 1)
+
+
+@pytest.mark.parametrize("beside", [{"ddp": {}}, {"fsdp2": {}}])
+def test_a_tensor_that_differs_between_ranks_is_refused(plait_ranks, tmp_path, beside):
+    with pytest.raises(
+        RankError, match="'a' of strategy 'returns' differs between rank 0 and rank 1, and a checkpoint"
+    ):
+        plait_ranks.run(save_other_values, beside, tmp_path, world=2)
+    assert Store(tmp_path).found() == []
+
+
 @attrs.define(slots=False)
 class Squatter:
     """Answers the hook `checkpoint` with a name that is not its own."""
@@ -199,7 +214,7 @@ def squat(key: str) -> None:
     Trial().apply({}, [Squatter(key)]).checkpoint()
 
 
-@pytest.mark.parametrize("key", ["strategy.other.a", "observer.seen.steps"])
+@pytest.mark.parametrize("key", ["strategy.other.a", "observer.seen.steps", "replica.worker 0 of 2.model.a"])
 def test_reserved_names_are_refused(plait_ranks, key):
     with pytest.raises(RankError, match=r"from its hook 'checkpoint', which must return a dict of tensors by name \("):
         plait_ranks.run(squat, key, world=1)

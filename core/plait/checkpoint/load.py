@@ -21,6 +21,7 @@ from plait.checkpoint.reader import Reader
 from plait.checkpoint.store import Store
 from plait.contract.errors import PlaitError, near_miss
 from plait.parallel.agreement import on_all_ranks, on_rank_0
+from plait.parallel.replica import replica_of
 from plait.parallel.state import is_absent, is_canonical, mark
 
 
@@ -79,6 +80,9 @@ def _wanted(reader: Reader, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Those of `state` that the checkpoint has."""
     path, saved, wanted = reader.path, reader.shapes, {}
     for key, tensor in state.items():
+        replica = replica_of(tensor)
+        if replica and replica.axes and (own := replica.own_name(key)) in saved:
+            key = own  # as many replicas as were saved: each goes on from its own
         if key in saved:
             if saved[key] != tuple(tensor.shape):
                 raise PlaitError(

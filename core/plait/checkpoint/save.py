@@ -21,6 +21,7 @@ from plait.checkpoint.hashed import HashedFiles
 from plait.checkpoint.merged import merged
 from plait.checkpoint.packed_chunks import in_chunks
 from plait.checkpoint.pieces import Seal
+from plait.checkpoint.replicas import with_replicas
 from plait.checkpoint.staging import Staging
 from plait.checkpoint.store import Manifest, Store
 from plait.contract.errors import PlaitError
@@ -68,13 +69,14 @@ class Saver:
     ) -> None:
         """Save `state` as the checkpoint of `step`, after the previous one is complete. The rest is for the manifest.
 
-        Ranks may have other entries in `state` than others. known: FQNs of which some rank must have the weight.
+        Ranks may have other entries in `state` than others; of ranks that differ on purpose each has its own saved.
+        known: FQNs of which some rank must have the weight.
         Raises PlaitError, on all ranks, if this save (sync) or the previous one (async) failed on any of them, if a
-        parameter or the optimizer's state is not finite on any of them, or if no rank has one of `known`; then nothing
-        is written.
+        parameter or the optimizer's state is not finite on any of them, if no rank has one of `known`, or if ranks have
+        different values where they must be equal; then nothing is written.
         """
         self.wait()
-        present = {key: tensor for key, tensor in state.items() if not is_absent(tensor)}
+        present = {key: tensor for key, tensor in with_replicas(state).items() if not is_absent(tensor)}
         parameters = {fqn: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for fqn, t in weights(present).items()}
         manifest = Manifest(step, tokens, config or {}, data or {}, versions or {}, parameters)
         extremes = Extremes(present)

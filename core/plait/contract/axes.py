@@ -45,7 +45,8 @@ class MeshAxis:
     splits: what is divided along it: "layers", "batch", "sequence" or None (every rank sees the same tokens).
     shards: the logical axes of parameters that are divided along it, for example ("heads", "ffn", "vocab").
     sums:   whether gradients are summed along it. May be False only if the axis splits the batch or the sequence;
-            parameters may then differ between its ranks (local SGD). Such an axis lies outside others with the same
+            parameters may then differ between its ranks (local SGD), and a checkpoint holds each rank's if the strategy
+            says by `replicas` what another number of ranks loads. Such an axis lies outside others with the same
             `splits`, and no view is carved out of it.
     """
 

@@ -107,8 +107,8 @@ ANSWERS = {
     "clip_grads": Required("the total norm as a tensor of one element, or None for the core's default", _norm),
     "export": Required("a plait.Export, or None for the core's default", _export),
     "checkpoint": Required(
-        "a dict of tensors by name (none begins with 'strategy.' or 'observer.', which are the hook state's), or that "
-        "and a function, or None for the core's default",
+        "a dict of tensors by name (none begins with 'strategy.', 'observer.' or 'replica.', which are reserved), or "
+        "that and a function, or None for the core's default",
         _state,
     ),
     "state": Required("a dict of tensors by name, or None", _own_state),

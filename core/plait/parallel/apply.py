@@ -31,6 +31,7 @@ from plait.parallel.optimizer_groups import groups_of
 from plait.parallel.own_state import own_entries
 from plait.parallel.precision import apply_precision, dtype
 from plait.parallel.process_group import device_type_here, local_device, start_group
+from plait.parallel.replica import Replica
 from plait.parallel.state import canonical
 from plait.parallel.step import Count, Stepped, counted_with
 from plait.strategies.hooks import Hooks
@@ -245,6 +246,9 @@ class Applied:
             for kept, then in self.own_state(optimizer):
                 state.update(kept)
                 after.append(then)
+        replica = Replica.of(self.mesh, self.run.strategies)
+        if replica.axes or self.keepers():  # else nothing is compared when it is saved
+            replica.mark(state)
 
         def done_all() -> None:
             for done in after:

@@ -8,14 +8,15 @@ from torch.distributed.tensor import DTensor
 from plait.contract.errors import PlaitError
 from plait.parallel.state import canonical, forget_loading, free_to_be_infinite, is_loaded, mark
 
-RESERVED = ("strategy.", "observer.")
+OWN = ("strategy.", "observer.")
+RESERVED = (*OWN, "replica.")
 
 Ask = Callable[[], Mapping[str, Tensor] | None]
 
 
 def is_own(key: str) -> bool:
     """Whether `key` is a strategy's or an observer's: other runs ignore it."""
-    return key.startswith(RESERVED)
+    return key.startswith(OWN)
 
 
 def own_entries(

@@ -94,14 +94,6 @@ def is_absent(tensor: Tensor) -> bool:
     return getattr(tensor, _ABSENT, False)
 
 
-def room_for(tensor: Tensor) -> Tensor:
-    """An empty tensor like this one, for an entry that a checkpoint may have: it is filled if the checkpoint has it,
-    and never saved."""
-    room = torch.empty_like(tensor)
-    mark(room, True)
-    return room
-
-
 def twin_of(tensor: Tensor) -> Tensor:
     """An empty tensor that a checkpoint treats as it treats this one, to be saved in its place."""
     twin = torch.empty_like(tensor)

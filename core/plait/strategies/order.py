@@ -46,6 +46,10 @@ def traits(name: str, strategy: Any) -> Traits:
         raise PlaitError(f"{described(name)} declares numerics {traits.numerics!r}; it is 'exact' or 'own'").at(
             "numerics", traits.numerics, fits=("exact", "own")
         )
+    if (rule := getattr(strategy, "replicas", None)) not in (None, "mean", "first"):
+        raise PlaitError(f"{described(name)} has replicas = {rule!r}; it is 'mean' or 'first'").at(
+            "replicas", rule, fits=("mean", "first")
+        )
     return traits
 
 

@@ -1,12 +1,15 @@
 """What is local SGD's alone: it is SGD at k=1, workers part and meet, and a checkpoint is their average."""
 
 import math
+from typing import Any
 
 import attrs
 import pytest
 import torch
 import torch.distributed as dist
+from plait_local_sgd import LocalSgd
 from plait_local_sgd.reference import simulate
+from plait_local_sgd.workers import set_to_mean
 
 from plait.checkpoint.load import load
 from plait.checkpoint.save import Saver
@@ -56,23 +59,16 @@ def step(applied, optimizer, number):
 
 
 def save_between_syncs(strategies, folder):
-    """(parameters and momenta of this rank, the average in the checkpoint, those of this rank after the next step);
-    saved after step 2."""
+    """(parameters and momenta of this rank, which are saved after step 2; those after the next step)."""
     applied = Trial().apply(strategies)
     optimizer = Trial().optimizer(applied.parameters())
     step(applied, optimizer, 0)
     step(applied, optimizer, 1)
     before = everything(applied, optimizer)
-    state, _ = applied.checkpoint(optimizer)
-    Saver(Store(folder), "sync").save(state, 2)
+    Saver(Store(folder), "sync").save(applied.checkpoint(optimizer)[0], 2)
     assert unequal(everything(applied, optimizer), before) is None
-    average = canonical(state)
     step(applied, optimizer, 2)
-    return before, average, everything(applied, optimizer)
-
-
-def canonical(state):
-    return {key: full(tensor) for key, tensor in state.items() if key.startswith(("model.", "optimizer."))}
+    return before, everything(applied, optimizer)
 
 
 def everything(applied, optimizer):
@@ -82,14 +78,15 @@ def everything(applied, optimizer):
 
 
 def restore(strategies, folder, steps_before=0):
-    """(the canonical state, parameters and momenta of this rank, those after another step)."""
+    """(the state, parameters and momenta of this rank, those after another step)."""
     trial = Trial(seed=1)
     applied = trial.apply(strategies)
     optimizer = trial.optimizer(applied.parameters())
     for number in range(steps_before):
         step(applied, optimizer, number)
     load(Store(folder).latest(), *applied.checkpoint(optimizer))
-    state, here = canonical(applied.checkpoint(optimizer)[0]), everything(applied, optimizer)
+    state = {key: full(tensor).clone() for key, tensor in applied.checkpoint(optimizer)[0].items()}
+    here = everything(applied, optimizer)
     step(applied, optimizer, 2)
     return state, here, everything(applied, optimizer)
 
@@ -100,16 +97,14 @@ def test_a_checkpoint_between_syncs_is_the_average_and_changes_nothing(plait_ran
     world = 4 if beside else 2
     strategies = {"local_sgd": {"degree": 2, "every": 5}, **beside}
     answers = plait_ranks.run(save_between_syncs, strategies, tmp_path, world=world)
-    (a, saved, _), (b, _, _) = answers[0], answers[-1]  # a rank of each worker
+    (a, _), (b, _) = answers[0], answers[-1]  # a rank of each worker
     assert unequal(a, b) is not None
     mean = {name: (a[name] + b[name]) / 2 for name in a}
-    for _, average, _ in answers:
-        assert unequal(average, saved) is None
-    assert all(torch.equal(saved[f"model.{name}"], p) for name, p in mean.items() if not name.endswith(" avg"))
+    ((saved, here, _),) = plait_ranks.run(restore, {}, tmp_path, world=1)
+    assert unequal(here, mean) is None
     for steps in (0, 3):
         again = plait_ranks.run(restore, strategies, tmp_path, steps, world=world)
-        for (before, _, after), (state, here, there) in zip(answers, again, strict=True):
-            assert unequal(state, saved) is None
+        for (before, after), (_, here, there) in zip(answers, again, strict=True):
             assert unequal(here, before) is None
             assert unequal(there, after) is None
     others = (({}, 1), ({"fsdp2": {}}, 2), ({"ddp": {}}, 4), ({"local_sgd": {"degree": 4}}, 4))
@@ -118,6 +113,30 @@ def test_a_checkpoint_between_syncs_is_the_average_and_changes_nothing(plait_ran
             for loaded, here, _ in plait_ranks.run(restore, other, tmp_path, steps, world=ranks):
                 assert unequal(loaded, saved) is None
                 assert unequal(here, mean) is None
+
+
+class OneForAll(LocalSgd):
+    """Local SGD that does not say that its workers differ."""
+
+    replicas: Any = None
+
+
+def save_one_for_all(folder, only_moments):
+    applied = Trial().apply({}, [OneForAll(degree=2, every=5)])
+    optimizer = Trial().optimizer(applied.parameters())
+    step(applied, optimizer, 0)
+    if only_moments:
+        for parameter in applied.parameters():
+            set_to_mean(parameter.data, applied.mesh["worker"])
+    Saver(Store(folder), "sync").save(applied.checkpoint(optimizer)[0], 1)
+
+
+@pytest.mark.parametrize(("only_moments", "entry"), [(False, r"model\."), (True, r"optimizer\.[\w.]+\.exp_avg")])
+def test_one_workers_values_are_never_saved_for_all(plait_ranks, tmp_path, only_moments, entry):
+    said = rf"'{entry}[\w.]*' differs between rank 0 and rank 1 along the axis 'worker'"
+    with pytest.raises(Exception, match=said):
+        plait_ranks.run(save_one_for_all, tmp_path, only_moments, world=2)
+    assert Store(tmp_path).found() == []
 
 
 def meshes():

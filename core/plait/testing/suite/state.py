@@ -198,7 +198,10 @@ def step(applied: Any, optimizer: torch.optim.Optimizer, trial: Trial, number: i
 
 def everything(applied: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """What any layout saves; entries of a strategy's own are left out."""
-    state = {key: tensor for key, tensor in applied.checkpoint(optimizer)[0].items() if is_canonical(key)}
+    from plait.checkpoint.replicas import with_replicas
+
+    saved = with_replicas(applied.checkpoint(optimizer)[0])
+    state = {key: tensor for key, tensor in saved.items() if is_canonical(key)}
     return of_all_stages(applied, {key: full(tensor) for key, tensor in state.items()})
 
 

@@ -3,8 +3,7 @@
 Source: Stich, "Local SGD Converges Fast and Communicates Little", arXiv 1805.09767.
 """
 
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 from attrs.validators import ge
@@ -24,8 +23,8 @@ class LocalSgd:
 
     phase = "graph"
     numerics = "own"
+    replicas = "mean"  # a checkpoint holds each worker; another number of workers goes on from their average
     trial = {"degree": 2}  # noqa: RUF012 - its options in the tests of others
-    apart = False  # whether workers have stepped since their last average; not an option, so not a field
 
     degree: int = -1
     every: int = attrs.field(default=10, validator=ge(1))
@@ -49,14 +48,5 @@ class LocalSgd:
     def after_step(self, model: "nn.Module", optimizer: "torch.optim.Optimizer", mesh: "Mesh", step: int) -> None:
         from plait_local_sgd.workers import average
 
-        self.apart = step % self.every != 0
-        if not self.apart:
+        if step % self.every == 0:
             average(model, optimizer, mesh["worker"])
-
-    @hookimpl(wrapper=True)
-    def checkpoint(self, model: "nn.Module", mesh: "Mesh") -> Generator[None, Any, Any]:
-        """A checkpoint is the average. Between two averages it also holds what each worker has of its own, so that a
-        save changes nothing, and as many workers continue from where each of them was."""
-        from plait_local_sgd.saved import saved
-
-        return saved(self, model, (yield), mesh["worker"])

@@ -45,18 +45,14 @@ def average(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh
     tensors += [value for state in optimizer.state.values() for value in state.values()]
     for tensor in {id(t): t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()}.values():
         if tensor.requires_grad or not isinstance(tensor, nn.Parameter):
-            mean_into(tensor, tensor, mesh)
+            set_to_mean(tensor, mesh)
 
 
 @torch.no_grad()
-def mean_into(result: Tensor, tensor: Tensor, mesh: DeviceMesh) -> None:
-    """Set `result` to the mean of the workers' `tensor`s. They may be the same."""
-    local = own_part(tensor)
+def set_to_mean(tensor: Tensor, mesh: DeviceMesh) -> None:
+    """Set `tensor` to the mean of the workers'."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor  # every worker has the same shard here
     wide = torch.promote_types(local.dtype, torch.float32)
     total = local.to(mesh.device_type, wide, copy=True, memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=mesh.get_group())
-    own_part(result).copy_(total / mesh.size())
-
-
-def own_part(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor  # every worker has the same shard here
+    local.copy_(total / mesh.size())
