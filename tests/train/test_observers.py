@@ -13,6 +13,7 @@ CODE = """
 import json
 import attrs
 import torch
+from plait import is_loaded
 
 @attrs.define
 class Patient:
@@ -35,6 +36,20 @@ class Patient:
         self.applied.run.log("patient/best", loss)
         if step == self.at:
             self.applied.run.stop(f"nothing gained since step {step}")
+
+@attrs.define(slots=False)
+class Counts:
+    "Counts steps, over restarts."
+    steps: object = attrs.field(init=False, factory=lambda: torch.zeros((), dtype=torch.int64))
+    def begin(self, applied, optimizer):
+        self.run = applied.run
+        self.loaded = is_loaded(self.steps)
+    def after(self):
+        self.steps += 1
+        self.run.log("counts/steps", self.steps)
+        self.run.log("counts/loaded", int(self.loaded))
+    def state(self, applied):
+        return {"steps": self.steps}
 
 @attrs.define
 class Broken:
@@ -62,7 +77,13 @@ class Stairs:
 """
 
 
-OPTIONS = {"Patient": "at: 4", "Broken": "moment: clip", "Lines": "name: lines.txt", "Stairs": "height: 0.5"}
+OPTIONS = {
+    "Patient": "at: 4",
+    "Counts": "",
+    "Broken": "moment: clip",
+    "Lines": "name: lines.txt",
+    "Stairs": "height: 0.5",
+}
 
 
 @pytest.fixture
@@ -72,7 +93,7 @@ def package(tmp_path_factory, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder))
     distribution(folder, "plait-extras", code=CODE)
-    points = {"observers": ("Patient", "Broken"), "sinks": ("Lines",), "schedules": ("Stairs",)}
+    points = {"observers": ("Patient", "Broken", "Counts"), "sinks": ("Lines",), "schedules": ("Stairs",)}
     conf = {"observers": "observer", "sinks": "sink", "schedules": "schedule"}
     text = ""
     for group, classes in points.items():
@@ -141,6 +162,23 @@ def test_what_is_refused_before_a_rank_starts(package, plait_project, override, 
     assert done.code == 1
     assert sentence in done.err
     assert not (plait_project.path / "runs").exists()
+
+
+def test_what_an_observer_keeps_is_resumed(package, plait_project):
+    """By two ranks and then one; first without it, last without it."""
+    path = plait_project.path / "runs" / "r"
+    done = plait_project(*RUN, "observer=[]", "train.steps=2", ranks=2)
+    assert (done.code, done.err) == (0, "")
+    for steps, ranks, seen, loaded in ((4, 2, [1, 2], 0), (6, 1, [3, 4], 1)):
+        done = plait_project(
+            *RUN, "observer=[counts]", f"train.steps={steps}", f"launch.nproc_per_node={ranks}", ranks=ranks
+        )
+        assert (done.code, done.err) == (0, "")
+        assert ("observer 'counts' has no state in the checkpoint: it starts anew" in done.out) == (not loaded)
+        assert [row["counts/steps"] for row in rows(path)[-2:]] == seen
+        assert [row["counts/loaded"] for row in rows(path)[-2:]] == [loaded] * 2
+    done = plait_project(*RUN, "observer=[]", "train.steps=8", ranks=2)
+    assert (done.code, done.err, "anew" in done.out) == (0, "", False)
 
 
 def test_an_observer_that_fails_is_named(package, plait_project):

@@ -45,7 +45,11 @@ class Observer:
 
 
 class RunObserver(Observer):
-    """Watches a whole run on this rank: its steps, and what lies between them."""
+    """Watches a whole run on this rank: its steps, and what lies between them.
+
+    With a method `state(self, applied)` it keeps tensors in checkpoints, by name: the live ones, and the same at every
+    call. They are filled before `begin`, where `plait.is_loaded` tells whether a checkpoint had each.
+    """
 
     def begin(self, applied: Any, optimizer: "Optimizer") -> None:
         """Training begins or goes on, after a checkpoint was loaded. applied: a `plait.Applied`:

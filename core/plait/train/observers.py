@@ -16,17 +16,17 @@ def selected_observers(config: Config) -> dict[str, Any]:
 
 
 class _Attributed:
-    """An observer whose errors name it. It has the moments that the observer has, and no others."""
+    """An observer whose errors name it. It has the moments that the observer has, and no others; and its `state`."""
 
     def __init__(self, observer: Any, name: str) -> None:
-        for each in MOMENTS:
+        for each in (*MOMENTS, "state"):
             if (moment := getattr(observer, each, None)) is not None:
                 setattr(self, each, _blamed(moment, name, each))
 
 
-def _blamed(moment: Callable[..., None], observer: str, name: str) -> Callable[..., None]:
-    def call(*arguments: Any) -> None:
+def _blamed(moment: Callable[..., Any], observer: str, name: str) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
         with blaming(observer, f"moment {name!r}", "observer"):
-            moment(*arguments)
+            return moment(*arguments)
 
     return call

@@ -50,7 +50,8 @@ class Trainer:
         from plait.data.tokenizer_files import files_of, used_by
 
         self.config, self.say, self.watch = config, say, Together(observers)
-        self.watch.all += selected_observers(config).values()
+        selected = selected_observers(config)
+        self.watch.all += selected.values()
         train = config.train
         _use_repeatable_kernels(train.deterministic)
         self.watch.doing("building the model")
@@ -58,6 +59,7 @@ class Trainer:
         self.run: Run = assembly.run
         self.watch.doing("setting up the strategies")
         self.applied = set_up(assembly)
+        self.applied.observers = selected
         self.mesh, self.parts, self.device = self.applied.mesh, self.applied.parts, self.applied.device
         schedule, saved = config.schedule, config.checkpoint.enabled
         make = functools.partial(make_optimizer, config.optimizer, schedule=schedule, saved=saved)
