@@ -103,6 +103,28 @@ def test_what_is_equal_is_saved_once(plait_ranks, tmp_path):
     assert not any(name.endswith(".step") for name in names if name.startswith("replica."))
 
 
+def save_without_a_state(folder: Path) -> str:
+    """The name of a parameter that the second worker's optimizer has no state of."""
+    applied = Trial().apply({}, [Mean()])
+    optimizer = applied.optimizer(Trial().optimizer)
+    take_step(applied, optimizer, Trial(), 0)
+    name, param = next(iter(applied.parts[0].named_parameters()))
+    if dist.get_rank():
+        del optimizer.state[param]
+    Saver(Store(folder), "sync").save(applied.checkpoint(optimizer)[0], 1)
+    return name
+
+
+def test_state_that_one_replica_has_is_its_own(plait_ranks, tmp_path):
+    name = plait_ranks.run(save_without_a_state, tmp_path, world=2)[0]
+    names = Reader(Store(tmp_path).latest()).shapes
+    assert [each for each in names if each.endswith(f"{name}.exp_avg")] == [
+        f"replica.worker 0 of 2.optimizer.{name}.exp_avg"
+    ]
+    for world, extra in ((2, [Mean()]), (1, [])):
+        plait_ranks.run(resume, extra, tmp_path, world=world)
+
+
 @pytest.mark.parametrize("shape", [(), (3,), (40, 60), (2048,)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool])
 def test_a_digest_sees_one_element_and_the_order(shape, dtype):

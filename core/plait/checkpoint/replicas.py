@@ -34,12 +34,14 @@ def with_replicas(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(state)
     here = {key: t for key, t in state.items() if not (is_absent(t) or is_frozen(t))}
     digests = {key: _digest(t) for key, t in here.items() if replica.axes or (is_own(key) and _is_whole(t))}
-    apart = _apart(replica, digests)
+    apart, partial = _apart(replica, digests)
     place = {key: replica.place if key in apart else "" for key in digests}
     _check_own({(key, place[key]): digest for key, digest in digests.items() if is_own(key) and _is_whole(here[key])})
     result = dict(state)
     for key in sorted(apart & here.keys()):
-        result[replica.own_name(key)], result[key] = here[key], _common(here[key], replica)
+        result[replica.own_name(key)] = result.pop(key)
+        if key not in partial:
+            result[key] = _common(here[key], replica)
     return result
 
 
@@ -63,9 +65,10 @@ def _local(tensor: Tensor) -> Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def _apart(replica: Replica, digests: Mapping[str, str]) -> set[str]:
-    """The entries that differ between replicas, the same on all ranks of a replica."""
-    apart, refusal = set[str](), None
+def _apart(replica: Replica, digests: Mapping[str, str]) -> tuple[set[str], set[str]]:
+    """The entries that differ between replicas, and those of them that some replica does not have, such as state that
+    its optimizer has not created yet; the same on all ranks."""
+    apart, partial, refusal = set[str](), set[str](), None
     for name, (mesh, rule) in replica.axes.items():
         group = mesh.get_group()
         total = hashlib.sha256(repr(digests).encode()).hexdigest()
@@ -73,8 +76,9 @@ def _apart(replica: Replica, digests: Mapping[str, str]) -> set[str]:
             continue
         first, *others = on_all_ranks(lambda: dict(digests), group)
         for number, other in enumerate(others, 1):
-            unequal = [key for key in first if other.get(key) != first[key]]
+            unequal = [key for key in {**first, **other} if other.get(key) != first.get(key)]
             apart.update(unequal)
+            partial |= first.keys() ^ other.keys()
             if unequal and rule is None and refusal is None:
                 a, b = dist.get_global_rank(group, 0), dist.get_global_rank(group, number)
                 refusal = (
@@ -82,11 +86,13 @@ def _apart(replica: Replica, digests: Mapping[str, str]) -> set[str]:
                     "would lose all but one: its strategy must say replicas = 'mean' or 'first', or keep them equal"
                 )
     if not replica.axes:
-        return apart
+        return apart, partial
     for told in on_all_ranks(lambda: refusal, dist.group.WORLD):
         if told:
             raise PlaitError(told)
-    return set(merged(dict.fromkeys(sorted(apart)), lambda work: on_all_ranks(work, dist.group.WORLD))[0])
+    both = (dict.fromkeys(sorted(names)) for names in (apart, partial))
+    everywhere = [set(merged(own, lambda work: on_all_ranks(work, dist.group.WORLD))[0]) for own in both]
+    return everywhere[0], everywhere[1]
 
 
 def _check_own(mine: Mapping[Any, str]) -> None:
