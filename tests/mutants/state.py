@@ -88,6 +88,15 @@ MUTANTS = [
         strategy="ddp",
     ),
     Mutant(
+        "tied parameters become two when they are divided",
+        "plait/parallel/sharding.py",
+        "module.register_parameter(name, made[id(old)])",
+        "module.register_parameter(name, nn.Parameter(made[id(old)].detach()))",
+        "test_tied_parameters_stay_tied",
+        "which the model ties: they would train apart",
+        strategy="tensor_parallel",
+    ),
+    Mutant(
         "a hook is left behind",
         WRAP,
         END_OF_WRAP,

@@ -51,6 +51,16 @@ class Inherits(Replaces):
     pass
 
 
+class Quantises:
+    """Of `super()` it wants something else than the forward."""
+
+    def forward(self, x):
+        plain: Any = super()
+        assert plain.extra_repr()
+        one: Any = self
+        return nn.functional.linear(x, 10 * one.weight)
+
+
 class Guards:
     """Without a forward."""
 
@@ -82,6 +92,7 @@ ONE = torch.ones(1, 2)
         ((Doubles, Adds), 3.0),
         ((Replaces, Adds, Doubles, Decorated), 21.0),
         ((Adds, Guards), 102.0),
+        ((Quantises, Adds), 11.0),
         ((Guards, Replaces), 110.0),
     ],
 )
@@ -94,6 +105,7 @@ def test_all_act(mixins, expected):
     [
         ((Adds, Replaces), "forward"),
         ((Adds, Inherits), "forward"),
+        ((Adds, Quantises), "forward"),
         ((Adds, Guards, Replaces), "forward"),
         ((Decorated, Doubles, Replaces), "forward"),
         ((Guards, Adds, Grabs), "__call__"),
@@ -143,3 +155,14 @@ def test_a_modules_own_forward_would_hide_a_mix_in():
     module.forward = torch.compile(module.forward, backend="eager")
     with pytest.raises(PlaitError, match=r"Adds is mixed into a Linear whose own forward is .*Linear\.forward, which"):
         mix_in(module, Adds)
+
+
+def test_a_product_of_another_dtype_beside_a_part_of_its_weight():
+    """As float8 and tensor parallelism have it, in either order: both act, or the second is refused."""
+    module = mixed(Quantises)
+    transform_param(module, "weight", lambda weight: weight[:1])
+    assert torch.equal(module(ONE), torch.full((1, 1), 10.0))
+    module = mixed()
+    transform_param(module, "weight", lambda weight: weight[:1])
+    with pytest.raises(PlaitError, match=r"Quantises would replace the forward that transform_param\('weight'\) gave"):
+        mix_in(module, Quantises)

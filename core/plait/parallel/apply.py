@@ -361,7 +361,10 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
                     parts = stages_of(parts, turn, hooks)
                 kept.check(parts, turn.name, cut=phase == "stages")
     if on_meta and fill:
+        from plait.parallel.left_on_meta import check_attributes  # nothing of a step
+
         for part in parts:
+            check_attributes(part)
             materialise(part, device, run.storage_device)
             initialise(part, run.spec, run.config.train.seed)
     count_over_stages = functools.partial(whole.counted, mesh=mesh) if whole is not None else None

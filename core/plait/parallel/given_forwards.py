@@ -39,10 +39,10 @@ def forwards_of(cls: Any, method: str = "forward") -> tuple[str, ...]:
     return tuple(givers)
 
 
-def calls_super(method: Any, cls: type) -> bool:
-    """Whether the code of `method`, or what it calls of its class `cls`, mentions `super`."""
+def calls_super(method: Any, cls: type, of: str = "forward") -> bool:
+    """Whether the code of `method`, or what it calls of its class `cls`, mentions `super` and its method `of`."""
     for function in _functions(method, cls):
-        if any("super" in code.co_names for code in _codes(function.__code__)):
+        if any({"super", of} <= {*code.co_names} for code in _codes(function.__code__)):
             return True
     return False
 

@@ -30,7 +30,7 @@ def mix_in(module: nn.Module, mixin: type) -> None:
                 "hides those of its classes: mix it in before the module is wrapped or compiled"
             )
         earlier = forwards_of(cls, method)
-        if earlier and not calls_super(own, mixin):
+        if earlier and not calls_super(own, mixin, method):
             raise PlaitError(
                 f"{named(mixin)} would replace the {method} that {earlier[0]} gave a {name}, without a word: let it "
                 f"call super().{method}, or select only one of the two"
