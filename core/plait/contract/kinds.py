@@ -60,21 +60,9 @@ class PluginKind:
         return ""
 
 
-MOMENTS = (
-    "start",
-    "count",
-    "forward",
-    "loss",
-    "backward",
-    "clip",
-    "optimizer",
-    "balance",
-    "after",
-    "begin",
-    "validate",
-    "validated",
-    "row",
-    "end",
+MOMENTS = (  # of `plait.RunObserver`, which says when each comes
+    *("start", "count", "forward", "loss", "backward", "clip", "optimizer", "balance", "after"),
+    *("begin", "validate", "validated", "doing", "row", "end"),
 )
 KINDS = {
     kind.name: kind
