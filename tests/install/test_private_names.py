@@ -40,6 +40,7 @@ SEAMS = {
     "plugins/simplefsdp/src/plait_simplefsdp/torch_internals.py": "groups, graphs, the partitioner",
     "plugins/tensor_parallel/src/plait_tensor_parallel/torch_internals.py": "explicit redistribution, overlap",
     "plugins/transformers/src/plait_transformers/torch_internals.py": "modes, storages",
+    "plugins/zero/src/plait_zero/torch_internals.py": "joined meshes, shards of shards, the end of backward",
 }
 DOCUMENTED = ("_foreach_", "_check")  # of torch itself: its own pages have these, with their underscore
 OTHERS = {  # of the standard library, and of transformers, whose models have them

@@ -36,12 +36,12 @@ def losses(strategies, averaged=True, steps=4):
     trained, validated = [], []
     for step in range(steps):
         batches = [[x.tensor_split(shares)[share] for x in trial.batch(n)] for n in (step, 99)]
-        done = applied.step(Batch(*batches[0], None), optimizer, observer=observer if averaged else None)
+        done = applied.step(Batch(*batches[0]), optimizer, observer=observer if averaged else None)
         trained.append(float(done.loss))
         if averaged:
             observer.validate(step)
         with torch.no_grad():
-            validated.append(float(applied.forward_backward([applied.deal(Batch(*batches[1], None))], 1)))
+            validated.append(float(applied.forward_backward([applied.deal(Batch(*batches[1]))], 1)))
         if averaged:
             observer.validated(step, 0.0)
     return trained, validated

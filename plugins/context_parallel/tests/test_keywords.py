@@ -68,6 +68,6 @@ def test_keywords(plait_ranks, case, method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_unknown_keyword_is_refused_by_name(plait_ranks, method):
-    under = {"context_parallel": {"degree": 2, "method": method}, "fsdp2": {}}
+    under, slopes = {"context_parallel": {"degree": 2, "method": method}, "fsdp2": {}}, torch.ones(4)
     with pytest.raises(RankError, match=rf"keyword 'slopes', which strategy\.context_parallel\.method={method}"):
-        plait_ranks.run(train, Trial(lambda: Model({"slopes": torch.ones(4)}), steps=1), under, world=2)
+        plait_ranks.run(train, Trial(lambda: Model({"slopes": slopes}), steps=1), under, world=2)

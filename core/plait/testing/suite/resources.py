@@ -8,6 +8,8 @@ import pytest
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from plait.contract.observer import Observer
+from plait.parallel.apply import Applied
 from plait.testing.count import Collective, Counting, Size
 from plait.testing.leaks import left_behind
 from plait.testing.pool import Pool
@@ -148,7 +150,19 @@ def _updated(trial: Trial, strategies: Mapping[str, Any]) -> list[Collective]:
     applied = trial.apply(strategies)
     optimizer = applied.optimizer(trial.optimizer)
     take_step(applied, optimizer, trial, 0)
-    forward_backward(applied, trial, 1)
-    with Counting(applied.mesh) as counting:
-        optimizer.step()
-    return counting.found()
+    update = _Update(applied)
+    take_step(applied, optimizer, trial, 1, update)
+    return update.counting.found()
+
+
+class _Update(Observer):
+    """Counts what the optimizer does in a step."""
+
+    def __init__(self, applied: Applied) -> None:
+        self.counting = Counting(applied.mesh)
+
+    def optimizer(self) -> None:
+        self.counting.__enter__()
+
+    def balance(self) -> None:
+        self.counting.__exit__(None, None, None)

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from plait import Mesh, PlaitError, own_chunk, shard_dim
+from plait_zero.torch_internals import joined, strided
 
 
 @attrs.frozen(eq=False)
@@ -83,7 +83,7 @@ class Shares:
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
-        self._join: Callable[..., DeviceMesh] = functools.cache(lambda *meshes: DeviceMesh._concatenate([*meshes]))
+        self._join: Callable[..., DeviceMesh] = functools.cache(joined)
 
     def of(self, name: str, param: nn.Parameter) -> Share | None:
         """Raises PlaitError for a scalar."""
@@ -99,7 +99,7 @@ class Shares:
             mesh, placements = self._join(data, param.device_mesh), list(param.placements)
             for size, placement in zip(param.device_mesh.shape, placements, strict=True):
                 pieces *= size if getattr(placement, "dim", None) == dim else 1
-        first = _StridedShard(dim, split_factor=pieces) if pieces > 1 else Shard(dim)
+        first = strided(dim, pieces) if pieces > 1 else Shard(dim)
         return Share(
             group=data.get_group(),
             ranks=ranks,

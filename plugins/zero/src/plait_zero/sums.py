@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from plait import ModelSpec
 from plait_zero.share import Share, Shares, local
+from plait_zero.torch_internals import at_end_of_backward
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # torch 2.13 renamed it
 
@@ -76,7 +77,7 @@ class Sums:
 
     def _arrive(self, param: nn.Parameter, share: Share, grad: Tensor) -> Tensor:
         if not self.arrived:
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+            at_end_of_backward(self._finish)
         self.arrived[param] = grad.detach()
         while self.started < len(self.units) and all(p in self.arrived for p in self.units[self.started].params):
             self._start()
