@@ -220,6 +220,7 @@ def test_reserved_names_are_refused(plait_ranks, key):
         plait_ranks.run(squat, key, world=1)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_bitwise_equal(plait_ranks, tmp_path, monkeypatch):
     """`plait train` with an installed package, beside a run that nothing disturbs; then once without the package's
     strategy."""

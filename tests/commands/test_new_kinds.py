@@ -13,7 +13,7 @@ from plait.contract.kinds import KINDS
 from plait.testing.project import environment
 
 OTHERS = [kind for kind in new.DOES if kind != "strategy"]
-QUICK = ("command", "optimizer")
+QUICK = ("command",)
 
 pytestmark = pytest.mark.usefixtures("plait_project")
 

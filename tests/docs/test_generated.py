@@ -7,6 +7,7 @@ from types import ModuleType
 import attrs
 import pytest
 
+from plait.compose.overrides import LISTS
 from plait.contract.config import Config
 from tests.docs.pages import ROOT
 
@@ -43,9 +44,8 @@ def test_every_plugin_and_option_is_there(generate: ModuleType) -> None:
     text = generate.configuration()
     for path in [*ROOT.glob("conf/*/*.yaml"), *ROOT.glob("plugins/*/src/*/conf/*/*.yaml")]:
         group = path.parent.name
-        several = group in ("strategy", "sink", "observer")
-        said = f"'{group}=[{path.stem}]'" if several else f"`{group}={path.stem}`"
-        assert said in text or f"`+{group}={path.stem}`" in text
+        choice = f"'{group}=[{path.stem}]'" if group in LISTS else f"`{group}={path.stem}`"
+        assert choice in text or f"`+{group}={path.stem}`" in text
 
 
 def test_a_plugins_readme_names_every_option(generate: ModuleType) -> None:

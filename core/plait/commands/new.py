@@ -7,8 +7,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from plait import __version__
+from plait.compose.overrides import LISTS
 from plait.contract.errors import PlaitError
-from plait.contract.kinds import KINDS
+from plait.contract.kinds import KINDS, OBJECT
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -63,8 +64,7 @@ def use(name: str, kind: str) -> str:
         "pruner": "plait train -m sweep.prune=true train.seq_len=16,1024 train.steps=1",
     }
     choice = _choice(kind)
-    several = choice in ("strategy", "observer", "sink")
-    return special.get(kind) or "plait train " + (f"'{choice}=[{name}]'" if several else f"{choice}={name}")
+    return special.get(kind) or "plait train " + (f"'{choice}=[{name}]'" if choice in LISTS else f"{choice}={name}")
 
 
 def _choice(kind: str) -> str:
@@ -125,7 +125,7 @@ def _answers(name: str, kind: str) -> dict[str, Any]:
     if kind == "strategy":
         return {"strategy": name, "core": core, "api": API}
     package, cls = f"plait_{name}", "".join(map(str.capitalize, name.split("_")))
-    points = {KINDS[kind].group: package if kind in ("command", "hookspecs", "pruner") else f"{package}:{cls}"}
+    points = {KINDS[kind].group: package if KINDS[kind].target == OBJECT else f"{package}:{cls}"}
     if kind == "hookspecs":
         points[KINDS["observer"].group] = f"{package}:{cls}"
     project = package.replace("_", "-")

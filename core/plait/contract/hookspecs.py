@@ -168,6 +168,4 @@ def after_step(model: "nn.Module", optimizer: "torch.optim.Optimizer", mesh: "Me
 
 
 FOLDS = ("extend", "parallelize")
-FIRST_RESULT = (
-    *("compile", "deal", "forward_backward", "plan_stages", "optimizer", "checkpoint", "export", "clip_grads"),
-)
+FIRST_RESULT = tuple(name for name, hook in globals().items() if getattr(hook, "plait_spec", {}).get("firstresult"))

@@ -4,6 +4,8 @@ from typing import Any
 
 import attrs
 
+from plait.contract.observer import MOMENTS
+
 CLASS, OBJECT = "MODULE:CLASS", "MODULE or MODULE:NAME"  # what an entry point may point to
 
 
@@ -60,10 +62,6 @@ class PluginKind:
         return ""
 
 
-MOMENTS = (  # of `plait.RunObserver`, which says when each comes
-    *("start", "count", "forward", "loss", "backward", "clip", "optimizer", "balance", "after"),
-    *("begin", "validate", "validated", "doing", "row", "end"),
-)
 KINDS = {
     kind.name: kind
     for kind in (

@@ -71,6 +71,9 @@ class RunObserver(Observer):
         """Step `step` is done, with its validation and its save, if it had them."""
 
 
+MOMENTS = tuple(name for kind in (Observer, RunObserver) for name in vars(kind) if not name.startswith("_"))
+
+
 class Together(RunObserver):
     """Several observers as one: each moment goes to all of them, in their order. More may be appended to `all`."""
 
@@ -94,5 +97,5 @@ def _to_all(name: str) -> Any:
     return moment
 
 
-for _name in [name for kind in (Observer, RunObserver) for name in vars(kind) if not name.startswith("_")]:
+for _name in MOMENTS:
     setattr(Together, _name, _to_all(_name))

@@ -34,9 +34,8 @@ class PluginLoss:
     def __init__(self, name: str, made: Any, compiler: Compiler) -> None:
         self.name, self.made = name, made
         self.sharded = bool(getattr(made, "sharded", False))
-        self._fast: Callable[..., Any] = compiler(
-            made.summed, fullgraph=False
-        )  # a break in it costs time, and is its own
+        # A break in its graph costs time, and is the plugin's own.
+        self._fast: Callable[..., Any] = compiler(made.summed, fullgraph=False)
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Summed over this rank's tokens. logits: (B, T, V), or a DTensor that is equal on all its ranks or divided

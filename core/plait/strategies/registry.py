@@ -56,7 +56,7 @@ def installed(kind: str = "strategy") -> dict[str, Plugin]:
 
 
 def everything() -> dict[str, dict[str, Plugin]]:
-    """PluginKind -> name -> plugin, of all kinds."""
+    """Kind -> name -> plugin."""
     changed = tuple((path, os.stat(path).st_mtime_ns if os.path.exists(path) else 0) for path in sys.path)
     return _everything(changed, os.environ.get(DISABLE, ""))
 
@@ -167,18 +167,12 @@ def name_of(strategy: Any) -> str:
     cls = type(strategy)
     if isinstance(getattr(cls, "name", None), str):
         return cls.name
-    plugin = plugin_of(cls, "strategy")
-    return plugin.name if plugin else cls.__name__.lower()
-
-
-def plugin_of(made: Any, kind: str) -> Plugin | None:
-    """The installed plugin of this kind whose entry point points to this class or function."""
-    module, name = getattr(made, "__module__", ""), getattr(made, "__qualname__", "")
-    for plugin in installed(kind).values():
+    for plugin in installed().values():
         _, _, attribute = plugin.target.partition(":")
-        if plugin.target == f"{module}:{name}" or (attribute == name and plugin.package == module.partition(".")[0]):
-            return plugin
-    return None
+        same = attribute == cls.__qualname__ and plugin.package == cls.__module__.partition(".")[0]
+        if same or plugin.target == f"{cls.__module__}:{cls.__qualname__}":
+            return plugin.name
+    return cls.__name__.lower()
 
 
 def described(name: str, kind: str = "strategy") -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from plait.contract.config import Config
-from plait.contract.kinds import MOMENTS
+from plait.contract.observer import MOMENTS
 from plait.strategies.hooks import blaming
 from plait.strategies.registry import create_all
 

@@ -202,7 +202,7 @@ class Trainer:
         self.tokens += self._facts.tokens
         seconds = self._laps.end()
         self.stopped_by = next(iter(signals), None)
-        if self._ending:
+        if self._ending and self.step < train.steps:
             self.ended_by = next(filter(None, on_all_ranks(lambda: self.run.ending, dist.group.WORLD)))
         metrics = StepMetrics(self._facts, done, self.tokens, lr, seconds, data_seconds)
         metrics.add(self.run.take_logged())

@@ -42,8 +42,17 @@ def furthest(found, expected):
     return max((error, name) for name, error in off.items())
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-@pytest.mark.parametrize("beside", BESIDE)
+QUICK = {("alone", 2), ("tensor", 2), ("pipeline", 1), ("experts", 2)}
+
+
+@pytest.mark.parametrize(
+    ("beside", "stage"),
+    [
+        pytest.param(beside, stage, marks=[] if (beside, stage) in QUICK else pytest.mark.slow)
+        for beside in BESIDE
+        for stage in (1, 2)
+    ],
+)
 def test_gradients_and_parameters_are_those_of_one_process(plait_ranks, beside, stage):
     model, world, others = BESIDE[beside]
     trial = Trial(model, micro=2, last=True)
@@ -86,12 +95,17 @@ def gone_on(applied, optimizer):
     ("strategies", "world"),
     [
         ({"zero": {}}, 4),
-        ({"zero": {"stage": 1}}, 2),
         ({"zero": {}, "tensor_parallel": {"degree": 2}}, 4),
-        ({"zero": {}, "pipeline": {"degree": 2}}, 4),
-        ({"fsdp2": {}}, 2),
-        ({"ddp": {}}, 4),
         ({}, 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ({"zero": {"stage": 1}}, 2),
+                ({"zero": {}, "pipeline": {"degree": 2}}, 4),
+                ({"fsdp2": {}}, 2),
+                ({"ddp": {}}, 4),
+            )
+        ),
     ],
     ids=str,
 )
