@@ -135,6 +135,19 @@ class Outside(torch.optim.Optimizer):
                     p.sub_(self.means.setdefault(i, torch.zeros_like(p)).lerp_(p.grad, 0.1), alpha=group["lr"])
 
 
+class PerRank(Momentum):
+    """Keeps of its momentum what falls to a rank, as if all of a run had one number of ranks."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        for state in self.state.values():
+            state["mean"].mul_(ranks)
+        super().step()
+        for state in self.state.values():
+            state["mean"].div_(ranks)
+
+
 class Counts(Orthogonal):
     """Goes less far in each step, and counts them itself: only those of parameters that are larger than the stand-ins
     on which a run tries it."""

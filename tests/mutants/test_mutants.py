@@ -26,24 +26,27 @@ FILES = {
     "lora": "plugins/lora",
     "local_sgd": "examples/local_sgd",
     "zero": "plugins/zero",
+    "muon": "examples/muon",
 }
 
 
 def suite(strategy):
-    """The strategy's own conformance class."""
+    """The own conformance class of the strategy, or optimizer."""
     name = f"conformance_of_{strategy}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, ROOT / FILES[strategy] / "tests" / "test_conformance.py")
+        files = [ROOT / FILES[strategy] / "tests" / f"test_{which}.py" for which in ("conformance", strategy)]
+        spec = importlib.util.spec_from_file_location(name, next(file for file in files if file.exists()))
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     (cls,) = [value for key, value in vars(sys.modules[name]).items() if key.startswith("Test")]
     return cls()
 
 
-def ask(mutant, ranks, folder):
+def ask(mutant, ranks, folder, folders):
     folder.mkdir()
     test = getattr(suite(mutant.strategy), mutant.test)
-    arguments = {"tmp_path": folder} if "tmp_path" in inspect.signature(test).parameters else {}
+    given = {"tmp_path": folder, "tmp_path_factory": folders}
+    arguments = {name: given[name] for name in inspect.signature(test).parameters if name in given}
     test(plait_ranks=ranks, **mutant.on, **arguments)
 
 
@@ -52,12 +55,12 @@ MARKED = [m if m in FIRST else pytest.param(m, marks=pytest.mark.slow) for m in 
 
 
 @pytest.mark.parametrize("mutant", MARKED, ids=lambda mutant: mutant.bug)
-def test_caught(plait_ranks, tmp_path, mutant):
+def test_caught(plait_ranks, tmp_path, tmp_path_factory, mutant):
     if mutant is FIRST[0]:
-        ask(mutant, Planted(plait_ranks, copied(tmp_path / "twin")), tmp_path / "unchanged")
+        ask(mutant, Planted(plait_ranks, copied(tmp_path / "twin")), tmp_path / "unchanged", tmp_path_factory)
     planted = Planted(plait_ranks, copied(tmp_path / "copy", mutant), mutant.timeout)
     with pytest.raises((AssertionError, RankError), match=re.escape(mutant.says)):
-        ask(mutant, planted, tmp_path / "changed")
+        ask(mutant, planted, tmp_path / "changed", tmp_path_factory)
 
 
 def test_the_table_in_the_docs():

@@ -45,6 +45,11 @@ def named(target):
         ),
         ("Outside", "steps_equal_one_process", r"one process refuses it: .*Outside cannot be saved: .* keeps 'means'"),
         ("Counts", "a_resumed_run_goes_on_bitwise", r"rank 0: .* differ; the first is 'model\."),
+        (
+            "PerRank",
+            "a_run_goes_on_in_another_layout",
+            r"resumed from one process to shards: .* depend on how many ranks",
+        ),
     ],
 )
 def test_a_planted_bug_is_named(plait_ranks, tmp_path_factory, target, test, says):

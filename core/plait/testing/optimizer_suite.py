@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from plait.contract.errors import PlaitError
+from plait.parallel.apply import Applied
 from plait.strategies.extending import extending
 from plait.strategies.order import traits
 from plait.strategies.registry import installed, load
@@ -27,13 +28,14 @@ STEPS, SAVED = 4, 2  # steps of a run, and after how many of them it is saved
 
 @attrs.frozen
 class Trained:
-    """What came of a run on one rank: the sentence that refused it, or parameters by FQN, and how far a resumed run
-    differs from one that went on."""
+    """What came of a run on one rank: the sentence that refused it, or parameters by FQN, how far a resumed run differs
+    from one that went on, and the checkpoint from which it was resumed."""
 
     refusal: str | None = None
     initial: Mapping[str, Tensor] = attrs.Factory(dict)
     final: Mapping[str, Tensor] = attrs.Factory(dict)
     resumed: str | None = None
+    saved: Path | None = None
 
 
 class OptimizerSuite:
@@ -41,7 +43,7 @@ class OptimizerSuite:
 
     optimizer:   as in `conf/optimizer`: `{"_target_": "my_optimizers.Mine", "lr": 0.01}`. Ranks import it by that name.
     elementwise: whether a step of an element needs no other element, so that no layout may refuse it. False: one that
-                 divides matrices may, in one sentence.
+                 divides matrices may, in one sentence. One that gathers them is True: it works in every layout.
     model:       one of `plait.testing.models`.
     layouts:     name -> `Layout(world, beside={strategy: options})`. Default: every installed strategy that is exact,
                  on two ranks.
@@ -72,12 +74,7 @@ class OptimizerSuite:
         for rank, run in enumerate(self._runs(plait_ranks, layout, tmp_path_factory)):
             wrong = unequal(dict(run.initial), dict(one.initial))
             assert wrong is None, f"rank {rank}, initial parameters: {wrong}"
-            for name, end in one.final.items():
-                off, way = float((run.final[name] - end).norm()), float((end - one.initial[name]).norm())
-                assert off <= BOUND * way, (
-                    f"rank {rank}: {name!r} went elsewhere than in one process, off by {off / max(way, 1e-300):.1e} of "
-                    f"its way (bound {BOUND:.0e}): does it take a shard for the whole parameter?"
-                )
+            _check(run.final, one, f"rank {rank}", "does it take a shard for the whole parameter?")
 
     def test_a_resumed_run_goes_on_bitwise(
         self, plait_ranks: Pool, layout: str, tmp_path_factory: pytest.TempPathFactory
@@ -85,6 +82,24 @@ class OptimizerSuite:
         """Parameters and the optimizer's state, after steps that follow a checkpoint."""
         for rank, run in enumerate(self._runs(plait_ranks, layout, tmp_path_factory)):
             assert run.resumed is None, f"rank {rank}: {run.resumed}"
+
+    def test_a_run_goes_on_in_another_layout(
+        self, plait_ranks: Pool, layout: str, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        """What one process saved is loaded in this layout, and what this layout saved in one process: both end where
+        one process does, within the same bound."""
+        one = self._one_process(plait_ranks, tmp_path_factory)
+        run, here = self._runs(plait_ranks, layout, tmp_path_factory)[0], self._layouts()[layout]
+        hint = "does its state depend on how many ranks there are?"
+        for beside, world, saved, way in (
+            (dict(here.beside), here.world, one.saved, f"from one process to {layout}"),
+            ({}, 1, run.saved, f"from {layout} to one process"),
+        ):
+            for rank, final in enumerate(plait_ranks.run(_resumed, self._trial(), beside, saved, world=world)):
+                _check(final, one, f"rank {rank}, resumed {way}", hint)
+
+    def _trial(self) -> Trial:
+        return Trial(self.model, steps=STEPS, trains_with=dict(self.optimizer))
 
     def _layouts(self) -> dict[str, Layout]:
         if self.layouts:
@@ -111,12 +126,22 @@ class OptimizerSuite:
         return runs
 
     def _run(self, ranks: Pool, layout: Layout, folders: pytest.TempPathFactory) -> list[Trained]:
-        trial = Trial(self.model, steps=STEPS, trains_with=dict(self.optimizer))
+        trial = self._trial()
         key = repr(("optimizer", trial, layout))
         if key not in ranks.kept:
             folder = folders.mktemp("optimizer")
             ranks.kept[key] = ranks.run(_trained, trial, dict(layout.beside), folder, world=layout.world)
         return ranks.kept[key]
+
+
+def _check(final: Mapping[str, Tensor], one: Trained, where: str, hint: str) -> None:
+    """That each parameter ended where one process left it."""
+    for name, end in one.final.items():
+        off, way = float((final[name] - end).norm()), float((end - one.initial[name]).norm())
+        assert off <= BOUND * way, (
+            f"{where}: {name!r} went elsewhere than in one process, off by {off / max(way, 1e-300):.1e} of its way "
+            f"(bound {BOUND:.0e}): {hint}"
+        )
 
 
 def _trained(trial: Trial, strategies: Mapping[str, Any], folder: Path) -> Trained:
@@ -128,7 +153,6 @@ def _trained(trial: Trial, strategies: Mapping[str, Any], folder: Path) -> Train
 
 def _saved_and_resumed(trial: Trial, strategies: Mapping[str, Any], folder: Path) -> Trained:
     """A run that is saved on its way, and one that starts from there."""
-    from plait.checkpoint.load import load
     from plait.checkpoint.save import Saver
     from plait.checkpoint.store import Store
 
@@ -141,13 +165,23 @@ def _saved_and_resumed(trial: Trial, strategies: Mapping[str, Any], folder: Path
     saver.wait()
     for number in range(SAVED, STEPS):
         step(applied, optimizer, trial, number)
-    final, went_on = held(applied), everything(applied, optimizer)
+    final, went_on, saved = held(applied), everything(applied, optimizer), Store(folder).latest()
+    return Trained(None, initial, final, unequal(everything(*_gone_on(trial, strategies, saved)), went_on), saved)
+
+
+def _resumed(trial: Trial, strategies: Mapping[str, Any], saved: Path) -> dict[str, Tensor]:
+    """The parameters at the end of a run that starts from the checkpoint `saved`, by FQN."""
+    return held(_gone_on(trial, strategies, saved)[0])
+
+
+def _gone_on(trial: Trial, strategies: Mapping[str, Any], saved: Path | None) -> tuple[Applied, torch.optim.Optimizer]:
+    from plait.checkpoint.load import load
+
+    assert saved is not None
     other = attrs.evolve(trial, seed=1)
     applied = other.apply(strategies)
     optimizer = applied.optimizer(other.optimizer)
-    path = Store(folder).latest()
-    assert path is not None
-    load(path, *applied.checkpoint(optimizer))
+    load(saved, *applied.checkpoint(optimizer))
     for number in range(SAVED, STEPS):
         step(applied, optimizer, other, number)
-    return Trained(None, initial, final, unequal(everything(applied, optimizer), went_on))
+    return applied, optimizer
