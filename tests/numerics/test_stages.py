@@ -234,6 +234,14 @@ class Undriven(gpipe.GPipe):
     forward_backward: Any = None
 
 
+class Wraps(gpipe.GPipe):
+    """The same, and looks on."""
+
+    @plait.hookimpl(wrapper=True)
+    def forward_backward(self, parts, inputs, loss, mesh):
+        return (yield)
+
+
 class Unclaimed(gpipe.GPipe):
     claims: Any = ()
 
@@ -243,6 +251,7 @@ REFUSED = {
     "leaves": (Leaves, LAYERS, "left 1 of 4 micro-batches"),
     "swaps": (Swaps, LAYERS, "a first stage takes no stream|this stage needs the stream"),
     "undriven": (Undriven, LAYERS, "has the hook 'forward_backward'"),
+    "wraps": (Wraps, LAYERS, "has the hook 'forward_backward'"),
     "unclaimed": (Unclaimed, LAYERS, "claims 'stages'"),
     "tied": (gpipe.GPipe, "tied", r"'tok_embeddings\.weight' and 'output\.weight' are one tied weight"),
     "unnamed": (gpipe.GPipe, functools.partial(like, Unnamed), r"'tok_embeddings\.weight' is in no block"),

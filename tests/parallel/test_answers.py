@@ -9,8 +9,6 @@ from torch import nn
 
 from plait import ModelSpec, PlaitError, apply
 from plait.contract.batch import Batch
-from plait.parallel.answers import ANSWERS
-from plait.strategies.hooks import Hooks
 from plait.strategies.probe import probe
 from plait.strategies.registry import create
 from plait.system.errors import one_line
@@ -114,6 +112,12 @@ def test_no_answer(ghost, alone, hook, answer):
         asked(live())
 
 
+def test_a_part_of_a_row_has_positions(ghost, alone):
+    ghost("deal(self, tokens)", "return tokens[:, :2], tokens[:, :2], None")
+    with pytest.raises(PlaitError, match=rf"{GHOST} returned a part of the tokens from its hook 'deal' without pos"):
+        asked(live())
+
+
 def test_a_module_is_an_answer(ghost, alone):
     ghost("parallelize(self, model)", "return model", attribute="phase = 'model'")
     assert isinstance(live().parts[0], nn.Linear)
@@ -210,15 +214,3 @@ def test_a_norm(ghost, alone, answer):
 def test_a_state(ghost, alone, answer):
     ghost("checkpoint(self, model)", f"state = {{'a': torch.ones(1)}}; return {answer}")
     assert list(live().checkpoint()[0]) == ["a"]
-
-
-def test_a_wrapper_that_spoils_the_answer_is_named_itself(ghost, tmp_path):
-    ghost("clip_grads(self)", "return 2.0")
-    outer = CODE.format(top="", mesh="return []", attribute="phase = 'model'", hook=(
-        "@hookimpl(wrapper=True)\n    def clip_grads(self):\n        yield\n        return 'spoilt'"
-    ))  # fmt: skip
-    distribution(tmp_path, "plait-outer", {"outer": "Ghost"}, code=outer)
-    hooks = Hooks({name: create(name, {}) for name in ("ghost", "outer")}, ANSWERS)
-    arguments = {"parameters": [], "max_norm": 1.0, "mesh": None, "norm_type": 2.0}
-    with pytest.raises(PlaitError, match=r"strategy 'outer' \(plait-outer 1\.0\) returned 'spoilt' from its hook"):
-        hooks.first("clip_grads", **arguments)

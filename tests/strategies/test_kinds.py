@@ -38,6 +38,8 @@ def cannot_work(checked): return ""
 def detect(env): return None
 @plait.hookspec(firstresult=True)
 def colour(run): "What a strategy is painted in."
+@plait.hookspec
+def shade(run): "What it is beside others."
 """
 OF_CLASSES = [kind.name for kind in KINDS.values() if kind.target == CLASS]
 OF_OBJECTS = [kind.name for kind in KINDS.values() if kind.target != CLASS and kind.methods]
@@ -150,6 +152,11 @@ def test_hooks_that_a_package_specifies(folder):
     assert (hooks.first("colour", run=7), hooks.owners("colour")) == (7, ["red"])
     with pytest.raises(PlaitError, match="'blue' and 'red' both implement 'colour'; only one may"):
         Hooks({"blue": blue, "red": red})
+    wrapper = PAINTED.replace("optionalhook", "wrapper=True, optionalhook").replace("return run", "return 2 * (yield)")
+    exec(wrapper.format(name="Twice") + wrapper.format(name="Shade").replace("colour", "shade"), scope)
+    assert Hooks({"red": red, "twice": scope["Twice"]()}).first("colour", run=7) == 14
+    with pytest.raises(PlaitError, match="strategy 'shade' wraps the hook 'shade', which each strategy answers"):
+        Hooks({"shade": scope["Shade"]()})
     distribution(folder, "plait-typo", {"typo": "Typo"}, code=PAINTED.format(name="Typo").replace("colour", "color"))
     assert json.loads(json.dumps(sorted(installed("hookspecs")))) == ["mine"]
 

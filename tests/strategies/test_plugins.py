@@ -181,27 +181,6 @@ def test_an_exception_names_plugin_and_hook(folder):
     assert caught.value.__notes__ == ["raised by strategy 'ghost' (plait-bad 1.0) in its hook 'parallelize'"]
 
 
-def test_an_exception_of_a_wrapper_names_it_and_one_that_comes_through_does_not(folder):
-    wraps = HOOKS.replace("@hookimpl", "@hookimpl(wrapper=True)")
-    distribution(folder, "plait-bad", code=wraps.format(signature="clip_grads(self)", body="1 / 0; yield"))
-    with pytest.raises(ZeroDivisionError) as caught:
-        Hooks({"ghost": create("ghost", {})}).first("clip_grads", parameters=[], max_norm=1.0, mesh=None, norm_type=2.0)
-    assert caught.value.__notes__ == ["raised by strategy 'ghost' (plait-bad 1.0) in its hook 'clip_grads'"]
-    code = HOOKS.format(signature="clip_grads(self)", body="1 / 0")
-    distribution(folder, "plait-inner", {"inner": "Ghost"}, code=code)
-    distribution(
-        folder,
-        "plait-outer",
-        {"outer": "Ghost"},
-        code=wraps.format(signature="clip_grads(self)", body="return (yield)"),
-    )
-    with pytest.raises(ZeroDivisionError) as caught:
-        Hooks({n: create(n, {}) for n in ("inner", "outer")}).first(
-            "clip_grads", parameters=[], max_norm=1.0, mesh=None, norm_type=2.0
-        )
-    assert caught.value.__notes__ == ["raised by strategy 'inner' (plait-inner 1.0) in its hook 'clip_grads'"]
-
-
 def test_a_hook_that_does_not_exist(folder):
     distribution(folder, "plait-bad", code=HOOKS.format(signature="build_meshes(self)", body="return []"))
     refused(

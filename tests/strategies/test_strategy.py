@@ -86,14 +86,6 @@ def test_a_fold_goes_in_order_and_none_means_in_place():
     assert model == "B"
 
 
-def test_a_wrapper_around_a_fold_is_refused():
-    def parallelize(self, model):
-        return (yield)
-
-    with pytest.raises(PlaitError, match="strategy 'a' wraps the hook 'parallelize'; a fold takes no wrappers"):
-        Hooks({"a": strategy(parallelize=hookimpl(wrapper=True)(parallelize))})
-
-
 class Core:
     @hookimpl
     def compile(self, model):
@@ -107,16 +99,6 @@ def test_the_core_answers_what_no_strategy_does():
     assert Hooks(own, defaults=Core()).first("compile", **arguments) == "own"
     assert Hooks({"a": strategy(**hook("compile"))}, defaults=Core()).first("compile", **arguments) == "core's 1"
     assert not Hooks({}, defaults=Core()).implemented("compile")
-
-
-def test_a_wrapper_wraps_the_answer_of_the_core_too():
-    def around(self, model):
-        answer = yield
-        return f"{answer}, wrapped"
-
-    wraps = {"a": strategy(compile=hookimpl(wrapper=True)(around))}
-    arguments = {"model": 1, "mesh": None, "spec": None, "run": None}
-    assert Hooks(wraps, defaults=Core()).first("compile", **arguments) == "core's 1, wrapped"
 
 
 def test_a_strategy_stays_as_its_author_made_it():

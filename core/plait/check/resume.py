@@ -155,7 +155,7 @@ def _exports_otherwise(checked: "Checked", folder: "RunFolder", say: Say) -> boo
     except PlaitError:
         return False
     now = checked.config.strategy
-    for name in checked.assembly.hooks.owners("export"):
+    for name in checked.assembly.hooks.implemented("export"):
         if before.get(name) != (options := dict(now.get(name) or {})):
             changed = ", ".join(
                 f"strategy.{name}.{k}={v}" for k, v in options.items() if (before.get(name) or {}).get(k) != v

@@ -52,7 +52,8 @@ def _dealt(answer: Any) -> tuple[Tensor, Tensor, Tensor | None] | None:
     if not isinstance(answer, tuple) or len(answer) != 3:
         raise Misfit
     tokens, labels, positions = answer
-    if not all(isinstance(x, Tensor) and x.shape == tokens.shape for x in (tokens, labels, positions)):
+    tensors = (tokens, labels) if positions is None else (tokens, labels, positions)
+    if not all(isinstance(x, Tensor) and x.shape == tokens.shape for x in tensors):
         raise Misfit
     return answer
 

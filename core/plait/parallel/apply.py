@@ -83,12 +83,12 @@ class Applied:
         strategy's.
         """
         made = self.hooks.first("optimizer", groups=self.groups(), make=make, mesh=self.mesh)
-        if self.hooks.owners("optimizer"):
+        if self.hooks.implemented("optimizer"):
             self.own_optimizer = made
         return made
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        owners = self.hooks.owners("optimizer")
+        owners = self.hooks.implemented("optimizer")
         if owners and optimizer is not self.own_optimizer:
             raise PlaitError(
                 f"{described(owners[0])} makes the run's optimizer, and this step got another "
@@ -141,6 +141,11 @@ class Applied:
         """
         given = {"tokens": batch.tokens, "labels": batch.labels, "positions": batch.positions}
         tokens, labels, positions = self.hooks.first("deal", **given, mesh=self.mesh)
+        if positions is None and tokens.shape != batch.tokens.shape:
+            raise PlaitError(
+                f"{described(self.hooks.implemented('deal')[0])} returned a part of the tokens from its hook 'deal' "
+                "without positions: tokens would count from 0 on every rank"
+            )
         return attrs.evolve(batch, tokens=tokens, labels=labels, positions=positions)
 
     def forward_backward(
@@ -190,10 +195,10 @@ class Applied:
 
             inputs = arguments()
             self.hooks.first("forward_backward", parts=self.parts, inputs=inputs, loss=loss_of, mesh=self.mesh)
-        if owners := self.hooks.owners("forward_backward"):
+        if acting := self.hooks.implemented("forward_backward"):
             from plait.parallel.divided_layers import check_called
 
-            check_called(owners[0], self.parts, computed, len(labels), sum(1 for _ in inputs))
+            check_called(acting, self.parts, computed, len(labels), sum(1 for _ in inputs))
         if divided:  # imported only by runs that need it
             from plait.parallel.divided_layers import over_stages
 
@@ -351,7 +356,7 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
         kept = Kept(parts)
         if phase == "runtime":
             parts = [hooks.first("compile", model=part, **arguments) for part in parts]
-            kept.check(parts, next(iter(hooks.owners("compile")), "plait"))
+            kept.check(parts, next(iter(hooks.implemented("compile")), "plait"))
         for turn in hooks.turns:
             if turn.phase == phase:
                 parts = [hooks.fold("parallelize", turn.name, "model", model=part, **arguments) for part in parts]

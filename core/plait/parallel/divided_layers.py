@@ -54,7 +54,7 @@ def check_divided(layout: MeshLayout, hooks: Hooks, model: nn.Module, spec: Mode
     """Raises PlaitError if no strategy cuts the model and runs the stages, or if `model` cannot be cut."""
     cut = [axis for axis in layout.dense if axis.splits == "layers" and axis.degree > 1]
     these = f"the axes {describe(cut, layout.owner)} split the layers"
-    if "stages" not in hooks.roles or not hooks.implemented("forward_backward"):
+    if "stages" not in hooks.roles or not hooks.owners("forward_backward"):
         raise PlaitError(
             f"{these}, but no selected strategy cuts the model into stages and runs them; add a strategy that claims "
             "'stages' and has the hook 'forward_backward'"
@@ -75,16 +75,19 @@ def stages_of(made: Sequence[Any], turn: Turn, hooks: Hooks) -> list[nn.Module]:
 PASSING = Passing(first=True, last=True)  # of a module that is not cut
 
 
-def check_called(name: str, parts: Sequence[nn.Module], called: Sequence[int], count: int, left: int) -> None:
-    """Raises PlaitError unless the strategy called the loss once for each of `count` micro-batches where the model's
-    end is, and nowhere else. left: micro-batches that it did not ask for."""
+def check_called(
+    names: Sequence[str], parts: Sequence[nn.Module], called: Sequence[int], count: int, left: int
+) -> None:
+    """Raises PlaitError unless the strategies that run or wrap the step called the loss once for each of `count`
+    micro-batches where the model's end is, and nowhere else. left: micro-batches that they did not ask for."""
     ends = any(getattr(part, "_passing", PASSING).last for part in parts)
     expected = list(range(count)) if ends else []
     if left or sorted(called) != expected:
         fault = f"called the loss for the micro-batches {sorted(called)} instead of {expected}"
         if left:
             fault = f"left {left} of {count + left} micro-batches"
-        raise PlaitError(f"{described(name)} {fault}, in its hook 'forward_backward': the gradients would be wrong")
+        who = " or ".join(map(described, names))
+        raise PlaitError(f"{who} {fault}, in its hook 'forward_backward': the gradients would be wrong")
 
 
 def over_stages(x: Tensor, mesh: "Mesh", op: Any = dist.ReduceOp.SUM) -> Tensor:

@@ -21,6 +21,7 @@ from plait.system.signals import asked_to_stop
 CORE = "plait"  # the name of the plugin with the core's answers
 TRACE = "PLAIT_TRACE_PLUGINS"
 BLAME = "raised by"
+NOTHING = object()  # what a wrapper got if what it wraps raised, or yielded
 
 
 @attrs.frozen
@@ -42,7 +43,7 @@ class Hooks:
     a plugin below all strategies. Both need torch, so they come from `plait.parallel`.
     A hook that a strategy names in `hooks_off` is left out, as if its class did not have it.
     Raises PlaitError for a hook that does not exist or asks for unknown arguments, two strategies with the same
-    first-result hook, a wrapper around a fold, two claims of one role, and a cycle in the order.
+    first-result hook, a mark that a hook does not take, two claims of one role, and a cycle in the order.
     """
 
     def __init__(
@@ -59,19 +60,40 @@ class Hooks:
         for turn in reversed(self.turns):  # pluggy calls the last registered first
             self._register(turn.name, self.strategies[turn.name])
         for hook, caller in vars(self._manager.hook).items():
-            owners = self.owners(hook) if caller.spec and caller.spec.opts["firstresult"] else []
-            if len(owners) > 1:
+            if caller.spec:
+                self._check(hook, caller.spec.opts["firstresult"])
+
+    def _check(self, hook: str, first_result: bool) -> None:
+        """Raises PlaitError for a mark that `hook` does not take, and two owners of a first-result hook."""
+        for i in self._of_strategies(hook):
+            who, mark = described(i.plugin_name), "tryfirst" if i.tryfirst else "trylast"
+            if i.hookwrapper:
                 raise PlaitError(
-                    f"strategies {owners[0]!r} and {owners[1]!r} both implement {hook!r}; only one may"
-                ).at("strategy", tuple(owners[:2]))
+                    f"{who} marks its hook {hook!r} with hookwrapper=True; write wrapper=True, and return the answer"
+                ).at(hook, "hookwrapper=True", fits=("wrapper=True",))
+            if i.wrapper and not first_result:
+                raise PlaitError(
+                    f"{who} wraps the hook {hook!r}, which each strategy answers for itself; wrappers go around "
+                    f"{', '.join(hookspecs.FIRST_RESULT)}"
+                ).at(hook, "wrapper=True", fits=hookspecs.FIRST_RESULT)
+            if not i.wrapper and (i.tryfirst or i.trylast):
+                raise PlaitError(
+                    f"{who} marks its hook {hook!r} with {mark}=True, which only wrappers take; strategies act by "
+                    "phase, before and after"
+                ).at(hook, f"{mark}=True", fits=())
+        owners = self.owners(hook) if first_result else []
+        if len(owners) > 1:
+            raise PlaitError(f"strategies {owners[0]!r} and {owners[1]!r} both implement {hook!r}; only one may").at(
+                "strategy", tuple(owners[:2])
+            )
 
     def owners(self, hook: str) -> list[str]:
         """The strategies that implement `hook`, in order."""
         return [i.plugin_name for i in reversed(self._of_strategies(hook)) if not (i.hookwrapper or i.wrapper)]
 
-    def implemented(self, hook: str) -> bool:
-        """Whether a strategy implements or wraps `hook`."""
-        return bool(self._of_strategies(hook))
+    def implemented(self, hook: str) -> list[str]:
+        """The strategies that wrap `hook`, the outermost first, then those that implement it, in order."""
+        return [i.plugin_name for i in reversed(self._of_strategies(hook))]
 
     def all(self, hook: str, **arguments: Any) -> None:
         """Call `hook` of every strategy, in order; what they return is not asked for."""
@@ -147,18 +169,12 @@ def _call(implementation: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
 
 
 def _attributed(strategy: Any, name: str, required: Mapping[str, Required]) -> Any:
-    """A plugin with the hooks of `strategy`: errors in them name the plugin and the hook, and answers are checked.
-
-    Raises PlaitError for a wrapper around a fold.
-    """
+    """A plugin with the hooks of `strategy`: errors in them name the plugin and the hook, and answers are checked."""
     body: dict[str, Any] = {"__repr__": lambda self: repr(strategy)}
     for attribute, hook, options in marked(strategy):
         if hook in getattr(strategy, "hooks_off", ()):
             continue
-        wraps = options["wrapper"] or options["hookwrapper"]
-        if wraps and hook in hookspecs.FOLDS:
-            raise PlaitError(f"{described(name)} wraps the hook {hook!r}; a fold takes no wrappers")
-        around = _around_wrapper if wraps else _around
+        around = _around_wrapper if options["wrapper"] or options["hookwrapper"] else _around
         body[attribute] = staticmethod(around(getattr(strategy, attribute), name, hook, required.get(hook)))
     return type("Attributed", (), body)()
 
@@ -182,12 +198,35 @@ def _around(method: Callable[..., Any], name: str, hook: str, required: Required
 
 
 def _around_wrapper(method: Callable[..., Any], name: str, hook: str, required: Required | None) -> Callable[..., Any]:
-    """The same for a wrapper. Errors of the hooks that it wraps pass through it, and already have their note."""
+    """The same for a wrapper. An error of what it wraps is not its own, and if it got an answer it must return one.
+
+    Raises PlaitError if it is no generator.
+    """
+    wraps = f"{described(name)} wraps the hook {hook!r}"
+    if not inspect.isgeneratorfunction(method):
+        raise PlaitError(f"{wraps} and has no `yield`, at which what it wraps acts").at(hook, fits="a generator")
 
     @functools.wraps(method)
     def call(*arguments: Any) -> Any:
-        with blaming(name, f"hook {hook!r}", "strategy", GeneratorExit):  # how Python ends a generator
-            return _taken((yield from method(*arguments)), name, hook, required)
+        where, got, passing = f"hook {hook!r}", NOTHING, None
+        with blaming(name, where):
+            wrapper = method(*arguments)
+            if next(wrapper, NOTHING) is NOTHING:
+                raise WrongAnswer(f"{wraps} and did not yield")
+        try:
+            got = yield
+        except BaseException as error:
+            passing = error
+        with blaming(name, where, passing=passing):
+            try:
+                wrapper.throw(passing) if passing else wrapper.send(got)
+            except StopIteration as end:
+                answer = end.value
+            else:
+                raise WrongAnswer(f"{wraps} and yielded twice")
+            if answer is None and got is not None:
+                raise WrongAnswer(f"{wraps} and returned None; it must return what `yield` gave it, or another answer")
+            return _taken(answer, name, hook, required)
 
     return call
 
@@ -203,18 +242,18 @@ def _taken(answer: Any, name: str, hook: str, required: Required | None) -> Any:
 
 
 @contextlib.contextmanager
-def blaming(name: str, where: str, kind: str = "strategy", *passing: type[BaseException]) -> Iterator[None]:
+def blaming(name: str, where: str, kind: str = "strategy", passing: BaseException | None = None) -> Iterator[None]:
     """Errors raised inside get a note with the plugin `name` and what of it raised them, such as "hook 'compile'",
-    unless they have one. passing: these pass as they are."""
+    unless they have one. passing: an error that came from elsewhere and passes as it is."""
     try:
         yield
     except WrongAnswer:
         raise
     except Exception as error:
-        if not blamed(error):
+        if error is not passing and not blamed(error):
             error.add_note(f"{BLAME} {described(name, kind)} in its {where}")
         raise
     except BaseException as error:
-        if asked_to_stop(error) or isinstance(error, passing):
+        if error is passing or asked_to_stop(error):
             raise
         raise PlaitError(f"{described(name, kind)} {left(error)} in its {where}") from error
