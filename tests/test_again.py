@@ -38,6 +38,7 @@ def test_a_test_that_passes_alone_is_named_and_forgiven(tmp_path: Path) -> None:
     assert said.splitlines()[-1] == "1 passed, 0 failed"
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_again_fails_the_run(tmp_path: Path) -> None:
     code, said = _twice(
         tmp_path, SUITE + "import pytest\n@pytest.mark.parametrize('a', ['x@y'])\ndef test_broken(a):\n    assert 0\n"

@@ -51,6 +51,7 @@ with watchdog.Watchdog(TIMEOUT, say=say) as dog:
 """
 
 
+@pytest.mark.slow
 def test_a_graph_may_compile_for_longer_than_the_timeout_but_not_without_end(tmp_path: Path) -> None:
     """Rank 1 compiles a graph in each of two steps, which rank 0 waits for; the second never ends."""
     ranks = [

@@ -25,7 +25,8 @@ def wait(seen, *commands, within=60):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("refusing", ["beta", pytest.param("alpha", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("refusing", ["beta", "alpha"])
 def test_what_one_machine_refuses_ends_the_others(refusing, machines, tmp_path):
     """Without this they wait for ten minutes, and do not learn why."""
     wrong = ["data=text", "data.path=nowhere.txt"]

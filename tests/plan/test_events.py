@@ -34,7 +34,8 @@ def test_other_axes_do_not_wait_for_each_other() -> None:
     assert play([GATHER, OPEN, other, Event(waits=True), COMPUTE] * 2, best=True) == 1.0 + 2 * (2.0 + 3.0)
 
 
-@pytest.mark.parametrize("remat", [pytest.param("none", marks=pytest.mark.slow), "full"])
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "full"])
 def test_each_gather_of_a_traced_step_is_opened_once(remat: str) -> None:
     config = check(compose(["model=llama3_debug", "strategy=[fsdp2]", f"remat.mode={remat}"]), 4).config
     found = trace(config, 4, 0, 512).operators

@@ -35,7 +35,7 @@ PEAKS = {
     "llama3_1b, float32": (31.8, 1, [*LLAMA, "train.local_batch_size=1", "precision.param=float32"]),
     "llama3_8b, lora": (70.6, 1, [*EIGHT, "strategy=[lora,fsdp2]", "train.seq_len=4096"]),
 }
-QUICK = ("llama3_1b", "deepseek_v3_16b, 6 blocks")
+QUICK = ("deepseek_v3_16b, 6 blocks",)
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in PEAKS])

@@ -164,6 +164,7 @@ def test_what_is_refused_before_a_rank_starts(package, plait_project, override, 
     assert not (plait_project.path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_what_an_observer_keeps_is_resumed(package, plait_project):
     """By two ranks and then one; first without it, last without it."""
     path = plait_project.path / "runs" / "r"

@@ -102,6 +102,7 @@ def test_packed_samples_go_on_in_a_row_whatever_the_batch(plait_ranks, tmp_path,
     assert (manifest.data["samples"], manifest.tokens) == (75, 75 * 16)
 
 
+@pytest.mark.slow
 def test_every_share_of_a_stream_goes_on_whatever_the_batch(plait_ranks, tmp_path, notes, text, monkeypatch):
     """Each takes up its own place."""
     data, taken = stream(text, notes), [[], []]

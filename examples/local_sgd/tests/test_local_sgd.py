@@ -33,7 +33,7 @@ def furthest(result: TrialResult, reference: TrialResult) -> float:
 
 @pytest.mark.parametrize(
     ("world", "beside"),
-    [(2, {}), (4, {"fsdp2": {}}), *(pytest.param(4, beside, marks=pytest.mark.slow) for beside in ({}, {"ddp": {}}))],
+    [(2, {}), *(pytest.param(4, beside, marks=pytest.mark.slow) for beside in ({}, {"ddp": {}}, {"fsdp2": {}}))],
 )
 def test_averaging_every_step_is_one_process(plait_ranks, world, beside):
     trial = Sgd(steps=20, micro=2)
@@ -91,7 +91,8 @@ def restore(strategies, folder, steps_before=0):
     return state, here, everything(applied, optimizer)
 
 
-@pytest.mark.parametrize("beside", [{}, pytest.param({"fsdp2": {}}, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("beside", [{}, {"fsdp2": {}}])
 def test_a_checkpoint_between_syncs_is_the_average_and_changes_nothing(plait_ranks, tmp_path, beside):
     """Of parameters and momenta; any layout loads it, and as many workers go on from where each was."""
     world = 4 if beside else 2

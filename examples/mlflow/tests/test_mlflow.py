@@ -33,6 +33,7 @@ def test_a_run_and_its_continuation(plait_project, store):
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["config.json"]
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_used_is_named_before_the_first_step(plait_project, store):
     done = plait_project(*RUN, "sink.mlflow.uri=nonsense://x", "train.steps=2", ranks=1)
     assert done.code == 1

@@ -88,6 +88,7 @@ def test_any_layout_validates_as_one_process(plait_ranks, layout):
     assert sums == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_average(plait_project):
     run = (
         *("train", "launch.device=cpu", "launch.nproc_per_node=2", "strategy=[fsdp2]", "model.n_layers=1"),

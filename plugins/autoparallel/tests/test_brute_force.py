@@ -34,12 +34,13 @@ def every(run, layouts, cluster, samples):
                 yield total.seconds, total.peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "names"),
     [
         (2, ["fsdp2"]),
-        pytest.param(4, ["fsdp2", "tensor_parallel"], marks=pytest.mark.slow),
-        pytest.param(8, ["fsdp2", "tensor_parallel"], marks=pytest.mark.slow),
+        (4, ["fsdp2", "tensor_parallel"]),
+        (8, ["fsdp2", "tensor_parallel"]),
     ],
 )
 def test_no_assignment_is_better(world, names):

@@ -10,9 +10,9 @@ SEARCH = ("strategy=[autoparallel]", "model.n_layers=1", "train.seq_len=64", "cl
 @pytest.mark.parametrize(
     ("overrides", "mode"),
     [
-        (["+hardware=h100", "strategy=[fsdp2]"], "selective"),
+        pytest.param(["+hardware=h100", "strategy=[fsdp2]"], "selective", marks=pytest.mark.slow),
         (["+hardware=h100", "strategy=[autoparallel]"], "none"),
-        (["+hardware=h100", "strategy=[autoparallel]", "remat.mode=full"], "full"),
+        pytest.param(["+hardware=h100", "strategy=[autoparallel]", "remat.mode=full"], "full", marks=pytest.mark.slow),
         (["remat.mode=selective", "strategy=[autoparallel]"], "selective"),
     ],
 )
@@ -22,6 +22,7 @@ def test_a_hardware_file_sets_nothing_that_the_search_decides(overrides, mode):
     assert node.compile.enabled == ("+hardware=h100" in overrides)  # what it does not decide
 
 
+@pytest.mark.slow
 def test_what_binds_a_search_is_named():
     binding = (
         "remat.mode=full",

@@ -181,6 +181,7 @@ class Glances(Llama3):
 """
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_traced_is_named(tmp_path, monkeypatch):
     (tmp_path / "glances.py").write_text(GLANCES)
     monkeypatch.syspath_prepend(tmp_path)

@@ -85,6 +85,7 @@ def test_the_block_pass_leaves_one_a_block(reshard, gathered, model, inside, aga
         assert {kind: entry["bytes"] for kind, entry in after.items()} == {k: e["bytes"] for k, e in before.items()}
 
 
+@SLOW
 def test_copies_are_summed_after_shards():
     after = planned({"replicate": 2})[0]["backward"]["after"]["collectives"]
     assert after["all_reduce"]["count"] == after["reduce_scatter"]["count"] == BLOCKS + 2

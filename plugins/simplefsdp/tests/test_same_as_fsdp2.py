@@ -59,6 +59,7 @@ def test_bitwise(plait_ranks, compile, passes, options, world, steps):
     )
 
 
+@SLOW
 @pytest.mark.parametrize(
     ("model", "world", "steps"),
     [(uneven_chain, 2, 5), pytest.param(uneven, 3, 20, marks=SLOW)],

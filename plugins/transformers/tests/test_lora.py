@@ -51,7 +51,9 @@ def check_gradients(pool, kind, strategy, *targets):
 
 
 @pytest.mark.parametrize("kind", ["mixtral", *(pytest.param(k, marks=SLOW) for k in ("deepseek_v3", "qwen2_moe"))])
-@pytest.mark.parametrize("strategy", [pytest.param("fsdp2", marks=SLOW), "tensor_parallel", "expert_parallel"])
+@pytest.mark.parametrize(
+    "strategy", [*(pytest.param(s, marks=SLOW) for s in ("fsdp2", "expert_parallel")), "tensor_parallel"]
+)
 def test_gradients_of_experts_adapters_equal_those_of_one_process(kind, strategy, plait_ranks):
     for result in check_gradients(plait_ranks, kind, strategy):
         lies = result.placements["model.layers.1.mlp.experts.gate_up_proj_lora_B"]
