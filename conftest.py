@@ -3,6 +3,9 @@
 import gc
 import os
 import signal
+import tomllib
+from importlib.metadata import distribution
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,18 @@ for _number, _usual in (
 ):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests of plugins that are installed no longer as they stand in the source would fail for another reason."""
+    project = tomllib.loads((Path(__file__).with_name("pyproject.toml")).read_text(encoding="utf-8"))["project"]
+    here = {(group, *point) for group, points in project["entry-points"].items() for point in points.items()}
+    if lost := here - {(point.group, point.name, point.value) for point in distribution("plait").entry_points}:
+        names = ", ".join(f"{group} {name}" for group, name, _ in sorted(lost))
+        raise pytest.UsageError(
+            f"pyproject.toml has entry points that are not installed: {names}; "
+            "run: python -m pip install --no-deps --no-build-isolation -e ."
+        )
 
 
 def pytest_itemcollected(item: Any) -> None:

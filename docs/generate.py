@@ -205,8 +205,9 @@ def filled(name: str, **parts: str) -> str:
 def chosen(kind: PluginKind) -> str:
     """How a command line chooses a plugin of this kind."""
     own = {"command": "plait NAME", "pruner": "sweep.prune=true"}
-    several = f"'{kind.choice}=[NAME]'"
-    return code(own.get(kind.name, "") or (several if kind.several else f"{kind.choice}=NAME" if kind.choice else ""))
+    choice = kind.choice or kind.key
+    several = f"'{choice}=[NAME]'"
+    return code(own.get(kind.name, "") or (several if kind.several else f"{choice}=NAME" if choice else ""))
 
 
 def markdown(text: str) -> str:

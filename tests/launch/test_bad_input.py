@@ -111,6 +111,8 @@ CASES = {  # arguments -> the key at fault, its value, what would fit
     "checkpoint.load=nothing": ("checkpoint.load", "nothing"),
     # ranks and machines
     "launch.mode=external": ("launch.mode", "external", ("local",)),
+    "launch.mode=torchrun": ("launch.mode", "torchrun", ("local",)),
+    "launch.mode=slrum": ("launch.mode", "slrum", ("auto", "local", "external", "slurm", "torchrun")),
     f"{FSDP} launch.nproc_per_node=100000": ("launch.nproc_per_node", 100000, "at most "),
     f"{FSDP} launch.nproc_per_node={10**18}": ("launch.nproc_per_node", 10**18, "at most "),
     f"{FSDP} strategy.fsdp2.shard=4096": ("launch.nproc_per_node", 4096, "at most "),
@@ -259,6 +261,8 @@ def test_other_commands_are_as_strict(plait_project):
     degree = error_of(plait_project, FSDP, "strategy.fsdp2.shard=4", "world=6", command="inspect")
     is_about(degree, "world", 6, "exactly 4")
     is_about(error_of(plait_project, "strategy=[fsdp]", command="inspect"), "strategy", "fsdp", INSTALLED)
+    mode = error_of(plait_project, "launch.mode=slrum", "launch.device=cpu", command="inspect")
+    is_about(mode, "launch.mode", "slrum", ("auto", "slurm"))
     assert plait_project("inspect", FSDP, "launch.nnodes=2", "launch.nproc_per_node=512", "launch.device=cpu").code == 0
     too_many = error_of(plait_project, FSDP, "train.seq_len=8", "world=5000", "launch.device=cpu", command="verify")
     is_about(too_many, "launch.nproc_per_node", 5000, "at most ")

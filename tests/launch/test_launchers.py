@@ -49,7 +49,8 @@ SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "20017", "SLU
 NUMBER, HERE = "a whole number", "can be found"
 ENVIRONMENTS = [  # a launcher's environment, the variable, its wrong values, what would fit
     (RANKS, "RANK", ("x", "2"), f"{NUMBER} from 0 to 1"),
-    (RANKS, "RANK", ("-1", ""), NUMBER),
+    (RANKS, "RANK", ("-1",), NUMBER),
+    (RANKS, "RANK", ("",), ()),
     (RANKS, "WORLD_SIZE", ("two",), f"{NUMBER} of at least 1"),
     (RANKS, "WORLD_SIZE", ("0", "²", "9" * 5000), NUMBER),
     (RANKS, "LOCAL_RANK", ("1.5", "2"), f"{NUMBER} from 0 to 1"),
@@ -94,6 +95,7 @@ RIGHT: dict[str, Any] = {  # what a launcher says -> what this command is, and w
     "a step of fewer tasks than its job": (AUTO, {**SLURM, **STEP}, "external", {"WORLD_SIZE": "2"}),
     "torchrun": (AUTO, RANKS, "external", {}),
     "torchrun, several here": (FOUR, {**RANKS, "LOCAL_RANK": "1"}, "external", {}),
+    "torchrun in a task of srun": (AUTO, {**SLURM, "SLURM_STEP_ID": "3", **RANKS}, "external", {"WORLD_SIZE": "2"}),
     "a single task": (AUTO, {**SLURM, "SLURM_NTASKS": "1"}, "local", {"RANK": None}),
     "another launcher that was told": (Launch(mode="local"), {"PMI_SIZE": "2"}, "local", {}),
     "another of several machines": (Launch(nnodes=2, rdzv_endpoint="a:1"), {"PMI_SIZE": "2"}, "local", {}),
@@ -177,7 +179,7 @@ def test_slurms_rank_0_is_on_the_first_machine_not_where_srun_was_typed(listed: 
     typed = {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1", "SLURM_JOB_NODELIST": "else", "SLURM_STEP_NODELIST": listed}
     for own, wanted in ((None, first), ("127.0.0.1", "127.0.0.1")):
         with in_env(SLURM, typed, SLURM_NNODES="2", MASTER_ADDR=own):
-            with mock.patch("plait.launch.external.resolves", return_value=True):
+            with mock.patch("plait.launch.launched.resolves", return_value=True):
                 assert launch_mode(Launch()) == "external"
             assert os.environ["MASTER_ADDR"] == wanted
 

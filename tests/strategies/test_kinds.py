@@ -12,6 +12,7 @@ from plait.contract.kinds import CLASS, KINDS
 from plait.strategies import registry
 from plait.strategies.hooks import Hooks
 from plait.strategies.registry import everything, installed, load
+from plait.testing.project import STARTED
 from tests.helpers.fakes import distribution, forget
 
 CLASSES = """
@@ -36,6 +37,7 @@ def arguments(parser): parser.add_argument("--much", type=int)
 def run(args): print("much", args.much)
 def cannot_work(checked): return ""
 def detect(env): return None
+def variables(env): return {}
 @plait.hookspec(firstresult=True)
 def colour(run): "What a strategy is painted in."
 @plait.hookspec
@@ -106,7 +108,7 @@ def test_fifty_packages_are_read_once_each_and_imported_never(folder, monkeypatc
     assert sum(name.startswith("many") for of_kind in everything().values() for name in of_kind) == 50
     installed("sink"), installed("strategy"), everything()
     assert len(scans) == 1
-    assert plait_project("inspect", "launch.device=cpu", "model.n_layers=1").code == 0
+    assert plait_project("train", "launch.device=cpu", "model.n_layers=1").code == STARTED
     assert not [name for name in sys.modules if name.startswith("many_")]
 
 

@@ -31,6 +31,7 @@ DOES = {  # what the plugin of each kind does, as "It ..."
     "command": "shows the last row of a run",
     "hookspecs": "specifies a hook of that name for strategies, and logs what they answer",
     "pruner": "prunes runs of a sweep that see few tokens for their model",
+    "launcher": "makes ranks of the processes that mpirun of Open MPI started",
 }
 
 
@@ -61,6 +62,7 @@ def use(name: str, kind: str) -> str:
     """A command that uses the plugin."""
     special = {
         "command": f"plait {name} runs/NAME",
+        "launcher": f"mpirun -n 2 plait train launch.mode={name} 'strategy=[NAME]'",
         "pruner": "plait train -m sweep.prune=true train.seq_len=16,1024 train.steps=1",
     }
     choice = _choice(kind)
@@ -82,6 +84,8 @@ def checked(name: str, kind: str = "strategy") -> str:
             f"{name!r} cannot name a plugin; use lower-case letters, digits and single - or _ between them, "
             "starting with a letter, and no Python keyword, such as ring or my-strategy"
         )
+    if identifier in KINDS[kind].words:
+        raise PlaitError(f"{KINDS[kind].key}={identifier} means something else; choose another name")
     if identifier in (plugins := installed(kind)):
         raise PlaitError(f"{plugins[identifier]} is installed already; choose another name")
     if importlib.util.find_spec(f"plait_{identifier}"):

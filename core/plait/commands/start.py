@@ -106,8 +106,9 @@ def _run(config: Config, path: Path) -> None:
 
 
 def _start_ranks(config: Config, folder: Any) -> Any:
-    from plait.launch.external import left_idle, meeting_point
+    from plait.launch.external import meeting_point
     from plait.launch.forks import forks
+    from plait.launch.slurm import left_idle
     from plait.system.scratch import remove_stale
 
     remove_stale()  # also if this run is finished, and no rank starts
@@ -190,7 +191,7 @@ def _import_torch_quietly() -> None:
 
 
 def _be_a_rank(config: Config, folder: Any) -> Any:
-    """One of the ranks that torchrun or Slurm started; rank 0 tells the user."""
+    """One of the ranks that another launcher started; rank 0 tells the user."""
     from plait.launch.external import meeting_others, unused_number
     from plait.launch.no_restart import EXIT_CODES
     from plait.launch.rank import run_rank

@@ -192,4 +192,9 @@ def config_of(composition: Any) -> Config:
     """The config of what Hydra composed. Raises PlaitError, naming the key, for what a run does not take."""
     from omegaconf import OmegaConf
 
-    return Config.of(OmegaConf.to_container(composition, resolve=True), whole=True)  # type: ignore[arg-type]
+    from plait.strategies.registry import usable
+
+    config = Config.of(OmegaConf.to_container(composition, resolve=True), whole=True)  # type: ignore[arg-type]
+    if config.launch.mode not in KINDS["launcher"].words:
+        usable(config.launch.mode, "launcher")
+    return config

@@ -130,7 +130,7 @@ class Checkpoint:
 
 @attrs.frozen
 class Launch:
-    mode: str = _one_of("auto", "local", "external")
+    mode: str = attrs.field(default="auto", validator=_filled)  # one of the words of this kind of plugin, or a name
     nproc_per_node: int | Literal["auto"] = "auto"
     nnodes: int = attrs.field(default=1, validator=ge(1))
     rdzv_endpoint: str | None = None

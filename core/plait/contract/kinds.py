@@ -17,6 +17,8 @@ class PluginKind:
     node:    the node of the config that maps names to options; then it must be an attrs class, whose fields are these.
              "": the config does not choose it by its name.
     choice:  the group of options from which it is chosen on the command line, "" if it is not.
+    key:     the option that has its name as a value, "" if none has. words: further values of that option, which are
+             no plugin's name.
     target:  what an entry point must point to.
     methods: what it must have. some: of what it must have one at least.
     """
@@ -25,6 +27,8 @@ class PluginKind:
     plural: str
     node: str = ""
     choice: str = ""
+    key: str = ""
+    words: tuple[str, ...] = ()
     target: str = CLASS
     methods: tuple[str, ...] = ()
     some: tuple[str, ...] = ()
@@ -37,6 +41,11 @@ class PluginKind:
     def several(self) -> bool:
         """Whether a run takes several of them: then group and node of its config have one name."""
         return bool(self.node) and self.node == self.choice
+
+    @property
+    def where(self) -> str:
+        """What errors about one of them are about."""
+        return self.choice or self.key or self.name
 
     def key_of(self, name: str) -> str:
         """The key of the options of the plugin `name`."""
@@ -76,6 +85,12 @@ KINDS = {
         PluginKind("command", "commands", target=OBJECT, methods=("help", "arguments", "run")),
         PluginKind("hookspecs", "hookspecs", target=OBJECT),
         PluginKind("pruner", "pruners", target=OBJECT, methods=("cannot_work",)),
-        PluginKind("launcher", "launchers", target=OBJECT, methods=("detect",)),
+        PluginKind(
+            *("launcher", "launchers"),
+            key="launch.mode",
+            words=("auto", "local", "external"),
+            target=OBJECT,
+            methods=("detect", "variables"),
+        ),
     )
 }

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from plait.contract.config import Config, Launch
 from plait.contract.errors import PlaitError
-from plait.launch import external
 from plait.launch.failures import Failures
 from plait.launch.forks import RANK, Forks
+from plait.launch.launched import adopt, check_alone, launcher_of, not_launched
 from plait.launch.no_restart import RunFailed
 from plait.launch.spare import spare
 from plait.launch.stopped import remove_half_done, stopped_outcome
@@ -32,21 +32,17 @@ if TYPE_CHECKING:
 def launch_mode(launch: Launch) -> str:
     """ "external" if a launcher started this process as a rank, else "local".
 
-    Raises PlaitError if `launch.mode=external` and no launcher has, if its variables for this rank are impossible, or
-    if those of another launcher say that there are several processes.
+    Raises PlaitError if `launch.mode` says that one has, and none has, if its variables for this rank are impossible,
+    or if those of another launcher say that there are several processes.
     """
-    if launch.mode == "local":
-        return "local"
-    if external.by_torchrun() or external.by_slurm():
-        external.adopt(launch)
+    name = launcher_of(launch.mode, launch.nnodes)
+    if name is not None:
+        adopt(launch, name)
         return "external"
-    if launch.mode == "external":
-        raise PlaitError(
-            "launch.mode=external, but this process is neither one of torchrun's (RANK and WORLD_SIZE are not set) nor "
-            "one of several tasks of srun (SLURM_STEP_ID, SLURM_STEP_NUM_TASKS): start this command with torchrun or "
-            "srun, or use launch.mode=local"
-        ).at("launch.mode", "external", fits=("local",))
-    external.check_alone(launch)
+    if launch.mode == "auto":
+        check_alone(launch.nnodes)
+    elif launch.mode != "local":
+        raise not_launched(launch.mode)
     return "local"
 
 

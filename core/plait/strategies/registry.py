@@ -84,6 +84,8 @@ def _state(entry: Entry, kind: PluginKind, api: int | None, other: Plugin | None
         return f"defined twice: by {other.distribution} and by {entry.distribution}; uninstall one"
     if entry.name in blocked:
         return f"disabled by {DISABLE}"
+    if entry.name in kind.words:
+        return f"its name means something else: {kind.key}={entry.name}"
     if not re.fullmatch(FORMS.get(kind.target, MODULE), entry.value):
         return f"its entry point is {entry.value!r}, not {kind.target}"
     if entry.damaged:
@@ -102,22 +104,23 @@ def disabled() -> set[str]:
 
 def usable(name: str, kind: str = "strategy") -> Plugin:
     """The installed plugin `name` of this kind. Raises PlaitError if it is missing, or cannot be used."""
-    plugins, where = installed(kind), KINDS[kind].choice or kind
+    plugins, words = installed(kind), KINDS[kind].words
     if name not in plugins:
-        known = ", ".join(plugins) or "none"
-        raise PlaitError(f"{kind} {name!r} is not installed; installed: {known}{near_miss(name, list(plugins))}").at(
-            where, name, fits=plugins
-        )
+        known = [*plugins, *words]
+        also = f"; {KINDS[kind].key} may also be {', '.join(words)}" if words else ""
+        raise PlaitError(
+            f"{kind} {name!r} is not installed; installed: {', '.join(plugins) or 'none'}{also}{near_miss(name, known)}"
+        ).at(KINDS[kind].where, name, fits=known)
     plugin = plugins[name]
     if plugin.state != "ok":
-        raise PlaitError(f"{plugin} cannot be used: {plugin.state}").at(where, name)
+        raise PlaitError(f"{plugin} cannot be used: {plugin.state}").at(KINDS[kind].where, name)
     return plugin
 
 
 def load(name: str, kind: str = "strategy") -> Any:
     """What the entry point of the installed plugin `name` points to: for a strategy, its class. Raises PlaitError if it
     is missing or broken, or is not what its kind must be."""
-    plugin, where = usable(name, kind), KINDS[kind].choice or kind
+    plugin, where = usable(name, kind), KINDS[kind].where
     module, _, attribute = plugin.target.partition(":")
     try:
         made = importlib.import_module(module)

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import os
 import uuid
 from pathlib import Path
 
@@ -20,12 +19,14 @@ NOT_COUNTED = ("hydra.", "hydra/", "sweep.")  # how jobs are run does not change
 @attrs.define
 class Command:
     """argv: the arguments. session: this start of it. folder: the sweep's, empty for a single run.
-    varied: the keys in which jobs differ."""
+    varied: the keys in which jobs differ. follows: a launcher started this process as a rank other than 0, which does
+    not write the sweep's files."""
 
     argv: list[str]
     session: str = attrs.field(factory=lambda: uuid.uuid4().hex)
     folder: str = ""
     varied: set[str] = attrs.field(factory=set)
+    follows: bool = False
     _held: int | None = attrs.field(default=None, init=False)
 
     def hold(self) -> None:
@@ -62,8 +63,3 @@ class Command:
         given = [argument for argument in self.argv if argument not in ("-m", "--multirun")]
         counted = sorted(argument for argument in given if not argument.lstrip("+~").startswith(NOT_COUNTED))
         return hashlib.sha256("\0".join(counted).encode()).hexdigest()[:8]
-
-
-def follows() -> bool:
-    """Whether a launcher started this process as a rank other than 0, which does not write the sweep's files."""
-    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0"

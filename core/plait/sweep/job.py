@@ -13,10 +13,10 @@ from omegaconf import DictConfig
 from plait.compose.overrides import check_sweep
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
-from plait.launch import external
+from plait.launch.launched import rank_here
 from plait.records import metrics
 from plait.records.run_folder import RunFolder
-from plait.sweep.command import Command, follows
+from plait.sweep.command import Command
 from plait.sweep.ledger import Job, Ledger
 from plait.sweep.loader import parsed
 from plait.sweep.prune import cannot_work
@@ -34,8 +34,9 @@ def job(command: Command, cfg: DictConfig, hydra: Any, config_of: ConfigOf, run:
     """
     ledger, subdir = Ledger(Path(hydra.sweep.dir)), str(hydra.sweep.subdir)
     check_sweep(subdir, "hydra.sweep.subdir")
-    together = cfg.launch.mode != "local" and (external.by_torchrun() or external.by_slurm())
-    if together and follows():  # rank 0 keeps the ledger for all
+    rank = rank_here(cfg.launch.mode, cfg.launch.nnodes)
+    together = rank is not None
+    if rank:  # rank 0 keeps the ledger for all
         run(config_of(cfg, hydra), ledger.folder / subdir)
         return None
     overrides = [str(o.input_line) for o in parsed(hydra.overrides.task) if o.get_key_element() in command.varied]

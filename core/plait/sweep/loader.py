@@ -12,7 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from plait.compose.loader import Loader
 from plait.compose.overrides import LISTS, check_sweep
 from plait.contract.errors import PlaitError, near_miss
-from plait.sweep.command import Command, follows
+from plait.launch.launched import rank_here
+from plait.sweep.command import Command
 
 
 class JobLoader(Loader):
@@ -72,7 +73,9 @@ class JobLoader(Loader):
             cfg.hydra.overrides.hydra.append(f'hydra.sweep.dir="{quoted}"')
             cfg.hydra.sweep.dir = self.command.folder
         check_sweep(self.command.folder, "hydra.sweep.dir")
-        if not follows():
+        mode = "auto" if cfg.launch.mode == "local" else cfg.launch.mode  # srun may start one process per machine
+        self.command.follows = bool(rank_here(mode, cfg.launch.nnodes))
+        if not self.command.follows:
             self.command.hold()
 
     def _check_options(

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from plait.records.run_folder import is_live
-from plait.sweep.command import Command, follows
+from plait.sweep.command import Command
 from plait.sweep.ledger import STATES, Job, Ledger
 from plait.sweep.queued import still_queued
 from plait.sweep.table import table
@@ -21,7 +21,7 @@ def summarise(command: Command, error: BaseException | None = None) -> int:
     Raises `error` if a signal stopped the sweep, if no job began, or if there was no sweep.
     """
     try:
-        jobs = _settled(command, error) if command.folder and not follows() else []
+        jobs = _settled(command, error) if command.folder and not command.follows else []
     finally:
         command.let_go()
     if jobs:
