@@ -1,5 +1,6 @@
 """Writes configuration.md, from the comments in conf/, commands.md, from what the commands say of themselves, and parts
-of hooks.md and kinds.md, from the hookspecs and the kinds of plugins: `python docs/generate.py`."""
+of hooks.md, kinds.md and reference.md, from the hookspecs, the kinds of plugins and docstrings: `python
+docs/generate.py`."""
 
 import inspect
 import re
@@ -7,9 +8,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import attrs
+from reference import reference
 
 from plait.commands.main import OWN, command_of, parser_of
 from plait.contract import hookspecs
+from plait.contract.config import Config
 from plait.contract.kinds import KINDS, PluginKind
 from plait.strategies.registry import installed
 
@@ -193,6 +196,15 @@ def kinds() -> str:
     return filled("kinds", table=table("kind, entry points, on the command line, what it must be", rows))
 
 
+def entries_of_reference() -> str:
+    run = {key.path: key.comment for key in keys(CONF / "train.yaml")}
+    nodes = [node for node in attrs.fields(Config) if attrs.has(node.type)]
+    comments = {
+        node.type: {key.name: run[f"{node.name}.{key.name}"] for key in attrs.fields(node.type)} for node in nodes
+    }
+    return filled("reference", entries=reference(comments))
+
+
 def filled(name: str, **parts: str) -> str:
     """The page, which has each of these parts between `<!-- PART: ... -->` and `<!-- end of PART -->`."""
     page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
@@ -223,6 +235,7 @@ def markdown(text: str) -> str:
 def pages() -> dict[Path, str]:
     """Path -> text of every generated page."""
     made = {"configuration": configuration(), "hooks": hooks(), "commands": commands(), "kinds": kinds()}
+    made["reference"] = entries_of_reference()
     return {ROOT / "docs" / f"{name}.md": text for name, text in made.items()}
 
 

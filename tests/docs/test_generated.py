@@ -13,13 +13,8 @@ from tests.docs.pages import ROOT
 
 
 @pytest.fixture(scope="module")
-def generate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def generate(docs_path: None) -> ModuleType:
+    return importlib.import_module("generate")
 
 
 def test_pages_are_up_to_date(generate: ModuleType) -> None:

@@ -18,9 +18,16 @@ if TYPE_CHECKING:
 class Checked:
     """What a run that passed all checks is, and what its ranks are started with.
 
-    assembly: of the run.
-    files: name -> text that strategies write into the run's folder. said: (line, details) from strategies for the user.
-    shapes, ties: the model's part of a checkpoint, and further names of tied parameters. parts: what its files hold.
+    assembly: its model, on the meta device, and its strategies.
+    layout: its mesh.
+    source: of its data.
+    ranks_per_node: how many ranks each machine starts.
+    distributions: those that its strategies come from, with their versions.
+    shapes: name -> shape of every tensor of the model's part of a checkpoint.
+    ties: further name of a tied parameter -> its first.
+    parts: name in the model's own files -> the part of a parameter that it holds.
+    files: name -> text that strategies write into the run's folder.
+    said: (line, details) from strategies for the user.
     """
 
     assembly: Assembly
@@ -42,7 +49,7 @@ class Checked:
     def apply(self, fill: bool = True) -> "Applied":
         """The run's model under its strategies, on the ranks that call this together, or on a simulated one. Once.
 
-        fill=False leaves the parameters without values.
+        fill: False leaves the parameters without values.
         """
         from plait.parallel.apply import set_up  # not above: the launcher checks, and sets nothing up
 

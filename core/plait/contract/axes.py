@@ -69,9 +69,12 @@ class MeshAxis:
 
 @attrs.frozen
 class MeshView:
-    """A second factoring of the same ranks.
+    """A second factoring of the same ranks, for some of the parameters: experts out of data and tensor ranks.
 
-    `axes` are carved out of the dense axes, innermost first, never from layers or from an axis with sums=False.
+    name: unique in a run.
+    axes: carved out of the dense axes, innermost first, never from layers or from an axis with sums=False.
+
+    Each rank of a view works on different tokens: ranks that see the same tokens take a part each.
     """
 
     name: str = attrs.field(validator=_name)
@@ -82,6 +85,7 @@ class MeshView:
 class MeshLayout:
     """All axes of a run with their final degrees, outermost first.
 
+    world_size: the number of ranks.
     dense: the product of the degrees is the world size.
     views: for every view its own axes, innermost, preceded by what they left of the dense axes; the remainder of axis
         `a` in view `v` is called `v.a`.

@@ -19,7 +19,8 @@ def _values(items: Iterable[Any]) -> tuple[Any, ...]:
 class Choice:
     """An option of a strategy and the values that fit this run. The search tries all of them.
 
-    option: the name of a field of the strategy. values: its possible values; the first is tried first.
+    option: the name of a field of the strategy.
+    values: its possible values; the first is tried first.
     """
 
     option: str

@@ -39,7 +39,7 @@ class Achieved:
 
 @attrs.define
 class Cluster:
-    """One device, how many share a node, and their links; `conf/cluster/h100.yaml` explains each key."""
+    """One device, how many share a node, and their links: the keys of `cluster` in docs/configuration.md."""
 
     name: str
     memory: float = attrs.field(validator=gt(0))

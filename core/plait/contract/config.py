@@ -61,6 +61,8 @@ class Train:
 
 @attrs.frozen
 class Precision:
+    """The node `precision` of a config: the dtypes of storage, computation and reduction."""
+
     storage: str = _one_of("float32", "float64", "bfloat16")
     param: str = _one_of("float32", "float64", "bfloat16")
     reduce: str = _one_of("float32", "float64", "bfloat16")
@@ -77,6 +79,8 @@ def _modes(_: Any, attribute: attrs.Attribute, value: dict[str, str]) -> None:
 
 @attrs.frozen
 class Remat:
+    """The node `remat` of a config: what backward computes again."""
+
     mode: str = _one_of("none", "full", "selective", "budget")
     budget: float = attrs.field(default=0.5, validator=[gt(0), le(1)])
     blocks: dict[str, str] | None = attrs.field(default=None, validator=optional(_modes))
@@ -88,6 +92,8 @@ class Remat:
 
 @attrs.frozen
 class Compile:
+    """The node `compile` of a config."""
+
     enabled: bool = False
     backend: str = attrs.field(default="inductor", validator=_filled)
     mode: str = _one_of("default", "max-autotune-no-cudagraphs")
@@ -96,12 +102,16 @@ class Compile:
 
 @attrs.frozen
 class Loss:
+    """The node `loss` of a config."""
+
     chunks: int = attrs.field(default=1, validator=ge(1))
     function: dict[str, Any] = attrs.field(factory=dict, validator=_one)
 
 
 @attrs.frozen
 class Schedule:
+    """The node `schedule` of a config: the learning rate as a part of `optimizer.lr`."""
+
     warmup_steps: int = attrs.field(default=20, validator=ge(0))
     decay: str = _one_of("linear", "cosine", "sqrt")
     decay_steps: int | None = attrs.field(default=None, validator=optional(ge(0)))
@@ -165,11 +175,11 @@ class Sweep:
 
 @attrs.frozen
 class Config:
-    """One run. `model`, `data` and `optimizer` are nodes with a `_target_`; `strategy`,
-    `observer` and `sink` map names to options, `schedule.shape` and `loss.function` one name at most.
+    """One run, with a node for each part of docs/configuration.md: `config.train.steps`.
 
-    Nothing of it changes: `with_value` returns another one. `cluster` is empty, or the fields of a
-    `plait.contract.cluster.Cluster`.
+    `model`, `data` and `optimizer` are dicts with a `_target_`; `strategy`, `observer` and `sink` map names to options,
+    `schedule.shape` and `loss.function` one name at most. `cluster` is empty, or the fields of a `Cluster`. Nothing of
+    it changes: `with_value` returns another one.
     """
 
     run: Named = attrs.field(factory=Named)
@@ -195,8 +205,10 @@ class Config:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], whole: bool = False) -> "Config":
-        """The config with these resolved plain values; whole: all keys must be there. Raises PlaitError, naming the
-        key."""
+        """The config with these resolved plain values. whole: all keys must be there.
+
+        Raises PlaitError, naming the key.
+        """
         return typed(cls, values, "", whole)
 
     def plain(self) -> dict[str, Any]:

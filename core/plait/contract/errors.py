@@ -9,18 +9,23 @@ SHOWN = 80  # characters shown of a value
 class PlaitError(Exception):
     """A mistake that the user can fix: one sentence that names the key, the value and what would fit.
 
-    The command line prints the sentence without a traceback and exits with `exit_code`. Code reads the parts: if a key
-    or an argument is at fault, `PlaitError(sentence).at(key, value, fits)` keeps them as attributes. They are plain
-    values, since errors travel between processes.
+    The command line prints the sentence without a traceback. Code reads the parts: if a key or an argument is at fault,
+    `PlaitError(sentence).at(key, value, fits)` keeps them as attributes. They are plain values, since errors travel
+    between processes.
+
+    exit_code: of the command that ends with the error.
+    key: as the user writes it, such as "train.seq_len"; None if no key is at fault.
+    value: what the key was given; None if it was given nothing.
+    fits: the values that would fit, or in words what would; None if that is not known.
     """
 
-    exit_code = 1
-    key: str | None = None  # as the user writes it, such as "train.seq_len"
-    value: Any = None  # what the key was given; None if it was given nothing
-    fits: str | tuple[Any, ...] | None = None  # the values that would fit, or in words what would
+    exit_code: int = 1
+    key: str | None = None
+    value: Any = None
+    fits: str | tuple[Any, ...] | None = None
 
     def at(self, key: str, value: Any = None, fits: str | Iterable[Any] | None = None) -> Self:
-        """This error, about `key`."""
+        """This error, about `key`: `raise PlaitError(sentence).at(key, value, fits=(1, 2))`."""
         self.key, self.value = key, value
         self.fits = fits if fits is None or isinstance(fits, str) else tuple(fits)
         return self

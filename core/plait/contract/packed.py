@@ -9,6 +9,9 @@ class Packed:
     """`parts` parts of equal size along one dim, each with all units of `axis`: `Packed("ffn", 2)` are the rows of a
     fused feed-forward, those of its gate before those of its other matrix.
 
+    axis: the logical axis.
+    parts: how many there are, 2 at least.
+
     A rank that has a share of the units has this share of each part. A strategy that divides by names alone does not
     find the axis here, so it cannot cut through the parts by mistake.
     """

@@ -31,9 +31,10 @@ class Run:
     resumed_batch:  the global batch of the checkpoint that `plait train` goes on with; the run's own, if
                     `train.global_batch_size` is null. None without such a checkpoint.
     folder:         the run's folder, where a strategy may write a file; None outside `plait train`.
-    files, said, reports: from `leave`, `say` and `report`. logged, ending: from `log` and `stop`.
-    device_name:    of the GPU, such as "NVIDIA H100 80GB HBM3"; "" without one.
     storage_device: where parameters stay between steps; a strategy that offloads sets it to "cpu" in `parallelize`.
+    device_name:    of the GPU, such as "NVIDIA H100 80GB HBM3"; "" without one.
+    files, said, reports: from `leave`, `say` and `report`.
+    logged, ending: from `log` and `stop`.
     """
 
     config: Config
@@ -97,10 +98,12 @@ class Run:
     def log(self, name: str, value: Any) -> None:
         """Put a value into the row of this step in metrics.jsonl, which every sink gets.
 
-        name: "<who>/<what>", such as "norms/layers.0"; the last value of a name in a step counts. value: a number, or a
-        tensor of one element, which is copied now, and read one step later so that no step waits for a GPU. The values
-        of rank 0 are written: a value that ranks must add up, they add up before. Raises PlaitError for another name,
-        or for what is no number.
+        name: `<who>/<what>`, such as "norms/layers.0"; the last value of a name in a step counts.
+        value: a number, or a tensor of one element, which is copied now, and read one step later so that no step waits
+        for a GPU.
+
+        The values of rank 0 are written: a value that ranks must add up, they add up before. Raises PlaitError for
+        another name, or for what is no number.
         """
         if not re.fullmatch(r"[\w.-]+(/[\w.-]+)+", name):
             raise PlaitError(
@@ -116,7 +119,7 @@ class Run:
             raise PlaitError(f"{name!r} is logged as {value!r}, which is no number and no tensor of one element")
 
     def take_logged(self) -> dict[str, Any]:
-        """What was logged since it was last taken. The trainer does."""
+        """What was logged since it was last taken, by name. The trainer takes it after each step."""
         taken, self.logged = self.logged, {}
         return taken
 

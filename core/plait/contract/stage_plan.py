@@ -21,6 +21,8 @@ class StageAction:
 
     kind: "forward"; "backward", of everything; or apart from each other the gradients of the "stream" and, later, of
     the "weights". The last stage's forward has the loss.
+    stage: its number, from 0.
+    micro: the number of the micro-batch, from 0.
     """
 
     kind: str = attrs.field(validator=in_(KINDS))
@@ -28,7 +30,7 @@ class StageAction:
     micro: int = attrs.field(validator=ge(0))
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class StagePlan:
     """The stages of a model, and the order in which each rank runs them.
 

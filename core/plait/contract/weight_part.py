@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class WeightPart:
     """A box of the parameter `fqn`, whose dims may be in another order in the file.
 
-    start, size: of the box, per dim of the parameter. dims: those of the parameter that the tensor has, in its order; a
-    dim in which the box has size 1 may be left out.
+    fqn: of the parameter.
+    start, size: of the box, per dim of the parameter.
+    dims: those of the parameter that the tensor has, in its order; a dim in which the box has size 1 may be left out.
     """
 
     fqn: str
@@ -27,14 +28,16 @@ class WeightPart:
 
     @classmethod
     def whole(cls, fqn: str, shape: Sequence[int]) -> "WeightPart":
+        """All of the parameter `fqn` with this shape."""
         return cls(fqn, (0,) * len(shape), tuple(shape), tuple(range(len(shape))))
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor in the file."""
         return tuple(self.size[dim] for dim in self.dims)
 
     def of(self, parameter: "Tensor") -> "Tensor":
-        """The tensor of the file, a view of the whole `parameter`."""
+        """The tensor of the file: a view of the whole `parameter`."""
         box = parameter[tuple(slice(at, at + size) for at, size in zip(self.start, self.size, strict=True))]
         return box.permute((*self.dims, *self._left_out())).reshape(self.shape)
 

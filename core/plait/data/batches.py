@@ -12,12 +12,18 @@ from plait.contract.errors import PlaitError
 
 
 class Batches(ABC):
-    """One data rank's part of every global batch. `dp` is (index, count); the global batch size G is a multiple of
-    count.
+    """One data rank's part of every global batch.
+
+    seq_len: tokens of a sample.
+    global_batch_size: G, a multiple of the number of data ranks.
+    dp: (index, count) of the data rank.
+    rows: (G / count,) the numbers of its samples in a global batch.
 
     Samples are numbered from 0 in one endless sequence. A global batch is G consecutive samples, so a run may continue
     at any sample with another G, and no sample is lost or repeated.
     """
+
+    rows: np.ndarray
 
     def __init__(self, seq_len: int, global_batch_size: int, dp: tuple[int, int]) -> None:
         index, count = dp
@@ -28,11 +34,12 @@ class Batches(ABC):
             ).at("train.global_batch_size", global_batch_size, fits=f"a multiple of {count}")
         self.seq_len, self.global_batch_size, self.dp = seq_len, global_batch_size, dp
         rows = global_batch_size // count
-        self.rows = np.arange(index * rows, (index + 1) * rows)  # this data-parallel rank's samples of a global batch
+        self.rows = np.arange(index * rows, (index + 1) * rows)
 
     @abstractmethod
     def take(self, first: int) -> Batch:
-        """This rank's part of the global batch that begins with sample number `first`."""
+        """This rank's part of the global batch that begins with sample number `first`: `G / count` rows. Called in
+        every step."""
 
     def train(self, step: int) -> Batch:
         """This rank's part of global batch number `step`, from 0, if all global batches have the same size."""
@@ -46,11 +53,12 @@ class Batches(ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able: what a resumed run needs besides the number of samples."""
+        """What a resumed run needs besides the number of samples, as JSON takes it. Called at a save, on every rank, if
+        the source is not `indexable`."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (nothing is to be done by default)
-        """Continue where `state` was taken."""
+        """Continue where `state` was taken, when a run resumes."""
 
     def left_out(self) -> str:
         """What was left out of the data so far, if that is not known before training, in one line; "" if nothing."""

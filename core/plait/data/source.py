@@ -52,6 +52,8 @@ class Source(ABC):
     eod_token: the token that ends a document; None takes the one that the tokenizer's folder names.
     bod_token: the token that begins a document; "none": no token; None takes what the tokenizer itself writes.
     attention: "across": tokens attend to all before them in their sample; "document": only to those of their document.
+    indexable: whether any batch is available at any time, so that a run resumes with any number of data ranks. Of
+        another source a checkpoint keeps `Batches.state_dict`.
 
     Every method raises PlaitError that names the key.
     """
@@ -61,7 +63,7 @@ class Source(ABC):
     bod_token: str | None = None
     attention: str = attrs.field(default="across", validator=check_attention)
 
-    indexable: ClassVar[bool]  # True: any batch is available at any time, so runs resume with any number of data ranks
+    indexable: ClassVar[bool]
 
     @cached_property
     def encoder(self) -> Tokenizer:
@@ -74,7 +76,8 @@ class Source(ABC):
         """Whether `Batches.validation` has any samples."""
 
     def check(self, *, seq_len: int, vocab_size: int | None) -> None:
-        """Cheap checks before any rank starts; imports no torch. `vocab_size`: the model's; None: it has none."""
+        """Cheap checks before any rank starts, in the launcher; imports no torch. vocab_size: the model's; None: it has
+        none."""
         if seq_len < 1:
             raise misfit("train.seq_len", seq_len, "at least 1")
         size = self.encoder.size
@@ -85,11 +88,11 @@ class Source(ABC):
             ).at("model.vocab_size", vocab_size, fits=f"at least {size}")
 
     def prepare(self, say: Say) -> None:  # noqa: B027 (most have nothing to do)
-        """Do slow work once per machine, and report it with `say(line)`. Safe to call from several processes at
-        once."""
+        """Do slow work once per machine before training, and report it with `say(line)`. Safe to call from several
+        processes at once."""
 
     def check_length(self, *, seq_len: int) -> None:  # noqa: B027 (most have nothing to do)
-        """After `prepare`: raise PlaitError if there is too little text for one sample; cheap."""
+        """After `prepare`: raises PlaitError if there is too little text for one sample; cheap."""
 
     def shortened(self, *, seq_len: int) -> str:
         """After `check_length`: what of the data no sample holds because it is too long, in words; "" if nothing."""
@@ -97,8 +100,9 @@ class Source(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Hex digest of what determines the tokens; after `prepare`."""
+        """Hex digest of what determines the tokens, beside the seed; after `prepare`, on every rank. A checkpoint keeps
+        it."""
 
     @abstractmethod
     def open(self, *, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> "Batches":
-        """The batches of data rank `(index, count)`: its part of every global batch."""
+        """The batches of one data rank: its part of every global batch. dp: (index, count) of the data rank."""

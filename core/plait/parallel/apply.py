@@ -46,11 +46,19 @@ if TYPE_CHECKING:
 class Applied:
     """A model under its strategies.
 
-    parts: what this rank runs: the model, or its stages on this rank. mesh: the ranks along each axis.
-    balance: of the parts' experts. loss: that of `loss.function`, else `cross_entropy_sum`, compiled if
-    `compile.enabled`. whole: what is known of the model, if the parts of this rank are not all of it. steps: taken so
-    far, those before a checkpoint too. own_optimizer: what `optimizer` returned, if a strategy made it. observers: of
-    the run, by name, whose `state` checkpoints hold too.
+    parts: what this rank runs: the model, or its stages on this rank.
+    mesh: the ranks along each axis.
+    spec: what the model says about itself, with what strategies added.
+    run: what strategies are told; `run.log` and `run.stop`.
+    hooks: of the strategies.
+    device: of this rank.
+    balance: of the parts' experts.
+    loss: (logits, labels) -> the loss summed over this rank's tokens: that of `loss.function`, else
+    `cross_entropy_sum`, compiled if `compile.enabled`.
+    whole: what is known of the model, if the parts of this rank are not all of it.
+    steps: taken so far, those before a checkpoint too.
+    own_optimizer: what `optimizer` returned, if a strategy made it.
+    observers: of the run, by name, whose `state` checkpoints hold too.
     """
 
     parts: list[nn.Module]
@@ -71,15 +79,17 @@ class Applied:
         return list({id(p): p for part in self.parts for p in part.parameters()}.values())
 
     def groups(self) -> list[ParamGroup]:
-        """The parameters for an optimizer, as `plait.parallel.optimizer_groups.groups_of` says: names, logical axes and
-        blocks beside them."""
+        """The parameters for an optimizer, as torch's groups: dicts with `params`, the `names` and `logical` axes of
+        each, their `block` and their `mesh`."""
         return groups_of(self.parts, self.spec)
 
     def optimizer(self, make: Callable[[list[ParamGroup]], torch.optim.Optimizer]) -> torch.optim.Optimizer:
         """The optimizer of this rank's parameters: `make(groups)`, or what a strategy that owns its state makes of it.
 
         make: gets the groups of `groups()`, or of what a strategy updates in the parameters' place; torch's optimizers
-        take them as they are. Called by all ranks, once; afterwards `step` takes no other optimizer if it is a
+        take them as they are.
+
+        Called by all ranks, once; afterwards `step` takes no other optimizer if it is a
         strategy's.
         """
         made = self.hooks.first("optimizer", groups=self.groups(), make=make, mesh=self.mesh)
@@ -112,6 +122,7 @@ class Applied:
         count: how the step's tokens are counted over all ranks; None: by one sum.
         rows: per micro-batch; None: one micro-batch. Gradients of micro-batches add up.
         max_norm: gradients are clipped to this norm.
+
         Collective over all ranks. Raises whatever a strategy's hook raises, and PlaitError for another optimizer than
         the one that a strategy made.
         """
@@ -162,6 +173,7 @@ class Applied:
         each backward, so that counting may run beside the first forward.
         loss: (logits, labels) -> the loss summed over this rank's tokens; None: `self.loss`. Not called if
         `loss.chunks` is above 1.
+
         Returns the sum of the loss over this rank's tokens (float64 scalar); ranks that have other stages of the model
         get it too. Without gradients, as under `torch.no_grad()`, it runs forward only.
         """
@@ -231,7 +243,8 @@ class Applied:
         return total_norm(tensors, self.mesh)
 
     def export(self, state: dict[str, Tensor]) -> Any:
-        """What the exported folder holds. state: FQN -> parameter or persistent buffer of this rank."""
+        """What the exported folder holds, a `plait.Export`. state: FQN -> parameter or persistent buffer of this
+        rank."""
         from plait.contract.exported import Export
 
         return self.hooks.first("export", state=state, spec=self.spec, run=self.run) or Export(state)

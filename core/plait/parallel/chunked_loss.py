@@ -28,8 +28,11 @@ Piece = Callable[[Tensor, Tensor, Any, bool], tuple[Tensor, Tensor]]
 def divide_head(head: nn.Module, axis: Any) -> None:
     """Say that `head` holds this rank's part of the vocabulary, in order and of equal size, over the ranks of `axis`.
 
-    axis: 1-D DeviceMesh. Call it in a strategy that divides the head, so that the loss by chunks sums over these ranks.
-    The head then returns the loss, a tensor without dims that is equal on all ranks of `axis`, instead of logits.
+    axis: 1-D DeviceMesh.
+
+    Call it in a strategy that divides the head, so that the loss by chunks sums over these ranks. Without labels the
+    head returns logits. With labels it returns the loss, a tensor without dims that is equal on all ranks of `axis`,
+    which a strategy's own hooks must leave as it is.
     """
     head.__dict__["_vocab_axis"] = axis
 

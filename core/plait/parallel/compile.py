@@ -136,7 +136,9 @@ def recompute_all(joint: fx.GraphModule, inputs: Any) -> fx.GraphModule:
 
 
 def budget_config(budget: float) -> dict[str, Any]:
-    """`partitioner_options` for `remat.mode=budget`; the objects in our graphs are meshes, without a size."""
+    """Settings to patch into `torch._functorch.config` while a compile hook of your own partitions a graph, for
+    `remat.mode=budget`. budget: the share (0 to 1) that is kept of what `remat.mode=none` keeps."""
+    # The objects in our graphs are meshes, which have no size.
     config = {"activation_memory_budget": budget}
     objects = "unsafe_treat_script_objects_as_zero_size"  # not in torch 2.11
     return config | ({objects: True} if has_partitioner_option(objects) else {})

@@ -23,9 +23,15 @@ ALONE = "alone"  # the name of a dim over one rank
 class Mesh(contract.Mesh):
     """All meshes of a run, created together: every rank must construct it at the same time.
 
+    layout: the axes with their degrees.
+    device_type: "cpu" or "cuda".
+    rank: of this process in the world.
     root: of all the others, so that torch joins data and model axes of one parameter into one DTensor mesh.
-    world: 1-D over all ranks. dense, views (by name): one dim per axis, but without axes of one rank if there are
-    several ranks: torch would make a group for every rank of the world on each rank. None: no axis is left.
+    world: 1-D over all ranks.
+    dense: one dim per axis; None if no axis is left. Axes of one rank are left out if there are several ranks: torch
+    would make a group for every rank of the world on each rank.
+    views: name -> the same of a view.
+
     Meshes are kept: to make one, to compare it and to hash it takes torch as long as there are ranks.
     """
 
@@ -47,13 +53,17 @@ class Mesh(contract.Mesh):
                 self._data(view, outer)
 
     def __getitem__(self, name: str) -> DeviceMesh:
-        """The 1-D mesh of axis `name`, of the dense view or (`view.axis` for what it left over) of another."""
+        """The 1-D mesh of axis `name`, of the dense view or (`view.axis` for what it left over) of another.
+
+        Raises PlaitError if the run has no such axis; one of a single rank it has.
+        """
         if name in self._axes:
             return self._axes[name]
         known = ", ".join(self._axes) or "none"
         raise PlaitError(f"there is no mesh axis {name!r}; available: {known}").at(name, fits=known)
 
     def __contains__(self, name: str) -> bool:
+        """Whether the run has the axis `name`."""
         return name in self._axes
 
     def rank_and_size(self, splits: str | None) -> tuple[int, int]:
@@ -73,8 +83,8 @@ class Mesh(contract.Mesh):
         return all(coordinate == 0 for axis, coordinate in pairs if axis.splits not in ("batch", "sequence"))
 
     def sharding_axis(self, logical_axes: Iterable[Axis]) -> str | None:
-        """The mesh axis that shards a parameter with these logical axes; a view's axis takes precedence over a dense
-        one."""
+        """The mesh axis that shards a parameter with these logical axes, None without one; a view's axis takes
+        precedence over a dense one."""
         wanted = {a.axis if isinstance(a, Packed) else a for a in logical_axes} - {None}
         for axes in [*self.layout.views.values(), self.layout.dense]:
             for axis in axes:
@@ -97,13 +107,15 @@ class Mesh(contract.Mesh):
         The mesh has one flat dim. If the axis `outer` (by its dense name) has more than one rank, the mesh has two
         dims: `outer`, then all other axes. Axes of one rank are left out, unless nothing else is left. None: no axis
         sums gradients. All of this is read off the mesh that the parameter lives on, so a strategy that sums gradients
-        need not know which strategy sharded the parameter. tests/numerics/test_contract.py has an example in ranks.
+        need not know which strategy sharded the parameter.
         """
         return self._data(self.view_of(param), outer)
 
     def axes_by_group(self, joined: bool = False) -> dict[str, str]:
-        """Name of a process group -> the axis that it spans, for all axes of all views. joined: also groups that join
-        several axes, as "data", and the one of all ranks, as "world"."""
+        """Name of a process group -> the axis that it spans, for all axes of all views.
+
+        joined: also groups that join several axes, as "data", and the one of all ranks, as "world".
+        """
         names = [axis.name for axes in (self.layout.dense, *self.layout.views.values()) for axis in axes]
         # Reversed, so that of two axes that coincide the first is named.
         axes = {str(self[name].get_group().group_name): name for name in reversed(names)}

@@ -10,7 +10,13 @@ from plait.system.torch_internals.groups import fake_store
 
 
 class simulated:
-    """A process group of `world_size` ranks of which only this process exists; its collectives do nothing."""
+    """A process group of `world_size` ranks of which only this process exists; its collectives do nothing.
+
+    `with simulated(64, rank=3):` ends the group at its end.
+
+    world_size: the number of ranks.
+    rank: which of them this process is.
+    """
 
     def __init__(self, world_size: int, rank: int = 0) -> None:
         self.world_size, self.rank = world_size, rank

@@ -31,7 +31,7 @@ def stage(model: nn.Module, spec: ModelSpec, first: int, last: int) -> nn.Module
     before. The last returns what the model returns; the others the stream, a tensor. The inputs are always the model's.
     Names are those of the model. Blocks, and modules of `before` and `after`, are moved, not copied: use each of them
     in one stage only, and `model` no more.
-    Raises PlaitError for blocks that the model does not have, and as `check_stages` does.
+    Raises PlaitError for blocks that the model does not have, or if it cannot be cut.
     """
     blocks = list(spec.blocks_of(model))
     if not 0 <= first < last <= len(blocks):

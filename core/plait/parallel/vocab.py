@@ -19,9 +19,11 @@ from plait.system.torch_internals.collectives import reduced
 class Vocab:
     """The vocabulary of logits (..., V), V entries of it on this rank: all, or one of equal parts in order.
 
-    size: entries of the whole. axis: 1-D DeviceMesh of the ranks with the parts; None: there is one part.
+    size: entries of the whole.
+    axis: 1-D DeviceMesh of the ranks with the parts; None: there is one part.
+
     Results are at least in float32, differentiable once, and the same on all ranks of `axis`. Every rank of it must
-    call the same methods in the same order.
+    call the same methods in the same order, never under a condition that depends on values.
     """
 
     size: int

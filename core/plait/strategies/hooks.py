@@ -39,8 +39,8 @@ class WrongAnswer(PlaitError):
 class Hooks:
     """The hooks of the selected strategies. Every run has its own instance; nothing is process-global.
 
-    answers: the required answers of hooks; a hook that answers something else raises. defaults: the core's own answers,
-    a plugin below all strategies. Both need torch, so they come from `plait.parallel`.
+    required: the required answers of hooks; a hook that answers something else raises. defaults: the core's own
+    answers, a plugin below all strategies. Both need torch, so they come from `plait.parallel`.
     A hook that a strategy names in `hooks_off` is left out, as if its class did not have it.
     Raises PlaitError for a hook that does not exist or asks for unknown arguments, two strategies with the same
     first-result hook, a mark that a hook does not take, two claims of one role, and a cycle in the order.
@@ -100,11 +100,12 @@ class Hooks:
         self._caller(hook)(**arguments)
 
     def answers(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
-        """(strategy, answer) of every strategy that implements `hook`, in order."""
+        """(strategy, answer) of every strategy that implements `hook`, in order. Raises AttributeError for a hook that
+        nobody specifies."""
         return [(i.plugin_name, _call(i, arguments)) for i in reversed(self._of_strategies(hook))]
 
     def first(self, hook: str, **arguments: Any) -> Any:
-        """The answer of the strategy that has one, else the core's."""
+        """The answer of the strategy that has one, else the core's; None without any."""
         return self._caller(hook)(**arguments)
 
     def answer(self, hook: str, name: str, **arguments: Any) -> Any:

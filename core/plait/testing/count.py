@@ -35,6 +35,8 @@ class Collective:
     """`count` operations `op` over mesh axis `axis` (axes that sum gradients together are "data").
 
     op:      all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, send, recv.
+    axis:    its name, or "data".
+    count:   how many there are.
     elements: how many elements they move in total, on one rank: of each operation its input or its result, whichever is
              larger. None: not declared.
     """
@@ -83,7 +85,11 @@ def _of_parameters(parameters: Iterable[Tensor]) -> Size:
 
 
 class Counting(TorchDispatchMode):
-    """`with Counting(mesh) as counting:`; then `counting.found()`."""
+    """Counts the collectives that this rank takes part in: `with Counting(mesh) as counting:`, then
+    `counting.found()`.
+
+    mesh: whose axes name the groups.
+    """
 
     def __init__(self, mesh: "Mesh") -> None:
         super().__init__()
@@ -91,6 +97,7 @@ class Counting(TorchDispatchMode):
         self._seen: dict[tuple[str, str], list[int]] = {}
 
     def found(self) -> list[Collective]:
+        """What was counted: one for each operation and axis, in their order."""
         return [Collective(op, axis, len(seen), sum(seen)) for (op, axis), seen in sorted(self._seen.items())]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -15,7 +15,7 @@ ANY: Any = object()  # not compared
 def raises_about(
     key: str, value: Any = ANY, fits: str | Iterable[Any] = ()
 ) -> Iterator[pytest.ExceptionInfo[PlaitError]]:
-    """Inside, a PlaitError must be raised that `is_about` these."""
+    """Inside, a PlaitError must be raised that `is_about` these: `with raises_about("train.steps", 0):`."""
     with pytest.raises(PlaitError) as caught:
         yield caught
     is_about(caught.value, key, value, fits)

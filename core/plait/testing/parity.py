@@ -45,7 +45,8 @@ def untrained(result: TrialResult, reference: TrialResult, names: Iterable[str])
 
 
 def worst_gradient(result: TrialResult, reference: TrialResult) -> tuple[float, str]:
-    """(error, FQN) of the gradient with the largest error."""
+    """(error, FQN) of the gradient with the largest error: |g - r| / max(|r|, 1e-3 |R|), r that of `reference`, R all
+    of its gradients together."""
     errors = gradient_errors(result, reference)
     name = max(errors, key=errors.__getitem__)
     return errors[name], name

@@ -37,9 +37,9 @@ class Done:
 
 
 class Project:
-    """Starts the command `plait` in the current folder, which the fixture has made: `path`.
+    """What the fixture `plait_project` gives: it starts the command `plait` in the current folder.
 
-    >>> plait_project("train", "strategy=[ring]", "train.steps=3", ranks=2).code   # 0
+    path: of the folder, which the fixture has made.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,13 +54,16 @@ class Project:
         timeout: float = 240,
         **env: str,
     ) -> Done:
-        """What `plait ARGUMENTS` prints and exits with.
+        """How `plait ARGUMENTS` ends: `code`, `out`, `err`, and `error`, the PlaitError that it printed.
 
-        ranks: how many train, in processes of their own; None: as many as the command says; 0: none. Then the command
-        runs inside the test's process, takes milliseconds, and ends with the code `STARTED` where it would start ranks.
-        A function stands in for `plait.launch.launcher.start_ranks` there. An exception that the command does not turn
-        into a sentence is raised.
-        cold: in a new interpreter, not in a fork of one that has imported torch. cwd: another folder.
+        ranks: how many train, in processes of their own, on the CPU; None: as many as the command says; 0: none. Then
+        the command runs inside the test's process, takes milliseconds, and ends with the code 99 where it would start
+        ranks; what it printed as an error is `error`, and an exception that it does not turn into a sentence is raised.
+        A function stands in there for what starts ranks.
+        cold: in a new interpreter, not in a fork of one that has imported torch.
+        cwd: another folder.
+        timeout: seconds after which a command in a process of its own is killed.
+        env: environment variables.
         """
         if not cold and (callable(ranks) or ranks == 0):
             with contextlib.chdir(cwd or Path.cwd()), mock.patch.dict(os.environ, env):
@@ -84,7 +87,7 @@ class Project:
     def start(
         self, *arguments: str, ranks: int | None = None, cold: bool = False, cwd: Path | None = None, **env: str
     ) -> "subprocess.Popen[str] | Started":
-        """The same in the background, in a process group of its own."""
+        """The same in the background, in a process group of its own, as `subprocess.Popen` does."""
         where, whole, command = cwd or Path.cwd(), environment(**env), _of(arguments, ranks)
         process: subprocess.Popen[str] | Started
         if fits(whole) and not cold:

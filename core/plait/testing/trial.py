@@ -29,14 +29,18 @@ ZERO = 1e-12  # of all gradients of a rank: what is below comes from rounding in
 class Trial:
     """What is tried; the same whatever the layout.
 
-    model:    a name of `plait.testing.models`, or a function that builds one on the current device.
+    model:    "llama3", "tied", "odd", "qk_norm", "mla" or "moe", or a function that builds one on the current device.
     steps:    of the optimizer, with a new global batch each.
     dtype:    of everything, or "mixed": stored and reduced in float32, computed in bfloat16.
     micro:    number of micro-batches into which a rank divides its part.
-    remat:    `remat.mode`. budget: `remat.budget`. compile: the backend of `compile`, None: off.
-    chunks:   `loss.chunks`. loss: `loss.function`: name of a loss -> its options, or the loss itself.
+    remat:    `remat.mode`.
+    budget:   `remat.budget`.
+    compile:  the backend of `compile`, None: off.
+    chunks:   `loss.chunks`.
+    loss:     `loss.function`: name of a loss -> its options, or the loss itself.
     documents: whether rows hold packed documents, with their positions.
     max_norm: gradients are clipped to it.
+    seed:     of the initial parameters.
     last:     whether the gradients of the last step are kept too.
     trains_with: the optimizer, as in `conf/optimizer`. None: AdamW, at a rate of 0.01.
     """
@@ -66,20 +70,21 @@ class Trial:
         return batch(step)
 
     def positions(self, tokens: Tensor, step: int) -> Tensor | None:
-        """Of the rows of that batch; None: each is one document."""
+        """The positions of that batch's rows, (B, T); None: each row is one document."""
         return documents(tokens) if self.documents else None
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Active during forward and backward."""
+        """A context that is active during forward and backward; for subclasses."""
         return nullcontext()
 
     def precision(self) -> Precision:
+        """The dtypes that `dtype` stands for."""
         if self.dtype == "mixed":
             return Precision("float32", "bfloat16", "float32")
         return Precision(self.dtype, self.dtype, self.dtype)
 
     def optimizer(self, groups: Iterable[Any]) -> torch.optim.Optimizer:
-        """Over these parameters, or groups of them: what `Applied.optimizer` calls."""
+        """The optimizer over these parameters, or groups of them: what `Applied.optimizer` calls."""
         if self.trains_with is None:
             return torch.optim.AdamW(groups, lr=1e-2)
         return make_optimizer(self.trains_with, groups, schedule=Schedule())
@@ -104,10 +109,13 @@ class Trial:
 class TrialResult:
     """What a trial did on one rank. Tensors are whole ones on the CPU, by FQN.
 
-    gradients: of the first step, before clipping. losses, norms: of every step. placements: FQN -> the
-    parameter's placement, in words. buffers: after the last step, such as experts' balance.
-    last: gradients of the last step, if the trial keeps them. trained: FQNs of the parameters whose gradient was not
-    zero in every step, on any rank.
+    initial, final: parameters before the first step, and after the last.
+    gradients: of the first step, before clipping.
+    losses, norms: of every step.
+    placements: FQN -> the parameter's placement, in words.
+    buffers: after the last step, such as experts' balance.
+    last: gradients of the last step, if the trial keeps them.
+    trained: FQNs of the parameters whose gradient was not zero in every step, on any rank.
     """
 
     initial: dict[str, Tensor]
@@ -124,7 +132,8 @@ class TrialResult:
 def train(
     trial: Trial, strategies: Mapping[str, Mapping[str, Any]] | None = None, extra: Iterable[Any] = ()
 ) -> TrialResult:
-    """Train, on all ranks that call it together."""
+    """What training on all ranks that call this together does. strategies: name -> options of installed ones. extra:
+    instances beside them."""
     applied = trial.apply(strategies or {}, extra)
     initial = held(applied)
     placements = held(applied, _lies)
@@ -257,6 +266,7 @@ def _own(tensor: Tensor) -> Tensor:
 
 
 def full(tensor: Tensor) -> Tensor:
+    """A copy of the whole tensor on the CPU; collective if it is sharded."""
     return plait.whole_tensor(tensor).detach().cpu().clone()
 
 

@@ -38,7 +38,12 @@ SINGLE_STEPS = 5  # in float32: of the run that one process and a second run mus
 
 @attrs.frozen
 class Layout:
-    """One way to run the strategy: on `world` ranks, with these options, `beside` others (name -> their options)."""
+    """One way to run the strategy.
+
+    world: the number of ranks, 1 to 4.
+    options: its own.
+    beside: name -> options of other strategies that take part.
+    """
 
     world: int
     options: Mapping[str, Any] = attrs.Factory(dict)
