@@ -1,6 +1,7 @@
 """Of ranks that differ on purpose a checkpoint holds each one's own, of parameters, optimizer and strategy."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,17 @@ import torch
 import torch.distributed as dist
 
 from plait import MeshAxis, PlaitError, hookimpl
+from plait.check.resume import find_checkpoint
 from plait.checkpoint.load import load
 from plait.checkpoint.reader import Reader
 from plait.checkpoint.replicas import _digest as digest
 from plait.checkpoint.save import Saver
-from plait.checkpoint.store import Store
+from plait.checkpoint.store import Manifest, Store
+from plait.convert import convert
+from plait.host import check, compose
+from plait.records.run_folder import RunFolder
 from plait.strategies.order import order
-from plait.testing import Trial, full, take_step, unequal
+from plait.testing import Trial, full, raises_about, take_step, unequal
 
 
 @attrs.define(slots=False)
@@ -47,6 +52,11 @@ class Apart:
 @attrs.define(slots=False)
 class Mean(Apart):
     replicas = "mean"
+
+
+@attrs.define(slots=False)
+class Alone(Apart):
+    replicas = "refuse"
 
 
 def held(applied: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -94,6 +104,34 @@ def test_as_many_go_on_bitwise_and_others_from_the_rule(plait_ranks, tmp_path, k
             assert unequal(found, {key: ruled[key] for key in found}) is None
 
 
+def test_another_number_may_be_refused(plait_ranks, tmp_path):
+    """In one sentence, whatever the other run's strategies are; as many go on bitwise."""
+    saved = plait_ranks.run(save, Alone, "sync", tmp_path, world=2)
+    for expected, found in zip(saved, plait_ranks.run(resume, [Alone()], tmp_path, world=2), strict=True):
+        assert unequal(found[1], expected[1]) is None
+    sentence = (
+        "strategy 'alone' lets no other number of replicas go on than was saved (replicas = 'refuse'): the checkpoint "
+        "of step 2 has 2 along the axis 'worker', and here "
+    )
+    for world, extra, here in ((1, [], "is 1"), (2, [], "is 1"), (4, [Alone()], "are 4"), (4, [Apart()], "are 4")):
+        with pytest.raises(Exception, match=re.escape(sentence + here)):
+            plait_ranks.run(resume, extra, tmp_path, world=world)
+    with pytest.raises(PlaitError, match=re.escape(sentence + "is 1")):
+        convert(Trial().build(), Store(tmp_path).latest(), tmp_path / "weights", "hf")
+
+
+def test_the_command_refuses_another_number_before_a_rank_starts(tmp_path):
+    given = ["strategy=[local_sgd]", "model.n_layers=1", "train.seq_len=16", "launch.device=cpu"]
+    checked, folder = check(compose(given), 4), RunFolder(tmp_path)
+    parameters = {name: (shape, "float32") for name, shape in checked.shapes.items()}
+    path = tmp_path / "checkpoints" / "step-3.tmp"
+    path.mkdir(parents=True)
+    manifest = Manifest(3, data={"replicas": {"worker": ["local_sgd", 2]}}, parameters=parameters)
+    Store(path.parent).commit(path, manifest)
+    with raises_about("strategy.local_sgd", 4, (2,)):
+        find_checkpoint(checked, folder, print)
+
+
 def test_what_is_equal_is_saved_once(plait_ranks, tmp_path):
     """Such as the number of the optimizer's steps, or everything before the first."""
     plait_ranks.run(save, Apart, "sync", tmp_path, world=2)
@@ -137,5 +175,5 @@ def test_a_digest_sees_one_element_and_the_order(shape, dtype):
 
 
 def test_another_rule_is_refused():
-    with pytest.raises(PlaitError, match="has replicas = 'sum'; it is 'mean' or 'first'"):
+    with pytest.raises(PlaitError, match="has replicas = 'sum'; it is 'mean', 'first' or 'refuse'"):
         order({"apart": type("Odd", (Apart,), {"replicas": "sum"})()})

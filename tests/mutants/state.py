@@ -56,7 +56,7 @@ MUTANTS = [
         "            own[key] = value.detach()\n",
         "            own[key] = value.detach() * (torch.distributed.get_rank() != 1)\n",
         "test_checkpoint_holds_what_one_process_holds",
-        "would save other moments",
+        "would save other values after step 1 than it holds: ",
         strategy="zero",
     ),
     Mutant(
@@ -173,6 +173,24 @@ MUTANTS = [
         "names[id(tensor)] = (tensor, canonical(key))",
         "test_checkpoint_has_the_names_of_one_process",
         "missing ['tok_embeddings.weight']",
+    ),
+    Mutant(
+        "one worker's moments are saved for all",
+        "plait/checkpoint/replicas.py",
+        "sorted(apart & here.keys())",
+        'sorted(key for key in apart & here.keys() if "exp_avg" not in key)',
+        "test_checkpoint_holds_what_one_process_holds",
+        "is not what the rule `replicas` of its strategy makes of the ranks' values",
+        strategy="local_sgd",
+    ),
+    Mutant(
+        "workers that are apart are saved as their mean",
+        "plait/checkpoint/replicas.py",
+        "result[replica.own_name(key)] = result.pop(key)",
+        "result[replica.own_name(key)] = _common(result.pop(key), replica)",
+        "test_checkpoint_holds_what_one_process_holds",
+        "would save other values after step 1 than it holds",
+        strategy="local_sgd",
     ),
     Mutant(
         "a checkpoint of every other step holds other values",

@@ -74,6 +74,7 @@ def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder"
     Store.check_model(manifest, {fqn: shape for fqn, shape in checked.shapes.items() if fqn not in absent})
     if absent and conf.init_from:
         _check_weights(conf.init_from, checked)
+    Store.check_replicas(manifest, {axis.name: axis.degree for axis in checked.layout.dense if not axis.sums})
     _check_optimizer(path, manifest, checked)
     own = path.parent == store.folder
     if own:

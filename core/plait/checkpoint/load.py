@@ -21,7 +21,7 @@ from plait.checkpoint.reader import Reader
 from plait.checkpoint.store import Store
 from plait.contract.errors import PlaitError, near_miss
 from plait.parallel.agreement import on_all_ranks, on_rank_0
-from plait.parallel.replica import replica_of
+from plait.parallel.replica import replica_of, shared_name
 from plait.parallel.state import is_absent, is_canonical, mark
 
 
@@ -54,7 +54,7 @@ def load(path: str | os.PathLike[str], state: Mapping[str, Tensor], after: Calla
     No code in the folder is run, whoever wrote it.
     Raises PlaitError, with `state` untouched, if the checkpoint lacks an entry of the model or its optimizer (other
     than a frozen parameter's), has one in another shape, or keeps other optimizer state for a parameter than this run's
-    optimizer. Raises Damaged
+    optimizer, or is of another number of replicas than their strategy lets load it. Raises Damaged
     if what any rank reads is not as it was written; then `state` may hold some of it, all absent state is still absent,
     and `after` is not called. Either is raised on all ranks.
     """
@@ -62,6 +62,8 @@ def load(path: str | os.PathLike[str], state: Mapping[str, Tensor], after: Calla
 
     def match() -> None:
         reader = Reader(path)
+        replica = next(filter(None, map(replica_of, state.values())), None)
+        Store.check_replicas(reader.manifest, replica.ranks if replica else {})
         check_optimizer_state(path, reader.shapes, state)
         opened.append((reader, _wanted(reader, state)))
 
@@ -143,7 +145,7 @@ def check_optimizer_state(path: str | os.PathLike[str], saved: Iterable[str], st
 
 def _by_parameter(keys: Iterable[str]) -> dict[str, set[str]]:
     entries: dict[str, set[str]] = defaultdict(set)
-    for key in keys:
+    for key in map(shared_name, keys):
         if key.startswith("optimizer."):
             name, _, what = key.removeprefix("optimizer.").rpartition(".")
             entries[name].add(what)

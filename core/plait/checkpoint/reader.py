@@ -52,7 +52,8 @@ class Reader(dcp.FileSystemReader):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
-        self._folder, self._files = Path(path), Store.read(path).files
+        self.manifest = Store.read(path)
+        self._folder, self._files = Path(path), self.manifest.files
         try:
             self.metadata = _checked(_metadata(self._folder, self._files), self._files)
             entries: Mapping[str, Any] = self.metadata.state_dict_metadata

@@ -76,9 +76,11 @@ class Saver:
         different values where they must be equal; then nothing is written.
         """
         self.wait()
-        present = {key: tensor for key, tensor in with_replicas(state).items() if not is_absent(tensor)}
-        parameters = {fqn: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for fqn, t in weights(present).items()}
-        manifest = Manifest(step, tokens, config or {}, data or {}, versions or {}, parameters)
+        held, bound = with_replicas(state)
+        present = {key: tensor for key, tensor in held.items() if not is_absent(tensor)}
+        parameters = {fqn: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for fqn, t in weights(state).items()}
+        data = {**(data or {}), **({"replicas": bound} if bound else {})}
+        manifest = Manifest(step, tokens, config or {}, data, versions or {}, parameters)
         extremes = Extremes(present)
         if self.mode == "async":
             staged = self._staging.copy(present)  # nobody reads the copy of before: that save is complete

@@ -33,7 +33,7 @@ class Manifest:
     step:       optimizer steps made.
     tokens:     tokens consumed, over all ranks.
     config:     the run's configuration, resolved.
-    data:       what the data source needs to continue; JSON values.
+    data:       what the data source needs to continue, and what else a run needs of the one before; JSON values.
     versions:   of Plait, torch and the plugins that wrote it.
     parameters: name -> (shape, dtype) of every parameter and persistent buffer.
     files:      name -> (bytes, sha256) of every other file in the folder; (bytes, None) if it has a `.pieces`.
@@ -200,6 +200,20 @@ class Store:
         """Raises PlaitError, naming the first difference, unless the checkpoint has `parameters` (name -> shape)."""
         saved = {name: tuple(shape) for name, (shape, _) in manifest.parameters.items()}
         compare(saved, parameters, f"the checkpoint of step {manifest.step} is of another model")
+
+    @staticmethod
+    def check_replicas(manifest: Manifest, ranks: Mapping[str, int]) -> None:
+        """Raises PlaitError unless there are as many replicas as were saved, if a strategy refuses any other number.
+
+        ranks: axis -> how many ranks are along it, of each with sums=False.
+        """
+        for axis, (strategy, saved) in manifest.data.get("replicas", {}).items():
+            if (here := ranks.get(axis, 1)) != saved:
+                raise PlaitError(
+                    f"strategy {strategy!r} lets no other number of replicas go on than was saved (replicas = "
+                    f"'refuse'): the checkpoint of step {manifest.step} has {saved} along the axis {axis!r}, and here "
+                    f"{'is' if here == 1 else 'are'} {here}"
+                ).at(f"strategy.{strategy}", here, fits=(saved,))
 
     def commit(self, whole: Path, manifest: Manifest) -> Path:
         """Complete the checkpoint whose files are in `whole`: write the manifest, then rename it; returns the final

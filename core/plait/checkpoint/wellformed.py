@@ -34,6 +34,11 @@ def flaw(body: Mapping[str, Any], keys: Set[str]) -> str | None:
         return "data.states must be a list of objects"
     if states and len(states) != data.get("shares", len(states)):
         return f"data.states has {len(states)} entries for {data['shares']} shares"
+    replicas = data.get("replicas", {})
+    if not isinstance(replicas, dict) or not all(
+        _is_pair(each, str) and _is_count(each[1]) for each in replicas.values()
+    ):
+        return "data.replicas must hold a strategy and a number for each axis"
     for name, entry in body["parameters"].items():
         if not (_is_pair(entry, list) and isinstance(entry[1], str) and all(_is_count(size) for size in entry[0])):
             return f"parameters[{name!r}] must be a shape and a dtype"

@@ -159,8 +159,9 @@ class _Checkpoint:
     def __init__(self, path: Path) -> None:
         from plait.checkpoint import reader
 
-        manifest = Store.read(path)
         self.what, self._reader = f"the checkpoint {path}", reader.Reader(path)
+        manifest = self._reader.manifest
+        Store.check_replicas(manifest, {})
         for name, (_, dtype) in manifest.parameters.items():
             if dtype not in reader.DTYPES:
                 raise PlaitError(f"{name!r} in {path} is of {dtype[:40]!r}, which is not a torch dtype")

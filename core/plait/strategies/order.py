@@ -10,6 +10,7 @@ from plait.contract.errors import PlaitError
 from plait.strategies.registry import described
 
 PHASES = ("model", "stages", "graph", "runtime")
+RULES = ("mean", "first", "refuse")  # what another number of replicas loads
 
 
 @attrs.frozen
@@ -46,9 +47,9 @@ def traits(name: str, strategy: Any) -> Traits:
         raise PlaitError(f"{described(name)} declares numerics {traits.numerics!r}; it is 'exact' or 'own'").at(
             "numerics", traits.numerics, fits=("exact", "own")
         )
-    if (rule := getattr(strategy, "replicas", None)) not in (None, "mean", "first"):
-        raise PlaitError(f"{described(name)} has replicas = {rule!r}; it is 'mean' or 'first'").at(
-            "replicas", rule, fits=("mean", "first")
+    if (rule := getattr(strategy, "replicas", None)) not in (None, *RULES):
+        raise PlaitError(f"{described(name)} has replicas = {rule!r}; it is 'mean', 'first' or 'refuse'").at(
+            "replicas", rule, fits=RULES
         )
     return traits
 

@@ -19,7 +19,8 @@ from plait.testing.plugin import REFUSED
 from plait.testing.pool import Pool
 from plait.testing.suite.capabilities import Layout
 from plait.testing.suite.composition import trial_options
-from plait.testing.suite.state import everything, step
+from plait.testing.suite.loadable import everything
+from plait.testing.suite.state import step
 from plait.testing.trial import Trial, held
 
 BOUND = 1e-10  # of the way that a parameter went, in float64

@@ -8,14 +8,16 @@ from typing import Any
 import attrs
 import pytest
 import torch
-import torch.distributed as dist
 
-from plait.parallel.state import canonical, is_canonical, shapes
+from plait.contract.errors import PlaitError
+from plait.parallel.replica import Replica
+from plait.parallel.state import canonical, shapes
 from plait.strategies.extending import extending
 from plait.testing import whole_run
 from plait.testing.parity import apart, unequal, wrong_gradients
 from plait.testing.pool import Pool, RankError
 from plait.testing.suite.capabilities import SINGLE_STEPS, Capabilities
+from plait.testing.suite.loadable import Loadable, wrongly_loaded, wrongly_ruled
 from plait.testing.trial import Trial, full, of_all_stages, take_step
 
 
@@ -45,7 +47,8 @@ class State(Capabilities):
         self, plait_ranks: Pool, layout: str, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
         """What one process, this layout and the next two saved while training continued, loaded under this one: bitwise
-        the same. So three layouts load each into each; of more, each is saved for three and loads three.
+        the same. So three layouts load each into each; of more, each is saved for three and loads three. Of replicas
+        that differ as many go on from their own; another number loads what their strategy's rule says, or is refused.
 
         With the last layout, one process loads them all, and every other installed strategy what the last layout saved.
         """
@@ -53,19 +56,19 @@ class State(Capabilities):
         layouts = {name: (found.world, self.selected(found)) for name, found in self.layouts.items()}
         every = {"one process": (1, self.extending), **layouts}
 
-        def saved(world: int, strategies: Any) -> tuple[Path, dict[str, torch.Tensor]]:
+        def saved(world: int, strategies: Any) -> tuple[Path, list[Loadable]]:
             key = repr(("saved", trial, world, strategies))
             if key not in plait_ranks.kept:
                 folder = tmp_path_factory.mktemp("saved")
-                plait_ranks.kept[key] = folder, plait_ranks.run(_save, trial, strategies, folder, world=world)[0]
+                plait_ranks.kept[key] = folder, plait_ranks.run(_save, trial, strategies, folder, world=world)
             return plait_ranks.kept[key]
 
         def loads(name: str, world: int, strategies: Any, others: Iterable[str]) -> None:
             found = {other: saved(*every[other]) for other in others}
             folders = [folder for folder, _ in found.values()]
             for rank, answers in enumerate(plait_ranks.run(_restore, trial, strategies, folders, world=world)):
-                for (other, (_, state)), answer in zip(found.items(), answers, strict=True):
-                    wrong = unequal(answer, state)
+                for (other, (_, before)), answer in zip(found.items(), answers, strict=True):
+                    wrong = wrongly_loaded(answer, before)
                     assert wrong is None, f"{other} -> {name}, rank {rank}: {wrong}"
 
         number = list(layouts).index(layout)
@@ -87,7 +90,7 @@ class State(Capabilities):
         after each of three steps what the ranks hold: a strategy may act only every few steps."""
         found, trial = self.layouts[self.last], self.trying_tied(trains_with=None)  # AdamW, whose moments it knows
         initial = self.initial(plait_ranks, trial)
-        expected = self.expected(plait_ranks, self.last, trial)
+        expected = [] if self.own else self.expected(plait_ranks, self.last, trial)
         for rank, (before, moments, wrong_after) in enumerate(
             plait_ranks.run(_contents, trial, self.selected(found), self._params(trial), self.own, world=found.world)
         ):
@@ -174,7 +177,6 @@ class State(Capabilities):
 
 
 def _fits_two(name: str) -> bool:
-    from plait.contract.errors import PlaitError
     from plait.testing.suite.capabilities import Layout
     from plait.testing.suite.composition import trial_options
 
@@ -196,22 +198,14 @@ def step(applied: Any, optimizer: torch.optim.Optimizer, trial: Trial, number: i
     take_step(applied, optimizer, trial, number)
 
 
-def everything(applied: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """What any layout saves; entries of a strategy's own are left out."""
-    from plait.checkpoint.replicas import with_replicas
-
-    saved = with_replicas(applied.checkpoint(optimizer)[0])
-    state = {key: tensor for key, tensor in saved.items() if is_canonical(key)}
-    return of_all_stages(applied, {key: full(tensor) for key, tensor in state.items()})
-
-
 def _contents(
     trial: Trial, strategies: Mapping[str, Any], params: Mapping[str, bool], own: bool
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[int, str | None]]:
     """(parameters before a step, AdamW's first moments after it), by FQN, as a checkpoint would hold them; and for each
     of three steps the message if a checkpoint would hold something else than the live model and optimizer.
 
-    params: FQN -> whether it trains. own: ranks may hold different values, of which a checkpoint holds the mean.
+    params: FQN -> whether it trains. own: ranks may hold different values, each of which a checkpoint holds, and what
+    their strategy's rule makes of them.
     """
     trial = attrs.evolve(trial, max_norm=math.inf)  # unclipped, the moments are a tenth of the gradients
     applied, optimizer = _ready(trial, strategies)
@@ -221,15 +215,13 @@ def _contents(
     wrong: dict[int, str | None] = {}
     for number in range(3):
         step(applied, optimizer, trial, number)
-        state = everything(applied, optimizer)
-        if number == 0:
-            moments = {name: state[f"optimizer.{name}.exp_avg"] for name in sorted(params) if params[name]}
-        live = _live(applied, optimizer)
-        if own:
-            live = {key: _mean(value) for key, value in live.items()}
-            near = {key: torch.allclose(state[key], value, rtol=1e-9, atol=1e-12) for key, value in live.items()}
-            state |= {key: live[key] for key in live if near[key]}
-        wrong[number + 1] = unequal({key: state[key] for key in live if key in state}, live)
+        held, live = Loadable.of(applied, optimizer), _live(applied, optimizer)
+        if number == 0 and not own:
+            moments = {name: held.common[f"optimizer.{name}.exp_avg"] for name in sorted(params) if params[name]}
+        wrong[number + 1] = unequal({key: held.own[key] for key in live if key in held.own}, live)
+        if own and not held.refuses:
+            ruled = wrongly_ruled(held.common, live, Replica.of(applied.mesh, applied.run.strategies))
+            wrong[number + 1] = wrong[number + 1] or ruled
     return before, moments, wrong
 
 
@@ -250,20 +242,13 @@ def _live(applied: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Ten
     return of_all_stages(applied, found)
 
 
-def _mean(value: torch.Tensor) -> torch.Tensor:
-    """Over all ranks."""
-    total = value.double()
-    dist.all_reduce(total)
-    return (total / dist.get_world_size()).to(value.dtype)
-
-
 def _names(trial: Trial, strategies: Mapping[str, Any]) -> set[str]:
     applied, optimizer = _ready(trial, strategies)
     step(applied, optimizer, trial, 0)
     return set(of_all_stages(applied, dict.fromkeys(applied.checkpoint(optimizer)[0])))
 
 
-def _save(trial: Trial, strategies: Mapping[str, Any], folder: Path) -> dict[str, torch.Tensor]:
+def _save(trial: Trial, strategies: Mapping[str, Any], folder: Path) -> Loadable:
     from plait.checkpoint.save import Saver
     from plait.checkpoint.store import Store
 
@@ -271,14 +256,14 @@ def _save(trial: Trial, strategies: Mapping[str, Any], folder: Path) -> dict[str
     step(applied, optimizer, trial, 0)
     saver = Saver(Store(folder / "checkpoints"), "async")
     saver.save(applied.checkpoint(optimizer)[0], 1)
-    state = everything(applied, optimizer)
+    held = Loadable.of(applied, optimizer)
     step(applied, optimizer, trial, 1)  # training continues while a thread writes
     saver.wait()
-    return state
+    return held
 
 
-def _restore(trial: Trial, strategies: Mapping[str, Any], folders: list[Path]) -> list[dict[str, torch.Tensor]]:
-    """The state after the checkpoint of each folder was loaded."""
+def _restore(trial: Trial, strategies: Mapping[str, Any], folders: list[Path]) -> list[Loadable]:
+    """What this rank holds after the checkpoint of each folder was loaded."""
     from plait.checkpoint.load import load
     from plait.checkpoint.store import Store
 
@@ -287,7 +272,11 @@ def _restore(trial: Trial, strategies: Mapping[str, Any], folders: list[Path]) -
     for number, folder in enumerate(folders):
         path = Store(folder / "checkpoints").latest()
         assert path is not None
-        load(path, *applied.checkpoint(optimizer))
-        found.append(everything(applied, optimizer))
+        try:
+            load(path, *applied.checkpoint(optimizer))
+        except PlaitError as error:
+            found.append(Loadable(Replica.of(applied.mesh, applied.run.strategies).place, refusal=str(error)))
+        else:
+            found.append(Loadable.of(applied, optimizer))
         step(applied, optimizer, trial, 2 + number)  # so that nothing of this one remains before the next
     return found
