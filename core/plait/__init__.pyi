@@ -49,6 +49,9 @@ from plait.parallel.state import is_loaded as is_loaded
 from plait.parallel.step import Stepped as Stepped
 from plait.parallel.transform import transform_param as transform_param
 from plait.parallel.vocab import Vocab as Vocab
+from plait.parallel.wire import WireForm as WireForm
+from plait.parallel.wire import set_wire_form as set_wire_form
+from plait.parallel.wire import take_wire_form as take_wire_form
 from plait.plan import planning as planning
 
 __version__: str

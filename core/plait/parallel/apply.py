@@ -34,6 +34,7 @@ from plait.parallel.process_group import device_type_here, local_device, start_g
 from plait.parallel.replica import Replica
 from plait.parallel.state import canonical
 from plait.parallel.step import Count, Stepped, counted_with
+from plait.parallel.wire import check_all_taken, check_not_tied
 from plait.strategies.hooks import Hooks
 from plait.strategies.order import PHASES
 from plait.strategies.registry import described, name_of
@@ -363,9 +364,13 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
 
         whole = WholeModel.of(model, run.spec)
     for phase in PHASES:
-        if phase == "graph" and not ("parameter_sharding" in hooks.roles and mesh.layout.summed_axes()):
-            for part in parts:  # before transforms of this phase, which see storage's dtype
-                apply_precision(part, run.config.precision)
+        if phase == "graph":
+            for part in parts:
+                check_not_tied(part)
+                if not ("parameter_sharding" in hooks.roles and mesh.layout.summed_axes()):
+                    apply_precision(
+                        part, run.config.precision
+                    )  # before transforms of this phase, which see storage's dtype
         kept = Kept(parts)
         if phase == "runtime":
             parts = [hooks.first("compile", model=part, **arguments) for part in parts]
@@ -378,6 +383,7 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
 
                     parts = stages_of(parts, turn, hooks)
                 kept.check(parts, turn.name, cut=phase == "stages")
+    check_all_taken(parts, hooks.roles.get("parameter_sharding"))
     if on_meta and fill:
         from plait.parallel.left_on_meta import check_attributes  # nothing of a step
 

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from plait.contract.errors import PlaitError
 from plait.contract.exact import parameters_of
 from plait.contract.model_spec import ModelSpec
+from plait.system.torch_internals.dtensors import split_of
 
 MANY = 100_000  # values that are worth another thread's turn
 
@@ -118,9 +119,9 @@ def held_indices(param: Tensor, dim: int) -> Tensor:
     """
     held = torch.arange(param.shape[dim])
     for axis, placement in enumerate(param.placements if isinstance(param, DTensor) else ()):
-        if _splits(placement, dim):
+        divided, pieces = split_of(placement)
+        if divided == dim:
             ranks, rank = param.device_mesh.size(axis), param.device_mesh.get_local_rank(axis)  # type: ignore[attr-defined]
-            pieces = getattr(placement, "split_factor", 1)
             if pieces > 1 and len(held) < param.shape[dim]:
                 raise PlaitError(
                     f"dim {dim} of a parameter of shape {tuple(param.shape)} holds {pieces} parts, of which ranks have "
@@ -128,10 +129,6 @@ def held_indices(param: Tensor, dim: int) -> Tensor:
                 )
             held = torch.cat([own_chunk(own_chunk(held, pieces, i), ranks, rank) for i in range(pieces)])
     return held
-
-
-def _splits(placement: Any, dim: int) -> bool:
-    return getattr(placement, "dim", None) == dim  # `is_shard` is False for a strided shard
 
 
 def _keys(seed: int, fqn: str) -> tuple[int, int]:

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from plait.contract.errors import PlaitError
 from plait.parallel.initialize import held_indices, own_chunk
-from plait.system.torch_internals.dtensors import strided_shard
+from plait.system.torch_internals.dtensors import split_of, strided_shard
 
 
 def distribute_params(model: nn.Module, mesh: DeviceMesh, placements: Mapping[str, Placement]) -> None:
@@ -76,10 +76,9 @@ def is_packed(tensor: Any) -> bool:
 
     A strided shard before another of the same dim is something else: a share of what the inner axis has cut.
     """
-    placements: Any = tensor.placements if isinstance(tensor, DTensor) else ()
+    splits = [split_of(placement) for placement in tensor.placements] if isinstance(tensor, DTensor) else []
     return any(
-        getattr(p, "split_factor", 1) > 1 and all(getattr(q, "dim", None) != p.dim for q in placements[i + 1 :])
-        for i, p in enumerate(placements)
+        pieces > 1 and all(other != dim for other, _ in splits[i + 1 :]) for i, (dim, pieces) in enumerate(splits)
     )
 
 
@@ -89,12 +88,13 @@ def whole_tensor(tensor: Tensor) -> Tensor:
         return tensor
     if not is_packed(tensor):
         return tensor.full_tensor()
+    reduced = [Replicate() if placement.is_partial() else placement for placement in tensor.placements]
+    tensor = tensor.redistribute(placements=reduced)
     local, mesh = tensor.to_local(), tensor.device_mesh  # `full_tensor` of torch 2.11 raises for such placements
     whole = torch.zeros(tensor.shape, dtype=local.dtype, device=local.device)
     held = [held_indices(tensor, dim).to(local.device) for dim in range(tensor.dim())]
     whole[torch.meshgrid(*held, indexing="ij")] = local
     for axis, placement in enumerate(tensor.placements):
-        assert not placement.is_partial()
         if not placement.is_replicate():  # each byte comes from one rank; others have zero
             dist.all_reduce(whole.view(torch.uint8), group=mesh.get_group(axis))
     return whole

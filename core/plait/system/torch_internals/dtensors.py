@@ -8,6 +8,7 @@ tests/system/test_torch_internals.py, tests/parallel/test_sharding.py.
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement
 
@@ -17,6 +18,14 @@ def strided_shard(dim: int, parts: int) -> Placement:
     from torch.distributed.tensor.placement_types import _StridedShard
 
     return _StridedShard(dim, split_factor=parts)
+
+
+@torch.compiler.assume_constant_result  # in a graph it cannot be read off a strided shard
+def split_of(placement: Any) -> tuple[int | None, int]:
+    """(the dim that a placement divides, or None; the number of pieces of it of each of which a rank has a share)."""
+    return getattr(placement, "dim", None), getattr(
+        placement, "split_factor", 1
+    )  # `is_shard` is False for a strided one
 
 
 def local_part(tensor: Any) -> Tensor:

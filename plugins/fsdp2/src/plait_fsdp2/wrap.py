@@ -12,6 +12,7 @@ from torch.distributed.tensor import Shard
 from plait import Mesh, ModelSpec, Precision, shard_dim
 from plait_fsdp2.again import gather_again_if_kept
 from plait_fsdp2.torch_internals import with_views_copied
+from plait_fsdp2.wire import Traveller, send_in_form
 from plait_fsdp2.worlds import OwnChunk, shared_meshes
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def wrap(options: "Fsdp2", model: nn.Module, mesh: Mesh, spec: ModelSpec, precis
         if options.cpu_offload
         else OffloadPolicy(),
     }
-    dense = _gradient_ranks(mesh)
+    dense, travellers = _gradient_ranks(mesh), Traveller.all_in(model)
     units: list[list[nn.Module]] = []  # of each unit what is gathered separately, in the order of use
 
     def unit(modules: Iterable[nn.Module], inside: Iterable[nn.Module], last: bool) -> list[nn.Module]:
@@ -64,6 +65,7 @@ def wrap(options: "Fsdp2", model: nn.Module, mesh: Mesh, spec: ModelSpec, precis
             _shard([module], data, options.reshard_root, common)
     _shard([model], dense, options.reshard_root, common)
     _reduce_by_sum(model)
+    send_in_form(model, travellers)
     if not tied:
         gather_again_if_kept(first)
     if options.prefetch:

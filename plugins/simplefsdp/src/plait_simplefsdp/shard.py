@@ -11,7 +11,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.fx.traceback import annotate
 
-from plait import Mesh, ModelSpec, PlaitError, Precision, own_chunk, shard_dim, transform_param
+from plait import (
+    Mesh,
+    ModelSpec,
+    PlaitError,
+    Precision,
+    WireForm,
+    own_chunk,
+    shard_dim,
+    take_wire_form,
+    transform_param,
+)
 from plait_simplefsdp.torch_internals import joined, strided_shard
 
 # In the metadata of a graph's nodes: the block whose parameter they move, and the parameter's number in the model.
@@ -45,6 +55,7 @@ def shard(model: nn.Module, mesh: Mesh, spec: ModelSpec, precision: Precision) -
         whole: Callable[[Tensor], Tensor] = functools.partial(
             _whole,
             stored=stored,
+            form=take_wire_form(module, name),
             where={BUCKET: block, NUMBER: number},
             dtypes=dtypes if made.is_floating_point() else (None, None),
         )
@@ -109,6 +120,18 @@ class Stored:
     stride: tuple[int, ...]
     dim: int
 
+    def on_shards(self, local: Tensor, placement: Placement) -> DTensor:
+        """The DTensor over `shards` of which this rank has `local`."""
+        shape, stride = self.shape, self.stride
+        return DTensor.from_local(local, self.shards, [placement], run_check=False, shape=shape, stride=stride)
+
+    def placed(self, whole: Tensor) -> Tensor:
+        """What the ranks divide, as its module gets it."""
+        if self.inner is None:
+            return whole
+        mesh, placements, shape, stride = self.inner
+        return DTensor.from_local(whole, mesh, placements, run_check=False, shape=shape, stride=stride)
+
 
 def _sharded(param: Any, data: DeviceMesh | None, join: Join) -> tuple[nn.Parameter, Stored]:
     """The parameter as FSDP2 would store it, so that checkpoints, clipping and optimizers see no difference."""
@@ -145,13 +168,18 @@ def _apart(data: DeviceMesh) -> tuple[DeviceMesh | None, DeviceMesh | None]:
 
 
 def _whole(
-    param: Any, stored: Stored, where: dict[str, Any], dtypes: tuple[torch.dtype | None, torch.dtype | None]
+    param: Any,
+    stored: Stored,
+    form: WireForm | None,
+    where: dict[str, Any],
+    dtypes: tuple[torch.dtype | None, torch.dtype | None],
 ) -> Tensor:
     """The whole of `param`, in the dtype of computation. Backward: its gradient summed over the ranks, this rank's
     part."""
     computed, summed = dtypes
-    if not stored.ours:
+    if not stored.ours and form is None:
         return param.to(computed) if computed else param
+    values = None if form is None else _sent(param, stored, form, where, computed or param.dtype)
     with annotate(where):
         whole = param.to_local()
         if stored.copies is not None and summed in (computed, torch.promote_types(summed or whole.dtype, whole.dtype)):
@@ -159,15 +187,42 @@ def _whole(
         if stored.copies is not None:  # sums shards, so after gradients are scattered
             whole = DTensor.from_local(whole, stored.copies, [Replicate()], run_check=False)
             whole = whole.to_local(grad_placements=[Partial()])
-        if stored.shards is not None:
-            whole = DTensor.from_local(
-                whole, stored.shards, [Shard(stored.dim)], run_check=False, shape=stored.shape, stride=stored.stride
-            )
+        if values is not None:
+            whole = Values.apply(whole, values, stored, where, summed)
+        elif stored.shards is not None:
+            whole = stored.on_shards(whole, Shard(stored.dim))
             whole = whole.redistribute(placements=[Replicate()], forward_dtype=computed, backward_dtype=summed)
             whole = whole.to_local(grad_placements=[Partial()])
         elif computed is not None:
             whole = whole.to(computed)
-    if stored.inner is None:
-        return whole
-    mesh, placements, shape, stride = stored.inner
-    return DTensor.from_local(whole, mesh, placements, run_check=False, shape=shape, stride=stride)
+    return stored.placed(whole)
+
+
+@torch.no_grad()
+def _sent(param: Any, stored: Stored, form: WireForm, where: dict[str, Any], computed: torch.dtype) -> Tensor:
+    """The whole of what ranks send of `param` in its form, as values."""
+    sent, kept = form.to_wire(param.detach(), computed)  # not marked: no pass may move what it asks of other ranks
+    with annotate(where):
+        if stored.shards is not None:
+            sent = stored.on_shards(sent, Shard(stored.dim)).redistribute(placements=[Replicate()]).to_local()
+        return form.from_wire(stored.placed(sent), kept, computed)
+
+
+class Values(torch.autograd.Function):
+    """Returns `values`, which stand for the whole of a shard; in backward, sums their gradient over the ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, shard: Tensor, values: Tensor, stored: Stored, where: dict[str, Any], summed: torch.dtype | None
+    ) -> Tensor:
+        ctx.stored, ctx.where, ctx.dtypes = stored, where, (shard.dtype, summed)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        dtype, summed = ctx.dtypes
+        with annotate(ctx.where):
+            if ctx.stored.shards is not None:
+                partial = ctx.stored.on_shards(grad.to(summed), Partial())
+                grad = partial.redistribute(placements=[Shard(ctx.stored.dim)]).to_local()
+            return grad.to(dtype), None, None, None, None
