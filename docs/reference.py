@@ -16,7 +16,7 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "The mesh": "MeshAxis MeshView Mesh plait.contract.axes:MeshLayout divisors valid_degree",
     "The model": "ModelSpec Packed WeightPart attend stage stream_into",
     "Parameters": "transform_param mix_in distribute_params shard_dim shard_of_parts own_chunk held_indices "
-    "whole_tensor is_loaded",
+    "whole_tensor is_loaded set_wire_form take_wire_form WireForm",
     "For hooks": "hookimpl hookspec Export",
     "A step": "apply Applied plait.strategies.hooks:Hooks Batch Stepped Observer RunObserver",
     "The loss": "Vocab cross_entropy_sum divide_head",

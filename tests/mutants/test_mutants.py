@@ -25,6 +25,7 @@ FILES = {
     "simplefsdp": "plugins/simplefsdp",
     "lora": "plugins/lora",
     "local_sgd": "examples/local_sgd",
+    "float8": "examples/float8",
     "zero": "plugins/zero",
     "muon": "examples/muon",
 }

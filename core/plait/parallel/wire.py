@@ -17,15 +17,17 @@ class WireForm(Protocol):
     """What a parameter is between ranks, such as float8. Both methods are called without gradients."""
 
     def to_wire(self, stored: Tensor, dtype: torch.dtype) -> tuple[Tensor, Any]:
-        """(sent, kept) of a parameter as this rank stores it, a DTensor if it is divided.
+        """Returns (sent, kept). What is sent is contiguous and has the shape of this rank's part, which may have no
+        elements. What is kept is for `from_wire`, on this rank: the same on all ranks that gather from each other.
 
-        dtype: what modules compute in. sent: contiguous, in the shape of this rank's part, which may have no elements.
-        kept: for `from_wire`, on this rank; the same on all ranks that gather from each other.
+        stored: the parameter as this rank stores it, a DTensor if it is divided. dtype: what modules compute in.
         """
 
     def from_wire(self, gathered: Tensor, kept: Any, dtype: torch.dtype) -> Tensor:
-        """The values, a plain tensor in `dtype` and in the shape of the part that this rank has of `gathered`: what the
-        ranks sent, a DTensor if another strategy divides the parameter too."""
+        """The values, a plain tensor in `dtype`, of the part of `gathered` that this rank has.
+
+        gathered: what the ranks sent, put together; a DTensor if another strategy divides the parameter too.
+        """
 
 
 def set_wire_form(module: nn.Module, name: str, form: WireForm) -> None:
