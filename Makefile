@@ -3,7 +3,7 @@
 # half as long again. It must be able to make environments, and have the headers that inductor compiles with.
 FITS := import ensurepip, os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")
 PYTHON ?= $(or $(firstword $(foreach each,/usr/bin/python3.11 python3.11 python3,$(shell $(each) -c '$(FITS)' 2>/dev/null && echo $(each)))),python3)
-PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml examples/*/pyproject.toml tools/*/pyproject.toml))
+PACKAGES := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml examples/*/pyproject.toml tools/*/pyproject.toml))
 BIN := .venv/bin
 TORCH_PYTHON ?= python3
 GPU_PYTHON ?= 3.12
@@ -13,10 +13,10 @@ PARALLEL := -n 2 --dist loadgroup --durations=10 # one process for tests that sh
 
 install: .venv/.installed
 
-.venv/.installed: pyproject.toml constraints.txt $(PLUGINS:=/pyproject.toml)
+.venv/.installed: pyproject.toml constraints.txt $(PACKAGES:=/pyproject.toml)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip setuptools wheel
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]' --quiet $(addprefix -e ./,$(PLUGINS))
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]' --quiet $(addprefix -e ./,$(PACKAGES))
 	$(BIN)/plait plugins
 	touch $@
 

@@ -10,13 +10,12 @@ from pathlib import Path
 import attrs
 from reference import reference
 
-from plait.commands.main import OWN, command_of, parser_of
+from plait.commands.main import command_of, parser_of, shipped
 from plait.contract import hookspecs
 from plait.contract.config import Config
 from plait.contract.kinds import KINDS, PluginKind
-from plait.strategies.registry import installed
 
-COMMANDS = [name for name, by in installed("command").items() if by.distribution == OWN]
+COMMANDS = list(shipped())
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
 LINE = re.compile(r"^(?P<indent> *)(?P<key>\w+):(?: +(?P<value>[^#\s][^#]*?))?(?: +# (?P<comment>.*))?$")
@@ -127,10 +126,11 @@ def configuration() -> str:
     for path in sorted(ROOT.glob("plugins/*/src/*/conf/strategy/*.yaml")):
         parts += packaged(path, f"`'strategy=[{path.stem}]'`", f"strategy.{path.stem}")
     parts += ["\n## sink\n\nBeside metrics.jsonl, and beside what `metrics` switches on:\n"]
-    shipped = [(path, list(keys(path))) for path in sorted((CONF / "sink").glob("*.yaml"))]
-    rows = [(code(f"'sink=[{path.stem}]'"), "", header(path)) for path, _ in shipped]
+    sinks = [*(CONF / "sink").glob("*.yaml"), *ROOT.glob("plugins/*/src/*/conf/sink/*.yaml")]
+    options_of = [(path, list(keys(path))) for path in sorted(sinks, key=lambda path: path.stem)]
+    rows = [(code(f"'sink=[{path.stem}]'"), "", header(path)) for path, _ in options_of]
     rows += [
-        (code(f"sink.{path.stem}.{k.path}"), code(k.value), k.comment) for path, options in shipped for k in options
+        (code(f"sink.{path.stem}.{k.path}"), code(k.value), k.comment) for path, options in options_of for k in options
     ]
     parts += [table("option or key, default, meaning", rows)]
     parts += ["\n## recipe and hardware\n\nSeveral keys at once, added with a plus: `plait train +hardware=laptop`.\n"]

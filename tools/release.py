@@ -16,7 +16,7 @@ from pathlib import Path
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("pyproject.toml", "plugins/*/pyproject.toml", "examples/*/pyproject.toml")
+PACKAGES = ("core/pyproject.toml", "pyproject.toml", "plugins/*/pyproject.toml", "examples/*/pyproject.toml")
 SHOWN = ("docs/compatibility.md", "docs/kinds.md", "docs/strategies.md")  # pages that show a requirement of Plait
 INIT = "core/plait/__init__.py"
 

@@ -13,6 +13,7 @@ from plait.contract.config import Precision as Precision
 from plait.contract.config import Remat as Remat
 from plait.contract.config import Schedule as Schedule
 from plait.contract.errors import PlaitError as PlaitError
+from plait.contract.errors import misfit as misfit
 from plait.contract.exported import Export as Export
 from plait.contract.hookspecs import hookimpl as hookimpl
 from plait.contract.hookspecs import hookspec as hookspec

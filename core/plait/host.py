@@ -1,16 +1,13 @@
-"""From words to a training step: what programs that run Plait start from, as strategies start from `plait`.
+"""From words to a training step, and what a run leaves: what programs that run Plait, commands and sinks start from.
 
 config = host.compose(["model=llama3_debug", "train.steps=10"])
 checked = host.check(config, world=2)
 applied = checked.apply()  # on each of two ranks, or inside host.simulated(2, rank=0) without ranks
 done = applied.step(batch, optimizer)
+
+rows = host.metrics.read(host.RunFolder("runs/a").path / host.metrics.FILE)
 """
 
-from plait.check.check import check
-from plait.check.checked import Checked
-from plait.compose.compose import compose
-from plait.parallel.apply import Applied
-from plait.parallel.simulated import simulated
-from plait.parallel.step import Stepped
+from plait.exporting import exporting
 
-__all__ = ["Applied", "Checked", "Stepped", "check", "compose", "simulated"]
+__getattr__ = exporting(__name__, __file__)

@@ -80,7 +80,7 @@ def test_what_is_refused(plait_project):
         assert said in done.err
         assert len(done.err.splitlines()) == 1
     done = plait_project("new", "--kind", "command", "train")
-    assert "command 'train' (plait " in done.err
+    assert "command 'train' (plait-core " in done.err
     assert "is installed already" in done.err
     assert "launch.mode=auto means something else" in plait_project("new", "--kind", "launcher", "auto").err
     assert not list(Path().iterdir())

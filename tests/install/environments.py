@@ -5,7 +5,6 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
-from typing import Any
 
 import attrs
 import torch
@@ -13,7 +12,7 @@ import torch
 from tests.helpers.commands import environment
 
 ROOT = Path(__file__).parents[2]
-CORE = ("pyproject.toml", "README.md", "LICENSE", "core", "conf")
+PLAIT = ("pyproject.toml", "README.md", "LICENSE")  # which only requires the core and what users want beside it
 PLUGINS = sorted(p.parent for p in ROOT.glob("plugins/*/pyproject.toml"))
 EXAMPLES = sorted(p.parent for p in ROOT.glob("examples/*/pyproject.toml"))
 STRANGER = Path(__file__).parent / "stranger"
@@ -22,12 +21,10 @@ STRANGER = Path(__file__).parent / "stranger"
 def sources(folder: Path) -> list[Path]:
     """The core, every plugin and example of this repository and the stranger's, each alone in a folder of its own."""
     clutter = shutil.ignore_patterns("*.egg-info", "__pycache__", "build", "dist")
-    for name in CORE:
-        copy: Any = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-        options = {"symlinks": True, "ignore": clutter} if copy is shutil.copytree else {}
-        (folder / "plait").mkdir(exist_ok=True)
-        copy(ROOT / name, folder / "plait" / name, **options)
-    for project in (*PLUGINS, *EXAMPLES, STRANGER):
+    (folder / "plait").mkdir()
+    for name in PLAIT:
+        shutil.copy2(ROOT / name, folder / "plait" / name)
+    for project in (ROOT / "core", *PLUGINS, *EXAMPLES, STRANGER):
         shutil.copytree(project, folder / project.name, ignore=clutter)
     return sorted(folder.iterdir())
 

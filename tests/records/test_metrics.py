@@ -1,4 +1,4 @@
-"""metrics.jsonl holds what it was given, through kills and resumes; the curves follow it."""
+"""metrics.jsonl holds what it was given, through kills and resumes; sinks get what the config asks for."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from plait.contract.errors import PlaitError
 from plait.records import sinks as sinks_of_a_run
 from plait.records.metrics import KEYS, MetricsFile, peak, read
 from plait.records.peak_flops import peak_flops
-from plait.records.sinks import MetricsSinks
+from plait.records.sinks import MetricsSinks, selected
 from plait.testing import raises_about
 
 
@@ -165,48 +165,25 @@ def test_a_killed_writer_tears_at_most_its_last_line(path: Path) -> None:
 
 
 def test_metrics_need_no_torch() -> None:
-    code = "import sys, plait.records.metrics, plait.commands.compared; sys.exit('torch' in sys.modules)"
+    code = "import sys; from plait.host import metrics, numbers, writing; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def scalars(folder: Path, key: str) -> list[tuple[int, float]]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return [(e.step, e.value) for e in events.Scalars(key)]
-
-
-def wait_for_events(folder: Path, count: int) -> None:
-    deadline = time.monotonic() + 10
-    while len(scalars(folder, "loss")) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def config(**metrics: bool) -> Config:
+def config(**metrics: bool | None) -> Config:
     return Config(run=Named("a-run"), metrics=Conf(**metrics))
-
-
-def test_curves_follow_the_file_through_a_resume(tmp_path: Path) -> None:
-    first = MetricsSinks(tmp_path, config())
-    for step in range(1, 7):
-        first.row(row(step, loss=1.0, mfu=None, memory_kind="resident_peak"))
-    wait_for_events(tmp_path / "tensorboard", 6)  # not closed: what a killed run leaves
-    with MetricsSinks(tmp_path, config(), resume_step=3) as second:
-        for step in range(4, 6):
-            second.row(row(step, loss=2.0))
-    assert [(r["step"], r["loss"]) for r in read(tmp_path / "metrics.jsonl")] == [
-        (1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0), (5, 2.0),
-    ]  # fmt: skip
-    assert scalars(tmp_path / "tensorboard", "loss") == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0), (5, 2.0)]
-    first.close()
 
 
 def test_places_are_only_those_asked_for(tmp_path: Path) -> None:
     with MetricsSinks(tmp_path, config(tensorboard=False)) as sinks:
         sinks.row(row(1))
     assert [f.name for f in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_curves_are_drawn_where_their_package_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(selected(config(tensorboard=None))) == ["tensorboard"]
+    monkeypatch.setenv("PLAIT_DISABLE_PLUGINS", "tensorboard")
+    assert list(selected(config(tensorboard=None))) == []
+    assert list(selected(config(tensorboard=True))) == ["tensorboard"]
 
 
 def test_wandb_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

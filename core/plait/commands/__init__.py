@@ -1,4 +1,4 @@
 """The command `plait`: one file per subcommand.
 
-May import `report` and the rooms below it; no room imports it.
+May import `sweep` and the rooms below it; no room imports it.
 """

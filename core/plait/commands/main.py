@@ -1,9 +1,12 @@
 """The command `plait`: finds the subcommand, whose module is imported only when it is called."""
 
+import contextlib
 import errno
 import os
+import re
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
     from plait.commands.arguments import Parser
 
-OWN = "plait"  # the distribution whose commands say themselves what they are for
+OWN = "plait-core"  # this distribution
 
 
 class Subcommand(Protocol):
@@ -160,14 +163,25 @@ def _here() -> str:
         ) from None
 
 
-def _usage() -> str:
-    """One line per command. Those of other packages are not imported for it, so they say only where they are from."""
+def shipped() -> list[str]:
+    """The commands of the core, and of the packages that `pip install plait` installs beside it."""
     from plait.strategies.registry import installed
 
-    commands = installed("command")
+    needs = [OWN]
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        needs += metadata.requires("plait") or ()
+    names = {re.split(r"[^\w-]", need)[0] for need in needs if "extra ==" not in need}
+    return [name for name, by in installed("command").items() if by.distribution in names]
+
+
+def _usage() -> str:
+    """One line per command. Those of strangers are not imported for it, so they say only where they are from."""
+    from plait.strategies.registry import installed
+
+    commands, ours = installed("command"), shipped()
     width = max(map(len, commands), default=0)
     lines = [
-        f"  plait {name:<{width}} {command_of(name).help if by.distribution == OWN else f'from {by.distribution}'}"
+        f"  plait {name:<{width}} {command_of(name).help if name in ours else f'from {by.distribution}'}"
         for name, by in commands.items()
     ]
     return "\n".join(

@@ -155,7 +155,7 @@ class Launch:
 @attrs.frozen
 class Metrics:
     log_every: int = attrs.field(default=10, validator=ge(1))
-    tensorboard: bool = True
+    tensorboard: bool | None = None
     wandb: bool = False
 
 

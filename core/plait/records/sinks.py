@@ -12,8 +12,8 @@ from plait.contract.errors import PlaitError
 from plait.contract.observer import RunObserver
 from plait.records.metrics import FILE, MetricsFile
 from plait.strategies.hooks import blaming
-from plait.strategies.registry import create_all
-from plait.system.disk import replace, writing
+from plait.strategies.registry import create_all, installed
+from plait.system.disk import replace
 
 
 class Sink(Protocol):
@@ -72,7 +72,10 @@ class MetricsSinks(RunObserver):
 
 def selected(config: Config) -> dict[str, Any]:
     """Name -> options of the sinks of a run: those of `sink`, and those that `metrics` switches on."""
-    on = {"tensorboard": config.metrics.tensorboard, "wandb": config.metrics.wandb}
+    curves = config.metrics.tensorboard
+    if curves is None:
+        curves = (plugin := installed("sink").get("tensorboard")) is not None and plugin.state == "ok"
+    on = {"tensorboard": curves, "wandb": config.metrics.wandb}
     return {**{name: {} for name, wanted in on.items() if wanted}, **config.sink}
 
 
@@ -82,31 +85,6 @@ def check(conf: Metrics) -> None:
         raise PlaitError("metrics.wandb=true, but wandb is not installed; `pip install wandb`, or set it to false").at(
             "metrics.wandb", True, fits=(False,)
         )
-
-
-@attrs.define
-class TensorBoard:
-    """Curves in <run>/tensorboard."""
-
-    _folder: Path = attrs.field(init=False)
-    _writer: Any = attrs.field(init=False)
-
-    def open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._folder = folder / "tensorboard"
-        with writing(self._folder, "the curves for TensorBoard"):
-            self._writer = SummaryWriter(str(self._folder), purge_step=step + 1, flush_secs=10)
-
-    def log(self, row: Mapping[str, Any]) -> None:
-        """Raises DiskError, a few steps late, if the writer's thread met one."""
-        with writing(self._folder, "the curves for TensorBoard"):
-            for key, value in numbers(row).items():
-                self._writer.add_scalar(key, value, row["step"])
-
-    def close(self) -> None:
-        with writing(self._folder, "the curves for TensorBoard"):
-            self._writer.close()
 
 
 @attrs.define

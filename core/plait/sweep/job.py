@@ -15,9 +15,9 @@ from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.launch.launched import rank_here
 from plait.records import metrics
+from plait.records.ledger import Job, Ledger
 from plait.records.run_folder import RunFolder
 from plait.sweep.command import Command
-from plait.sweep.ledger import Job, Ledger
 from plait.sweep.loader import parsed
 from plait.sweep.prune import cannot_work
 from plait.system.errors import one_line

@@ -4,9 +4,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from plait.records.ledger import STATES, Job, Ledger
 from plait.records.run_folder import is_live
 from plait.sweep.command import Command
-from plait.sweep.ledger import STATES, Job, Ledger
 from plait.sweep.queued import still_queued
 from plait.sweep.table import table
 from plait.system.errors import one_line

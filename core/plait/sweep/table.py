@@ -1,8 +1,8 @@
 """The table at the end of a sweep."""
 
 from plait.records import text
+from plait.records.ledger import Job
 from plait.records.text import gib, loss, quantity
-from plait.sweep.ledger import Job
 
 HEADS = (
     *("job", "state", "loss", "val_loss", "tokens/s", "planned tokens/s", "memory", "planned memory"),

@@ -39,9 +39,9 @@ def row_of(folder: "Path") -> dict[str, Any]:
     """The last row of a run's metrics, its last validation, and how it ended; "running" if it has not."""
     import json
 
-    from plait.records.metrics import read
+    from plait.host import metrics
 
-    rows = read(folder / "metrics.jsonl")
+    rows = metrics.read(folder / metrics.FILE)
     validations = [row["val_loss"] for row in rows if row.get("val_loss") is not None]
     outcome = folder / "outcome.json"
     ended = json.loads(outcome.read_text(encoding="utf-8"))["kind"] if outcome.exists() else "running"

@@ -9,10 +9,8 @@ from typing import Any
 import attrs
 import yaml
 
-from plait.contract.errors import PlaitError
-from plait.records import metrics
-from plait.records.run_folder import RunFolder, is_live
-from plait.sweep.ledger import Job, Ledger
+from plait import PlaitError
+from plait.host import Job, Ledger, RunFolder, is_live, metrics
 
 Row = dict[str, Any]
 

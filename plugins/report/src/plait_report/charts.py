@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from plait.report.recorded import Recorded, Row
+from plait_report.recorded import Recorded, Row
 
 MOST = 2000  # points of a curve; a page of many long runs must still open
 AXES = {"steps": "step", "tokens": "tokens", "time": "seconds of training"}

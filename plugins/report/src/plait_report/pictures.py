@@ -3,9 +3,9 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from plait.contract.errors import PlaitError
-from plait.report.charts import AXES, Chart
-from plait.report.page import COLORS
+from plait import PlaitError
+from plait_report.charts import AXES, Chart
+from plait_report.page import COLORS
 
 
 def check_library() -> None:

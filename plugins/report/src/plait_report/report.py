@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from pathlib import Path
 
-    from plait.commands.arguments import Parser
+    from plait.host import Parser
 
 help = "make one page of curves and tables from runs and sweeps"
 SECONDS = 10
@@ -16,7 +16,7 @@ SECONDS = 10
 def arguments(parser: "Parser") -> None:
     from pathlib import Path
 
-    from plait.commands.arguments import whole
+    from plait.host import whole
 
     parser.description = """\
 Shows runs on one page: their curves, how each ended, where their configs differ, their meshes and environments."""
@@ -33,7 +33,7 @@ Shows runs on one page: their curves, how each ended, where their configs differ
 
 def run(args: "Namespace") -> int:
     folders, out, png, watch = args.folders, args.out, args.png, args.watch
-    from plait.report import page, pictures
+    from plait_report import page, pictures
 
     page.check_library()
     if png is not None:
@@ -49,11 +49,11 @@ def run(args: "Namespace") -> int:
 
 def _write(folders: "list[Path]", out: "Path", png: "Path | None", watch: int | None) -> bool:
     """Returns whether a run is still running."""
-    from plait.report.charts import charts
-    from plait.report.page import page
-    from plait.report.pictures import draw
-    from plait.report.recorded import recorded
-    from plait.system.disk import replace, writing
+    from plait.host import replace, writing
+    from plait_report.charts import charts
+    from plait_report.page import page
+    from plait_report.pictures import draw
+    from plait_report.recorded import recorded
 
     runs = recorded(folders)
     live = any(run.state == "running" for run in runs)

@@ -1,4 +1,4 @@
-// Draws the charts of `report` (made by plait.report.page) with plotly, and again when the x axis or the colors change.
+// Draws the charts of `report` (made by plait_report.page) with plotly, and again when the x axis or the colors change.
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 

@@ -9,12 +9,10 @@ import time
 import attrs
 import pytest
 
-from plait.records.metrics import MetricsFile
-from plait.records.run_folder import Outcome, RunFolder
-from plait.report.charts import AXES, Chart, Curve
-from plait.report.meshes import drawn
-from plait.report.pictures import draw
-from plait.sweep.ledger import Job, Ledger
+from plait.host import Job, Ledger, Outcome, RunFolder, metrics
+from plait_report.charts import AXES, Chart, Curve
+from plait_report.meshes import drawn
+from plait_report.pictures import draw
 
 pytest.importorskip("plotly")
 
@@ -42,7 +40,7 @@ def make_run(path, lr=1e-3, steps=30, outcome="finished", mesh=MESH, name=None, 
     folder.write_versions({"python": "3.11.7", "plait": "0.1.0", "torch": "2.13.0"})
     folder.write_mesh(mesh)
     folder.log_of(0).write_text("process 1 on node-a\nwaits on node-aa\nprocess 2 on node-b\n")
-    file = MetricsFile(path / "metrics.jsonl")
+    file = metrics.MetricsFile(path / "metrics.jsonl")
     for step in range(1, steps + 1):
         row = {"step": step, "loss": 5.0 - lr * 100 * step / steps, "grad_norm": 1.0, "tokens": 100 * step}
         row |= {"tokens_per_second": 50.0, "peak_memory_bytes": 2 << 30}
@@ -220,7 +218,7 @@ def test_bad_arguments(plait_project, arguments, sentence):
 
 def test_without_plotly(plait_project, monkeypatch, tmp_path):
     make_run(tmp_path / "a")
-    monkeypatch.setattr("plait.report.page.find_spec", lambda name: None)
+    monkeypatch.setattr("plait_report.page.find_spec", lambda name: None)
     done = plait_project("report", "a")
     assert done.err == "plait: plait report draws with plotly, which is not installed: pip install 'plait[report]'\n"
 

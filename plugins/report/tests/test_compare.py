@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from plait.commands.compared import compare
+from plait import PlaitError
 from plait.commands.main import run as command
-from plait.contract.errors import PlaitError
+from plait_report.compared import compare
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:

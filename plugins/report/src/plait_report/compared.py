@@ -8,8 +8,8 @@ from typing import Any
 
 import attrs
 
-from plait.contract.errors import PlaitError
-from plait.records.metrics import FILE, read
+from plait import PlaitError
+from plait.host import metrics
 
 COMPARED = ("loss", "grad_norm", "val_loss")
 DECIDES = ("loss", "grad_norm")
@@ -58,7 +58,7 @@ def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
     Raises PlaitError if one of them cannot be read, or if they have no step in common.
     """
     paths = (_file_of(Path(a)), _file_of(Path(b)))
-    rows = [{row["step"]: row for row in read(path)} for path in paths]
+    rows = [{row["step"]: row for row in metrics.read(path)} for path in paths]
     for path, run_rows in zip(paths, rows, strict=True):
         if not run_rows:
             raise PlaitError(f"{path} has no rows yet")
@@ -78,10 +78,10 @@ def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
 
 
 def _file_of(path: Path) -> Path:
-    file = path / FILE if path.is_dir() else path
+    file = path / metrics.FILE if path.is_dir() else path
     if not file.exists():
-        what = f"the folder {path} holds no {FILE}" if path.is_dir() else f"there is no file {path}"
-        raise PlaitError(f"{what}; give a {FILE} or the folder of a run")
+        what = f"the folder {path} holds no {metrics.FILE}" if path.is_dir() else f"there is no file {path}"
+        raise PlaitError(f"{what}; give a {metrics.FILE} or the folder of a run")
     return file
 
 

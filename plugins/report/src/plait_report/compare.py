@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from plait.contract.errors import misfit
+from plait import misfit
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from plait.commands.arguments import Parser
+    from plait.host import Parser
 
 help = "show the first step at which two runs differ"
 
@@ -25,7 +25,7 @@ Exit code: 0 if loss and grad_norm are bitwise equal at every common step (or wi
 
 
 def run(args: "Namespace") -> int:
-    from plait.commands.compared import compare, show
+    from plait_report.compared import compare, show
 
     compared = compare(args.a, args.b)
     show(compared, args.tolerance)

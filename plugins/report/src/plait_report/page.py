@@ -8,13 +8,12 @@ from typing import Any
 
 import attrs
 
-from plait.contract.errors import PlaitError
-from plait.records import metrics
-from plait.records.text import clock, gib, loss, quantity
-from plait.report.charts import AXES, charts
-from plait.report.differ import differing
-from plait.report.meshes import drawn
-from plait.report.recorded import Recorded
+from plait import PlaitError
+from plait.host import metrics, text
+from plait_report.charts import AXES, charts
+from plait_report.differ import differing
+from plait_report.meshes import drawn
+from plait_report.recorded import Recorded
 
 COLORS = ("#3b82d0", "#e0812b", "#3a9d5d", "#c8424b", "#8f6bc4", "#8c6a52", "#d672b0", "#7f8890", "#a8a32b", "#25a5b5")
 Cell = tuple[str, str]  # (class, HTML)
@@ -30,7 +29,7 @@ def page(runs: list[Recorded], refresh: int | None = None) -> str:
     """HTML. refresh: seconds after which a browser reloads the page."""
     from plotly.offline import get_plotlyjs
 
-    own = files("plait.report")
+    own = files("plait_report")
     drawings = charts(runs)
     data = {"axes": AXES, "colors": COLORS, "charts": [attrs.asdict(chart) for chart in drawings]}
     reload = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
@@ -86,9 +85,9 @@ def _overview(runs: list[Recorded]) -> str:
             [
                 ("text", color + escape(run.name)),
                 ("", f'<span class="state {run.state.replace(" ", "-")}">{escape(run.state)}</span>'),
-                *_numbers(str(run.last("step") or "-"), loss(run.last("loss")), loss(run.last("val_loss"))),
-                *_numbers(quantity(metrics.speed(run.rows)), gib(metrics.peak(run.rows)), gib(planned)),
-                *_numbers(clock(run.seconds[-1]) if run.seconds else "-", str(run.starts or "-")),
+                *_numbers(str(run.last("step") or "-"), text.loss(run.last("loss")), text.loss(run.last("val_loss"))),
+                *_numbers(text.quantity(metrics.speed(run.rows)), text.gib(metrics.peak(run.rows)), text.gib(planned)),
+                *_numbers(text.clock(run.seconds[-1]) if run.seconds else "-", str(run.starts or "-")),
                 ("reason", escape(run.reason if run.state != "finished" else "")),
             ]
         )
@@ -147,7 +146,7 @@ def _section(title: str, body: str) -> str:
 
 
 def _table(heads: list[str], rows: list[list[Cell]], head: str = "") -> str:
-    top = "".join(f'<th class="{head}">{escape(text)}</th>' for text in heads)
+    top = "".join(f'<th class="{head}">{escape(title)}</th>' for title in heads)
     body = "".join("<tr>" + "".join(f'<td class="{name}">{cell}</td>' for name, cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
