@@ -32,7 +32,7 @@ def empty(tmp_path):
 
 
 def test_what_is_in_them(wheels):
-    (core,) = wheels.glob("plait-[0-9]*.whl")
+    (core,) = wheels.glob("plait_core-[0-9]*.whl")
     names = set(zipfile.ZipFile(core).namelist())
     assert {"plait/conf/train.yaml", "plait/conf/model/llama3_8b.yaml", "plait/conf/model/__init__.py"} <= names
     assert {"plait/py.typed", "plait/commands/main.py", "hydra_plugins/plait_searchpath.py"} <= names
@@ -41,8 +41,22 @@ def test_what_is_in_them(wheels):
     assert not [name for name in names if name.startswith(("tests", "plugins", "conf/"))]
     for wheel in wheels.glob("plait_*.whl"):
         inside = zipfile.ZipFile(wheel).namelist()
-        assert any(re.search(r"/conf/(strategy|model)/\w+\.yaml$", name) for name in inside), wheel
-    assert len(list(wheels.glob("*.whl"))) == len(list(wheels.glob("*.tar.gz"))) == 2 + len(PLUGINS) + len(EXAMPLES)
+        plugins = next(name for name in inside if name.endswith("entry_points.txt"))
+        assert any(name.endswith("licenses/LICENSE") for name in inside) or wheel.name.startswith("plait_twin"), wheel
+        assert "[plait." in zipfile.ZipFile(wheel).read(plugins).decode(), wheel
+        assert any(name.endswith("/py.typed") for name in inside) or wheel.name.startswith("plait_twin"), wheel
+    assert len(list(wheels.glob("*.whl"))) == len(list(wheels.glob("*.tar.gz"))) == 3 + len(PLUGINS) + len(EXAMPLES)
+
+
+def test_the_core_and_one_strategy_alone(wheels, tmp_path):
+    """No package that `pip install plait` brings is needed to train; a page or curves are missed by name."""
+    clean = clean_environment(tmp_path / "venv", wheels, "plait-core", "plait-fsdp2")
+    commands = re.findall(r"^  plait (\w+) ", clean.run("plait", "--help", cwd=tmp_path).stdout, re.MULTILINE)
+    assert {"inspect", "plugins", "train"} <= set(commands)
+    assert not {"compare", "report"} & set(commands)
+    clean.train("strategy=[fsdp2]", *SMALL, "train.steps=2", "metrics.tensorboard=null", "run.name=a", cwd=tmp_path)
+    assert len(rows(tmp_path / "runs/a")) == 2
+    assert not (tmp_path / "runs/a/tensorboard").exists()
 
 
 ORIGINS = """

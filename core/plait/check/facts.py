@@ -22,6 +22,7 @@ from plait.strategies.registry import installed
 Facts = dict[tuple[str, str], str | None]  # (kind, name) -> what it is here; None: there is none
 
 OWN = ("mode", "nproc_per_node", "rdzv_endpoint", "rendezvous_seconds")  # of launch: a machine may have its own
+CORE = "plait-core"  # the distribution of this package
 COMPUTING = ("torch", "triton", "numpy", "tokenizers")  # what Plait computes and makes tokens with
 VARIABLES = (  # with which libraries compute in another precision, or add in another order
     *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"),
@@ -83,10 +84,10 @@ def _code(config: Config) -> list[str]:
 
 def _distributions(code: Iterable[str]) -> list[str]:
     """What is installed for `code`, and what that asks for; of what Plait asks for, only what computes."""
-    by_package = {plugin.package: plugin.distribution for plugin in installed().values()}
+    by_package = {"plait": CORE, **{plugin.package: plugin.distribution for plugin in installed().values()}}
     names = (by_package.get(package, package) for package in code)
     own = {name for name in names if _version(name) is not None}
-    return sorted(own | {*COMPUTING} | {need for name in own - {"plait"} for need in _needs(name)})
+    return sorted(own | {*COMPUTING} | {need for name in own - {CORE} for need in _needs(name)})
 
 
 def _needs(distribution: str) -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import yaml
 
+from plait import __version__
 from plait.contract.errors import PlaitError
 from plait.system.disk import replace, writing
 from plait.system.errors import DiskError
@@ -173,7 +174,8 @@ def introduction(pid: int) -> str:
 def versions_of(distributions: list[str]) -> dict[str, str]:
     """Versions of Python, Plait, torch and every distribution of a selected plugin."""
     versions = {"python": sys.version.split()[0]}
-    for name in ["plait", "torch", *distributions]:
+    versions["plait"] = __version__
+    for name in ["torch", *distributions]:
         with contextlib.suppress(ModuleNotFoundError):
             versions[name] = version(name)
     return versions
