@@ -26,13 +26,14 @@ for _number, _usual in (
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tests of plugins that are installed no longer as they stand in the source would fail for another reason."""
-    project = tomllib.loads((Path(__file__).with_name("pyproject.toml")).read_text(encoding="utf-8"))["project"]
-    here = {(group, *point) for group, points in project["entry-points"].items() for point in points.items()}
-    if lost := here - {(point.group, point.name, point.value) for point in distribution("plait").entry_points}:
+    core = Path(__file__).with_name("core") / "pyproject.toml"
+    points_of = tomllib.loads(core.read_text(encoding="utf-8"))["project"]["entry-points"]
+    here = {(group, *point) for group, points in points_of.items() for point in points.items()}
+    if lost := here - {(point.group, point.name, point.value) for point in distribution("plait-core").entry_points}:
         names = ", ".join(f"{group} {name}" for group, name, _ in sorted(lost))
         raise pytest.UsageError(
-            f"pyproject.toml has entry points that are not installed: {names}; "
-            "run: python -m pip install --no-deps --no-build-isolation -e ."
+            f"core/pyproject.toml has entry points that are not installed: {names}; "
+            "run: python -m pip install --no-deps --no-build-isolation -e ./core"
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a module is one of `plait`
-    "A run": "Run Config Precision Remat Compile Loss Schedule PlaitError plait.contract.cluster:Cluster",
+    "A run": "Run Config Precision Remat Compile Loss Schedule PlaitError misfit plait.contract.cluster:Cluster",
     "The mesh": "MeshAxis MeshView Mesh plait.contract.axes:MeshLayout divisors valid_degree",
     "The model": "ModelSpec Packed WeightPart attend stage stream_into",
     "Parameters": "transform_param mix_in distribute_params shard_dim shard_of_parts own_chunk held_indices "
@@ -24,14 +24,26 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "Plans": "Choice StagePlan StageAction is_planning read_values planned_split",
     "Data": "plait.data:Source plait.data:Batches",
     "plait.host": "plait.host:compose plait.host:check plait.host:Checked plait.host:simulated",
+    "What a run leaves": "plait.host:RunFolder plait.host:Outcome plait.host:is_live plait.host:Ledger plait.host:Job "
+    "plait.host:metrics plait.host:numbers plait.host:text plait.host:writing plait.host:replace",
+    "Commands": "plait.host:Parser plait.host:whole",
     "plait.testing": "Trial TrialResult train take_step forward_backward share batch documents full whole unequal "
     "worst_gradient apart assert_same Layout Collective Counting raises_about is_about",
 }
-SHOWN = {"Hooks": ("answers", "first")}  # of a class of which only these are public
+SHOWN = {
+    "Hooks": ("answers", "first"),
+    "RunFolder": ("outcome", "read_config", "read_versions", "log_of"),
+    "Ledger": ("read",),
+    "Parser": ("add_value", "take_overrides", "take_world"),
+}  # of a class of which only these are public
 TOLD = {  # of what has no docstring of ours
     "hookimpl": ("@hookimpl", "Marks a method of a strategy as a hook. [Wrappers](hooks.md#wrappers) are marked "
                  "`@hookimpl(wrapper=True)`; a hook that [another package](kinds.md#hookspecs) specifies, "
                  "`@hookimpl(optionalhook=True)`."),
+    "metrics": ("metrics", "The module of `metrics.jsonl`: `metrics.FILE` is its name in a run's folder, "
+                "`metrics.read(path)` its rows, `metrics.MetricsFile(path)` writes one. See [metrics](metrics.md)."),
+    "text": ("text", "The module of numbers as people read them: `text.gib`, `text.size`, `text.quantity`, "
+             "`text.clock`, `text.loss` and `text.table`."),
     "hookspec": ("@hookspec", "Marks a function of a package's module as the specification of a "
                  "[hook](kinds.md#hookspecs)."),
     "SELECTIVE_KEEPS": ("SELECTIVE_KEEPS: frozenset[str]", "Names of the operations whose results "

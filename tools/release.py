@@ -73,7 +73,7 @@ def set_versions(tree: Path, version: Version) -> None:
     for path in projects(tree):
         replace(path, r'^version = ".*"$', f'version = "{version}"', at_least=1)
     for path in [*projects(tree), *(tree / name for name in SHOWN)]:
-        required = 0 if path == tree / "pyproject.toml" else 1
+        required = 0 if path == tree / "core/pyproject.toml" else 1
         replace(path, r"\b(plait[\w-]*)>=[\d.]+,<[\d.]+", rf"\g<1>{bounds(version)}", at_least=required)
     replace(tree / INIT, r'^__version__ = ".*"$', f'__version__ = "{version}"', at_least=1)
 

@@ -48,7 +48,7 @@ def test_what_is_written(plugin):
     project = tomllib.loads(files["pyproject.toml"])["project"]
     assert project["name"] == "plait-my-ring"
     now = Version(__version__)
-    assert project["dependencies"] == [f"plait>={now.major}.{now.minor},<{now.major}.{now.minor + 1}"]
+    assert project["dependencies"] == [f"plait-core>={now.major}.{now.minor},<{now.major}.{now.minor + 1}"]
     assert project["optional-dependencies"] == {"test": ["plait[testing]"]}
     assert project["entry-points"] == {
         "plait.strategies": {"my_ring": "plait_my_ring:MyRing"},
@@ -133,7 +133,8 @@ def test_neither_git_nor_a_network(plait_project, tmp_path, monkeypatch):
 
 def test_the_template_is_part_of_the_distribution(monkeypatch):
     """Its files without a suffix of Python's, and those that begin with a dot, have to be named."""
-    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["plait.commands"]
+    setuptools = tomllib.loads((ROOT / "core/pyproject.toml").read_text())["tool"]["setuptools"]
+    data = setuptools["package-data"]["plait.commands"]
     template, of_kinds = Path(new.TEMPLATE), Path(new.OF_KINDS)
     monkeypatch.chdir(template.parent)
     found = {path for pattern in data for path in glob(pattern, recursive=True) if os.path.isfile(path)}

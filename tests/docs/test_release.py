@@ -13,7 +13,14 @@ from packaging.version import Version
 from tests.docs.pages import ROOT
 from tools import release
 
-NAMED = ("pyproject.toml", "plugins/*/pyproject.toml", "examples/*/pyproject.toml", "CHANGELOG.md", "changes/*")
+NAMED = (
+    "pyproject.toml",
+    "core/pyproject.toml",
+    "plugins/*/pyproject.toml",
+    "examples/*/pyproject.toml",
+    "CHANGELOG.md",
+    "changes/*",
+)
 KINDS = [
     kind["directory"] for kind in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["type"]
 ]
@@ -57,7 +64,7 @@ def test_every_package_gets_the_version_and_requires_it_of_the_others(tree: Path
     assert bounded >= len(found) - 1
     assert '__version__ = "3.5.1"\n' in (tree / release.INIT).read_text(encoding="utf-8")
     for page in release.SHOWN:
-        assert "plait>=3.5,<3.6" in (tree / page).read_text(encoding="utf-8")
+        assert "plait-core>=3.5,<3.6" in (tree / page).read_text(encoding="utf-8")
 
 
 def test_no_other_file_names_the_bounds() -> None:

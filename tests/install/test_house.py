@@ -89,6 +89,16 @@ def test_a_plugin_says_what_it_is(folder):
         assert f"# @package strategy.{name}" in options.read_text()
 
 
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda p: p.name)
+def test_a_package_needs_the_core_alone_and_has_the_licence(package):
+    folder = package.parents[1]
+    assert project(folder)["license-files"] == ["LICENSE"]
+    assert (folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    assert (package / "py.typed").is_file()
+    needs = [need for need in project(folder)["dependencies"] if re.match(r"plait(-core)?\b[^-]", need)]
+    assert [need.partition(">=")[0] for need in needs] == ["plait-core"]
+
+
 def import_contracts() -> tuple[set[str], dict[str, dict]]:
     """The packages whose imports `make lint` reads, and its contracts by their kind."""
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]

@@ -124,7 +124,7 @@ def test_a_command_of_a_package(folder, plait_project):
     why = "plait: command 'spill' (plait-spill 1.0) failed: ZeroDivisionError: division by zero\n"
     assert (done.code, done.err) == (1, why)
     of_kind(folder, "command", "train", "plait-evil")
-    assert "defined twice: by plait and by plait-evil; uninstall one" in plait_project("train", cold=True).err
+    assert "defined twice: by plait-core and by plait-evil; uninstall one" in plait_project("train", cold=True).err
 
 
 PAINTED = """

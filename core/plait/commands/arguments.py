@@ -38,6 +38,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--config-dir", "-cd", metavar="DIR", help="a folder with configuration of your own")
 
     def take_world(self, least: int = 1, default: str = "what the degrees and launch.* ask for") -> None:
+        """An argument `world=N`, the number of ranks."""
         fits = f"a number of ranks, at least {least}, such as world=4"
         self.add_value("world", "N", whole("world", fits, least), f"the number of ranks (default: {default})")
 

@@ -19,9 +19,13 @@ STATES = ("running", "finished", "failed", "pruned", "stopped")
 
 @attrs.define
 class Job:
-    """One job. folder: its own, within the sweep's. overrides: those in which jobs differ.
+    """One job of a sweep.
 
-    session: the start of the sweep that it last belonged to.
+    job: its number. folder: its own, within the sweep's. state: one of "running", "finished", "failed", "pruned" and
+    "stopped". step, loss, val_loss, tokens_per_second, peak_memory_bytes, memory_kind: of its last row; the speed is
+    that of the whole job. planned_memory_bytes, planned_tokens_per_second: what its plan says. seconds: how long it
+    took. overrides: those in which jobs differ. reason: why it ended so, as one sentence. session: the start of the
+    sweep that it last belonged to.
     """
 
     job: int
@@ -59,7 +63,7 @@ class Ledger:
         return self.folder / "sweep.json"
 
     def read(self) -> list[Job]:
-        """Raises PlaitError if the file is damaged. Without a file there are no jobs."""
+        """The jobs, none without a file. Raises PlaitError if the file is damaged."""
         try:
             check_regular(self.path)
             return [Job(**job) for job in json.loads(self.path.read_text(encoding="utf-8"))["jobs"]]

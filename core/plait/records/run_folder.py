@@ -26,11 +26,12 @@ FILES = ("config.yaml", "versions.json", "mesh.json", "outcome.json", "metrics.j
 
 @attrs.frozen
 class Outcome:
-    """How a run ended. kind: "finished", "stopped" (by a signal, after saving), or "failed".
+    """How a run ended.
 
-    asked: the `train.steps` of a run that ended itself before.
-    signal: the signal that asked for the stop, if the kind is "stopped". fault: what another start would meet again,
-    if it has an exit code of its own.
+    kind: "finished", "stopped" (by a signal, after saving), or "failed". reason: why, as one sentence. step: the last
+    one that was done. rank: the one that failed first. signal: the number of the one that asked for the stop, if the
+    kind is "stopped". fault: what another start would meet again, if it has an exit code of its own. asked: the
+    `train.steps` of a run that ended itself before.
     """
 
     kind: str
@@ -50,7 +51,7 @@ def _absolute(path: str | Path) -> Path:
 
 @attrs.define
 class RunFolder:
-    """`runs/<name>`, or a job's folder in a sweep's."""
+    """What a run has in its folder, `runs/<name>`, or a job's in a sweep's. path: of the folder."""
 
     path: Path = attrs.field(converter=_absolute)
     _lock: int | None = attrs.field(default=None, init=False)
@@ -60,6 +61,7 @@ class RunFolder:
         return self.path / "ranks"
 
     def log_of(self, rank: int) -> Path:
+        """The file with the log of this rank."""
         return self.ranks / f"rank-{rank}.log"
 
     def checkpoints(self, directory: str) -> Path:
@@ -124,6 +126,7 @@ class RunFolder:
         replace(self.path / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
     def read_config(self) -> dict[str, Any]:
+        """The config of the run, in plain values. Raises OSError if it has none."""
         return yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
 
     def write_mesh(self, mesh: dict[str, Any]) -> None:
@@ -133,6 +136,7 @@ class RunFolder:
         replace(self.path / "versions.json", json.dumps(versions, indent=2) + "\n")
 
     def read_versions(self) -> dict[str, str]:
+        """Name -> version of what the run was started with. Raises OSError if it has none."""
         return json.loads((self.path / "versions.json").read_text(encoding="utf-8"))
 
     def set_outcome(self, outcome: Outcome) -> None:
@@ -142,6 +146,7 @@ class RunFolder:
         replace(self.path / "outcome.json", json.dumps(node) + "\n")
 
     def outcome(self) -> Outcome | None:
+        """How the run ended; None if it has not, or ended without reporting why."""
         with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):  # None for a damaged file
             return Outcome(**json.loads((self.path / "outcome.json").read_text(encoding="utf-8")))
         return None
