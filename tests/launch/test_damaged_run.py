@@ -18,7 +18,8 @@ from plait.checkpoint.store import MANIFEST, Manifest, Store, _digest_of
 from plait.checkpoint.sums import write_sums
 from plait.contract.errors import PlaitError
 from plait.host import check, compose
-from plait.records.metrics import FILE, OLD, MetricsFile, MetricsSeal, read
+from plait.records.metrics import FILE, OLD, MetricsFile, read
+from plait.records.metrics_seal import MetricsSeal
 from plait.records.run_folder import Outcome, RunFolder
 
 TINY = ["model.dim=16", "model.n_layers=1", "model.n_heads=2", "model.n_kv_heads=1", "model.ffn_dim=16", "run.name=a"]

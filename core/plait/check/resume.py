@@ -18,6 +18,7 @@ from plait.checkpoint.sums import check_sums
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.records import metrics
+from plait.records.metrics_seal import check_seal
 from plait.records.run_folder import versions_of
 from plait.system.disk import reading
 
@@ -78,7 +79,7 @@ def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder"
     _check_optimizer(path, manifest, checked)
     own = path.parent == store.folder
     if own:
-        metrics.check_seal(folder.path / metrics.FILE, manifest.data.get("metrics"), manifest.step)
+        check_seal(folder.metrics, manifest.data.get("metrics"), manifest.step)
         rows = len(metrics.upto(folder.path / metrics.FILE, manifest.step))
         if rows < manifest.step:
             say(f"metrics: {metrics.FILE} has only {rows} rows of the {manifest.step} steps before")

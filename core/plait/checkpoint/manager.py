@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from plait.checkpoint.choose import Say, choose_again, choose_on_ranks
 from plait.checkpoint.store import Store, samples_of
 from plait.contract.errors import PlaitError
-from plait.records.metrics import FILE, MetricsSeal
+from plait.records.metrics_seal import MetricsSeal
 from plait.system.errors import DiskError, one_line, refused
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Checkpoints:
         self.store = Store(folder.checkpoints(self.conf.dir))
         self._saver = Saver(self.store, self.conf.mode, self.conf.keep) if self.conf.enabled else None
         self._saved_at = time.monotonic()
-        self._metrics = MetricsSeal(folder.path / FILE)
+        self._metrics = MetricsSeal(folder.metrics)
         self._grace = config.launch.grace_seconds
         self._versions = folder.read_versions()
         if dist.get_rank() == 0:

@@ -60,6 +60,10 @@ class RunFolder:
     def ranks(self) -> Path:
         return self.path / "ranks"
 
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
     def log_of(self, rank: int) -> Path:
         """The file with the log of this rank."""
         return self.ranks / f"rank-{rank}.log"
