@@ -211,6 +211,16 @@ MUTANTS = [
         on={"layout": "two workers"},
     ),
     Mutant(
+        "workers drift apart: each takes an outer step along its own way",
+        "plait_diloco/outer.py",
+        "            set_to_mean(param, workers)\n",
+        "",
+        "test_losses_of_20_steps_equal_one_process",
+        "the loss of step",
+        strategy="diloco",
+        on={"layout": "two workers"},
+    ),
+    Mutant(
         "adapters begin with two zeros, so that none of them trains",
         "plait_lora/adapt.py",
         "(Uniform(1 / math.sqrt(columns)), zeros), strict=True)",

@@ -181,7 +181,7 @@ MUTANTS = [
         'sorted(key for key in apart & here.keys() if "exp_avg" not in key)',
         "test_checkpoint_holds_what_one_process_holds",
         "is not what the rule `replicas` of its strategy makes of the ranks' values",
-        strategy="local_sgd",
+        strategy="diloco",
     ),
     Mutant(
         "workers that are apart are saved as their mean",

@@ -28,6 +28,7 @@ FILES = {
     "float8": "examples/float8",
     "zero": "plugins/zero",
     "muon": "examples/muon",
+    "diloco": "examples/diloco",
 }
 
 

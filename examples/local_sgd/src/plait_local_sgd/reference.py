@@ -1,6 +1,6 @@
 """What the ranks of local SGD must equal: its workers, one after the other in one process. Only for tests."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -8,9 +8,27 @@ from torch import Tensor
 import plait
 from plait.testing import Trial, TrialResult, batch, documents, full, whole
 
+Meet = Callable[[list[plait.Applied], list[torch.optim.Optimizer]], None]
 
-def simulate(trial: Trial, workers: int, every: int) -> list[TrialResult]:
-    """One result per worker: its own gradients, norms and parameters, and the loss over the tokens of all workers."""
+
+def average(copies: list[plait.Applied], optimizers: list[torch.optim.Optimizer]) -> None:
+    """Workers meet at the average of all that they have."""
+    average_models(copies)
+    for params in zip(*(copy.parameters() for copy in copies), strict=True):
+        states = [o.state[p] for o, p in zip(optimizers, params, strict=True)]
+        set_to_mean(tuple(state[key] for state in states) for key in states[0] if key != "step")
+
+
+def average_models(copies: list[plait.Applied]) -> None:
+    """Their parameters and persistent buffers."""
+    set_to_mean(zip(*(copy.parts[0].state_dict().values() for copy in copies), strict=True))
+
+
+def simulate(trial: Trial, workers: int, every: int, meet: Meet = average) -> list[TrialResult]:
+    """One result per worker: its own gradients, norms and parameters, and the loss over the tokens of all workers.
+
+    meet: what they do after every `every` steps.
+    """
     copies = [trial.apply({}) for _ in range(workers)]
     models = [copy.parts[0] for copy in copies]
     optimizers = [trial.optimizer(copy.parameters()) for copy in copies]
@@ -35,17 +53,15 @@ def simulate(trial: Trial, workers: int, every: int) -> list[TrialResult]:
         for result in results:
             result.losses.append(sum(losses))
         if (step + 1) % every == 0:
-            _average(zip(*(model.state_dict().values() for model in models), strict=True))
-            for params in zip(*(copy.parameters() for copy in copies), strict=True):
-                states = [o.state[p] for o, p in zip(optimizers, params, strict=True)]
-                _average(tuple(state[key] for state in states) for key in states[0] if key != "step")
+            meet(copies, optimizers)
     for result, model in zip(results, models, strict=True):
         result.final.update(whole(model))
     return results
 
 
 @torch.no_grad()
-def _average(same: Iterable[tuple[Tensor, ...]]) -> None:
+def set_to_mean(same: Iterable[tuple[Tensor, ...]]) -> None:
+    """Each tensor becomes the mean of those in its tuple."""
     for tensors in same:
         if not tensors[0].is_floating_point():
             continue  # token counts
