@@ -1,5 +1,6 @@
 """The pytest plugin of `plait.testing`: nothing to those who do not use it; to others ranks, and a grade."""
 
+import json
 import os
 import signal
 import subprocess
@@ -27,6 +28,8 @@ def test_nothing_was_imported():
 
 GRADED = """
 import pytest
+from plait.testing.model_suite.subject import Subject
+from plait.testing.optimizer_suite import OptimizerSuite
 from plait.testing.suite.capabilities import Capabilities
 
 class TestGhost(Capabilities):
@@ -36,29 +39,50 @@ class TestGhost(Capabilities):
     def test_is_skipped(self): pytest.skip("no other strategy")
     def test_fails(self): assert False
 
+class TestModel(Subject):
+    model = "spook"
+    def test_passes(self): pass
+
+class TestOptimizer(OptimizerSuite):
+    optimizer = {"_target_": "ghosts.Haunt"}
+    test_one_process_takes_it = test_steps_equal_one_process = None
+    test_a_resumed_run_goes_on_bitwise = test_a_run_goes_on_in_another_layout = None
+    def test_is_skipped(self): pytest.skip("no strategy is installed")
+
 class TestOther:
-    strategy = "of something else"
+    strategy = model = "of something else"
     def test_passes(self): pass
 """
 
 
-def run_pytest(folder, text):
+def run_pytest(folder, text, *options):
     (folder / "test_it.py").write_text(text)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "test_it.py"]
     return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60)
 
 
 def test_it_is_inert(tmp_path):
     done = run_pytest(tmp_path, INERT)
     assert done.returncode == 0, done.stdout
-    assert "conformance of strategies" not in done.stdout
+    assert "conformance" not in done.stdout
 
 
 @pytest.mark.slow
 def test_the_grade(tmp_path):
-    said = run_pytest(tmp_path, GRADED).stdout
-    assert "\nghost: 1 passed, 1 refused, 1 skipped, 1 failed\n" in said
+    said = run_pytest(tmp_path, GRADED, "--plait-grade", "grades").stdout
+    assert "\nHaunt: 1 skipped\nghost: 1 passed, 1 refused, 1 skipped, 1 failed\nspook: 1 passed\n" in said
     assert "of something else" not in said
+    badges = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "grades").iterdir()}
+    assert badges["ghost"] == {
+        "schemaVersion": 1,
+        "label": "plait",
+        "message": "1 passed, 1 refused, 1 skipped, 1 failed",
+        "color": "red",
+    }
+    assert {name: badge["color"] for name, badge in badges.items() if name != "ghost"} == {
+        "Haunt": "brightgreen",
+        "spook": "brightgreen",
+    }
 
 
 def hang(seconds):

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from plait.commands.arguments import Parser
 
 help = "write a package with a working plugin, as a start for your own"
-TEMPLATE = os.path.join(os.path.dirname(__file__), "template")  # of a strategy
-OF_KINDS = os.path.join(os.path.dirname(__file__), "kinds")
+TEMPLATE = os.path.join(os.path.dirname(__file__), "kinds")
 NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 DOES = {  # what the plugin of each kind does, as "It ..."
     "strategy": "holds copies of the model that sum their gradients",
+    "model": "is a decoder with learned positions, small enough to try",
     "source": "gives rows of numbers that count upwards",
     "optimizer": "moves each parameter by the sign of its gradient",
     "schedule": "lets the learning rate fall in stairs",
+    "loss": "is cross-entropy that gives a share of each label to all entries of the vocabulary",
     "observer": "logs the norm of the weights, and ends a run if it grows too large",
     "sink": "writes the losses of a run into a table",
     "command": "shows the last row of a run",
@@ -37,8 +38,8 @@ DOES = {  # what the plugin of each kind does, as "It ..."
 
 def arguments(parser: "Parser") -> None:
     parser.description = """\
-Writes a package with a working plugin NAME into the folder plait-NAME: it installs, and has options, tests, a README
-and a CI workflow. NAME is in lower case, such as ring or my-strategy; in Python "-" becomes "_"."""
+Writes a package with a working plugin NAME into the folder plait-NAME: it installs, and has options, tests, a README,
+and workflows that test and publish it. NAME is in lower case, such as ring or my-idea; in Python "-" becomes "_"."""
     parser.add_argument("name", metavar="NAME")
     parser.add_argument(
         "--kind", metavar="KIND", choices=list(DOES), default="strategy", help=f"{', '.join(DOES)} (default: strategy)"
@@ -110,10 +111,9 @@ def write(name: str, parent: "Path", kind: str = "strategy") -> "Path":
         import copier
     except ImportError:
         raise PlaitError("plait new needs copier, which is not installed: pip install 'plait[author]'") from None
-    template = TEMPLATE if kind == "strategy" else OF_KINDS
     with writing(folder):
         try:
-            copier.run_copy(template, folder, data=_answers(name, kind), defaults=True, quiet=True)
+            copier.run_copy(TEMPLATE, folder, data=_answers(name, kind), defaults=True, quiet=True)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -126,12 +126,14 @@ def _answers(name: str, kind: str) -> dict[str, Any]:
 
     major, minor, *_ = (int(part) for part in __version__.split("."))
     core = f">={major}.{minor},<{major}.{minor + 1}"
-    if kind == "strategy":
-        return {"strategy": name, "core": core, "api": API}
     package, cls = f"plait_{name}", "".join(map(str.capitalize, name.split("_")))
     points = {KINDS[kind].group: package if KINDS[kind].target == OBJECT else f"{package}:{cls}"}
     if kind == "hookspecs":
         points[KINDS["observer"].group] = f"{package}:{cls}"
+    if kind == "strategy":
+        points["plait.api"] = f"v{API}"
     project = package.replace("_", "-")
-    said = {"kind": kind, "does": DOES[kind], "use": use(name, kind), "choice": _choice(kind), "points": points}
-    return {**said, "name": name, "class": cls, "package": package, "project": project, "core": core}
+    graded = {"strategy": name, "model": name, "optimizer": cls}.get(kind, "")  # whose grade its suite writes
+    words = {"kind": kind, "does": DOES[kind], "use": use(name, kind), "choice": _choice(kind), "points": points}
+    names = {"name": name, "class": cls, "package": package, "project": project, "core": core, "graded": graded}
+    return words | names
