@@ -8,7 +8,7 @@ from torch import nn
 from plait import Config, PlaitError, hookimpl
 from plait.models.init import ones
 from plait.parallel.assembly import assemble_model
-from plait.strategies.hooks import WrongAnswer
+from plait.strategies.blame import WrongAnswer
 from plait.testing import Trial
 
 

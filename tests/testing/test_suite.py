@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import torch
 
-from plait.strategies.hooks import blamed
+from plait.strategies.blame import blamed
 from plait.testing import Layout, StrategySuite, Trial, TrialResult, whole_run
 from plait.testing.pool import RankError
 from plait.testing.suite.composition import _failing

@@ -98,7 +98,7 @@ def _asked(name: str, function: str) -> Any:
     try:
         return getattr(launcher, function)(dict(os.environ))
     except Exception:
-        from plait.strategies.hooks import blaming  # not above: most starts end before they need it
+        from plait.strategies.blame import blaming  # not above: most starts end before they need it
 
         with blaming(name, f"function {function!r}", "launcher"):
             raise

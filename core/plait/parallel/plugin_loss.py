@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Shard
 from plait.contract.errors import short
 from plait.parallel.loss import Compiler, compiles
 from plait.parallel.vocab import Vocab
-from plait.strategies.hooks import WrongAnswer, blaming
+from plait.strategies.blame import WrongAnswer, blaming
 from plait.strategies.registry import create_all, described
 
 METHOD = "method 'summed'"

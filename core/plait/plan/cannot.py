@@ -9,7 +9,8 @@ from typing import Any
 from plait.contract.axes import MeshAxis, describe
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
-from plait.strategies.hooks import TRACE, blamed
+from plait.strategies.blame import blamed
+from plait.strategies.hooks import TRACE
 from plait.system.errors import one_line
 
 DEVICE = ("cuda", "nvidia driver", "hip", "nccl")  # what torch's errors say if a GPU is missing

@@ -11,7 +11,7 @@ from plait.contract.config import Config, Metrics
 from plait.contract.errors import PlaitError
 from plait.contract.observer import RunObserver
 from plait.records.metrics import FILE, MetricsFile
-from plait.strategies.hooks import blaming
+from plait.strategies.blame import blaming
 from plait.strategies.registry import create_all, installed
 from plait.system.disk import replace
 

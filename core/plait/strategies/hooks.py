@@ -1,6 +1,5 @@
 """The selected strategies registered with pluggy: calls their hooks in order, and names the culprit of an error."""
 
-import contextlib
 import functools
 import inspect
 import os
@@ -13,15 +12,12 @@ import pluggy
 from plait.contract import hookspecs
 from plait.contract.errors import PlaitError, short
 from plait.contract.exact import Misfit
+from plait.strategies.blame import WrongAnswer, blaming
 from plait.strategies.order import Turn, claimed, order
 from plait.strategies.registry import described, installed, load
-from plait.system.errors import left
-from plait.system.signals import asked_to_stop
 
 CORE = "plait"  # the name of the plugin with the core's answers
 TRACE = "PLAIT_TRACE_PLUGINS"
-BLAME = "raised by"
-NOTHING = object()  # what a wrapper got if what it wraps raised, or yielded
 
 
 @attrs.frozen
@@ -30,10 +26,6 @@ class Required:
 
     what: str
     take: Callable[[Any], Any]
-
-
-class WrongAnswer(PlaitError):
-    """A hook returned a wrong answer; the message names its strategy."""
 
 
 class Hooks:
@@ -65,22 +57,11 @@ class Hooks:
 
     def _check(self, hook: str, first_result: bool) -> None:
         """Raises PlaitError for a mark that `hook` does not take, and two owners of a first-result hook."""
-        for i in self._of_strategies(hook):
-            who, mark = described(i.plugin_name), "tryfirst" if i.tryfirst else "trylast"
-            if i.hookwrapper:
-                raise PlaitError(
-                    f"{who} marks its hook {hook!r} with hookwrapper=True; write wrapper=True, and return the answer"
-                ).at(hook, "hookwrapper=True", fits=("wrapper=True",))
-            if i.wrapper and not first_result:
-                raise PlaitError(
-                    f"{who} wraps the hook {hook!r}, which each strategy answers for itself; wrappers go around "
-                    f"{', '.join(hookspecs.FIRST_RESULT)}"
-                ).at(hook, "wrapper=True", fits=hookspecs.FIRST_RESULT)
-            if not i.wrapper and (i.tryfirst or i.trylast):
-                raise PlaitError(
-                    f"{who} marks its hook {hook!r} with {mark}=True, which only wrappers take; strategies act by "
-                    "phase, before and after"
-                ).at(hook, f"{mark}=True", fits=())
+        for made in self._of_strategies(hook):
+            if made.wrapper or made.hookwrapper or made.tryfirst or made.trylast:
+                from plait.strategies.wrappers import check_mark  # few strategies have any
+
+                check_mark(made, hook, first_result)
         owners = self.owners(hook) if first_result else []
         if len(owners) > 1:
             raise PlaitError(f"strategies {owners[0]!r} and {owners[1]!r} both implement {hook!r}; only one may").at(
@@ -151,11 +132,6 @@ class Hooks:
             ) from error
 
 
-def blamed(error: BaseException) -> bool:
-    """Whether `error` came out of a strategy's hook; one of its notes names the strategy."""
-    return any(note.startswith(BLAME) for note in getattr(error, "__notes__", ()))
-
-
 def marked(strategy: Any) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """(attribute, hook, options of the mark) of every method that is marked as a hook."""
     for attribute in dir(strategy):
@@ -175,8 +151,14 @@ def _attributed(strategy: Any, name: str, required: Mapping[str, Required]) -> A
     for attribute, hook, options in marked(strategy):
         if hook in getattr(strategy, "hooks_off", ()):
             continue
-        around = _around_wrapper if options["wrapper"] or options["hookwrapper"] else _around
-        body[attribute] = staticmethod(around(getattr(strategy, attribute), name, hook, required.get(hook)))
+        method, needs = getattr(strategy, attribute), required.get(hook)
+        if options["wrapper"] or options["hookwrapper"]:
+            from plait.strategies.wrappers import wrapped
+
+            taken = functools.partial(_taken, name=name, hook=hook, required=needs)
+            body[attribute] = staticmethod(wrapped(method, name, hook, taken))
+        else:
+            body[attribute] = staticmethod(_around(method, name, hook, needs))
     return type("Attributed", (), body)()
 
 
@@ -198,40 +180,6 @@ def _around(method: Callable[..., Any], name: str, hook: str, required: Required
     return call
 
 
-def _around_wrapper(method: Callable[..., Any], name: str, hook: str, required: Required | None) -> Callable[..., Any]:
-    """The same for a wrapper. An error of what it wraps is not its own, and if it got an answer it must return one.
-
-    Raises PlaitError if it is no generator.
-    """
-    wraps = f"{described(name)} wraps the hook {hook!r}"
-    if not inspect.isgeneratorfunction(method):
-        raise PlaitError(f"{wraps} and has no `yield`, at which what it wraps acts").at(hook, fits="a generator")
-
-    @functools.wraps(method)
-    def call(*arguments: Any) -> Any:
-        where, got, passing = f"hook {hook!r}", NOTHING, None
-        with blaming(name, where):
-            wrapper = method(*arguments)
-            if next(wrapper, NOTHING) is NOTHING:
-                raise WrongAnswer(f"{wraps} and did not yield")
-        try:
-            got = yield
-        except BaseException as error:
-            passing = error
-        with blaming(name, where, passing=passing):
-            try:
-                wrapper.throw(passing) if passing else wrapper.send(got)
-            except StopIteration as end:
-                answer = end.value
-            else:
-                raise WrongAnswer(f"{wraps} and yielded twice")
-            if answer is None and got is not None:
-                raise WrongAnswer(f"{wraps} and returned None; it must return what `yield` gave it, or another answer")
-            return _taken(answer, name, hook, required)
-
-    return call
-
-
 def _taken(answer: Any, name: str, hook: str, required: Required | None) -> Any:
     if required is None:
         return answer
@@ -240,21 +188,3 @@ def _taken(answer: Any, name: str, hook: str, required: Required | None) -> Any:
     except Misfit:
         answered = f"{described(name)} returned {short(repr(answer))} from its hook {hook!r}"
         raise WrongAnswer(f"{answered}, which must return {required.what}") from None
-
-
-@contextlib.contextmanager
-def blaming(name: str, where: str, kind: str = "strategy", passing: BaseException | None = None) -> Iterator[None]:
-    """Errors raised inside get a note with the plugin `name` and what of it raised them, such as "hook 'compile'",
-    unless they have one. passing: an error that came from elsewhere and passes as it is."""
-    try:
-        yield
-    except WrongAnswer:
-        raise
-    except Exception as error:
-        if error is not passing and not blamed(error):
-            error.add_note(f"{BLAME} {described(name, kind)} in its {where}")
-        raise
-    except BaseException as error:
-        if error is passing or asked_to_stop(error):
-            raise
-        raise PlaitError(f"{described(name, kind)} {left(error)} in its {where}") from error

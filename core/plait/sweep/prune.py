@@ -3,7 +3,7 @@
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.records.ledger import Job
-from plait.strategies.hooks import blaming
+from plait.strategies.blame import blaming
 from plait.strategies.registry import described, installed, load
 from plait.system.errors import one_line
 

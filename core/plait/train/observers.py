@@ -5,7 +5,7 @@ from typing import Any
 
 from plait.contract.config import Config
 from plait.contract.observer import MOMENTS
-from plait.strategies.hooks import blaming
+from plait.strategies.blame import blaming
 from plait.strategies.registry import create_all
 
 

@@ -20,7 +20,7 @@ from plait.parallel.agreement import on_all_ranks
 from plait.parallel.group import ParamGroup, part_of
 from plait.parallel.optimizer_groups import mesh_of
 from plait.parallel.state import canonical_state
-from plait.strategies.hooks import blaming
+from plait.strategies.blame import blaming
 from plait.strategies.registry import create, described
 from plait.system.errors import one_line
 from plait.system.torch_internals import compiler
