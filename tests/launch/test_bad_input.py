@@ -73,6 +73,9 @@ CASES = {  # arguments -> the key at fault, its value, what would fit
     "train.steps=[1": ("train.steps=[1", None, "key=value"),
     "strategy=null": ("strategy", None, "strategy=[NAME]"),
     "strategy=": ("strategy", None, "[]"),
+    "schedule=cosine": ("schedule", "cosine"),
+    "loss=": ("loss", None, "~loss"),
+    "loss=null": ("loss", None, "~loss"),
     "train.steps=${nope}": ("train.steps", None),
     # values
     "train.steps=many": ("train.steps", "many", "a whole number"),

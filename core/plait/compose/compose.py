@@ -102,8 +102,10 @@ def explained(error: Exception) -> PlaitError:
 
             plugins = installed(kind.name)
             if not option:
-                none = f"{group}=[] for no {group}" if kind.several else f"{group}=null for the core's own"
-                return PlaitError(f"{group}= is empty; write {none}").at(group, fits="[]" if kind.several else "null")
+                none = f"{group}=[] for no {group}" if kind.several else f"~{group} for the core's own"
+                return PlaitError(f"{group}= is empty; write {none}").at(
+                    group, fits="[]" if kind.several else f"~{group}"
+                )
             if option in plugins:
                 if plugins[option].state != "ok":
                     return PlaitError(f"{plugins[option]} cannot be used: {plugins[option].state}").at(group, option)
@@ -194,6 +196,9 @@ def config_of(composition: Any) -> Config:
 
     from plait.strategies.registry import usable
 
+    for kind in KINDS.values():
+        if kind.node and not kind.several and isinstance(chosen := composition.get(kind.choice), str):
+            usable(chosen, kind.name)  # no package has a group of such options, so Hydra took the name for a value
     config = Config.of(OmegaConf.to_container(composition, resolve=True), whole=True)  # type: ignore[arg-type]
     if config.launch.mode not in KINDS["launcher"].words:
         usable(config.launch.mode, "launcher")

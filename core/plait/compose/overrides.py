@@ -10,6 +10,7 @@ from plait.contract.kinds import KINDS
 
 LISTS = tuple(kind.choice for kind in KINDS.values() if kind.several)  # groups of which a run takes several options
 SINGLE = (*(kind.choice for kind in KINDS.values() if kind.choice and not kind.several), "cluster")
+OPTIONAL = (*(kind.choice for kind in KINDS.values() if kind.node and not kind.several), "cluster")  # ~GROUP: none
 GROUPS = (*LISTS, *SINGLE, "recipe", "hardware")
 FOLDERS = {"hydra.run.dir": (".",), "hydra.output_subdir": (None,), "hydra.job.chdir": (False, None)}
 
@@ -68,7 +69,8 @@ def _check_group(group: str, value: Any) -> None:
             group, value, fits="one option"
         )
     if wrong := [name for name in names if not isinstance(name, str)]:
-        example = f"{group}=[NAME], or {group}=[] for none" if group in LISTS else f"{group}=NAME"
+        none = f"; leave it out, or write ~{group}, for none" if group in OPTIONAL else ""
+        example = f"{group}=[NAME], or {group}=[] for none" if group in LISTS else f"{group}=NAME{none}"
         raise PlaitError(
             f"{group}={_written(value)} must name options; {_written(wrong[0])} is not a name: {example}"
         ).at(group, value, fits=example)

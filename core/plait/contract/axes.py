@@ -74,7 +74,8 @@ class MeshView:
     name: unique in a run.
     axes: carved out of the dense axes, innermost first, never from layers or from an axis with sums=False.
 
-    Each rank of a view works on different tokens: ranks that see the same tokens take a part each.
+    Each rank of a view works on tokens of its own. Dense ranks that see the same tokens, such as tensor ranks, each
+    take a part of them.
     """
 
     name: str = attrs.field(validator=_name)

@@ -27,8 +27,8 @@ methods marked `@plait.hookimpl` are hooks, and a few plain class attributes say
               it, such as 0.05; at most 0.4, so that a factor of 2 or one half is noticed
     hooks_off names of its own hooks that its options switch off, often a property: such a hook does not count, so that
               another strategy of the run may have it
-    replicas  what another number of ranks along its axes with sums=False loads: the "mean" or the "first" of the saved;
-              "refuse": it loads nothing, and such a run is refused
+    replicas  of ranks along its axes with sums=False, each of which saves its own values: what a run with another
+              number of them loads, the "mean" or the "first" of the saved; "refuse": such a run is refused
     decides   keys of the run that it sets in `configure`, such as "remat.mode"; a hardware file sets none of them
 
 A hook takes any subset of its arguments, by name:

@@ -47,9 +47,9 @@ class ModelSpec:
     before:    patterns of the modules with parameters that stand before the first block, such as embeddings.
     after:     patterns of those that stand after the last block, such as a norm and the head.
 
-    Each module of `before` and `after` is called as a module, once in every forward, and only its own forward reads its
-    parameters: those of modules that share a parameter (tied weights), which are all named. So a strategy may gather,
-    free or place them apart from the rest of the model. Both are optional: what neither names is the whole model's.
+    Each module of `before` and `after` is called as a module, once in every forward, and no other module reads its
+    parameters. If several share a parameter (tied weights), all of them are named. So a strategy may gather, free or
+    place them apart from the rest of the model. Both are optional: what neither names is the whole model's.
     """
 
     axes: Mapping[str, tuple[Axis, ...]]

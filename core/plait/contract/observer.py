@@ -1,6 +1,7 @@
 """What may watch a run: the moments of a step, and what a run tells between its steps.
 
 A class takes the moments that it needs; the others do nothing. Moments only watch: a step is the same without them.
+Between steps an observer may change what it changes back, as for a validation, and end the run.
 """
 
 from collections.abc import Iterable, Mapping

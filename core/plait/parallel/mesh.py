@@ -102,7 +102,8 @@ class Mesh(contract.Mesh):
         return None
 
     def data(self, param: Tensor | None = None, outer: str | None = None) -> DeviceMesh | None:
-        """The mesh of the ranks over which the gradient of `param` is summed; before sharding they hold equal values.
+        """The mesh of the ranks over which the gradient of `param` is summed. Until a strategy shards it, all of them
+        hold the same values of it.
 
         The mesh has one flat dim. If the axis `outer` (by its dense name) has more than one rank, the mesh has two
         dims: `outer`, then all other axes. Axes of one rank are left out, unless nothing else is left. None: no axis
