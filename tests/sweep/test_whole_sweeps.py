@@ -7,7 +7,18 @@ import signal
 import pytest
 
 from plait.testing import whole_run
-from tests.helpers.commands import SMALL, environment, kill_all, plait, rows, wait_for_step
+from tests.helpers.commands import (
+    SMALL,
+    environment,
+    free_port,
+    kill_all,
+    numbers,
+    plait,
+    rows,
+    start,
+    train,
+    wait_for_step,
+)
 
 SWEEP = ("train", "-m", "train.seed=1,2", "strategy=[fsdp2],[]", "hydra.sweep.dir=runs/sweep")
 MODEL = """
@@ -92,3 +103,19 @@ def test_a_sweep_that_is_told_to_stop_goes_on(tmp_path):
     assert "checkpoint: resuming after step" in done.out
     assert (tmp_path / "runs/sweep/0/metrics.jsonl").stat().st_mtime_ns == written
     assert [row["step"] for row in rows(second)] == list(range(1, 61))
+
+
+@pytest.mark.slow
+def test_ranks_that_srun_started_run_all_jobs(tmp_path):
+    """Each job in the same two processes, and as it would be alone."""
+    few = ("strategy=[fsdp2]", "train.steps=4", "validation.interval=0")
+    task = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_NNODES": "1", "MASTER_PORT": str(free_port())}
+    sweep = ("train.seed=1,2", "hydra.sweep.dir=runs/sweep", "launch.rendezvous_seconds=60", "-m")
+    tasks = [{**task, "SLURM_PROCID": rank, "SLURM_LOCALID": rank} for rank in ("0", "1")]
+    ranks = [start(*few, *sweep, cwd=tmp_path, **each) for each in tasks]
+    said = [rank.communicate(timeout=200)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert [each["state"] for each in jobs(tmp_path)] == ["finished", "finished"]
+    assert [text.count("trained to step 4") for text in said] == [2, 0]
+    assert train(*few, "train.seed=2", "run.name=alone", cwd=tmp_path).code == 0
+    assert numbers(tmp_path / "runs/sweep/1") == numbers(tmp_path / "runs/alone")

@@ -100,7 +100,8 @@ def _run(config: Config, path: Path) -> None:
     if outcome.kind == "failed":
         where = f" (rank {outcome.rank}; its log: {folder.log_of(outcome.rank)})" if outcome.rank is not None else ""
         raise RunFailed(outcome.reason + where, outcome.fault)
-    _say(outcome.reason)
+    if not external or os.environ["RANK"] == "0":
+        _say(outcome.reason)
     if outcome.kind == "stopped":
         raise SystemExit(128 + (outcome.signal or signal.SIGTERM))
 
@@ -230,7 +231,7 @@ def _be_a_rank(config: Config, folder: Any) -> Any:
     if outcome.kind == "failed":
         raise SystemExit(EXIT_CODES.get(outcome.fault or "", 1))
     if not is_rank_0:
-        raise SystemExit(0 if outcome.kind == "finished" else 128 + (outcome.signal or signal.SIGTERM))
+        return outcome
     return stopped_outcome(config, folder, outcome.signal) if outcome.kind == "stopped" else outcome
 
 

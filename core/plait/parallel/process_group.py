@@ -1,6 +1,7 @@
 """The process group and the device of this rank."""
 
 import datetime
+import itertools
 import os
 
 import torch
@@ -9,6 +10,8 @@ import torch.distributed as dist
 from plait.contract.errors import PlaitError
 from plait.parallel.allocator import grow_segments
 from plait.system.sockets import listen_on_loopback, listen_to_other_machines, local_store, one_machine
+
+_GROUPS = itertools.count()  # those that this process starts, one after the other: one per job of a sweep
 
 
 def device_type_here() -> str:
@@ -85,6 +88,7 @@ def start_group(
             store, rank, world = next(dist.rendezvous("env://", timeout=meeting))
             store.set_timeout(timeout)
             listen_to_other_machines(store, rank, world)
+        store = dist.PrefixStore(f"group {next(_GROUPS)}", store)  # keys of an ended group would confuse the next
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     else:
         dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore(), timeout=timeout)

@@ -12,6 +12,7 @@ from plait.system.addresses import interface_of, is_loopback, towards
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+_STORES: "dict[int, Store]" = {}  # of this process, by port: for all groups that it starts, one after the other
 STORE = "PLAIT_STORE"  # the file, without its suffix, that Plait's launcher names for the ranks' store
 
 
@@ -70,6 +71,9 @@ def local_store(timeout: datetime.timedelta) -> "Store | None":
     if not one_machine() or env.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
         return None
     port = int(env["MASTER_PORT"])
+    if port in _STORES:  # a job of a sweep has begun here before, and its store listens still
+        _STORES[port].set_timeout(timeout)
+        return _STORES[port]
     listener = None
     if rank == 0:
         try:
@@ -78,4 +82,5 @@ def local_store(timeout: datetime.timedelta) -> "Store | None":
             raise PlaitError(f"MASTER_PORT={port} cannot be listened on: {os.strerror(error.errno or 0)}").at(
                 "MASTER_PORT", port
             ) from None
-    return TCPStore("127.0.0.1", port, world, rank == 0, timeout, master_listen_fd=listener)
+    _STORES[port] = TCPStore("127.0.0.1", port, world, rank == 0, timeout, master_listen_fd=listener)
+    return _STORES[port]
