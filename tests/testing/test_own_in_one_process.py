@@ -104,7 +104,8 @@ def test_the_suite_names_it(ghost, bug, says):
 )
 def test_verify_names_it(ghost, tmp_path, bug, wrong, name):
     ranks, checked = ghost(bug), plan(compose(list(SMALL)))
-    trial = declared.OfRun(config=checked.config, vocab=258, data_ranks=checked.layout.count("batch"), last=True)
+    sizes = {"vocab": 258, "data_ranks": checked.layout.count("batch")}
+    trial = declared.OfRun(config=checked.config, **sizes, last=True, documents=True)
     one, exact, distance = in_one_process(checked.config.strategy)
     assert (list(one), exact, distance) == (["ghost"], {}, 0.05)
     ranks.run(declared.reference, trial, one, tmp_path, exact, world=1)
