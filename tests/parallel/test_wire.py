@@ -52,7 +52,7 @@ LAYOUTS = {
     "compiled": ({"simplefsdp": {}}, {"compile": "aot_eager", "remat": "full"}),
     "compiled, divided twice": ({"simplefsdp": {}, "tensor_parallel": {}}, {"compile": "aot_eager"}),
     "gathered early, and kept": ({"fsdp2": {"prefetch": 1, "reshard_after_forward": "never"}}, {"remat": "full"}),
-    "replicas": ({"ddp": {}}, {"compile": "aot_eager"}),
+    "replicas of tensor ranks, compiled": ({"ddp": {}, "tensor_parallel": {}}, {"compile": "aot_eager"}),
 }
 
 

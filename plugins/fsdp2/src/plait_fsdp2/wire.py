@@ -68,11 +68,11 @@ class Gathering:
     @torch.no_grad()
     def fsdp_pre_all_gather(self, mesh: Any, shape: torch.Size, stride: Any, module: Any, policy: Any) -> Any:
         """shape: of the part of the parameter that the ranks gather."""
-        stored = self.param.sharded_param
-        sent, kept = self.traveller.form.to_wire(stored.detach(), policy.param_dtype or stored.dtype)
+        stored = self.param.sharded_param.detach().to(self.param.device)  # it may be stored elsewhere
+        sent, kept = self.traveller.form.to_wire(stored, policy.param_dtype or stored.dtype)
         missing = self.size()[0] - sent.shape[0]  # other dims are divided evenly
         padded = F.pad(sent, (0, 0) * (sent.dim() - 1) + (0, missing)) if missing else sent
-        return (padded.to(self.param.device),), (shape, kept)
+        return (padded,), (shape, kept)
 
     @torch.no_grad()
     def fsdp_post_all_gather(self, sent: Any, known: Any, dtype: torch.dtype, *, out: Tensor | None = None) -> Any:

@@ -140,7 +140,7 @@ def _sharded(param: Any, data: DeviceMesh | None, join: Join) -> tuple[nn.Parame
         inner = (param.device_mesh, param.placements, param.shape, param.stride())
         local = local.to_local()
     if data is None:
-        return param, Stored(False, None, None, None, local.shape, local.stride(), 0)
+        return param, Stored(False, None, None, inner, local.shape, local.stride(), 0)
     ranks, rank = data.size(data.ndim - 1), data.get_local_rank(data.ndim - 1)
     dim = shard_dim(param, ranks)
     placements: list[Placement] = [Replicate()] * (data.ndim - 1) + [Shard(dim)]
