@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import attrs
-from reference import reference
+from reference import of_members, reference
 
 from plait.commands.main import command_of, parser_of, shipped
 from plait.contract import hookspecs
 from plait.contract.config import Config
 from plait.contract.kinds import KINDS, PluginKind
+from plait.contract.observer import Observer, RunObserver
+from plait.data import Batches, Source
 
 COMMANDS = list(shipped())
 ROOT = Path(__file__).resolve().parents[1]
@@ -193,7 +195,10 @@ def commands() -> str:
 
 def kinds() -> str:
     rows = [(kind.name, code(kind.group), chosen(kind), kind.must) for kind in KINDS.values()]
-    return filled("kinds", table=table("kind, entry points, on the command line, what it must be", rows))
+    lines = table("kind, entry points, on the command line, what it must be", rows)
+    source = [*of_members(Source), *of_members(Batches, "Batches.")]
+    observer = [*of_members(Observer), *of_members(RunObserver)]
+    return filled("kinds", table=lines, source="\n".join(source), observer="\n".join(observer))
 
 
 def entries_of_reference() -> str:

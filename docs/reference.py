@@ -96,12 +96,18 @@ def of_class(cls: Any, comments: Mapping[str, str]) -> list[str]:
     lines = [line for paragraph in prose for line in (escaped(paragraph), "")]
     for names, text in [*items, *comments.items()]:
         lines.append(bullet(", ".join(known.get(name, name) for name in names.split(", ")), text))
+    return [*lines, *of_members(cls)]
+
+
+def of_members(cls: Any, prefix: str = "") -> list[str]:
+    """The methods and properties of a class. prefix: before their names."""
+    lines = []
     for name, member in methods(cls).items():
         if isinstance(member, property):
             told = annotation(inspect.signature(member.fget).return_annotation)  # type: ignore[arg-type]
-            lines.append(bullet(f"{name}: {told}", " ".join((inspect.getdoc(member) or "").split())))
+            lines.append(bullet(f"{prefix}{name}: {told}", " ".join((inspect.getdoc(member) or "").split())))
         else:
-            lines += of_function(name, member, cls.__name__)
+            lines += of_function(f"{prefix}{name}", member, cls.__name__)
     return lines
 
 

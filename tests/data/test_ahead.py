@@ -105,8 +105,20 @@ def test_a_batch_out_of_order_is_read_anew() -> None:
 def test_what_the_source_raises_is_raised_by_the_call_that_needs_it() -> None:
     ahead = Ahead(Counting(broken=1))
     assert number(ahead.train(0)) == 0
-    with pytest.raises(PlaitError, match="the disk is gone"):
+    with pytest.raises(PlaitError, match="the disk is gone") as caught:
         ahead.train(1)
+    assert not hasattr(caught.value, "__notes__")
+
+
+class Stranger:
+    """A source of somebody else."""
+
+
+def test_an_error_names_a_source_that_is_not_the_cores_own() -> None:
+    ahead = Ahead(Counting(broken=0), Stranger())
+    with pytest.raises(PlaitError, match="the disk is gone") as caught:
+        ahead.train(0)
+    assert caught.value.__notes__ == ["raised by source 'stranger' in its method 'take'"]
 
 
 def test_one_thread_makes_all_calls() -> None:

@@ -19,6 +19,7 @@ from plait.contract.model_spec import ModelSpec
 from plait.contract.run import Run
 from plait.contract.schema import fit
 from plait.contract.weight_part import parts_by_fqn, weight_parts
+from plait.data.source import blaming_source
 from plait.parallel.assembly import Assembly, assemble
 from plait.parallel.optimizer_groups import groups_of
 from plait.parallel.process_group import device_of
@@ -76,7 +77,8 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
     _check_model(config, model, run.spec)
     accumulation(config, layout.count("batch"))
     source = build_source(config.data)
-    source.check(seq_len=config.train.seq_len, vocab_size=_model_option(config, model, "vocab_size"))
+    with blaming_source(source, "check"):
+        source.check(seq_len=config.train.seq_len, vocab_size=_model_option(config, model, "vocab_size"))
     if config.validation.interval and not source.has_validation:
         raise PlaitError(
             f"validation.interval={config.validation.interval}, but no data is held out; set "

@@ -12,6 +12,7 @@ from typing import Any
 from plait.contract.batch import Batch
 from plait.data.batches import Batches
 from plait.data.prefetch import end
+from plait.data.source import blaming_source
 
 Calls = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
@@ -23,8 +24,10 @@ class Ahead(Batches):
     the one that was read ahead. What the source raises is raised by the call that needs it.
     """
 
-    def __init__(self, batches: Batches) -> None:
+    def __init__(self, batches: Batches, source: Any = None) -> None:
+        """source: what opened the batches; errors name it."""
         super().__init__(batches.seq_len, batches.global_batch_size, batches.dp)
+        self._source = source
         self._batches, self._state = batches, copy.deepcopy(batches.state_dict())
         self._next: tuple[int, Future[Any]] | None = None  # the sample that it begins with, and what the thread reads
         self._calls: Calls = queue.SimpleQueue()
@@ -40,11 +43,11 @@ class Ahead(Batches):
         if reading is None or number != first:
             if reading is not None and self._state:
                 self._ask(self._batches.load_state_dict, self._state).result()  # as if it had not been read
-            reading = self._ask(_read, self._batches, first)
+            reading = self._ask(_take, self._batches, first)
         batch, self._state = reading.result()
         if not last:
             following = first + self.global_batch_size
-            self._next = following, self._ask(_read, self._batches, following)
+            self._next = following, self._ask(_take, self._batches, following)
         return batch
 
     def validation(self, index: int) -> Batch:
@@ -66,11 +69,16 @@ class Ahead(Batches):
     def _ask(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
         """The thread makes the calls one after the other."""
         asked: Future[Any] = Future()
-        self._calls.put((asked, partial(call, *args)))
+        self._calls.put((asked, partial(_named, self._source, call, *args)))
         return asked
 
 
-def _read(batches: Batches, first: int) -> tuple[Batch, dict[str, Any]]:
+def _named(source: Any, call: Callable[..., Any], *args: Any) -> Any:
+    with blaming_source(source, call.__name__.lstrip("_")):
+        return call(*args)
+
+
+def _take(batches: Batches, first: int) -> tuple[Batch, dict[str, Any]]:
     return batches.take(first), copy.deepcopy(batches.state_dict())
 
 

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -9,6 +10,8 @@ import attrs
 
 from plait.contract.errors import PlaitError, misfit, no_default
 from plait.data.tokenizer import Tokenizer, load
+from plait.strategies.blame import blaming
+from plait.strategies.registry import name_of
 
 if TYPE_CHECKING:  # a source is created and checked without torch
     from plait.data.batches import Batches
@@ -32,6 +35,13 @@ def at_least(least: int) -> Callable[[Any, Any, Any], None]:
             raise misfit(f"data.{attribute.name}", value, f"a whole number of at least {least}")
 
     return validate
+
+
+def blaming_source(source: Any, method: str) -> AbstractContextManager[None]:
+    """Errors raised inside name the source and its method; those of the core's own are sentences by themselves."""
+    if source is None or type(source).__module__.startswith("plait."):
+        return nullcontext()
+    return blaming(name_of(source, "source"), f"method {method!r}", "source")
 
 
 OPTIONAL = ("shortened",)  # methods of a source that one which is no `Source` may lack

@@ -159,18 +159,18 @@ def create_all(selected: Mapping[str, Any], kind: str = "strategy") -> dict[str,
         if not isinstance(options, Mapping | type(None)):
             key = KINDS[kind].key_of(name)
             raise PlaitError(
-                f"{key}={options!r} is not a node of options: the YAML of a {kind} begins with the line "
+                f"{key}={options!r} is not a node of options: its YAML begins with the line "
                 f"`# @package {KINDS[kind].node}.<its name>`"
             ).at(key, options, fits="a node of options")
     return {name: create(name, options or {}, kind) for name, options in selected.items()}
 
 
-def name_of(strategy: Any) -> str:
-    """The name of an instance: its class's `name` if it has one, else that of its entry point."""
-    cls = type(strategy)
+def name_of(instance: Any, kind: str = "strategy") -> str:
+    """The name of a plugin's instance: its class's `name` if it has one, else that of its entry point."""
+    cls = type(instance)
     if isinstance(getattr(cls, "name", None), str):
         return cls.name
-    for plugin in installed().values():
+    for plugin in installed(kind).values():
         _, _, attribute = plugin.target.partition(":")
         same = attribute == cls.__qualname__ and plugin.package == cls.__module__.partition(".")[0]
         if same or plugin.target == f"{cls.__module__}:{cls.__qualname__}":

@@ -46,7 +46,7 @@ class Trainer:
         assembly: Assembly | None = None,
     ) -> None:
         from plait.data.ahead import Ahead  # not above: the data room is imported when a source is opened
-        from plait.data.source import said_of_shortened
+        from plait.data.source import blaming_source, said_of_shortened
         from plait.data.tokenizer_files import files_of, used_by
 
         self.config, self.say, self.watch = config, say, Together(observers)
@@ -71,17 +71,16 @@ class Trainer:
         self.watch.doing("preparing the data")
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine; other ranks find it done
             prepared = "PLAIT_LAUNCHER" in os.environ  # by the launcher, which reported it
-            source.prepare((lambda line: None) if prepared else say)
+            with blaming_source(source, "prepare"):
+                source.prepare((lambda line: None) if prepared else say)
             if not prepared and (line := said_of_shortened(source, train.seq_len)):
                 say(f"data: {line}")
         dist.barrier()
-        opened = source.open(
-            seq_len=train.seq_len,
-            seed=train.seed,
-            global_batch_size=self.global_batch_size,
-            dp=dp,
-        )
-        self.batches = Ahead(opened)
+        with blaming_source(source, "open"):
+            opened = source.open(
+                seq_len=train.seq_len, seed=train.seed, global_batch_size=self.global_batch_size, dp=dp
+            )
+        self.batches = Ahead(opened, source)
         self.tokens, self.samples = 0, 0
         data = {
             "fingerprint": source.fingerprint(),
