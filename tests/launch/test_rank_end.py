@@ -10,7 +10,7 @@ import pytest
 
 from plait.contract.errors import PlaitError
 from plait.launch.no_restart import RunFailed
-from plait.launch.rank_end import HUNG, RankEnd, first_cause, location_of, of_error, of_exit, read, write
+from plait.launch.rank_end import HUNG, PEERS_SECONDS, RankEnd, first_cause, location_of, of_error, of_exit, read, write
 
 
 def failed(rank, time):
@@ -39,7 +39,7 @@ CASES = {
     "SIGTERM is never a cause": ([killed(0, 4.0, signal.SIGTERM), failed(1, 5.0)], 1),
     "SIGTERM is no cause beside a lost peer": ([killed(0, 4.0, signal.SIGTERM), lost(1, 5.0)], 1),
     "SIGTERM alone": ([killed(0, 4.0, signal.SIGTERM), killed(1, 5.0, signal.SIGTERM)], 0),
-    "SIGKILL, when elastic's patience ended": ([killed(0, 36.0), lost(1, 5.0)], 1),
+    "SIGKILL, because it did not answer": ([killed(0, 5.0 + PEERS_SECONDS), lost(1, 5.0)], 1),
     "SIGKILL by hand": ([killed(0, 5.1), lost(1, 5.0)], 0),
     "an abort at the end of a rank that lost another": ([of_exit(0, -signal.SIGABRT, 5.2), failed(1, 5.0)], 1),
     "an abort of its own": ([of_exit(0, -signal.SIGABRT, 5.0), lost(1, 5.2)], 0),
@@ -50,7 +50,7 @@ CASES = {
         [hung(0, 9.0, a=(4, True), b=(9, True)), hung(1, 9.1, b=(8, True)), hung(2, 9.1, a=(4, False), b=(9, True))],
         1,
     ),
-    "a hang: who does not answer": ([hung(0, 9.0, a=(7, True)), killed(1, 41.0)], 1),
+    "a hang: who does not answer": ([hung(0, 9.0, a=(7, True)), killed(1, 9.0 + PEERS_SECONDS)], 1),
     "a hang: who held Python's lock": ([hung(0, 9.0, a=(7, True)), of_exit(1, 1, 9.0, "\nTimeout (0:00:10)!\n")], 1),
     "a hang of one rank": ([hung(0, 9.0)], 0),
     "an error while others hang": ([hung(0, 9.0, a=(7, True)), failed(1, 4.0)], 1),
@@ -75,7 +75,7 @@ def test_hangs_say_what_they_know():
     waiting = [hung(rank, 9.0 + rank, a=(7, True)) for rank in range(2)]
     cause = first_cause(waiting)
     assert (cause.rank, cause.reason) == (0, "hung 0; all ranks wait in the same collective")
-    silent = first_cause([waiting[0], killed(1, 41.0)])
+    silent = first_cause([waiting[0], killed(1, 9.0 + PEERS_SECONDS)])
     assert (silent.kind, silent.reason) == ("hung", "hung: it did not answer, while the others waited for it")
 
 

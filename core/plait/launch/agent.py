@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from plait.launch.forks import RANK, Forks
 from plait.launch.meeting import Meeting
+from plait.launch.rank_end import PEERS_SECONDS
 from plait.system.signals import STOP_SIGNALS, untouched
 
 
@@ -33,9 +34,6 @@ class Exit:
     code: int
     time: float
     stderr: str
-
-
-PEERS_SECONDS = 5  # after a rank has died: those that wait for it inside NCCL cannot answer a signal
 
 
 class Agent(LocalElasticAgent):
