@@ -59,20 +59,27 @@ class RoundedInputs:
     _divided: Any
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        largest = x_ND.detach().abs().amax(-1, keepdim=True)
+        plain: Any = super()
+        with torch.no_grad():
+            scale = scale_of(self._largest(x_ND))
+            rounded = from_float8(to_float8(x_ND, scale), scale, x_ND.dtype)
+        return plain.forward(Rounding.apply(x_ND, rounded))
+
+    def _largest(self, x_ND: Tensor) -> Tensor:
+        """(N, 1): of each whole row."""
+        largest = x_ND.abs().amax(-1, keepdim=True)
         if x_ND.shape[-1] < self.in_features:
             parts = DTensor.from_local(largest, self._divided, [Partial("max")], run_check=False)
             largest = parts.redistribute(placements=[Replicate()]).to_local()
-        plain: Any = super()
-        return plain.forward(Round.apply(x_ND, scale_of(largest)))
+        return largest
 
 
-class Round(torch.autograd.Function):
-    """x, rounded to float8; its gradient is that of what it was rounded to."""
+class Rounding(torch.autograd.Function):
+    """Returns `rounded`, whose gradient is that of x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
-        return from_float8(to_float8(x, scale), scale, x.dtype)
+    def forward(ctx: Any, x: Tensor, rounded: Tensor) -> Tensor:
+        return rounded.view_as(rounded)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
