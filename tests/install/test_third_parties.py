@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,8 @@ def test_a_plugin_passes_alone(wheels, plugin, tmp_path):
 @pytest.fixture(scope="module")
 def examples(wheels, tmp_path_factory):
     """The core, the examples, and fsdp2, on which one of them rests."""
-    names = ["plait", "plait-fsdp2", *(f"plait-{e.name.replace('_', '-')}" for e in EXAMPLES)]
+    projects = [tomllib.loads((example / "pyproject.toml").read_text())["project"] for example in EXAMPLES]
+    names = ["plait", "plait-fsdp2", *(project["name"] for project in projects)]
     return clean_environment(tmp_path_factory.mktemp("examples") / "venv", wheels, *names)
 
 
