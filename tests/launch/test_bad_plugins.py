@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from plait.records.run_folder import RunFolder
 from plait.testing.project import STARTED
 from tests.helpers.fakes import STRATEGY, distribution, forget
 
@@ -34,6 +35,10 @@ CODES = {
     "class": ("Ghost = dict", rf"{BAD} must be an attrs class, .*"),
     "hook": (hook("clip_grad(self)"), rf"{BAD} does not fit the hooks of API 1: .*'clip_grad'.*"),
     "argument": (hook("after_step(self, setp)"), rf"{BAD} does not fit the hooks of API 1: .*'after_step'.*\bsetp\b.*"),
+    "no mark": (
+        f"{STRATEGY}\n    def after_step(self):\n        pass\n",
+        rf"{BAD} has a method 'after_step', the name of a hook, without @plait\.hookimpl, .*",
+    ),
     "None": (hook("build_mesh(self)"), rf"{BAD} returned None from its hook 'build_mesh', which must return a list .*"),
     "exception": (
         hook("build_mesh(self)", "return 1 / 0"),
@@ -54,6 +59,14 @@ CODES = {
 def test_a_plugin_that_fails_is_named(plait_project, strategies, code, sentence):
     distribution(strategies, "plait-bad", code=code)
     refused(plait_project, sentence)
+
+
+def test_what_a_plugin_keeps_for_itself_is_no_option(plait_project, strategies):
+    kept = "    _model: object = attrs.field(init=False)\n    norms: list = attrs.field(init=False, factory=list)\n"
+    distribution(strategies, "plait-bad", code=STRATEGY.replace("    @hookimpl", kept + "\n    @hookimpl"))
+    overrides = ("strategy=[ghost]", "launch.device=cpu", "launch.nproc_per_node=1", "run.name=a")
+    assert plait_project("train", *overrides).code == STARTED
+    assert RunFolder("runs/a").read_config()["strategy"] == {"ghost": {"degree": 1}}
 
 
 def test_a_plugin_that_fails_in_parallelize(plait_project, strategies):

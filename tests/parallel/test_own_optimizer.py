@@ -49,6 +49,15 @@ class Wrong:
         return "an optimizer"
 
 
+@attrs.define
+class Half:
+    name = "half"
+
+    @hookimpl
+    def optimizer(self, groups: Any, make: Any) -> Any:
+        return make([{**g, "params": g["params"][::2], "names": g["names"][::2]} for g in groups])
+
+
 def trained(extra):
     """(losses of two steps, the state that a checkpoint would hold)."""
     trial = Trial()
@@ -74,6 +83,7 @@ def refusals():
         lambda: take_step(applied, trial.optimizer(applied.parameters()), trial, 0),
         lambda: take_step(trial.apply({}, [Twins()]), trial.optimizer(applied.parameters()), trial, 0),
         lambda: trial.apply({}, [Wrong()]).optimizer(trial.optimizer),
+        lambda: trial.apply({}, [Half()]).optimizer(trial.optimizer),
     ):
         try:
             step()
@@ -83,8 +93,9 @@ def refusals():
 
 
 def test_another_path_is_refused(plait_ranks):
-    ((another, none, wrong),) = plait_ranks.run(refusals, world=1)
+    ((another, none, wrong, half),) = plait_ranks.run(refusals, world=1)
     assert another == none
     assert another.startswith("strategy 'twins'")
     assert "makes the run's optimizer, and this step got another AdamW" in another
+    assert "strategy 'half' returns an optimizer from its hook 'optimizer' whose groups do not name" in half
     assert "from its hook 'optimizer', which must return a torch optimizer, or None" in wrong

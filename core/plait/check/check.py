@@ -66,7 +66,7 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
     if config.data.get("tokenizer") == "auto" and (own := getattr(model, "tokenizer_from", None)):
         run.set("data.tokenizer", own)
     assembly.configure()
-    run.set("strategy", {name: attrs.asdict(options) for name, options in run.strategies.items()})
+    run.set("strategy", {name: _options(made) for name, made in run.strategies.items()})
     config = run.config
     if callable(world):
         run.world_size = world(assembly)
@@ -131,7 +131,9 @@ def _with_typed_options(run: Run) -> Config:
 
 
 def _options(made: Any) -> dict[str, Any]:
-    return {field.name: getattr(made, field.name) for field in attrs.fields(type(made)) if field.init}
+    """The options of a plugin as plain values; what it keeps for itself, in fields with init=False, is none."""
+    values = {field.name: getattr(made, field.name) for field in attrs.fields(type(made)) if field.init}
+    return {name: attrs.asdict(value) if attrs.has(type(value)) else value for name, value in values.items()}
 
 
 def _check_model(config: Config, model: Any, spec: ModelSpec) -> None:

@@ -163,7 +163,7 @@ def _checked(asked: Config, folder: Any) -> Any:
     if config.launch.nnodes > 1:  # how many ranks the others have is known when all have met
         whole = f"; {config.launch.nnodes} machines meet at {config.launch.rdzv_endpoint}"
     _say(f"launch: local, {checked.ranks_per_node} rank(s) here{whole}")
-    if config.schedule.warmup_steps > config.train.steps:
+    if config.schedule.warmup_steps > config.train.steps and not config.schedule.shape:
         _say(
             f"schedule: all {config.train.steps} steps are warm-up (schedule.warmup_steps="
             f"{config.schedule.warmup_steps}): the rate never reaches optimizer.lr"

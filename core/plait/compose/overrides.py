@@ -65,8 +65,9 @@ def _check_group(group: str, value: Any) -> None:
     several = isinstance(value, list | tuple)
     names = list(value) if several else [value]
     if several and group in SINGLE:
-        raise PlaitError(f"{group}={_written(value)} selects {len(names)} options; a run has one").at(
-            group, value, fits="one option"
+        example = f"{group}={names[0] if len(names) == 1 else 'NAME'}"
+        raise PlaitError(f"{group}={_written(value)} is a list, but a run has one {group}: {example}").at(
+            group, value, fits=example
         )
     if wrong := [name for name in names if not isinstance(name, str)]:
         none = f"; leave it out, or write ~{group}, for none" if group in OPTIONAL else ""

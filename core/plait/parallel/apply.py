@@ -27,7 +27,7 @@ from plait.parallel.kept import Kept
 from plait.parallel.loss import compiled_sum, cross_entropy_sum
 from plait.parallel.loss import parallel as loss_parallel_for
 from plait.parallel.mesh import Mesh
-from plait.parallel.optimizer_groups import groups_of
+from plait.parallel.optimizer_groups import check_all_there, groups_of
 from plait.parallel.own_state import own_entries
 from plait.parallel.precision import apply_precision, dtype
 from plait.parallel.process_group import device_type_here, local_device, start_group
@@ -90,11 +90,13 @@ class Applied:
         make: gets the groups of `groups()`, or of what a strategy updates in the parameters' place; torch's optimizers
         take them as they are.
 
-        Called by all ranks, once; afterwards `step` takes no other optimizer if it is a
-        strategy's.
+        Called by all ranks, once; afterwards `step` takes no other optimizer if it is a strategy's. Raises PlaitError
+        if that one leaves out a parameter.
         """
-        made = self.hooks.first("optimizer", groups=self.groups(), make=make, mesh=self.mesh)
-        if self.hooks.implemented("optimizer"):
+        groups = self.groups()
+        made = self.hooks.first("optimizer", groups=groups, make=make, mesh=self.mesh)
+        if owners := self.hooks.implemented("optimizer"):
+            check_all_there(made, groups, described(owners[0]))
             self.own_optimizer = made
         return made
 

@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
 from plait.parallel.group import EACH, ParamGroup
 from plait.parallel.state import canonical
@@ -35,6 +36,18 @@ def groups_of(parts: Iterable[nn.Module], spec: ModelSpec) -> list[ParamGroup]:
         for key, value in zip(EACH, (param, fqn, spec.axes_of(fqn), block), strict=True):
             group[key].append(value)
     return list(groups.values())
+
+
+def check_all_there(optimizer: Any, groups: Iterable[ParamGroup], who: str) -> None:
+    """Raises PlaitError if `optimizer`, which `who` made of `groups`, has not all their names: the others would never
+    be trained."""
+    there = {name for group in optimizer.param_groups for name in group.get("names", ())}
+    if missing := [name for group in groups for name in group["names"] if name not in there]:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise PlaitError(
+            f"{who} returns an optimizer from its hook 'optimizer' whose groups do not name {missing[0]!r}{more}, "
+            "which would never be trained: give make() groups with all the `names` that the hook got"
+        )
 
 
 def mesh_of(param: Any) -> Any:

@@ -42,21 +42,28 @@ def own_entries(
                 f"{who} keeps {key!r} of shape {tuple(entry.shape)}, this rank's share of the parameter of that name, "
                 "as a plain tensor: keep a DTensor, as torch.zeros_like(parameter) makes it"
             )
+    _check_same(who, live, _named(who, asks))
 
     def after() -> None:
-        again = _named(who, asks)
+        _check_same(who, live, _named(who, asks))
         for key, tensor in live.items():
-            if again.get(key) is not tensor:
-                raise PlaitError(
-                    f"{who} returned another tensor as {key!r} of its state than before, so what a checkpoint holds "
-                    "of it would be lost: return the same tensor at every call"
-                )
             if is_loaded(entries[key]):
                 mark(tensor, False)
             else:
                 forget_loading(tensor)
 
     return {f"{owner}.{key}": entry for key, entry in entries.items()}, after
+
+
+def _check_same(who: str, live: Mapping[str, Tensor], again: Mapping[str, Tensor]) -> None:
+    for key, tensor in live.items():
+        if again.get(key) is not tensor:
+            raise PlaitError(
+                f"{who} returned another tensor as {key!r} of its state than before, so what a checkpoint holds of it "
+                "would be lost: return the same tensor at every call"
+            )
+        if tensor.is_meta:
+            raise PlaitError(f"{who} keeps {key!r} on the meta device: its hook 'state' is called before it has values")
 
 
 def _is_share(entry: Tensor, param: DTensor) -> bool:

@@ -18,6 +18,7 @@ from plait.strategies.registry import described, installed, load
 
 CORE = "plait"  # the name of the plugin with the core's answers
 TRACE = "PLAIT_TRACE_PLUGINS"
+HOOKS = tuple(name for name, hook in vars(hookspecs).items() if hasattr(hook, "plait_spec"))
 
 
 @attrs.frozen
@@ -122,6 +123,13 @@ class Hooks:
     def _register(self, name: str, strategy: Any) -> None:
         if any(not hasattr(hookspecs, hook) for _, hook, _ in marked(strategy)):
             self._specify_further()
+        for hook in HOOKS:
+            method = inspect.getattr_static(type(strategy), hook, None)
+            if inspect.isfunction(method) and not hasattr(method, "plait_impl"):
+                raise PlaitError(
+                    f"{described(name)} has a method {hook!r}, the name of a hook, without @plait.hookimpl, so nobody "
+                    "would call it: mark it, or give it another name"
+                ).at("strategy", name)
         try:
             self._manager.register(_attributed(strategy, name, self._required), name=name)
             self._manager.check_pending()
