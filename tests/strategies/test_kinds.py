@@ -169,6 +169,15 @@ def test_a_module_that_specifies_no_hook(folder):
         Hooks({}).first("colour", run=1)
 
 
+def test_a_module_that_specifies_a_hook_of_plaits(folder):
+    code = "import plait\n\n@plait.hookspec\ndef after_step(step): ...\n"
+    of_kind(folder, "hookspecs", code=code)
+    with pytest.raises(
+        PlaitError, match=r"hookspecs 'mine' \(plait-mine 1.0\) specifies 'after_step', which is a hook"
+    ):
+        Hooks({}).first("colour", run=1)
+
+
 def test_a_pruner_of_a_package_is_asked_beside_the_plan(folder, plait_project):
     reason = '"too green" if checked.config.train.seed == 7 else ""'
     of_kind(folder, "pruner", "taste", code=OBJECTS.replace('return ""', f"return {reason}"))

@@ -14,8 +14,9 @@
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(not fnmatch(name, self.names))
 
-A strategy is an attrs class that an entry point in the group `plait.strategies` names. Its fields are its options, its
-methods marked `@plait.hookimpl` are hooks, and a few plain class attributes say how it combines with others:
+A strategy is an attrs class that an entry point in the group `plait.strategies` names. Its fields are its options (what
+it keeps for itself are fields with `init=False`), its methods marked `@plait.hookimpl` are hooks, and a few plain class
+attributes say how it combines with others:
 
     phase     when it acts: "model" (changes what modules compute), "stages" (cuts the model), "graph" (changes
               parameters inside the graph) or "runtime" (wraps what was compiled); default "runtime"

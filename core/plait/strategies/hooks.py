@@ -113,11 +113,15 @@ class Hooks:
         if not self._further:
             self._further = True
             for package in installed("hookspecs"):
-                module = load(package, "hookspecs")
+                module, which = load(package, "hookspecs"), described(package, "hookspecs")
+                for hook in vars(self._manager.hook):
+                    if hasattr(getattr(module, hook, None), "plait_spec"):
+                        raise PlaitError(
+                            f"{which} specifies {hook!r}, which is a hook already: give yours another name"
+                        )
                 try:
                     self._manager.add_hookspecs(module)
                 except ValueError as error:  # no function of it is marked
-                    which = described(package, "hookspecs")
                     raise PlaitError(f"{which} must be a module with functions @plait.hookspec: {error}") from None
 
     def _register(self, name: str, strategy: Any) -> None:
