@@ -66,6 +66,13 @@ def test_a_tensor_without_values_is_named(what):
         applied(MADE[what])
 
 
+def test_what_is_set_on_a_parameter_survives():
+    weight = applied(lambda model, inner: setattr(inner.weight, "scale", 3.0)).parts[0].inner.weight
+    assert (weight.scale, weight.is_meta) == (3.0, False)
+    with pytest.raises(PlaitError, match=r"^'inner\.weight' keeps a tensor in its attribute 'scale' that gets no"):
+        applied(lambda model, inner: setattr(inner.weight, "scale", torch.ones(2, device="meta")))
+
+
 def test_a_parameter_itself_survives():
     model = applied(lambda model, inner: setattr(inner, "kept", [inner.weight])).parts[0]
     assert model.inner.kept[0] is model.inner.weight

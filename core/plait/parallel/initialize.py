@@ -21,15 +21,18 @@ MANY = 100_000  # values that are worth another thread's turn
 def materialise(model: nn.Module, device: str | torch.device, storage: str | torch.device | None = None) -> None:
     """Allocate parameters on `storage`, by default `device`, and buffers on `device`, where the model computes.
 
-    Tied parameters stay tied, and hooks stay where they are.
+    Tied parameters stay tied, and hooks and the attributes of parameters stay where they are.
     torch's own `to_empty` creates a new parameter for every use of a plain tied one; swapping keeps the object.
     """
+    kept = [(param, dict(vars(param))) for param in model.parameters()]
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
         model.to_empty(device=storage or device)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(before)
+    for param, attributes in kept:
+        vars(param).update(attributes)  # swapping takes them away
     if storage is not None and torch.device(storage) != torch.device(device):
         _move_buffers(model, device)
 

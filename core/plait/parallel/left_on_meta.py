@@ -11,11 +11,12 @@ KNOWN = ("_parameters", "_buffers", "_modules")
 
 
 def check_attributes(model: nn.Module) -> None:
-    """Raises PlaitError if a module of `model`, before it is allocated, has a tensor on meta in an attribute, or in a
-    list or dict there, that is not itself one of its parameters: those stay the same objects, nothing else does."""
+    """Raises PlaitError if a module or parameter of `model`, before it is allocated, has a tensor on meta in an
+    attribute, or in a list or dict there, that is not itself a parameter of it: those stay the same objects, nothing
+    else does."""
     stay = {*map(id, model.parameters())}
-    for fqn, module in model.named_modules():
-        for name, value in vars(module).items():
+    for fqn, holder in (*model.named_modules(), *model.named_parameters()):
+        for name, value in vars(holder).items():
             tensors = [each for each in _inside(value) if isinstance(each, Tensor)]
             if name not in KNOWN and any(each.is_meta and id(each) not in stay for each in tensors):
                 raise PlaitError(
