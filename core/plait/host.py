@@ -5,7 +5,7 @@ checked = host.check(config, world=2)
 applied = checked.apply()  # on each of two ranks, or inside host.simulated(2, rank=0) without ranks
 done = applied.step(batch, optimizer)
 
-rows = host.metrics.read(host.RunFolder("runs/a").path / host.metrics.FILE)
+rows = host.metrics.read(host.RunFolder("runs/a").metrics)
 """
 
 from plait.exporting import exporting

@@ -2,20 +2,13 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import plait
 from plait import PlaitError
 from plait.models.init import Normal
 
-
-@pytest.fixture(autouse=True)
-def alone():
-    """A process group of this process, which other tests do not meet."""
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("own_group")
 
 
 class Model(nn.Module):

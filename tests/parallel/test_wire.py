@@ -5,7 +5,6 @@ import functools
 import attrs
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -14,6 +13,8 @@ from plait import ModelSpec, Precision, hookimpl
 from plait.parallel.simulated import simulated
 from plait.testing import Trial, assert_same, train, worst_gradient
 from plait.testing.models import llama3
+
+pytestmark = pytest.mark.usefixtures("own_group")
 
 
 @attrs.define
@@ -63,14 +64,6 @@ def test_a_layout_equals_one_process(plait_ranks, layout):
     one, exact = (plait_ranks.once(train, plain, {}, extra, world=1)[0] for extra in ([InBytes()], []))
     assert worst_gradient(one, exact)[0] > 1e-3
     assert_same(plait_ranks.run(train, attrs.evolve(plain, **changes), strategies, [InBytes()], world=4), one)
-
-
-@pytest.fixture(autouse=True)
-def alone():
-    """A process group of this process, which other tests do not meet."""
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 class Model(nn.Module):

@@ -17,7 +17,7 @@ def planned(*overrides):
     return checked, found, gathered.bytes
 
 
-@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
+@pytest.mark.parametrize(("dtype", "size"), [pytest.param("float32", 4, marks=pytest.mark.slow), ("bfloat16", 2)])
 def test_weights_travel_as_one_byte_an_element(dtype, size):
     checked, _, plain = planned("strategy=[fsdp2]", f"precision.param={dtype}")
     matrices = [s for fqn, s in checked.shapes.items() if fqn.startswith("layers.0.") and len(s) == 2]

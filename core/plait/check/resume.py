@@ -80,7 +80,7 @@ def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder"
     own = path.parent == store.folder
     if own:
         check_seal(folder.metrics, manifest.data.get("metrics"), manifest.step)
-        rows = len(metrics.upto(folder.path / metrics.FILE, manifest.step))
+        rows = len(metrics.upto(folder.metrics, manifest.step))
         if rows < manifest.step:
             say(f"metrics: {metrics.FILE} has only {rows} rows of the {manifest.step} steps before")
     exported = not conf.export or (

@@ -369,10 +369,9 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
         if phase == "graph":
             for part in parts:
                 check_not_tied(part)
+                # Before transforms of this phase, which see storage's dtype.
                 if not ("parameter_sharding" in hooks.roles and mesh.layout.summed_axes()):
-                    apply_precision(
-                        part, run.config.precision
-                    )  # before transforms of this phase, which see storage's dtype
+                    apply_precision(part, run.config.precision)
         kept = Kept(parts)
         if phase == "runtime":
             parts = [hooks.first("compile", model=part, **arguments) for part in parts]

@@ -14,9 +14,8 @@ class TestDiLoCo(StrategySuite):
         "four workers": Layout(4, {"every": 3}),
         "tensor ranks": Layout(4, {"degree": 2, "every": 2}, {"tensor_parallel": {"degree": 2}}),
         "sharded workers": Layout(4, {"degree": 2, "every": 2}, {"fsdp2": {}}),
-        "two workers": Layout(
-            2, {"every": 2, "outer_lr": 0.5}
-        ),  # 1.9 times 0.5 of the way: the first step is no longer
+        # 1.9 times 0.5 of the way: the first step is no longer
+        "two workers": Layout(2, {"every": 2, "outer_lr": 0.5}),
     }
 
     def reference(self, layout: Layout, trial: Trial) -> list[TrialResult]:
