@@ -25,7 +25,7 @@ DEGREES = (1, 2, 4)
 
 
 def grouped_against_loop(device: str, cycles: int, warm_up: int) -> None:
-    from plait.models import grouped
+    from plait.ops import grouped
 
     print("| experts | rows | dim | ffn_dim | dtype | grouped, ms | loop, ms | loop / grouped (95%) |")
     print("|---|---|---|---|---|---|---|---|")

@@ -14,15 +14,17 @@ import attrs
 SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a module is one of `plait`
     "A run": "Run Config Precision Remat Compile Loss Schedule PlaitError misfit plait.contract.cluster:Cluster",
     "The mesh": "MeshAxis MeshView Mesh plait.contract.axes:MeshLayout divisors valid_degree",
-    "The model": "ModelSpec Packed WeightPart attend stage stream_into",
+    "The model": "ModelSpec Packed WeightPart stage stream_into",
     "Parameters": "transform_param mix_in distribute_params shard_dim shard_of_parts own_chunk held_indices "
     "whole_tensor is_loaded set_wire_form take_wire_form WireForm",
     "For hooks": "hookimpl hookspec Export",
     "A step": "apply Applied plait.strategies.hooks:Hooks Batch Stepped Observer RunObserver",
-    "The loss": "Vocab cross_entropy_sum divide_head",
+    "The loss": "Vocab divide_head",
     "Compilation": "outside_of_graph SELECTIVE_KEEPS budget_config",
     "Plans": "Choice StagePlan StageAction is_planning read_values planned_split",
     "Data": "plait.data:Source plait.data:Batches",
+    "plait.ops": "CausalAttention DocumentMask attend Flops Constant Normal TruncNormal ZeroRow ones zeros "
+    "grouped_linear counts_for_products Copies chosen cross_entropy_sum loss_context HuggingFace Rule",
     "plait.host": "plait.host:compose plait.host:check plait.host:Checked plait.host:simulated",
     "What a run leaves": "plait.host:RunFolder plait.host:Outcome plait.host:is_live plait.host:Ledger plait.host:Job "
     "plait.host:metrics plait.host:numbers plait.host:text plait.host:writing plait.host:replace",
@@ -44,6 +46,8 @@ TOLD = {  # of what has no docstring of ours
                 "`metrics.read(path)` its rows, `metrics.MetricsFile(path)` writes one. See [metrics](metrics.md)."),
     "text": ("text", "The module of numbers as people read them: `text.gib`, `text.size`, `text.quantity`, "
              "`text.clock`, `text.loss` and `text.table`."),
+    "ones": ("ones", "`Constant(1.0)`."),
+    "zeros": ("zeros", "`Constant(0.0)`."),
     "hookspec": ("@hookspec", "Marks a function of a package's module as the specification of a "
                  "[hook](kinds.md#hookspecs)."),
     "SELECTIVE_KEEPS": ("SELECTIVE_KEEPS: frozenset[str]", "Names of the operations whose results "
@@ -59,7 +63,7 @@ def entries() -> Iterator[tuple[str, str, Any]]:
     """(title of its section, name, object) of everything on the page."""
     for title, names in SECTIONS.items():
         for name in names.split():
-            module, _, own = (f"plait.testing:{name}" if title == "plait.testing" else name).rpartition(":")
+            module, _, own = (f"{title}:{name}" if title in ("plait.ops", "plait.testing") else name).rpartition(":")
             yield title, own, getattr(importlib.import_module(module or "plait"), own)
 
 

@@ -28,7 +28,6 @@ from plait.contract.run import Run as Run
 from plait.contract.stage_plan import StageAction as StageAction
 from plait.contract.stage_plan import StagePlan as StagePlan
 from plait.contract.weight_part import WeightPart as WeightPart
-from plait.models.attention import attend as attend
 from plait.parallel.apply import Applied as Applied
 from plait.parallel.apply import apply as apply
 from plait.parallel.chunked_loss import divide_head as divide_head
@@ -37,7 +36,6 @@ from plait.parallel.compile import budget_config as budget_config
 from plait.parallel.compile import outside_of_graph as outside_of_graph
 from plait.parallel.initialize import held_indices as held_indices
 from plait.parallel.initialize import own_chunk as own_chunk
-from plait.parallel.loss import cross_entropy_sum as cross_entropy_sum
 from plait.parallel.mesh import Mesh as Mesh
 from plait.parallel.mix_in import mix_in as mix_in
 from plait.parallel.sharding import distribute_params as distribute_params

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from plait import ModelSpec
-from plait.models.init import Normal, ones
+from plait.ops import Normal, ones
 
 
 def zeros(tensor, generator):

@@ -15,7 +15,7 @@ from plait.contract.kinds import KINDS
 from tests.docs.pages import PAGES, ROOT, blocks
 
 PAGE = ROOT / "docs" / "compatibility.md"
-WHOLE = ("plait", "plait.host", "plait.planning", "plait.testing")  # all that they export
+WHOLE = ("plait", "plait.host", "plait.ops", "plait.planning", "plait.testing")  # all that they export
 STRANGERS = [ROOT / "tests" / "helpers" / name for name in ("gpipe.py", "stretches.py")]
 EXAMPLES = [*sorted(ROOT.glob("examples/*/**/*.py")), *STRANGERS]
 PLUGINS = sorted(ROOT.glob("plugins/*/src/**/*.py"))

@@ -16,7 +16,8 @@ from plait.checkpoint.weights import check_weights
 from plait.compose.build import build_model
 from plait.contract.errors import PlaitError
 from plait.convert import convert, folder, from_hf, to_hf
-from plait.models.hugging_face import HuggingFace, Neighbours, Rule
+from plait.models.hugging_face.deepseek import Neighbours
+from plait.ops import HuggingFace, Rule
 from plait.parallel.initialize import initialise, materialise
 from plait.parallel.state import canonical_state, integers, shapes, tied_names
 from plait.testing.models import moe, qk_norm

@@ -9,6 +9,7 @@ import pytest
 
 import plait
 import plait.host
+import plait.ops
 import plait.testing
 from plait.contract.cluster import Cluster
 from plait.contract.config import Config
@@ -51,7 +52,7 @@ def sections():
 
 def test_everything_public_is_there_and_explained(reference):
     known, texts = {name for _, name, _ in reference.entries()}, sections()
-    modules: tuple[Any, ...] = (plait, plait.host, plait.testing)
+    modules: tuple[Any, ...] = (plait, plait.host, plait.ops, plait.testing)
     public = {name for module in modules for name in module.__all__} - ELSEWHERE
     assert public - known == set()
     missing = [

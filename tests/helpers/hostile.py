@@ -20,7 +20,7 @@ from plait.checkpoint.store import MANIFEST, Store, _digest_of
 from plait.checkpoint.weights import check_weights, read_weights
 from plait.contract.config import Checkpoint
 from plait.convert import convert
-from plait.models.hugging_face import HuggingFace, Rule
+from plait.ops import HuggingFace, Rule
 
 A, B = torch.arange(12.0).reshape(4, 3), torch.ones(3, dtype=torch.bfloat16)
 

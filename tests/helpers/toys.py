@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from plait import MeshAxis, MeshView, ModelSpec, hookimpl, transform_param
-from plait.models.init import Normal, ones
+from plait.ops import Normal, ones
 
 
 class Summed(torch.autograd.Function):

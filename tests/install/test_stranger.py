@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent / "stranger" / "src"))  # the pool'
 
 from plait_twin import Twin
 
-from plait.models.init import Normal
+from plait.ops import Normal
 from plait.strategies.hooks import Hooks
 from plait.strategies.registry import create
 from plait.testing.parity import apart, unequal, worst_gradient

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from plait.models.attention import CausalAttention, document_mask
 from plait.models.layers import Rope, RopeScaling
+from plait.ops.attention import CausalAttention, document_mask
 from plait.testing import Trial
 from plait.testing.models import qk_norm
 

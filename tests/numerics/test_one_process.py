@@ -5,7 +5,7 @@ import torch
 
 import plait
 from plait.contract.config import Precision
-from plait.models.init import ones
+from plait.ops import ones
 from plait.testing.parity import BOUNDS, apart, worst_gradient
 from plait.testing.suite.numerics import _dtypes
 from plait.testing.trial import Trial, train

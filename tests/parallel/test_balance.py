@@ -12,7 +12,7 @@ from torch import nn
 import plait
 from plait.contract.errors import PlaitError
 from plait.host import check, compose
-from plait.models.init import Normal, ones, zeros
+from plait.ops import Normal, cross_entropy_sum, ones, zeros
 from plait.parallel.expert_balance import Counted
 from plait.parallel.state import canonical_state
 from plait.testing import whole_run
@@ -141,7 +141,7 @@ def test_the_balance_loss_however_a_step_is_cut(plait_ranks, changes, strategies
 def plain_backward():
     applied = TRIAL.apply({})
     tokens, labels = batch(0)
-    loss = plait.cross_entropy_sum(applied.parts[0](tokens), labels)
+    loss = cross_entropy_sum(applied.parts[0](tokens), labels)
     try:
         (loss / 100).backward()
     except PlaitError as error:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import plait
-from plait.models.init import Normal
+from plait.ops import Normal
 from plait.testing.errors import is_about
 from plait.testing.parity import assert_same, worst_gradient
 from plait.testing.trial import Trial, train

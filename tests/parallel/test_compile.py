@@ -7,7 +7,7 @@ from torch import nn
 import plait
 from plait import ModelSpec
 from plait.contract.config import Compile, Precision, Remat
-from plait.models.grouped import grouped_linear
+from plait.ops import cross_entropy_sum, grouped_linear
 from plait.parallel.compile import selective_config
 from plait.strategies.registry import create_all
 from plait.testing.models import llama3
@@ -157,7 +157,7 @@ def saved(backend, mode, budget=0.5):
         model, model.spec(), precision=Precision(), remat=Remat(mode, budget), compile=Compile(True, backend)
     )
     tokens, labels = batch(0)
-    plait.cross_entropy_sum(applied.parts[0](tokens), labels).backward()  # compiles
+    cross_entropy_sum(applied.parts[0](tokens), labels).backward()  # compiles
     kept = {}
 
     def pack(tensor):
@@ -165,7 +165,7 @@ def saved(backend, mode, budget=0.5):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = plait.cross_entropy_sum(applied.parts[0](tokens), labels)
+        loss = cross_entropy_sum(applied.parts[0](tokens), labels)
     with torch.profiler.profile() as profile:
         loss.backward()
     counts = {e.key: e.count for e in profile.key_averages()}
@@ -196,7 +196,7 @@ def test_the_compiled_loss_keeps_nothing_as_large_as_the_logits_but_them():
 
     logits = torch.randn(2, 64, 512, dtype=torch.bfloat16, requires_grad=True)
     labels, table = torch.randint(0, 512, (2, 64)), select_decomp_table()
-    loss = aot_function(plait.cross_entropy_sum, note, note, min_cut_rematerialization_partition, decompositions=table)
+    loss = aot_function(cross_entropy_sum, note, note, min_cut_rematerialization_partition, decompositions=table)
     loss(logits, labels).backward()
     (_, backward) = graphs
     large = [shape for shape in backward if 512 in shape]

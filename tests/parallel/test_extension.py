@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from plait import Config, PlaitError, hookimpl
-from plait.models.init import ones
+from plait.ops import ones
 from plait.parallel.assembly import assemble_model
 from plait.strategies.blame import WrongAnswer
 from plait.testing import Trial

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from plait import ModelSpec
-from plait.models.init import Normal, ZeroRow
+from plait.ops import Normal, ZeroRow
 from plait.parallel.initialize import initialise
 
 SPEC = ModelSpec(axes={}, init={"*": Normal(0.02)})

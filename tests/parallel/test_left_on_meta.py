@@ -6,7 +6,7 @@ from torch import nn
 
 import plait
 from plait import PlaitError
-from plait.models.init import Normal
+from plait.ops import Normal
 
 pytestmark = pytest.mark.usefixtures("own_group")
 

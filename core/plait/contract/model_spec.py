@@ -31,7 +31,7 @@ class ModelSpec:
     attention: pattern of attention's inner function, a module `forward(q, k, v, positions)`: of (B, heads, T, width)
                each, the mean of values weighted by the softmax of the scaled products of queries and keys; a token sees
                those up to itself, of its own document if there are positions. Anything else is a keyword of the call:
-               `scale`, `window`, `softcap`, `sinks` (`plait.models.attention`).
+               `scale`, `window`, `softcap`, `sinks` (`plait.ops.CausalAttention`).
     documents: FQN of a module `forward(positions, dtype)`, called once in a forward if there are positions: attention's
                inner functions get what it makes of them, such as a mask, instead of positions. dtype: of queries.
     init:      FQN pattern of a parameter or buffer -> `fn(tensor, generator)` that fills it in place. Parameters are

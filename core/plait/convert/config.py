@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from plait.contract.errors import PlaitError
-from plait.models.hugging_face.table import HuggingFace
+from plait.ops.hugging_face import HuggingFace
 from plait.system.disk import check_regular
 
 CONFIG = "config.json"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from plait.checkpoint.saved_twice import alike, untied
 from plait.contract.errors import PlaitError, near_miss
-from plait.models.hugging_face.table import HuggingFace, Rule
+from plait.ops.hugging_face import HuggingFace, Rule
 from plait.parallel.state import canonical, tied_names
 
 
@@ -62,7 +62,7 @@ def table_of(model: nn.Module) -> HuggingFace:
     if not callable(describe):
         raise PlaitError(
             f"{type(model).__name__} does not say what its tensors are called in Hugging Face's libraries: give it a "
-            "method `hugging_face()` that returns a plait.models.hugging_face.HuggingFace"
+            "method `hugging_face()` that returns a plait.ops.HuggingFace"
         )
     return describe()
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
-from plait.models.attention import DocumentMask
-from plait.models.flops import Flops
-from plait.models.init import Normal, ones
 from plait.models.layers import Rope, Turns
+from plait.ops.attention import DocumentMask
+from plait.ops.flops import Flops
+from plait.ops.init import Normal, ones
 
 ATTENTION, FEED_FORWARD = "layers.*.attention", "layers.*.feed_forward"  # the two branches
 STD = 0.02

@@ -16,7 +16,7 @@ from plait.models.options import boolean, none_below, one_of, positive, positive
 from plait.models.swiglu import SwiGLU
 
 if TYPE_CHECKING:
-    from plait.models.hugging_face import HuggingFace
+    from plait.ops.hugging_face import HuggingFace
 
 
 class DeepSeekV3(Decoder):

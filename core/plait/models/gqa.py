@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from plait.models.attention import CausalAttention
-from plait.models.init import ones
 from plait.models.layers import Turns
+from plait.ops.attention import CausalAttention
+from plait.ops.init import ones
 
 
 class GroupedQueryAttention(nn.Module):

@@ -16,7 +16,7 @@ from plait.models.options import boolean, divides, positive, positive_int
 from plait.models.swiglu import SwiGLU
 
 if TYPE_CHECKING:
-    from plait.models.hugging_face import HuggingFace
+    from plait.ops.hugging_face import HuggingFace
 
 
 class Llama3(Decoder):
@@ -92,7 +92,8 @@ class Llama3(Decoder):
 
     def hugging_face(self) -> "HuggingFace":
         """The model's table for Hugging Face's libraries."""
-        from plait.models.hugging_face import HuggingFace, common
+        from plait.models.hugging_face import common
+        from plait.ops.hugging_face import HuggingFace
 
         first: Any = self.layers["0"]
         rope: Any = self.rope

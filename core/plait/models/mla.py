@@ -12,10 +12,10 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from plait.models.attention import CausalAttention
-from plait.models.init import ones
 from plait.models.layers import Turns
 from plait.models.options import checked
+from plait.ops.attention import CausalAttention
+from plait.ops.init import ones
 
 
 @attrs.frozen

@@ -5,17 +5,18 @@ G groups of experts, K experts that a token visits, F inner width of an expert.
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.contract.errors import PlaitError
-from plait.models.grouped import counts_for_products, grouped_linear
-from plait.models.init import zeros
 from plait.models.options import at_most, divides, positive_int
 from plait.models.read_late import read_late
+from plait.ops.grouped import counts_for_products, grouped_linear
+from plait.ops.init import zeros
+from plait.ops.routing import Copies, chosen
 
 TINY = 1e-20  # of a sum of scores: sigmoids of logits below -100 are zero, and then there is nothing to divide by
 
@@ -132,25 +133,6 @@ class Router(nn.Module):
         self.bias.sub_(self.bias_update * excess_X.sign())
 
 
-class Copies:
-    """The copies of N tokens that visit experts: token 0's K, token 1's K, ... Sorted by expert, and added up again."""
-
-    def __init__(self, chosen_NK: Tensor) -> None:
-        self.top_k = chosen_NK.shape[-1]
-        self.order_N = chosen_NK.flatten().argsort(stable=True)
-        places = torch.arange(len(self.order_N), device=self.order_N.device)
-        self.back_N = torch.empty_like(self.order_N).scatter_(0, self.order_N, places)
-
-    def sorted(self, x_ND: Tensor) -> Tensor:
-        """A row for each copy, sorted by expert."""
-        return cast(Tensor, _Rows.apply(x_ND, self.order_N // self.top_k, self.back_N, self.top_k))
-
-    def summed(self, out_ND: Tensor, weights_NK: Tensor) -> Tensor:
-        """The weighted sum of what experts made of each token's copies."""
-        out_NKD = _Rows.apply(out_ND, self.back_N, self.order_N, 1).unflatten(0, (-1, self.top_k))
-        return torch.bmm(weights_NK.to(out_NKD.dtype)[:, None], out_NKD)[:, 0]
-
-
 class MoE(nn.Module):
     """A branch: every token goes to the experts that the router chooses, and to the shared one if there is one."""
 
@@ -206,12 +188,6 @@ def init(fqn: str, inner: Callable[..., Any], onto_stream: Callable[..., Any]) -
     }
 
 
-def chosen(chosen_NK: Tensor, size: int) -> Tensor:
-    """(N, size), true where a row of `chosen_NK` contains the column's number."""
-    none = torch.zeros(*chosen_NK.shape[:-1], size, dtype=torch.bool, device=chosen_NK.device)
-    return none.scatter(-1, chosen_NK, True)
-
-
 def sequence_imbalance(scores_BTX: Tensor, top_k: int, row_mean: Callable[[Tensor], Tensor]) -> Tensor:
     """Sum over sequences of T x equation (17) of arXiv:2412.19437 (equations 17 to 20) without its factor; 1 per token
     if experts are used evenly.
@@ -223,25 +199,6 @@ def sequence_imbalance(scores_BTX: Tensor, top_k: int, row_mean: Callable[[Tenso
     visits_BX = row_mean(chosen(best_BTK, n_experts).to(scores_BTX.dtype)) * (n_experts / top_k)
     share_BTX = scores_BTX / (scores_BTX.sum(-1, keepdim=True) + TINY)
     return (visits_BX * share_BTX.sum(-2)).sum()
-
-
-class _Rows(torch.autograd.Function):
-    """`x[rows]`, where every row of x occurs `times` times; `back` finds row n's copies at n * times.
-
-    Backward gathers too, instead of adding to rows in an order that differs from run to run.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, rows: Tensor, back: Tensor, times: int) -> Tensor:
-        ctx.save_for_backward(back)
-        ctx.times = times
-        return x_ND.index_select(0, rows)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (back,) = ctx.saved_tensors
-        rows = grad.index_select(0, back)
-        return (rows.unflatten(0, (-1, ctx.times)).sum(1) if ctx.times > 1 else rows), None, None, None
 
 
 class _AddLoss(torch.autograd.Function):

@@ -20,7 +20,7 @@ from plait.models.options import boolean, divides, none_below, positive, positiv
 from plait.models.swiglu import SwiGLU
 
 if TYPE_CHECKING:
-    from plait.models.hugging_face import HuggingFace
+    from plait.ops.hugging_face import HuggingFace
 
 
 class Qwen3(Decoder):
@@ -122,7 +122,8 @@ class Qwen3(Decoder):
 
     def hugging_face(self) -> "HuggingFace":
         """The model's table for Hugging Face's libraries."""
-        from plait.models.hugging_face import HuggingFace, Rule, common
+        from plait.models.hugging_face import common
+        from plait.ops.hugging_face import HuggingFace, Rule
 
         kind, architecture = ("qwen3_moe", "Qwen3MoeForCausalLM") if self.n_experts else ("qwen3", "Qwen3ForCausalLM")
         rope: Any = self.rope

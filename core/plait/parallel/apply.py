@@ -17,6 +17,7 @@ from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec
 from plait.contract.observer import Observer, every_moment
 from plait.contract.run import Run
+from plait.ops.loss import compiled_sum, cross_entropy_sum, loss_context
 from plait.parallel.assembly import Assembly, assemble_model
 from plait.parallel.clip import total_norm
 from plait.parallel.compile import compiled
@@ -24,8 +25,6 @@ from plait.parallel.expert_balance import Balance
 from plait.parallel.group import ParamGroup
 from plait.parallel.initialize import initialise, materialise
 from plait.parallel.kept import Kept
-from plait.parallel.loss import compiled_sum, cross_entropy_sum
-from plait.parallel.loss import parallel as loss_parallel_for
 from plait.parallel.mesh import Mesh
 from plait.parallel.optimizer_groups import check_all_there, groups_of
 from plait.parallel.own_state import own_entries
@@ -197,7 +196,7 @@ class Applied:
 
             def loss_of(i: int, result: Tensor) -> Tensor:
                 if not computed:  # once: every backward runs before `context` ends
-                    context.enter_context(loss_parallel_for(result))
+                    context.enter_context(loss_context(result))
                 computed.append(i)
                 watch.loss(i, None if chunked else result)
                 value = result if chunked else (loss or self.loss)(result, labels[i])

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from plait.contract.errors import short
-from plait.parallel.loss import Compiler, compiles
+from plait.ops.loss import Compiler, compiles
 from plait.parallel.vocab import Vocab
 from plait.strategies.blame import WrongAnswer, blaming
 from plait.strategies.registry import create_all, described

@@ -1,4 +1,4 @@
 """The installed strategies, the order in which they act, and their hooks combined.
 
-May import `system` and the rooms below it; no torch.
+May import `ops`, `system` and the rooms below them; no torch.
 """

@@ -60,7 +60,7 @@ def watched(method, degree, documents):
     from torch.utils._pytree import tree_leaves
 
     import plait
-    from plait.models.attention import CausalAttention, DocumentMask
+    from plait.ops import CausalAttention, DocumentMask
     from plait.testing.count import Counting
     from plait_context_parallel import ContextParallel
     from plait_context_parallel.order import Order

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from plait.models.gqa import GroupedQueryAttention
-from plait.models.init import Normal
 from plait.models.llama3 import Llama3
+from plait.ops import Normal
 from plait.testing import assert_same
 from plait.testing.parity import worst_gradient
 from plait.testing.pool import RankError

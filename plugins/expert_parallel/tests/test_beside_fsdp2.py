@@ -9,7 +9,7 @@ from crowd import Crowd, Town
 from test_town import same
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from plait.models.init import Normal
+from plait.ops import Normal
 from plait.testing.count import Counting
 from plait.testing.models import moe
 from plait.testing.parity import unequal

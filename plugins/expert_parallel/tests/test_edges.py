@@ -7,8 +7,7 @@ import torch
 from crowd import Town
 from test_town import LAYOUTS, same
 
-import plait
-from plait.parallel.loss import parallel
+from plait.ops import cross_entropy_sum, loss_context
 from plait.testing.models import moe
 from plait.testing.trial import Trial, full
 
@@ -34,8 +33,8 @@ def gradients(model, samples, seq_len, strategies, favourites=()):
     index, count = applied.mesh.rank_and_size("batch")
     mine = slice(index * samples // count, (index + 1) * samples // count)
     logits = part(tokens[mine])
-    with parallel(logits):
-        loss = plait.cross_entropy_sum(logits, labels[mine])
+    with loss_context(logits):
+        loss = cross_entropy_sum(logits, labels[mine])
         applied.backward(loss, samples * seq_len)
     return {name: full(p.grad) for name, p in part.named_parameters()}
 

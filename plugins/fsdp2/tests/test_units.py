@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from plait import ModelSpec
-from plait.models.init import Normal
+from plait.ops import Normal
 from plait.testing import Counting, Trial, assert_same, forward_backward, train, unequal
 from plait.testing.models import VOCAB, llama3
 

@@ -6,8 +6,8 @@ import attrs
 import pytest
 
 from plait import hookimpl
-from plait.models.init import Normal
 from plait.models.llama3 import Llama3
+from plait.ops import Normal
 from plait.testing import Trial, assert_same, train
 
 OPTIONS = {"rank": 3, "alpha": 12.0, "targets": ["heads", "kv_heads", "ffn"]}

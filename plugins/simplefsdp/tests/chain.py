@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from plait import ModelSpec
-from plait.models.init import Normal
+from plait.ops import Normal
 from plait.testing.models import VOCAB
 
 BLOCKS = 2

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from plait import ModelSpec, Packed
-from plait.models.grouped import grouped_linear
-from plait.models.init import Constant, Normal
+from plait.ops import Constant, Normal, grouped_linear
 from plait.testing.models import VOCAB
 
 DIM, INNER, EXPERTS = 16, 24, 4

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from plait import ModelSpec, PlaitError
-from plait.models.attention import CausalAttention
-from plait.models.init import Normal
+from plait.ops import CausalAttention, Normal
 from plait.testing import assert_same
 from plait.testing.pool import RankError
 from plait.testing.trial import Trial, train

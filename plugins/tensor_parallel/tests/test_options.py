@@ -7,7 +7,7 @@ from torch import nn
 
 import plait
 from plait import ModelSpec
-from plait.models.init import Normal
+from plait.ops import Normal
 from plait.testing import assert_same, raises_about
 from plait.testing.models import MODELS, llama3
 from plait.testing.pool import Pool, RankError
@@ -207,7 +207,7 @@ def largest_logits():
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    from plait.parallel.loss import parallel
+    from plait.ops import cross_entropy_sum, loss_context
 
     seen = []
 
@@ -226,8 +226,8 @@ def largest_logits():
         tokens, labels = batch(0)
         with Watch():
             logits = applied.parts[0](tokens)
-            with parallel(logits):
-                plait.cross_entropy_sum(logits, labels).backward()
+            with loss_context(logits):
+                cross_entropy_sum(logits, labels).backward()
         return max(seen, default=(0, ""))
 
     return of({"loss_parallel": False}), of({})

@@ -9,7 +9,7 @@ from torch import nn
 
 import plait
 from plait import ModelSpec
-from plait.models.init import Normal
+from plait.ops import Normal
 from plait.testing import assert_same
 from plait.testing.pool import RankError
 from plait.testing.trial import Trial, batch, train

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from plait import hookimpl, whole_tensor
 from plait.host import check, compose
-from plait.models.init import Normal
+from plait.ops import Normal
 from plait.testing import raises_about, train, whole_run
 
 LORA = {"rank": 3, "alpha": 12.0}

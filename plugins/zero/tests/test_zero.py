@@ -16,7 +16,7 @@ from plait import ModelSpec, PlaitError
 from plait.checkpoint.load import load
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
-from plait.models.init import Normal
+from plait.ops import Normal
 from plait.testing import Trial, full, take_step, train, unequal, worst_gradient
 from plait.testing.trial import held, of_all_stages
 from plait.train.optimizer import make_optimizer

@@ -1,5 +1,1 @@
-"""Tables of names: the names and layouts of models' tensors in Hugging Face's libraries."""
-
-from plait.models.hugging_face.table import Conversion, HuggingFace, Neighbours, Rule
-
-__all__ = ["Conversion", "HuggingFace", "Neighbours", "Rule"]
+"""Tables of names: the names and layouts of the shipped models' tensors in Hugging Face's libraries."""

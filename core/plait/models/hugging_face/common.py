@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from plait.models.hugging_face.table import Rule
+from plait.ops.hugging_face import Rule
 
 OURS, THEIRS = "layers.*", "model.layers.*"
 AROUND = (

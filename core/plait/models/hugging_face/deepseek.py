@@ -2,12 +2,40 @@
 
 from typing import Any
 
+import attrs
+import torch
+from torch import Tensor
+
 from plait.contract.errors import PlaitError
 from plait.models.hugging_face import common
-from plait.models.hugging_face.table import HuggingFace, Neighbours, Rule
+from plait.ops.hugging_face import HuggingFace, Rule
 
 OURS, THEIRS = f"{common.OURS}.attention", f"{common.THEIRS}.self_attn"
 FFN, MLP = f"{common.OURS}.feed_forward", f"{common.THEIRS}.mlp"
+
+
+@attrs.frozen
+class Neighbours:
+    """There RoPE pairs neighbouring rows; here a row of the first half with the same row of the second.
+
+    unit:   rows of one head; None: all rows are one head.
+    turned: how many of them, the last ones, RoPE rotates.
+    """
+
+    unit: int | None
+    turned: int
+
+    def to_ours(self, theirs: Tensor) -> Tensor:
+        return self._apart(theirs, (-1, 2))
+
+    def to_theirs(self, ours: Tensor) -> Tensor:
+        return self._apart(ours, (2, -1))
+
+    def _apart(self, rows: Tensor, pairs: tuple[int, int]) -> Tensor:
+        heads = rows.unflatten(0, (-1, self.unit or len(rows)))
+        kept, turned = heads.split([heads.shape[1] - self.turned, self.turned], dim=1)
+        turned = turned.unflatten(1, pairs).transpose(1, 2).flatten(1, 2)
+        return torch.cat([kept, turned], dim=1).flatten(0, 1)
 
 
 def table(model: Any) -> HuggingFace:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from plait.contract.cluster import cluster_of
 from plait.contract.config import Config
-from plait.models.attention import repeated
+from plait.ops.attention import repeated
 from plait.parallel.process_group import device_of
 
 WORKSPACES = 2**26  # bytes that torch keeps for cuBLAS and cuBLASLt on an H100, on other GPUs fewer

@@ -14,8 +14,8 @@ from torch import Tensor
 from plait.contract.batch import Batch
 from plait.contract.config import Config
 from plait.contract.observer import Observer
+from plait.ops.loss import compiles
 from plait.parallel.apply import Applied
-from plait.parallel.loss import compiles
 from plait.plan.tracing.fused import LOSS
 from plait.plan.tracing.recorder import Recorder
 from plait.train.step_metrics import _all_gather

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from plait.contract.model_spec import matches
+from plait.ops.loss import cross_entropy_sum
 from plait.parallel.chunked_loss import loss_and_gradient, loss_in_head
-from plait.parallel.loss import cross_entropy_sum
 from plait.testing.model_suite.subject import (
     DOCUMENTS,
     LENGTH,

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from plait.contract.model_spec import ModelSpec
 from plait.models import mla
-from plait.models.attention import DocumentMask
 from plait.models.decoder import Block
-from plait.models.flops import Flops
-from plait.models.init import Normal, ones
 from plait.models.layers import Rope
 from plait.models.swiglu import SwiGLU
+from plait.ops.attention import DocumentMask
+from plait.ops.flops import Flops
+from plait.ops.init import Normal, ones
 
 
 class Mla(nn.Module):

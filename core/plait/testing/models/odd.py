@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from plait.contract.model_spec import ModelSpec
-from plait.models.attention import CausalAttention
-from plait.models.flops import Flops
-from plait.models.init import Normal, ones, zeros
+from plait.ops.attention import CausalAttention
+from plait.ops.flops import Flops
+from plait.ops.init import Normal, ones, zeros
 
 
 class SelfAttention(nn.Module):

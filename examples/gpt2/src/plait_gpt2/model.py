@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from plait import ModelSpec, PlaitError
-from plait.models.attention import CausalAttention, DocumentMask
-from plait.models.flops import Flops
-from plait.models.init import Normal, ones, zeros
+from plait.ops import CausalAttention, DocumentMask, Flops, Normal, ones, zeros
 
 
 class Attention(nn.Module):

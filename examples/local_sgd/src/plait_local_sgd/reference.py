@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import plait
+from plait.ops import cross_entropy_sum
 from plait.testing import Trial, TrialResult, batch, documents, full, whole
 
 Meet = Callable[[list[plait.Applied], list[torch.optim.Optimizer]], None]
@@ -39,7 +40,7 @@ def simulate(trial: Trial, workers: int, every: int, meet: Meet = average) -> li
         inputs = (tokens, documents(tokens)) if trial.documents else (tokens,)
         shares = zip(zip(*(each.chunk(workers) for each in inputs), strict=True), labels.chunk(workers), strict=True)
         for result, copy, optimizer, (x, y) in zip(results, copies, optimizers, shares, strict=True):
-            loss = plait.cross_entropy_sum(copy.parts[0](*x), y)
+            loss = cross_entropy_sum(copy.parts[0](*x), y)
             losses.append(float(loss.detach() / total))
             copy.backward(loss, total / workers)
             if step == 0:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from plait import ModelSpec, PlaitError, attend, mix_in
+from plait import ModelSpec, PlaitError, mix_in
+from plait.ops import attend
 from plait_context_parallel.fits import KEY
 from plait_context_parallel.gather import Gathered, GatheredMask
 from plait_context_parallel.order import Order

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from plait import attend
+from plait.ops import attend
 from plait_context_parallel.fits import KEYWORDS, refuse_keywords
 from plait_context_parallel.order import Order
 

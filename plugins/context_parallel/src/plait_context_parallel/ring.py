@@ -74,7 +74,7 @@ def begins(positions_BT: Tensor, order: Order, options: Any) -> Tensor | None:
 
 
 class Scores(NamedTuple):
-    """scale, softcap: as in `plait.models.attention.attend`. window: of keys that a query sees. fused: whether a kernel
+    """scale, softcap: as in `plait.ops.attend`. window: of keys that a query sees. fused: whether a kernel
     computes them."""
 
     scale: float

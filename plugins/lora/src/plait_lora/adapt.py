@@ -157,7 +157,7 @@ def _try(options: "Lora", module: nn.Module, fqn: str, matrices: dict[str, Names
         raise PlaitError(
             f"{KEY}.targets={options.targets} chooses {fqn!r}, a stack of experts of a {type(module).__name__}, which "
             "cannot have an adapter: it is not called as forward(rows, counts), or multiplies by something other than "
-            f"plait.models.grouped.grouped_linear; targets that only other matrices have: {', '.join(others) or 'none'}"
+            f"plait.ops.grouped_linear; targets that only other matrices have: {', '.join(others) or 'none'}"
         ).at(f"{KEY}.targets", options.targets, fits=others) from error
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from plait import PlaitError
-from plait.models.attention import CausalAttention
+from plait.ops import CausalAttention
 
 NAME = "plait"  # of the attention function in the registry
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from plait import PlaitError, mix_in
-from plait.models.attention import DocumentMask
+from plait.ops import DocumentMask
 from plait_transformers.attention import NAME, give_inner, refused, register
 from plait_transformers.experts import give_sorted
 

@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from plait import mix_in
-from plait.models.grouped import counts_for_products, grouped_linear
-from plait.models.moe import Copies, chosen
+from plait.ops import Copies, chosen, counts_for_products, grouped_linear
 
 
 class SortedExperts:

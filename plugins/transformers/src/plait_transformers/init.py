@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from plait import PlaitError
-from plait.models.init import Constant, Normal, TruncNormal, ZeroRow
+from plait.ops import Constant, Normal, TruncNormal, ZeroRow
 
 Fill = Callable[..., Any]
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from plait import ModelSpec, PlaitError
-from plait.models.flops import Flops
+from plait.ops import Flops
 from plait_transformers.init import patterns, recorded
 from plait_transformers.proof import ModelFacts, facts_of
 from plait_transformers.supposed import Axis, name_of

@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 import attrs
-import torch
 from torch import Tensor
 
 from plait.contract.model_spec import matches
@@ -29,30 +28,6 @@ class Same:
 
     def to_theirs(self, ours: Tensor) -> Tensor:
         return ours
-
-
-@attrs.frozen
-class Neighbours:
-    """There RoPE pairs neighbouring rows; here a row of the first half with the same row of the second.
-
-    unit:   rows of one head; None: all rows are one head.
-    turned: how many of them, the last ones, RoPE rotates.
-    """
-
-    unit: int | None
-    turned: int
-
-    def to_ours(self, theirs: Tensor) -> Tensor:
-        return self._apart(theirs, (-1, 2))
-
-    def to_theirs(self, ours: Tensor) -> Tensor:
-        return self._apart(ours, (2, -1))
-
-    def _apart(self, rows: Tensor, pairs: tuple[int, int]) -> Tensor:
-        heads = rows.unflatten(0, (-1, self.unit or len(rows)))
-        kept, turned = heads.split([heads.shape[1] - self.turned, self.turned], dim=1)
-        turned = turned.unflatten(1, pairs).transpose(1, 2).flatten(1, 2)
-        return torch.cat([kept, turned], dim=1).flatten(0, 1)
 
 
 @attrs.frozen
@@ -86,6 +61,7 @@ class Rule:
 
     @property
     def stacks(self) -> bool:
+        """Whether ours is a stack of several of theirs."""
         return self.theirs is not None and self.theirs.count("*") > self.ours.count("*")
 
 
@@ -111,6 +87,7 @@ class HuggingFace:
     skipped: tuple[str, ...] = attrs.field(default=(), converter=_patterns)
 
     def skips(self, name: str) -> bool:
+        """Whether their tensor `name` is left out."""
         return any(name.startswith(p) if p.endswith(".") else matches(p, name) for p in self.skipped)
 
 

@@ -18,7 +18,7 @@ Compiler = Callable[..., Callable[..., Any]]  # of a function, and whether it mu
 def cross_entropy_sum(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
     """The cross entropy summed over all tokens whose label is not -100, at least in float32.
 
-    If logits are a DTensor sharded over the vocabulary, call it and the backward inside `parallel(logits)`.
+    If logits are a DTensor sharded over the vocabulary, call it and the backward inside `loss_context(logits)`.
     """
     dtype = torch.promote_types(logits_BTV.dtype, torch.float32)
     flat = logits_BTV.flatten(0, -2).to(dtype)
@@ -42,6 +42,6 @@ def compiles(logits: Tensor) -> bool:
     return not isinstance(logits, DTensor)
 
 
-def parallel(logits: Tensor) -> Any:
+def loss_context(logits: Tensor) -> Any:
     """The context for the loss of these logits and its backward: torch's loss parallelism if they are sharded."""
     return loss_parallel() if isinstance(logits, DTensor) else nullcontext()

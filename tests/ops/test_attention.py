@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from plait.models import attention
-from plait.models.attention import CausalAttention, kernel_takes_groups
+from plait.ops import attention
+from plait.ops.attention import CausalAttention, kernel_takes_groups
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 AMPERE, HOPPER, TURING = (8, 0), (9, 0), (7, 5)

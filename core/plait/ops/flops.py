@@ -19,4 +19,5 @@ class Flops:
     attention: int
 
     def __call__(self, seq_len: int) -> int:
+        """Operations per token of a sequence of `seq_len` tokens."""
         return 6 * (self.parameters + self.attention * seq_len)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from plait.contract.model_spec import ModelSpec
-from plait.models.init import Constant, Normal, TruncNormal, ones, zeros
+from plait.ops import Constant, Normal, TruncNormal, ones, zeros
 from plait.parallel.initialize import initialise, materialise
 
 
