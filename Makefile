@@ -37,12 +37,8 @@ docs: .venv/.docs # the pages as a site with a search, in build/docs/site; a bro
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt --no-build-isolation -e '.[docs]' --quiet
 	touch $@
 
-release: .venv/.release # VERSION=0.2.0: sets the version of all packages, writes CHANGELOG.md, builds and checks all packages
-	$(BIN)/python tools/release.py $(VERSION)
-
-.venv/.release: .venv/.installed
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt --no-build-isolation -e '.[release]' --quiet
-	touch $@
+release: install # VERSION=0.2.0: sets the version of all packages, writes CHANGELOG.md, builds and checks; INDEX=URL: uploads
+	$(BIN)/python tools/release.py $(VERSION) $(INDEX)
 
 # If this is set, every process that a test starts compiles Plait's source again.
 test test-all: export PYTHONDONTWRITEBYTECODE :=

@@ -1,10 +1,16 @@
-"""Makes a release ready: `make release VERSION=x.y.z`.
+"""Makes a release: `make release VERSION=x.y.z`, with INDEX=URL also uploads it.
 
-It sets the version of every package and what they require of each other, writes CHANGELOG.md from changes/, builds a
-wheel and an sdist of each package into dist/VERSION, and checks them. All this happens in a clone; the tree changes
-only if it worked. Nothing is committed and nothing is uploaded.
+It sets the version of every package and what they require of each other, writes CHANGELOG.md from changes/, makes the
+links of each README absolute, builds a wheel and an sdist of each package into dist/VERSION, and checks them. All this
+happens in a clone; the tree changes only if it worked. Nothing is committed.
+
+With INDEX, such as https://upload.pypi.org/legacy/, the files are then uploaded: the core first and `plait` last, so
+that nobody installs a package before what it requires is there. Name and password are those of twine (TWINE_USERNAME,
+TWINE_PASSWORD, or ~/.pypirc). If the version is in dist/ already, it is only uploaded, without the files that were
+uploaded there before: so the same command continues a broken upload.
 """
 
+import os.path
 import re
 import shutil
 import subprocess
@@ -19,6 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("core/pyproject.toml", "pyproject.toml", "plugins/*/pyproject.toml", "examples/*/pyproject.toml")
 SHOWN = ("docs/compatibility.md", "docs/kinds.md", "docs/strategies.md")  # pages that show a requirement of Plait
 INIT = "core/plait/__init__.py"
+CODE = re.compile(r"^ *(```|~~~).*?^ *\1`*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)  # where a link is none
+LINK = re.compile(r"(?<=\]\()[^)\s]+")  # its target
+PICTURES = (".gif", ".jpg", ".png", ".svg")
 
 
 class RefusedError(Exception):
@@ -83,6 +92,32 @@ def write_changelog(tree: Path, version: Version) -> None:
     run(sys.executable, "-m", "towncrier", "build", "--yes", "--version", str(version), cwd=tree)
 
 
+def absolute(text: str, folder: str, source: str, version: Version) -> str:
+    """A page of the folder (relative to the root) as an index shows it: links and pictures lead to the files of this
+    version in the repository at `source`."""
+
+    def led(link: re.Match[str]) -> str:
+        target = link[0]
+        if target.startswith(("#", "mailto:")) or "://" in target:
+            return target
+        kind = "raw" if target.endswith(PICTURES) else "blob"
+        return f"{source}/{kind}/v{version}/{os.path.normpath(os.path.join(folder, target))}"
+
+    pieces, end = [], 0
+    for code in CODE.finditer(text):
+        pieces += [LINK.sub(led, text[end : code.start()]), code[0]]
+        end = code.end()
+    return "".join([*pieces, LINK.sub(led, text[end:])])
+
+
+def make_links_absolute(tree: Path, version: Version) -> None:
+    for path in projects(tree):
+        source = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["urls"]["Source"]
+        page = path.with_name("README.md")
+        folder = page.parent.relative_to(tree).as_posix()
+        page.write_text(absolute(page.read_text(encoding="utf-8"), folder, source, version), encoding="utf-8")
+
+
 def build(tree: Path, dist: Path) -> list[Path]:
     """The wheel and the sdist of each package, checked."""
     for path in projects(tree):
@@ -92,30 +127,59 @@ def build(tree: Path, dist: Path) -> list[Path]:
     return found
 
 
-def release(tree: Path, text: str) -> None:
-    version = checked(tree, text)
+def upload(dist: Path, index: str) -> None:
+    """Upload file by file, and note beside the folder what the index has, so that the next call goes on there."""
+    noted = dist.with_name(f"{dist.name}.uploaded")
+    done = set(noted.read_text(encoding="utf-8").splitlines()) if noted.exists() else set()
+    files = sorted(dist.iterdir(), key=lambda file: (file.name.startswith("plait-"), not _is_core(file), file.name))
+    for number, file in enumerate(files, start=1):
+        if (line := f"{index} {file.name}") in done:
+            continue
+        print(f"release: uploading {number} of {len(files)}, {file.name}", flush=True)
+        options = ("--non-interactive", "--disable-progress-bar", "--repository-url", index)
+        run(sys.executable, "-m", "twine", "upload", *options, file, cwd=dist)
+        with noted.open("a", encoding="utf-8") as notes:
+            notes.write(f"{line}\n")
+    print(f"release: {index} has the {len(files)} files of {dist}")
+
+
+def _is_core(file: Path) -> bool:
+    return file.name.startswith("plait_core-")
+
+
+def release(tree: Path, text: str, index: str = "") -> None:
+    """index: the address that twine uploads to; "": none. Raises RefusedError."""
     dist = tree / "dist" / text
+    if not (index and dist.exists()):
+        make(tree, text, dist)
+    if index:
+        upload(dist, index)
+
+
+def make(tree: Path, text: str, dist: Path) -> None:
+    version = checked(tree, text)
     if dist.exists():
-        raise RefusedError(f"{dist} exists: remove it")
+        raise RefusedError(f"{dist} exists: remove it, or give INDEX=URL to upload it")
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "tree"  # without what lies about in the tree: an old build/ would get into a wheel
         run("git", "clone", "--quiet", tree, clone, cwd=tree)
         set_versions(clone, version)
         write_changelog(clone, version)
-        built = build(clone, Path(folder) / "dist")
         run("git", "add", "--update", cwd=clone)
         patch = Path(folder) / "patch"
         patch.write_text(run("git", "diff", "--cached", "--binary", cwd=clone), encoding="utf-8")
+        make_links_absolute(clone, version)  # after the patch: in the repository they lead to its own files
+        built = build(clone, Path(folder) / "dist")
         run("git", "apply", "--index", patch, cwd=tree)
         shutil.copytree(Path(folder) / "dist", dist)
-    print(f"release: {len(built)} files in {dist}; now run make test, commit what is staged, and tag it v{version}")
+    print(f"release: {len(built)} files in {dist}; commit what is staged and tag it v{version}: their links lead there")
 
 
 def main(arguments: list[str]) -> int:
     try:
-        if len(arguments) != 1:
-            raise RefusedError("give the version: make release VERSION=x.y.z")
-        release(ROOT, arguments[0])
+        if len(arguments) not in (1, 2):
+            raise RefusedError("give the version: make release VERSION=x.y.z, and INDEX=URL to upload it")
+        release(ROOT, *arguments)
     except RefusedError as error:
         print(f"release: {error}", file=sys.stderr)
         return 1

@@ -7,6 +7,7 @@ from pathlib import Path
 from plait.check.check import check
 from plait.check.checked import Checked
 from plait.check.resume import find_checkpoint
+from plait.check.tested_torch import newer_torch
 from plait.checkpoint.folder_owner import claim
 from plait.contract.config import Config, Precision
 from plait.contract.errors import PlaitError
@@ -28,6 +29,8 @@ def prepare(
     make_data: makes the data, which may take hours; called before a new folder is created.
     Raises PlaitError if a live run holds the folder, or what it would resume does not fit.
     """
+    import torch
+
     new = not folder.path.exists()
     if not new:
         folder.lock()
@@ -60,6 +63,8 @@ def prepare(
         if new:
             folder.discard()
         raise
+    if advice := newer_torch(str(torch.__version__)):
+        say(advice)
     if advice := lost_steps(checked.config.precision, checked.config.optimizer.get("lr")):
         say(advice)
     if advice := slow_float32(checked.config.precision, device_of(checked.config.launch.device)):
