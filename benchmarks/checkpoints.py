@@ -61,9 +61,7 @@ def as_rank(megabytes: int, cycles: int, folder: Path) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.tensor import DTensor
 
-    from plait.checkpoint.load import load
-    from plait.checkpoint.save import Saver
-    from plait.checkpoint.store import Store
+    from plait.host import Saver, Store, load
     from plait.parallel.state import canonical_state
 
     warnings.simplefilter("ignore")

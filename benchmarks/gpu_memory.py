@@ -38,10 +38,9 @@ def cluster() -> list[str]:
 def taken(overrides: list[str]) -> tuple[int, int]:
     """(Peak of what was allocated, peak of what the allocator reserved) in a later step, in bytes."""
     from plait.compose.build import build_source
-    from plait.host import check, compose
+    from plait.host import check, compose, make_optimizer
     from plait.parallel.apply import set_up
     from plait.parallel.process_group import device_of, start_group
-    from plait.train.optimizer import make_optimizer
     from plait.train.step_metrics import peak_memory
 
     checked = check(compose(overrides), 1)

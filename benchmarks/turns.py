@@ -57,7 +57,7 @@ def training_step(
 
     import plait
     from plait.compose.build import build_model
-    from plait.train.optimizer import make_optimizer
+    from plait.host import make_optimizer
 
     built, spec = build_model(config["model"])
     applied = plait.apply(built, spec, strategies, seq_len=seq_len, **options)

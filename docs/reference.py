@@ -28,6 +28,9 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "plait.host": "plait.host:compose plait.host:check plait.host:Checked plait.host:simulated",
     "What a run leaves": "plait.host:RunFolder plait.host:Outcome plait.host:is_live plait.host:Ledger plait.host:Job "
     "plait.host:metrics plait.host:numbers plait.host:text plait.host:writing plait.host:replace",
+    "A loop of your own": "plait.host:make_optimizer plait.host:learning_rate plait.host:load plait.host:load_latest "
+    "plait.host:Saver plait.host:Store",
+    "Plugins": "plait.host:plugins",
     "Commands": "plait.host:Parser plait.host:whole",
     "plait.testing": "Trial TrialResult train take_step forward_backward share batch documents full whole unequal "
     "worst_gradient apart assert_same Layout Collective Counting raises_about is_about",
@@ -36,6 +39,8 @@ SHOWN = {
     "Hooks": ("answers", "first"),
     "RunFolder": ("outcome", "read_config", "read_versions", "log_of"),
     "Ledger": ("read",),
+    "Saver": ("save", "wait"),
+    "Store": ("latest", "complete", "Store.read", "Store.verify", "prune", "clean"),
     "Parser": ("add_value", "take_overrides", "take_world"),
 }  # of a class of which only these are public
 TOLD = {  # of what has no docstring of ours
@@ -44,6 +49,13 @@ TOLD = {  # of what has no docstring of ours
                  "`@hookimpl(optionalhook=True)`."),
     "metrics": ("metrics", "The module of `metrics.jsonl`: `metrics.FILE` is its name in a run's folder, "
                 "`metrics.read(path)` its rows, `metrics.MetricsFile(path)` writes one. See [metrics](metrics.md)."),
+    "plugins": ("plugins", "The module of installed plugins: `plugins.KINDS` are their kinds, "
+                "`plugins.installed(kind)` maps names to what metadata says of each, `plugins.load(name, kind)` is "
+                "what an entry point names, `plugins.create(name, options, kind)` an instance, "
+                "`plugins.create_all(node, kind)` one for each name of a config's node, and "
+                "`plugins.described(name, kind)` how errors name one. `plugins.probe(name, kind)` imports one in an "
+                "interpreter of its own and says what it is; `plugins.hooks(name, strategy)` lists the hooks that an "
+                "instance has, of the version `plugins.API`."),
     "text": ("text", "The module of numbers as people read them: `text.gib`, `text.size`, `text.quantity`, "
              "`text.clock`, `text.loss` and `text.table`."),
     "ones": ("ones", "`Constant(1.0)`."),
@@ -135,7 +147,7 @@ def methods(cls: Any) -> dict[str, Any]:
             for name, member in vars(base).items():
                 if isinstance(member, functools.cached_property):
                     member = property(member.func)
-                if isinstance(member, classmethod):
+                if isinstance(member, classmethod | staticmethod):
                     member, name = member.__func__, f"{cls.__name__}.{name}"
                 if (inspect.isfunction(member) or isinstance(member, property)) and is_public(name):
                     found[name] = member

@@ -6,10 +6,9 @@ from typing import Any
 
 import attrs
 
-from plait.contract import hookspecs
 from plait.contract.errors import PlaitError
-from plait.strategies.hooks import Hooks
 from plait.strategies.order import traits
+from plait.strategies.plugins import hooks
 from plait.strategies.registry import load
 
 
@@ -23,10 +22,9 @@ def shown(name: str, kind: str) -> dict[str, Any]:
         strategy: Any = object.__new__(cls)  # options that must be given are not known here
         for field in attrs.fields(cls):
             object.__setattr__(strategy, field.name, None)
-        hooks, own = Hooks({name: strategy}), traits(name, strategy)
-        known = [hook for hook in dir(hookspecs) if hasattr(getattr(hookspecs, hook), "plait_spec")]
+        known, own = sorted(hooks(name, strategy)), traits(name, strategy)
         answer = {"state": "ok", "phase": own.phase, "claims": sorted(own.claims), "numerics": own.numerics}
-        answer["hooks"] = [hook for hook in known if hooks.implemented(hook)]
+        answer["hooks"] = known
     except PlaitError as error:
         return {"state": str(error)}
     except Exception as error:

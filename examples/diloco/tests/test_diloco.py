@@ -6,9 +6,7 @@ import attrs
 import pytest
 import torch
 
-from plait.checkpoint.load import load
-from plait.checkpoint.save import Saver
-from plait.checkpoint.store import Store
+from plait.host import Saver, Store, load
 from plait.testing import Trial, apart, full, take_step, train, unequal
 
 TENSOR = {"tensor_parallel": {"degree": 2}}

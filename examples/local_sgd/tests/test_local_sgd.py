@@ -11,9 +11,7 @@ from plait_local_sgd import LocalSgd
 from plait_local_sgd.reference import simulate
 from plait_local_sgd.workers import set_to_mean
 
-from plait.checkpoint.load import load
-from plait.checkpoint.save import Saver
-from plait.checkpoint.store import Store
+from plait.host import Saver, Store, load
 from plait.testing import Trial, TrialResult, apart, full, take_step, train, unequal, whole
 
 

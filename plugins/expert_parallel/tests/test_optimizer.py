@@ -3,9 +3,9 @@
 import pytest
 from test_town import LAYOUTS
 
+from plait.host import make_optimizer
 from plait.testing.models import moe
 from plait.testing.trial import Trial, take_step, whole
-from plait.train.optimizer import make_optimizer
 
 
 def trained(strategies, kernels):

@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from plait.contract.config import Config
+from plait.host import make_optimizer
 from plait.parallel.assembly import assemble_model
 from plait.strategies.registry import create, create_all
 from plait.testing import Trial, forward_backward, raises_about, train, unequal
 from plait.testing.models import llama3, moe
-from plait.train.optimizer import make_optimizer
 from plait_lora import Lora
 from plait_lora.adapt import adapt
 

@@ -7,9 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 
-from plait.checkpoint.store import Store
 from plait.compose.build import build_model
-from plait.host import check, compose
+from plait.host import Store, check, compose
 from plait.records.run_folder import RunFolder
 from plait.testing import unequal, whole_run
 from plait.testing.pool import RankError

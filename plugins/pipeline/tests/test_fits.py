@@ -9,11 +9,9 @@ import torch
 
 import plait
 from plait import MeshAxis
-from plait.checkpoint.save import Saver
-from plait.checkpoint.store import Store
 from plait.commands.inspect import report
 from plait.contract.axes import join_axes
-from plait.host import check, compose
+from plait.host import Saver, Store, check, compose
 from plait.plan.engine import plan
 from plait.testing import raises_about
 from plait.testing.errors import is_about

@@ -8,9 +8,7 @@ from fused import Fused, fused
 from torch.distributed.tensor import DTensor
 
 from plait import Packed, PlaitError
-from plait.checkpoint.load import load
-from plait.checkpoint.save import Saver
-from plait.checkpoint.store import Store
+from plait.host import Saver, Store, load
 from plait.parallel.check_spec import check_spec
 from plait.parallel.state import canonical_state
 from plait.testing import assert_same

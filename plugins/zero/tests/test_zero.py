@@ -13,13 +13,10 @@ from torch.distributed.tensor import DTensor
 
 import plait
 from plait import ModelSpec, PlaitError
-from plait.checkpoint.load import load
-from plait.checkpoint.save import Saver
-from plait.checkpoint.store import Store
+from plait.host import Saver, Store, load, make_optimizer
 from plait.ops import Normal
 from plait.testing import Trial, full, take_step, train, unequal, worst_gradient
 from plait.testing.trial import held, of_all_stages
-from plait.train.optimizer import make_optimizer
 from plait_zero import Zero
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
