@@ -12,7 +12,8 @@ from typing import Any
 import attrs
 
 SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a module is one of `plait`
-    "A run": "Run Config Precision Remat Compile Loss Schedule PlaitError misfit plait.contract.cluster:Cluster",
+    "A run": "Run Config Precision Remat Compile Loss Schedule PlaitError misfit no_default unknown_key "
+    "near_miss plait.contract.cluster:Cluster",
     "The mesh": "MeshAxis MeshView Mesh plait.contract.axes:MeshLayout divisors valid_degree",
     "The model": "ModelSpec Packed WeightPart stage stream_into",
     "Parameters": "transform_param mix_in distribute_params shard_dim shard_of_parts own_chunk held_indices "
@@ -25,13 +26,13 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "Data": "plait.data:Source plait.data:Batches",
     "plait.ops": "CausalAttention DocumentMask attend Flops Constant Normal TruncNormal ZeroRow ones zeros "
     "grouped_linear counts_for_products Copies chosen cross_entropy_sum loss_context HuggingFace Rule",
-    "plait.host": "plait.host:compose plait.host:check plait.host:Checked plait.host:simulated",
+    "plait.host": "plait.host:compose plait.host:check plait.host:Checked plait.host:simulated plait.host:build_model",
     "What a run leaves": "plait.host:RunFolder plait.host:Outcome plait.host:is_live plait.host:Ledger plait.host:Job "
     "plait.host:metrics plait.host:numbers plait.host:text plait.host:writing plait.host:replace",
     "A loop of your own": "plait.host:make_optimizer plait.host:learning_rate plait.host:load plait.host:load_latest "
     "plait.host:Saver plait.host:Store",
     "Plugins": "plait.host:plugins",
-    "Commands": "plait.host:Parser plait.host:whole",
+    "Commands": "plait.host:Parser plait.host:whole plait.host:one_of plait.host:overrides_of",
     "plait.testing": "Trial TrialResult train take_step forward_backward share batch documents full whole unequal "
     "worst_gradient apart assert_same Layout Collective Counting raises_about is_about",
 }

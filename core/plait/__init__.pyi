@@ -14,6 +14,9 @@ from plait.contract.config import Remat as Remat
 from plait.contract.config import Schedule as Schedule
 from plait.contract.errors import PlaitError as PlaitError
 from plait.contract.errors import misfit as misfit
+from plait.contract.errors import near_miss as near_miss
+from plait.contract.errors import no_default as no_default
+from plait.contract.errors import unknown_key as unknown_key
 from plait.contract.exported import Export as Export
 from plait.contract.hookspecs import hookimpl as hookimpl
 from plait.contract.hookspecs import hookspec as hookspec

@@ -7,7 +7,10 @@ from plait.checkpoint.load import load_latest as load_latest
 from plait.checkpoint.save import Saver as Saver
 from plait.checkpoint.store import Store as Store
 from plait.commands.arguments import Parser as Parser
+from plait.commands.arguments import one_of as one_of
+from plait.commands.arguments import overrides_of as overrides_of
 from plait.commands.arguments import whole as whole
+from plait.compose.build import build_model as build_model
 from plait.compose.compose import compose as compose
 from plait.parallel.apply import Applied as Applied
 from plait.parallel.simulated import simulated as simulated
