@@ -15,7 +15,8 @@ from plait.contract import hookspecs
 from plait.contract.config import Config
 from plait.contract.kinds import KINDS, PluginKind
 from plait.contract.observer import Observer, RunObserver
-from plait.data import Batches, Source
+from plait.data.batches import Batches
+from plait.data.source import Source
 
 COMMANDS = list(shipped())
 ROOT = Path(__file__).resolve().parents[1]

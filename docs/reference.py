@@ -23,7 +23,7 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "The loss": "Vocab divide_head",
     "Compilation": "outside_of_graph SELECTIVE_KEEPS budget_config",
     "Plans": "Choice StagePlan StageAction is_planning read_values planned_split",
-    "Data": "plait.data:Source plait.data:Batches",
+    "Data": "Source Batches TOKENIZER_FILES",
     "plait.ops": "CausalAttention DocumentMask attend Flops Constant Normal TruncNormal ZeroRow ones zeros "
     "grouped_linear counts_for_products Copies chosen cross_entropy_sum loss_context HuggingFace Rule",
     "plait.host": "plait.host:compose plait.host:check plait.host:Checked plait.host:simulated plait.host:build_model",
@@ -65,6 +65,8 @@ TOLD = {  # of what has no docstring of ours
                  "[hook](kinds.md#hookspecs)."),
     "SELECTIVE_KEEPS": ("SELECTIVE_KEEPS: frozenset[str]", "Names of the operations whose results "
                         "`remat.mode=selective` keeps, for a compile hook of your own."),
+    "TOKENIZER_FILES": ("TOKENIZER_FILES: tuple[str, ...]", "Names of the files of a tokenizer in a folder of Hugging "
+                        "Face's libraries; all of it text."),
 }  # fmt: skip
 
 

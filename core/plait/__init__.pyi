@@ -31,6 +31,9 @@ from plait.contract.run import Run as Run
 from plait.contract.stage_plan import StageAction as StageAction
 from plait.contract.stage_plan import StagePlan as StagePlan
 from plait.contract.weight_part import WeightPart as WeightPart
+from plait.data.batches import Batches as Batches
+from plait.data.source import Source as Source
+from plait.data.tokenizer_files import TOKENIZER_FILES as TOKENIZER_FILES
 from plait.parallel.apply import Applied as Applied
 from plait.parallel.apply import apply as apply
 from plait.parallel.chunked_loss import divide_head as divide_head

@@ -226,7 +226,7 @@ def test_random_numbers_are_refused(plait_project):
     assert done.err.count("\n") == 1
 
 
-BYTES = SimpleNamespace(encoder=SimpleNamespace(size=257))
+BYTES = SimpleNamespace(vocabulary=257)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from plait.data.ahead import Ahead
 from plait.data.batches import Batches
 from plait.data.chat import Chat
 from plait.data.hf import Hf
+from plait.data.source import blaming_source
 from plait.data.text import Text
 from tests.helpers.chats import CHATS, tokenizer_in, written
 
@@ -114,11 +115,17 @@ class Stranger:
     """A source of somebody else."""
 
 
-def test_an_error_names_a_source_that_is_not_the_cores_own() -> None:
+def test_an_error_names_its_source() -> None:
     ahead = Ahead(Counting(broken=0), Stranger())
     with pytest.raises(PlaitError, match="the disk is gone") as caught:
         ahead.train(0)
     assert caught.value.__notes__ == ["raised by source 'stranger' in its method 'take'"]
+
+
+def test_a_sentence_about_a_key_says_enough() -> None:
+    with pytest.raises(PlaitError) as caught, blaming_source(Stranger(), "take"):
+        raise PlaitError("data.size is -1").at("data.size", -1)
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_one_thread_makes_all_calls() -> None:

@@ -25,7 +25,7 @@ def model(tmp_path):
 
 
 def beside(model, source, **data):
-    return used_by(source, data, files_of(data)).beside(model)
+    return used_by(source, files_of(data)).beside(model)
 
 
 def test_another_tokenizer_replaces_all_files_of_the_models(mine, model):
@@ -79,7 +79,7 @@ def test_ids_that_fit_leave_a_file_as_it_is(mine):
 
 def test_bytes_have_no_file_and_a_source_may_have_no_tokenizer(model):
     assert set(Used({}).beside(model)) == {"config.json", "generation_config.json"}
-    assert used_by(None, {"_target_": "mine"}, files_of({"_target_": "mine"})) is None
+    assert used_by(None, files_of({"_target_": "mine"})) is None
 
 
 def test_the_user_is_told_what_differs_from_the_models(mine):

@@ -54,10 +54,9 @@ def test_every_file_says_what_it_is() -> None:
 
 
 def test_plugins_use_only_what_plait_exports() -> None:
-    """What the public modules export; a package of models also names of files."""
+    """The public modules."""
     for path in ROOT.glob("plugins/*/src/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
             inside = module.startswith("plait.") and module not in ("plait.host", "plait.ops")
-            ships_models = any((path.parents[0] / "conf" / "model").glob("*.yaml"))
-            assert not inside or (ships_models and module == "plait.data"), f"{path.name}: from {module}"
+            assert not inside, f"{path.name}: from {module}"

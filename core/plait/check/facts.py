@@ -6,6 +6,7 @@ Cheap: sources are read, data and weights are not. A few pieces of a weight file
 import ast
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -14,8 +15,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
-
 from plait.contract.config import Config
 from plait.strategies.registry import installed
 
@@ -23,7 +22,7 @@ Facts = dict[tuple[str, str], str | None]  # (kind, name) -> what it is here; No
 
 OWN = ("mode", "nproc_per_node", "rdzv_endpoint", "rendezvous_seconds")  # of launch: a machine may have its own
 CORE = "plait-core"  # the distribution of this package
-COMPUTING = ("torch", "triton", "numpy", "tokenizers")  # what Plait computes and makes tokens with
+COMPUTING = ("torch", "triton", "numpy")  # what Plait computes with
 VARIABLES = (  # with which libraries compute in another precision, or add in another order
     *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"),
     *("MKL_CBWR", "ATEN_CPU_CAPABILITY", "DNNL_DEFAULT_FPMATH_MODE", "ONEDNN_DEFAULT_FPMATH_MODE", "FLASH_ATTENTION"),
@@ -92,9 +91,9 @@ def _distributions(code: Iterable[str]) -> list[str]:
 
 def _needs(distribution: str) -> Iterator[str]:
     for line in requires(distribution) or ():
-        need = Requirement(line)
-        if need.marker is None or need.marker.evaluate({"extra": ""}):
-            yield need.name
+        need, _, marker = line.partition(";")
+        if "extra" not in marker and (name := re.match(r"[\w.-]+", need)):
+            yield name[0]
 
 
 def _version(distribution: str) -> str | None:

@@ -70,8 +70,7 @@ def prepare(
     if advice := slow_float32(checked.config.precision, device_of(checked.config.launch.device)):
         say(advice)
     if checked.config.checkpoint.enabled and checked.config.checkpoint.export:
-        encoder = getattr(checked.source, "encoder", None)
-        tokens = getattr(encoder, "size", 0)
+        tokens = getattr(checked.source, "vocabulary", None)
         if line := said_of_export(checked.config.data, checked.assembly.model, tokens):
             say(line)
     for line, _ in checked.said:

@@ -173,13 +173,13 @@ def _checked(asked: Config, folder: Any) -> Any:
 
 
 def _make_data(checked: Any) -> None:
-    from plait.data.source import blaming_source, said_of_shortened
+    from plait.data.source import blaming_source, shortened
 
     with blaming_source(checked.source, "prepare"):
         checked.source.prepare(_say)
     with blaming_source(checked.source, "check_length"):
         checked.source.check_length(seq_len=checked.config.train.seq_len)
-    if line := said_of_shortened(checked.source, checked.config.train.seq_len):
+    if line := shortened(checked.source, checked.config.train.seq_len):
         _say(f"data: {line}")
 
 

@@ -230,7 +230,8 @@ def _vocab(checked: "Checked", spec: "ModelSpec") -> int:
     config = checked.config
     sizes = [n for fqn, shape in checked.shapes.items() for n in _rows(spec, fqn, shape)]
     given = config.model.get("vocab_size")
-    return min([*sizes, *([given] if isinstance(given, int) else [])], default=checked.source.encoder.size)
+    read = getattr(checked.source, "vocabulary", None)
+    return min([*sizes, *([given] if isinstance(given, int) else [])], default=read or 2)
 
 
 def _rows(spec: "ModelSpec", fqn: str, shape: tuple[int, ...]) -> list[int]:

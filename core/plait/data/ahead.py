@@ -11,7 +11,6 @@ from typing import Any
 
 from plait.contract.batch import Batch
 from plait.data.batches import Batches
-from plait.data.prefetch import end
 from plait.data.source import blaming_source
 
 Calls = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
@@ -33,7 +32,7 @@ class Ahead(Batches):
         self._calls: Calls = queue.SimpleQueue()
         # a daemon, because a source that hangs would keep a finished run alive
         thread = threading.Thread(target=_work, args=(self._calls,), name="plait-batches", daemon=True)
-        weakref.finalize(self, end, partial(self._calls.put, None), thread, 1)
+        weakref.finalize(self, _end, self._calls, thread)
         thread.start()
 
     def take(self, first: int, last: bool = False) -> Batch:
@@ -80,6 +79,12 @@ def _named(source: Any, call: Callable[..., Any], *args: Any) -> Any:
 
 def _take(batches: Batches, first: int) -> tuple[Batch, dict[str, Any]]:
     return batches.take(first), copy.deepcopy(batches.state_dict())
+
+
+def _end(calls: Calls, thread: threading.Thread) -> None:
+    calls.put(None)
+    if thread is not threading.current_thread():  # the garbage collector may run this in the thread itself
+        thread.join(1)
 
 
 def _work(calls: Calls) -> None:

@@ -4,7 +4,7 @@ import attrs
 
 from plait.data.cached import Cached
 from plait.data.documents import File, find
-from plait.data.source import given
+from plait.data.text_source import given
 
 
 @attrs.define(kw_only=True, slots=False)

@@ -7,9 +7,10 @@ import numpy as np
 import torch
 
 from plait.contract.batch import IGNORE, Batch
-from plait.data.batches import Batches, nothing_held_out
+from plait.data.batches import Batches
 from plait.data.conversations import LEARNED, Tokens
 from plait.data.order import epochs
+from plait.data.samples import nothing_held_out
 
 
 def pack(sizes: np.ndarray, room: int) -> list[list[int]]:

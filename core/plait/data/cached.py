@@ -15,7 +15,7 @@ from plait.data import cache
 from plait.data.cache import NOT_TEXT
 from plait.data.documents import File
 from plait.data.left_out import some
-from plait.data.source import Say, Source
+from plait.data.text_source import Say, TextSource
 from plait.system.disk import reading
 from plait.system.errors import LIMITS, DiskError, in_words, shown
 
@@ -30,7 +30,7 @@ def silent(line: str) -> None:
 
 
 @attrs.define(kw_only=True, slots=False)
-class Cached(Source):
+class Cached(TextSource):
     """A source of files.
 
     validation_fraction: about this share of the content is held out, chosen by content; 0: none.

@@ -17,8 +17,8 @@ from plait.data.at_path import AtPath
 from plait.data.cached import silent
 from plait.data.documents import File
 from plait.data.left_out import some
-from plait.data.source import Say
 from plait.data.template import Template, template_of
+from plait.data.text_source import Say
 
 if TYPE_CHECKING:
     from plait.data.bins import Bins
@@ -89,13 +89,14 @@ class Chat(AtPath):
         files = [Path(self.tokenizer).expanduser() / name for name in BESIDE]
         return [hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "" for file in files]
 
-    def ends_of_answers(self) -> list[int]:
-        """The id of the special token with which the template ends an answer, if it writes one."""
+    def special_ids(self) -> tuple[list[int], int | None]:
+        """Also the id of the special token with which the template ends an answer, if it writes one."""
+        ends, begin = super().special_ids()
         try:
             template = Template(Path(self.tokenizer).expanduser(), self._template)
         except PlaitError:  # the folder is gone since the conversations were encoded
-            return []
-        return template.ends_of_answers(self.encoder.special.special)  # type: ignore[attr-defined]
+            return ends, begin
+        return ends + template.ends_of_answers(self.encoder.special.special), begin  # type: ignore[attr-defined]
 
     def check_length(self, *, seq_len: int) -> None:
         tokens = conversations.read(self.folder)

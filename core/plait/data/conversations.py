@@ -14,8 +14,8 @@ from plait.contract.errors import PlaitError, near_miss
 from plait.data.cache import Progress
 from plait.data.documents import File, rows
 from plait.data.order import digest64
-from plait.data.source import Say
 from plait.data.template import ANSWERS, Conversation, Template
+from plait.data.text_source import Say
 from plait.data.unrendered import in_words, spelt_in_words, strange_roles, unread
 
 FORMAT = 3  # of the files below; another version uses another cache

@@ -12,7 +12,7 @@ from plait.contract.errors import PlaitError
 from plait.data.documents import encode
 from plait.data.left_out import NO_TEXT, LeftOut
 from plait.data.place_kept import check_place_kept
-from plait.data.source import Say, Source, at_least, given
+from plait.data.text_source import Say, TextSource, at_least, given
 
 if TYPE_CHECKING:
     from plait.data.stream import StreamBatches
@@ -32,7 +32,7 @@ def plain(value: Any) -> Any:
 
 
 @attrs.define(kw_only=True, slots=False)
-class Hf(Source):
+class Hf(TextSource):
     """A stream of documents, tokenised on the way.
 
     name:       a data set of the hub, a local folder, or a builder such as "json" with `data_files`.

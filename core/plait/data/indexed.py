@@ -9,7 +9,7 @@ from plait.contract.errors import PlaitError
 from plait.data.cached import Cached, silent
 from plait.data.documents import File
 from plait.data.left_out import TAIL, LeftOut
-from plait.data.source import Say
+from plait.data.text_source import Say
 from plait.data.tokenise import FORMAT, read_meta, tokenise
 
 if TYPE_CHECKING:

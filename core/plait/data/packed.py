@@ -6,8 +6,9 @@ import numpy as np
 
 from plait.contract.batch import Batch
 from plait.contract.errors import PlaitError
-from plait.data.batches import Batches, nothing_held_out, to_batch, windows
+from plait.data.batches import Batches
 from plait.data.order import epochs
+from plait.data.samples import nothing_held_out, to_batch, windows
 from plait.data.tokenise import read_meta
 
 

@@ -3,7 +3,7 @@
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 import attrs
@@ -27,7 +27,7 @@ class Prefetched(Generic[T]):
         stop = threading.Event()
         # a daemon, because a source that hangs would keep a finished run alive
         thread = threading.Thread(target=_run, args=(items, self._ready, stop), name="plait-data", daemon=True)
-        self._close = weakref.finalize(self, end, stop.set, thread, 5)
+        self._close = weakref.finalize(self, _end, stop, thread)
         thread.start()
 
     def __iter__(self) -> "Prefetched[T]":
@@ -65,8 +65,7 @@ def _put(ready: "queue.Queue[T | _Raised]", item: "T | _Raised", stop: threading
     return False
 
 
-def end(tell: Callable[[], object], thread: threading.Thread, seconds: float) -> None:
-    """Tell a thread to end, and wait so long for it."""
-    tell()
+def _end(stop: threading.Event, thread: threading.Thread) -> None:
+    stop.set()
     if thread is not threading.current_thread():  # the garbage collector may run this in the thread itself
-        thread.join(seconds)
+        thread.join(5)

@@ -14,10 +14,11 @@ import numpy as np
 
 from plait.contract.batch import Batch
 from plait.contract.errors import PlaitError
-from plait.data.batches import Batches, to_batch, windows
+from plait.data.batches import Batches
 from plait.data.left_out import ENDS, LeftOut
 from plait.data.order import digest64, shuffled
 from plait.data.prefetch import Prefetched
+from plait.data.samples import to_batch, windows
 from plait.data.tokenizer import Tokenizer
 
 DEPTH = 256  # documents that are tokenised ahead

@@ -9,8 +9,11 @@ from typing import Any
 import attrs
 
 from plait.contract.errors import PlaitError
-from plait.data import TOKENIZER_FILES
 
+TOKENIZER_FILES = (  # in a folder of Hugging Face's; all of it text
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("merges.txt", "chat_template.jinja"),
+)
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
@@ -80,24 +83,19 @@ def files_in(folder: Path, more: Iterable[str] = ()) -> dict[str, str]:
     return {name: _read(folder / name) for name in (*TOKENIZER_FILES, *more) if (folder / name).is_file()}
 
 
-def used_by(source: Any, data: Mapping[str, Any], files: dict[str, str] | None) -> Used | None:
-    """What the data source that was made of the config node `data` reads text with; `files` are `files_of(data)`, read
-    when the run began. None if it names no tokenizer."""
+def used_by(source: Any, files: dict[str, str] | None) -> Used | None:
+    """What the data source reads text with; `files` are `files_of` its node of the config, read when the run began.
+    None if the node names no tokenizer."""
     if not files:
         return None if files is None else Used({})
-    encoder = getattr(source, "encoder", None)
-    special = getattr(encoder, "special", None)
-    if encoder is None or special is None:
-        return Used(files)
-    ends = [] if data.get("eod_token") is None and special.eos is None else [encoder.eod]
-    ends += [*sorted(special.stops - {*ends}), *getattr(source, "ends_of_answers", list)()]
-    return Used(files, list(dict.fromkeys(ends)), special.bos, _pad(files))
+    ends, begin = source.special_ids() if hasattr(source, "special_ids") else ([], None)
+    return Used(files, list(dict.fromkeys(ends)), begin, _pad(files))
 
 
-def said_of_export(data: Mapping[str, Any], model: Any, tokens: int) -> str | None:
+def said_of_export(data: Mapping[str, Any], model: Any, tokens: int | None) -> str | None:
     """A line for the user if the weights are exported with another tokenizer or template than the model's own.
 
-    tokens: of the data's tokenizer.
+    tokens: how many the data's tokenizer has; None: not known.
     """
     own, name, template = getattr(model, "tokenizer_from", None), data.get("tokenizer"), data.get("template")
     if not isinstance(name, str) or own is None:
@@ -110,7 +108,8 @@ def said_of_export(data: Mapping[str, Any], model: Any, tokens: int) -> str | No
     if os.path.realpath(path) != os.path.realpath(own):
         size = getattr(model, "vocab_size", None)
         differs = f", and the model's vocabulary {size}" if size not in (None, tokens) else ""
-        parts.insert(0, f"the tokenizer is data.tokenizer={name}, not that of {own}; it has {tokens} tokens{differs}")
+        has = "" if tokens is None else f"; it has {tokens} tokens{differs}"
+        parts.insert(0, f"the tokenizer is data.tokenizer={name}, not that of {own}{has}")
     return f"export: {'; '.join(parts)}" if parts else None
 
 

@@ -46,7 +46,7 @@ class Trainer:
         assembly: Assembly | None = None,
     ) -> None:
         from plait.data.ahead import Ahead  # not above: the data room is imported when a source is opened
-        from plait.data.source import blaming_source, said_of_shortened
+        from plait.data.source import blaming_source, shortened
         from plait.data.tokenizer_files import files_of, used_by
 
         self.config, self.say, self.watch = config, say, Together(observers)
@@ -73,7 +73,7 @@ class Trainer:
             prepared = "PLAIT_LAUNCHER" in os.environ  # by the launcher, which reported it
             with blaming_source(source, "prepare"):
                 source.prepare((lambda line: None) if prepared else say)
-            if not prepared and (line := said_of_shortened(source, train.seq_len)):
+            if not prepared and (line := shortened(source, train.seq_len)):
                 say(f"data: {line}")
         dist.barrier()
         with blaming_source(source, "open"):
@@ -87,7 +87,7 @@ class Trainer:
             "global_batch_size": self.global_batch_size,
             "shares": dp[1],
         }
-        used = functools.partial(used_by, source, config.data, files_of(config.data) if dist.get_rank() == 0 else None)
+        used = functools.partial(used_by, source, files_of(config.data) if dist.get_rank() == 0 else None)
         self.checkpoints = Checkpoints(config, folder, self.applied, self.optimizer, data, self.batches, say, used)
         flops, device_type = self.run.spec.flops, self.run.device_type
         self._facts = RunFacts(

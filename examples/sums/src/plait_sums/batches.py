@@ -4,10 +4,8 @@ import random
 from typing import Any
 
 import numpy as np
-import torch
 
-from plait import Batch
-from plait.data import Batches
+from plait import Batch, Batches
 
 IGNORE = -100  # a label that asks for nothing
 
@@ -15,10 +13,10 @@ IGNORE = -100  # a label that asks for nothing
 class SumBatches(Batches):
     """Sample n is drawn from (seed, n), so any rank makes any sample, and a resumed run goes on with the next."""
 
-    def __init__(self, digits: int, encoder: Any, documents: bool, seed: int, sizes: tuple[Any, ...]) -> None:
-        """encoder: the tokenizer. documents: a token sees its own sum. sizes: the arguments of `Batches`."""
+    def __init__(self, digits: int, documents: bool, seed: int, sizes: tuple[Any, ...]) -> None:
+        """documents: a token sees its own sum. sizes: the arguments of `Batches`."""
         super().__init__(*sizes)
-        self.digits, self.encoder, self.documents, self.seed = digits, encoder, documents, seed
+        self.digits, self.documents, self.seed = digits, documents, seed
 
     def take(self, first: int) -> Batch:
         return self._batch([f"{self.seed} {first + row}" for row in self.rows])
@@ -27,6 +25,8 @@ class SumBatches(Batches):
         return self._batch([f"held out {index} {row}" for row in self.rows])
 
     def _batch(self, seeds: list[str]) -> Batch:
+        import torch  # not above: a source is made and checked without it
+
         tokens, labels, positions = (torch.from_numpy(np.stack(x)) for x in zip(*map(self._sample, seeds), strict=True))
         return Batch(tokens, labels, positions if self.documents else None)
 
@@ -34,9 +34,8 @@ class SumBatches(Batches):
         """tokens, labels and positions (T,) of documents that fill a row; the last may be cut."""
         draw, pieces, places = random.Random(seed), list[np.ndarray](), list[np.ndarray]()
         while sum(map(len, pieces)) <= self.seq_len:
-            (encoded,) = self.encoder.encode([self._sum(draw)])
-            pieces.append(np.asarray(encoded, np.int64))
-            places.append(np.arange(len(encoded)))
+            pieces.append(np.frombuffer(self._sum(draw), np.uint8).astype(np.int64))
+            places.append(np.arange(len(pieces[-1])))
         tokens, positions = np.concatenate(pieces)[: self.seq_len + 1], np.concatenate(places)[: self.seq_len + 1]
         labels = tokens[1:].copy()
         if self.documents:

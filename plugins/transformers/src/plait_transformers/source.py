@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plait import PlaitError
-from plait.data import TOKENIZER_FILES
+from plait import TOKENIZER_FILES, PlaitError
 from plait_transformers.one_sentence import in_a_line
 
 CONFIG = "config.json"
