@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from plait.testing.count import Collective
-from plait.testing.plugin import _grade
+from plait.testing.grade import outcome_of
 from plait.testing.pool import Pool, RankError, TooFewDevices
 from plait.testing.suite.resources import _compare
 from tests.helpers.commands import environment
@@ -38,6 +39,10 @@ class TestGhost(Capabilities):
     def test_is_refused(self): pytest.skip("refused: 'ghost' says no")
     def test_is_skipped(self): pytest.skip("no other strategy")
     def test_fails(self): assert False
+    def pytest_generate_tests(self, metafunc):
+        if "other" in metafunc.fixturenames:
+            metafunc.parametrize("other", ["zero", "ddp"])
+    def test_composes(self, other): other == "zero" or pytest.skip("refused: 'ghost' says no")
 
 class TestModel(Subject):
     model = "spook"
@@ -72,19 +77,29 @@ def test_it_is_inert(tmp_path):
 @pytest.mark.slow
 def test_the_grade(tmp_path):
     said = run_pytest(tmp_path, GRADED, "--plait-grade", "grades").stdout
-    assert "\nHaunt: 1 skipped\nghost: 1 passed, 1 refused, 1 skipped, 1 failed\nspook: 1 passed\n" in said
+    assert "\nHaunt: 1 skipped\nghost: 2 passed, 2 refused, 1 skipped, 1 failed\nspook: 1 passed\n" in said
     assert "of something else" not in said
-    badges = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "grades").iterdir()}
+    written = {path.name: json.loads(path.read_text()) for path in (tmp_path / "grades").iterdir()}
+    suites = {name.partition(".")[0]: written.pop(name) for name in list(written) if name.endswith(".suite.json")}
+    badges = {name.partition(".")[0]: badge for name, badge in written.items()}
     assert badges["ghost"] == {
         "schemaVersion": 1,
         "label": "plait",
-        "message": "1 passed, 1 refused, 1 skipped, 1 failed",
+        "message": "2 passed, 2 refused, 1 skipped, 1 failed",
         "color": "red",
     }
     assert {name: badge["color"] for name, badge in badges.items() if name != "ghost"} == {
         "Haunt": "brightgreen",
         "spook": "brightgreen",
     }
+    assert {name: told["kind"] for name, told in suites.items()} == {
+        "Haunt": "optimizer",
+        "ghost": "strategy",
+        "spook": "model",
+    }
+    assert suites["ghost"]["beside"] == {"ddp": "refused", "zero": "passed"}
+    assert suites["ghost"]["counts"] == {"passed": 2, "refused": 2, "skipped": 1, "failed": 1}
+    assert suites["ghost"]["torch"] == version("torch")
 
 
 def hang(seconds):
@@ -242,4 +257,4 @@ def test_ranks_forget_what_torch_keeps_of_the_groups_of_the_last_call(plait_rank
     ],
 )
 def test_only_what_the_strategy_refuses_counts_as_refused(outcome, reason, grade):
-    assert _grade(outcome, SimpleNamespace(longrepr=reason and ("test_it.py", 1, reason))) == grade
+    assert outcome_of(outcome, SimpleNamespace(longrepr=reason and ("test_it.py", 1, reason))) == grade

@@ -110,10 +110,8 @@ def test_the_plugin_carries_the_names_to_the_summary():
     class Item:
         cls, instance, user_properties = Ghostly, Ghostly(), []
 
-    class Call:
-        when = "call"
-
     Item.instance.untrained = ("x of llama3",)
-    pytest_runtest_makereport(Item, Call)
-    assert ("plait untrained", ["x of llama3"]) in Item.user_properties
+    pytest_runtest_makereport(Item, None)
+    ((_, told),) = Item.user_properties
+    assert (told["name"], told["untrained"]) == ("ghost", ["x of llama3"])
     assert Trial("llama3").last is False

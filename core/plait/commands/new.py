@@ -133,7 +133,7 @@ def _answers(name: str, kind: str) -> dict[str, Any]:
     if kind == "strategy":
         points["plait.api"] = f"v{API}"
     project = package.replace("_", "-")
-    graded = {"strategy": name, "model": name, "optimizer": cls}.get(kind, "")  # whose grade its suite writes
+    graded = name if kind in ("strategy", "model", "optimizer") else ""  # whose grade its suite writes
     words = {"kind": kind, "does": DOES[kind], "use": use(name, kind), "choice": _choice(kind), "points": points}
     names = {"name": name, "class": cls, "package": package, "project": project, "core": core, "graded": graded}
     return words | names

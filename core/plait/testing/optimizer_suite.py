@@ -14,8 +14,8 @@ from plait.parallel.apply import Applied
 from plait.strategies.extending import extending
 from plait.strategies.order import traits
 from plait.strategies.registry import installed, load
+from plait.testing.grade import REFUSED
 from plait.testing.parity import unequal
-from plait.testing.plugin import REFUSED
 from plait.testing.pool import Pool
 from plait.testing.suite.capabilities import Layout
 from plait.testing.suite.composition import trial_options

@@ -3,28 +3,24 @@
 Does nothing, and imports no torch, until used.
 """
 
-import json
-from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from plait.testing.grade import grades, lines, properties, write
+
 if TYPE_CHECKING:
     from plait.testing.pool import Pool
     from plait.testing.project import Project
-
-SHOWN = 8  # of the parameters that no check trained
-REFUSED = "refused: "  # how a skip's reason begins if the strategy itself refused
-SUITES = {"suite": "strategy", "model_suite": "model", "optimizer_suite": "optimizer"}  # module -> what is tested
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("plait", "conformance of parallel training strategies")
     group.addoption("--plait-backend", default="gloo", choices=("gloo", "nccl"), help="what ranks talk by")
     group.addoption("--plait-timeout", default=120.0, type=float, help="seconds until ranks count as hung (120)")
-    group.addoption("--plait-grade", metavar="FOLDER", help="writes each grade as NAME.json, for a badge")
+    group.addoption("--plait-grade", metavar="FOLDER", help="writes NAME.json, for a badge, and NAME.suite.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -74,49 +70,16 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> None:
-    subject = tested(getattr(item, "cls", None) or object)
-    if subject and ("plait", subject) not in item.user_properties:
-        item.user_properties.append(("plait", subject))
-    names = getattr(getattr(item, "instance", None), "untrained", ()) if subject and call.when == "call" else ()
-    if names:
-        item.user_properties.append(("plait untrained", list(names)))
-
-
-def tested(cls: type) -> str:
-    """The name of the strategy or model that a class of tests is about, or of an optimizer's class; "" of another."""
-    rooms = {base.__module__.removeprefix("plait.testing.").partition(".")[0] for base in cls.__mro__}
-    told = next((getattr(cls, SUITES[room], "") for room in SUITES if room in rooms), "")
-    return told if isinstance(told, str) else str(told.get("_target_", "")).rpartition(".")[2]
+    if told := properties(item):
+        item.user_properties[:] = [each for each in item.user_properties if each[0] != "plait"] + [("plait", told)]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """One line per subject of a suite: how many tests of its contract passed, were refused by it, skipped or failed."""
-    grades: dict[str, Counter[str]] = {}
-    untrained: dict[str, dict[str, None]] = {}
-    for outcome in ("passed", "skipped", "failed", "error"):
-        for report in terminalreporter.stats.get(outcome, []):
-            name = dict(getattr(report, "user_properties", ())).get("plait")
-            if name is not None:
-                grades.setdefault(name, Counter())[_grade(outcome, report)] += 1
-                never = dict(report.user_properties).get("plait untrained", ())
-                untrained.setdefault(name, {}).update(dict.fromkeys(never))
-    if not grades:
+    if not (found := grades(terminalreporter.stats)):
         return
     terminalreporter.section("conformance")
-    for name, counts in sorted(grades.items()):
-        parts = [f"{counts[kind]} {kind}" for kind in ("passed", "refused", "skipped", "failed") if counts[kind]]
-        if never := untrained[name]:
-            shown = f"{', '.join(list(never)[:SHOWN])}{f' and {len(never) - SHOWN} more' if len(never) > SHOWN else ''}"
-            terminalreporter.line(f"{name}: never trained in these checks, so not checked: {shown}")
-        terminalreporter.line(f"{name}: {', '.join(parts)}")
-        if folder := terminalreporter.config.getoption("--plait-grade"):
-            badge = {"schemaVersion": 1, "label": "plait", "message": ", ".join(parts)}
-            badge["color"] = "red" if counts["failed"] else "brightgreen"
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            Path(folder, f"{name}.json").write_text(json.dumps(badge) + "\n", encoding="utf-8")
-
-
-def _grade(outcome: str, report: Any) -> str:
-    if outcome == "skipped" and isinstance(report.longrepr, tuple | list) and REFUSED in report.longrepr[2]:
-        return "refused"
-    return "failed" if outcome == "error" else outcome
+    for line in lines(found):
+        terminalreporter.line(line)
+    if folder := terminalreporter.config.getoption("--plait-grade"):
+        write(found, Path(folder))

@@ -20,8 +20,8 @@ from plait.strategies.registry import create, create_all, installed
 from plait.testing import whole_run
 from plait.testing.count import Collective
 from plait.testing.distance import declared_distance, distance, is_own
+from plait.testing.grade import REFUSED
 from plait.testing.models import MODELS, OF_FOUR
-from plait.testing.plugin import REFUSED
 from plait.testing.pool import Pool, RankError
 from plait.testing.trial import Trial, TrialResult, train
 

@@ -12,9 +12,9 @@ from plait.strategies.extending import extending
 from plait.strategies.hooks import Hooks
 from plait.strategies.registry import create, described, installed, load
 from plait.testing.distance import FURTHEST, is_own
+from plait.testing.grade import REFUSED
 from plait.testing.models import MODELS
 from plait.testing.parity import BOUNDS, apart, mean_gradients, unequal, wrong_gradients
-from plait.testing.plugin import REFUSED
 from plait.testing.pool import Pool, RankError
 from plait.testing.suite.capabilities import Layout
 from plait.testing.suite.nearness import Nearness
