@@ -28,7 +28,8 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "grouped_linear counts_for_products Copies chosen cross_entropy_sum loss_context HuggingFace Rule",
     "plait.host": "plait.host:compose plait.host:check plait.host:Checked plait.host:simulated plait.host:build_model",
     "What a run leaves": "plait.host:RunFolder plait.host:Outcome plait.host:is_live plait.host:Ledger plait.host:Job "
-    "plait.host:metrics plait.host:numbers plait.host:text plait.host:writing plait.host:replace",
+    "plait.host:metrics plait.host:weights plait.host:numbers "
+    "plait.host:text plait.host:writing plait.host:replace",
     "A loop of your own": "plait.host:make_optimizer plait.host:learning_rate plait.host:load plait.host:load_latest "
     "plait.host:Saver plait.host:Store",
     "Plugins": "plait.host:plugins",
@@ -57,6 +58,12 @@ TOLD = {  # of what has no docstring of ours
                 "`plugins.described(name, kind)` how errors name one. `plugins.probe(name, kind)` imports one in an "
                 "interpreter of its own and says what it is; `plugins.hooks(name, strategy)` lists the hooks that an "
                 "instance has, of the version `plugins.API`."),
+    "weights": ("weights", "The module of weights in files: `weights.read(path)` opens a checkpoint, a folder of "
+                "safetensors or one such file, to be read tensor by tensor (`weights.Weights`), and "
+                "`weights.write(folder, sizes, tensor, beside)` writes a folder with an index and digests; "
+                "`weights.of(model)` are a model's tensors by name, `weights.ties(model)` the further names of tied "
+                "ones, and `weights.check_new(folder)` refuses a folder that exists. [Converting](convert.md) is made "
+                "of them."),
     "text": ("text", "The module of numbers as people read them: `text.gib`, `text.size`, `text.quantity`, "
              "`text.clock`, `text.loss` and `text.table`."),
     "ones": ("ones", "`Constant(1.0)`."),

@@ -2,6 +2,7 @@
 
 from plait.check.check import check as check
 from plait.check.checked import Checked as Checked
+from plait.checkpoint import weights as weights
 from plait.checkpoint.load import load as load
 from plait.checkpoint.load import load_latest as load_latest
 from plait.checkpoint.save import Saver as Saver

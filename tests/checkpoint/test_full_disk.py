@@ -122,7 +122,7 @@ def test_a_full_disk_keeps_the_exported_weights_of_before(tmp_path: Path) -> Non
     export(old, tmp_path / "export", is_writer=True)
     with limited(10_000), pytest.raises(DiskError) as told:
         export(STATE, tmp_path / "export", is_writer=True)
-    assert f"the exported weights in {tmp_path / 'export'} cannot be written: the file is too large" in str(told.value)
+    assert f"the weights in {tmp_path / 'export'} cannot be written: the file is too large" in str(told.value)
     assert left(tmp_path) == ["export"]
     assert torch.equal(load_file(tmp_path / "export" / "model.safetensors")["a"], old["a"])
 

@@ -15,10 +15,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from plait.checkpoint.export import export
+from plait.checkpoint.init_from import read_weights
 from plait.checkpoint.load import load
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
-from plait.checkpoint.weights import read_weights
 from plait.contract.errors import PlaitError
 from plait.parallel.state import canonical_state, weights
 from plait.testing.pool import Pool

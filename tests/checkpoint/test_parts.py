@@ -10,7 +10,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from plait import WeightPart
 from plait.checkpoint.export import export
-from plait.checkpoint.weights import check_weights, read_weights
+from plait.checkpoint.init_from import check_weights, read_weights
 from plait.contract.errors import PlaitError
 from plait.contract.weight_part import parts_by_fqn
 from plait.testing import raises_about

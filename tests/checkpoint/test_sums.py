@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 from plait.checkpoint import files, sums
 from plait.checkpoint.checked import CheckedFile
 from plait.checkpoint.export import export
+from plait.checkpoint.init_from import check_weights, read_weights
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
 from plait.checkpoint.sums import SUMS, check_sums
 from plait.checkpoint.weight_files import INDEX
-from plait.checkpoint.weights import check_weights, read_weights
 from plait.contract.errors import PlaitError
 from plait.convert import convert
 from tests.helpers.hostile import Mine, checkpoint

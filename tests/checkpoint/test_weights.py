@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from plait.checkpoint import saved_twice
-from plait.checkpoint.export import export, split
+from plait.checkpoint.export import export
+from plait.checkpoint.init_from import check_weights, read_weights
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
 from plait.checkpoint.weight_files import INDEX
-from plait.checkpoint.weights import check_weights, read_weights
+from plait.checkpoint.weights import split
 from plait.contract.errors import PlaitError
 
 SHAPES = {"embed.weight": (8, 4), "norm.weight": (4,), "scale": ()}
@@ -254,7 +255,7 @@ def test_export_writes_one_file_or_shards_as_hugging_face_does(tmp_path: Path) -
 def test_export_where_it_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
     export(tensors(), tmp_path / "one", is_writer=True)
     (tmp_path / "one.tmp").write_text("in the way")
-    with pytest.raises(PlaitError, match=f"exported weights in {tmp_path / 'one'} cannot be written"):
+    with pytest.raises(PlaitError, match=f"the weights in {tmp_path / 'one'} cannot be written"):
         export(blank(), tmp_path / "one", is_writer=True)
     assert same(load_file(tmp_path / "one" / "model.safetensors"), tensors())
 
@@ -267,7 +268,7 @@ def test_only_the_writer_writes(tmp_path: Path) -> None:
 def test_the_parent_checks_without_torch(tmp_path: Path) -> None:
     save_file(tensors(torch.bfloat16), tmp_path / "a.safetensors")
     code = (
-        "import sys; from plait.checkpoint.store import Store; from plait.checkpoint.weights import check_weights;"
+        "import sys; from plait.checkpoint.store import Store; from plait.checkpoint.init_from import check_weights;"
         f"check_weights({str(tmp_path / 'a.safetensors')!r}, {SHAPES!r}); Store({str(tmp_path)!r}).latest();"
         "assert 'torch' not in sys.modules"
     )

@@ -8,14 +8,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from plait.checkpoint import weights
+from plait.checkpoint.init_from import check_weights
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
 from plait.checkpoint.sums import SUMS
 from plait.checkpoint.weight_files import INDEX
-from plait.checkpoint.weights import check_weights
 from plait.compose.build import build_model
 from plait.contract.errors import PlaitError
-from plait.convert import convert, folder, from_hf, to_hf
+from plait.convert import convert, from_hf, to_hf
 from plait.models.hugging_face.deepseek import Neighbours
 from plait.ops import HuggingFace, Rule
 from plait.parallel.initialize import initialise, materialise
@@ -128,8 +129,8 @@ def test_the_model_is_not_held(to, source, tmp_path, monkeypatch):
         peak = max(peak, live_bytes())
 
     for name in ("_Safetensors", "_Checkpoint"):
-        read = getattr(folder, name).read
-        monkeypatch.setattr(getattr(folder, name), "read", counted(read, count))
+        read = getattr(weights, name).read
+        monkeypatch.setattr(getattr(weights, name), "read", counted(read, count))
     try:
         convert(model, tmp_path / source, tmp_path / "c", to, max_shard_bytes=shard, progress=count)
     finally:

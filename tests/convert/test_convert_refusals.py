@@ -11,7 +11,7 @@ from plait.convert import convert, to_hf
 from plait.testing.models import moe, qk_norm
 from tests.helpers.converting import MODELS, real, state_of, written
 
-EXPERT, FORM = "model.layers.0.mlp.experts", "Plait converts only unquantised weights"
+EXPERT = "model.layers.0.mlp.experts"
 GATE, NORM = "model.layers.0.mlp.gate.weight", "model.layers.2.input_layernorm.weight"
 PLACE = "which the model has no place for"
 
@@ -29,7 +29,7 @@ PLACE = "which the model has no place for"
             f"'{EXPERT}.7.up_proj.weight' has shape (16, 33) in a, and (16, 32) in the model",
         ),
         *(
-            (None, {"lm_head.weight": torch.ones(64, 32, dtype=dtype)}, f"'lm_head.weight' {what}, quantised: {FORM}")
+            (None, {"lm_head.weight": torch.ones(64, 32, dtype=dtype)}, f"'lm_head.weight' {what}, quantised: Plait ")
             for dtype, what in ((torch.float8_e4m3fn, "in a is of F8_E4M3"), (torch.int8, "of a is of int8"))
         ),
     ],
@@ -197,7 +197,7 @@ def test_what_appears_meanwhile_is_left_alone(tmp_path):
         target.mkdir(exist_ok=True)
         (target / "precious.txt").write_text("precious")
 
-    with pytest.raises(PlaitError, match="target appeared while it was being converted; it is left as it is"):
+    with pytest.raises(PlaitError, match="target appeared while it was being written; it is left as it is"):
         convert(model, source, target, "plait", progress=another_writes)
     assert [p.name for p in target.iterdir()] == ["precious.txt"]
     assert not (tmp_path / "target.tmp").exists()
@@ -205,18 +205,18 @@ def test_what_appears_meanwhile_is_left_alone(tmp_path):
 
 def test_another_conversions_files_are_left_alone(tmp_path, monkeypatch):
     """It begins after this one has looked, and before this one makes its folder."""
-    from plait.convert import folder
+    from plait.checkpoint import weights
 
     source, partial = tmp_path / "source", tmp_path / "target.tmp"
     model = in_their_form(source)
-    real_split = folder.split
+    real_split = weights.split
 
-    def meanwhile(sizes, limit):
+    def meanwhile(*arguments):
         partial.mkdir()
         (partial / "model.safetensors").write_text("half")
-        return real_split(sizes, limit)
+        return real_split(*arguments)
 
-    monkeypatch.setattr(folder, "split", meanwhile)
+    monkeypatch.setattr(weights, "split", meanwhile)
     with pytest.raises(PlaitError, match="cannot be written: something else has that name"):
         convert(model, source, tmp_path / "target", "plait")
     assert (partial / "model.safetensors").read_text() == "half"

@@ -14,10 +14,10 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from plait.checkpoint.choose import choose
 from plait.checkpoint.files import digest
+from plait.checkpoint.init_from import check_weights, read_weights
 from plait.checkpoint.load import load
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import MANIFEST, Store, _digest_of
-from plait.checkpoint.weights import check_weights, read_weights
 from plait.contract.config import Checkpoint
 from plait.convert import convert
 from plait.ops import HuggingFace, Rule

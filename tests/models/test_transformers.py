@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from plait.checkpoint.weights import read_weights
+from plait.checkpoint.init_from import read_weights
 from plait.compose.build import build_model
 from plait.convert import convert, from_hf, to_hf
 from plait.parallel.initialize import initialise, materialise

@@ -143,9 +143,9 @@ def written(trial, strategies, extra, folder):
 
 def goes_on(trial, strategies, extra, folder):
     """The parameters and the optimizer's state of the checkpoint; then the export read as initial weights."""
+    from plait.checkpoint.init_from import read_weights
     from plait.checkpoint.load import load
     from plait.checkpoint.store import Store
-    from plait.checkpoint.weights import read_weights
     from plait.parallel.state import tied_names, weights
 
     applied = attrs.evolve(trial, seed=1).apply(strategies, extra)

@@ -113,7 +113,7 @@ def _is_at_its_end(step: int, steps: int, folder: "RunFolder") -> bool:
 
 def _check_weights(path: str, checked: "Checked") -> None:
     """Raises PlaitError unless `path` holds the model, without what strategies added to it."""
-    from plait.checkpoint.weights import check_weights
+    from plait.checkpoint.init_from import check_weights
     from plait.parallel.state import integers
 
     added = checked.assembly.run.added

@@ -1,9 +1,8 @@
 """Writes a run's weights as safetensors files that other tools read."""
 
-import json
 import math
 import os
-import shutil
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,19 +11,16 @@ import attrs
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from plait.checkpoint.files import put_in_place, sync, write_synced
 from plait.checkpoint.merged import merged
-from plait.checkpoint.sums import write_sums
-from plait.checkpoint.weight_files import INDEX
+from plait.checkpoint.weights import write
+from plait.contract.errors import PlaitError
 from plait.contract.weight_part import WeightPart, parts_by_fqn, weight_parts
 from plait.parallel.agreement import on_all_ranks
 from plait.parallel.sharding import whole_tensor
 from plait.parallel.state import weights
-from plait.system.disk import writing
 
 if TYPE_CHECKING:
     from plait.data.tokenizer_files import Used
@@ -73,80 +69,37 @@ def export(
     memory, the others one. The folder appears complete or not at all, and replaces one of the same name. Raises
     DiskError, on the writer, if it cannot be written.
     """
-    folder = Path(folder)
-    partial = folder.with_name(folder.name + ".tmp")
     together = _Together(state, is_writer, known)
     entries = together.entries
     by_fqn = parts_by_fqn({fqn: entry.shape for fqn, entry in entries.items()}, parts or {})
     named = {name: part for fqn in entries for name, part in by_fqn[fqn].items()}
     bytes_of = {name: math.prod(part.size) * entries[part.fqn].dtype.itemsize for name, part in named.items()}
-    files = split(bytes_of, max_shard_bytes, stem)
-    gathered, whole = "", None
+    to_gather, gathered, whole = deque(named), "", None
+
+    def gather(name: str) -> Any:
+        """The next tensor of the files, on the writer; None on other ranks."""
+        nonlocal gathered, whole
+        to_gather.remove(name)
+        part = named[name]
+        if part.fqn != gathered:
+            whole = None  # the one before, before another is gathered
+            gathered, whole = part.fqn, together.at_writer(part.fqn)
+        if whole is None:
+            return None
+        own = part.of(whole)
+        shared = len(by_fqn[part.fqn]) > 1  # safetensors refuses tensors that share memory
+        return own.clone(memory_format=torch.contiguous_format) if shared else own.contiguous()
+
     failure: Exception | None = None
     if is_writer:
-        shutil.rmtree(partial, ignore_errors=True)
-    for file, names in files.items():
-        held: dict[str, Tensor] = {}
-        for name in names:
-            part = named[name]
-            if part.fqn != gathered:
-                whole = None  # the one before, before another is gathered
-                gathered, whole = part.fqn, together.at_writer(part.fqn)
-            if whole is not None and failure is None:
-                own = part.of(whole)
-                shared = len(by_fqn[part.fqn]) > 1  # safetensors refuses tensors that share memory
-                held[name] = own.clone(memory_format=torch.contiguous_format) if shared else own.contiguous()
         try:
-            if held:
-                write_file(held, partial / file)
-        except (OSError, SafetensorError) as error:
-            failure = error  # the other ranks continue to gather, so this one must too
-    if not is_writer:
-        return
-    with writing(folder, "the exported weights in"):
-        try:
-            if failure is not None:
-                raise failure
-            write_index(files, sum(bytes_of.values()), partial, stem)
-            for name, text in (beside or {}).items():
-                write_synced(partial / name, text)
-            write_sums(partial)
-            put_in_place(partial, folder)
-        except (OSError, SafetensorError):
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-
-
-def split(sizes: Mapping[str, int], max_shard_bytes: float, stem: str = "model") -> dict[str, list[str]]:
-    """File name -> names, in order, each file up to `max_shard_bytes` (a larger tensor has its own file)."""
-    shards: list[list[str]] = []
-    room = 0.0
-    for name, size in sizes.items():
-        if not shards or size > room:
-            shards.append([])
-            room = max_shard_bytes
-        shards[-1].append(name)
-        room -= size
-    if len(shards) == 1:
-        return {f"{stem}.safetensors": shards[0]}
-    return {f"{stem}-{i:05}-of-{len(shards):05}.safetensors": shard for i, shard in enumerate(shards, 1)}
-
-
-def write_file(tensors: Mapping[str, Tensor], file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.touch()
-    mode = file.stat().st_mode  # as the user's other files; safetensors writes files that only the owner may read
-    save_file(dict(tensors), file, metadata={"format": "pt"})
-    file.chmod(mode)
-    sync(file)
-
-
-def write_index(files: Mapping[str, list[str]], total_bytes: int, folder: Path, stem: str = "model") -> None:
-    """The index beside the files of `split`, if there are several."""
-    if len(files) > 1:
-        where = {name: file for file, names in files.items() for name in names}
-        index = {"metadata": {"total_size": total_bytes}, "weight_map": where}
-        write_synced(folder / INDEX.replace("model", stem, 1), json.dumps(index, indent=2) + "\n")
+            write(folder, bytes_of, gather, beside, stem=stem, max_shard_bytes=max_shard_bytes, replace=True)
+        except (OSError, PlaitError, SafetensorError) as error:
+            failure = error
+    while to_gather:
+        gather(to_gather[0])  # the other ranks continue to gather after a failure, so the writer must too
+    if failure is not None:
+        raise failure
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plait.checkpoint.frozen_parameters import Base
+from plait.checkpoint.init_from import read_weights
 from plait.checkpoint.load import load_latest
 from plait.checkpoint.store import Store
-from plait.checkpoint.weights import read_weights
 from plait.contract.weight_part import weight_parts
 from plait.parallel.agreement import on_all_ranks
 from plait.parallel.own_state import is_own

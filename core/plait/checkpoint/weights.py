@@ -1,126 +1,221 @@
-"""Reads weights alone, to start a run: from a Plait checkpoint, a .safetensors file, or a folder of such files."""
+"""Weights in files: what others or a run wrote, read one tensor at a time, and folders that other tools read."""
 
+import contextlib
+import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-import attrs
+import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
-from plait.checkpoint.filled import fill
-from plait.checkpoint.saved_twice import check_as_read, check_same
-from plait.checkpoint.store import MANIFEST, Store, compare
-from plait.checkpoint.sums import check_sums
-from plait.checkpoint.weight_files import Files, check_floating, open_files
+from plait.checkpoint.files import put_in_place, sync, write_synced
+from plait.checkpoint.store import MANIFEST, Store
+from plait.checkpoint.sums import check_sums, write_sums
+from plait.checkpoint.weight_files import INDEX, open_files
 from plait.contract.errors import PlaitError
-from plait.contract.weight_part import WeightPart, parts_by_fqn
+from plait.parallel.state import canonical, tied_names
+from plait.system.disk import writing
 
-if TYPE_CHECKING:  # the parent checks weights without torch
-    from torch import Tensor
-
-Parts = Mapping[str, WeightPart]  # name in the files -> part
-
-
-@attrs.frozen
-class FoundWeights:
-    """What files have of a model: FQN -> the tensors that make up the parameter. again: (FQN, the tensors that a tied
-    parameter has under a second name)."""
-
-    of: dict[str, Parts]
-    again: Sequence[tuple[str, Parts]]
+DTYPES = {
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
+    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
+    "BOOL": torch.bool,
+}
 
 
-def check_weights(
-    path: str | os.PathLike[str],
-    parameters: Mapping[str, Sequence[int]],
-    ties: Mapping[str, str] | None = None,
-    parts: Mapping[str, WeightPart] | None = None,
-    integers: Collection[str] = (),
-) -> None:
-    """Raises PlaitError unless `path` holds exactly `parameters` (FQN -> shape), undamaged. Imports no torch.
+class Weights(Protocol):
+    """Tensors that are read on request.
 
-    Reads every byte of a folder with a SHA256SUMS, so one process calls it before the ranks start. The tensors of a
-    Plait checkpoint are not read: `read_weights` compares their digests. A tied parameter that files have under both
-    names is read, and torch imported.
-    ties: further FQN of a tied parameter -> its first, as `state.tied_names` gives them; a file may have either or
-        both.
-    parts: what the model's `weight_parts()` returns; without, files have the parameters' own names.
-    integers: FQN of tensors (buffers) that hold no floating-point numbers.
+    what: their place, as errors name it. shapes, dtypes: name -> shape and dtype of each tensor.
+    config: the configuration of the run that saved them, with every key; None if they are no checkpoint.
+    """
+
+    what: str
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, torch.dtype]
+    config: Mapping[str, Any] | None
+
+    def read(self, name: str, index: int | None = None) -> Tensor:
+        """The tensor, or only index `index` of its dim 0."""
+
+
+@contextlib.contextmanager
+def read(path: str | os.PathLike[str]) -> Iterator[Weights]:
+    """The weights at `path`, a .safetensors file, a folder of them, or a checkpoint (runs/NAME/checkpoints/step-N).
+
+    Compares digests if there are any. Raises PlaitError for what cannot be read, or was changed.
     """
     path = Path(path)
-    if not (path / MANIFEST).is_file():
-        files = open_files(path)
-        places = _found_in(files, parameters, ties or {}, parts or {}, integers)
-        check_sums(path)
-        for fqn, second in places.again:
-            check_same(files, places.of[fqn], second, parameters[fqn])
-        return
-    Store.check_model(Store.read(path), parameters)
-    if problem := Store.quick_problem(path):
-        raise PlaitError(f"the weights of the checkpoint {path} cannot be used: {problem}")
-
-
-def read_weights(
-    path: str | os.PathLike[str],
-    state: Mapping[str, "Tensor"],
-    ties: Mapping[str, str] | None = None,
-    whole: Mapping[str, Sequence[int]] | None = None,
-    parts: Mapping[str, WeightPart] | None = None,
-) -> None:
-    """Fill `state` (FQN -> tensor or DTensor) in place, cast to its dtypes. Called by all ranks.
-
-    One tensor of the files at a time; of a DTensor a rank reads its own part. `ties`, `parts` and errors as for
-    `check_weights`, except that a SHA256SUMS is not compared again. whole: FQN -> shape of the model, if `state` has
-    only a part of it.
-    """
-    path = Path(path)
-    parameters = whole or {fqn: tuple(tensor.shape) for fqn, tensor in state.items()}
     if (path / MANIFEST).is_file():
-        Store.check_model(Store.read(path), parameters)
-        from plait.checkpoint.load import load
-
-        load(path, {f"model.{fqn}": tensor for fqn, tensor in state.items()})
+        if problem := Store.verify(path):
+            raise PlaitError(f"the checkpoint {path} cannot be read: {problem}")
+        yield _Checkpoint(path)
         return
-    files = open_files(path)
-    integers = {fqn for fqn, tensor in state.items() if not tensor.is_floating_point()}
-    places = _found_in(files, parameters, ties or {}, parts or {}, integers if whole is None else None)
-    by_file: dict[Path, dict[str, WeightPart]] = {}
-    for fqn in state:
-        for name, part in places.of[fqn].items():
-            by_file.setdefault(files.where[name], {})[name] = part
-    for file, wanted in by_file.items():
-        with safe_open(file, framework="pt") as tensors:
-            for name, part in wanted.items():
-                fill(state[part.fqn], tensors, name, part)
-    for fqn, second in places.again:
-        if fqn in state:
-            check_as_read(files, places.of[fqn], second, state[fqn])
+    check_sums(path)
+    with contextlib.ExitStack() as files:
+        yield _Safetensors(path, files)
 
 
-def _found_in(
-    files: Files,
-    parameters: Mapping[str, Sequence[int]],
-    ties: Mapping[str, str],
-    parts: Mapping[str, WeightPart],
-    integers: Collection[str] | None,
-) -> FoundWeights:
-    """Raises PlaitError if the tensors of the files are not the model's. integers: None if all of this was checked."""
-    own: dict[str, Parts] = dict(parts_by_fqn(parameters, parts))
-    rest, again = dict(files.shapes), []
-    for alias, first in ties.items():
-        theirs = own.pop(alias, None) or {alias: WeightPart.whole(alias, parameters[first])}
-        theirs = {name: attrs.evolve(part, fqn=first) for name, part in theirs.items()}
-        if not theirs.keys() <= rest.keys():
-            continue
-        if own[first].keys() <= rest.keys():
-            again.append((first, theirs))
-        else:
-            own[first] = theirs
-    wanted = {name: part.shape for fqn in parameters for name, part in own[fqn].items()}
-    wanted |= {name: part.shape for _, theirs in again for name, part in theirs.items()}
-    if integers is not None:
-        whole_numbers = {name for fqn in integers for name in own.get(fqn, ())}
-        check_floating(files, wanted.keys() - whole_numbers)
-    compare(rest, wanted, f"the weights in {files.path} are of another model")
-    return FoundWeights(own, again)
+def check_new(folder: str | os.PathLike[str]) -> None:
+    """Raises PlaitError if `write` could not create `folder`, because it exists or something is in the way."""
+    folder = Path(folder)
+    if folder.exists() or folder.is_symlink():
+        raise PlaitError(f"{folder} exists already; name a new folder")
+    if (partial := _partial(folder)).exists():
+        raise PlaitError(f"{partial} is in the way: a command that was killed left it there; remove it first")
+
+
+def write(
+    folder: str | os.PathLike[str],
+    sizes: Mapping[str, int],
+    tensor: Callable[[str], Tensor],
+    beside: Mapping[str, str] | None = None,
+    *,
+    stem: str = "model",
+    max_shard_bytes: float = 5e9,
+    replace: bool = False,
+    progress: Callable[[str, int, int], None] = lambda file, done, total: None,
+) -> None:
+    """Write one file `<stem>.safetensors` to `folder`, or several with an index, named as Hugging Face does, and a
+    SHA256SUMS.
+
+    sizes:    name -> bytes of every tensor, in their order in the files.
+    tensor:   returns the one with a name, contiguous on the CPU; called once for each, in this order. The tensors of
+        one file are in memory together.
+    beside:   name -> text of further files of the folder, such as config.json.
+    max_shard_bytes: of a file, if it has more than one tensor.
+    replace:  whether a folder of that name is replaced; otherwise PlaitError is raised, also if it appears meanwhile.
+    progress: called after each tensor with its file, the bytes done and the bytes in total.
+
+    The folder appears complete or not at all. Raises DiskError if it cannot be written.
+    """
+    folder, partial = Path(folder), _partial(Path(folder))
+    if replace:
+        shutil.rmtree(partial, ignore_errors=True)
+    else:
+        check_new(folder)
+    files, total, done = split(sizes, max_shard_bytes, stem), sum(sizes.values()), 0
+    with writing(folder, "the weights in"):
+        partial.mkdir(parents=True, exist_ok=replace)  # one that has just appeared is not this process's to remove
+        try:
+            for file, names in files.items():
+                held: dict[str, Tensor] = {}
+                for name in names:
+                    held[name] = tensor(name)
+                    done += sizes[name]
+                    progress(file, done, total)
+                _write_file(held, partial / file)
+            if len(files) > 1:
+                where = {name: file for file, names in files.items() for name in names}
+                index = {"metadata": {"total_size": total}, "weight_map": where}
+                write_synced(partial / INDEX.replace("model", stem, 1), json.dumps(index, indent=2) + "\n")
+            for name, text in (beside or {}).items():
+                write_synced(partial / name, text)
+            write_sums(partial)
+            put_in_place(partial, folder) if replace else _name(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def of(model: nn.Module) -> dict[str, Tensor]:
+    """Name -> tensor of all parameters and persistent buffers, as checkpoints name them; a tied one under its first
+    name."""
+    aliases = tied_names(model)
+    state = {canonical(key): tensor.detach() for key, tensor in model.state_dict().items()}
+    return {fqn: tensor for fqn, tensor in state.items() if fqn not in aliases}
+
+
+def ties(model: nn.Module) -> dict[str, str]:
+    """Further name of a tied tensor -> its first, which `of` has."""
+    return tied_names(model)
+
+
+def split(sizes: Mapping[str, int], max_shard_bytes: float, stem: str = "model") -> dict[str, list[str]]:
+    """File name -> names, in order, each file up to `max_shard_bytes` (a larger tensor has its own file)."""
+    shards: list[list[str]] = []
+    room = 0.0
+    for name, size in sizes.items():
+        if not shards or size > room:
+            shards.append([])
+            room = max_shard_bytes
+        shards[-1].append(name)
+        room -= size
+    if len(shards) == 1:
+        return {f"{stem}.safetensors": shards[0]}
+    return {f"{stem}-{i:05}-of-{len(shards):05}.safetensors": shard for i, shard in enumerate(shards, 1)}
+
+
+def _write_file(tensors: Mapping[str, Tensor], file: Path) -> None:
+    file.touch()
+    mode = file.stat().st_mode  # as the user's other files; safetensors writes files that only the owner may read
+    save_file(dict(tensors), file, metadata={"format": "pt"})
+    file.chmod(mode)
+    sync(file)
+
+
+def _partial(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".tmp")
+
+
+def _name(whole: Path, final: Path) -> None:
+    """Rename the folder `whole` to `final`. Raises PlaitError if that name has been taken meanwhile."""
+    sync(whole)
+    if final.exists() or final.is_symlink():
+        raise PlaitError(f"{final} appeared while it was being written; it is left as it is, so name a new folder")
+    os.rename(whole, final)  # fails, and does not replace, if a file or a non-empty folder has just appeared
+    sync(final.parent)
+
+
+class _Safetensors:
+    config: Mapping[str, Any] | None = None
+
+    def __init__(self, path: Path, stack: contextlib.ExitStack) -> None:
+        files = open_files(path)
+        self.what = str(path)
+        self.shapes: Mapping[str, tuple[int, ...]] = files.shapes
+        handles = {file: stack.enter_context(safe_open(file, framework="pt")) for file in set(files.where.values())}
+        self._of = {name: handles[file] for name, file in files.where.items()}
+        for name, kind in files.dtypes.items():
+            if kind not in DTYPES:
+                raise PlaitError(f"{name!r} in {path} is of {kind}, quantised: Plait reads only unquantised weights")
+        self.dtypes: Mapping[str, torch.dtype] = {name: DTYPES[kind] for name, kind in files.dtypes.items()}
+
+    def read(self, name: str, index: int | None = None) -> Tensor:
+        if index is None:
+            return self._of[name].get_tensor(name)
+        return self._of[name].get_slice(name)[index].clone()  # a view would keep the whole tensor
+
+
+class _Checkpoint:
+    """Its tensors are read whole; the last is kept, because a stack is requested slice by slice."""
+
+    def __init__(self, path: Path) -> None:
+        from plait.checkpoint import reader
+
+        self.what, self._reader = f"the checkpoint {path}", reader.Reader(path)
+        manifest = self._reader.manifest
+        self.config: Mapping[str, Any] | None = manifest.config
+        Store.check_replicas(manifest, {})
+        for name, (_, dtype) in manifest.parameters.items():
+            if dtype not in reader.DTYPES:
+                raise PlaitError(f"{name!r} in {path} is of {dtype[:40]!r}, which is not a torch dtype")
+        self.shapes: Mapping[str, tuple[int, ...]] = {n: tuple(s) for n, (s, _) in manifest.parameters.items()}
+        dtypes = {name: reader.DTYPES[dtype] for name, (_, dtype) in manifest.parameters.items()}
+        self.dtypes: Mapping[str, torch.dtype] = dtypes
+        self._last: tuple[str, Tensor] | None = None
+
+    def read(self, name: str, index: int | None = None) -> Tensor:
+        from plait.checkpoint.load import fill
+
+        if self._last is None or self._last[0] != name:
+            self._last = None
+            tensor = torch.empty(self.shapes[name], dtype=self.dtypes[name])
+            fill(self._reader, {f"model.{name}": tensor})
+            self._last = name, tensor
+        tensor = self._last[1]
+        return tensor if index is None else tensor[index].clone()

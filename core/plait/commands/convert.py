@@ -5,19 +5,19 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from plait.contract.errors import PlaitError
+from plait import PlaitError
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from plait.commands.arguments import Parser
+    from plait.host import Parser
 
 OVERRIDE = re.compile(r"\+|model[.=]")
 help = "convert weights from Hugging Face's form to Plait's, and back"
 
 
 def arguments(parser: "Parser") -> None:
-    from plait.commands.arguments import one_of
+    from plait.host import one_of
 
     parser.description = """\
 Writes the weights in SOURCE, in the other form, to the new folder TARGET. The model is composed as for `plait train`:
@@ -37,20 +37,18 @@ it must be the model of these weights, and a config.json in SOURCE is compared w
 def run(args: "Namespace") -> int:
     from pathlib import Path
 
-    from plait.commands.arguments import overrides_of
+    from plait.host import build_model, compose, overrides_of
 
     if early := next((path for path in (args.source, args.target) if OVERRIDE.match(path)), None):
         raise PlaitError(f"plait convert takes SOURCE and TARGET first, then overrides such as {early}").at(early)
-    from plait.compose.build import build_model
-    from plait.host import compose
 
     model, _ = build_model(compose(overrides_of(args)).model)
     from plait.convert import convert
-    from plait.records.text import quantity
+    from plait.host import text
 
     with Shown() as shown:
         folder = convert(model, Path(args.source), Path(args.target), args.to, progress=shown.update)
-    print(f"{folder}: {quantity(shown.total)}B in {len(list(folder.glob('*.safetensors')))} file(s)")
+    print(f"{folder}: {text.quantity(shown.total)}B in {len(list(folder.glob('*.safetensors')))} file(s)")
     return 0
 
 

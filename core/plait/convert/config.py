@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ import torch
 
 from plait.contract.errors import PlaitError
 from plait.ops.hugging_face import HuggingFace
-from plait.system.disk import check_regular
 
 CONFIG = "config.json"
 # Keys that may differ for the same weights: the class's name, the length of input, a module that Plait leaves out.
@@ -29,7 +29,8 @@ def check_config(table: HuggingFace, source: Path) -> None:
     """
     path = source / CONFIG
     try:
-        check_regular(path)
+        if os.path.lexists(path) and not path.is_file():  # reading a pipe or a device might never end
+            raise OSError("it is neither a file nor a link to one")
         theirs = json.loads(path.read_bytes())
         if not isinstance(theirs, dict):
             raise ValueError("it holds no object")

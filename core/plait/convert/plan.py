@@ -1,31 +1,22 @@
 """Maps tensors under one set of names to those under the other; the whole mapping is known before any is read."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor, nn
 
-from plait.checkpoint.saved_twice import alike, untied
+from plait.checkpoint import weights
+from plait.checkpoint.weights import Weights
 from plait.contract.errors import PlaitError, near_miss
 from plait.ops.hugging_face import HuggingFace, Rule
-from plait.parallel.state import canonical, tied_names
-
-
-class WeightSource(Protocol):
-    """Tensors that are read on request; `what` names their place in errors."""
-
-    what: str
-    shapes: Mapping[str, tuple[int, ...]]
-    dtypes: Mapping[str, torch.dtype]
-
-    def read(self, name: str, index: int | None = None) -> Tensor:
-        """The tensor, or only index `index` of its dim 0."""
 
 
 class Held:
-    """A source of tensors in memory."""
+    """Weights in memory."""
+
+    config: Mapping[str, Any] | None = None
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.what, self._tensors = "the state dict", tensors
@@ -67,12 +58,12 @@ def table_of(model: nn.Module) -> HuggingFace:
     return describe()
 
 
-def ours_from(model: nn.Module, source: WeightSource) -> list[ConvertedTensor]:
+def ours_from(model: nn.Module, source: Weights) -> list[ConvertedTensor]:
     """The tensors of `model`, which may be on meta, from those of Hugging Face's libraries.
 
     Raises PlaitError, naming the first, for tensors that are missing, have another shape or belong to nothing.
     """
-    table, own, aliases = table_of(model), _own(model), _aliases(model)
+    table, own, aliases = table_of(model), weights.of(model), _aliases(model)
     used: set[str] = set()
     pieces = []
     for fqn, tensor in own.items():
@@ -100,10 +91,10 @@ def ours_from(model: nn.Module, source: WeightSource) -> list[ConvertedTensor]:
     return pieces
 
 
-def theirs_from(model: nn.Module, source: WeightSource) -> list[ConvertedTensor]:
+def theirs_from(model: nn.Module, source: Weights) -> list[ConvertedTensor]:
     """The tensors of Hugging Face's libraries for `model`, from its own, by canonical FQN. Raises like `ours_from`,
     and also if the model has learned something that they have no place for."""
-    table, own, aliases = table_of(model), _own(model), _aliases(model)
+    table, own, aliases = table_of(model), weights.of(model), _aliases(model)
     used: set[str] = set()
     pieces = []
     for fqn, tensor in own.items():
@@ -126,7 +117,7 @@ def theirs_from(model: nn.Module, source: WeightSource) -> list[ConvertedTensor]
     return pieces
 
 
-def make_ours(piece: ConvertedTensor, source: WeightSource) -> Tensor:
+def make_ours(piece: ConvertedTensor, source: Weights) -> Tensor:
     """The tensor itself, contiguous."""
     if not piece.parts:
         return torch.zeros(piece.shape, dtype=piece.dtype)
@@ -138,7 +129,7 @@ def make_ours(piece: ConvertedTensor, source: WeightSource) -> Tensor:
     return stack
 
 
-def make_theirs(piece: ConvertedTensor, source: WeightSource) -> Tensor:
+def make_theirs(piece: ConvertedTensor, source: Weights) -> Tensor:
     """The tensor itself, contiguous."""
     return piece.rule.layout.to_theirs(source.read(piece.parts[0], piece.index)).contiguous()
 
@@ -154,21 +145,14 @@ def from_hf(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 def to_hf(model: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """The tensors of `model`, or `tensors` under its names, with Hugging Face's names. Raises like `from_hf`."""
-    source = Held(dict(_own(model)) if tensors is None else tensors)
+    source = Held(weights.of(model) if tensors is None else tensors)
     return {piece.name: make_theirs(piece, source) for piece in theirs_from(model, source)}
-
-
-def _own(model: nn.Module) -> dict[str, Tensor]:
-    """Canonical FQN -> tensor; a tied one under its first name."""
-    ties = tied_names(model)
-    state = {canonical(key): tensor.detach() for key, tensor in model.state_dict().items()}
-    return {fqn: tensor for fqn, tensor in state.items() if fqn not in ties}
 
 
 def _aliases(model: nn.Module) -> dict[str, list[str]]:
     """Canonical FQN of a tied tensor -> its other names."""
     aliases: dict[str, list[str]] = {}
-    for alias, first in tied_names(model).items():
+    for alias, first in weights.ties(model).items():
         aliases.setdefault(first, []).append(alias)
     return aliases
 
@@ -181,7 +165,7 @@ def _rule(table: HuggingFace, fqn: str, shape: tuple[int, ...]) -> tuple[Rule, t
     raise PlaitError(f"the model's table for Hugging Face says nothing about {fqn!r}: no rule matches it")
 
 
-def _expect(source: WeightSource, name: str, shape: tuple[int, ...], done: str) -> None:
+def _expect(source: Weights, name: str, shape: tuple[int, ...], done: str) -> None:
     """`done`: its name in the other form."""
     if name not in source.shapes and done in source.shapes:
         raise PlaitError(f"{source.what} is already in that form: it has {done!r} and no {name!r}")
@@ -191,14 +175,17 @@ def _expect(source: WeightSource, name: str, shape: tuple[int, ...], done: str) 
         raise PlaitError(f"{name!r} has shape {source.shapes[name]} in {source.what}, and {shape} in the model")
 
 
-def _nothing_left(source: WeightSource, used: set[str], table: HuggingFace | None, known: list[str]) -> None:
+def _nothing_left(source: Weights, used: set[str], table: HuggingFace | None, known: list[str]) -> None:
     for name in source.shapes:
         if name not in used and not (table and table.skips(name)):
             raise PlaitError(f"{source.what} has {name!r}, which the model has no place for{near_miss(name, known)}")
 
 
-def _same(source: WeightSource, names: tuple[str, ...], others: tuple[str, ...]) -> None:
+def _same(source: Weights, names: tuple[str, ...], others: tuple[str, ...]) -> None:
     for name, other in zip(names, others, strict=True):
         one, two = source.read(name), source.read(other)
-        if one.shape != two.shape or not alike(one, two):
-            raise untied(name, other, source.what)
+        if one.shape != two.shape or not ((one == two) | (one.isnan() & two.isnan())).all():
+            raise PlaitError(
+                f"{name!r} and {other!r} differ in {source.what}, but the model ties them: untie them in its config, "
+                "or remove the one that is wrong"
+            )

@@ -12,7 +12,7 @@ from grid import PAGE, told
 from safetensors.torch import load_file
 
 from plait.checkpoint.export import export
-from plait.checkpoint.weights import check_weights, read_weights
+from plait.checkpoint.init_from import check_weights, read_weights
 from plait.contract.errors import PlaitError
 from plait.host import check, compose
 from plait.parallel.initialize import initialise, materialise
