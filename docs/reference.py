@@ -28,8 +28,9 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "grouped_linear counts_for_products Copies chosen cross_entropy_sum loss_context HuggingFace Rule",
     "plait.host": "plait.host:compose plait.host:check plait.host:Checked plait.host:simulated plait.host:build_model",
     "What a run leaves": "plait.host:RunFolder plait.host:Outcome plait.host:is_live plait.host:Ledger plait.host:Job "
-    "plait.host:metrics plait.host:weights plait.host:numbers "
-    "plait.host:text plait.host:writing plait.host:replace",
+    "plait.host:metrics plait.host:weights plait.host:numbers plait.host:text",
+    "Files and processes": "plait.host:reading plait.host:writing plait.host:replace plait.host:DiskError "
+    "plait.host:in_words plait.host:locked plait.host:processes plait.host:can_fork plait.host:cores",
     "A loop of your own": "plait.host:make_optimizer plait.host:learning_rate plait.host:load plait.host:load_latest "
     "plait.host:Saver plait.host:Store",
     "Plugins": "plait.host:plugins",

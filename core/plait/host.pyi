@@ -25,7 +25,14 @@ from plait.records.run_folder import RunFolder as RunFolder
 from plait.records.run_folder import is_live as is_live
 from plait.records.sinks import numbers as numbers
 from plait.strategies import plugins as plugins
+from plait.system.disk import reading as reading
 from plait.system.disk import replace as replace
 from plait.system.disk import writing as writing
+from plait.system.errors import DiskError as DiskError
+from plait.system.errors import in_words as in_words
+from plait.system.locks import locked as locked
+from plait.system.processes import can_fork as can_fork
+from plait.system.processes import cores as cores
+from plait.system.processes import processes as processes
 from plait.train.optimizer import learning_rate as learning_rate
 from plait.train.optimizer import make_optimizer as make_optimizer

@@ -17,7 +17,7 @@ from plait.testing import raises_about
 
 HOLDERS = {
     "a run's folder": "from plait.records.run_folder import RunFolder; RunFolder(sys.argv[1]).lock()",
-    "a cache": "from plait.data.cache import locked; h = locked(Path(sys.argv[1], '.lock'), print); h.__enter__()",
+    "a cache": "from plait.host import locked; h = locked(Path(sys.argv[1], '.lock')); h.__enter__()",
 }
 HELPER = """
 import os, sys, time

@@ -27,7 +27,7 @@ def test_a_file_system_without_locks(tmp_path: Path, number: int) -> None:
         with pytest.raises(DiskError, match=r"\.lock cannot be locked: the file system has no file locks \("):
             RunFolder(tmp_path / "run").lock()
         assert not (tmp_path / "run").exists()
-        with pytest.raises(DiskError, match="no file locks"), cache.locked(tmp_path / "lock", lambda line: None):
+        with pytest.raises(DiskError, match="no file locks"), locks.locked(tmp_path / "lock"):
             pass
 
 

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from plait.compose.moved import current
 from plait.contract.config import Config
 from plait.strategies.registry import installed
 
@@ -76,7 +77,7 @@ def _code(config: Config) -> list[str]:
     """Top-level names of the modules whose code this run uses, less torch's and Python's, whose versions suffice."""
     plugins = installed()
     targets = [part.get("_target_", "") for part in (config.model, config.data, config.optimizer)]
-    names = {"plait", *(str(target).partition(".")[0] for target in targets)}
+    names = {"plait", *(current(str(target)).partition(".")[0] for target in targets)}
     names |= {plugins[name].package for name in config.strategy if name in plugins}
     return sorted(names - {"", "torch"} - sys.stdlib_module_names)
 

@@ -11,6 +11,7 @@ from hydra.utils import instantiate
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from plait.compose.moved import absent_target, current
 from plait.contract.errors import PlaitError, in_yaml, misfit, near_miss, no_default
 from plait.contract.exact import parameters_of
 from plait.contract.model_spec import ModelSpec
@@ -81,7 +82,7 @@ def make(node: Mapping[str, Any], key: str) -> Any:
             raise misfit(f"{key}.{name}", node[name], " or ".join(map(in_yaml, values)))
     check_options(target, node, key)
     try:
-        return instantiate({"_convert_": "all", **node})  # lists arrive as lists
+        return instantiate({"_convert_": "all", **node, "_target_": current(node["_target_"])})  # lists arrive as lists
     except (Exception, SystemExit) as error:
         raise _cannot(node, key, error) from error
 
@@ -91,6 +92,9 @@ def target_of(node: Mapping[str, Any], key: str) -> Callable[..., Any]:
     name = node.get("_target_")
     if not name or not isinstance(name, str):
         raise misfit(f"{key}._target_", name, "the name of a class or function, such as my_package.MyModel")
+    name = current(name)
+    if absent := absent_target(key, name):
+        raise absent
     try:
         target = pkgutil.resolve_name(name)
     except (Exception, SystemExit) as error:  # importing it may raise anything

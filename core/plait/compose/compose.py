@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from plait.compose.moved import AbsentPackage, absent_option
 from plait.compose.quoting import advice, for_shell, quoted
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError, near_miss, unknown_key
@@ -115,6 +116,8 @@ def explained(error: Exception) -> PlaitError:
             what = "is not installed; installed"
         else:
             options = list(error.options or []) or _options(group)
+            if absent := absent_option(group, option, options):
+                return absent
             what = "does not exist; available"
         said = f"{group}={option} {what}: {', '.join(options) or 'none'}{near_miss(option, options)}"
         return PlaitError(said).at(group, option, options)
@@ -167,6 +170,8 @@ def _quoting(error: PlaitError, argv: list[str]) -> PlaitError:
 
 def _naming(error: PlaitError, argv: list[str]) -> PlaitError:
     """`error`, which also names the arguments that caused it if its sentence has none of them."""
+    if isinstance(error, AbsentPackage):  # of a default, as often as not
+        return error
     keys = [re.split(r"[=.@]", argument.lstrip("+~"))[0] for argument in argv]
     if not any(key and key in str(error) for key in keys):
         error.args = (f"{error} (from {' '.join(argv)})",)

@@ -6,9 +6,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import compress
 from pathlib import Path
 from threading import Lock
@@ -16,7 +16,7 @@ from threading import Lock
 from plait.contract.errors import PlaitError, misfit
 from plait.data.documents import File
 from plait.data.opened import naming, opened, strange
-from plait.system.locks import try_lock, unlock, wait_lock
+from plait.system.locks import locked
 from plait.system.processes import cores
 
 NOT_TEXT = "not text in UTF-8"
@@ -66,7 +66,7 @@ def ensure(
     if complete(target):
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    with locked(target.with_suffix(".lock"), say):
+    with locked(target.with_suffix(".lock"), lambda: say("waiting for another process that prepares the same data")):
         for stale in target.parent.glob(f"{target.name}.*.part"):  # we hold the lock: its writer is dead
             shutil.rmtree(stale)
         if complete(target):
@@ -80,19 +80,6 @@ def ensure(
             part.rename(target)
         finally:
             shutil.rmtree(part, ignore_errors=True)
-
-
-@contextmanager
-def locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold an exclusive lock, which the system releases if this process dies."""
-    handle = try_lock(path)
-    if handle is None:
-        say("waiting for another process that prepares the same data")
-        handle = wait_lock(path)
-    try:
-        yield
-    finally:
-        unlock(handle)
 
 
 def digests(files: list[File], folder: Path, say: Callable[[str], None]) -> list[str]:

@@ -1,8 +1,10 @@
 """Locks of files and folders that the system releases when the process that took them ends, however it ends."""
 
+import contextlib
 import errno
 import fcntl
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from plait.system.errors import DiskError, shown
@@ -25,6 +27,22 @@ def wait_lock(path: Path) -> int:
     handle = _lock(path, os.O_RDWR | os.O_CREAT, 0)
     assert handle is not None
     return handle
+
+
+@contextlib.contextmanager
+def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Inside, this process alone holds the lock of the file at `path`; the system releases it if the process dies.
+
+    waiting: called if another process holds it. Raises DiskError on a file system without locks.
+    """
+    handle = try_lock(path)
+    if handle is None:
+        waiting()
+        handle = wait_lock(path)
+    try:
+        yield
+    finally:
+        unlock(handle)
 
 
 def unlock(handle: int) -> None:

@@ -1,0 +1,45 @@
+"""What left the core is found under its former name, and missed by the name of its package."""
+
+import pytest
+
+from plait.check.resume import differences
+from plait.checkpoint.store import Manifest
+from plait.compose import moved
+from plait.compose.build import build_source, target_of
+from plait.compose.compose import compose
+from plait.testing import raises_about
+
+
+@pytest.fixture
+def gone(monkeypatch):
+    """Once `plait.fractions`, Fraction is in the standard library now; `plait.gone` is in a package that is missing."""
+    monkeypatch.setattr(moved, "PACKAGES", {"plait.fractions.": "fractions.", "plait.gone.": "plait_gone."})
+    monkeypatch.setattr(moved, "OPTIONS", {"plait-gone": {"data": ("novels",)}})
+
+
+def test_a_former_name_means_what_it_was(gone):
+    assert target_of({"_target_": "plait.fractions.Fraction"}, "model").__module__ == "fractions"
+
+
+def test_a_name_in_an_absent_package_says_which(gone):
+    with raises_about("data._target_", "plait_gone.Novels") as caught:
+        build_source({"_target_": "plait.gone.Novels"})
+    assert str(caught.value) == "data._target_=plait_gone.Novels is in plait-gone, which is not installed: " + (
+        "pip install plait-gone"
+    )
+
+
+def test_an_option_of_an_absent_package_says_which(gone):
+    with raises_about("data", "novels") as caught:
+        compose(["data=novels", "train.steps=3"])
+    assert str(caught.value).startswith("data=novels is in plait-gone, which is not installed: pip install plait-gone;")
+    with raises_about("data", "poems") as caught:
+        compose(["data=poems"])
+    assert "does not exist" in str(caught.value)
+
+
+def test_a_former_name_in_a_checkpoint_is_no_difference(gone):
+    saved = Manifest(
+        step=1, config={"data": {"_target_": "plait.fractions.Fraction"}}, data={}, versions={}, parameters={}
+    )
+    assert differences(saved, {"data": {"_target_": "fractions.Fraction"}}) == []
