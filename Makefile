@@ -9,7 +9,7 @@ TORCH_PYTHON ?= python3
 GPU_PYTHON ?= 3.12
 PARALLEL := -n 2 --dist loadgroup --durations=10 # one process for tests that share the pool of ranks, one for the others
 
-.PHONY: install train check test test-all gpu gpu-wheels gpu-dry figures faults mutants grid lint docs release clean
+.PHONY: install train check test test-all gpu gpu-wheels gpu-dry figures faults mutants grid board third-parties lint docs release clean
 
 install: .venv/.installed
 
@@ -77,6 +77,12 @@ mutants: install # plants 300 random bugs; the table is in docs/testing.md. MUTA
 
 grid: install # every family of decoders of transformers under strategies; the table is in plugins/transformers/README.md
 	$(BIN)/python plugins/transformers/tests/grid.py --write plugins/transformers/README.md $(GRID)
+
+board: install # runs the suites of all packages here and writes docs/board.md; BOARD=FOLDER takes the grades in it instead
+	$(BIN)/python -m tools.board $(BOARD)
+
+third-parties: install # runs the suites of the packages that docs/board/third-parties.toml names; `make board` adds them
+	$(BIN)/python -m tools.third_parties $(THIRD_PARTIES)
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import attrs
+from board import board, records
 from reference import of_members, reference
 
 from plait.commands.main import command_of, parser_of, shipped
@@ -241,7 +242,7 @@ def markdown(text: str) -> str:
 def pages() -> dict[Path, str]:
     """Path -> text of every generated page."""
     made = {"configuration": configuration(), "hooks": hooks(), "commands": commands(), "kinds": kinds()}
-    made["reference"] = entries_of_reference()
+    made |= {"reference": entries_of_reference(), "board": board(records())}
     return {ROOT / "docs" / f"{name}.md": text for name, text in made.items()}
 
 
