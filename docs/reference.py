@@ -15,9 +15,9 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "A run": "Run Config Precision Remat Compile Loss Schedule PlaitError misfit no_default unknown_key "
     "near_miss plait.contract.cluster:Cluster",
     "The mesh": "MeshAxis MeshView Mesh plait.contract.axes:MeshLayout divisors valid_degree",
-    "The model": "ModelSpec Packed WeightPart stage stream_into",
+    "The model": "ModelSpec matches Packed WeightPart stage stream_into",
     "Parameters": "transform_param mix_in distribute_params shard_dim shard_of_parts own_chunk held_indices "
-    "whole_tensor is_loaded set_wire_form take_wire_form WireForm",
+    "canonical whole_tensor is_loaded set_wire_form take_wire_form WireForm",
     "For hooks": "hookimpl hookspec Export",
     "A step": "apply Applied plait.strategies.hooks:Hooks Batch Stepped Observer RunObserver",
     "The loss": "Vocab divide_head",
@@ -26,13 +26,16 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "Data": "Source Batches TOKENIZER_FILES",
     "plait.ops": "CausalAttention DocumentMask attend Flops Constant Normal TruncNormal ZeroRow ones zeros "
     "grouped_linear counts_for_products Copies chosen cross_entropy_sum loss_context HuggingFace Rule",
-    "plait.host": "plait.host:compose plait.host:check plait.host:Checked plait.host:simulated plait.host:build_model",
+    "plait.host": "plait.host:compose plait.host:check plait.host:Checked plait.host:simulated plait.host:build_model "
+    "plait.host:assembled plait.host:Assembly plait.host:fit plait.host:check_ranks plait.host:preload "
+    "plait.host:standing_in",
     "What a run leaves": "plait.host:RunFolder plait.host:Outcome plait.host:is_live plait.host:Ledger plait.host:Job "
     "plait.host:metrics plait.host:weights plait.host:numbers plait.host:text",
     "Files and processes": "plait.host:reading plait.host:writing plait.host:replace plait.host:DiskError "
-    "plait.host:in_words plait.host:locked plait.host:processes plait.host:can_fork plait.host:cores",
+    "plait.host:in_words plait.host:locked plait.host:processes plait.host:can_fork plait.host:cores "
+    "plait.host:Scratch",
     "A loop of your own": "plait.host:make_optimizer plait.host:learning_rate plait.host:load plait.host:load_latest "
-    "plait.host:Saver plait.host:Store",
+    "plait.host:with_replicas plait.host:Saver plait.host:Store",
     "Plugins": "plait.host:plugins",
     "Commands": "plait.host:Parser plait.host:whole plait.host:one_of plait.host:overrides_of",
     "plait.testing": "Trial TrialResult train take_step forward_backward share batch documents full whole unequal "
@@ -42,6 +45,8 @@ SHOWN = {
     "Hooks": ("answers", "first"),
     "RunFolder": ("outcome", "read_config", "read_versions", "log_of"),
     "Ledger": ("read",),
+    "Assembly": ("extend", "layout", "layout_for", "degrees_for"),
+    "Scratch": ("close",),
     "Saver": ("save", "wait"),
     "Store": ("latest", "complete", "Store.read", "Store.verify", "prune", "clean"),
     "Parser": ("add_value", "take_overrides", "take_world"),

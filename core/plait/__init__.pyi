@@ -21,6 +21,7 @@ from plait.contract.exported import Export as Export
 from plait.contract.hookspecs import hookimpl as hookimpl
 from plait.contract.hookspecs import hookspec as hookspec
 from plait.contract.model_spec import ModelSpec as ModelSpec
+from plait.contract.model_spec import matches as matches
 from plait.contract.observer import Observer as Observer
 from plait.contract.observer import RunObserver as RunObserver
 from plait.contract.packed import Packed as Packed
@@ -50,6 +51,7 @@ from plait.parallel.sharding import shard_of_parts as shard_of_parts
 from plait.parallel.sharding import whole_tensor as whole_tensor
 from plait.parallel.stages import stage as stage
 from plait.parallel.stages import stream_into as stream_into
+from plait.parallel.state import canonical as canonical
 from plait.parallel.state import is_loaded as is_loaded
 from plait.parallel.step import Stepped as Stepped
 from plait.parallel.transform import transform_param as transform_param

@@ -1,19 +1,25 @@
 """What `plait.host` exports: the only list of it, for type checkers and for `host.py`."""
 
+from plait.check.capacity import check_ranks as check_ranks
 from plait.check.check import check as check
 from plait.check.checked import Checked as Checked
 from plait.checkpoint import weights as weights
 from plait.checkpoint.load import load as load
 from plait.checkpoint.load import load_latest as load_latest
+from plait.checkpoint.replicas import with_replicas as with_replicas
 from plait.checkpoint.save import Saver as Saver
 from plait.checkpoint.store import Store as Store
 from plait.commands.arguments import Parser as Parser
 from plait.commands.arguments import one_of as one_of
 from plait.commands.arguments import overrides_of as overrides_of
 from plait.commands.arguments import whole as whole
+from plait.commands.start import preload as preload
 from plait.compose.build import build_model as build_model
 from plait.compose.compose import compose as compose
+from plait.launch.launcher import standing_in as standing_in
 from plait.parallel.apply import Applied as Applied
+from plait.parallel.apply import assembled as assembled
+from plait.parallel.assembly import Assembly as Assembly
 from plait.parallel.simulated import simulated as simulated
 from plait.parallel.step import Stepped as Stepped
 from plait.records import metrics as metrics
@@ -34,5 +40,7 @@ from plait.system.locks import locked as locked
 from plait.system.processes import can_fork as can_fork
 from plait.system.processes import cores as cores
 from plait.system.processes import processes as processes
+from plait.system.scratch import Scratch as Scratch
 from plait.train.optimizer import learning_rate as learning_rate
 from plait.train.optimizer import make_optimizer as make_optimizer
+from plait.train.trainer import fit as fit

@@ -124,7 +124,7 @@ def test_the_compiler_says_what_it_can_and_does():
     assert told == ["begin", "end"]
     assert compiler.original(compiled) is double
     assert compiler.original(double) is None
-    compiler.reset_if_imported()
+    torch.compiler.reset()
 
 
 def double(x):
@@ -153,7 +153,7 @@ def test_a_module_can_be_kept_outside_of_a_graph():
     assert compiler.has_compiled_call(model[1])
     with pytest.raises(RuntimeError, match="it is a test"):
         torch.compile(model.forward, backend="eager", fullgraph=True)(torch.ones(1, 2))
-    compiler.reset_if_imported()
+    torch.compiler.reset()
 
 
 def test_storages_are_told_apart():
@@ -188,14 +188,10 @@ def test_hooks_are_counted():
     optimizer = torch.optim.SGD(module.parameters())
     optimizer.register_step_pre_hook(print)
     optimizer.register_step_post_hook(print)
-    assert modules.hooks_of_optimizer(optimizer) == 2
+    tables = [kind for kind in vars(optimizer) if kind.endswith("_hooks") and len(getattr(optimizer, kind))]
+    assert len(tables) == 2
     modules.without_hooks(optimizer)
-    assert modules.hooks_of_optimizer(optimizer) == 0
-    before = modules.global_hooks()
-    handle = nn.modules.module.register_module_forward_hook(print)
-    after = modules.global_hooks()
-    handle.remove()
-    assert sum(after.values()) == sum(before.values()) + 1
+    assert not any(len(getattr(optimizer, kind)) for kind in tables)
 
 
 def test_a_child_stands_under_each_of_its_names():
@@ -210,13 +206,11 @@ def test_operators_and_nodes_are_seen():
 
     class Watch(tracing.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            assert tracing.modes()["dispatch"] == 0  # the mode is off inside of itself
             seen.append((tracing.schema(func).name, tracing.node_number()))
             return func(*args, **(kwargs or {}))
 
     x = torch.ones(2, requires_grad=True)
     with Watch():
-        assert tracing.modes()["dispatch"] == 1
         first = tracing.next_node()
         (x * 3).sum().backward()
     assert [name for name, number in seen if number is None][:2] == ["aten::mul", "aten::sum"]

@@ -6,16 +6,14 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from plait import __version__
-from plait.compose.overrides import LISTS
-from plait.contract.errors import PlaitError
-from plait.contract.kinds import KINDS, OBJECT
+from plait import PlaitError, __version__
+from plait.host import plugins, writing
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from pathlib import Path
 
-    from plait.commands.arguments import Parser
+    from plait.host import Parser
 
 help = "write a package with a working plugin, as a start for your own"
 TEMPLATE = os.path.join(os.path.dirname(__file__), "kinds")
@@ -66,29 +64,27 @@ def use(name: str, kind: str) -> str:
         "launcher": f"mpirun -n 2 plait train launch.mode={name} 'strategy=[NAME]'",
         "pruner": "plait train -m sweep.prune=true train.seq_len=16,1024 train.steps=1",
     }
-    choice = _choice(kind)
-    return special.get(kind) or "plait train " + (f"'{choice}=[{name}]'" if choice in LISTS else f"{choice}={name}")
+    choice, several = _choice(kind), kind == "hookspecs" or plugins.KINDS[kind].several
+    return special.get(kind) or "plait train " + (f"'{choice}=[{name}]'" if several else f"{choice}={name}")
 
 
 def _choice(kind: str) -> str:
     """The group of options of the package, "" without one. What asks a hook of its own is an observer."""
-    return "observer" if kind == "hookspecs" else KINDS[kind].choice
+    return "observer" if kind == "hookspecs" else plugins.KINDS[kind].choice
 
 
 def checked(name: str, kind: str = "strategy") -> str:
     """`name` as an identifier. Raises PlaitError if it cannot be one, or is taken."""
-    from plait.strategies.registry import installed
-
     identifier = name.replace("-", "_")
     if not NAME.fullmatch(name) or keyword.iskeyword(identifier) or keyword.iskeyword(identifier.capitalize()):
         raise PlaitError(
             f"{name!r} cannot name a plugin; use lower-case letters, digits and single - or _ between them, "
             "starting with a letter, and no Python keyword, such as ring or my-strategy"
         )
-    if identifier in KINDS[kind].words:
-        raise PlaitError(f"{KINDS[kind].key}={identifier} means something else; choose another name")
-    if identifier in (plugins := installed(kind)):
-        raise PlaitError(f"{plugins[identifier]} is installed already; choose another name")
+    if identifier in plugins.KINDS[kind].words:
+        raise PlaitError(f"{plugins.KINDS[kind].key}={identifier} means something else; choose another name")
+    if identifier in (known := plugins.installed(kind)):
+        raise PlaitError(f"{known[identifier]} is installed already; choose another name")
     if importlib.util.find_spec(f"plait_{identifier}"):
         raise PlaitError(f"a package plait_{identifier} is installed already; choose another name")
     return identifier
@@ -101,8 +97,6 @@ def write(name: str, parent: "Path", kind: str = "strategy") -> "Path":
     Needs neither a network nor git.
     """
     import shutil
-
-    from plait.system.disk import writing
 
     folder = parent / f"plait-{name.replace('_', '-')}"
     if folder.exists() or folder.is_symlink():
@@ -122,16 +116,15 @@ def write(name: str, parent: "Path", kind: str = "strategy") -> "Path":
 
 def _answers(name: str, kind: str) -> dict[str, Any]:
     """What the template of this kind is filled in with."""
-    from plait.contract.hookspecs import API
-
     major, minor, *_ = (int(part) for part in __version__.split("."))
     core = f">={major}.{minor},<{major}.{minor + 1}"
     package, cls = f"plait_{name}", "".join(map(str.capitalize, name.split("_")))
-    points = {KINDS[kind].group: package if KINDS[kind].target == OBJECT else f"{package}:{cls}"}
+    kinds = plugins.KINDS
+    points = {kinds[kind].group: f"{package}:{cls}" if kinds[kind].target == "MODULE:CLASS" else package}
     if kind == "hookspecs":
-        points[KINDS["observer"].group] = f"{package}:{cls}"
+        points[kinds["observer"].group] = f"{package}:{cls}"
     if kind == "strategy":
-        points["plait.api"] = f"v{API}"
+        points["plait.api"] = f"v{plugins.API}"
     project = package.replace("_", "-")
     graded = name if kind in ("strategy", "model", "optimizer") else ""  # whose grade its suite writes
     words = {"kind": kind, "does": DOES[kind], "use": use(name, kind), "choice": _choice(kind), "points": points}

@@ -39,6 +39,19 @@ def start(argv: list[str]) -> int:
     return summarise(command)
 
 
+def preload() -> None:
+    """Import all that a launcher and its ranks import before they train: runs of forks of this process start at once.
+    Starts no threads, and looks for no GPU."""
+    import importlib
+
+    from plait.launch.fork_server import PRELOADED
+
+    elastic = ("torch.distributed.launcher.api", "torch.distributed.elastic.multiprocessing")
+    own = ("plait.check.check", "plait.check.prepare", "plait.launch.launcher")
+    for name in ("hydra.main", *own, *elastic, *PRELOADED):
+        importlib.import_module(name)
+
+
 def job(cfg: DictConfig, command: Any) -> float | None:
     """One run: Hydra's task function.
 

@@ -7,16 +7,13 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from plait.contract.errors import PlaitError
+from plait import PlaitError
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from plait.commands.arguments import Parser
-    from plait.contract.config import Config
-    from plait.contract.model_spec import ModelSpec
-    from plait.host import Checked
-    from plait.parallel.assembly import Assembly
+    from plait import Config, ModelSpec
+    from plait.host import Assembly, Checked, Parser
     from plait.testing.declared import Finding
 
 help = "check that a model under strategies computes what one process does"
@@ -40,8 +37,7 @@ Example: plait verify model=mine model.n_layers=2 train.seq_len=64 'strategy=[NA
 
 
 def run(args: "Namespace") -> int:
-    from plait.commands.arguments import overrides_of
-    from plait.host import compose
+    from plait.host import compose, overrides_of
 
     try:
         import cloudpickle  # noqa: F401
@@ -55,13 +51,12 @@ def run(args: "Namespace") -> int:
 def verify(config: "Config", world: int | None = None) -> int:
     """Check the run of `config`, run it, print the findings. Returns the exit code."""
     checked = plan(config, world)
-    from plait.contract.axes import describe
-
     config, layout, run = checked.config, checked.layout, checked.assembly.run
     name, count = config.model["_target_"], run.parameters
     print(f"model   {name}, {count:,} parameters, all in float64 on this machine's processor")
     for title, axes in [("layout", layout.dense), *layout.views.items()]:
-        print(f"{title:<7} {layout.world_size} ranks: {describe(axes, layout.owner)}")
+        degrees = (f"{axis.name}={axis.degree} ({layout.owner.get(axis.name, 'left over')})" for axis in axes)
+        print(f"{title:<7} {layout.world_size} ranks: {', '.join(degrees)}")
     samples = 2 * layout.count("batch")
     documents = _takes_positions(checked.assembly.model)
     print(
@@ -88,11 +83,9 @@ def plan(config: "Config", world: int | None = None) -> "Checked":
     """Everything that can be checked before a rank starts. Raises PlaitError for what cannot be compared."""
     import attrs
 
-    from plait.check.capacity import check_ranks
-    from plait.contract.config import Precision
-    from plait.host import check
-    from plait.strategies.registry import described, installed
-    from plait.testing.distance import is_own
+    from plait import Precision
+    from plait.host import check, check_ranks, plugins
+    from plait.testing.distance import is_own, others
 
     config = attrs.evolve(
         config,
@@ -101,7 +94,7 @@ def plan(config: "Config", world: int | None = None) -> "Checked":
         train=attrs.evolve(config.train, local_batch_size=2, global_batch_size=None),
     )
     if not config.strategy:
-        known = ", ".join(name for name, plugin in installed().items() if plugin.state == "ok") or "none"
+        known = ", ".join(others()) or "none"
         raise PlaitError(
             f"plait verify compares strategies with one process, but no strategy is selected; installed: {known}"
         ).at("strategy", fits=known)
@@ -116,7 +109,7 @@ def plan(config: "Config", world: int | None = None) -> "Checked":
     for name in checked.config.strategy:
         if is_own(name) and name in owners:
             raise PlaitError(
-                f"{described(name)} differs from one process on purpose, and needs ranks for its axis "
+                f"{plugins.described(name)} differs from one process on purpose, and needs ranks for its axis "
                 f"{owners[name]!r}, so there is nothing to compare it with: leave it out of strategy"
             )
     return checked
@@ -125,8 +118,7 @@ def plan(config: "Config", world: int | None = None) -> "Checked":
 def in_one_process(strategies: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None, float]:
     """(the strategies under which one process trains, those of exact training if that is something else, how far from
     it a gradient may be)."""
-    from plait.strategies.extending import extending
-    from plait.testing.distance import distance, is_own
+    from plait.testing.distance import distance, extending, is_own
 
     own, exact = list(filter(is_own, strategies)), extending(strategies)
     one = {name: options for name, options in strategies.items() if name in own or name in exact}
@@ -165,21 +157,17 @@ def _fewest(assembly: "Assembly") -> int:
 
 def _acts(name: str) -> bool:
     """Whether a strategy does more than configure others, which the check has already made it do."""
-    from plait.contract import hookspecs
-    from plait.strategies.registry import load
+    from plait.testing.distance import marked
 
-    hooks = [
-        h for h, spec in vars(hookspecs).items() if hasattr(spec, "plait_spec") and h not in ("configure", "choices")
-    ]
-    return any(hasattr(getattr(load(name), hook, None), "plait_impl") for hook in hooks)
+    return bool(set(marked(name)) - {"configure", "choices"})
 
 
 def _run(checked: "Checked", spec: "ModelSpec", documents: bool, say: Any) -> tuple[list["Finding"], dict[str, str]]:
     """Both trainings, on ranks that end afterwards. Raises PlaitError if a rank fails, and prints its traceback."""
     import attrs
 
-    from plait.contract.config import Compile, Remat
-    from plait.system.scratch import Scratch
+    from plait import Compile, Remat
+    from plait.host import Scratch
     from plait.testing.declared import OfRun, compare, failed, reference
     from plait.testing.pool import Pool, RankError
 
@@ -274,7 +262,7 @@ def _unknown(findings: list["Finding"]) -> list[str]:
 def _explained(
     findings: list["Finding"], placements: Mapping[str, str], spec: "ModelSpec", documents: bool
 ) -> list[str]:
-    from plait.records.text import table
+    from plait.host import text
     from plait.testing.declared import meaning
 
     lines = []
@@ -284,7 +272,7 @@ def _explained(
         if rows:
             lines += ["", f"{finding.what}: wrong, worst first"]
             rows = [("parameter", "off by", "logical axes", "lies as"), *rows[:SHOWN]]
-            lines += table(rows, indent="  ")
+            lines += text.table(rows, indent="  ")
             lines += [f"  and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
     return [*lines, "", *meaning(findings, documents)]
 

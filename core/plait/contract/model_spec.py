@@ -127,6 +127,7 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 
 def matches(pattern: str, fqn: str) -> bool:
+    """Whether `fqn` is one of those that a pattern of a spec means, in which `*` stands for one name."""
     return _regex(pattern).fullmatch(fqn) is not None
 
 

@@ -119,6 +119,18 @@ def start_ranks(
     return stopped_outcome(config, folder, outcome.signal) if outcome.kind == "stopped" else outcome
 
 
+@contextlib.contextmanager
+def standing_in(start: Callable[..., Outcome]) -> Iterator[None]:
+    """Inside, commands of this process call `start` in the place of `start_ranks`, with its arguments: for what starts
+    ranks elsewhere, and for tests that start none."""
+    own = globals()["start_ranks"]
+    globals()["start_ranks"] = start
+    try:
+        yield
+    finally:
+        globals()["start_ranks"] = own
+
+
 def _written(folder: RunFolder) -> int | None:
     """When the run's outcome was written, if it was."""
     with contextlib.suppress(OSError):

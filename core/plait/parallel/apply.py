@@ -29,7 +29,7 @@ from plait.parallel.mesh import Mesh
 from plait.parallel.optimizer_groups import check_all_there, groups_of
 from plait.parallel.own_state import own_entries
 from plait.parallel.precision import apply_precision, dtype
-from plait.parallel.process_group import device_type_here, local_device, start_group
+from plait.parallel.process_group import device_of, local_device, start_group
 from plait.parallel.replica import Replica
 from plait.parallel.state import canonical
 from plait.parallel.step import Count, Stepped, counted_with
@@ -329,13 +329,30 @@ def apply(
         compile=compile or Compile(),
         loss=loss or Loss(),
     )
+    return set_up(assembled(model, spec, strategies, dist.get_world_size(), config))
+
+
+def assembled(
+    model: nn.Module,
+    spec: ModelSpec,
+    strategies: Iterable[Any] = (),
+    world_size: int = 1,
+    config: Config | None = None,
+) -> Assembly:
+    """What `apply` would divide over `world_size` ranks, without them: `layout` are its axes, and `extend()` adds the
+    parameters of strategies to its `model`.
+
+    config: of the run that the strategies are told of; default: the values that `apply` has without arguments.
+    Raises PlaitError if strategies and model do not fit; `layout`, if the mesh does not.
+    """
     named: dict[str, Any] = {}
     for strategy in strategies:
         if named.setdefault(name_of(strategy), strategy) is not strategy:
             raise PlaitError(f"strategy {name_of(strategy)!r} is given twice")
-    assembly = assemble_model(model, spec, named, config, dist.get_world_size(), device_type_here())
+    config = config or Config()
+    assembly = assemble_model(model, spec, named, config, world_size, device_of(config.launch.device))
     assembly.configure()
-    return set_up(assembly)
+    return assembly
 
 
 def set_up(assembly: Assembly, fill: bool = True) -> Applied:

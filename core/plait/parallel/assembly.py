@@ -22,7 +22,7 @@ from plait.strategies.registry import create, create_all
 
 
 class Assembly:
-    """A model and the strategies of its run. `set_up` in `plait.parallel.apply` makes it run in parallel, once.
+    """A model and the strategies of its run. `plait.apply` and `Checked.apply` make one run in parallel, once.
 
     model:  on the meta device, or with values. run: what strategies are told.
     hooks:  of all selected strategies, in order; made when first asked for, so after `configure`.

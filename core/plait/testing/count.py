@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from plait.contract.model_spec import ModelSpec
-from plait.system.torch_internals.tracing import TorchDispatchMode, schema, tree_leaves
+from plait import ModelSpec
+from plait.testing.torch_internals import TorchDispatchMode, schema, tree_leaves
 
 if TYPE_CHECKING:
-    from plait.parallel.mesh import Mesh
+    from plait import Mesh
 
 _KINDS = {
     "reduce_scatter": r"reduce_?scatter",

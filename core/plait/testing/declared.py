@@ -14,17 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.contract.batch import IGNORE
-from plait.contract.config import Config
-from plait.contract.errors import PlaitError
-from plait.parallel.apply import Applied, set_up
-from plait.parallel.assembly import assemble
-from plait.system.errors import one_line
+from plait import Applied, Config, PlaitError
+from plait.host import Checked, check, make_optimizer
 from plait.testing.parity import BOUNDS, FAINT, FLOOR, apart, common_factor, gradient_errors, untrained
 from plait.testing.touched import touched
-from plait.testing.trial import Trial, TrialResult, train
+from plait.testing.trial import IGNORE, Trial, TrialResult, train
 from plait.testing.widened import Widened
-from plait.train.optimizer import check_in_one_process
 
 STEPS = 3
 GRADIENT, LOSS = BOUNDS["float64"]
@@ -64,7 +59,11 @@ class OfRun(Trial):
         return contextlib.nullcontext() if self.config.compile.enabled else Widened()
 
     def apply(self, strategies: Mapping[str, Mapping[str, Any]], extra: Any = ()) -> Applied:
-        return set_up(assemble(self.config, dist.get_world_size(), strategies=strategies, device_type="cpu"))
+        return self.checked(strategies).apply()
+
+    def checked(self, strategies: Mapping[str, Any]) -> Checked:
+        """The run under these strategies in place of its own, on all ranks that call this together."""
+        return check(attrs.evolve(self.config, strategy=dict(strategies)), dist.get_world_size())
 
 
 @attrs.frozen
@@ -113,7 +112,8 @@ def reference(
     with _noted(folder):
         start = time.monotonic()
         applied, config = trial.apply(strategies), trial.config
-        check_in_one_process(config.optimizer, applied.groups(), config.schedule, config.checkpoint.enabled)
+        schedule, saved = config.schedule, config.checkpoint.enabled
+        make_optimizer(config.optimizer, applied.groups(), schedule=schedule, saved=saved)
         tokens, _ = trial.batch(0)
         with torch.no_grad():
             first, second = (applied.parts[0](tokens) for _ in range(2))
@@ -149,9 +149,8 @@ def compare(
     with _noted(folder):
         result = train(trial, strategies)
         expected = TrialResult(**torch.load(folder / "reference.pt", mmap=True, weights_only=True))
-        assembly = assemble(trial.config, dist.get_world_size(), strategies=strategies, device_type="cpu")
-        assembly.extend()
-        saved = set(assembly.model.state_dict())
+        model = trial.checked(strategies).assembly.model
+        saved = set(model.state_dict())
         found = [
             _bitwise(INITIAL, result.initial, expected.initial),
             _gradients(FIRST, result.gradients, expected.gradients, GRADIENT),
@@ -162,7 +161,7 @@ def compare(
             found.append(_gradients(LAST, result.last, expected.last, LOSS))
         else:
             found.append(Finding(LAST, LOSS, skipped="not compared: they come after something wrong"))
-        trains = {name for name, p in assembly.model.named_parameters() if p.requires_grad}
+        trains = {name for name, p in model.named_parameters() if p.requires_grad}
         if never := untrained(result, expected, sorted(trains)):
             unseen = _unseen(trial, strategies, trains, {*never})
             found[1] = attrs.evolve(found[1], untrained=tuple(never), unseen=unseen)
@@ -294,7 +293,9 @@ def _noted(folder: Path) -> Iterator[None]:
         yield
     except Exception as error:
         rank = dist.get_rank()
-        note = Failed(time.time(), rank, isinstance(error, PlaitError), one_line(error), traceback.format_exc())
+        ours, said = isinstance(error, PlaitError), "; ".join([str(error), *getattr(error, "__notes__", ())])
+        sentence = said if ours else f"{type(error).__name__}: {said}"
+        note = Failed(time.time(), rank, ours, sentence, traceback.format_exc())
         torch.save(attrs.asdict(note), folder / f"failed-{rank}.pt")
         raise
 

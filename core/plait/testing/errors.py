@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plait.contract.errors import PlaitError
+from plait import PlaitError
 
 ANY: Any = object()  # not compared
 

@@ -13,12 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from plait.parallel.mesh import Mesh
-from plait.system.torch_internals import collectives
-from plait.system.torch_internals.compiler import COMPILER
-from plait.system.torch_internals.groups import all_groups
-from plait.system.torch_internals.modules import global_hooks, hooks_of, hooks_of_optimizer, hooks_of_tensor
-from plait.system.torch_internals.tracing import modes
+from plait.testing import torch_internals
+from plait.testing.torch_internals import COMPILER, all_groups, hooks_of, hooks_of_optimizer, hooks_of_tensor
 from plait.testing.trial import Trial, take_step
 
 
@@ -43,7 +39,7 @@ def _some_steps(trial: Trial, strategies: Mapping[str, Mapping[str, Any]]) -> li
     """Three steps; returns what grew from the first to the last, and process groups that the mesh does not know."""
     applied = trial.apply(strategies)
     optimizer = applied.optimizer(trial.optimizer)
-    groups = _groups(applied.mesh)
+    known = applied.mesh.axes_by_group(joined=True)
     counts = []
     for step in range(3):
         take_step(applied, optimizer, trial, step)
@@ -52,13 +48,8 @@ def _some_steps(trial: Trial, strategies: Mapping[str, Mapping[str, Any]]) -> li
     grown = [
         f"hooks on {name} grow from step to step" for name in counts[-1] if counts[-1][name] > counts[0].get(name, 0)
     ]
-    own = sorted(group.group_desc or group.group_name for group in all_groups() if group not in groups)
+    own = sorted(group.group_desc or group.group_name for group in all_groups() if group.group_name not in known)
     return grown + [f"process group {name!r} does not belong to the mesh" for name in own]
-
-
-def _groups(mesh: Mesh) -> set[Any]:
-    meshes = [mesh.root, mesh.dense, *mesh.views.values(), *mesh._joined.values()]
-    return {dist.group.WORLD, *(group for each in meshes if each is not None for group in each.get_all_groups())}
 
 
 def _hooks(parts: list[nn.Module], optimizer: torch.optim.Optimizer) -> dict[str, int]:
@@ -66,7 +57,7 @@ def _hooks(parts: list[nn.Module], optimizer: torch.optim.Optimizer) -> dict[str
     for fqn, module in (
         (f"{i}: {fqn}" if i else fqn, m) for i, part in enumerate(parts) for fqn, m in part.named_modules()
     ):
-        counts[f"module {fqn!r}"] = sum(map(len, hooks_of(module).values()))
+        counts[f"module {fqn!r}"] = sum(hooks_of(module))
     for fqn, param in (pair for part in parts for pair in part.named_parameters()):
         counts[f"parameter {fqn!r}"] = hooks_of_tensor(param)
     counts["the optimizer"] = hooks_of_optimizer(optimizer)
@@ -75,7 +66,7 @@ def _hooks(parts: list[nn.Module], optimizer: torch.optim.Optimizer) -> dict[str
 
 def _settings() -> dict[str, Any]:
     """The global state of torch and of the process, by readable names."""
-    active = modes()
+    active = torch_internals.modes()
     return {
         "torch.get_default_dtype()": torch.get_default_dtype(),
         "torch.get_default_device()": torch.get_default_device(),
@@ -90,7 +81,7 @@ def _settings() -> dict[str, Any]:
         "torch's random state (hash)": hash(torch.get_rng_state().numpy().tobytes()),
         "Python's random state (hash)": hash(random.getstate()),
         "numpy's random state (hash)": hash(str(np.random.get_state(legacy=False))),
-        "global hooks of torch.nn.Module": global_hooks(),
+        "global hooks of torch.nn.Module": torch_internals.global_hooks(),
         "active torch function modes": active["function"],
         "active torch dispatch modes": active["dispatch"],
         "environment variables": {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "TORCHINDUCTOR"))},
@@ -104,6 +95,7 @@ def _attributes() -> dict[str, Any]:
     from torch.distributed import fsdp
     from torch.distributed import tensor as dtensor
 
+    functional = torch_internals.functional_collectives()
     owners: dict[str, Any] = {
         "torch": torch,
         "torch.Tensor": torch.Tensor,
@@ -118,7 +110,7 @@ def _attributes() -> dict[str, Any]:
         "torch.nn.utils": nn.utils,
         "torch.distributed": dist,
         "torch.distributed.distributed_c10d": dist.distributed_c10d,
-        collectives.MODULE.__name__: collectives.MODULE,
+        functional.__name__: functional,
         "torch.distributed.fsdp": fsdp,
         "torch.distributed.fsdp.FSDPModule": fsdp.FSDPModule,
         "torch.distributed.tensor": dtensor,

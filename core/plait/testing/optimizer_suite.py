@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from plait.contract.errors import PlaitError
-from plait.parallel.apply import Applied
-from plait.strategies.extending import extending
-from plait.strategies.order import traits
-from plait.strategies.registry import installed, load
+from plait import Applied, PlaitError
+from plait.host import Saver, Store, load
+from plait.testing.distance import extending, is_own, others
 from plait.testing.grade import REFUSED
 from plait.testing.parity import unequal
 from plait.testing.pool import Pool
@@ -105,8 +103,7 @@ class OptimizerSuite:
     def _layouts(self) -> dict[str, Layout]:
         if self.layouts:
             return dict(self.layouts)
-        names = [name for name, plugin in installed().items() if plugin.state == "ok" and not extending({name: {}})]
-        exact = [name for name in names if traits(name, load(name)).numerics == "exact"]
+        exact = [name for name in others() if not extending({name: {}}) and not is_own(name)]
         return {name: Layout(2, beside={name: trial_options(name)}) for name in exact}
 
     def _one_process(self, ranks: Pool, folders: pytest.TempPathFactory) -> Trained:
@@ -154,9 +151,6 @@ def _trained(trial: Trial, strategies: Mapping[str, Any], folder: Path) -> Train
 
 def _saved_and_resumed(trial: Trial, strategies: Mapping[str, Any], folder: Path) -> Trained:
     """A run that is saved on its way, and one that starts from there."""
-    from plait.checkpoint.save import Saver
-    from plait.checkpoint.store import Store
-
     applied = trial.apply(strategies)
     initial, optimizer = held(applied), applied.optimizer(trial.optimizer)
     for number in range(SAVED):
@@ -176,8 +170,6 @@ def _resumed(trial: Trial, strategies: Mapping[str, Any], saved: Path) -> dict[s
 
 
 def _gone_on(trial: Trial, strategies: Mapping[str, Any], saved: Path | None) -> tuple[Applied, torch.optim.Optimizer]:
-    from plait.checkpoint.load import load
-
     assert saved is not None
     other = attrs.evolve(trial, seed=1)
     applied = other.apply(strategies)

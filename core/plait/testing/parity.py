@@ -7,7 +7,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from plait.contract.model_spec import ModelSpec
+from plait import ModelSpec
 from plait.testing.trial import TrialResult
 
 # (gradient of a parameter, relative; losses and norms) by dtype: documented in docs/testing.md, not adjustable.

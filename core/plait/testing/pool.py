@@ -5,6 +5,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 import traceback
@@ -15,15 +16,9 @@ from typing import Any
 
 import cloudpickle
 
-from plait.system.scratch import Scratch
-from plait.system.sockets import listen_on_loopback
-from plait.system.torch_internals.compiler import BACKENDS, COMPILER, reset_if_imported
+from plait.host import Scratch
+from plait.testing.torch_internals import PRELOADED, forget_compiled, forget_plans
 
-# Ranks are forks of one process that has only imported these: they start at once, in a fresh state.
-PRELOADED = [
-    *("torch", COMPILER, "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor"),
-    *("torch.distributed.tensor.parallel", *BACKENDS),
-]
 # torch 2.11's compiler asks for GPUs when it is imported. Asked by the CUDA runtime, no fork may use a GPU afterwards.
 COUNTED_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 RUNS = 100  # of one set of ranks
@@ -144,7 +139,7 @@ class Pool:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault(COUNTED_BY_NVML, "1")
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        context.set_forkserver_preload(list(PRELOADED))
         if threading.current_thread() is threading.main_thread():
             before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # ranks inherit it: Ctrl-C is for their parent
             forkserver.ensure_running()
@@ -181,7 +176,9 @@ class Pool:
 def _serve(rank: int, pipe: Connection, stack_file: str, backend: str) -> None:
     """A rank: waits for functions, and runs each inside its own process group."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    listen_on_loopback()
+    for name in {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}:  # nobody else can reach the ranks
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
     if backend == "gloo":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on the CPU, whatever devices there are
     import faulthandler
@@ -234,9 +231,7 @@ def _join(backend: str, store: Any, rank: int, world: int) -> None:
 
 def _forget() -> None:
     """torch caches plans of DTensors and compiled code by equal-looking meshes, with the names of ended groups."""
-    from plait.system.torch_internals.dtensors import forget_plans
-
     forget_plans()
-    reset_if_imported()
+    forget_compiled()
     gc.collect()  # models and meshes reference each other, and with them sockets and threads of ended groups
     gc.freeze()  # what is left was imported or cached, and stays

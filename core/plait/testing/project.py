@@ -1,7 +1,6 @@
 """A folder in which a test starts `plait` as a user does: the fixture `plait_project`."""
 
 import contextlib
-import importlib
 import io
 import json
 import logging
@@ -15,8 +14,10 @@ from unittest import mock
 
 import attrs
 
-from plait.contract.errors import PlaitError
+from plait import PlaitError
+from plait.host import standing_in
 from plait.testing.starter import Started, fits, starter
+from plait.testing.warm import command
 
 STARTED = 99  # the exit code where ranks would have been started
 PLAIT = str(Path(sys.executable).with_name("plait"))
@@ -68,12 +69,12 @@ class Project:
         if not cold and (callable(ranks) or ranks == 0):
             with contextlib.chdir(cwd or Path.cwd()), mock.patch.dict(os.environ, env):
                 return _inside(arguments, ranks if callable(ranks) else _started)
-        where, whole, command = cwd or Path.cwd(), environment(**env), _of(arguments, ranks)
+        where, whole, given = cwd or Path.cwd(), environment(**env), _of(arguments, ranks)
         if fits(whole) and not cold:
-            done = starter().run(command, where, whole, timeout)
+            done = starter().run(given, where, whole, timeout)
         else:
             done = subprocess.run(
-                [PLAIT, *command],
+                [PLAIT, *given],
                 cwd=where,
                 env=whole,
                 capture_output=True,
@@ -88,13 +89,13 @@ class Project:
         self, *arguments: str, ranks: int | None = None, cold: bool = False, cwd: Path | None = None, **env: str
     ) -> "subprocess.Popen[str] | Started":
         """The same in the background, in a process group of its own, as `subprocess.Popen` does."""
-        where, whole, command = cwd or Path.cwd(), environment(**env), _of(arguments, ranks)
+        where, whole, given = cwd or Path.cwd(), environment(**env), _of(arguments, ranks)
         process: subprocess.Popen[str] | Started
         if fits(whole) and not cold:
-            process = starter().begin(command, where, whole)
+            process = starter().begin(given, where, whole)
         else:
             process = subprocess.Popen(
-                [PLAIT, *command],
+                [PLAIT, *given],
                 cwd=where,
                 env=whole,
                 stdout=subprocess.PIPE,
@@ -123,32 +124,21 @@ def _of(arguments: tuple[str, ...], ranks: int | Callable[..., Any] | None) -> l
 
 
 def _inside(arguments: tuple[str, ...], ranks: Callable[..., Any]) -> Done:
-    cli = importlib.import_module("plait.commands.main")  # by its name: commands stand above this room
-    out, err = io.StringIO(), io.StringIO()
-    command, errors = cli._command, []
-
-    def noted(given: list[str]) -> int:
-        try:
-            return int(command(given))
-        except PlaitError as error:
-            errors.append(error)
-            raise
-
+    out, err, said = io.StringIO(), io.StringIO(), None
     with (
         _as_it_was(ranks),
-        mock.patch.object(cli, "_command", noted),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
         sys.argv = ["plait", *arguments]
         try:
-            cli.main()
+            command()()
             code = 0
         except SystemExit as end:
-            code = int(end.code or 0)
+            code, said = int(end.code or 0), end.__context__  # the error that it ended by
         except _Started:
             code = STARTED
-    return Done(code, out.getvalue(), err.getvalue(), *errors)
+    return Done(code, out.getvalue(), err.getvalue(), said if isinstance(said, PlaitError) else None)
 
 
 class _Started(BaseException):
@@ -164,7 +154,7 @@ def _as_it_was(start_ranks: Callable[..., Any]) -> Iterator[None]:
     argv, path = sys.argv, list(sys.path)
     loggers = [logging.getLogger(name) for name in (None, "hydra")]
     levels = [logger.level for logger in loggers]
-    with mock.patch.dict(os.environ), mock.patch("plait.launch.launcher.start_ranks", start_ranks):
+    with mock.patch.dict(os.environ), standing_in(start_ranks):
         try:
             yield
         finally:

@@ -1,15 +1,18 @@
 """Which parameters a strategy changes: what is stored of them, or what their modules compute with them."""
 
-from collections.abc import Mapping
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
 
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from plait.parallel.state import canonical
-from plait.strategies.hooks import Hooks
-from plait.system.torch_internals.modules import hooks_of, hooks_of_tensor
+from plait import canonical
+from plait.host import plugins
+from plait.testing.torch_internals import hooks_of, hooks_of_tensor
 from plait.testing.trial import Trial
 
 
@@ -17,20 +20,28 @@ def touched(trial: Trial, strategies: Mapping[str, Mapping[str, Any]], strategy:
     """FQNs of the parameters that `strategy` adds, and of those that are other ones after its turn, or whose modules
     have another class, forward or hooks; if it adds some, of these alone. On all ranks that call it together."""
     found: set[str] = set()
-    real = Hooks.fold
 
-    def fold(hooks: Hooks, hook: str, name: str, value: str, **arguments: Any) -> Any:
-        if name != strategy:
-            return real(hooks, hook, name, value, **arguments)
-        before = _looks(arguments["model"])
-        answer = real(hooks, hook, name, value, **arguments)
-        made = answer if isinstance(answer, list) else [answer if isinstance(answer, nn.Module) else arguments["model"]]
-        after = {fqn: look for part in made for fqn, look in _looks(part).items()}
-        added = after.keys() - before.keys() if hook == "extend" else ()
-        found.update(added or (fqn for fqn, look in after.items() if before.get(fqn) != look))
-        return answer
+    def watched(hook: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        names = list(inspect.signature(method).parameters)
 
-    with mock.patch.object(Hooks, "fold", fold):
+        @functools.wraps(method)
+        def call(*arguments: Any) -> Any:
+            model = dict(zip(names, arguments, strict=True))["model"]
+            before = _looks(model)
+            answer = method(*arguments)
+            made = answer if isinstance(answer, list) else [answer if isinstance(answer, nn.Module) else model]
+            after = {fqn: look for part in made for fqn, look in _looks(part).items()}
+            added = after.keys() - before.keys() if hook == "extend" else ()
+            found.update(added or (fqn for fqn, look in after.items() if before.get(fqn) != look))
+            return answer
+
+        return call
+
+    cls = plugins.load(strategy)
+    with contextlib.ExitStack() as patches:
+        for hook in ("extend", "parallelize"):
+            if method := getattr(cls, hook, None):
+                patches.enter_context(mock.patch.object(cls, hook, watched(hook, method)))
         trial.apply(strategies)
     return found
 
@@ -41,12 +52,11 @@ def _looks(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     looks = {}
     for prefix, module in model.named_modules():
         forward = module.__dict__.get("forward")
-        hooks = tuple(map(len, hooks_of(module).values()))
         for name, param in module.named_parameters(recurse=False):
             lies = param.placements if isinstance(param, DTensor) else None
             transforms = len(getattr(module, "_transforms", {}).get(name, ()))
             own = (_Same(param), str(lies), transforms, hooks_of_tensor(param), param.requires_grad)
-            looks[canonical(f"{prefix}.{name}".lstrip("."))] = (*own, type(module), forward, hooks)
+            looks[canonical(f"{prefix}.{name}".lstrip("."))] = (*own, type(module), forward, hooks_of(module))
     return looks
 
 

@@ -12,17 +12,18 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import plait
-from plait.contract.batch import IGNORE, Batch
-from plait.contract.config import Compile, Loss, Precision, Remat, Schedule
-from plait.contract.observer import Observer
-from plait.parallel.apply import Applied
-from plait.parallel.state import canonical
-from plait.strategies.registry import create_all
+from plait import Applied, Batch, Compile, Loss, Observer, Precision, Remat, Schedule, canonical
+from plait.host import make_optimizer, plugins
 from plait.testing.models import MODELS, VOCAB
-from plait.train.optimizer import make_optimizer
 
+IGNORE = -100  # the label of a token from which nothing is learned, as in torch
 SAMPLES, SEQ_LEN = 8, 16
 ZERO = 1e-12  # of all gradients of a rank: what is below comes from rounding in float64
+
+
+def made(strategies: Mapping[str, Any]) -> dict[str, Any]:
+    """Name -> instance, of the installed strategies of these names and options."""
+    return plugins.create_all(strategies)
 
 
 @attrs.frozen
@@ -95,7 +96,7 @@ class Trial:
         return plait.apply(
             model,
             model.spec(),  # type: ignore[operator]
-            [*create_all(strategies).values(), *extra],
+            [*made(strategies).values(), *extra],
             seed=self.seed,
             precision=self.precision(),
             remat=Remat(self.remat, self.budget),

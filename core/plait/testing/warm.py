@@ -6,24 +6,32 @@ processes do afterwards is Plait's own code.
 
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import traceback
-import types
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 PR_SET_PDEATHSIG = 1
 JOBS = 6  # of a sweep whose fork servers are forks; those of later ones are new interpreters
-ELASTIC = ("torch.distributed.launcher.api", "torch.distributed.elastic.multiprocessing")
+SERVER = "-m plait.launch.fork_server"  # in the command by which the launcher starts one
+
+
+@functools.cache
+def command() -> Callable[[], None]:
+    """The command `plait`, which ends by SystemExit."""
+    return next(iter(metadata.entry_points(group="console_scripts", name="plait"))).load()
 
 
 def import_all() -> None:
@@ -31,21 +39,13 @@ def import_all() -> None:
     os.environ["MKL_CBWR"] = "COMPATIBLE"  # bitwise equal wherever memory lies; MKL reads it once
     import torch
 
-    from plait.launch.fork_server import PRELOADED
-    from plait.strategies.registry import installed
+    from plait.host import plugins, preload
 
-    packages = [plugin.package for plugin in installed().values() if plugin.state == "ok"]
-    for name in (
-        "hydra.main",
-        "plait.commands.start",
-        "plait.check.check",
-        "plait.check.prepare",
-        "plait.launch.launcher",
-        *ELASTIC,
-        *PRELOADED,
-        *packages,
-    ):
-        importlib.import_module(name)
+    command()
+    preload()
+    for plugin in plugins.installed().values():
+        if plugin.state == "ok":
+            importlib.import_module(plugin.package)
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
@@ -89,9 +89,8 @@ def be_plait(
         _serve_forks_from_here(JOBS if {"-m", "--multirun"} & set(argv) else 1)
         sys.argv = ["plait", *argv]
         sys.path.append(os.getcwd())
-        commands = importlib.import_module("plait.commands.main")  # by its name: it stands above this room
         try:
-            commands.main()
+            command()()
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
@@ -109,14 +108,15 @@ def _stream(number: int, mode: str) -> IO[str]:
 
 def _serve_forks_from_here(count: int) -> None:
     """From now on the launcher's first `count` fork servers are forks of this process as it is now."""
-    from plait.launch import forks
-
     servers = [_Server() for _ in range(count)]
-    stand_in = types.SimpleNamespace(**vars(subprocess))
-    stand_in.Popen = lambda *given, **options: (servers.pop(0).begin if servers else subprocess.Popen)(
-        *given, **options
-    )
-    forks.subprocess = stand_in  # type: ignore[assignment]
+
+    class Popen(subprocess.Popen):
+        def __new__(cls, args: Any, *others: Any, **options: Any) -> Any:
+            if servers and isinstance(args, list) and SERVER in " ".join(args):
+                return servers.pop(0).begin(args, **options)  # no process of this class, so it is not initialised
+            return super().__new__(cls)
+
+    subprocess.Popen = Popen  # type: ignore[misc]
 
 
 class _Server:
@@ -157,9 +157,8 @@ def _wait_and_serve(channel: socket.socket) -> NoReturn:
             os.close(own)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            sys.argv = ["fork_server", str(descriptors[0]), *argv[argv.index("plait.launch.fork_server") + 2 :]]
-            from plait.launch.fork_server import main
-
-            main()
+            module = argv.index("-m") + 1
+            sys.argv = [argv[module], str(descriptors[0]), *argv[module + 2 :]]
+            runpy.run_module(argv[module], run_name="__main__")
     finally:
         os._exit(0)

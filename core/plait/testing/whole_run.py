@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.contract.config import Config
-from plait.contract.observer import RunObserver
+from plait import Config, RunObserver
+from plait.host import fit
 from plait.testing.project import environment
 
 MODEL = ("model.dim=32", "model.n_layers=2", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=48")
@@ -65,13 +65,8 @@ class Rows(RunObserver):
 
 def run(config: Config, folder: Path) -> list[dict[str, Any]]:
     """The rows of a run of `config`, trained by the ranks that call this together."""
-    from plait.records.run_folder import RunFolder
-    from plait.train.trainer import Trainer
-
     seen = Rows()
-    trainer = Trainer(config, RunFolder(folder), lambda text: None, [seen])
-    trainer.restore()
-    trainer.fit()
+    fit(config, folder, [seen])
     return seen.rows
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from plait.system.torch_internals.tracing import TorchDispatchMode
+from plait.testing.torch_internals import TorchDispatchMode
 
 
 class Widened(TorchDispatchMode):

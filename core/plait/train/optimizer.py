@@ -81,19 +81,6 @@ def make_optimizer(
     raise error.at(f"optimizer.{key}", options[key], (None,)) if key else error.at("optimizer")
 
 
-def check_in_one_process(
-    node: Mapping[str, Any], groups: Iterable[ParamGroup], schedule: Schedule, saved: bool
-) -> None:
-    """Raises PlaitError if the optimizer of `node` ignores `schedule`, or keeps what no checkpoint holds. For checks of
-    a run that do not train with its optimizer."""
-    from plait.train.rehearsal import KindsOfGroup
-
-    node, patterns = _apart(node)
-    cls, options = _target(node)
-    build = _builder(cls, {**options, **_candidates(cls, options, torch.device("cpu"))[-1]})
-    _check_run(node, build, [KindsOfGroup.of(group) for group in _divided(groups, patterns)], schedule, saved)
-
-
 def _check_run(
     node: Mapping[str, Any], build: "Build", kinds: "list[KindsOfGroup]", schedule: Schedule | None, saved: bool
 ) -> None:

@@ -5,6 +5,8 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -230,6 +232,17 @@ class Trainer:
         loss = float(sums[0] / sums[1].clamp(min=1))
         self.watch.validated(self.step, loss)
         return loss
+
+
+def fit(config: Config, folder: Path, observers: Iterable[Any] = ()) -> str:
+    """Train the run of `config` on the ranks that call this together, as those of `plait train` do, from the checkpoint
+    that it asks for. Returns "finished", or "stopped" if an observer ended it.
+
+    folder: of the run, which exists. observers: of it, beside those that the config selects. Shows nothing.
+    """
+    trainer = Trainer(config, RunFolder(folder), lambda line: None, observers)
+    trainer.restore()
+    return trainer.fit()
 
 
 def _use_repeatable_kernels(wanted: bool) -> None:

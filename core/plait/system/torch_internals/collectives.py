@@ -9,8 +9,6 @@ from typing import Any
 import torch.distributed._functional_collectives as functional
 from torch import Tensor
 
-MODULE: Any = functional
-
 
 def reduced(x: Tensor, how: str, axis: Any) -> Tensor:
     """`x` of all ranks of the 1-D mesh `axis`, reduced by "sum" or "max"."""

@@ -11,7 +11,6 @@ from typing import Any
 
 COMPILER = "torch._dynamo"  # a module that takes seconds to import
 COMPILER_PACKAGES = (COMPILER, "torch._inductor", "torch._functorch", "triton")  # where its errors come from
-BACKENDS = ("torch._inductor.compile_fx", "torch._dynamo.backends.debugging")  # modules that a first use imports
 _ORIGINAL = "_torchdynamo_orig_callable"  # where `torch.compile` keeps what it compiles
 
 
@@ -37,12 +36,6 @@ def backends() -> tuple[str, ...]:
 
 def is_imported() -> bool:
     return COMPILER in sys.modules
-
-
-def reset_if_imported() -> None:
-    """Forget all compiled code."""
-    if is_imported():
-        sys.modules[COMPILER].reset()
 
 
 def progress() -> Any:

@@ -2,7 +2,7 @@
 
 Needs the tables `_modules`, `_forward_pre_hooks`, `_forward_hooks`, `_backward_pre_hooks`, `_backward_hooks` of
 modules, `_backward_hooks` and `_post_accumulate_grad_hooks` of tensors, `_optimizer_step_pre_hooks` and
-`_optimizer_step_post_hooks` of optimizers, and `_global_*` hooks, in torch 2.11 to 2.13. Tests:
+`_optimizer_step_post_hooks` of optimizers, in torch 2.11 to 2.13. Tests:
 tests/system/test_torch_internals.py. No torch is imported here.
 """
 
@@ -24,22 +24,10 @@ def hooks_of_tensor(tensor: Any) -> int:
     return sum(len(getattr(tensor, kind) or ()) for kind in _OF_TENSORS)
 
 
-def hooks_of_optimizer(optimizer: Any) -> int:
-    return sum(len(getattr(optimizer, kind)) for kind in _OF_OPTIMIZERS)
-
-
 def without_hooks(optimizer: Any) -> None:
     """Give `optimizer` empty tables of hooks, in place; a table that it shared keeps its hooks."""
     for kind in _OF_OPTIMIZERS:
         setattr(optimizer, kind, OrderedDict())
-
-
-def global_hooks() -> dict[str, int]:
-    """How many hooks on all modules there are, by the names of torch's tables."""
-    from torch.nn.modules import module
-
-    tables = {name: value for name, value in vars(module).items() if name.startswith("_global_")}
-    return {name: len(value) for name, value in tables.items() if hasattr(value, "__len__")}
 
 
 def children_of(module: Any) -> dict[str, Any]:

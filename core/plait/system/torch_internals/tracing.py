@@ -27,7 +27,6 @@ __all__ = [
     "TorchDispatchMode",
     "UnsupportedOperatorException",
     "is_traceable_wrapper_subclass_type",
-    "modes",
     "next_node",
     "node_number",
     "schema",
@@ -49,11 +48,3 @@ def node_number() -> int | None:
 def schema(operator: Any) -> Any:
     """The name, arguments and results of an OpOverload."""
     return operator._schema
-
-
-def modes() -> dict[str, int]:
-    """How many modes are active, by their kind."""
-    from torch.overrides import _len_torch_function_stack
-    from torch.utils._python_dispatch import _len_torch_dispatch_stack
-
-    return {"function": _len_torch_function_stack(), "dispatch": _len_torch_dispatch_stack()}

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from plait.contract.model_spec import matches
-from plait.ops.loss import cross_entropy_sum
-from plait.parallel.chunked_loss import loss_and_gradient, loss_in_head
+import plait
+from plait import Loss, Precision, matches
+from plait.host import simulated
+from plait.ops import cross_entropy_sum
 from plait.testing.model_suite.subject import (
     DOCUMENTS,
     LENGTH,
@@ -162,7 +163,8 @@ class Computing(Subject):
         labels = tokens.roll(-1, 1)
         whole = cross_entropy_sum(model(tokens), labels)
         want = gradients_of(whole, model)
-        loss_in_head(model, spec, 3, loss_and_gradient)
+        with simulated(1):
+            plait.apply(model, spec, precision=Precision("float64", "float64", "float64"), loss=Loss(3))
         loss = model(tokens, labels=labels)
         assert alike(loss, whole), f"by chunks the loss is {float(loss)}, not {float(whole)}"
         wrong = unequal_gradients(gradients_of(loss, model), want)

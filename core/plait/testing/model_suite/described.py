@@ -9,11 +9,10 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import flop_registry
 
-from plait.contract.errors import PlaitError
-from plait.contract.model_spec import ModelSpec, matches
-from plait.parallel.check_spec import check_spec
-from plait.system.torch_internals.tracing import TorchDispatchMode
+from plait import ModelSpec, PlaitError, matches
+from plait.host import assembled
 from plait.testing.model_suite.subject import Subject, inside, shipped
+from plait.testing.torch_internals import TorchDispatchMode
 
 SHORT, LONG = 8, 16  # tokens of the rows whose operations are counted
 SMALL = 2e-3  # of all products: what need not be said
@@ -27,7 +26,7 @@ class Described(Subject):
         unnamed = [f"{fqn} in `axes`" for fqn in parameters if not _says(spec.axes_of, fqn)]
         unnamed += [f"{fqn} in `init`" for fqn in [*parameters, *buffers] if not _says(spec.init_of, fqn)]
         assert not unnamed, f"the spec does not name {', '.join(unnamed)}"
-        check_spec(model, spec)
+        assembled(model, spec)  # refuses a spec that does not fit
 
     def test_every_pattern_of_the_spec_is_used(self) -> None:
         """None that nothing matches, or only what an earlier one matches."""
@@ -89,7 +88,7 @@ class Described(Subject):
         model, spec = shipped(size)
         count = sum(param.numel() for param in model.parameters())
         assert count == self.counts[size], f"model={size} has {count:,} parameters, not {self.counts[size]:,}"
-        check_spec(model, spec)
+        assembled(model, spec)  # refuses a spec that does not fit
 
     @pytest.mark.slow
     def test_operations_of_a_shipped_size(self, size: str) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.parallel.initialize import initialise, materialise
-from plait.testing.model_suite.subject import Subject
+from plait.testing.model_suite.subject import Subject, filled
 
 
 class Filled(Subject):
@@ -17,8 +16,7 @@ class Filled(Subject):
         the largest integer."""
         model, spec = self.described()
         with _marked_memory():
-            materialise(model, "cpu")
-            initialise(model, spec, seed)
+            filled(model, spec, seed)
         return dict(model.named_parameters()) | dict(model.named_buffers())
 
     def test_initial_values_cover_everything(self) -> None:
@@ -37,8 +35,7 @@ class Filled(Subject):
     def test_ties_hold_after_allocation(self) -> None:
         model, spec = self.described()
         before = _shared(model)
-        materialise(model, "cpu")
-        initialise(model, spec, 0)
+        filled(model, spec)
         assert _shared(model) == before, (
             f"names of one parameter were {before}, and are {_shared(model)} once allocated"
         )

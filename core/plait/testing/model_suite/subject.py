@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from plait.compose.build import build_model
-from plait.contract.config import Config
-from plait.contract.model_spec import ModelSpec, named
-from plait.host import compose
-from plait.parallel.initialize import initialise, materialise
+import plait
+from plait import ModelSpec, Precision
+from plait.host import build_model, compose, simulated
 from plait.testing.parity import BOUNDS, FLOOR
 
 ROWS, LENGTH = 2, 16  # of the batches on which models are tested
@@ -56,9 +54,7 @@ class Subject:
         """(the model on the CPU in float64, filled by its spec, its spec). noise: what is added to each parameter, so
         that biases that begin with zero count."""
         model, spec = self.described()
-        model.double()
-        materialise(model, "cpu")
-        initialise(model, spec, seed=0)
+        filled(model, spec, dtype="float64")
         generator = torch.Generator().manual_seed(1)
         for param in model.parameters():
             param.data += noise * torch.randn(param.shape, generator=generator, dtype=torch.float64)
@@ -68,6 +64,12 @@ class Subject:
         return model, spec
 
 
+def filled(model: nn.Module, spec: ModelSpec, seed: int = 0, dtype: str = "float32") -> None:
+    """Gives a model on the meta device the values of a run in this dtype, on the CPU."""
+    with simulated(1):
+        plait.apply(model, spec, seed=seed, precision=Precision(dtype, dtype, dtype))
+
+
 def shipped(option: str) -> tuple[nn.Module, ModelSpec]:
     """(the model of `model=OPTION` on the meta device, its spec)."""
     return build_model(_options(option))
@@ -75,8 +77,7 @@ def shipped(option: str) -> tuple[nn.Module, ModelSpec]:
 
 @functools.cache
 def _options(option: str) -> Mapping[str, Any]:
-    config: Config = compose([f"model={option}"])
-    return config.model
+    return compose([f"model={option}"]).model
 
 
 def takes_positions(model: nn.Module) -> bool:
@@ -141,5 +142,5 @@ def alike(got: Tensor, want: Tensor, close: float = CLOSE) -> bool:
 
 def inside(model: nn.Module, spec: ModelSpec, fields: tuple[str, ...]) -> set[nn.Parameter]:
     """The parameters of the modules that these fields of the spec name."""
-    modules = [m for field in fields for m in named(model, getattr(spec, field)).values()]
+    modules = [m for field in fields for m in getattr(spec, f"{field}_of")(model).values()]
     return {param for module in modules for param in module.parameters()}

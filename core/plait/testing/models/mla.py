@@ -7,14 +7,12 @@ Shapes: B batch, T tokens, V vocabulary, D model width.
 
 from torch import Tensor, nn
 
-from plait.contract.model_spec import ModelSpec
+from plait import ModelSpec
 from plait.models import mla
 from plait.models.decoder import Block
 from plait.models.layers import Rope
 from plait.models.swiglu import SwiGLU
-from plait.ops.attention import DocumentMask
-from plait.ops.flops import Flops
-from plait.ops.init import Normal, ones
+from plait.ops import DocumentMask, Flops, Normal, ones
 
 
 class Mla(nn.Module):

@@ -10,10 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from plait.contract.model_spec import ModelSpec
-from plait.ops.attention import CausalAttention
-from plait.ops.flops import Flops
-from plait.ops.init import Normal, ones, zeros
+from plait import ModelSpec
+from plait.ops import CausalAttention, Flops, Normal, ones, zeros
 
 
 class SelfAttention(nn.Module):

@@ -15,15 +15,15 @@ import cloudpickle
 import pytest
 from torch import Tensor, nn
 
-from plait.strategies.extending import extending
-from plait.strategies.registry import create, create_all, installed
+from plait import Config
+from plait.host import assembled, plugins
 from plait.testing import whole_run
 from plait.testing.count import Collective
-from plait.testing.distance import declared_distance, distance, is_own
+from plait.testing.distance import declared_distance, distance, extending, is_own
 from plait.testing.grade import REFUSED
 from plait.testing.models import MODELS, OF_FOUR
 from plait.testing.pool import Pool, RankError
-from plait.testing.trial import Trial, TrialResult, train
+from plait.testing.trial import Trial, TrialResult, made, train
 
 REFUSABLE = ("accumulation", "remat=full", "remat=selective", "compile", "mixed precision", "float32", "loss.chunks")
 
@@ -128,7 +128,8 @@ class Capabilities:
             "layout": list(self.layouts),
             "model": list(MODELS),
             "world": [1, 2, 3, 4],
-            "other": [name for name, p in installed().items() if p.state == "ok" and name != self.strategy] or [None],
+            "other": [name for name, p in plugins.installed().items() if p.state == "ok" and name != self.strategy]
+            or [None],
             "mode": ["full", "selective"],
             "hook": self._hooks() if "hook" in metafunc.fixturenames else [],
         }
@@ -158,7 +159,7 @@ class Capabilities:
 
     def declared(self, what: str, layout: Layout, **given: Any) -> Any:
         """What the method `what` declares of a layout."""
-        options = attrs.asdict(create(self.strategy, layout.options), recurse=False)
+        options = attrs.asdict(plugins.create(self.strategy, layout.options), recurse=False)
         method, given = getattr(self, what), {"options": options, **given}
         names = inspect.signature(method).parameters
         return method(**given if "given" in names else {name: given[name] for name in names})
@@ -222,7 +223,7 @@ class Capabilities:
         except RankError as error:
             raised = str(error)
         assert raised, f"{self.strategy} declares that it refuses {wanted}, but it ran"
-        said = [line for line in raised.splitlines() if "plait.contract.errors.PlaitError: " in line]
+        said = [line for line in raised.splitlines() if ".PlaitError: " in line]
         assert said, f"{self.strategy} should refuse {wanted} by a PlaitError, but raised:\n{raised}"
         assert re.search(self.refuses[wanted], said[0]), f"the sentence for {wanted} is: {said[0]}"
         pytest.skip(f"{REFUSED}{said[0].partition('PlaitError: ')[2]}")
@@ -252,24 +253,14 @@ class Capabilities:
         return [found.dense, *found.views.values()]
 
     def _assembly(self, layout: Layout, trial: Trial | None = None, strategies: Any = None) -> Any:
-        from plait.contract.config import Config
-        from plait.parallel.assembly import assemble_model
-
         trial = trial or self.trying()
         model: Any = trial.build()
-        made = create_all(self.selected(layout) if strategies is None else strategies)
-        config = Config(precision=trial.precision())
-        assembly = assemble_model(model, model.spec(), made, config, layout.world, "cpu")
-        assembly.configure()
-        return assembly
+        several = made(self.selected(layout) if strategies is None else strategies).values()
+        config = Config(precision=trial.precision()).with_value("launch.device", "cpu")
+        return assembled(model, model.spec(), several, layout.world, config)
 
     def _hooks(self) -> list[str]:
-        from plait.contract import hookspecs
-        from plait.strategies.hooks import Hooks
-
-        hooks = Hooks({self.strategy: create(self.strategy, self.layouts[self.last].options)})
-        specs = [name for name, value in vars(hookspecs).items() if hasattr(value, "plait_spec")]
-        return [hook for hook in specs if hooks.implemented(hook)]
+        return plugins.hooks(self.strategy, plugins.create(self.strategy, self.layouts[self.last].options))
 
 
 def _reference(suite: Capabilities, layout: Layout, trial: Trial) -> tuple[Any, bool]:
@@ -278,9 +269,9 @@ def _reference(suite: Capabilities, layout: Layout, trial: Trial) -> tuple[Any, 
 
     def noting(selected: Mapping[str, Any]) -> dict[str, Any]:
         used.update(selected)
-        return create_all(selected)
+        return made(selected)
 
-    with mock.patch("plait.testing.trial.create_all", noting):
+    with mock.patch("plait.testing.trial.made", noting):
         return suite.reference(layout, trial), suite.strategy in used
 
 

@@ -6,12 +6,9 @@ from typing import Any
 import attrs
 import pytest
 
-from plait import MeshAxis, hookimpl
-from plait.contract.errors import PlaitError
-from plait.strategies.extending import extending
-from plait.strategies.hooks import Hooks
-from plait.strategies.registry import create, described, installed, load
-from plait.testing.distance import FURTHEST, is_own
+from plait import MeshAxis, PlaitError, hookimpl
+from plait.host import plugins
+from plait.testing.distance import FURTHEST, extending, is_own
 from plait.testing.grade import REFUSED
 from plait.testing.models import MODELS
 from plait.testing.parity import BOUNDS, apart, mean_gradients, unequal, wrong_gradients
@@ -21,14 +18,9 @@ from plait.testing.suite.nearness import Nearness
 from plait.testing.trial import Trial, TrialResult, train
 
 
-def others(name: str) -> list[str]:
-    """Every other usable installed strategy."""
-    return [other for other, plugin in installed().items() if plugin.state == "ok" and other != name]
-
-
 def trial_options(name: str) -> Mapping[str, Any]:
     """The options with which a strategy takes part in others' tests: its class's `trial`, if it has one."""
-    return getattr(load(name), "trial", {})
+    return getattr(plugins.load(name), "trial", {})
 
 
 class Combination(Nearness):
@@ -39,7 +31,7 @@ class Combination(Nearness):
             pytest.skip("no other strategy is installed")
         try:
             pair = {self.strategy: trial_options(self.strategy), other: trial_options(other)}
-            Hooks({other: create(other, pair[other])})
+            plugins.hooks(other, plugins.create(other, pair[other]))
         except PlaitError as error:
             pytest.skip(f"{other} is broken by itself: {error}")
         try:
@@ -99,7 +91,7 @@ class Combination(Nearness):
         found = self.layouts[self.last]
         with pytest.raises(RankError) as caught:
             plait_ranks.run(_failing, self.strategy, hook, self.trying(), self.selected(found), world=found.world)
-        assert f"raised by {described(self.strategy)} in its hook {hook!r}" in str(caught.value)
+        assert f"raised by {plugins.described(self.strategy)} in its hook {hook!r}" in str(caught.value)
 
 
 @attrs.define
@@ -123,7 +115,7 @@ def _failing(name: str, hook: str, trial: Trial, strategies: Mapping[str, Any]) 
 
     from plait.testing.trial import take_step
 
-    cls = load(name)
+    cls = plugins.load(name)
 
     def fails(*arguments: Any, **named: Any) -> None:
         raise RuntimeError("planted")

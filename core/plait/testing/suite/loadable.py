@@ -7,11 +7,11 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from plait.checkpoint.replicas import with_replicas
-from plait.parallel.replica import Replica
-from plait.parallel.state import is_canonical
+from plait.host import with_replicas
 from plait.testing.parity import unequal
 from plait.testing.trial import full, of_all_stages
+
+CANONICAL = ("model.", "optimizer.")  # beginnings of the names that every checkpoint has; others are a strategy's own
 
 
 def everything(applied: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -35,13 +35,13 @@ class Loadable:
 
     @classmethod
     def of(cls, applied: Any, optimizer: torch.optim.Optimizer) -> "Loadable":
-        live, replica = applied.checkpoint(optimizer)[0], Replica.of(applied.mesh, applied.run.strategies)
+        live, place = applied.checkpoint(optimizer)[0], place_of(applied)
         saved, bound = with_replicas(live)
-        named = {key: replica.own_name(key) if replica.own_name(key) in saved else key for key in live}
-        own = {key: saved[name] for key, name in named.items() if is_canonical(key)}
-        common = {key: tensor for key, tensor in saved.items() if is_canonical(key)}
+        named = {key: name if (name := f"replica.{place}.{key}") in saved else key for key in live}
+        own = {key: saved[name] for key, name in named.items() if key.startswith(CANONICAL)}
+        common = {key: tensor for key, tensor in saved.items() if key.startswith(CANONICAL)}
         own, common = (of_all_stages(applied, {key: full(t) for key, t in each.items()}) for each in (own, common))
-        return cls(replica.place, own, common, bool(bound))
+        return cls(place, own, common, bool(bound))
 
 
 def wrongly_loaded(after: Loadable, saved: list[Loadable]) -> str | None:
@@ -55,13 +55,26 @@ def wrongly_loaded(after: Loadable, saved: list[Loadable]) -> str | None:
     return unequal(after.own, same.own) if same else unequal(after.common, saved[0].common)
 
 
-def wrongly_ruled(common: Mapping[str, torch.Tensor], live: Mapping[str, torch.Tensor], replica: Replica) -> str | None:
+def own_axes(applied: Any) -> list[str]:
+    """The axes between whose ranks parameters may differ."""
+    return [axis.name for axis in applied.mesh.layout.dense if not axis.sums and axis.degree > 1]
+
+
+def place_of(applied: Any) -> str:
+    """Which replica this rank is in, as the names in a checkpoint say it; "" if no ranks differ on purpose."""
+    meshes = {name: applied.mesh[name] for name in own_axes(applied)}
+    return ", ".join(f"{name} {mesh.get_local_rank()} of {mesh.size()}" for name, mesh in meshes.items())
+
+
+def wrongly_ruled(common: Mapping[str, torch.Tensor], live: Mapping[str, torch.Tensor], applied: Any) -> str | None:
     """What is wrong with the values that a checkpoint has for other numbers of replicas; None: nothing. Collective.
 
     live: what this rank holds.
     """
+    owners = {name: applied.run.strategies[applied.mesh.layout.owner[name]] for name in own_axes(applied)}
     for key, value in live.items():
-        for mesh, rule, _ in replica.axes.values():
+        for name, owner in owners.items():
+            mesh, rule = applied.mesh[name], getattr(owner, "replicas", None)
             values: list[Any] = [None] * mesh.size()
             dist.all_gather_object(values, value, group=mesh.get_group())
             is_mean = rule == "mean" and value.is_floating_point()

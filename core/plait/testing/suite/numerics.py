@@ -8,12 +8,12 @@ import attrs
 import pytest
 import torch
 
-from plait.contract.batch import Batch
-from plait.contract.model_spec import named
+from plait import Batch
 from plait.testing.parity import BOUNDS, apart, unequal, wrong_gradients
 from plait.testing.pool import Pool
 from plait.testing.suite.capabilities import SINGLE_STEPS
 from plait.testing.suite.nearness import Descent, Nearness
+from plait.testing.torch_internals import TorchDispatchMode
 from plait.testing.trial import SAMPLES, SEQ_LEN, Trial, TrialResult, forward_backward, full, held
 
 STEPS = 20
@@ -213,8 +213,6 @@ def _dtypes(trial: Trial, strategies: Mapping[str, Any]) -> tuple[set[str], set[
 
     Excludes routers, which compute in float32 on purpose, and attention, where torch chooses.
     """
-    from plait.system.torch_internals.tracing import TorchDispatchMode
-
     seen: set[str] = set()
 
     class Watch(TorchDispatchMode):
@@ -229,9 +227,8 @@ def _dtypes(trial: Trial, strategies: Mapping[str, Any]) -> tuple[set[str], set[
 
     applied = trial.apply(strategies)
     left_out: list[Any] = []
-    patterns = (*applied.spec.routers, *([applied.spec.attention] if applied.spec.attention else []))
     for part in applied.parts:
-        for module in named(part, patterns).values():
+        for module in {**applied.spec.routers_of(part), **applied.spec.attention_of(part)}.values():
             module.register_forward_pre_hook(lambda module, args: left_out.append(module))
             module.register_forward_hook(lambda module, args, result: left_out.clear())
     with Watch(), torch.no_grad():

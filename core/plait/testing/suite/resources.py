@@ -8,13 +8,13 @@ import pytest
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from plait.contract.observer import Observer
-from plait.parallel.apply import Applied
+from plait import Applied, Observer, canonical
 from plait.testing.count import Collective, Counting, Size
 from plait.testing.leaks import left_behind
 from plait.testing.pool import Pool
 from plait.testing.suite.capabilities import Capabilities
-from plait.testing.trial import SAMPLES, SEQ_LEN, Trial, forward_backward, share, take_step
+from plait.testing.torch_internals import storage_key
+from plait.testing.trial import SAMPLES, SEQ_LEN, Trial, _lies, forward_backward, share, take_step
 
 SIZES = ("llama3", "tied")  # two sizes of one architecture
 
@@ -109,10 +109,6 @@ def _listed(collectives: Any) -> str:
 
 def _holds(trial: Trial, strategies: Mapping[str, Any]) -> tuple[dict[str, tuple[int, str]], int]:
     """(FQN -> (elements, placement), bytes of all unique storages) after a step; the second creates the optimizer's."""
-    from plait.parallel.state import canonical
-    from plait.system.torch_internals.memory import storage_key
-    from plait.testing.trial import _lies
-
     applied = trial.apply(strategies)
     optimizer = applied.optimizer(trial.optimizer)
     take_step(applied, optimizer, trial, 0)

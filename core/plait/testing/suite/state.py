@@ -9,15 +9,14 @@ import attrs
 import pytest
 import torch
 
-from plait.contract.errors import PlaitError
-from plait.parallel.replica import Replica
-from plait.parallel.state import canonical, shapes
-from plait.strategies.extending import extending
+from plait import PlaitError, canonical
+from plait.host import Saver, Store, check, compose, load
 from plait.testing import whole_run
+from plait.testing.distance import extending, others
 from plait.testing.parity import apart, unequal, wrong_gradients
 from plait.testing.pool import Pool, RankError
 from plait.testing.suite.capabilities import SINGLE_STEPS, Capabilities
-from plait.testing.suite.loadable import Loadable, wrongly_loaded, wrongly_ruled
+from plait.testing.suite.loadable import Loadable, place_of, wrongly_loaded, wrongly_ruled
 from plait.testing.trial import Trial, full, of_all_stages, take_step
 
 
@@ -26,7 +25,9 @@ class State(Capabilities):
         """Canonical FQNs, a tied parameter once."""
         found = self.layouts[self.last]
         trial = self.trying_tied(dtype="float32")
-        plain = set(shapes(self.extended(trial)[0]))
+        model, _ = self.extended(trial)
+        buffers = {name for name, _ in model.named_buffers()} & model.state_dict().keys()
+        plain = {name for name, _ in model.named_parameters()} | buffers
         for got in plait_ranks.once(_names, trial, self.selected(found), world=found.world):
             names = {key.removeprefix("model.") for key in got if key.startswith("model.")}
             assert names == plain, f"missing {sorted(plain - names)[:3]}, not expected {sorted(names - plain)[:3]}"
@@ -153,8 +154,6 @@ class State(Capabilities):
         self, ranks: Pool, strategies: Any, folder: Path, world: int, exact: bool = True
     ) -> list[dict[str, Any]]:
         """The rows of an undisturbed run; exact: in float64."""
-        from plait.host import check, compose
-
         more = [f"precision.{which}=float64" for which in ("storage", "param", "reduce")] if exact else []
         given = whole_run.overrides(strategies, folder, world, "checkpoint.enabled=false", *more, model=self.run_model)
         config = check(compose(given), world).config
@@ -165,7 +164,7 @@ class State(Capabilities):
 
     def _foreign(self) -> dict[str, tuple[int, dict[str, Mapping[str, Any]]]]:
         """Every other installed strategy alone, on two ranks, beside those that extend the model."""
-        from plait.testing.suite.composition import others, trial_options
+        from plait.testing.suite.composition import trial_options
 
         found = {name: trial_options(name) for name in others(self.strategy)}
         names = [name for name in found if not extending({name: {}}) and _fits_two(name)]
@@ -220,7 +219,7 @@ def _contents(
             moments = {name: held.common[f"optimizer.{name}.exp_avg"] for name in sorted(params) if params[name]}
         wrong[number + 1] = unequal({key: held.own[key] for key in live if key in held.own}, live)
         if own and not held.refuses:
-            ruled = wrongly_ruled(held.common, live, Replica.of(applied.mesh, applied.run.strategies))
+            ruled = wrongly_ruled(held.common, live, applied)
             wrong[number + 1] = wrong[number + 1] or ruled
     return before, moments, wrong
 
@@ -249,9 +248,6 @@ def _names(trial: Trial, strategies: Mapping[str, Any]) -> set[str]:
 
 
 def _save(trial: Trial, strategies: Mapping[str, Any], folder: Path) -> Loadable:
-    from plait.checkpoint.save import Saver
-    from plait.checkpoint.store import Store
-
     applied, optimizer = _ready(trial, strategies)
     step(applied, optimizer, trial, 0)
     saver = Saver(Store(folder / "checkpoints"), "async")
@@ -264,9 +260,6 @@ def _save(trial: Trial, strategies: Mapping[str, Any], folder: Path) -> Loadable
 
 def _restore(trial: Trial, strategies: Mapping[str, Any], folders: list[Path]) -> list[Loadable]:
     """What this rank holds after the checkpoint of each folder was loaded."""
-    from plait.checkpoint.load import load
-    from plait.checkpoint.store import Store
-
     applied, optimizer = _ready(trial, strategies, seed=1)
     found = []
     for number, folder in enumerate(folders):
@@ -275,7 +268,7 @@ def _restore(trial: Trial, strategies: Mapping[str, Any], folders: list[Path]) -
         try:
             load(path, *applied.checkpoint(optimizer))
         except PlaitError as error:
-            found.append(Loadable(Replica.of(applied.mesh, applied.run.strategies).place, refusal=str(error)))
+            found.append(Loadable(place_of(applied), refusal=str(error)))
         else:
             found.append(Loadable.of(applied, optimizer))
         step(applied, optimizer, trial, 2 + number)  # so that nothing of this one remains before the next
