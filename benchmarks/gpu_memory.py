@@ -27,12 +27,12 @@ def planned(overrides: list[str]) -> dict[str, Any]:
 
 def cluster() -> list[str]:
     """`cluster=NAME` of this device, if Plait ships one for it."""
-    from plait.contract.cluster import cluster_with, shipped
+    from plait.contract.cluster import Cluster
 
     if not torch.cuda.is_available():
         return ["cluster=cpu"]
-    found = cluster_with("cuda", torch.cuda.get_device_name())
-    return [f"cluster={name}" for name, one in shipped().items() if found and one.name == found.name]
+    found = Cluster.with_device("cuda", torch.cuda.get_device_name())
+    return [f"cluster={name}" for name, one in Cluster.shipped().items() if found and one.name == found.name]
 
 
 def taken(overrides: list[str]) -> tuple[int, int]:

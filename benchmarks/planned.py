@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--seq-len", type=int, default=8192)
     asked = parser.parse_args()
 
-    from plait.contract.cluster import shipped
+    from plait import Cluster
     from plait.parallel.simulated import simulated
     from plait_simplefsdp.estimate import Machine
     from plait_simplefsdp.plan import plan
@@ -76,7 +76,7 @@ def main() -> None:
     print("Times in ms; exposed: communication during which nothing is computed; bound: the least that could be.\n")
     print("| passes | collectives | communication | compute | exposed | relative to none | bound | peak, GiB |")
     print("|---|---|---|---|---|---|---|---|")
-    h100 = Machine.of(shipped()["h100"])
+    h100 = Machine.of(Cluster.shipped()["h100"])
     without, keys = None, ("communication_ms", "compute_ms", "exposed_ms", "bound_ms")
     with simulated(asked.ranks):
         graphs = traced(asked.model, asked.ranks, asked.batch, asked.seq_len)

@@ -149,7 +149,7 @@ def fitted(found: Any, cluster: Any, wanted: float) -> float:
 
 
 def main(parts: list[str], few: bool) -> None:
-    from plait.contract.cluster import cluster_of
+    from plait.contract.cluster import Cluster
     from plait.host import check, compose
     from plait.plan.engine import _plannable, plan, step_of
 
@@ -162,7 +162,7 @@ def main(parts: list[str], few: bool) -> None:
     with every_second_product_recomputed(), composed_norms():
         for row in (r for r in ROWS if r.fitted or not parts or any(part in r.name for part in parts)):
             config = compose([*COMMON, *row.overrides])
-            cluster = cluster_of(config.cluster)
+            cluster = Cluster.of(config.cluster)
             assert cluster is not None
             every, compiled = row.memory is not None and not few, config.compile.enabled
             one = plan(config, row.world, every=every)

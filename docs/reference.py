@@ -13,8 +13,8 @@ import attrs
 
 SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a module is one of `plait`
     "A run": "Run Config Precision Remat Compile Loss Schedule PlaitError misfit no_default unknown_key "
-    "near_miss plait.contract.cluster:Cluster",
-    "The mesh": "MeshAxis MeshView Mesh plait.contract.axes:MeshLayout divisors valid_degree",
+    "near_miss Cluster REMAT",
+    "The mesh": "MeshAxis MeshView Mesh MeshLayout join_axes divisors valid_degree",
     "The model": "ModelSpec matches Packed WeightPart stage stream_into",
     "Parameters": "transform_param mix_in distribute_params shard_dim shard_of_parts own_chunk held_indices "
     "canonical whole_tensor is_loaded set_wire_form take_wire_form WireForm",
@@ -29,23 +29,26 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "plait.host": "plait.host:compose plait.host:check plait.host:Checked plait.host:simulated plait.host:build_model "
     "plait.host:assembled plait.host:Assembly plait.host:fit plait.host:check_ranks plait.host:preload "
     "plait.host:standing_in",
+    "Without ranks": "plait.host:assemble plait.host:set_up plait.host:materialise "
+    "plait.host:hooks_of plait.host:accumulation plait.host:exchange plait.host:crowded plait.host:is_crowded",
     "What a run leaves": "plait.host:RunFolder plait.host:Outcome plait.host:is_live plait.host:Ledger plait.host:Job "
     "plait.host:metrics plait.host:weights plait.host:numbers plait.host:text",
     "Files and processes": "plait.host:reading plait.host:writing plait.host:replace plait.host:DiskError "
     "plait.host:in_words plait.host:locked plait.host:processes plait.host:can_fork plait.host:cores "
-    "plait.host:Scratch",
+    "plait.host:Scratch plait.host:check_threads",
     "A loop of your own": "plait.host:make_optimizer plait.host:learning_rate plait.host:load plait.host:load_latest "
     "plait.host:with_replicas plait.host:Saver plait.host:Store",
     "Plugins": "plait.host:plugins",
-    "Commands": "plait.host:Parser plait.host:whole plait.host:one_of plait.host:overrides_of",
+    "Commands": "plait.host:Parser plait.host:whole plait.host:one_of plait.host:overrides_of "
+    "plait.host:one_line plait.host:explained",
     "plait.testing": "Trial TrialResult train take_step forward_backward share batch documents full whole unequal "
     "worst_gradient apart assert_same Layout Collective Counting raises_about is_about",
 }
 SHOWN = {
-    "Hooks": ("answers", "first"),
+    "Hooks": ("answers", "first", "implemented"),
     "RunFolder": ("outcome", "read_config", "read_versions", "log_of"),
     "Ledger": ("read",),
-    "Assembly": ("extend", "layout", "layout_for", "degrees_for"),
+    "Assembly": ("configure", "extend", "layout", "layout_for", "degrees_for"),
     "Scratch": ("close",),
     "Saver": ("save", "wait"),
     "Store": ("latest", "complete", "Store.read", "Store.verify", "prune", "clean"),
@@ -61,9 +64,11 @@ TOLD = {  # of what has no docstring of ours
                 "`plugins.installed(kind)` maps names to what metadata says of each, `plugins.load(name, kind)` is "
                 "what an entry point names, `plugins.create(name, options, kind)` an instance, "
                 "`plugins.create_all(node, kind)` one for each name of a config's node, and "
-                "`plugins.described(name, kind)` how errors name one. `plugins.probe(name, kind)` imports one in an "
-                "interpreter of its own and says what it is; `plugins.hooks(name, strategy)` lists the hooks that an "
-                "instance has, of the version `plugins.API`."),
+                "`plugins.described(name, kind)` how errors name one. `plugins.order(strategies)` is the order in "
+                "which instances act, `plugins.claimed(strategies)` who has which role, and `plugins.blamed(error)` "
+                "whether a note of an error names the plugin that raised it. `plugins.probe(name, kind)` imports one "
+                "in an interpreter of its own and says what it is; `plugins.hooks(name, strategy)` lists the hooks "
+                "that an instance has, of the version `plugins.API`."),
     "weights": ("weights", "The module of weights in files: `weights.read(path)` opens a checkpoint, a folder of "
                 "safetensors or one such file, to be read tensor by tensor (`weights.Weights`), and "
                 "`weights.write(folder, sizes, tensor, beside)` writes a folder with an index and digests; "
@@ -72,6 +77,10 @@ TOLD = {  # of what has no docstring of ours
                 "of them."),
     "text": ("text", "The module of numbers as people read them: `text.gib`, `text.size`, `text.quantity`, "
              "`text.clock`, `text.loss` and `text.table`."),
+    "exchange": ("exchange", "The module of what ranks send each other in every step beside what strategies do: "
+                 "`exchange.sum_counts` sums `exchange.COUNTS` integers, `exchange.gather_metrics` gathers losses and "
+                 "peaks of memory."),
+    "REMAT": ("REMAT: tuple[str, ...]", "The modes of recomputation of a single block."),
     "ones": ("ones", "`Constant(1.0)`."),
     "zeros": ("zeros", "`Constant(0.0)`."),
     "hookspec": ("@hookspec", "Marks a function of a package's module as the specification of a "

@@ -1,11 +1,15 @@
 """What `plait` exports: the only list of it, for type checkers and for `__init__.py`."""
 
 from plait.contract.axes import MeshAxis as MeshAxis
+from plait.contract.axes import MeshLayout as MeshLayout
 from plait.contract.axes import MeshView as MeshView
 from plait.contract.axes import divisors as divisors
+from plait.contract.axes import join_axes as join_axes
 from plait.contract.axes import valid_degree as valid_degree
 from plait.contract.batch import Batch as Batch
 from plait.contract.choices import Choice as Choice
+from plait.contract.cluster import Cluster as Cluster
+from plait.contract.config import REMAT as REMAT
 from plait.contract.config import Compile as Compile
 from plait.contract.config import Config as Config
 from plait.contract.config import Loss as Loss

@@ -1,6 +1,7 @@
 """What `plait.host` exports: the only list of it, for type checkers and for `host.py`."""
 
 from plait.check.capacity import check_ranks as check_ranks
+from plait.check.capacity import check_threads as check_threads
 from plait.check.check import check as check
 from plait.check.checked import Checked as Checked
 from plait.checkpoint import weights as weights
@@ -16,10 +17,18 @@ from plait.commands.arguments import whole as whole
 from plait.commands.start import preload as preload
 from plait.compose.build import build_model as build_model
 from plait.compose.compose import compose as compose
+from plait.compose.compose import explained as explained
+from plait.contract.config import accumulation as accumulation
+from plait.contract.planned import crowded as crowded
+from plait.contract.planned import is_crowded as is_crowded
 from plait.launch.launcher import standing_in as standing_in
+from plait.parallel.answers import hooks_of as hooks_of
 from plait.parallel.apply import Applied as Applied
 from plait.parallel.apply import assembled as assembled
+from plait.parallel.apply import set_up as set_up
 from plait.parallel.assembly import Assembly as Assembly
+from plait.parallel.assembly import assemble as assemble
+from plait.parallel.initialize import materialise as materialise
 from plait.parallel.simulated import simulated as simulated
 from plait.parallel.step import Stepped as Stepped
 from plait.records import metrics as metrics
@@ -36,11 +45,13 @@ from plait.system.disk import replace as replace
 from plait.system.disk import writing as writing
 from plait.system.errors import DiskError as DiskError
 from plait.system.errors import in_words as in_words
+from plait.system.errors import one_line as one_line
 from plait.system.locks import locked as locked
 from plait.system.processes import can_fork as can_fork
 from plait.system.processes import cores as cores
 from plait.system.processes import processes as processes
 from plait.system.scratch import Scratch as Scratch
+from plait.train import exchange as exchange
 from plait.train.optimizer import learning_rate as learning_rate
 from plait.train.optimizer import make_optimizer as make_optimizer
 from plait.train.trainer import fit as fit

@@ -5,10 +5,10 @@ import re
 import attrs
 import pytest
 
-from plait.contract.cluster import cluster_of, shipped
+from plait.contract.cluster import Cluster
 from plait.contract.errors import PlaitError
 
-H100 = attrs.asdict(shipped()["h100"])
+H100 = attrs.asdict(Cluster.shipped()["h100"])
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,11 @@ H100 = attrs.asdict(shipped()["h100"])
     ],
 )  # fmt: skip
 def test_a_figure_that_cannot_be_is_refused(key, value):
-    assert cluster_of(H100).name
+    assert Cluster.of(H100).name
     with pytest.raises(PlaitError, match=re.escape(f"cluster.{key}")):
-        cluster_of({**H100, key: value})
+        Cluster.of({**H100, key: value})
 
 
 def test_nothing_but_the_cost_of_a_launch_and_what_is_reserved_may_be_zero():
-    free = cluster_of({**H100, "launch": 0.0, "reserved": 0.0})
+    free = Cluster.of({**H100, "launch": 0.0, "reserved": 0.0})
     assert (free.launch, free.reserved) == (0, 0)

@@ -63,7 +63,7 @@ def imported(code: str) -> Iterator[Name]:
 
 @functools.cache
 def private_attributes() -> set[str]:
-    """Names such as `_joined` of the attributes and methods of the exported classes, and of classes in their files."""
+    """Names such as `_single` of the attributes and methods of the exported classes, and of classes in their files."""
     files = {inspect.getsourcefile(each) for module in WHOLE for each in exported(module) if inspect.isclass(each)}
     trees = [ast.parse(Path(file).read_text()) for file in files if Path(file).is_relative_to(ROOT / "core")]
     inside = [node for tree in trees for each in tree.body if isinstance(each, ast.ClassDef) for node in ast.walk(each)]
@@ -116,7 +116,7 @@ def test_examples_and_plugins_use_what_is_public(file):
         "import plait as p\np.parallel.mesh",
         "from plait import planning\nplanning.engine",
         "importlib.import_module('plait.parallel.mesh')",
-        "def f(mesh):\n    return mesh._joined",
+        "def f(mesh):\n    return mesh._single",
         "def f(run):\n    run._create('fsdp2', {})",
     ],
 )

@@ -6,8 +6,7 @@ import attrs
 import numpy as np
 import pytest
 
-from plait import planning
-from plait.contract.cluster import cluster_of
+from plait import Cluster, planning
 from plait.host import compose
 from plait.parallel.assembly import assemble
 from plait.plan.pricing.between import between, ends
@@ -84,7 +83,7 @@ def test_figures_of_a_step_between_are_weighted_and_never_negative():
 @pytest.mark.slow
 def test_a_step_between_is_the_traced_one():
     run, found, chosen = composed()
-    cluster = cluster_of(run.config.cluster)
+    cluster = Cluster.of(run.config.cluster)
     target, mix = next((i, mix) for i, mix in ends(run, found, chosen).items() if len(mix) > 1)
 
     def traced(i):

@@ -12,8 +12,8 @@ import torch.distributed as dist
 import torch.multiprocessing
 from omegaconf import OmegaConf
 
+from plait import Cluster
 from plait.commands.calibrate import measured, written
-from plait.contract.cluster import cluster_of
 from plait.plan.calibrate import DTYPES, SENDS, SIZES, TIMES, Measured, Sizes, links
 from plait.testing.pool import Pool
 
@@ -36,7 +36,7 @@ def test_links_are_found_again_in_times_that_were_made_of_them() -> None:
 
 def test_the_file_is_a_cluster() -> None:
     found = Measured("GPU (of a sort)", 80e9, 1e9, (3e12, 2e12), {"float32": (4e13, 3e13)}, 5e-6, _made(1e11, 1e-5, 4))
-    cluster = cluster_of(OmegaConf.to_container(OmegaConf.create(written(found, "cuda", 4))))
+    cluster = Cluster.of(OmegaConf.to_container(OmegaConf.create(written(found, "cuda", 4))))
     assert cluster.has("GPU (of a sort)")
     assert (cluster.memory, cluster.reserved, cluster.node, cluster.launch) == (80e9, 1e9, 4, 5e-6)
     assert cluster.achieved.products == [0.75, 1.0]

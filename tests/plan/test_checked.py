@@ -1,7 +1,6 @@
 """A plan that was put together of pieces is compared with a trace of the same run."""
 
-from plait import planning
-from plait.contract.cluster import cluster_of
+from plait import Cluster, planning
 from plait.host import check, compose
 from plait.plan.pricing.pieces import pieces
 
@@ -13,7 +12,7 @@ RUN = [
 
 def needs(*more: str) -> float:
     run = check(compose([*RUN, *more]), 2)
-    cluster = cluster_of(run.config.cluster)
+    cluster = Cluster.of(run.config.cluster)
     found = pieces(run.config, run.layout, run.config.strategy, cluster.granularity)
     return planning.needs(run.config, 2, cluster, found)
 

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import pytest
 
-from plait.contract.cluster import cluster_of
+from plait import Cluster
 from plait.host import check, compose
 from plait.plan.engine import _plannable, plan
 from plait.plan.pricing.pieces import pieces
@@ -40,7 +40,7 @@ CLOSE = {"one shard": 0.15}
 def test_pieces_put_together_cost_what_the_whole_costs(case: str) -> None:
     base, others = CASES[case]
     first = check(_plannable(compose([*SMALL, *base]), []), 8)
-    cluster = cluster_of(first.config.cluster)
+    cluster = Cluster.of(first.config.cluster)
     found = pieces(first.config, first.layout, first.config.strategy, cluster.granularity)
     kind_of = {fqn: kind for kind, group in enumerate(found[0].groups) for fqn in group.fqns}
     kinds = [kind_of[fqn] for fqn in sorted(kind_of, key=lambda fqn: int(fqn.split(".")[1]))]
@@ -59,7 +59,7 @@ def test_pieces_put_together_cost_what_the_whole_costs(case: str) -> None:
 def test_backward_of_a_block_has_its_own_gradients_beside_those_of_the_blocks_after_it() -> None:
     more = ["strategy=[]", "model.n_layers=5", "train.seq_len=8", "precision.param=float32", "train.local_batch_size=1"]
     run = check(_plannable(compose([*SMALL, *more]), []), 1)
-    cluster = cluster_of(run.config.cluster)
+    cluster = Cluster.of(run.config.cluster)
     found = price(pieces(run.config, run.layout, {}, 1), run.layout, cluster, 1)
     (gradients,) = found.gradients
     for cost in found.blocks[0].values():
@@ -70,7 +70,7 @@ def test_what_a_rank_always_holds_is_its_parameters_the_optimizer_and_buffers() 
     """The more so the balance of experts, which lies in buffers."""
     more = ["model=deepseek_v3_debug", "strategy=[]", "model.n_dense_layers=0", "model.n_layers=5", "train.seq_len=8"]
     run = check(_plannable(compose([*SMALL, *more]), []), 1)
-    cluster = cluster_of(run.config.cluster)
+    cluster = Cluster.of(run.config.cluster)
     traced = pieces(run.config, run.layout, {}, 1)
     held = dict(zip(KINDS, traced[0].levels[0], strict=True))
     parameters = 4 * sum(math.prod(tensor.shape) for tensor in traced[0].tensors.values())
@@ -84,7 +84,7 @@ def test_more_shards_have_less_to_sum_over_copies() -> None:
     tiny = ["model.dim=32", "model.n_layers=5", "model.n_heads=2", "model.n_kv_heads=1", "model.ffn_dim=64"]
     node = _plannable(compose([*SMALL, *HSDP, *tiny, "train.seq_len=8"]), [])
     four, eight = (check(node, world) for world in (4, 8))
-    cluster: Any = cluster_of(eight.config.cluster)
+    cluster: Any = Cluster.of(eight.config.cluster)
     # Copies are on different nodes, and nothing hides what is sent between them.
     cluster = attrs.evolve(cluster, node=4, between=attrs.evolve(cluster.between, bandwidth=1e6))
     put, real = (

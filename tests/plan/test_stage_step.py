@@ -3,7 +3,7 @@
 import attrs
 import pytest
 
-from plait.contract.cluster import cluster_of
+from plait import Cluster
 from plait.host import check, compose
 from plait.plan.engine import plan, stages_of
 from plait.plan.stages.step import StageStep
@@ -25,7 +25,7 @@ def run():
 @pytest.fixture(scope="module")
 def steps(run) -> list[StageStep]:
     """Of two ranks under 1F1B, which keeps nothing of what it sent."""
-    return stages_of(run.config, run.assembly, 0, cluster_of(run.config.cluster), False, False).steps
+    return stages_of(run.config, run.assembly, 0, Cluster.of(run.config.cluster), False, False).steps
 
 
 def peak(step: StageStep) -> int:
@@ -33,7 +33,7 @@ def peak(step: StageStep) -> int:
 
 
 def test_what_was_sent_and_is_kept_is_in_memory_until_the_step_ends(run, steps) -> None:
-    granularity = cluster_of(run.config.cluster).granularity
+    granularity = Cluster.of(run.config.cluster).granularity
     for step, sent in zip(steps, ("streams", "gradients"), strict=True):
         place = attrs.evolve(step.place, plan=attrs.evolve(step.place.plan, keeps=(sent,)))
         found, _ = trace_place(run.config, 2, place, granularity, False, False, step.like)
@@ -62,7 +62,7 @@ def test_the_plan_reserves_no_less_than_the_peak_and_tells_how_many_nodes_stages
 
 def test_a_stream_between_stages_takes_whole_units_of_the_allocator() -> None:
     small = check(compose([*RUN, "train.seq_len=9", "train.local_batch_size=1", f"train.global_batch_size={MICRO}"]), 2)
-    cluster = cluster_of(small.config.cluster)
+    cluster = Cluster.of(small.config.cluster)
     assert cluster.granularity == 512
     found = stages_of(small.config, small.assembly, 0, cluster, False, False)
     assert [(step.sent, step.stream) for step in found.steps] == [(9 * 32 * 4, 3 * 512)] * 2

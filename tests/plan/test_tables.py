@@ -8,7 +8,7 @@ import pytest
 
 from plait.host import compose
 from plait.plan.engine import plan
-from plait.plan.tables import text, work
+from plait.plan.tables import page, work
 from plait.plan.values import Plan
 
 TINY = [
@@ -35,5 +35,5 @@ def test_operators_beyond_the_largest_are_told_together(found: Any) -> None:
 def test_what_a_model_makes_of_its_devices_is_told_if_it_counts_its_operations(found: Any) -> None:
     known = attrs.evolve(found, time=attrs.evolve(found.time, mfu=(0.25, 0.5)))
     unknown = attrs.evolve(found, time=attrs.evolve(found.time, mfu=None))
-    assert re.search(r"^MFU +25\.0 to 50\.0%$", text(known), re.MULTILINE)
-    assert "MFU" not in text(unknown)
+    assert re.search(r"^MFU +25\.0 to 50\.0%$", page(known), re.MULTILINE)
+    assert "MFU" not in page(unknown)

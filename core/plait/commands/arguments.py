@@ -159,11 +159,8 @@ def whole(name: str, fits: str, least: int = 0) -> Callable[[str], int]:
     return read
 
 
-def overrides_of(args: argparse.Namespace) -> list[str]:
-    """What `Parser.take_overrides` took, as `plait.host.compose` wants it."""
-    return with_config_dir(args.overrides, args)
-
-
-def with_config_dir(overrides: list[str], args: argparse.Namespace) -> list[str]:
-    """`overrides`, composed where `Parser.take_overrides` was told to look."""
-    return [*overrides, *(["--config-dir", args.config_dir] if args.config_dir else [])]
+def overrides_of(args: argparse.Namespace, overrides: Sequence[str] | None = None) -> list[str]:
+    """What `Parser.take_overrides` took, as `plait.host.compose` wants it. overrides: others, composed where these
+    would be."""
+    given = args.overrides if overrides is None else overrides
+    return [*given, *(["--config-dir", args.config_dir] if args.config_dir else [])]

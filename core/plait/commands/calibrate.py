@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
-from plait.contract.errors import PlaitError, misfit
+from plait import PlaitError, misfit
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from plait.commands.arguments import Parser
+    from plait.host import Parser
 
 help = "measure this machine, for cluster=NAME"
 
@@ -38,7 +38,7 @@ achieved: # [low, high] share of the figures above that is reached, measured ove
 
 
 def arguments(parser: "Parser") -> None:
-    from plait.commands.arguments import one_of, whole
+    from plait.host import one_of, whole
 
     parser.description = """\
 Measures this machine's devices and the links between them: copies, matrix products in each dtype, and all-reduce,
@@ -59,8 +59,7 @@ def run(args: "Namespace") -> int:
     if path.exists() and not args.force:
         raise PlaitError(f"{path} exists already; replace it with --force, or choose another name=NAME")
     device, ranks = _device(args.device, args.ranks)
-    from plait.check.capacity import check_threads
-    from plait.system.disk import replace, writing
+    from plait.host import check_threads, replace, writing
 
     check_threads(ranks)
     text = written(measured(device, ranks), device, ranks)

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from plait.commands.arguments import Parser
+    from plait.host import Parser
 
 help = "predict what a step costs: memory, collectives, time"
 
 
 def arguments(parser: "Parser") -> None:
-    from plait.commands.arguments import one_of, whole
+    from plait.host import one_of, whole
 
     parser.description = """\
 Simulates one rank of the run that `plait train` would start with these overrides, with the real strategies and without
@@ -34,31 +34,30 @@ cluster=h100, h200, b200, a100, mi300x, cpu, or your own file conf/cluster/NAME.
 
 
 def run(args: "Namespace") -> int:
-    from plait.contract.planned import crowded
+    from plait.host import crowded
 
     with crowded(args.routing == "worst"):
         return _several(args) if args.multirun else _one(args)
 
 
 def _several(args: "Namespace") -> int:
-    from plait.commands.arguments import with_config_dir
+    from plait.host import overrides_of
     from plait.plan.side_by_side import jobs, side_by_side
 
-    configs = [(label, with_config_dir(given, args)) for label, given in jobs(args.overrides)]
+    configs = [(label, overrides_of(args, given)) for label, given in jobs(args.overrides)]
     ranking = side_by_side(configs, args.world, args.rank)
     print(_in_json(ranking.as_json()) if args.json else ranking.text())
     return ranking.code
 
 
 def _one(args: "Namespace") -> int:
-    from plait.commands.arguments import overrides_of
-    from plait.host import compose
+    from plait.host import compose, overrides_of
     from plait.plan.engine import plan
-    from plait.plan.tables import text
+    from plait.plan.tables import page
     from plait.plan.values import FULL
 
     planned = plan(compose(overrides_of(args)), args.world, args.rank, args.all_blocks)
-    print(_in_json(planned.as_json()) if args.json else text(planned))
+    print(_in_json(planned.as_json()) if args.json else page(planned))
     return FULL if planned.fits is False else 0
 
 

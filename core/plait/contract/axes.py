@@ -123,6 +123,10 @@ class MeshLayout:
         views = {name: [plain(axis) for axis in axes] for name, axes in self.views.items()}
         return {"world_size": self.world_size, "dense": [plain(axis) for axis in self.dense], "views": views}
 
+    def describe(self, axes: Iterable[MeshAxis]) -> str:
+        """These axes in words: name, degree and strategy of each."""
+        return describe(axes, self.owner)
+
     def count(self, splits: str | None) -> int:
         """Into how many parts the world divides "batch", "sequence" or "layers"; None: how many ranks see the same
         tokens."""

@@ -76,27 +76,27 @@ class Cluster:
         """How many nodes a group of ranks spans if its first and last rank are `span` ranks apart."""
         return -(-span // self.node)
 
+    @classmethod
+    def of(cls, node: Any) -> "Cluster | None":
+        """The cluster in the resolved config's `cluster`; None if there is none. Raises PlaitError for a key that does
+        not fit."""
+        return typed(cls, node, "cluster") if node else None
 
-def cluster_of(node: Any) -> Cluster | None:
-    """The cluster in the resolved config's `cluster`; None if there is none. Raises PlaitError for a key that does not
-    fit."""
-    return typed(Cluster, node, "cluster") if node else None
+    @staticmethod
+    @functools.cache
+    def shipped() -> "Mapping[str, Cluster]":
+        """Name of an option -> cluster, for all that Plait ships."""
+        from omegaconf import OmegaConf
 
+        import plait.conf.cluster
 
-@functools.cache
-def shipped() -> Mapping[str, Cluster]:
-    """Name of an option -> cluster, for all that Plait ships."""
-    from omegaconf import OmegaConf
+        files = [path for folder in plait.conf.cluster.__path__ for path in sorted(Path(folder).glob("*.yaml"))]
+        return {path.stem: typed(Cluster, OmegaConf.to_container(OmegaConf.load(path)), path.stem) for path in files}
 
-    import plait.conf.cluster
-
-    files = [path for folder in plait.conf.cluster.__path__ for path in sorted(Path(folder).glob("*.yaml"))]
-    return {path.stem: typed(Cluster, OmegaConf.to_container(OmegaConf.load(path)), path.stem) for path in files}
-
-
-def cluster_with(device_type: str, device_name: str) -> Cluster | None:
-    """The shipped cluster of this device. device_name: from `torch.cuda.get_device_name`; ignored on a CPU."""
-    for one in shipped().values():
-        if one.device == device_type and (device_type == "cpu" or one.has(device_name)):
-            return one
-    return None
+    @classmethod
+    def with_device(cls, device_type: str, device_name: str) -> "Cluster | None":
+        """The shipped cluster of this device. device_name: from `torch.cuda.get_device_name`; ignored on a CPU."""
+        for one in cls.shipped().values():
+            if one.device == device_type and (device_type == "cpu" or one.has(device_name)):
+                return one
+        return None

@@ -38,7 +38,7 @@ def is_crowded() -> bool:
 
 @contextlib.contextmanager
 def crowded(yes: bool = True) -> Iterator[None]:
-    """Plan the worst routing inside."""
+    """Plan the worst routing inside, or the even one if not `yes`."""
     global _crowded
     before, _crowded = _crowded, yes
     try:

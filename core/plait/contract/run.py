@@ -61,10 +61,10 @@ class Run:
     def cluster(self) -> "Cluster":
         """The machines of the run: the config's cluster, else the shipped one for the devices here; a GPU without one
         counts as an H100. The same on all ranks."""
-        from plait.contract.cluster import cluster_of, cluster_with, shipped
+        from plait.contract.cluster import Cluster
 
-        here = cluster_with(self.device_type, self.device_name)
-        return cluster_of(self.config.cluster) or here or shipped()["h100"]
+        here = Cluster.with_device(self.device_type, self.device_name)
+        return Cluster.of(self.config.cluster) or here or Cluster.shipped()["h100"]
 
     def use(self, name: str, **options: Any) -> None:
         """Select the installed strategy `name` with these options. Only inside `configure`.

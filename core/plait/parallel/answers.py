@@ -1,6 +1,6 @@
 """The required answers of hooks. A wrong answer is refused where it is given, with its strategy's name."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from plait.contract.exact import Misfit
 from plait.contract.model_spec import ModelSpec
 from plait.parallel.clip import plain
 from plait.parallel.own_state import RESERVED
-from plait.strategies.hooks import Required
+from plait.strategies.hooks import Hooks, Required
 
 
 def _list_of(kind: Any, answer: Any) -> list[Any]:
@@ -114,3 +114,11 @@ ANSWERS = {
     ),
     "state": Required("a dict of tensors by name, or None", _own_state),
 }
+
+
+def hooks_of(strategies: Mapping[str, Any]) -> Hooks:
+    """The hooks of these strategies, name -> instance, without the core's own answers.
+
+    Raises PlaitError for strategies that do not go together.
+    """
+    return Hooks(strategies, ANSWERS)

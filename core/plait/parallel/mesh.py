@@ -31,6 +31,8 @@ class Mesh(contract.Mesh):
     dense: one dim per axis; None if no axis is left. Axes of one rank are left out if there are several ranks: torch
     would make a group for every rank of the world on each rank.
     views: name -> the same of a view.
+    joined: names of several axes -> the mesh of one flat dim that joins them; made for gradients that are summed over
+    all of them.
 
     Meshes are kept: to make one, to compare it and to hash it takes torch as long as there are ranks.
     """
@@ -46,7 +48,7 @@ class Mesh(contract.Mesh):
         self.dense = self._factor(layout.dense)
         self.views = {name: self._factor(axes) for name, axes in layout.views.items()}
         self._axes = {axis.name: self._axis(axis.name) for axis in all_axes}
-        self._joined: dict[tuple[str, ...], DeviceMesh] = {}
+        self.joined: dict[tuple[str, ...], DeviceMesh] = {}
         self._data = functools.cache(self._find_data)
         for view in (None, *layout.views):  # groups must be created in the same order on all ranks, so now
             for outer in (None, *(a.name.rpartition(".")[2] for a in layout.data_axes(view))):
@@ -122,7 +124,7 @@ class Mesh(contract.Mesh):
         axes = {str(self[name].get_group().group_name): name for name in reversed(names)}
         if not joined:
             return axes
-        several = {str(joint.get_group().group_name): "data" for joint in self._joined.values()}
+        several = {str(joint.get_group().group_name): "data" for joint in self.joined.values()}
         every = {str(dist.group.WORLD.group_name): "world"} if dist.group.WORLD else {}
         return {**every, **several, **axes}
 
@@ -143,9 +145,9 @@ class Mesh(contract.Mesh):
         key = tuple(names)
         if len(names) == 1:
             return self[names[0]]
-        if key not in self._joined:
-            self._joined[key] = flattened(self._of(names[0])[key], joined)
-        return self._joined[key]
+        if key not in self.joined:
+            self.joined[key] = flattened(self._of(names[0])[key], joined)
+        return self.joined[key]
 
     def _axis(self, name: str) -> DeviceMesh:
         if name not in self._single:

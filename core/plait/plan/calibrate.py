@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.system.processes import cores
+from plait.host import cores
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed them

@@ -2,27 +2,23 @@
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any
 
-from plait.contract.axes import MeshAxis, describe
-from plait.contract.config import Config
-from plait.contract.errors import PlaitError
-from plait.strategies.blame import blamed
-from plait.strategies.hooks import TRACE
-from plait.system.errors import one_line
+from plait import Config, MeshLayout, PlaitError
+from plait.host import one_line, plugins
 
+TRACE = "PLAIT_TRACE_PLUGINS"  # set, it shows the calls of hooks, and errors where they come from
 DEVICE = ("cuda", "nvidia driver", "hip", "nccl")  # what torch's errors say if a GPU is missing
 
 
-def refuse_divided_layers(axes: Iterable[Any], owner: Mapping[str, str]) -> None:
-    """Raises PlaitError if one of these axes and views of strategies divides the layers of the model: then a step is
-    not put together of the pieces of one trace."""
-    cut = [axis for axis in axes if isinstance(axis, MeshAxis) and axis.splits == "layers" and axis.degree > 1]
+def refuse_divided_layers(layout: MeshLayout) -> None:
+    """Raises PlaitError if an axis divides the layers of the model: then a step is not put together of the pieces of
+    one trace."""
+    cut = [axis for axis in layout.dense if axis.splits == "layers" and axis.degree > 1]
     if cut:
         raise PlaitError(
-            f"a step is traced in pieces only if ranks have all layers, but there is {describe(cut, owner)}; use "
+            f"a step is traced in pieces only if ranks have all layers, but there is {layout.describe(cut)}; use "
             "degree 1, or leave the strategy out"
         ).at(cut[0].name, cut[0].degree, fits=(1,))
 
@@ -43,20 +39,18 @@ def in_words(config: Config, strategies: Iterable[str] | None = None) -> Iterato
 
 def _who(error: Exception, config: Config, strategies: Iterable[str]) -> str:
     """Names the strategy or model whose code raised the error: "cannot plan strategy 'x' (dist 1.0), which "."""
-    if blamed(error):
+    if plugins.blamed(error):
         return "cannot plan this run: a hook "  # a note names it
-    from plait.strategies.registry import described, installed
-
-    plugins = installed()
-    packages = {plugins[name].package: name for name in strategies if name in plugins}
+    installed = plugins.installed()
+    packages = {installed[name].package: name for name in strategies if name in installed}
     for package in reversed(_packages(error.__traceback__)):
         if package in packages:
-            return f"cannot plan {described(packages[package])}, which "
+            return f"cannot plan {plugins.described(packages[package])}, which "
     return f"cannot plan this run: model {config.model.get('_target_')}, or what runs in it, "
 
 
 def _what(error: Exception) -> str:
-    from plait.system.torch_internals.tracing import (
+    from plait.plan.torch_internals import (
         DataDependentOutputException,
         DynamicOutputShapeException,
         UnsupportedOperatorException,

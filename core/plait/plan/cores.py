@@ -4,7 +4,7 @@ other."""
 from collections.abc import Callable
 from typing import Any
 
-from plait.system.processes import can_fork, cores, processes
+from plait.host import can_fork, cores, processes
 
 
 def on_all_cores(act: Callable[..., Any], jobs: list[tuple[Any, ...]], apart: bool = False) -> list[Any]:

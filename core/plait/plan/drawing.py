@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from plait.host import text
 from plait.plan.values import PlannedAxis
-from plait.records.text import table
 
 COLUMNS, ROWS = 8, 6  # ranks drawn; of longer axes the first ones and the last
 
@@ -34,7 +34,7 @@ def drawn(axes: Sequence[PlannedAxis], node: int | None) -> list[str]:
             before = rank if rank is not None else before
         first, end = row * inner.degree, (row + 1) * inner.degree - 1
         lines.append([*map(str, _coordinates(row, outer)), *cells, _nodes(first, end, node)])
-    return table(lines, left=())
+    return text.table(lines, left=())
 
 
 def _some(count: int, most: int) -> list[int | None]:

@@ -6,12 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from plait.contract.cluster import Cluster, cluster_of
-from plait.contract.config import Config
-from plait.contract.errors import PlaitError
-from plait.contract.planned import is_crowded
-from plait.host import Checked, check
-from plait.parallel.assembly import Assembly
+from plait import Cluster, Config, PlaitError
+from plait.host import Assembly, Checked, check, is_crowded
 from plait.plan.cannot import in_words
 from plait.plan.memo import Memo
 from plait.plan.roofline import Spent, spend
@@ -33,7 +29,7 @@ def plan(config: Config, world: int | None = None, rank: int | None = None, ever
     most. every: trace all blocks, even equal ones. Raises PlaitError for what does not fit or cannot be planned.
     """
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns about collectives that are known
-    cluster = cluster_of(config.cluster)
+    cluster = Cluster.of(config.cluster)
     notes: list[str] = []
     checked = check(_plannable(config, notes), world)
     notes += [details or line for line, details in checked.said]

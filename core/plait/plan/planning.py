@@ -1,12 +1,7 @@
 """What `plait.planning` offers to a strategy that searches for a layout."""
 
-from plait.compose.build import build_model
-from plait.contract.cluster import Cluster, cluster_of
-from plait.contract.config import REMAT
-from plait.contract.errors import near_miss
-from plait.contract.model_spec import matches
-from plait.contract.planned import crowded, is_crowded
-from plait.parallel.simulated import simulated
+from plait import REMAT, Cluster, matches, near_miss
+from plait.host import build_model, crowded, is_crowded, simulated, text
 from plait.plan.cluster_here import cluster_here
 from plait.plan.cores import on_all_cores
 from plait.plan.pricing.checked import needs
@@ -18,7 +13,9 @@ from plait.plan.pricing.stage_price import StageTotal, planned_stages, shares, s
 from plait.plan.pricing.traces import traces
 from plait.plan.ranks import degrees, members
 from plait.plan.roofline import seconds_of, seconds_to_send
-from plait.records.text import size, table
+
+cluster_of = Cluster.of
+size, table = text.size, text.table
 
 __all__ = [
     "REMAT",

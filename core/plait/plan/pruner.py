@@ -2,11 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from plait.records.text import gib
-from plait.system.errors import one_line
+from plait.host import one_line, text
 
 if TYPE_CHECKING:
-    from plait.check.checked import Checked
+    from plait.host import Checked
 
 
 def cannot_work(checked: "Checked") -> str:
@@ -28,19 +27,18 @@ def cannot_work(checked: "Checked") -> str:
     checked.assembly.run.report("sweep", figures)
     if planned.capacity is not None and not planned.fits:
         return (
-            f"does not fit cluster={planned.cluster}: it needs {gib(planned.memory.peak)} per rank, and "
-            f"{gib(planned.capacity)} can be used"
+            f"does not fit cluster={planned.cluster}: it needs {text.gib(planned.memory.peak)} per rank, and "
+            f"{text.gib(planned.capacity)} can be used"
         )
     return ""
 
 
 def _cannot_compose(checked: "Checked") -> str:
-    from plait.parallel.apply import set_up
-    from plait.parallel.simulated import simulated
+    from plait.host import simulated
 
     try:
         with simulated(checked.layout.world_size):
-            set_up(checked.assembly, fill=False)
+            checked.apply(fill=False)
     except Exception as error:
         return one_line(error)
     return ""

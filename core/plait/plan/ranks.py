@@ -3,7 +3,7 @@
 import itertools
 import math
 
-from plait.contract.axes import MeshLayout
+from plait import MeshLayout
 
 
 def degrees(layout: MeshLayout) -> dict[str, int]:

@@ -5,7 +5,7 @@ import math
 
 import attrs
 
-from plait.contract.cluster import Cluster
+from plait import Cluster
 from plait.plan.events import BESIDE, Clock
 from plait.plan.tracing.recorder import Operator
 from plait.plan.tracing.trace import StepTrace

@@ -5,10 +5,9 @@ from typing import Any
 
 import attrs
 
-from plait.contract.errors import PlaitError
+from plait import PlaitError
+from plait.host import one_line, text
 from plait.plan.values import FULL, Plan
-from plait.records.text import size, table
-from plait.system.errors import one_line
 
 
 @attrs.frozen
@@ -46,14 +45,14 @@ class Ranking:
             speed = f"{time.tokens_per_second[0]:,.0f} to {time.tokens_per_second[1]:,.0f}" if time else ""
             over = -(job.plan.free or 0)
             remark = (
-                f"does not fit: {size(over)} too much"
+                f"does not fit: {text.size(over)} too much"
                 if job.plan.fits is False
                 else f"bound by {time.bound}"
                 if time
                 else ""
             )
-            rows.append((str(place), job.label, size(job.plan.memory.peak), step, speed, remark))
-        return "\n".join(table(rows, left=(0, 1, 5)))
+            rows.append((str(place), job.label, text.size(job.plan.memory.peak), step, speed, remark))
+        return "\n".join(text.table(rows, left=(0, 1, 5)))
 
 
 def jobs(overrides: list[str]) -> list[tuple[str, list[str]]]:
@@ -61,7 +60,7 @@ def jobs(overrides: list[str]) -> list[tuple[str, list[str]]]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    from plait.compose.compose import explained
+    from plait.host import explained
 
     try:
         parsed = OverridesParser.create().parse_overrides(overrides)

@@ -1,6 +1,6 @@
 """The plan of a run whose layers are divided: its ranks side by side, and all figures of the one that holds most."""
 
-from plait.contract.cluster import Cluster
+from plait import Cluster
 from plait.host import Checked
 from plait.plan.ranks import members
 from plait.plan.roofline import Spent, spend

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from plait.contract.cluster import Cluster
+from plait import Cluster
 from plait.host import Checked
 from plait.plan.tracing.recorder import Operator
 from plait.plan.tracing.trace import StepTrace

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
+from plait.host import text
 from plait.plan.drawing import drawn
 from plait.plan.values import KINDS, Plan
-from plait.records.text import size, table
 
 
-def text(plan: Plan) -> str:
+def page(plan: Plan) -> str:
     """The whole plan, in tables."""
     lines = [
         f"model    {plan.model}, {plan.parameters:,} parameters",
@@ -38,7 +38,7 @@ def mesh(plan: Plan) -> list[str]:
     if not plan.axes:
         return ["mesh: one rank, no axes"]
     drawing = " x ".join(f"{a.name} {a.degree}" for a in plan.axes if a.view == "dense")
-    lines = [f"mesh     {drawing}, outermost first", "", *table(rows, left=(0, 1, 4, 5))]
+    lines = [f"mesh     {drawing}, outermost first", "", *text.table(rows, left=(0, 1, 4, 5))]
     for view in dict.fromkeys(axis.view for axis in plan.axes):
         if picture := drawn([axis for axis in plan.axes if axis.view == view], plan.node):
             lines += ["", f"ranks of the {view} mesh", *picture]
@@ -51,19 +51,21 @@ def memory(plan: Plan) -> list[str]:
     for kind in KINDS:
         most, held = getattr(plan.memory, kind), plan.memory.at.held[kind]
         if most:
-            rows.append((kind, size(most), size(held)))
-    rows.append(("peak", "", size(plan.memory.peak)))
+            rows.append((kind, text.size(most), text.size(held)))
+    rows.append(("peak", "", text.size(plan.memory.peak)))
     at = plan.memory.at
     where = at.module or "the model itself"
-    lines = [*table(rows, left=(0,)), "", f"the peak is in {at.phase}, in {where}, at {at.operator}"]
+    lines = [*text.table(rows, left=(0,)), "", f"the peak is in {at.phase}, in {where}, at {at.operator}"]
     expandable, segments = plan.memory.reserved
-    lines.append(f"on a GPU torch reserves {size(expandable)} with expandable segments, {size(segments)} without")
+    lines.append(
+        f"on a GPU torch reserves {text.size(expandable)} with expandable segments, {text.size(segments)} without"
+    )
     if plan.fits is None:
         return [*lines, "no cluster is given, so whether this fits is not known: cluster=h100"]
     said = "fits" if plan.fits else "DOES NOT FIT"
     said = f"the largest rank {said}" if plan.stages else said
-    more = f"{size(abs(plan.free or 0))} {'are left' if plan.fits else 'too much'}"
-    lines.append(f"{said} on {plan.cluster}: {size(plan.capacity or 0)} for torch, {more}")
+    more = f"{text.size(abs(plan.free or 0))} {'are left' if plan.fits else 'too much'}"
+    lines.append(f"{said} on {plan.cluster}: {text.size(plan.capacity or 0)} for torch, {more}")
     if plan.fits and expandable > (plan.capacity or 0):
         lines.append("it fits only because torch gives back what it has cached, which makes steps slower")
     return lines
@@ -77,11 +79,11 @@ def stages(plan: Plan) -> list[str]:
     rows = [("rank", "stages", "blocks", "parameters", "micro-batches kept", "peak", "sends", "busy")]
     for each in one.ranks:
         numbers, blocks = (" ".join(map(str, values)) for values in (each.stages, each.blocks))
-        sends = f"{each.sends:,}, {size(each.sent)}"
+        sends = f"{each.sends:,}, {text.size(each.sent)}"
         busy = f"{each.busy[0]:.4f} to {each.busy[1]:.4f} s" if each.busy else ""
-        peak, held = size(each.peak), size(each.parameters)
+        peak, held = text.size(each.peak), text.size(each.parameters)
         rows.append((str(each.rank), numbers, blocks, held, str(each.live), peak, sends, busy))
-    lines = [f"stages   {one.schedule} over {one.axis}, {one.micro} micro-batches", "", *table(rows, left=(1, 2))]
+    lines = [f"stages   {one.schedule} over {one.axis}, {one.micro} micro-batches", "", *text.table(rows, left=(1, 2))]
     if one.bubble:
         low, high = sorted(one.bubble)
         lines += ["", f"bubble: ranks wait for {100 * low:.1f} to {100 * high:.1f}% of the micro-batches' time"]
@@ -92,20 +94,22 @@ def collectives(plan: Plan) -> list[str]:
     rows = [("collectives of a step", "kind", "ranks", "nodes", "count", "bytes")]
     for one in plan.collectives:
         nodes = "" if one.nodes is None else str(one.nodes)
-        rows.append((one.axis, one.kind, str(one.ranks), nodes, f"{one.count:,}", size(one.bytes)))
-    return table(rows, left=(0, 1)) if plan.collectives else ["no collectives"]
+        rows.append((one.axis, one.kind, str(one.ranks), nodes, f"{one.count:,}", text.size(one.bytes)))
+    return text.table(rows, left=(0, 1)) if plan.collectives else ["no collectives"]
 
 
 def work(plan: Plan, most: int = 8) -> list[str]:
     """The operators with the most arithmetic."""
     rows = [("operators of a step", "count", "TFLOP", "bytes")]
     for one in plan.work[:most]:
-        rows.append((one.operator, f"{one.count:,}", f"{one.flops / 1e12:,.3f}", size(one.bytes)))
+        rows.append((one.operator, f"{one.count:,}", f"{one.flops / 1e12:,.3f}", text.size(one.bytes)))
     rest = plan.work[most:]
     if rest:
         flops, moved = sum(w.flops for w in rest), sum(w.bytes for w in rest)
-        rows.append((f"{len(rest)} others", f"{sum(w.count for w in rest):,}", f"{flops / 1e12:,.3f}", size(moved)))
-    return table(rows, left=(0,))
+        rows.append(
+            (f"{len(rest)} others", f"{sum(w.count for w in rest):,}", f"{flops / 1e12:,.3f}", text.size(moved))
+        )
+    return text.table(rows, left=(0,))
 
 
 def time(plan: Plan) -> list[str]:

@@ -30,11 +30,11 @@ def peak_flops(device_type: str, device_name: str, dtype: object) -> float | Non
     """
     if device_type == "cpu" or str(dtype).removeprefix("torch.") not in ("bfloat16", "float16"):
         return None
-    from plait.contract.cluster import PART, cluster_with
+    from plait.contract.cluster import PART, Cluster
 
     if re.search(PART, device_name) or _LESSER.search(device_name):
         return None
-    if cluster := cluster_with(device_type, device_name):
+    if cluster := Cluster.with_device(device_type, device_name):
         return cluster.rate(str(dtype).removeprefix("torch."))
     for pattern, tflops in _OTHERS:
         if re.search(rf"\b(?:{pattern})\b", device_name):

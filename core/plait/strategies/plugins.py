@@ -5,11 +5,27 @@ from typing import Any
 
 from plait.contract.hookspecs import API
 from plait.contract.kinds import KINDS
+from plait.strategies.blame import blamed
 from plait.strategies.hooks import HOOKS, Hooks
+from plait.strategies.order import claimed, order
 from plait.strategies.probe import probe
 from plait.strategies.registry import Plugin, create, create_all, described, installed, load
 
-__all__ = ["API", "KINDS", "Plugin", "create", "create_all", "described", "hooks", "installed", "load", "probe"]
+__all__ = [
+    "API",
+    "KINDS",
+    "Plugin",
+    "blamed",
+    "claimed",
+    "create",
+    "create_all",
+    "described",
+    "hooks",
+    "installed",
+    "load",
+    "order",
+    "probe",
+]
 
 
 def hooks(name: str, strategy: Any) -> list[str]:

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from plait.contract.errors import PlaitError
 from plait.parallel.apply import Applied
 from plait.parallel.step import Stepped
+from plait.train import exchange
 from plait.train.on_host import OnHost
 
 Row = dict[str, Any]
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
 
 
 class Laps:
@@ -86,9 +86,8 @@ class StepMetrics:
         self._logged: list[tuple[list[str], OnHost]] = []
         memory, self.memory_kind = peak_memory(run.applied.device)
         mine = done.loss if run.applied.mesh.is_dp_leader() else torch.zeros_like(done.loss)
-        sent = torch.stack([mine, torch.full_like(mine, memory)])  # a kernel with a number waits for nothing
-        gathered = torch.empty(2 * dist.get_world_size(), dtype=torch.float64, device=mine.device)
-        work = _all_gather(gathered, sent, async_op=True)
+        # a kernel with a number waits for nothing
+        gathered, _, work = exchange.gather_metrics(mine, torch.full_like(mine, memory))
         self._experts = run.applied.balance.counted
         counts = [self._experts.counts] if self._experts else []
         self._values = OnHost([gathered, done.norm.detach().to(gathered.device), *counts], work.wait)

@@ -23,13 +23,10 @@ from plait.parallel.assembly import Assembly, assemble
 from plait.records.peak_flops import peak_flops
 from plait.records.run_folder import RunFolder
 from plait.system.signals import ASKING
+from plait.train import exchange
 from plait.train.observers import selected_observers
 from plait.train.optimizer import learning_rate, make_optimizer
 from plait.train.step_metrics import Laps, Row, RunFacts, StepMetrics
-
-# Integers that the ranks sum in each step: tokens that count, a failed save, a save that is due, whether a plugin asks
-# for the end, and the signals.
-EXCHANGED = 4 + len(ASKING)
 
 
 class Trainer:
@@ -182,7 +179,7 @@ class Trainer:
             save = dist.get_rank() == 0 and self.checkpoints.due()
             ends = int(self.run.ending is not None)
             counts = torch.tensor([mine, int(self.checkpoints.failed()), int(save), ends, *asked])
-            counting = dist.all_reduce(counts, async_op=True)  # on the CPU, while forward runs
+            counting = exchange.sum_counts(counts)  # on the CPU, while forward runs
             data_seconds = time.perf_counter() - began
 
             @functools.cache

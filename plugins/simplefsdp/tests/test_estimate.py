@@ -10,8 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from plait import PlaitError
-from plait.contract.cluster import shipped
+from plait import Cluster, PlaitError
 from plait_simplefsdp.collectives import collectives, every
 from plait_simplefsdp.estimate import Machine, seconds_of, seconds_to_send, times
 from plait_simplefsdp.memory import hold_back, peak
@@ -129,7 +128,7 @@ def test_a_node_takes_what_its_operations_or_its_bytes_take(group):
 
 
 def test_a_machine_is_what_the_table_of_clusters_says():
-    found = Machine.of(shipped()["h100"])
+    found = Machine.of(Cluster.shipped()["h100"])
     assert found.flops[torch.bfloat16] == 989.4e12
     assert (found.memory, found.link, found.node) == (3.35e12, (450e9, 50e9), 8)
     assert found.latency[0] < found.latency[1]

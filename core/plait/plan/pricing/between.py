@@ -7,8 +7,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from plait.contract.axes import MeshLayout
-from plait.contract.run import Run
+from plait import MeshLayout, Run
 from plait.plan.pricing.pieces import Pieces
 from plait.plan.pricing.space import Composition, large_axes
 from plait.plan.ranks import degrees

@@ -1,8 +1,7 @@
 """Compares a step that was put together from pieces with one that is traced as it will run."""
 
-from plait.contract.cluster import Cluster
-from plait.contract.config import Config, accumulation
-from plait.parallel.assembly import assemble
+from plait import Cluster, Config
+from plait.host import accumulation, assemble
 from plait.plan.cannot import in_words
 from plait.plan.pricing.pieces import Pieces
 from plait.plan.pricing.price import price, put_together

@@ -6,20 +6,19 @@ from typing import Any
 import attrs
 from torch import Tensor, nn
 
-from plait.contract.config import Config, Remat
-from plait.contract.model_spec import ModelSpec
+from plait import Config, ModelSpec, Remat
 from plait.plan.cannot import in_words
-from plait.plan.tracing.blocks import block_of, groups, keep
-from plait.plan.tracing.recorder import Operator, Recorder
-from plait.plan.tracing.recording import recording
-from plait.system.torch_internals.dtensors import local_part
-from plait.system.torch_internals.tracing import (
+from plait.plan.torch_internals import (
     FakeTensor,
     TorchDispatchMode,
     is_traceable_wrapper_subclass_type,
+    local_part,
     tree_leaves,
     tree_map_only,
 )
+from plait.plan.tracing.blocks import block_of, groups, keep
+from plait.plan.tracing.recorder import Operator, Recorder
+from plait.plan.tracing.recording import recording
 
 SEEN = 3  # blocks of a kind that are traced; the middle one lies between equal ones
 

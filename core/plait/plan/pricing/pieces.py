@@ -14,11 +14,8 @@ import numpy as np
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from plait.compose.build import build_model
-from plait.contract.axes import MeshLayout
-from plait.contract.config import REMAT, Config, Remat
-from plait.contract.model_spec import ModelSpec
-from plait.contract.planned import is_crowded
+from plait import REMAT, Config, MeshLayout, ModelSpec, Remat
+from plait.host import build_model, is_crowded
 from plait.plan.cannot import in_words
 from plait.plan.memo import Memo
 from plait.plan.tracing.blocks import Group, block_of, groups, keep
@@ -151,7 +148,7 @@ def _trace(
         recorded.step.make_states()
         recorded.forget()
         recorded.step()
-        names = {(joint.mesh_dim_names or ("",))[0]: axes for axes, joint in mesh._joined.items()}
+        names = {(joint.mesh_dim_names or ("",))[0]: axes for axes, joint in mesh.joined.items()}
         held = {fqn: _tensor(p, block_of(fqn, places), names) for fqn, p in model.named_parameters()}
         operators = recorded.recorder.operators
         levels, two = (levels_of(recorded.recorder, _sized(n, samples, granularity)) for n in (1, 2))
@@ -226,7 +223,7 @@ def _direction(operator: Operator) -> str | None:
 
 def _joined(mesh: Any) -> dict[str, str]:
     """Name of a process group -> the names of the axes that it joins, with `*` between them."""
-    return {str(joint.get_group().group_name): "*".join(names) for names, joint in mesh._joined.items()}
+    return {str(joint.get_group().group_name): "*".join(names) for names, joint in mesh.joined.items()}
 
 
 def _tensor(param: Any, block: str | None, names: Mapping[str, tuple[str, ...]]) -> ParamPlacement:

@@ -7,9 +7,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from plait.contract.axes import MeshLayout
-from plait.contract.cluster import Cluster
-from plait.contract.config import REMAT
+from plait import REMAT, Cluster, MeshLayout
 from plait.plan.events import BESIDE, Event, play
 from plait.plan.pricing.pieces import Pieces
 from plait.plan.ranks import degrees, members

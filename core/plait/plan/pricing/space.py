@@ -8,18 +8,9 @@ from typing import Any
 import attrs
 from torch import nn
 
-from plait.contract.axes import MeshAxis, MeshLayout, MeshView, join_axes
-from plait.contract.choices import Choice
-from plait.contract.errors import PlaitError
-from plait.contract.model_spec import ModelSpec
-from plait.contract.run import Run
-from plait.contract.stage_plan import StagePlan
-from plait.parallel.answers import ANSWERS
+from plait import Choice, MeshAxis, MeshLayout, MeshView, ModelSpec, PlaitError, Run, StagePlan, join_axes
+from plait.host import hooks_of, one_line, plugins
 from plait.plan.ranks import degrees
-from plait.strategies.hooks import Hooks
-from plait.strategies.order import claimed, order
-from plait.strategies.registry import create, installed, load
-from plait.system.errors import visible
 
 Axes = list[MeshAxis | MeshView]
 
@@ -68,9 +59,9 @@ class Composition:
 def offering(run: Run) -> dict[str, Any]:
     """Name -> instance of each installed strategy that offers choices, if it can be used in this run."""
     found = {}
-    for name, plugin in installed().items():
-        if plugin.state == "ok" and name not in run.strategies and hasattr(load(name), "choices"):
-            found[name] = create(name, {})
+    for name, plugin in plugins.installed().items():
+        if plugin.state == "ok" and name not in run.strategies and hasattr(plugins.load(name), "choices"):
+            found[name] = plugins.create(name, {})
     return found
 
 
@@ -112,13 +103,13 @@ def _fixed(run: Run, name: str, strategy: Any) -> Alternative:
 
 
 def _axes(run: Run, name: str, strategy: Any) -> Axes:
-    answers = Hooks({name: strategy}, ANSWERS).answers("build_mesh", run=run, world_size=run.world_size)
+    answers = hooks_of({name: strategy}).answers("build_mesh", run=run, world_size=run.world_size)
     return [axis for _, axes in answers for axis in axes]
 
 
 def _alternatives(run: Run, name: str, strategy: Any) -> tuple[list[Alternative], str]:
     """All settings of a strategy's choices whose axes have an effect; and the last reason why one is impossible."""
-    hooks = Hooks({name: strategy}, ANSWERS)
+    hooks = hooks_of({name: strategy})
     answers = hooks.answers("choices", run=run, world_size=run.world_size)
     choices: list[Choice] = [choice for _, answer in answers for choice in answer]
     made: list[tuple[dict[str, Any], Any, Axes]] = []
@@ -126,10 +117,10 @@ def _alternatives(run: Run, name: str, strategy: Any) -> tuple[list[Alternative]
     for values in itertools.product(*(choice.values for choice in choices)):
         options = dict(zip([choice.option for choice in choices], values, strict=True))
         try:
-            instance = create(name, options)
+            instance = plugins.create(name, options)
             axes = _axes(run, name, instance)
         except PlaitError as error:
-            why = visible(str(error))
+            why = one_line(PlaitError(str(error)))  # without notes
             continue
         if any(_degree(axis) != 1 for axis in axes):
             made.append((options, instance, axes))
@@ -171,8 +162,8 @@ def _composed(run: Run, picked: list[Alternative], fixed: set[str]) -> Compositi
     """The composition of `picked`; None if they cannot be combined."""
     instances = {a.name: a.instance for a in picked}
     try:
-        roles = claimed(instances)
-        places = [p.name for p in order(instances)]
+        roles = plugins.claimed(instances)
+        places = [p.name for p in plugins.order(instances)]
         by_name = {a.name: a for a in picked}
         layout = join_axes([(name, by_name[name].axes) for name in places], run.world_size)
     except PlaitError:
@@ -209,9 +200,9 @@ def stage_plan(run: Run, composition: Composition, micro: int, model: nn.Module,
     refuses so many."""
     name = composition.divides
     assert name is not None
-    strategy = run.strategies[name] if name in run.strategies else create(name, composition.strategies[name])
+    strategy = run.strategies.get(name) or plugins.create(name, composition.strategies[name])
     asked = {"model": model, "spec": spec, "run": run, "micro": micro}
-    found: StagePlan = Hooks({name: strategy}, ANSWERS).first("plan_stages", **asked)
+    found: StagePlan = hooks_of({name: strategy}).first("plan_stages", **asked)
     return found
 
 

@@ -6,12 +6,8 @@ from itertools import accumulate, pairwise
 import attrs
 from torch import nn
 
-from plait.contract.axes import MeshLayout
-from plait.contract.cluster import Cluster
-from plait.contract.config import Config
-from plait.contract.model_spec import ModelSpec
-from plait.contract.stage_plan import StageAction, StagePlan
-from plait.parallel.assembly import assemble
+from plait import Cluster, Config, MeshLayout, ModelSpec, StageAction, StagePlan
+from plait.host import assemble
 from plait.plan.pricing.pieces import Pieces
 from plait.plan.pricing.price import BlockCost, Price
 from plait.plan.ranks import degrees, members

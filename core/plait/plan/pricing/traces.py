@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from plait.contract.run import Run
+from plait import Run
 from plait.plan.cores import on_all_cores
 from plait.plan.pricing.between import between, ends
 from plait.plan.pricing.pieces import PIECES, Pieces, depends_on, pieces

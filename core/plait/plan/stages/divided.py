@@ -6,13 +6,8 @@ from typing import Any
 
 import attrs
 
-from plait.compose.build import build_model
-from plait.contract.axes import MeshLayout, describe
-from plait.contract.cluster import Cluster
-from plait.contract.config import Config, accumulation
-from plait.contract.errors import PlaitError
-from plait.contract.stage_plan import StagePlan
-from plait.parallel.assembly import Assembly
+from plait import Cluster, Config, MeshLayout, PlaitError, StagePlan
+from plait.host import Assembly, accumulation, build_model, plugins
 from plait.plan.cannot import in_words
 from plait.plan.cores import on_all_cores
 from plait.plan.ranks import members
@@ -23,7 +18,6 @@ from plait.plan.stages.trace import StagePosition, ends, trace_place
 from plait.plan.tracing.blocks import groups
 from plait.plan.tracing.scripts import scripts_of
 from plait.plan.tracing.trace import StepTrace
-from plait.strategies.registry import described
 
 
 @attrs.frozen(eq=False)
@@ -91,7 +85,7 @@ def _asked(config: Config, assembly: Assembly) -> tuple[StagePlan, str]:
     if plan is None:
         cut = [axis for axis in assembly.layout.dense if axis.splits == "layers" and axis.degree > 1]
         raise PlaitError(
-            f"{describe(cut, assembly.layout.owner)} divides the layers, but {described(name)} does not say what its "
+            f"{assembly.layout.describe(cut)} divides the layers, but {plugins.described(name)} does not say what its "
             "stages do, in the hook 'plan_stages', so the run cannot be planned"
         ).at("strategy", name)
     _check(plan, name, assembly.layout, len(assembly.run.blocks), micro)
@@ -110,7 +104,7 @@ def _check(plan: StagePlan, name: str, layout: MeshLayout, blocks: int, micro: i
         said = f"actions that are not one forward and one backward of {micro} micro-batches on {len(stages)} stages"
     else:
         return
-    raise PlaitError(f"{described(name)} returned {said} from its hook 'plan_stages'")
+    raise PlaitError(f"{plugins.described(name)} returned {said} from its hook 'plan_stages'")
 
 
 @attrs.frozen

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from plait.contract.errors import PlaitError
-from plait.contract.stage_plan import StageAction, StagePlan
+from plait import PlaitError, StageAction, StagePlan
 
 
 @attrs.frozen

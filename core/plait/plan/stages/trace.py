@@ -6,10 +6,8 @@ from typing import Any
 import attrs
 from torch import nn
 
-from plait.compose.build import build_model
-from plait.contract.config import Config, accumulation
-from plait.contract.model_spec import ModelSpec
-from plait.contract.stage_plan import StagePlan
+from plait import Config, ModelSpec, StagePlan
+from plait.host import accumulation, build_model
 from plait.plan.cannot import in_words
 from plait.plan.tracing.alone import Alone
 from plait.plan.tracing.blocks import Group, groups, keep

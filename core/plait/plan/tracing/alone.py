@@ -6,17 +6,15 @@ A stage gets streams and gradients that nobody sent, and follows a script of few
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pluggy
 import torch
 from torch import Tensor, nn
 
-from plait.contract.hookspecs import hookimpl
-from plait.contract.stage_plan import StagePlan
-from plait.parallel.assembly import Assembly
-from plait.parallel.stages import stage, stream_into
+from plait import StagePlan, hookimpl, stage, stream_into
+from plait.host import Assembly
+from plait.plan.torch_internals import gradient_of_input, gradients_of_weights
 from plait.plan.tracing.recorder import Recorder
 from plait.plan.tracing.scripts import ActionSpan, Script, states
-from plait.strategies.hooks import marked
-from plait.system.torch_internals.pipelining import gradient_of_input, gradients_of_weights
 
 TRAITS = ("phase", "before", "after", "claims", "numerics")
 
@@ -42,7 +40,10 @@ class Alone:
         """Put a strategy with the same other hooks in place of the one that cuts. Call it before hooks are asked."""
         plain = assembly.run.strategies[self.name]
         own = {"parallelize": self.parallelize, "forward_backward": self.forward_backward}
-        methods = {name: getattr(plain, name) for name, hook, _ in marked(plain) if hook not in own} | own
+        manager = pluggy.PluginManager("plait")
+        marks = {name: manager.parse_hookimpl_opts(plain, name) for name in dir(plain)}
+        hooks = {name: mark.get("specname") or name for name, mark in marks.items() if mark}
+        methods = {name: getattr(plain, name) for name, hook in hooks.items() if hook not in own} | own
         traits = {name: getattr(plain, name) for name in TRAITS if hasattr(plain, name)}
         body = traits | {name: staticmethod(method) for name, method in methods.items()}
         assembly.run.strategies[self.name] = type("StandsIn", (), body)()

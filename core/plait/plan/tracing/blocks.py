@@ -6,8 +6,7 @@ from typing import Any
 import attrs
 from torch import nn
 
-from plait.contract.config import Remat
-from plait.contract.model_spec import ModelSpec
+from plait import ModelSpec, Remat
 
 
 @attrs.frozen

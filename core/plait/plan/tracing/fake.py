@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from plait.parallel.initialize import materialise
-from plait.system.torch_internals.tracing import FakeTensorMode
+from plait.host import materialise
+from plait.plan.torch_internals import FakeTensorMode
 
 
 @contextmanager

@@ -13,10 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plait.contract.cluster import cluster_of
-from plait.contract.config import Config
-from plait.ops.attention import repeated
-from plait.parallel.process_group import device_of
+from plait import Cluster, Config
 
 WORKSPACES = 2**26  # bytes that torch keeps for cuBLAS and cuBLASLt on an H100, on other GPUs fewer
 
@@ -26,8 +23,10 @@ _rms_norm, _attention = F.rms_norm, F.scaled_dot_product_attention
 
 def planned_device(config: Config) -> str:
     """ "cuda" or "cpu": of the cluster that the run is planned for, otherwise of the run."""
-    cluster = cluster_of(config.cluster)
-    return cluster.device if cluster else device_of(config.launch.device)
+    cluster, wanted = Cluster.of(config.cluster), config.launch.device
+    if cluster:
+        return cluster.device
+    return "cuda" if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()) else "cpu"
 
 
 @contextmanager
@@ -51,8 +50,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Ten
     """A GPU has a kernel for values of another width, too, which keeps its result and a number for each query. It has
     none for grouped heads in other dtypes than half precision, so `CausalAttention` repeats keys and values there."""
     half = q.dtype in (torch.bfloat16, torch.float16)
-    if kwargs.get("enable_gqa") and not half:
-        k, v = repeated(q.shape[1], k, v)
+    if kwargs.get("enable_gqa") and not half and k.shape[1] < q.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     whole = q.shape[1] == k.shape[1] and not args and kwargs.get("attn_mask") is None
     if v.shape[-1] == q.shape[-1] or not whole or not half:
         return _attention(q, k, v, *args, **kwargs)

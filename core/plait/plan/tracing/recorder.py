@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from plait.plan.tracing.traffic import SPACES, group_of, kind_of, moved
-from plait.plan.tracing.where import Where
-from plait.system.torch_internals.dtensors import local_part, shape_learners
-from plait.system.torch_internals.memory import storage_key
-from plait.system.torch_internals.tracing import (
+from plait.plan.torch_internals import (
     FakeTensor,
     TorchDispatchMode,
     is_traceable_wrapper_subclass_type,
+    local_part,
     schema,
+    shape_learners,
+    storage_key,
     tree_leaves,
 )
+from plait.plan.tracing.traffic import SPACES, group_of, kind_of, moved
+from plait.plan.tracing.where import Where
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default

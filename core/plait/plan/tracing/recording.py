@@ -11,23 +11,17 @@ import attrs
 import torch
 from torch import nn
 
-from plait.contract.config import Config
-from plait.contract.model_spec import ModelSpec
-from plait.contract.planned import as_planned
-from plait.parallel.apply import Applied, set_up
-from plait.parallel.assembly import assemble
-from plait.parallel.simulated import simulated
+from plait import Config, ModelSpec
+from plait.host import Applied, assemble, make_optimizer, set_up, simulated
 from plait.plan.cannot import refuse_divided_layers
 from plait.plan.tracing.fake import fake, materialise_fake
 from plait.plan.tracing.kernels import WORKSPACES, kernels_of, planned_device
 from plait.plan.tracing.recorder import Recorder
 from plait.plan.tracing.step import ObservedSteps
 from plait.plan.tracing.where import Where
-from plait.train.optimizer import make_optimizer
 
 if TYPE_CHECKING:
     from plait.plan.tracing.alone import Alone
-from plait.system.torch_internals.dtensors import forget_plans
 
 DEVICE = "cpu"  # what stands for any device: no tensor has values, and torch needs no driver for it
 
@@ -67,12 +61,11 @@ def recording(
     to set it up with. joined: further names of groups, of the mesh. unit: the recorder's. stand_in: what cuts and runs
     the stages, if the layers are divided.
     """
-    forget_plans()
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of what is slow, not wrong
-    with simulated(world, rank), as_planned():
+    with simulated(world, rank, planned=True):
         assembly = assemble(config, world, strategies=strategies, device_type=DEVICE)
         if stand_in is None:
-            refuse_divided_layers(assembly.layout.dense, assembly.layout.owner)
+            refuse_divided_layers(assembly.layout)
         else:
             stand_in.take_over(assembly)
         assembly.extend()

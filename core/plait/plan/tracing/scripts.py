@@ -8,8 +8,9 @@ from collections.abc import Iterable
 
 import attrs
 
-from plait.contract.stage_plan import WHOLE, StageAction, StagePlan
+from plait import StageAction, StagePlan
 
+WHOLE = "backward"  # the kind of an action that makes all gradients
 Script = tuple[tuple[str, int], ...]  # (kind of an action, micro-batch)
 StageState = tuple[int, bool]
 ONCE: Script = (("forward", 0), (WHOLE, 0))

@@ -8,18 +8,13 @@ from typing import Any
 
 import attrs
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from plait.contract.batch import Batch
-from plait.contract.config import Config
-from plait.contract.observer import Observer
-from plait.ops.loss import compiles
-from plait.parallel.apply import Applied
+from plait import Batch, Config, Observer
+from plait.host import Applied, exchange
 from plait.plan.tracing.fused import LOSS
 from plait.plan.tracing.recorder import Recorder
-from plait.train.step_metrics import _all_gather
-from plait.train.trainer import EXCHANGED
 
 
 @attrs.frozen(eq=False)
@@ -88,13 +83,13 @@ class ObservedSteps(Observer):
         self.recorder.phase, self.recorder.micro = phase, micro
 
     def _loss(self, logits: Tensor, wanted: Tensor) -> Tensor:
-        with self.recorder.where.inside(LOSS) if compiles(logits) else nullcontext():
+        fuses = not isinstance(logits, DTensor)  # torch's loss parallelism is not compiled
+        with self.recorder.where.inside(LOSS) if fuses else nullcontext():
             return self._plain(logits, wanted)
 
     def _counted(self, dealt: Batch) -> Callable[[], int]:
         """What the trainer exchanges; nobody's tokens are counted, since these have no values."""
-        counts = torch.zeros(EXCHANGED, dtype=torch.int64)
-        counting = dist.all_reduce(counts, async_op=True)
+        counting = exchange.sum_counts(torch.zeros(exchange.COUNTS, dtype=torch.int64))
         rows = self.micro * self.train.local_batch_size * self.applied.mesh.rank_and_size("batch")[1]
 
         @functools.cache
@@ -118,8 +113,5 @@ class ObservedSteps(Observer):
             self.recorder.mark(entries.values(), "optimizer")
 
     def _report(self, loss: Tensor, norm: Tensor) -> None:
-        """What `plait.train.step_metrics` sends for the line of metrics."""
-        sent = torch.stack([loss, torch.zeros((), dtype=torch.float64)])
-        everything = torch.empty(2 * dist.get_world_size(), dtype=torch.float64)
-        work = _all_gather(everything, sent, async_op=True)
-        self._waiting = [loss, norm, sent, everything, work]
+        """What the ranks send each other for the line of metrics."""
+        self._waiting = [loss, norm, *exchange.gather_metrics(loss, torch.zeros((), dtype=torch.float64))]

@@ -6,9 +6,9 @@ from typing import Any
 import attrs
 from torch import nn
 
-from plait.contract.config import Config, accumulation
-from plait.contract.model_spec import ModelSpec
-from plait.parallel.apply import Applied
+from plait import Config, ModelSpec
+from plait.host import Applied, accumulation
+from plait.plan.torch_internals import ranks_of
 from plait.plan.tracing.blocks import Group, groups, keep
 from plait.plan.tracing.fused import fused
 from plait.plan.tracing.recorder import Operator, Recorder, Storage
@@ -16,7 +16,6 @@ from plait.plan.tracing.recording import recording
 from plait.plan.tracing.reserved import Pools, pools
 from plait.plan.tracing.scripts import ActionSpan
 from plait.plan.values import KINDS
-from plait.system.torch_internals.groups import ranks_of
 
 
 @attrs.frozen(eq=False)

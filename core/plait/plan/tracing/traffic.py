@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.system.torch_internals.tracing import schema, tree_leaves
+from plait.plan.torch_internals import schema, tree_leaves
 
 KINDS = {
     "reduce_scatter": r"reduce_?scatter",

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from plait.system.torch_internals.tracing import next_node, node_number
+from plait.plan.torch_internals import next_node, node_number
 
 
 class Where:

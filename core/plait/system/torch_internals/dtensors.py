@@ -1,16 +1,14 @@
-"""DTensor: its placement of parts, its part on this rank, its caches, and how it learns the shapes of results.
+"""DTensor: its placement of parts, and its caches.
 
-Needs `_StridedShard`, `DTensor._local_tensor`, `ShardingPropagator._propagate_tensor_meta_non_cached` or
-`_propagate_tensor_meta`, and the caches `_redistribute._gen_transform_infos`, `clear_redistribute_planner_cache`,
+Needs `_StridedShard`, and the caches `_redistribute._gen_transform_infos`, `clear_redistribute_planner_cache`,
 `_collective_utils.MeshTopoInfo` and `debug._clear_sharding_prop_cache`, in torch 2.11 to 2.13. Tests:
-tests/system/test_torch_internals.py, tests/parallel/test_sharding.py.
+tests/system/test_torch_internals.py, tests/plan/test_torch_internals.py, tests/parallel/test_sharding.py.
 """
 
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import Placement
 
 
 def strided_shard(dim: int, parts: int) -> Placement:
@@ -28,11 +26,6 @@ def split_of(placement: Any) -> tuple[int | None, int]:
     )  # `is_shard` is False for a strided one
 
 
-def local_part(tensor: Any) -> Tensor:
-    """The part of a DTensor on this rank, past autograd; any other tensor itself."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-
-
 def forget_plans() -> None:
     """Clear what torch caches about meshes: plans of DTensors, by equal-looking meshes, with names of ended groups."""
     from torch.distributed.tensor import _collective_utils, _redistribute
@@ -42,11 +35,3 @@ def forget_plans() -> None:
     _redistribute._gen_transform_infos.cache_clear()
     _redistribute.clear_redistribute_planner_cache()
     _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()
-
-
-def shape_learners() -> list[tuple[Any, str]]:
-    """(class, name of its method) of what calls an operator only to learn the shape of its result."""
-    from torch.distributed.tensor._sharding_prop import ShardingPropagator
-
-    names = ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta")
-    return [(ShardingPropagator, name) for name in names if hasattr(ShardingPropagator, name)]

@@ -1,8 +1,8 @@
 """Process groups: `torch.distributed.distributed_c10d` and the backends below it.
 
-Needs `_world.pg_map` (all groups), `_set_pg_timeout`, `_resolve_process_group` (a group by its name),
-`_get_default_store`, the `FakeStore` of torch's own tests, and `_dump_fr_trace_json` (gloo, 2.11) or
-`_dump_nccl_trace_json`: all in torch 2.11 to 2.13. Tests: tests/system/test_torch_internals.py.
+Needs `_world.pg_map` (all groups), `_set_pg_timeout`, `_get_default_store`, the `FakeStore` of torch's own tests, and
+`_dump_fr_trace_json` (gloo, 2.11) or `_dump_nccl_trace_json`: all in torch 2.11 to 2.13. Tests:
+tests/system/test_torch_internals.py.
 """
 
 import datetime
@@ -25,14 +25,6 @@ def set_timeout(group: Any, seconds: float) -> None:
     from torch.distributed import distributed_c10d
 
     distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
-
-
-def ranks_of(name: str) -> tuple[int, ...]:
-    """The world ranks of the process group of this name."""
-    from torch.distributed import distributed_c10d
-
-    known: Any = name  # torch's stubs have a type of their own for it
-    return tuple(distributed_c10d.get_process_group_ranks(distributed_c10d._resolve_process_group(known)))
 
 
 def default_store() -> Any:

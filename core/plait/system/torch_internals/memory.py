@@ -1,19 +1,13 @@
-"""Memory: which storage a tensor has, settings of the allocator, the history of a GPU's memory.
+"""Memory: settings of the allocator, the history of a GPU's memory.
 
-Needs `UntypedStorage._cdata`, `torch._C._accelerator_setAllocatorSettings`, `torch.cuda._is_in_bad_fork`,
+Needs `torch._C._accelerator_setAllocatorSettings`, `torch.cuda._is_in_bad_fork`,
 `torch.cuda.memory._record_memory_history` and `_dump_snapshot`, in torch 2.11 to 2.13. Tests:
 tests/system/test_torch_internals.py.
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
-
-
-def storage_key(storage: Any) -> int:
-    """Tells an UntypedStorage apart from others that exist at the same time."""
-    return storage._cdata
 
 
 def set_allocator(settings: str) -> None:
