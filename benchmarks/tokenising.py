@@ -51,7 +51,7 @@ def write(folder: Path, megabytes: int) -> None:
 
 def plait(folder: Path) -> float:
     """Seconds that Plait takes to prepare all of it."""
-    from plait.data.text import Text
+    from plait_data.text import Text
 
     with tempfile.TemporaryDirectory(dir=folder) as cache:
         source = Text(path=f"{folder}/*.jsonl", tokenizer=str(folder / "tokenizer.json"), cache_dir=cache)

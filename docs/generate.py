@@ -22,6 +22,7 @@ from plait.data.source import Source
 COMMANDS = list(shipped())
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
+DATA = ROOT / "plugins" / "data" / "src" / "plait_data" / "conf"
 LINE = re.compile(r"^(?P<indent> *)(?P<key>\w+):(?: +(?P<value>[^#\s][^#]*?))?(?: +# (?P<comment>.*))?$")
 
 CONFIGURATION = """\
@@ -121,7 +122,8 @@ def configuration() -> str:
     ]
     parts = [CONFIGURATION, table("key, default, meaning", rows)]
     defaults = dict(re.findall(r"^  - (\w+): (\w+)$", (CONF / "train.yaml").read_text(encoding="utf-8"), re.MULTILINE))
-    parts += [group(name, defaults[name]) for name in ("model", "data", "optimizer")]
+    parts += [group("model", defaults["model"]), group("data", defaults["data"], conf=DATA)]
+    parts += [group("optimizer", defaults["optimizer"])]
     parts += [group("cluster", "h100", alike=True)]
     parts += ["\n## model, of packages\n\nThose of this repository:"]
     for path in sorted(ROOT.glob("plugins/*/src/*/conf/model/*.yaml")):
@@ -152,12 +154,12 @@ def packaged(path: Path, option: str, node: str) -> list[str]:
     return [f"\n{option} ([README](../plugins/{plugin}/README.md))\n", table("key, default, meaning", rows)]
 
 
-def group(name: str, default: str, alike: bool = False) -> str:
+def group(name: str, default: str, alike: bool = False, conf: Path = CONF) -> str:
     """The options of a config group, the default first, and one table of the keys that any of them explains.
 
     alike: all have the same keys, which are explained as in the default.
     """
-    paths = sorted((CONF / name).glob("*.yaml"), key=lambda path: (path.stem != default, path.stem))
+    paths = sorted((conf / name).glob("*.yaml"), key=lambda path: (path.stem != default, path.stem))
     contents = {path.stem: {key.path: key for key in keys(path)} for path in paths}
     options, rows = [], []
     for path in paths:

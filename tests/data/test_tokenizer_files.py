@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from plait.data.chat import Chat
-from plait.data.text import Text
 from plait.data.tokenizer_files import Used, files_of, said_of_export, used_by
+from plait_data.chat import Chat
+from plait_data.text import Text
 from tests.helpers.chats import CHATML, CHATS, tokenizer_in, written
 
 IDS = {"eos_token_id": 7, "bos_token_id": 1, "pad_token_id": 2, "vocab_size": 999}

@@ -6,9 +6,9 @@ from typing import Any
 
 import attrs
 
-from plait.data import stream
-from plait.data.hf import Hf
-from plait.data.text import Text
+from plait_data import stream
+from plait_data.hf import Hf
+from plait_data.text import Text
 
 Sample = tuple[int, ...]
 

@@ -45,13 +45,15 @@ class Clean:
 
     folder: Path
 
-    def run(self, *command: str | Path, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *command: str | Path, cwd: Path, timeout: float = 300, code: int = 0
+    ) -> subprocess.CompletedProcess[str]:
         env = {k: v for k, v in environment(PYTHONNOUSERSITE="1").items() if not k.startswith(("PYTHONPATH", "PLAIT_"))}
         program = self.folder / "bin" / command[0]
         done = subprocess.run(
             [program, *command[1:]], cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == code, done.stdout + done.stderr
         return done
 
     def install(self, *arguments: str | Path) -> None:

@@ -49,14 +49,23 @@ def test_what_is_in_them(wheels):
 
 
 def test_the_core_and_one_strategy_alone(wheels, tmp_path):
-    """No package that `pip install plait` brings is needed to train; a page or curves are missed by name."""
-    clean = clean_environment(tmp_path / "venv", wheels, "plait-core", "plait-fsdp2")
+    """No package that `pip install plait` brings is needed to train a stranger's model on a stranger's source."""
+    clean = clean_environment(tmp_path / "venv", wheels, "plait-core", "plait-fsdp2", "plait-gpt2", "plait-sums")
     commands = re.findall(r"^  plait (\w+) ", clean.run("plait", "--help", cwd=tmp_path).stdout, re.MULTILINE)
     assert {"inspect", "plugins", "train"} <= set(commands)
     assert not {"compare", "report"} & set(commands)
-    clean.train("strategy=[fsdp2]", *SMALL, "train.steps=2", "metrics.tensorboard=null", "run.name=a", cwd=tmp_path)
+    small = ("model.dim=32", "model.n_layers=2", "model.n_heads=4", *(o for o in SMALL if not o.startswith("model.")))
+    options = ("strategy=[fsdp2]", "model=gpt2_debug", *small, "train.steps=2", "metrics.tensorboard=null")
+    clean.train(*options, "data=sums", "run.name=a", cwd=tmp_path)
     assert len(rows(tmp_path / "runs/a")) == 2
     assert not (tmp_path / "runs/a/tensorboard").exists()
+    for data in ((), ("data=text", "data.path=a.txt")):  # the default, and one that is asked for
+        name = "text" if data else "stdlib"
+        said = f"data={name} is in plait-data, which is not installed: pip install plait-data; installed: sums\n"
+        assert clean.run("plait", "train", *options, *data, cwd=tmp_path, code=1).stderr == f"plait: {said}"
+    clean.install("--find-links", wheels, "plait-data")
+    clean.train(*options, "run.name=b", cwd=tmp_path)
+    assert len(rows(tmp_path / "runs/b")) == 2
 
 
 ORIGINS = """

@@ -10,13 +10,13 @@ from unittest import mock
 import pytest
 
 from plait.contract.errors import PlaitError
-from plait.data import cache
-from plait.data.documents import File
-from plait.data.text import Text
 from plait.records.run_folder import RunFolder
 from plait.system import locks
 from plait.system.errors import DiskError, one_line
 from plait.system.processes import processes
+from plait_data import cache
+from plait_data.documents import File
+from plait_data.text import Text
 from tests.helpers.commands import PLAIT
 
 

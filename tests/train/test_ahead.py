@@ -19,10 +19,10 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot impo
 def read_meanwhile(node, folder):
     """For each step: whether the batch of the next one was read before this one's computation ended; and how many
     batches were read."""
-    from plait.data.packed import PackedBatches
     from plait.parallel.apply import Applied
     from plait.records.run_folder import RunFolder
     from plait.train.trainer import Trainer
+    from plait_data.packed import PackedBatches
 
     steps = node.train.steps
     read, found = [threading.Event() for _ in range(steps + 1)], []
@@ -54,7 +54,7 @@ def test_the_next_batch_is_read_before_a_step_ends(plait_ranks, tmp_path):
 TORN = """
     import time
     from plait.contract.errors import PlaitError
-    from plait.data.stdlib import Stdlib
+    from plait_data.stdlib import Stdlib
 
     class Torn(Stdlib):
         def open(self, **given):

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from plait.data.chat import Chat
+from plait_data.chat import Chat
 from tests.helpers.chats import CHATS, VOCAB, pieces, tokenizer_in, written
 from tests.helpers.commands import plait, rows
 

@@ -11,11 +11,11 @@ from plait.check.resumed_data import check_data, with_batch_of
 from plait.checkpoint.store import Manifest, Store
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
-from plait.data.hf import Hf
-from plait.data.text import Text
 from plait.host import check, compose
 from plait.records.run_folder import RunFolder
 from plait.testing import raises_about, whole_run
+from plait_data.hf import Hf
+from plait_data.text import Text
 from tests.helpers.recorded import in_a_row, noted, rows
 
 RECORDED = "tests.helpers.recorded.Recorded"
@@ -114,7 +114,7 @@ def test_every_share_of_a_stream_goes_on_whatever_the_batch(plait_ranks, tmp_pat
             share += [row for part in batches for row in part]
     assert got[-1]["tokens"] == 38 * 16
     assert Store.read(store.path_of(6)).data["samples"] == 38
-    monkeypatch.setattr("plait.data.stream.DEPTH", 8)
+    monkeypatch.setattr("plait_data.stream.DEPTH", 8)
     for index, share in enumerate(taken):
         whole = Hf(name="json", data_files=str(text), shuffle_buffer=5, validation_documents=0)
         undisturbed = whole.open(seq_len=16, seed=0, global_batch_size=38, dp=(index, 2))

@@ -25,7 +25,7 @@ THREAD = "threading.Thread(target=threading.Event().wait, daemon=True).start()\n
 SOURCE = """
 import os, time
 from pathlib import Path
-from plait.data.stdlib import Stdlib
+from plait_data.stdlib import Stdlib
 import torch
 
 def servers():

@@ -4,8 +4,8 @@ from importlib.util import find_spec
 
 from plait.contract.errors import PlaitError
 
-PACKAGES: dict[str, str] = {}  # "plait.data." -> "plait_data.": a config of before names the one, and means the other
-OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {}  # distribution -> group -> names
+PACKAGES = {"plait.data.": "plait_data."}  # a config of before names the one, and means the other
+OPTIONS = {"plait-data": {"data": ("chat", "hf", "stdlib", "text")}}  # distribution -> group -> names
 
 
 class AbsentPackage(PlaitError):

@@ -1,0 +1,2 @@
+"""Sources of data for Plait: text files, conversations, streams, Python's standard library; tokenised once per
+machine."""

@@ -1,0 +1,144 @@
+"""The conversations of JSON lines, and the files that keep their tokens."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from plait import PlaitError, near_miss
+from plait_data.cache import Progress
+from plait_data.documents import File, rows
+from plait_data.order import digest64
+from plait_data.template import ANSWERS, Conversation, Template
+from plait_data.text_source import Say
+from plait_data.unrendered import in_words, spelt_in_words, strange_roles, unread
+
+FORMAT = 3  # of the files below; another version uses another cache
+GROUP = 256  # conversations that the tokenizer gets at once, to spread over its threads
+LEARNED = np.uint32(1 << 31)  # the bit of a stored id that says: to be learned
+WIDTHS = {"tokens": "uint32", "lengths": "uint32", "answers": "uint32", "keys": "uint64"}
+
+
+@attrs.frozen
+class Tokens:
+    """ids: of all conversations, one after the other, with the bit LEARNED. lengths: (n,) of each.
+
+    answers: (n,) the place in each of the first token to learn. keys: (n,) digests of each one's content, which choose
+    what is held out.
+    """
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    answers: np.ndarray
+    keys: np.ndarray
+
+
+def read_meta(folder: Path) -> dict[str, Any] | None:
+    """What `write` wrote in `folder`; None if it is missing, or if a file's size has changed."""
+    try:
+        meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        whole = all(
+            (folder / f"{name}.bin").stat().st_size == meta[name] * np.dtype(kind).itemsize
+            for name, kind in WIDTHS.items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return meta if whole else None
+
+
+def read(folder: Path) -> Tokens:
+    if read_meta(folder) is None:
+        raise PlaitError(f"the token cache {folder} is damaged or gone; run again to rebuild it")
+    return Tokens(*(np.memmap(folder / f"{n}.bin", kind, mode="r").view(np.ndarray) for n, kind in WIDTHS.items()))
+
+
+def write(files: list[File], key: str, template: Template, folder: Path, say: Say) -> None:
+    """The tokens of all conversations with an answer into `folder`; last its `meta.json`.
+
+    Raises PlaitError, naming file and line, for a row that is none, and if no conversation has an answer.
+    """
+    size = sum(file.size for file in files)
+    say(f"tokenising {size / 1e6:,.1f} MB of conversations in {len(files):,} file{'s' * (len(files) != 1)}")
+    progress, tokens, silent, learned = Progress(say, "tokenising", size), 0, 0, 0
+    lengths: list[int] = []
+    first: list[int] = []
+    keys: list[int] = []
+    others: Counter[str] = Counter()
+    found = (one for file in files for one in conversations(file, key, others))
+    with (folder / "tokens.bin").open("wb") as out:
+        while group := list(islice(found, GROUP)):
+            for ids, answers in template.encode([one for one, _ in group]):
+                if not answers[1:].any():  # the first token has nothing to be predicted from
+                    silent += 1
+                    continue
+                out.write((ids | np.where(answers, LEARNED, np.uint32(0))).data)
+                lengths.append(len(ids))
+                first.append(1 + int(answers[1:].argmax()))
+                keys.append(digest64(ids.tobytes()))
+                tokens, learned = tokens + len(ids), learned + int(answers.sum())
+            progress.add(sum(length for _, length in group))
+    if not lengths:
+        roles = ", ".join(f"{role!r} of {count:,}" for role, count in sorted(template.roles.items()))
+        raise PlaitError(
+            f"{files[0].path}: no conversation has a message of the role {ANSWERS!r} to learn from; roles: {roles}"
+        )
+    np.array(lengths, np.uint32).tofile(folder / "lengths.bin")
+    np.array(first, np.uint32).tofile(folder / "answers.bin")
+    np.array(keys, np.uint64).tofile(folder / "keys.bin")
+    counts = {"tokens": tokens, "lengths": len(lengths), "answers": len(first), "keys": len(keys)}
+    (folder / "meta.json").write_text(json.dumps({"format": FORMAT, **counts}), encoding="utf-8")
+    without = f"; left out {silent:,} without an answer" if silent else ""
+    say(f"{tokens:,} tokens in {len(lengths):,} conversations, {learned:,} of them to learn{without}")
+    for line in of_ends(template.ends, template.stops, template.name):
+        say(line)
+    told = (
+        unread(others),
+        strange_roles(template.roles),
+        in_words(template.unrendered),
+        spelt_in_words(template.spelt),
+    )
+    for line in filter(None, told):
+        say(line)
+
+
+def of_ends(ends: Counter[int | None], stops: list[str], name: Callable[[int], str]) -> Iterator[str]:
+    """What a user must know about the tokens with which answers end; nothing if all end with a stop token."""
+    known = ", ".join(stops) or "none"
+    if missing := ends[None]:
+        yield (
+            f"{missing:,} of {ends.total():,} answers end without a special token: the template ends no turn there, so "
+            f"the model does not learn to stop (tokens that stop an answer, by the tokenizer's folder: {known})"
+        )
+    others = sorted({name(number) for number in ends if number is not None} - {*stops})
+    if others and stops:
+        yield (
+            f"answers end with {', '.join(others)}, which the tokenizer's folder does not name among the tokens that "
+            f"stop an answer ({known}): name it in generation_config.json as eos_token_id before you generate"
+        )
+
+
+def conversations(file: File, key: str, others: Counter[str] | None = None) -> Iterator[tuple[Conversation, int]]:
+    """Each conversation of `file` with its bytes. others: counts the keys of rows that are not read.
+
+    Raises PlaitError, naming file and line, for a row that is none.
+    """
+    for where, row, size in rows(file):
+        if key not in row:
+            known = f"{', '.join(row) or 'none'}{near_miss(key, list(row))}"
+            raise PlaitError(f"{where}: there is no data.messages_key={key}; available: {known}").at(
+                "data.messages_key", key, fits=list(row)
+            )
+        if others is not None:
+            others.update(row.keys() - {key, "tools"})
+        messages = row[key]
+        if not isinstance(messages, list) or not messages:
+            raise PlaitError(f"{where}: data.messages_key={key} must hold a list of messages")
+        for number, message in enumerate(messages, 1):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                raise PlaitError(f"{where}: message {number} must be an object with a role and a content")
+        yield Conversation(messages, row.get("tools") or None, where), size
