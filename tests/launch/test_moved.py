@@ -8,6 +8,7 @@ from plait.compose import moved
 from plait.compose.build import build_source, target_of
 from plait.compose.compose import compose
 from plait.testing import raises_about
+from tests.docs.pages import ROOT
 
 
 @pytest.fixture
@@ -43,3 +44,12 @@ def test_a_former_name_in_a_checkpoint_is_no_difference(gone):
         step=1, config={"data": {"_target_": "plait.fractions.Fraction"}}, data={}, versions={}, parameters={}
     )
     assert differences(saved, {"data": {"_target_": "fractions.Fraction"}}) == []
+
+
+@pytest.mark.parametrize("distribution", moved.OPTIONS)
+def test_the_table_has_the_options_of_the_package(distribution):
+    """And the core has the folder of their group: without it Hydra takes `data=text` for a value."""
+    (package,) = (ROOT / "plugins" / distribution.removeprefix("plait-") / "src").glob("plait_*/conf")
+    for group, names in moved.OPTIONS[distribution].items():
+        assert {path.stem for path in (package / group).glob("*.yaml")} == set(names)
+        assert (ROOT / "conf" / group / "__init__.py").is_file()
