@@ -43,11 +43,10 @@ release: install # VERSION=0.2.0: sets the version of all packages, writes CHANG
 # If this is set, every process that a test starts compiles Plait's source again.
 test test-all: export PYTHONDONTWRITEBYTECODE :=
 
-# What one runs between two edits: the rooms without ranks, the step, and one layout of one strategy.
+# What one runs between two edits: the quick tests of the packages that changed, or of the core.
 check: export PYTHONDONTWRITEBYTECODE :=
 check: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/contract tests/strategies tests/system tests/records tests/parallel/test_step.py -n 2 --dist loadgroup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest plugins/fsdp2/tests/test_conformance.py -k 'shards and not copies and not 4'
+	$(BIN)/python tools/quick_tests.py
 
 test: lint # AGAIN=1: what fails is run once more, alone, and counts as unstable if it then passes
 	$(BIN)/python -m pytest $(PARALLEL) $(if $(AGAIN),|| { [ $$? -eq 1 ] && $(BIN)/python -m tests.again; })

@@ -20,7 +20,8 @@ yours, add it to the list; `make third-parties` tests all of them against a chec
 
 - **Tests**: how many tests of its contract passed, were refused by the plugin with one sentence, were skipped, or
   failed, under the newest torch that it was run with.
-- **Beside it**: under both strategies, 4 ranks compute what one process computes, or one of the two refuses.
+- **Beside it**: under both strategies, 4 ranks compute what one process computes, or one of the two refuses. A pair
+  that is in neither list needs more ranks.
 - **torch**: the versions under which its suite ran; of one without a suite, under which it could be imported.
 
 ## Strategies
