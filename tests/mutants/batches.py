@@ -65,7 +65,7 @@ MUTANTS = [
     ),
     Mutant(
         "each rank draws its own order of the data",
-        "plait/data/order.py",
+        "plait_data/order.py",
         "    cells = _permute(positions.astype(np.uint64), height, width, key)\n",
         "    import torch.distributed as dist\n\n    key = (*key, dist.get_rank())\n"
         "    cells = _permute(positions.astype(np.uint64), height, width, key)\n",

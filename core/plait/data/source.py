@@ -86,11 +86,11 @@ def shortened(source: Any, seq_len: int) -> str:
 
 @contextmanager
 def blaming_source(source: Any, method: str) -> Iterator[None]:
-    """Errors raised inside name the source and its method, but sentences about a key, which say enough."""
+    """Errors raised inside name the source and its method, but for a PlaitError: its sentence says enough."""
     try:
         yield
     except BaseException as error:
-        if source is None or (isinstance(error, PlaitError) and error.key is not None):
+        if source is None or isinstance(error, PlaitError):
             raise
         with blaming(name_of(source, "source"), f"method {method!r}", "source"):
             raise
