@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from safetensors import safe_open
@@ -18,6 +18,7 @@ from plait.checkpoint.store import MANIFEST, Store
 from plait.checkpoint.sums import check_sums, write_sums
 from plait.checkpoint.weight_files import INDEX, open_files
 from plait.contract.errors import PlaitError
+from plait.data.tokenizer_files import files_in, files_of
 from plait.parallel.state import canonical, tied_names
 from plait.system.disk import writing
 
@@ -32,13 +33,14 @@ class Weights(Protocol):
     """Tensors that are read on request.
 
     what: their place, as errors name it. shapes, dtypes: name -> shape and dtype of each tensor.
-    config: the configuration of the run that saved them, with every key; None if they are no checkpoint.
+    beside: name -> text of the tokenizer's files that belong to them, if they are there: those in their folder, or the
+        ones that the data of a checkpoint's run names.
     """
 
     what: str
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, torch.dtype]
-    config: Mapping[str, Any] | None
+    beside: Mapping[str, str]
 
     def read(self, name: str, index: int | None = None) -> Tensor:
         """The tensor, or only index `index` of its dim 0."""
@@ -172,12 +174,11 @@ def _name(whole: Path, final: Path) -> None:
 
 
 class _Safetensors:
-    config: Mapping[str, Any] | None = None
-
     def __init__(self, path: Path, stack: contextlib.ExitStack) -> None:
         files = open_files(path)
         self.what = str(path)
         self.shapes: Mapping[str, tuple[int, ...]] = files.shapes
+        self.beside: Mapping[str, str] = files_in(path, ("generation_config.json",)) if path.is_dir() else {}
         handles = {file: stack.enter_context(safe_open(file, framework="pt")) for file in set(files.where.values())}
         self._of = {name: handles[file] for name, file in files.where.items()}
         for name, kind in files.dtypes.items():
@@ -199,7 +200,9 @@ class _Checkpoint:
 
         self.what, self._reader = f"the checkpoint {path}", reader.Reader(path)
         manifest = self._reader.manifest
-        self.config: Mapping[str, Any] | None = manifest.config
+        self.beside: Mapping[str, str] = {}
+        with contextlib.suppress(OSError, ValueError, PlaitError):  # it was elsewhere when the run was trained
+            self.beside = files_of(manifest.config.get("data") or {}) or {}
         Store.check_replicas(manifest, {})
         for name, (_, dtype) in manifest.parameters.items():
             if dtype not in reader.DTYPES:

@@ -1,21 +1,18 @@
 """Converts files of weights one tensor at a time."""
 
-import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from plait.checkpoint import weights
-from plait.contract.errors import PlaitError, misfit
+from plait.contract.errors import misfit
 from plait.convert.config import CONFIG, check_config, config_of
 from plait.convert.plan import ConvertedTensor, make_ours, make_theirs, ours_from, table_of, theirs_from
-from plait.data.tokenizer_files import files_in, files_of
 
 
 def convert(
@@ -43,7 +40,7 @@ def convert(
     weights.check_new(target)
     table = table_of(model)
     with weights.read(source) as tensors:
-        beside = _tokenizer_of(source, tensors.config)
+        beside = dict(tensors.beside)
         if to == "plait":
             check_config(table, source)
             pieces, make = ours_from(model, tensors), make_ours
@@ -58,15 +55,6 @@ def convert(
         sizes = {piece.name: piece.bytes for piece in pieces}
         weights.write(target, sizes, tensor, beside, max_shard_bytes=max_shard_bytes, progress=progress)
     return target
-
-
-def _tokenizer_of(source: Path, config: Mapping[str, Any] | None) -> dict[str, str]:
-    """Name -> text of the tokenizer that belongs to the weights, if it is there. config: of a checkpoint."""
-    if config is not None:
-        with contextlib.suppress(OSError, ValueError, PlaitError):  # it was elsewhere when the run was trained
-            return files_of(config.get("data") or {}) or {}
-        return {}
-    return files_in(source, ("generation_config.json",)) if source.is_dir() else {}
 
 
 def _most(pieces: list[ConvertedTensor]) -> torch.dtype:

@@ -1,7 +1,6 @@
 """Maps tensors under one set of names to those under the other; the whole mapping is known before any is read."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import attrs
 import torch
@@ -16,10 +15,9 @@ from plait.ops.hugging_face import HuggingFace, Rule
 class Held:
     """Weights in memory."""
 
-    config: Mapping[str, Any] | None = None
-
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.what, self._tensors = "the state dict", tensors
+        self.beside: Mapping[str, str] = {}
         self.shapes: Mapping[str, tuple[int, ...]] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         self.dtypes: Mapping[str, torch.dtype] = {name: tensor.dtype for name, tensor in tensors.items()}
 
