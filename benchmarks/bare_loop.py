@@ -12,8 +12,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.fsdp import fully_shard
 
-from plait.models.llama3 import Llama3
 from plait_data.stdlib import Stdlib
+from plait_models.llama3 import Llama3
 
 
 class BareLoop:

@@ -27,7 +27,7 @@ def as_rank(degree: int, vocab: int, tokens: int) -> None:
     from torch.utils._pytree import tree_leaves
 
     import plait
-    from plait.models.llama3 import Llama3
+    from plait_models.llama3 import Llama3
     from plait_tensor_parallel import TensorParallel
 
     class Watch(TorchDispatchMode):

@@ -25,7 +25,7 @@ def own(config: Config) -> nn.Module:
         from transformers import AutoModelForCausalLM
 
         return AutoModelForCausalLM.from_pretrained(options["path"])
-    from plait.models.llama3 import Llama3
+    from plait_models.llama3 import Llama3
 
     return Llama3(**options)
 

@@ -75,8 +75,8 @@ def deepseek_v3(model: Config) -> dict[str, Any]:
     }
 
 
-FAMILIES = {"plait.models.llama3.Llama3": llama3, "plait.models.qwen3.Qwen3": qwen3} | {
-    "plait.models.deepseek_v3.DeepSeekV3": deepseek_v3
+FAMILIES = {"plait_models.llama3.Llama3": llama3, "plait_models.qwen3.Qwen3": qwen3} | {
+    "plait_models.deepseek_v3.DeepSeekV3": deepseek_v3
 }
 
 

@@ -22,7 +22,6 @@ from plait.data.source import Source
 COMMANDS = list(shipped())
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
-DATA = ROOT / "plugins" / "data" / "src" / "plait_data" / "conf"
 LINE = re.compile(r"^(?P<indent> *)(?P<key>\w+):(?: +(?P<value>[^#\s][^#]*?))?(?: +# (?P<comment>.*))?$")
 
 CONFIGURATION = """\
@@ -122,11 +121,11 @@ def configuration() -> str:
     ]
     parts = [CONFIGURATION, table("key, default, meaning", rows)]
     defaults = dict(re.findall(r"^  - (\w+): (\w+)$", (CONF / "train.yaml").read_text(encoding="utf-8"), re.MULTILINE))
-    parts += [group("model", defaults["model"]), group("data", defaults["data"], conf=DATA)]
-    parts += [group("optimizer", defaults["optimizer"])]
+    parts += [group(name, defaults[name]) for name in ("model", "data", "optimizer")]
     parts += [group("cluster", "h100", alike=True)]
-    parts += ["\n## model, of packages\n\nThose of this repository:"]
-    for path in sorted(ROOT.glob("plugins/*/src/*/conf/model/*.yaml")):
+    parts += ["\n## model, of packages\n\nFurther ones of this repository:"]
+    models = {*ROOT.glob("plugins/*/src/*/conf/model/*.yaml")} - {*folder_of("model", defaults["model"]).glob("*.yaml")}
+    for path in sorted(models):
         parts += packaged(path, f"`model={path.stem}`", "model")
     parts += ["\n## strategy\n\nEach comes with an installed package. Those of this repository:"]
     for path in sorted(ROOT.glob("plugins/*/src/*/conf/strategy/*.yaml")):
@@ -154,12 +153,18 @@ def packaged(path: Path, option: str, node: str) -> list[str]:
     return [f"\n{option} ([README](../plugins/{plugin}/README.md))\n", table("key, default, meaning", rows)]
 
 
-def group(name: str, default: str, alike: bool = False, conf: Path = CONF) -> str:
+def folder_of(name: str, option: str) -> Path:
+    """The folder of a group's files that has this option: the core's, or a package's."""
+    roots = (CONF, *ROOT.glob("plugins/*/src/*/conf"))
+    return next(root / name for root in roots if (root / name / f"{option}.yaml").is_file())
+
+
+def group(name: str, default: str, alike: bool = False) -> str:
     """The options of a config group, the default first, and one table of the keys that any of them explains.
 
     alike: all have the same keys, which are explained as in the default.
     """
-    paths = sorted((conf / name).glob("*.yaml"), key=lambda path: (path.stem != default, path.stem))
+    paths = sorted(folder_of(name, default).glob("*.yaml"), key=lambda path: (path.stem != default, path.stem))
     contents = {path.stem: {key.path: key for key in keys(path)} for path in paths}
     options, rows = [], []
     for path in paths:

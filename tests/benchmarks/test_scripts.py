@@ -196,5 +196,5 @@ def test_the_bare_loop_is_short_and_needs_torch_the_model_and_the_data_alone() -
     top = [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)]
     modules = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
     modules |= {node.module for node in top if isinstance(node, ast.ImportFrom) and node.module}
-    assert {m for m in modules if m.startswith("plait")} == {"plait.models.llama3", "plait_data.stdlib"}
-    assert {m.split(".")[0] for m in modules} == {"torch", "plait", "plait_data", "sys", "typing"}
+    assert {m for m in modules if m.startswith("plait")} == {"plait_models.llama3", "plait_data.stdlib"}
+    assert {m.split(".")[0] for m in modules} == {"torch", "plait_data", "plait_models", "sys", "typing"}

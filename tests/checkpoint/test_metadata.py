@@ -15,7 +15,7 @@ from plait.checkpoint.load import load
 from plait.checkpoint.reader import LARGEST
 from plait.checkpoint.store import MANIFEST, Store
 from plait.contract.errors import PlaitError
-from plait.convert import convert
+from plait_models.convert import convert
 from tests.helpers.hostile import OURS, START, Mine, checkpoint, metadata_of, named, plant, sign, text
 
 

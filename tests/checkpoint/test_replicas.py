@@ -17,11 +17,11 @@ from plait.checkpoint.reader import Reader
 from plait.checkpoint.replicas import _digest as digest
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Manifest, Store
-from plait.convert import convert
 from plait.host import check, compose
 from plait.records.run_folder import RunFolder
 from plait.strategies.order import order
 from plait.testing import Trial, full, raises_about, take_step, unequal
+from plait_models.convert import convert
 
 
 @attrs.define(slots=False)

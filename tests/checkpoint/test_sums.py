@@ -18,7 +18,7 @@ from plait.checkpoint.store import Store
 from plait.checkpoint.sums import SUMS, check_sums
 from plait.checkpoint.weight_files import INDEX
 from plait.contract.errors import PlaitError
-from plait.convert import convert
+from plait_models.convert import convert
 from tests.helpers.hostile import Mine, checkpoint
 
 SHAPES = {"a": (4, 3), "b": (3,)}

@@ -166,7 +166,7 @@ def test_inspect_without_strategies(plait_project):
 
 
 def test_inspect_shows_how_a_model_derived_its_spec(plait_project, monkeypatch):
-    from plait.models.llama3 import Llama3
+    from plait_models.llama3 import Llama3
 
     monkeypatch.setattr(Llama3, "derived", lambda self: {"layers.*": "blocks: seen"}, raising=False)
     lines = plait_project("inspect", "model.n_layers=1", "launch.device=cpu").out.splitlines()

@@ -102,7 +102,7 @@ def look(module, given):
         raise ValueError
 """
 MODEL = """
-from plait.models.llama3 import Llama3
+from plait_models.llama3 import Llama3
 
 class Looks(Llama3):
     def forward(self, tokens, positions=None):

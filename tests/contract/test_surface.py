@@ -139,7 +139,7 @@ def test_what_is_promised_by_name_is_shown_somewhere():
     """A name in the table is one that a page, an example or a plugin uses."""
     used = set().union(*map(of_page, (page for page in PAGES if page != PAGE)))
     used |= {name for file in [*EXAMPLES, *PLUGINS] for name in imported(file.read_text())}
-    words = {word for page in PAGES if page != PAGE for word in re.findall(r"`(\w+)[`(]", page.read_text())}
+    words = {word for page in PAGES if page != PAGE for word in re.findall(r"[`.](\w+)[`(]", page.read_text())}
     assert {(m, n) for m, n in promised() - used if m not in WHOLE and n not in words} == set()
 
 

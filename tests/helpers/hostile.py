@@ -19,8 +19,8 @@ from plait.checkpoint.load import load
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import MANIFEST, Store, _digest_of
 from plait.contract.config import Checkpoint
-from plait.convert import convert
 from plait.ops import HuggingFace, Rule
+from plait_models.convert import convert
 
 A, B = torch.arange(12.0).reshape(4, 3), torch.ones(3, dtype=torch.bfloat16)
 

@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from plait.contract.config import Config
-from plait.models.moe import Router
 from plait.records.run_folder import RunFolder
 from plait.testing.count import Counting
 from plait.train.trainer import Trainer
+from plait_models.moe import Router
 
 STEP = "the second step"
 

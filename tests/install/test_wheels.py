@@ -113,7 +113,7 @@ def test_a_run_from_an_empty_folder(clean, empty):
 def test_a_model_of_the_users_own_folder(clean, empty):
     """By ./conf in a sweep, and by --config-dir; both under fsdp2, in ranks that must find it too."""
     (empty / "mine.py").write_text(
-        "from plait.models.llama3 import Llama3\n\n\nclass Mine(Llama3):\n"
+        "from plait_models.llama3 import Llama3\n\n\nclass Mine(Llama3):\n"
         "    def forward(self, tokens, positions=None):\n        return 2 * super().forward(tokens, positions)\n"
     )
     for folder, name in (("conf", "mine"), ("elsewhere", "other")):

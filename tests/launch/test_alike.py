@@ -39,7 +39,7 @@ def on_beta(told: Told, kind: str, name: str, value: str | None) -> Told:
         ("version", "torch", "2.12.0", r"beta has torch 2\.12\.0, alpha 2\.\S+: install the same versions"),
         ("version", "plait-fsdp2", None, r"beta has no plait-fsdp2, alpha \d\S+: install the same versions"),
         ("version", "python", "3.10.1", r"beta has python 3\.10\.1, alpha 3\.\S+: install"),
-        ("code", "plait/models/llama3.py", "0", r"plait/models/llama3\.py on beta is not that on alpha: install"),
+        ("code", "plait_models/llama3.py", "0", r"plait_models/llama3\.py on beta is not that on alpha: install"),
         ("code", "plait_fsdp2/more.py", "0", r"plait_fsdp2/more\.py is on beta alone"),
         ("variable", "NVIDIA_TF32_OVERRIDE", "0", r"beta has NVIDIA_TF32_OVERRIDE=0, alpha no NVIDIA_TF32_OVERRIDE"),
         ("device", "launch.device", "cuda", r"beta trains on cuda, alpha on cpu"),
@@ -96,7 +96,7 @@ def test_what_a_machine_cannot_read_ends_all(config):
 def test_the_code_of_a_users_own_model_counts(config, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "net_of_mine.py").write_text(
-        "import os\nfrom plait.models.llama3 import Llama3\nfrom part_of_mine import x\nclass Net(Llama3): pass\n"
+        "import os\nfrom plait_models.llama3 import Llama3\nfrom part_of_mine import x\nclass Net(Llama3): pass\n"
     )
     (tmp_path / "part_of_mine.py").write_text("x = 1\n")
     config = config.with_value("model._target_", "net_of_mine.Net")
@@ -109,7 +109,7 @@ def test_the_code_of_a_users_own_model_counts(config, tmp_path, monkeypatch):
 def test_the_tokenizer_of_the_models_folder_makes_the_data(config, monkeypatch):
     before = facts.of_machine(config)["data", "data"]
     assert config.data["tokenizer"] == "auto"
-    monkeypatch.setattr("plait.models.llama3.Llama3.tokenizer_from", "/nowhere", raising=False)
+    monkeypatch.setattr("plait_models.llama3.Llama3.tokenizer_from", "/nowhere", raising=False)
     with pytest.raises(PlaitError, match="/nowhere"):
         facts.of_machine(config)
     assert facts.of_machine(config.with_value("data.tokenizer", "bytes"))["data", "data"] == before

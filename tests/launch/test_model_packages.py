@@ -9,7 +9,7 @@ from plait.contract.errors import PlaitError
 from plait.host import check, compose
 
 MODEL = """
-from plait.models.llama3 import Llama3
+from plait_models.llama3 import Llama3
 
 class Tiny(Llama3):
     def __init__(self, width):

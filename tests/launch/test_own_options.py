@@ -71,8 +71,9 @@ def test_two_files_of_options_for_a_strategy(site):
 def test_a_package_does_not_replace_what_plait_ships_nor_is_it_ignored(site, name, arguments):
     mine = option(site / "pack_a" / "conf", name, "lr: 1\n")
     key = name.replace("/", "=")
-    said = rf"{key} is defined twice: by plait \(.*{name}.yaml\) and by pack-a \({re.escape(str(mine))}\)"
-    with pytest.raises(PlaitError, match=said):
+    ours, theirs = rf"\(.*{name}.yaml\)", rf"by pack-a \({re.escape(str(mine))}\)"
+    said = f"{theirs} and by plait-models {ours}" if arguments else f"by plait {ours} and {theirs}"
+    with pytest.raises(PlaitError, match=f"{key} is defined twice: {said}"):
         compose(arguments)
     if arguments:
         assert compose([])
@@ -113,5 +114,5 @@ def test_all_are_listed(plait_project, site):
     assert done.code == 0
     assert done.err.count("\n") == 2
     assert "plait: model=tiny is defined twice: by pack-a " in done.err
-    assert "plait: model=llama3_1b is defined twice: by plait " in done.err
+    assert re.search("plait: model=llama3_1b is defined twice: by pack-a .* and by plait-models ", done.err)
     assert yaml.safe_load(plait_project("plugins", "--json").out)

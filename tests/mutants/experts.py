@@ -73,7 +73,7 @@ MUTANTS = [
     ),
     Mutant(
         "recomputation counts the tokens of experts once more",
-        "plait/models/moe.py",
+        "plait_models/moe.py",
         "self.now.copy_(counts_X)",
         "self.seen.add_(counts_X)",
         "test_recomputation_changes_nothing",

@@ -51,7 +51,7 @@ def copied(folder: Path, mutant: Mutant | None = None) -> list[str]:
 
 
 # Not from the copy: a process registers an operator once, and keeps it.
-OPERATORS = ("plait.ops.grouped", "plait.models.read_late")
+OPERATORS = ("plait.ops.grouped", "plait_models.read_late")
 
 
 class Planted:

@@ -9,13 +9,13 @@ import pytest
 from torch import nn
 
 import plait
-from plait.models.llama3 import Llama3
 from plait.testing import assert_same
 from plait.testing.models import llama3, moe
 from plait.testing.models.odd import Odd
 from plait.testing.parity import unequal
 from plait.testing.pool import RankError
 from plait.testing.trial import Trial, full, held, of_all_stages, take_step, train
+from plait_models.llama3 import Llama3
 from tests.helpers import gpipe
 
 LAYERS = functools.partial(llama3, n_layers=4)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from plait.models.moe import Experts
 from plait.ops import grouped
 from plait.ops.grouped import grouped_linear, linear_by_loop, outer_by_loop, runs_grouped
+from plait_models.moe import Experts
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 COUNTS = {

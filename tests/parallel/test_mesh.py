@@ -6,10 +6,10 @@ from torch import nn
 
 from plait import MeshAxis, ModelSpec
 from plait.contract.axes import join_axes
-from plait.models.moe import Router
 from plait.parallel.expert_balance import Balance
 from plait.parallel.mesh import Mesh
 from plait.parallel.simulated import simulated
+from plait_models.moe import Router
 
 AXES = {
     "batch": MeshAxis("dp", 2, splits="batch"),

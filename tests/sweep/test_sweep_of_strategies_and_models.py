@@ -11,7 +11,7 @@ from plait.testing import whole_run
 from tests.helpers.commands import SMALL, environment, kill_all, plait, ranks_of
 
 MODEL = """
-from plait.models.llama3 import Llama3
+from plait_models.llama3 import Llama3
 
 
 class Large(Llama3):

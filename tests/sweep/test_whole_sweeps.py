@@ -23,7 +23,7 @@ from tests.helpers.commands import (
 SWEEP = ("train", "-m", "train.seed=1,2", "strategy=[fsdp2],[]", "hydra.sweep.dir=runs/sweep")
 MODEL = """
 import torch.distributed as dist
-from plait.models.llama3 import Llama3
+from plait_models.llama3 import Llama3
 
 
 class Mine(Llama3):

@@ -1,11 +1,18 @@
 """What left the core for a package of its own: its options by name, and its modules as configs name them."""
 
+from fnmatch import fnmatch
 from importlib.util import find_spec
 
 from plait.contract.errors import PlaitError
 
-PACKAGES = {"plait.data.": "plait_data."}  # a config of before names the one, and means the other
-OPTIONS = {"plait-data": {"data": ("chat", "hf", "stdlib", "text")}}  # distribution -> group -> names
+PACKAGES = {  # a config of before names the one, and means the other
+    "plait.data.": "plait_data.",
+    "plait.models.": "plait_models.",
+}
+OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {  # distribution -> group -> names, or patterns of names
+    "plait-data": {"data": ("chat", "hf", "stdlib", "text")},
+    "plait-models": {"model": ("llama3_*", "qwen3_*", "deepseek_v3_*")},
+}
 
 
 class AbsentPackage(PlaitError):
@@ -22,7 +29,8 @@ def absent_option(group: str, option: str, others: list[str]) -> AbsentPackage |
     """The error for the option if its package is not installed; None if it is in no such package. others: options of
     this group that are installed."""
     for distribution, groups in OPTIONS.items():
-        if option in groups.get(group, ()):
+        known_there = any(fnmatch(option, name) for name in groups.get(group, ()))
+        if known_there and not _is_installed(distribution):
             known = f"; installed: {', '.join(others)}" if others else ""
             said = f"{group}={option} is in {distribution}, which is not installed: pip install {distribution}{known}"
             return AbsentPackage(said).at(group, option, others or None)
@@ -32,8 +40,12 @@ def absent_option(group: str, option: str, others: list[str]) -> AbsentPackage |
 def absent_target(key: str, target: str) -> AbsentPackage | None:
     """The same for the `_target_` of the node `key`."""
     for package in (each.rstrip(".") for each in PACKAGES.values()):
-        if target.startswith(f"{package}.") and find_spec(package) is None:
-            name = package.replace("_", "-")
+        name = package.replace("_", "-")
+        if target.startswith(f"{package}.") and not _is_installed(name):
             said = f"{key}._target_={target} is in {name}, which is not installed: pip install {name}"
             return AbsentPackage(said).at(f"{key}._target_", target)
     return None
+
+
+def _is_installed(distribution: str) -> bool:
+    return find_spec(distribution.replace("-", "_")) is not None

@@ -1,4 +1,4 @@
 """The training loop: steps, optimizer, and the metrics of a step.
 
-May import `convert` and the rooms below it.
+May import `checkpoint` and the rooms below it.
 """

@@ -28,7 +28,7 @@ def found():
 def test_the_run_is_configured_as_if_a_person_had(found):
     plan = yaml.safe_load(found.files["plan.yaml"])
     decision = plan["decision"]
-    assert plan["run"] == {"model": "plait.models.llama3.Llama3", "parameters": plan["run"]["parameters"], "world": 2}
+    assert plan["run"] == {"model": "plait_models.llama3.Llama3", "parameters": plan["run"]["parameters"], "world": 2}
     assert found.config.strategy.keys() == {"autoparallel", *decision["strategies"]}
     assert found.config.train.global_batch_size == 16
     assert found.config.train.local_batch_size == decision["local_batch_size"]
@@ -172,7 +172,7 @@ def test_a_third_partys_strategy_joins_by_its_hook():
 
 
 GLANCES = """
-from plait.models.llama3 import Llama3
+from plait_models.llama3 import Llama3
 
 class Glances(Llama3):
     def forward(self, tokens, positions=None):

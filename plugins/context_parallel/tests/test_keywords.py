@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch import nn
 
-from plait.models.gqa import GroupedQueryAttention
-from plait.models.llama3 import Llama3
 from plait.ops import Normal
 from plait.testing import assert_same
 from plait.testing.parity import worst_gradient
 from plait.testing.pool import RankError
 from plait.testing.trial import Trial, train
+from plait_models.gqa import GroupedQueryAttention
+from plait_models.llama3 import Llama3
 
 METHODS = ("gather", "ring", "ulysses")
 

@@ -6,9 +6,9 @@ import attrs
 import pytest
 
 from plait import hookimpl
-from plait.models.llama3 import Llama3
 from plait.ops import Normal
 from plait.testing import Trial, assert_same, train
+from plait_models.llama3 import Llama3
 
 OPTIONS = {"rank": 3, "alpha": 12.0, "targets": ["heads", "kv_heads", "ffn"]}
 EXPERTS = {**OPTIONS, "targets": ["heads", "ffn"]}

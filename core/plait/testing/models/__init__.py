@@ -13,7 +13,7 @@ VOCAB = 64
 
 def llama3(**changes: Any) -> Any:
     """A tiny one, with these changes."""
-    from plait.models.llama3 import Llama3
+    from plait_models.llama3 import Llama3
 
     tiny = {"dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "ffn_dim": 48, "max_seq_len": 64}
     return Llama3(**{**tiny, "vocab_size": VOCAB, **changes})
@@ -31,7 +31,7 @@ def _odd() -> Any:
 
 def qk_norm(**changes: Any) -> Any:
     """A tiny one, with these changes. Heads are wider than dim / n_heads: no strategy may rely on these being equal."""
-    from plait.models.qwen3 import Qwen3
+    from plait_models.qwen3 import Qwen3
 
     tiny = {"dim": 32, "n_layers": 2, "n_heads": 8, "n_kv_heads": 4, "head_dim": 8, "ffn_dim": 64, "max_seq_len": 64}
     return Qwen3(**{**tiny, "vocab_size": VOCAB, **changes})
@@ -45,7 +45,7 @@ def _mla() -> Any:
 
 def moe(**changes: Any) -> Any:
     """A tiny one, with these changes. A step changes its bias so much that the routing changes at once."""
-    from plait.models.deepseek_v3 import DeepSeekV3
+    from plait_models.deepseek_v3 import DeepSeekV3
 
     tiny = {
         "dim": 32, "n_layers": 3, "n_dense_layers": 1, "n_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 16,

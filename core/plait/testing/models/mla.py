@@ -8,11 +8,11 @@ Shapes: B batch, T tokens, V vocabulary, D model width.
 from torch import Tensor, nn
 
 from plait import ModelSpec
-from plait.models import mla
-from plait.models.decoder import Block
-from plait.models.layers import Rope
-from plait.models.swiglu import SwiGLU
 from plait.ops import DocumentMask, Flops, Normal, ones
+from plait_models import mla
+from plait_models.decoder import Block
+from plait_models.layers import Rope
+from plait_models.swiglu import SwiGLU
 
 
 class Mla(nn.Module):

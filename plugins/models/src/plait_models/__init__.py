@@ -1,0 +1,1 @@
+"""Plait's own models. They use what any model can: see docs/models.md."""
