@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, ClassVar
 
 import pytest
@@ -66,8 +67,12 @@ class Subject:
 
 def filled(model: nn.Module, spec: ModelSpec, seed: int = 0, dtype: str = "float32") -> None:
     """Gives a model on the meta device the values of a run in this dtype, on the CPU."""
+    copy = deepcopy(model)  # a step of what is applied is the core's to make: it counts tokens, and divides losses
     with simulated(1):
-        plait.apply(model, spec, seed=seed, precision=Precision(dtype, dtype, dtype))
+        plait.apply(copy, spec, seed=seed, precision=Precision(dtype, dtype, dtype))
+    for name, tensor in (*copy.named_parameters(remove_duplicate=False), *copy.named_buffers(remove_duplicate=False)):
+        owner, _, own = name.rpartition(".")
+        setattr(model.get_submodule(owner), own, tensor)
 
 
 def shipped(option: str) -> tuple[nn.Module, ModelSpec]:
