@@ -39,7 +39,7 @@ from plait.contract.weight_part import WeightPart as WeightPart
 from plait.data.batches import Batches as Batches
 from plait.data.source import Source as Source
 from plait.data.tokenizer_files import TOKENIZER_FILES as TOKENIZER_FILES
-from plait.parallel.apply import Applied as Applied
+from plait.parallel.applied import Applied as Applied
 from plait.parallel.apply import apply as apply
 from plait.parallel.chunked_loss import divide_head as divide_head
 from plait.parallel.compile import SELECTIVE_KEEPS as SELECTIVE_KEEPS

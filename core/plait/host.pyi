@@ -23,7 +23,7 @@ from plait.contract.planned import crowded as crowded
 from plait.contract.planned import is_crowded as is_crowded
 from plait.launch.launcher import standing_in as standing_in
 from plait.parallel.answers import hooks_of as hooks_of
-from plait.parallel.apply import Applied as Applied
+from plait.parallel.applied import Applied as Applied
 from plait.parallel.apply import assembled as assembled
 from plait.parallel.apply import set_up as set_up
 from plait.parallel.assembly import Assembly as Assembly
@@ -52,6 +52,6 @@ from plait.system.processes import cores as cores
 from plait.system.processes import processes as processes
 from plait.system.scratch import Scratch as Scratch
 from plait.train import exchange as exchange
-from plait.train.optimizer import learning_rate as learning_rate
 from plait.train.optimizer import make_optimizer as make_optimizer
+from plait.train.schedule import learning_rate as learning_rate
 from plait.train.trainer import fit as fit

@@ -93,7 +93,7 @@ MUTANTS = [
     ),
     Mutant(
         "the balance of experts on ranks without logits is not scaled",
-        "plait/parallel/apply.py",
+        "plait/parallel/applied.py",
         "            self._count(tokens)  # ranks",
         "            self.balance._scaled = True  # ranks",
         "test_models_equal_one_process",

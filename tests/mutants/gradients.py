@@ -182,7 +182,7 @@ MUTANTS = [
     ),
     Mutant(
         "the loss counts once for every rank that sees the same tokens",
-        "plait/parallel/apply.py",
+        "plait/parallel/applied.py",
         "                return value / count\n",
         "                return value / count * self.mesh.rank_and_size(None)[1]\n",
         "test_gradients_equal_one_process",

@@ -42,7 +42,7 @@ MUTANTS = [
     ),
     Mutant(
         "the loss of a step stays on the last stage",
-        "plait/parallel/apply.py",
+        "plait/parallel/applied.py",
         "            over_stages(total, self.mesh)\n",
         "            assert over_stages\n",
         "test_losses_of_20_steps_equal_one_process",

@@ -157,7 +157,7 @@ MUTANTS = [
     ),
     Mutant(
         "every stage counts its layers from 0 in a checkpoint",
-        "plait/parallel/apply.py",
+        "plait/parallel/applied.py",
         "            state |= own\n",
         "            for number, block in enumerate(self.spec.blocks_of(part)):\n"
         "                own = {k.replace(f'.{block}.', f'.layers.{number}.'): t for k, t in own.items()}\n"

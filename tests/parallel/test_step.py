@@ -10,7 +10,7 @@ from plait.testing import Trial, share, train
 from plait.testing.pool import RankError
 
 ROOT = Path(plait.__file__).parents[2]
-TAKES_A_STEP = {"parallel/apply.py", "plan/tracing/step.py"}  # the second makes an optimizer's states, with no step
+TAKES_A_STEP = {"parallel/applied.py", "plan/tracing/step.py"}  # the second makes an optimizer's states, with no step
 REHEARSES = {"train/rehearsal.py", "parallel/state.py", "train/optimizer_trials.py"}  # on tensors of no model
 
 

@@ -19,7 +19,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot impo
 def read_meanwhile(node, folder):
     """For each step: whether the batch of the next one was read before this one's computation ended; and how many
     batches were read."""
-    from plait.parallel.apply import Applied
+    from plait.parallel.applied import Applied
     from plait.records.run_folder import RunFolder
     from plait.train.trainer import Trainer
     from plait_data.packed import PackedBatches

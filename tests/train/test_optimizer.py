@@ -10,7 +10,9 @@ from torch import nn
 from plait.contract.config import Schedule
 from plait.contract.errors import PlaitError
 from plait.testing import raises_about
-from plait.train.optimizer import check_optimizer, learning_rate, make_optimizer
+from plait.train.optimizer import make_optimizer
+from plait.train.optimizer_options import check_optimizer
+from plait.train.schedule import learning_rate
 
 STRANGE = "tests.helpers.strange"
 

@@ -10,7 +10,8 @@ from plait.contract.config import Schedule
 from plait.contract.errors import PlaitError
 from plait.parallel.state import canonical_state
 from plait.testing.errors import is_about
-from plait.train.optimizer import changes_rate, make_optimizer
+from plait.train.optimizer import make_optimizer
+from plait.train.schedule import changes_rate
 from tests.helpers.keepers import Slow, Table, parameters
 
 KEEPERS = "tests.helpers.keepers"

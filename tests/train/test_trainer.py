@@ -26,7 +26,7 @@ def seen(node, folder, ask=0, spoil=0, clock=None):
 
     from plait.checkpoint import manager
     from plait.contract.errors import PlaitError
-    from plait.parallel.apply import Applied
+    from plait.parallel.applied import Applied
     from plait.records.run_folder import RunFolder
     from plait.strategies.hooks import Hooks
     from plait.train import step_metrics

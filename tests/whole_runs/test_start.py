@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from plait.compose.build import _Undrawn
-from plait.train.optimizer import check_optimizer
+from plait.train.optimizer_options import check_optimizer
 from tests.helpers.commands import environment, numbers, plait, ranks_of, rows, start, train, wait_for_step
 from tests.helpers.watched import Seen, events, importers, noting
 

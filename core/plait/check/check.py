@@ -28,7 +28,8 @@ from plait.records.flight_recorder import check_size
 from plait.records.sinks import check as check_metrics
 from plait.records.sinks import selected
 from plait.strategies.registry import create_all, installed
-from plait.train.optimizer import check_optimizer, learning_rate
+from plait.train.optimizer_options import check_optimizer
+from plait.train.schedule import learning_rate
 
 MOST = 16  # ranks of another machine
 World = int | Callable[[Assembly], int] | None

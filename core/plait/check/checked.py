@@ -11,7 +11,7 @@ from plait.contract.weight_part import WeightPart
 from plait.parallel.assembly import Assembly
 
 if TYPE_CHECKING:
-    from plait.parallel.apply import Applied
+    from plait.parallel.applied import Applied
 
 
 @attrs.frozen

@@ -131,7 +131,7 @@ def _check_optimizer(path: Path, manifest: Manifest, checked: "Checked") -> None
     from plait.checkpoint.load import check_optimizer_state
     from plait.checkpoint.reader import Reader
     from plait.parallel.optimizer_groups import groups_of
-    from plait.train.optimizer import state_keys
+    from plait.train.optimizer_options import state_keys
 
     assembly = checked.assembly
     keys = state_keys(optimizer, groups_of([assembly.model], assembly.run.spec))

@@ -24,7 +24,7 @@ from plait.parallel.state import weights
 
 if TYPE_CHECKING:
     from plait.data.tokenizer_files import Used
-    from plait.parallel.apply import Applied
+    from plait.parallel.applied import Applied
 
 
 def export_run(

@@ -21,7 +21,7 @@ from plait.parallel.initialize import held_indices
 from plait.parallel.state import canonical
 
 if TYPE_CHECKING:
-    from plait.parallel.apply import Applied
+    from plait.parallel.applied import Applied
 
 _FROZEN = "_plait_frozen"
 MODULUS = 2**64

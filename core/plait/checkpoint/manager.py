@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from plait.checkpoint.frozen_parameters import Base
     from plait.contract.config import Config
     from plait.data.tokenizer_files import Used
-    from plait.parallel.apply import Applied
+    from plait.parallel.applied import Applied
     from plait.records.run_folder import RunFolder
 
 

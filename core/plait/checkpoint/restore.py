@@ -17,7 +17,7 @@ from plait.parallel.own_state import is_own
 from plait.parallel.state import is_loaded, tied_names, weights
 
 if TYPE_CHECKING:
-    from plait.parallel.apply import Applied
+    from plait.parallel.applied import Applied
 
 
 def restore(

@@ -20,7 +20,7 @@ from plait.system.errors import DiskError
 from plait.system.torch_internals.memory import record_history, write_history
 
 if TYPE_CHECKING:
-    from plait.parallel.apply import Applied
+    from plait.parallel.applied import Applied
 
 TraceEvent = dict[str, Any]
 

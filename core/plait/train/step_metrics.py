@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from plait.contract.errors import PlaitError
-from plait.parallel.apply import Applied
+from plait.parallel.applied import Applied
 from plait.parallel.step import Stepped
 from plait.train import exchange
 from plait.train.on_host import OnHost

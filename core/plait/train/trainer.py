@@ -25,7 +25,8 @@ from plait.records.run_folder import RunFolder
 from plait.system.signals import ASKING
 from plait.train import exchange
 from plait.train.observers import selected_observers
-from plait.train.optimizer import learning_rate, make_optimizer
+from plait.train.optimizer import make_optimizer
+from plait.train.schedule import learning_rate
 from plait.train.step_metrics import Laps, Row, RunFacts, StepMetrics
 
 
