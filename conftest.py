@@ -29,10 +29,11 @@ def pytest_configure(config: pytest.Config) -> None:
     core = Path(__file__).with_name("core") / "pyproject.toml"
     points_of = tomllib.loads(core.read_text(encoding="utf-8"))["project"]["entry-points"]
     here = {(group, *point) for group, points in points_of.items() for point in points.items()}
-    if lost := here - {(point.group, point.name, point.value) for point in distribution("plait-core").entry_points}:
-        names = ", ".join(f"{group} {name}" for group, name, _ in sorted(lost))
+    installed = {(point.group, point.name, point.value) for point in distribution("plait-core").entry_points}
+    if other := here ^ {point for point in installed if point[0] != "console_scripts"}:
+        names = ", ".join(f"{group} {name}" for group, name, _ in sorted(other))
         raise pytest.UsageError(
-            f"core/pyproject.toml has entry points that are not installed: {names}; "
+            f"core/pyproject.toml has other entry points than are installed: {names}; "
             "run: python -m pip install --no-deps --no-build-isolation -e ./core"
         )
 
@@ -48,7 +49,7 @@ def pytest_itemcollected(item: Any) -> None:
 
 def _has_a_like(strategy: str, other: str | None) -> bool:
     """Whether another test tries the pair: the suite of the other one, or the tests of the one that extends models."""
-    from plait.testing.distance import extending
+    from plait_testing.distance import extending
 
     return other is not None and (other < strategy or bool(extending({strategy: {}, other: {}})))
 

@@ -14,7 +14,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 TESTS = (
     *("-m", "pytest", "-m", "gpu", "-rfE", "-p", "no:cacheprovider", "tests/gpu"),
-    *("-p", "plait.testing.plugin", "-p", "xdist.plugin", "-p", "pytest_timeout"),
+    *("-p", "plait_testing.plugin", "-p", "xdist.plugin", "-p", "pytest_timeout"),
 )
 
 

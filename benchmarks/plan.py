@@ -70,7 +70,7 @@ def ranks() -> None:
 
     from plait.host import check, compose
     from plait.plan.engine import plan
-    from plait.testing.pool import Pool
+    from plait_testing.pool import Pool
     from tests.helpers import measured
     from tests.plan.test_measured import LAYOUTS, RUN
 

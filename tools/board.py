@@ -18,7 +18,8 @@ from tools.third_parties import GRADES, LIST, ROOT, listed
 
 def suites() -> list[Path]:
     """The files of tests that have a suite."""
-    files = [*ROOT.glob("plugins/*/tests/test_*.py"), *ROOT.glob("examples/*/tests/test_*.py")]
+    files = {*ROOT.glob("plugins/*/tests/test_*.py"), *ROOT.glob("examples/*/tests/test_*.py")}
+    files -= {*ROOT.glob("plugins/testing/**/*.py")}  # they test the suites
     return sorted(path for path in files if "Suite):" in path.read_text(encoding="utf-8"))
 
 

@@ -16,7 +16,7 @@ from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Manifest, Store
 from plait.contract.errors import PlaitError
 from plait.parallel.state import canonical_state
-from plait.testing.pool import Pool
+from plait_testing.pool import Pool
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -23,8 +23,8 @@ from plait.contract.observer import RunObserver
 from plait.records.run_folder import RunFolder
 from plait.records.sinks import MetricsSinks
 from plait.system.errors import DiskError
-from plait.testing import whole_run
-from plait.testing.pool import Pool
+from plait_testing import whole_run
+from plait_testing.pool import Pool
 from tests.helpers.disks import limited
 
 STATE = {"model.a": torch.arange(5000.0), "model.b": torch.ones(3)}  # 20 kB and a little

@@ -21,7 +21,7 @@ from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
 from plait.contract.errors import PlaitError
 from plait.parallel.state import canonical_state, weights
-from plait.testing.pool import Pool
+from plait_testing.pool import Pool
 
 WORLDS = {"plain": 1, "sharded 2": 2, "sharded 4": 4, "hybrid": 4, "two axes": 4}
 LAYOUTS = list(WORLDS)

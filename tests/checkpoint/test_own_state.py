@@ -14,8 +14,9 @@ from plait.checkpoint.load import load
 from plait.checkpoint.restore import restore
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
-from plait.testing import Trial, full, take_step, unequal, whole, whole_run
-from plait.testing.pool import RankError
+from plait.testing import Trial, full, take_step, unequal, whole
+from plait_testing import whole_run
+from plait_testing.pool import RankError
 from tests.helpers.fakes import distribution
 
 STRATEGY = '''

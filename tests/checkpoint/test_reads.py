@@ -17,8 +17,8 @@ from plait.checkpoint.store import MANIFEST, Store
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.parallel.state import canonical_state, is_absent
-from plait.testing import whole_run
-from plait.testing.pool import Pool
+from plait_testing import whole_run
+from plait_testing.pool import Pool
 
 WIDE = ("model.dim=256", "model.n_layers=2", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=1024")
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {

@@ -21,7 +21,7 @@ from plait.checkpoint.save import Saver
 from plait.checkpoint.staging import Staging
 from plait.checkpoint.store import Store
 from plait.parallel.state import canonical_state
-from plait.testing.pool import Pool
+from plait_testing.pool import Pool
 
 
 class Allocated(TorchDispatchMode):

@@ -4,7 +4,7 @@ import re
 import textwrap
 
 from plait.contract import hookspecs
-from plait.testing.pool import Pool
+from plait_testing.pool import Pool
 
 
 def first_strategy():
@@ -15,7 +15,7 @@ def first_strategy():
 
 
 def frozen(names):
-    from plait.testing.trial import Trial
+    from plait_testing.trial import Trial
 
     trial = Trial("llama3")
     model = trial.apply({}, [first_strategy()(names)]).parts[0]

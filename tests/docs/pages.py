@@ -14,7 +14,7 @@ from pathlib import Path
 
 import attrs
 
-from plait.testing.project import Done, environment
+from plait_testing.project import Done, environment
 from tests.helpers.commands import plait
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PATTERNS = ("tests/**/*.py", "plugins/*/tests/**/*.py", "examples/*/tests/**/*.py", "core/plait/testing/**/*.py")
+PATTERNS = ("tests/**/*.py", "plugins/*/tests/**/*.py", "examples/*/tests/**/*.py", "plugins/testing/src/**/*.py")
 FILES = sorted(itertools.chain.from_iterable(ROOT.glob(pattern) for pattern in PATTERNS))
 DISPLAYS = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from plait.testing.warm import be_plait, dies_with_parent
+from plait_testing.warm import be_plait, dies_with_parent
 from tests.faults.inject import sitecustomize
 
 MODEL = (

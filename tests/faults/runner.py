@@ -16,7 +16,7 @@ from types import TracebackType
 
 import attrs
 
-from plait.testing.warm import dies_with_parent, import_all
+from plait_testing.warm import dies_with_parent, import_all
 from tests.faults.place import SHORT, Sandbox
 from tests.faults.report import Result
 from tests.faults.scenario import Scenario, wait_for_row

@@ -17,7 +17,7 @@ def device(request):
 @pytest.fixture(scope="session")
 def gpu_ranks():
     """A pool of one rank that has a GPU."""
-    from plait.testing.pool import Pool
+    from plait_testing.pool import Pool
 
     pool = Pool(1, "nccl", timeout=300)
     yield pool

@@ -2,8 +2,8 @@
 
 import pytest
 
-from plait.testing.parity import BOUNDS, apart, unequal, worst_gradient
-from plait.testing.trial import Trial, train
+from plait_testing.parity import BOUNDS, apart, unequal, worst_gradient
+from plait_testing.trial import Trial, train
 
 KINDS = [
     *[(model, {}) for model in ("llama3", "tied", "odd", "qk_norm", "mla", "moe")],

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from plait.host import check, compose
-from plait.testing import whole_run
+from plait_testing import whole_run
 
 
 def trained(node, folder, guarded=(), stop_after=0, export=False):

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from plait.testing import whole_run
-from plait.testing.project import PLAIT, Done, Project, environment
-from plait.testing.starter import Started
-from plait.testing.whole_run import alive, kill_all, ranks_of, rows, wait_for_step
+from plait_testing import whole_run
+from plait_testing.project import PLAIT, Done, Project, environment
+from plait_testing.starter import Started
+from plait_testing.whole_run import alive, kill_all, ranks_of, rows, wait_for_step
 
 __all__ = [
     "PLAIT",

@@ -16,9 +16,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from plait.contract.config import Config
 from plait.records.run_folder import RunFolder
-from plait.testing.count import Counting
 from plait.train.trainer import Trainer
 from plait_models.moe import Router
+from plait_testing.count import Counting
 
 STEP = "the second step"
 

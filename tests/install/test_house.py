@@ -72,8 +72,7 @@ def test_the_core_names_no_strategy_and_imports_none():
         for node in ast.walk(ast.parse(text)):
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if "testing" not in file.parts:  # it tries strategies on models that Plait ships
-                assert not [m for m in modules if m.startswith("plait_")], file
+            assert not [m for m in modules if m.startswith("plait_")], file
 
 
 @pytest.mark.parametrize("folder", PROJECTS, ids=lambda p: p.name)

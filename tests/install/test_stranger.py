@@ -19,8 +19,8 @@ from plait_twin import Twin
 from plait.ops import Normal
 from plait.strategies.hooks import Hooks
 from plait.strategies.registry import create
-from plait.testing.parity import apart, unequal, worst_gradient
-from plait.testing.trial import Trial, train
+from plait_testing.parity import apart, unequal, worst_gradient
+from plait_testing.trial import Trial, train
 
 STEPS = 20
 

@@ -10,8 +10,8 @@ import pytest
 
 from plait.system.errors import one_line
 from plait.testing import is_about
-from plait.testing.errors import ANY
-from plait.testing.project import STARTED
+from plait_testing.errors import ANY
+from plait_testing.project import STARTED
 from tests.helpers.commands import SMALL
 from tests.helpers.commands import plait as plait_command
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from plait.records.run_folder import RunFolder
-from plait.testing.project import STARTED
+from plait_testing.project import STARTED
 from tests.helpers.fakes import STRATEGY, distribution, forget
 
 BAD = r"strategy 'ghost' \(plait-bad 1\.0\)"

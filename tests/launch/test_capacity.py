@@ -17,7 +17,7 @@ from plait.check.prepare import lost_steps, slow_float32
 from plait.contract.config import Config, Launch, Precision, Train
 from plait.host import compose
 from plait.testing import is_about, raises_about
-from plait.testing.project import STARTED
+from plait_testing.project import STARTED
 
 
 def test_eight_ranks_fit_on_two_cores() -> None:

@@ -22,8 +22,8 @@ from plait.parallel.process_group import local_device, start_group
 from plait.records.run_folder import RunFolder
 from plait.system.sockets import local_store
 from plait.testing import is_about, raises_about
-from plait.testing.errors import ANY
-from plait.testing.project import STARTED
+from plait_testing.errors import ANY
+from plait_testing.project import STARTED
 from tests.helpers.commands import free_port
 
 FSDP = "strategy=[fsdp2]"

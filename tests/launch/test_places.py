@@ -9,7 +9,7 @@ import pytest
 from plait.checkpoint.folder_owner import claim
 from plait.contract.errors import PlaitError
 from plait.records.run_folder import Outcome
-from plait.testing.project import STARTED
+from plait_testing.project import STARTED
 
 CPU = "launch.device=cpu"
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from plait.check.tested_torch import newer_torch
-from plait.testing.project import STARTED
+from plait_testing.project import STARTED
 from tests.docs.pages import ROOT
 
 METADATA = tomllib.loads((ROOT / "core/pyproject.toml").read_text())["project"]

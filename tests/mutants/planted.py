@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import cloudpickle
 
-from plait.testing.pool import Pool
+from plait_testing.pool import Pool
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("core", *(str(p.relative_to(ROOT)) for kind in ("plugins", "examples") for p in ROOT.glob(f"{kind}/*/src")))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.testing.pool import RankError
+from plait_testing.pool import RankError
 from tests.mutants.mutants import MUTANTS
 from tests.mutants.planted import ROOT, Planted, copied
 

@@ -3,10 +3,10 @@
 import attrs
 import pytest
 
-from plait.commands.verify import plan
 from plait.host import compose
-from plait.testing import declared
-from plait.testing.declared import OfRun
+from plait_testing import declared
+from plait_testing.declared import OfRun
+from plait_testing.verify import plan
 from tests.mutants.mutants import MUTANTS
 from tests.mutants.planted import Mutant, Planted, copied
 

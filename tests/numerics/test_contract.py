@@ -6,8 +6,8 @@ import torch
 import plait
 from plait.strategies.registry import create
 from plait.testing import assert_same
-from plait.testing.pool import RankError
-from plait.testing.trial import Trial, train
+from plait_testing.pool import RankError
+from plait_testing.trial import Trial, train
 from tests.helpers.toys import ToyExperts, ToyTensor, mixture
 
 FSDP, HSDP = {"fsdp2": {}}, {"fsdp2": {"replicate": 2}}

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from plait.ops import cross_entropy_sum
 from plait.parallel import plugin_loss, vocab
-from plait.testing.parity import apart, worst_gradient
-from plait.testing.trial import Trial, train
+from plait_testing.parity import apart, worst_gradient
+from plait_testing.trial import Trial, train
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 

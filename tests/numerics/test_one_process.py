@@ -6,9 +6,9 @@ import torch
 import plait
 from plait.contract.config import Precision
 from plait.ops import ones
-from plait.testing.parity import BOUNDS, apart, worst_gradient
-from plait.testing.suite.numerics import _dtypes
-from plait.testing.trial import Trial, train
+from plait_testing.parity import BOUNDS, apart, worst_gradient
+from plait_testing.suite.numerics import _dtypes
+from plait_testing.trial import Trial, train
 
 
 def test_mixed_precision(plait_ranks):

@@ -16,9 +16,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from plait.contract.errors import PlaitError
 from plait.parallel.group import part_of
-from plait.testing.models import moe
-from plait.testing.trial import Trial, full, take_step, whole
 from plait.train.optimizer import make_optimizer
+from plait_testing.models import moe
+from plait_testing.trial import Trial, full, take_step, whole
 
 STRANGE = "tests.helpers.strange"
 BOUND = 1e-10

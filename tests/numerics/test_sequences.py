@@ -3,8 +3,8 @@
 import pytest
 
 from plait.testing import assert_same
-from plait.testing.models import llama3, moe
-from plait.testing.trial import Trial, train
+from plait_testing.models import llama3, moe
+from plait_testing.trial import Trial, train
 from tests.helpers import stretches
 
 FSDP2 = {"fsdp2": {}}

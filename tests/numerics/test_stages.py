@@ -10,12 +10,12 @@ from torch import nn
 
 import plait
 from plait.testing import assert_same
-from plait.testing.models import llama3, moe
-from plait.testing.models.odd import Odd
-from plait.testing.parity import unequal
-from plait.testing.pool import RankError
-from plait.testing.trial import Trial, full, held, of_all_stages, take_step, train
 from plait_models.llama3 import Llama3
+from plait_testing.models import llama3, moe
+from plait_testing.models.odd import Odd
+from plait_testing.parity import unequal
+from plait_testing.pool import RankError
+from plait_testing.trial import Trial, full, held, of_all_stages, take_step, train
 from tests.helpers import gpipe
 
 LAYERS = functools.partial(llama3, n_layers=4)

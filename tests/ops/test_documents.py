@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_leaves
 
 import plait
 from plait.ops.attention import CausalAttention, DocumentMask, attend, document_mask
-from plait.testing.trial import Trial, documents
+from plait_testing.trial import Trial, documents
 
 TOKENS = 23  # no width of these models
 

@@ -13,7 +13,7 @@ from plait.strategies.probe import probe
 from plait.strategies.registry import create
 from plait.system.errors import one_line
 from plait.system.signals import Stopped
-from plait.testing.project import STARTED
+from plait_testing.project import STARTED
 from tests.helpers.fakes import distribution, forget
 
 GHOST = r"strategy 'ghost' \(plait-bad 1\.0\)"

@@ -15,9 +15,9 @@ from plait.host import check, compose
 from plait.ops import Normal, cross_entropy_sum, ones, zeros
 from plait.parallel.expert_balance import Counted
 from plait.parallel.state import canonical_state
-from plait.testing import whole_run
-from plait.testing.models import moe
-from plait.testing.trial import SAMPLES, SEQ_LEN, Trial, batch, forward_backward, train
+from plait_testing import whole_run
+from plait_testing.models import moe
+from plait_testing.trial import SAMPLES, SEQ_LEN, Trial, batch, forward_backward, train
 
 TRIAL = Trial("moe")
 TOP_K, N_EXPERTS, LAYERS = 2, 8, 2
@@ -86,7 +86,7 @@ def collectives():
     optimizer = TRIAL.optimizer(applied.parameters())
     forward_backward(applied, TRIAL, 0)
     optimizer.step()
-    from plait.testing.count import Counting
+    from plait_testing.count import Counting
 
     with Counting(applied.mesh) as counting:
         applied.after_step(optimizer, 1)

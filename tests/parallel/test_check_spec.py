@@ -6,7 +6,7 @@ import torch
 
 from plait.contract.errors import PlaitError
 from plait.parallel.check_spec import check_spec
-from plait.testing.models import MODELS, llama3
+from plait_testing.models import MODELS, llama3
 
 
 def refused(model, **changes):

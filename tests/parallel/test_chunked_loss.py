@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import plait
 from plait.ops import Normal
-from plait.testing.errors import is_about
-from plait.testing.parity import assert_same, worst_gradient
-from plait.testing.trial import Trial, train
+from plait_testing.errors import is_about
+from plait_testing.parity import assert_same, worst_gradient
+from plait_testing.trial import Trial, train
 
 
 @pytest.mark.parametrize("model", ["llama3", "odd", "moe"])

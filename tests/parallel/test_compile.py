@@ -10,10 +10,10 @@ from plait.contract.config import Compile, Precision, Remat
 from plait.ops import cross_entropy_sum, grouped_linear
 from plait.parallel.compile import selective_config
 from plait.strategies.registry import create_all
-from plait.testing.models import llama3
-from plait.testing.parity import assert_same
-from plait.testing.pool import RankError
-from plait.testing.trial import Trial, batch, train
+from plait_testing.models import llama3
+from plait_testing.parity import assert_same
+from plait_testing.pool import RankError
+from plait_testing.trial import Trial, batch, train
 
 
 def counted(strategies, remat):

@@ -9,8 +9,8 @@ from plait import hookimpl
 from plait.contract.config import Compile, Remat
 from plait.ops import cross_entropy_sum
 from plait.parallel.simulated import simulated
-from plait.testing.models import llama3
-from plait.testing.trial import batch
+from plait_testing.models import llama3
+from plait_testing.trial import batch
 
 PRODUCTS, HEAD = 7, 1  # matrix products of a block's forward, and of what follows
 

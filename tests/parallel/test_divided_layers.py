@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from plait.testing.trial import Trial, forward_backward
+from plait_testing.trial import Trial, forward_backward
 from tests.helpers import gpipe
 
 KINDS = (1.0, 2.0, math.inf)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 import plait
 from plait import Compile, ModelSpec, Precision, Remat
-from plait.testing.pool import RankError
+from plait_testing.pool import RankError
 
 WIDTH = 4
 F64 = Precision("float64", "float64", "float64")

@@ -11,7 +11,7 @@ from torch import nn
 import plait
 from plait import PlaitError, hookimpl, mix_in, transform_param
 from plait.testing import Trial
-from plait.testing.models import llama3
+from plait_testing.models import llama3
 
 
 class Adds:

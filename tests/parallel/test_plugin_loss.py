@@ -11,8 +11,8 @@ from plait import PlaitError
 from plait.host import compose
 from plait.parallel.plugin_loss import PluginLoss
 from plait.parallel.vocab import Vocab
-from plait.testing.parity import worst_gradient
-from plait.testing.trial import Trial, train
+from plait_testing.parity import worst_gradient
+from plait_testing.trial import Trial, train
 from tests.helpers.fakes import distribution, forget
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test

@@ -7,7 +7,7 @@ import pytest
 
 import plait
 from plait.testing import Trial, share, train
-from plait.testing.pool import RankError
+from plait_testing.pool import RankError
 
 ROOT = Path(plait.__file__).parents[2]
 TAKES_A_STEP = {"parallel/applied.py", "plan/tracing/step.py"}  # the second makes an optimizer's states, with no step

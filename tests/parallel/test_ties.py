@@ -8,8 +8,8 @@ from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.parallel.assembly import assemble_model
 from plait.testing import assert_same
-from plait.testing.models import MODELS
-from plait.testing.trial import Trial, train
+from plait_testing.models import MODELS
+from plait_testing.trial import Trial, train
 
 NAMES = ("words.weight", "readout.weight")
 

@@ -12,7 +12,7 @@ import plait
 from plait import ModelSpec, Precision, hookimpl
 from plait.parallel.simulated import simulated
 from plait.testing import Trial, assert_same, train, worst_gradient
-from plait.testing.models import llama3
+from plait_testing.models import llama3
 
 pytestmark = pytest.mark.usefixtures("own_group")
 

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from plait import Cluster
 from plait.commands.calibrate import measured, written
 from plait.plan.calibrate import DTYPES, SENDS, SIZES, TIMES, Measured, Sizes, links
-from plait.testing.pool import Pool
+from plait_testing.pool import Pool
 
 
 def _made(bandwidth: float, latency: float, ranks: int) -> list[tuple[str, int, float]]:

@@ -20,9 +20,9 @@ from plait.plan.stages.divided import Divided, divided, times
 from plait.plan.stages.step import StageStep
 from plait.plan.stages.times import play_stages
 from plait.plan.stages.trace import trace_place
-from plait.testing.models import llama3
 from plait_pipeline import Pipeline
 from plait_pipeline.order import stage_plan
+from plait_testing.models import llama3
 from tests.helpers import measured
 from tests.helpers.gpipe import GPipe
 

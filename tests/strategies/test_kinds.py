@@ -12,7 +12,7 @@ from plait.contract.kinds import CLASS, KINDS
 from plait.strategies import registry
 from plait.strategies.hooks import Hooks
 from plait.strategies.registry import everything, installed, load
-from plait.testing.project import STARTED
+from plait_testing.project import STARTED
 from tests.helpers.fakes import distribution, forget
 
 CLASSES = """

@@ -16,7 +16,7 @@ from plait import MeshAxis, hookimpl, transform_param
 from plait.strategies.hook_trace import traced
 from plait.strategies.hooks import Hooks
 from plait.strategies.registry import create
-from plait.testing import models
+from plait_testing import models
 from tests.helpers.commands import environment
 
 
@@ -212,7 +212,7 @@ LIGHT = """
 import sys
 from plait.strategies.hooks import Hooks
 from plait.strategies.registry import create
-from plait.testing import models
+from plait_testing import models
 Hooks({"fsdp2": create("fsdp2", {})}).answers("build_mesh", run=None, world_size=1)
 print("torch" in sys.modules, "plait.strategies.hook_trace" in sys.modules)
 """

@@ -21,7 +21,7 @@ from plait.records.metrics import MetricsFile
 from plait.records.run_folder import Outcome
 from plait.sweep.command import Command
 from plait.testing import raises_about
-from plait.testing.errors import is_about
+from plait_testing.errors import is_about
 
 TINY = (
     *("model.dim=32", "model.n_layers=1", "model.n_heads=2", "model.n_kv_heads=1", "model.ffn_dim=32"),

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from plait.testing import whole_run
+from plait_testing import whole_run
 from tests.helpers.commands import SMALL, environment, kill_all, plait, ranks_of
 
 MODEL = """

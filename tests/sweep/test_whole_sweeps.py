@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from plait.testing import whole_run
+from plait_testing import whole_run
 from tests.helpers.commands import (
     SMALL,
     environment,

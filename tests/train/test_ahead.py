@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 
 from plait.host import check, compose
-from plait.testing import whole_run
+from plait_testing import whole_run
 from tests.helpers import one_rank
 from tests.helpers.commands import rows
 

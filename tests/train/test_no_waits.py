@@ -7,7 +7,7 @@ import cloudpickle
 import pytest
 
 from plait.host import check, compose
-from plait.testing import whole_run
+from plait_testing import whole_run
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 

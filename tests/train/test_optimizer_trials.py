@@ -9,9 +9,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from plait.contract.config import Schedule
 from plait.contract.errors import PlaitError
 from plait.parallel.state import canonical_state
-from plait.testing.errors import is_about
 from plait.train.optimizer import make_optimizer
 from plait.train.schedule import changes_rate
+from plait_testing.errors import is_about
 from tests.helpers.keepers import Slow, Table, parameters
 
 KEEPERS = "tests.helpers.keepers"
@@ -115,8 +115,8 @@ def test_what_is_tried_leaves_no_trace():
 def of_run(node, folder):
     """What a run says of its optimizer, and what `plait verify` says of it, on one rank."""
     from plait.records.run_folder import RunFolder
-    from plait.testing import declared
     from plait.train.trainer import Trainer
+    from plait_testing import declared
 
     config, found = node, []
     trial = declared.OfRun(config=config, vocab=64, data_ranks=1, last=True)
@@ -140,7 +140,7 @@ def of_run(node, folder):
 )
 def test_a_run_and_verify_name_it(plait_ranks, tmp_path, name, says, more):
     from plait.host import check, compose
-    from plait.testing import whole_run
+    from plait_testing import whole_run
 
     exact = [f"precision.{which}=float64" for which in ("storage", "param", "reduce")]  # as verify takes it
     node = compose(whole_run.overrides({}, tmp_path, 1, "model.vocab_size=257", *exact, *more))

@@ -10,10 +10,11 @@ import torch
 from plait.contract.config import Schedule
 from plait.contract.errors import PlaitError
 from plait.parallel.optimizer_groups import groups_of
-from plait.testing import Trial, raises_about, take_step, whole_run
-from plait.testing.models import llama3
+from plait.testing import Trial, raises_about, take_step
 from plait.train.optimizer import make_optimizer
 from plait.train.optimizer_options import check_optimizer, state_keys
+from plait_testing import whole_run
+from plait_testing.models import llama3
 from tests.helpers.keepers import parameters
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test

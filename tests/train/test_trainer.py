@@ -11,7 +11,7 @@ import pytest
 
 from plait.checkpoint.store import Store
 from plait.host import check, compose
-from plait.testing import whole_run
+from plait_testing import whole_run
 
 SECONDS = 0.5  # what every step takes here
 

@@ -13,9 +13,10 @@ from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.host import check, compose
 from plait.records.run_folder import RunFolder
-from plait.testing import raises_about, whole_run
+from plait.testing import raises_about
 from plait_data.hf import Hf
 from plait_data.text import Text
+from plait_testing import whole_run
 from tests.helpers.recorded import in_a_row, noted, rows
 
 RECORDED = "tests.helpers.recorded.Recorded"

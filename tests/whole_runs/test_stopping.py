@@ -14,7 +14,7 @@ import pytest
 
 from plait.checkpoint.store import Store
 from plait.host import check, compose
-from plait.testing import whole_run
+from plait_testing import whole_run
 from tests.helpers.commands import (
     PLAIT,
     SMALL,

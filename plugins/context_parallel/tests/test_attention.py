@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from plait.testing import assert_same
-from plait.testing.parity import apart, worst_gradient
-from plait.testing.trial import Trial, train
+from plait_testing.parity import apart, worst_gradient
+from plait_testing.trial import Trial, train
 
 METHODS = ("gather", "ring", "ulysses")
 
@@ -61,9 +61,9 @@ def watched(method, degree, documents):
 
     import plait
     from plait.ops import CausalAttention, DocumentMask
-    from plait.testing.count import Counting
     from plait_context_parallel import ContextParallel
     from plait_context_parallel.order import Order
+    from plait_testing.count import Counting
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -110,7 +110,7 @@ def watched(method, degree, documents):
 
 def in_theory(method, degree, documents):
     """What the method sends, by its paper, and the positions that ulysses needs once for all blocks."""
-    from plait.testing.count import Collective
+    from plait_testing.count import Collective
 
     positions = [Collective("all_gather", "cp", 1, BATCH * TOKENS)] if documents and method == "ulysses" else []
     sent = of_a_block(method, degree)
@@ -119,7 +119,7 @@ def in_theory(method, degree, documents):
 
 def of_a_block(method, degree):
     """Keys and values of a rank are `both` elements, its queries `own`."""
-    from plait.testing.count import Collective
+    from plait_testing.count import Collective
 
     both, own = (BATCH * n * TOKENS // degree * WIDTH for n in (2 * KEYS, HEADS))
     if method == "gather":  # all keys and values; the sum of their gradients

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from plait.testing.trial import Trial
 from plait_context_parallel import fused
+from plait_testing.trial import Trial
 
 
 @pytest.mark.parametrize("dtype", fused.HALF)

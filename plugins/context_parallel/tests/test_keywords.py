@@ -7,11 +7,11 @@ from torch import nn
 
 from plait.ops import Normal
 from plait.testing import assert_same
-from plait.testing.parity import worst_gradient
-from plait.testing.pool import RankError
-from plait.testing.trial import Trial, train
 from plait_models.gqa import GroupedQueryAttention
 from plait_models.llama3 import Llama3
+from plait_testing.parity import worst_gradient
+from plait_testing.pool import RankError
+from plait_testing.trial import Trial, train
 
 METHODS = ("gather", "ring", "ulysses")
 

@@ -7,7 +7,7 @@ from plait.contract.axes import MeshAxis
 from plait.contract.hookspecs import hookimpl
 from plait.host import check, compose
 from plait.testing import raises_about
-from plait.testing.pool import RankError
+from plait_testing.pool import RankError
 
 KEY = "strategy.context_parallel"
 RUN = ("strategy=[context_parallel,fsdp2]", "model.n_heads=4", "model.n_kv_heads=2")
@@ -32,8 +32,8 @@ def sharper(strategies):
     import torch.nn.functional as F
 
     from plait.strategies.registry import create_all
-    from plait.testing.models import llama3
-    from plait.testing.trial import batch
+    from plait_testing.models import llama3
+    from plait_testing.trial import batch
 
     class Sharper(torch.nn.Module):
         def forward(self, q, k, v, positions=None):
@@ -57,7 +57,7 @@ def test_another_attention_is_computed_by_itself_or_refused(plait_ranks):
 
 
 def undealt():
-    from plait.testing.trial import Trial, batch
+    from plait_testing.trial import Trial, batch
 
     applied = Trial().apply({"context_parallel": {"degree": 2}, "fsdp2": {}})
     applied.deal(plait.Batch(*batch(0)))
@@ -80,7 +80,7 @@ class Alone:
 
 
 def unserved():
-    from plait.testing.trial import Trial
+    from plait_testing.trial import Trial
 
     Trial().apply({}, [Alone()])
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from plait import PlaitError
 from plait.testing import raises_about
-from plait.testing.models import llama3
 from plait_data import conversations
 from plait_data.bins import pack
 from plait_data.chat import Chat
 from plait_data.template import Conversation, Template
+from plait_testing.models import llama3
 from tests.helpers.chats import CHATML, CHATS, pieces, tokenizer_in, written
 from tests.helpers.one_rank import train
 

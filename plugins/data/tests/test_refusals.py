@@ -16,12 +16,12 @@ from pyarrow import parquet
 
 from plait import PlaitError
 from plait.testing import is_about
-from plait.testing.errors import ANY
 from plait_data import chat, hf
 from plait_data.chat import Chat
 from plait_data.hf import Hf
 from plait_data.stdlib import Stdlib
 from plait_data.text import Text
+from plait_testing.errors import ANY
 from tests.helpers.chats import CHATML, CHATS, tokenizer_in
 
 ROW = json.dumps({"id": 1, "content": "a text"}) + "\n"

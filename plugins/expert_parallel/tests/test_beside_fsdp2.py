@@ -10,10 +10,10 @@ from test_town import same
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from plait.ops import Normal
-from plait.testing.count import Counting
-from plait.testing.models import moe
-from plait.testing.parity import unequal
-from plait.testing.trial import Trial, forward_backward, train
+from plait_testing.count import Counting
+from plait_testing.models import moe
+from plait_testing.parity import unequal
+from plait_testing.trial import Trial, forward_backward, train
 
 OPTIONS = [{"prefetch": 1}, {"prefetch": 2, "reshard_after_forward": "always"}, {"reshard_after_forward": "never"}]
 

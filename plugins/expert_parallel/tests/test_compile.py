@@ -7,9 +7,9 @@ import torch
 from crowd import Town
 from test_town import LAYOUTS, same
 
-from plait.testing.models import moe
-from plait.testing.parity import apart
-from plait.testing.trial import Trial, take_step, train
+from plait_testing.models import moe
+from plait_testing.parity import apart
+from plait_testing.trial import Trial, take_step, train
 
 two = functools.partial(moe, n_layers=2)  # a dense block and one with experts
 BOTH = "fsdp2 x tp 2 x ep 2"

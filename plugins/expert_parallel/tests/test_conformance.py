@@ -4,7 +4,7 @@ import math
 
 from plait.strategies.registry import installed
 from plait.testing import Layout, StrategySuite
-from plait.testing.models import MODELS
+from plait_testing.models import MODELS
 
 READY = {name for name, plugin in installed().items() if plugin.state == "ok"}
 FSDP2, TENSOR = {"fsdp2": {}}, {"fsdp2": {}, "tensor_parallel": {"degree": 2}}

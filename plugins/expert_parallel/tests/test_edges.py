@@ -8,8 +8,8 @@ from crowd import Town
 from test_town import LAYOUTS, same
 
 from plait.ops import cross_entropy_sum, loss_context
-from plait.testing.models import moe
-from plait.testing.trial import Trial, full
+from plait_testing.models import moe
+from plait_testing.trial import Trial, full
 
 EP2, EP4 = "fsdp2 x ep 2", "fsdp2 x ep 4"
 SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)

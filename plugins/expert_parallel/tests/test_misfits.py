@@ -12,8 +12,8 @@ from plait import ModelSpec, PlaitError
 from plait.host import check, compose
 from plait.strategies.registry import create
 from plait.testing import raises_about
-from plait.testing.pool import RankError
 from plait_expert_parallel import degrees
+from plait_testing.pool import RankError
 
 KEY = "strategy.expert_parallel.degree"
 DEEPSEEK = ["model=deepseek_v3_debug", "launch.device=cpu"]

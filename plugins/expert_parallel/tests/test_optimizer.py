@@ -4,8 +4,8 @@ import pytest
 from test_town import LAYOUTS
 
 from plait.host import make_optimizer
-from plait.testing.models import moe
-from plait.testing.trial import Trial, take_step, whole
+from plait_testing.models import moe
+from plait_testing.trial import Trial, take_step, whole
 
 
 def trained(strategies, kernels):

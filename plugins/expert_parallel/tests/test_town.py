@@ -4,8 +4,8 @@ import pytest
 from crowd import Town
 
 from plait.testing import assert_same
-from plait.testing.pool import RankError
-from plait.testing.trial import Trial, train
+from plait_testing.pool import RankError
+from plait_testing.trial import Trial, train
 
 TP, OFF = {"degree": 2}, {"degree": 2, "sequence_parallel": False, "loss_parallel": False}
 LAYOUTS = {

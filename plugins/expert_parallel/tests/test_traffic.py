@@ -4,8 +4,8 @@ import pytest
 import torch
 from test_town import LAYOUTS
 
-from plait.testing.models import moe
-from plait.testing.trial import Trial, batch, forward_backward
+from plait_testing.models import moe
+from plait_testing.trial import Trial, batch, forward_backward
 
 WIDTH, EXPERTS, ROW = 32, 8, 32 * 8  # of the model `moe`; bytes of a row of float64
 

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from plait import ModelSpec
 from plait.ops import Normal
 from plait.testing import Counting, Trial, assert_same, forward_backward, train, unequal
-from plait.testing.models import VOCAB, llama3
+from plait_testing.models import VOCAB, llama3
 
 
 def whole_models(**changes):

@@ -15,9 +15,9 @@ from plait.host import make_optimizer
 from plait.parallel.assembly import assemble_model
 from plait.strategies.registry import create, create_all
 from plait.testing import Trial, forward_backward, raises_about, train, unequal
-from plait.testing.models import llama3, moe
 from plait_lora import Lora
 from plait_lora.adapt import adapt
+from plait_testing.models import llama3, moe
 
 BOTH = {"fsdp2": {}, "tensor_parallel": {"degree": 2}}
 ADAMW = {"_target_": "torch.optim.AdamW", "lr": 1e-2}

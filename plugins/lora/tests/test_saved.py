@@ -10,9 +10,10 @@ from torch.distributed.tensor import DTensor
 from plait.compose.build import build_model
 from plait.host import Store, check, compose
 from plait.records.run_folder import RunFolder
-from plait.testing import unequal, whole_run
-from plait.testing.pool import RankError
+from plait.testing import unequal
 from plait.train.trainer import Trainer
+from plait_testing import whole_run
+from plait_testing.pool import RankError
 
 LORA, FSDP2, TENSOR = {"lora": {"rank": 2}}, {"fsdp2": {}}, {"tensor_parallel": {"degree": 2}}
 EXACT = [f"precision.{which}=float64" for which in ("storage", "param", "reduce")]

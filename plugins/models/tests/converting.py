@@ -5,7 +5,7 @@ from safetensors.torch import load_file, save_file
 
 from plait.parallel.initialize import initialise, materialise
 from plait.parallel.state import canonical_state, weights
-from plait.testing.models import llama3, moe, qk_norm
+from plait_testing.models import llama3, moe, qk_norm
 
 MODELS = {
     "llama3": llama3,

@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 import plait_models
 from plait.compose.build import build_model
 from plait.testing import ModelSuite
-from plait.testing.models import MODELS
-from plait.testing.models.mla import Mla
+from plait_testing.models import MODELS
+from plait_testing.models.mla import Mla
 
 CONF = Path(plait_models.__file__).parent / "conf" / "model"
 LLAMA = {"dim": 32, "n_layers": 2, "n_heads": 8, "n_kv_heads": 4, "ffn_dim": 48, "vocab_size": 64, "max_seq_len": 16}

@@ -19,9 +19,9 @@ from plait.contract.errors import PlaitError
 from plait.ops import HuggingFace, Rule
 from plait.parallel.initialize import initialise, materialise
 from plait.parallel.state import canonical_state, integers, shapes, tied_names
-from plait.testing.models import moe, qk_norm
 from plait_models.convert import convert, from_hf, to_hf
 from plait_models.hugging_face.deepseek import Neighbours
+from plait_testing.models import moe, qk_norm
 from plugins.models.tests.converting import MODELS, real, same, state_of, whole, written
 
 

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from plait.contract.errors import PlaitError
-from plait.testing.models import moe, qk_norm
 from plait_models.convert import convert, to_hf
+from plait_testing.models import moe, qk_norm
 from plugins.models.tests.converting import MODELS, real, state_of, written
 
 EXPERT = "model.layers.0.mlp.experts"

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from plait.ops.attention import CausalAttention, document_mask
 from plait.testing import Trial
-from plait.testing.models import qk_norm
 from plait_models.layers import Rope, RopeScaling
+from plait_testing.models import qk_norm
 
 SCALING = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192)
 

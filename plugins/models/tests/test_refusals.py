@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from plait.testing import raises_about
-from plait.testing.models import llama3, moe, qk_norm
 from plait_models.moe import check
+from plait_testing.models import llama3, moe, qk_norm
 
 WHOLE, ABOVE, UNSAID = "a whole number of at least 1", "a number above 0", ()
 SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_seq_len": 8192}

@@ -8,8 +8,8 @@ import torch
 
 from plait.host import build_model, compose
 from plait.parallel.initialize import initialise, materialise
-from plait.testing.models import llama3, moe, qk_norm
 from plait_models.llama3 import Llama3
+from plait_testing.models import llama3, moe, qk_norm
 
 MAKE: dict[str, Any] = {
     "llama3": llama3,

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from plait.testing.models import qk_norm
 from plait_models.layers import Rope
 from plait_models.mla import LatentAttention, Yarn
+from plait_testing.models import qk_norm
 
 
 def test_yarn_by_its_paper():

@@ -14,13 +14,13 @@ from plait.contract.axes import join_axes
 from plait.host import Saver, Store, check, compose
 from plait.plan.engine import plan
 from plait.testing import raises_about
-from plait.testing.errors import is_about
-from plait.testing.models import llama3, moe
-from plait.testing.pool import RankError
-from plait.testing.trial import Trial, train
 from plait_pipeline import Pipeline
 from plait_pipeline.cut import balanced, costs, stages_of
 from plait_pipeline.fits import check_micro_batches
+from plait_testing.errors import is_about
+from plait_testing.models import llama3, moe
+from plait_testing.pool import RankError
+from plait_testing.trial import Trial, train
 
 KEY = "strategy.pipeline"
 RUN = ("strategy=[pipeline,fsdp2]", "model.n_layers=4", "train.local_batch_size=2")

@@ -7,9 +7,9 @@ import attrs
 import pytest
 
 from plait.testing import assert_same
-from plait.testing.models import llama3, moe
-from plait.testing.parity import apart
-from plait.testing.trial import Trial, train
+from plait_testing.models import llama3, moe
+from plait_testing.parity import apart
+from plait_testing.trial import Trial, train
 
 FSDP2 = {"fsdp2": {}}
 LAYERS = functools.partial(llama3, n_layers=4)
@@ -72,7 +72,7 @@ def test_schedules_equal_one_process(plait_ranks, name):
 def without_gradients(trial, strategies):
     import torch
 
-    from plait.testing.trial import forward_backward
+    from plait_testing.trial import forward_backward
 
     applied = trial.apply(strategies)
     with torch.no_grad():
@@ -96,8 +96,8 @@ def watched(options):
     import torch
     from torch.autograd.graph import saved_tensors_hooks
 
-    from plait.testing.count import Counting
-    from plait.testing.trial import forward_backward
+    from plait_testing.count import Counting
+    from plait_testing.trial import forward_backward
 
     class Kept:
         def __init__(self, tensor):

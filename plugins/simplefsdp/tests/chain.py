@@ -5,7 +5,7 @@ from torch import nn
 
 from plait import ModelSpec
 from plait.ops import Normal
-from plait.testing.models import VOCAB
+from plait_testing.models import VOCAB
 
 BLOCKS = 2
 

@@ -15,9 +15,9 @@ from torch import fx, nn
 
 from plait import Compile, Precision, Remat
 from plait.parallel.simulated import simulated
-from plait.testing.trial import Trial
 from plait_simplefsdp import SimpleFsdp, cached, inductor
 from plait_simplefsdp.estimate import Machine
+from plait_testing.trial import Trial
 
 OTHER = {  # of each field another value; a new field has to be added here
     SimpleFsdp: {"shard": 2, "replicate": 2, "reshard_after_forward": "never", "passes": ["reorder", "bucket_block"]},
@@ -164,7 +164,7 @@ import torch
 from torch._dynamo.utils import counters
 from chain import Chain
 from plait.parallel.simulated import simulated
-from plait.testing.trial import Trial
+from plait_testing.trial import Trial
 import plait_simplefsdp.compile as compiled
 from plait_simplefsdp.report import Report
 reports, planned, plan, add = [], [], compiled.plan, Report.add
@@ -205,7 +205,7 @@ def trained(cache, options):
     """A run's result, and how many graphs came from the cache."""
     from torch._dynamo.utils import counters
 
-    from plait.testing.trial import Trial, train
+    from plait_testing.trial import Trial, train
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
     try:

@@ -9,8 +9,8 @@ import torch
 from chain import BLOCKS, Block, Chain
 
 from plait.parallel.simulated import simulated
-from plait.testing.models import llama3
-from plait.testing.trial import Trial, take_step
+from plait_testing.models import llama3
+from plait_testing.trial import Trial, take_step
 
 SLOW = pytest.mark.slow
 KNOWN = {}

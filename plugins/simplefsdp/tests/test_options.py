@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from plait.host import check, compose
-from plait.testing import raises_about, whole_run
+from plait.testing import raises_about
 from plait_simplefsdp.report import Report
+from plait_testing import whole_run
 
 ASK = ["strategy=[simplefsdp]", "launch.device=cpu"]
 EAGER = "compile.enabled=true compile.backend=eager"

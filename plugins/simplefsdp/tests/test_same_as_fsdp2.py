@@ -9,9 +9,9 @@ from torch import nn
 pytest.importorskip("plait_fsdp2")
 
 from plait import ModelSpec, Precision
-from plait.testing.models import VOCAB, llama3, moe
-from plait.testing.parity import apart, unequal
-from plait.testing.trial import Trial, train
+from plait_testing.models import VOCAB, llama3, moe
+from plait_testing.parity import apart, unequal
+from plait_testing.trial import Trial, train
 
 BLOCK, AUTO, ALL = ["bucket_block"], ["bucket_auto", "reorder", "memory"], ["bucket_block", "reorder"]
 HYBRID, SLOW = {"replicate": 2}, pytest.mark.slow

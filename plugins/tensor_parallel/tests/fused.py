@@ -8,7 +8,7 @@ from torch import nn
 
 from plait import ModelSpec, Packed
 from plait.ops import Constant, Normal, grouped_linear
-from plait.testing.models import VOCAB
+from plait_testing.models import VOCAB
 
 DIM, INNER, EXPERTS = 16, 24, 4
 

@@ -10,9 +10,9 @@ from torch import nn
 from plait import ModelSpec, PlaitError
 from plait.ops import CausalAttention, Normal
 from plait.testing import assert_same
-from plait.testing.pool import RankError
-from plait.testing.trial import Trial, train
 from plait_tensor_parallel.ambiguous import is_second
+from plait_testing.pool import RankError
+from plait_testing.trial import Trial, train
 
 WIDTH, INNER = 16, 32
 WHOLE = {"sequence_parallel": False}

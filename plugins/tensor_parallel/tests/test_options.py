@@ -9,10 +9,10 @@ import plait
 from plait import ModelSpec
 from plait.ops import Normal
 from plait.testing import assert_same, raises_about
-from plait.testing.models import MODELS, llama3
-from plait.testing.pool import Pool, RankError
-from plait.testing.trial import Trial, batch, forward_backward, train
 from plait_tensor_parallel import TensorParallel
+from plait_testing.models import MODELS, llama3
+from plait_testing.pool import Pool, RankError
+from plait_testing.trial import Trial, batch, forward_backward, train
 
 OFF = {"sequence_parallel": False, "loss_parallel": False}
 

@@ -12,9 +12,9 @@ from plait.host import Saver, Store, load
 from plait.parallel.check_spec import check_spec
 from plait.parallel.state import canonical_state
 from plait.testing import assert_same
-from plait.testing.parity import unequal, worst_gradient
-from plait.testing.pool import RankError
-from plait.testing.trial import Trial, forward_backward, full, train
+from plait_testing.parity import unequal, worst_gradient
+from plait_testing.pool import RankError
+from plait_testing.trial import Trial, forward_backward, full, train
 
 TP, FSDP, SIMPLE = {"tensor_parallel": {"degree": 2}}, {"fsdp2": {}}, {"simplefsdp": {}}
 TRIAL = Trial(fused)

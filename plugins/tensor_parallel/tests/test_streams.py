@@ -11,10 +11,10 @@ import plait
 from plait import ModelSpec
 from plait.ops import Normal
 from plait.testing import assert_same
-from plait.testing.pool import RankError
-from plait.testing.trial import Trial, batch, train
 from plait_tensor_parallel import TensorParallel
 from plait_tensor_parallel.wrap import writable
+from plait_testing.pool import RankError
+from plait_testing.trial import Trial, batch, train
 
 WIDTH, HEAD = 16, 4
 WHOLE = {"sequence_parallel": False}

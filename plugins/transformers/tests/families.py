@@ -6,7 +6,7 @@ import attrs
 from torch import nn
 
 from plait.testing import Trial, TrialResult, train, worst_gradient
-from plait.testing.widened import Widened
+from plait_testing.widened import Widened
 
 SIZES = {
     "num_hidden_layers": 2,

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # here and in the ranks
 import families
 
 from plait import PlaitError
-from plait.testing.pool import Pool, RankError
+from plait_testing.pool import Pool, RankError
 
 UNDER: dict[str, dict[str, Any]] = {
     "ddp": {"ddp": {}},

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from plait import hookimpl, whole_tensor
 from plait.host import check, compose
 from plait.ops import Normal
-from plait.testing import raises_about, train, whole_run
+from plait.testing import raises_about, train
+from plait_testing import whole_run
 
 LORA = {"rank": 3, "alpha": 12.0}
 SLOW = pytest.mark.slow

@@ -16,7 +16,7 @@ from plait import ModelSpec, PlaitError
 from plait.host import Saver, Store, load, make_optimizer
 from plait.ops import Normal
 from plait.testing import Trial, full, take_step, train, unequal, worst_gradient
-from plait.testing.trial import held, of_all_stages
+from plait_testing.trial import held, of_all_stages
 from plait_zero import Zero
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test

@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
-from plait.testing.pool import PRELOADED
 from plait_mutation import forked, page, recorded
 from plait_mutation.draw import ROOT, Mutant, chosen, drawn, mutants
 from plait_mutation.judge import Copy, Verdict
 from plait_mutation.recorded import Recorded, read
+from plait_testing.pool import PRELOADED
 
 SOURCE = '''
 """Ä text with 1 == 1."""
@@ -92,7 +92,7 @@ def test_what_is_added_moves_no_other_mutant(tmp_path):
 
 
 def test_ranks_of_forks_import_what_ranks_of_tests_do():
-    assert list(forked.RANKS) == PRELOADED
+    assert [*forked.RANKS] == [*PRELOADED]
 
 
 def mutant_of(file, line, **more):

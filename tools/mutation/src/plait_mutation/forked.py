@@ -15,10 +15,10 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import NoReturn
 
-from plait.testing.starter import channel, serve_forks
-from plait.testing.warm import dies_with_parent
+from plait_testing.starter import channel, serve_forks
+from plait_testing.warm import dies_with_parent
 
-RANKS = (  # what `plait.testing.pool` has its ranks import; to ask it would import Plait
+RANKS = (  # what `plait_testing.pool` has its ranks import; to ask it would import Plait
     *("torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor"),
     *("torch.distributed.tensor.parallel", "torch._inductor.compile_fx", "torch._dynamo.backends.debugging"),
 )
@@ -69,7 +69,7 @@ def be_pytest(argv: list[str], cwd: Path, env: Mapping[str, str], out: int, err:
 
 def _start_commands_from_here() -> None:
     """From now on the tests' `plait` commands are forks of a fork of this process as it is now."""
-    from plait.testing import starter
+    from plait_testing import starter
 
     ours, theirs = channel()
     if os.fork() == 0:

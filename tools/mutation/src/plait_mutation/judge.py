@@ -10,9 +10,9 @@ from pathlib import Path
 
 import attrs
 
-from plait.testing.starter import Starter
 from plait_mutation.draw import ROOT, Mutant
 from plait_mutation.recorded import Recorded
+from plait_testing.starter import Starter
 
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.+?)(?:@\S+)?(?: - .*)?$", re.MULTILINE)
 START = 60  # seconds that a busy machine may need until the first test runs

@@ -82,7 +82,7 @@ class Recorder:
             self.now.setdefault(file, set()).update(found)
 
     def _inside_ranks(self) -> None:
-        from plait.testing.pool import Pool
+        from plait_testing.pool import Pool
 
         plain = Pool.run
 
