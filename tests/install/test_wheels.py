@@ -34,9 +34,11 @@ def empty(tmp_path):
 def test_what_is_in_them(wheels):
     (core,) = wheels.glob("plait_core-[0-9]*.whl")
     names = set(zipfile.ZipFile(core).namelist())
-    assert {"plait/conf/train.yaml", "plait/conf/model/llama3_8b.yaml", "plait/conf/model/__init__.py"} <= names
+    assert {"plait/conf/train.yaml", "plait/conf/optimizer/adamw.yaml", "plait/conf/model/__init__.py"} <= names
     assert {"plait/py.typed", "plait/commands/main.py", "hydra_plugins/plait_searchpath.py"} <= names
     assert "hydra_plugins/__init__.py" not in names
+    (models,) = wheels.glob("plait_models-*.whl")
+    assert "plait_models/conf/model/llama3_8b.yaml" in zipfile.ZipFile(models).namelist()
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "plugins", "conf/"))]
     for wheel in wheels.glob("plait_*.whl"):
@@ -53,7 +55,7 @@ def test_the_core_and_one_strategy_alone(wheels, tmp_path):
     clean = clean_environment(tmp_path / "venv", wheels, "plait-core", "plait-fsdp2", "plait-gpt2", "plait-sums")
     commands = re.findall(r"^  plait (\w+) ", clean.run("plait", "--help", cwd=tmp_path).stdout, re.MULTILINE)
     assert {"inspect", "plugins", "train"} <= set(commands)
-    assert not {"compare", "new", "report", "verify"} & set(commands)
+    assert not {"compare", "convert", "new", "report", "verify"} & set(commands)
     small = ("model.dim=32", "model.n_layers=2", "model.n_heads=4", *(o for o in SMALL if not o.startswith("model.")))
     options = ("strategy=[fsdp2]", "model=gpt2_debug", *small, "train.steps=2", "metrics.tensorboard=null")
     clean.train(*options, "data=sums", "run.name=a", cwd=tmp_path)
@@ -63,6 +65,9 @@ def test_the_core_and_one_strategy_alone(wheels, tmp_path):
         name = "text" if data else "stdlib"
         said = f"data={name} is in plait-data, which is not installed: pip install plait-data; installed: sums\n"
         assert clean.run("plait", "train", *options, *data, cwd=tmp_path, code=1).stderr == f"plait: {said}"
+    said = clean.run("plait", "train", "data=sums", cwd=tmp_path, code=1).stderr
+    absent = "model=llama3_debug is in plait-models, which is not installed: pip install plait-models"
+    assert said == f"plait: {absent}; installed: gpt2, gpt2_debug\n"
     clean.install("--find-links", wheels, "plait-data")
     clean.train(*options, "run.name=b", cwd=tmp_path)
     assert len(rows(tmp_path / "runs/b")) == 2
