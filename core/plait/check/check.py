@@ -10,6 +10,7 @@ import attrs
 import torch
 
 from plait.check.checked import Checked
+from plait.check.facts import CORE, code_of
 from plait.check.resumed_data import batch_to_keep
 from plait.compose.build import build_source
 from plait.contract.config import Config, accumulation
@@ -27,7 +28,7 @@ from plait.parallel.state import shapes, tied_names
 from plait.records.flight_recorder import check_size
 from plait.records.sinks import check as check_metrics
 from plait.records.sinks import selected
-from plait.strategies.registry import create_all, installed
+from plait.strategies.registry import create_all, distributions
 from plait.train.optimizer_options import check_optimizer
 from plait.train.schedule import learning_rate
 
@@ -89,8 +90,8 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
     check_size()
     _check_backend(config)
     _check_profile(config, ranks, device_type)
-    plugins = installed()
-    distributions = sorted({plugins[name].distribution for name in run.strategies if name in plugins})
+    by_package = distributions()
+    of_plugins = sorted({by_package[name] for name in code_of(config) if name in by_package} - {CORE})
     per_node, rest = divmod(ranks, config.launch.nnodes)
     if rest and world is None:
         raise PlaitError(f"{ranks} ranks do not divide evenly over launch.nnodes={config.launch.nnodes} machines").at(
@@ -103,7 +104,7 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
         layout,
         source,
         per_node,
-        distributions,
+        of_plugins,
         held,
         tied_names(model),
         parts,

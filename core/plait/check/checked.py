@@ -22,7 +22,7 @@ class Checked:
     layout: its mesh.
     source: of its data.
     ranks_per_node: how many ranks each machine starts.
-    distributions: those that its strategies come from, with their versions.
+    distributions: those that its strategies, its model, its data and its optimizer come from.
     shapes: name -> shape of every tensor of the model's part of a checkpoint.
     ties: further name of a tied parameter -> its first.
     parts: name in the model's own files -> the part of a parameter that it holds.

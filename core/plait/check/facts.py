@@ -17,7 +17,7 @@ from typing import Any
 
 from plait.compose.moved import current
 from plait.contract.config import Config
-from plait.strategies.registry import installed
+from plait.strategies.registry import distributions, installed
 
 Facts = dict[tuple[str, str], str | None]  # (kind, name) -> what it is here; None: there is none
 
@@ -47,7 +47,7 @@ def of_machine(config: Config) -> Facts:
     from plait.compose.build import build_model, build_source
     from plait.parallel.process_group import device_of
 
-    code = _code(config)
+    code = code_of(config)
     facts: Facts = {("version", "python"): sys.version.split()[0]}
     facts |= {("version", name): _version(name) for name in _distributions(code)}
     facts["device", "launch.device"] = device_of(config.launch.device)
@@ -73,7 +73,7 @@ def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, node
 
 
-def _code(config: Config) -> list[str]:
+def code_of(config: Config) -> list[str]:
     """Top-level names of the modules whose code this run uses, less torch's and Python's, whose versions suffice."""
     plugins = installed()
     targets = [part.get("_target_", "") for part in (config.model, config.data, config.optimizer)]
@@ -84,7 +84,7 @@ def _code(config: Config) -> list[str]:
 
 def _distributions(code: Iterable[str]) -> list[str]:
     """What is installed for `code`, and what that asks for; of what Plait asks for, only what computes."""
-    by_package = {"plait": CORE, **{plugin.package: plugin.distribution for plugin in installed().values()}}
+    by_package = distributions() | {"plait": CORE}
     names = (by_package.get(package, package) for package in code)
     own = {name for name in names if _version(name) is not None}
     return sorted(own | {*COMPUTING} | {need for name in own - {CORE} for need in _needs(name)})

@@ -32,7 +32,7 @@ class Same:
 
 @attrs.frozen
 class Rule:
-    """One kind of tensor on both sides.
+    """One kind of tensor, here and in Hugging Face's libraries.
 
     ours:   pattern of the FQN, in which `*` stands for one name.
     theirs: their name, with as many `*` of the same meaning; one more, the last, numbers the slices that ours stacks
@@ -75,7 +75,7 @@ def _patterns(patterns: Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen
 class HuggingFace:
-    """A model's form there, which its method `hugging_face()` returns.
+    """A model's form in Hugging Face's libraries, which its method `hugging_face()` returns.
 
     rules:   the first that matches a tensor's FQN counts; every tensor needs one.
     config:  the content of config.json, from the model's options.

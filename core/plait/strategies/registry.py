@@ -55,6 +55,11 @@ def installed(kind: str = "strategy") -> dict[str, Plugin]:
     return dict(everything()[kind])
 
 
+def distributions() -> dict[str, str]:
+    """Top-level package -> the distribution whose plugins, of any kind, are in it."""
+    return {plugin.package: plugin.distribution for plugins in everything().values() for plugin in plugins.values()}
+
+
 def everything() -> dict[str, dict[str, Plugin]]:
     """Kind -> name -> plugin."""
     changed = tuple((path, os.stat(path).st_mtime_ns if os.path.exists(path) else 0) for path in sys.path)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from plait.host import build_model, compose
+from plait.host import build_model, check, compose
 from plait.parallel.initialize import initialise, materialise
 from plait_models.llama3 import Llama3
 from plait_testing.models import llama3, moe, qk_norm
@@ -82,8 +82,9 @@ SHORT = (
 
 
 def test_a_config_of_before_means_the_same():
-    model, _ = build_model(compose([FORMER]).model)
-    assert type(model) is Llama3
+    config = compose([FORMER])
+    assert type(build_model(config.model)[0]) is Llama3
+    assert {"plait-models", "plait-data"} <= {*check(config, 1).distributions}  # whose versions a run keeps
 
 
 @pytest.mark.slow
