@@ -40,8 +40,8 @@ def found(overrides: list[str], world: int, common: Sequence[str] = COMMON) -> A
     """What a search finds: `plait_autoparallel.search.Found`."""
     from plait import PlaitError
     from plait.host import check, compose
-    from plait.plan.engine import _plannable
     from plait_autoparallel import decide
+    from plait_plan.engine import _plannable
 
     caught: list[Any] = []
     plain = decide.file.plan

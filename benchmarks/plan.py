@@ -69,10 +69,10 @@ def ranks() -> None:
     sys.path.insert(0, str(ROOT))  # for the helpers of the tests
 
     from plait.host import check, compose
-    from plait.plan.engine import plan
+    from plait_plan.engine import plan
     from plait_testing.pool import Pool
+    from plugins.plan.tests.test_measured import LAYOUTS, RUN
     from tests.helpers import measured
-    from tests.plan.test_measured import LAYOUTS, RUN
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     print("Plan / measured; collectives: those of a step, and the bytes that they move.\n")

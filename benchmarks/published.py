@@ -121,7 +121,7 @@ def composed_norms() -> Iterator[None]:
     """What torch before 2.9 did on a GPU too, as in all of these runs: RMSNorm is six operators."""
     import torch.nn.functional as F
 
-    from plait.plan.tracing import kernels
+    from plait_plan.tracing import kernels
 
     with mock.patch.object(kernels, "rms_norm", F.rms_norm):
         yield
@@ -130,7 +130,7 @@ def composed_norms() -> Iterator[None]:
 def seconds(found: Any, cluster: Any, products: float) -> float:
     """Seconds of a step if products reach this share, other shares are the middle ones, and collectives overlap."""
     from plait.contract.cluster import Achieved
-    from plait.plan.roofline import spend
+    from plait_plan.roofline import spend
 
     middle = {name: sum(getattr(cluster.achieved, name)) / 2 for name in ("memory", "links")}
     one = attrs.evolve(
@@ -151,7 +151,7 @@ def fitted(found: Any, cluster: Any, wanted: float) -> float:
 def main(parts: list[str], few: bool) -> None:
     from plait.contract.cluster import Cluster
     from plait.host import check, compose
-    from plait.plan.engine import _plannable, plan, step_of
+    from plait_plan.engine import _plannable, plan, step_of
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     print(f"{about()}\n")

@@ -63,6 +63,6 @@ from plait.parallel.vocab import Vocab as Vocab
 from plait.parallel.wire import WireForm as WireForm
 from plait.parallel.wire import set_wire_form as set_wire_form
 from plait.parallel.wire import take_wire_form as take_wire_form
-from plait.plan import planning as planning
+from plait_plan import planning as planning
 
 __version__: str

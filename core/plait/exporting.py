@@ -19,7 +19,12 @@ def exporting(module: str, file: str) -> Callable[[str], Any]:
             return sorted(sources)
         if name not in sources:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        source = importlib.import_module(sources[name])
+        try:
+            source = importlib.import_module(sources[name])
+        except ModuleNotFoundError as error:
+            from plait.contract.absent import absent_name
+
+            raise absent_name(f"{module}.{name}", sources[name], error) from error
         value = vars(source)[name] if name in vars(source) else importlib.import_module(f"{source.__name__}.{name}")
         return vars(sys.modules[module]).setdefault(name, value)
 

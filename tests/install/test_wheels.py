@@ -55,7 +55,7 @@ def test_the_core_and_one_strategy_alone(wheels, tmp_path):
     clean = clean_environment(tmp_path / "venv", wheels, "plait-core", "plait-fsdp2", "plait-gpt2", "plait-sums")
     commands = re.findall(r"^  plait (\w+) ", clean.run("plait", "--help", cwd=tmp_path).stdout, re.MULTILINE)
     assert {"inspect", "plugins", "train"} <= set(commands)
-    assert not {"compare", "convert", "new", "report", "verify"} & set(commands)
+    assert not {"calibrate", "compare", "convert", "new", "plan", "report", "verify"} & set(commands)
     small = ("model.dim=32", "model.n_layers=2", "model.n_heads=4", *(o for o in SMALL if not o.startswith("model.")))
     options = ("strategy=[fsdp2]", "model=gpt2_debug", *small, "train.steps=2", "metrics.tensorboard=null")
     clean.train(*options, "data=sums", "run.name=a", cwd=tmp_path)

@@ -1,14 +1,21 @@
 """What left the core is found under its former name, and missed by the name of its package."""
 
 import fnmatch
+import sys
 
 import pytest
 
+import plait
+from plait import PlaitError
 from plait.check.resume import differences
 from plait.checkpoint.store import Manifest
+from plait.commands import main
 from plait.compose import moved
 from plait.compose.build import build_source, target_of
 from plait.compose.compose import compose
+from plait.records.ledger import Job
+from plait.strategies import registry
+from plait.sweep import prune
 from plait.testing import raises_about
 from tests.docs.pages import ROOT
 
@@ -57,3 +64,24 @@ def test_the_table_has_the_options_of_the_package(distribution):
         assert {name for name in names if fnmatch.filter(options, name)} == set(names)
         assert all(any(fnmatch.fnmatch(option, name) for name in names) for option in options)
         assert (ROOT / "conf" / group / "__init__.py").is_file()
+
+
+def test_a_command_of_an_absent_package_says_which(monkeypatch):
+    monkeypatch.setattr(registry, "installed", lambda kind="strategy": {})
+    with raises_about("plan") as caught:
+        main._command(["plan", "world=2"])
+    assert str(caught.value) == "plait plan is in plait-plan, which is not installed: pip install plait-plan"
+
+
+def test_a_name_that_plait_exports_from_an_absent_package_says_which(monkeypatch):
+    monkeypatch.setitem(sys.modules, "plait_plan", None)
+    monkeypatch.delitem(vars(plait), "planning", raising=False)
+    with pytest.raises(PlaitError) as caught:
+        _ = plait.planning
+    assert str(caught.value) == "plait.planning is in plait-plan, which is not installed: pip install plait-plan"
+
+
+def test_a_sweep_that_prunes_needs_a_pruner(monkeypatch):
+    monkeypatch.setattr(prune, "installed", lambda kind: {})
+    with raises_about("sweep.prune", True, fits=(False,)):
+        prune.cannot_work(Job(0, "0", "running"), compose(["strategy=[]"]))

@@ -208,7 +208,7 @@ def test_an_unknown_loss_is_refused(plait_project):
 def test_a_plan_has_its_operators(installed):
     """What it computes is planned: no softmax, but squares of the tokens that count."""
     from plait.host import check
-    from plait.plan.tracing.recording import recording
+    from plait_plan.tracing.recording import recording
 
     def names(*extra):
         config = check(compose([*SMALL, *extra])).config

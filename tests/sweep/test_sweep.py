@@ -309,7 +309,7 @@ def test_a_job_that_composes_and_cannot_be_planned_is_tried(plait_project, monke
     def plan(*_):
         raise RuntimeError("a kernel needs a device")
 
-    monkeypatch.setattr("plait.plan.engine.plan", plan)
+    monkeypatch.setattr("plait_plan.engine.plan", plan)
     ranks = Ranks()
     done = plait_project("train", "-m", *TWO[2:], *PRUNE, ranks=ranks)
     assert (done.code, states()) == (0, ["finished", "finished"])

@@ -115,7 +115,11 @@ def _command(arguments: list[str]) -> int:
 
             return complete(arguments, commands)
         return run(name, rest)
+    from plait.contract.absent import absent_command
+
     known = list(commands)
+    if (absent := absent_command(name)) is not None:
+        raise absent
     raise PlaitError(f"unknown command {name!r}; available: {', '.join(known)}{near_miss(name, known)}").at(
         name, fits=known
     )

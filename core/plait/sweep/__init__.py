@@ -1,4 +1,4 @@
 """`plait train -m`: many jobs from one command, their results, and how the same command continues.
 
-May import `plan` and the rooms below it.
+May import `launch` and the rooms below it.
 """

@@ -11,15 +11,20 @@ from plait.system.errors import one_line
 def cannot_work(job: Job, config: Config) -> str:
     """Why the run of `config` cannot work, as the first pruner says that knows a reason; "" if it may work.
 
-    Notes what pruners report for sweeps in `job`. Raises PlaitError for one that answers with no text.
+    Notes what pruners report for sweeps in `job`. Raises PlaitError for one that answers with no text, and without any.
     """
     from plait.host import check
 
+    pruners = installed("pruner")
+    if not pruners:
+        raise PlaitError(
+            "sweep.prune=true asks installed pruners whether a job can work, but there is none: pip install plait-plan"
+        ).at("sweep.prune", True, fits=(False,))
     try:
         checked = check(config)
     except PlaitError as error:
         return one_line(error)
-    for name in installed("pruner"):
+    for name in pruners:
         pruner = load(name, "pruner")
         with blaming(name, "function 'cannot_work'", "pruner"):
             reason = pruner.cannot_work(checked)

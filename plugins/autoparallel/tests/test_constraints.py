@@ -6,8 +6,8 @@ import pytest
 
 from plait import MeshAxis, ModelSpec
 from plait.contract.axes import join_axes
-from plait.plan.pricing.pieces import ParamPlacement
 from plait_autoparallel.constraints import Constraints
+from plait_plan.pricing.pieces import ParamPlacement
 
 LAYOUT = join_axes([("fsdp2", [MeshAxis("dp_shard", 2, "batch")]), ("tensor_parallel", [MeshAxis("tp", 2)])], 4)
 HELD = SimpleNamespace(tensors={"weight": ParamPlacement(None, (8, 8), (("dp_shard",), ()))})

@@ -129,7 +129,7 @@ def both(run, cluster, one, mode):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["none", "full"])  # tests/plan/test_price.py has all modes
+@pytest.mark.parametrize("mode", ["none", "full"])  # plugins/plan/tests/test_price.py has all
 def test_estimates_are_near_the_plan(mode):
     run, cluster, found = priced(4, 16)
     seen = {}

@@ -12,11 +12,11 @@ from plait import MeshAxis
 from plait.commands.inspect import report
 from plait.contract.axes import join_axes
 from plait.host import Saver, Store, check, compose
-from plait.plan.engine import plan
 from plait.testing import raises_about
 from plait_pipeline import Pipeline
 from plait_pipeline.cut import balanced, costs, stages_of
 from plait_pipeline.fits import check_micro_batches
+from plait_plan.engine import plan
 from plait_testing.errors import is_about
 from plait_testing.models import llama3, moe
 from plait_testing.pool import RankError

@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 from plait.host import check, compose
 from plait.parallel.apply import set_up
 from plait.parallel.assembly import assemble
-from plait.plan.engine import plan
+from plait_plan.engine import plan
 
 RUN = (
     *("model=transformers", "strategy=[tensor_parallel]", "strategy.tensor_parallel.degree=2", "launch.device=cpu"),

@@ -2,7 +2,7 @@
 
 Needs `_StridedShard`, and the caches `_redistribute._gen_transform_infos`, `clear_redistribute_planner_cache`,
 `_collective_utils.MeshTopoInfo` and `debug._clear_sharding_prop_cache`, in torch 2.11 to 2.13. Tests:
-tests/system/test_torch_internals.py, tests/plan/test_torch_internals.py, tests/parallel/test_sharding.py.
+tests/system/test_torch_internals.py, plugins/plan/tests/test_torch_internals.py, tests/parallel/test_sharding.py.
 """
 
 from typing import Any

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.distributed import pipelining
 
-from plait import StageAction, StagePlan, planning
+from plait import StageAction, StagePlan
+from plait.host import simulated
 from plait_pipeline.cut import stages_of
 from plait_pipeline.fits import SCHEDULES
 
@@ -53,7 +54,7 @@ def _one(degree: int, rank: int, micro: int, name: str) -> tuple[StageAction, ..
 def _several(options: "Pipeline", name: str, micro: int) -> tuple[tuple[StageAction, ...], ...]:
     """torch computes the order when it makes a schedule."""
     count = options.degree * options.per_rank
-    with planning.simulated(options.degree):
+    with simulated(options.degree):
         device = torch.device("cpu")
         stages = [pipelining.PipelineStage(nn.Identity(), n, count, device) for n in stages_of(0, options)]
         order = torch_class(name)(stages, micro, loss_fn=lambda *_: None).pipeline_order

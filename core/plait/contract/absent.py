@@ -1,0 +1,29 @@
+"""Commands, and names that Plait exports, whose packages may be absent: the sentence that says which to install."""
+
+from plait.contract.errors import PlaitError
+
+COMMANDS = {  # name -> distribution
+    "calibrate": "plait-plan",
+    "compare": "plait-report",
+    "convert": "plait-models",
+    "new": "plait-testing",
+    "plan": "plait-plan",
+    "report": "plait-report",
+    "verify": "plait-testing",
+}
+
+
+def absent_command(name: str) -> PlaitError | None:
+    """The error for the command `name`, which is not installed; None if no package of Plait's has it."""
+    package = COMMANDS.get(name)
+    return None if package is None else _in(f"plait {name}", package).at(name)
+
+
+def absent_name(name: str, module: str, error: ModuleNotFoundError) -> Exception:
+    """The error for what comes from `module`, if its package is not installed; else `error` itself."""
+    package = module.partition(".")[0]
+    return _in(name, package.replace("_", "-")) if error.name == package else error
+
+
+def _in(what: str, distribution: str) -> PlaitError:
+    return PlaitError(f"{what} is in {distribution}, which is not installed: pip install {distribution}")

@@ -1,0 +1,248 @@
+"""One traced step of a model with few blocks, taken apart, so that `price` can compute the steps of many layouts.
+
+The trace has blocks with every mode of recomputation. The number of its samples is a multiple of a large prime, so a
+size that is also a multiple of the prime grows with the batch, and every other size is fixed. One trace therefore tells
+what a rank does for any batch size, any mix of recomputation, and any degrees of the axes that split the batch.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from plait import REMAT, Config, MeshLayout, ModelSpec, Remat
+from plait.host import build_model, is_crowded
+from plait_plan.cannot import in_words
+from plait_plan.memo import Memo
+from plait_plan.tracing.blocks import Group, block_of, groups, keep
+from plait_plan.tracing.kernels import planned_device
+from plait_plan.tracing.recorder import Operator
+from plait_plan.tracing.recording import recording
+from plait_plan.tracing.trace import levels_of
+
+PRIME = 100_003  # no size of a model is a multiple of it
+SHARES = 60  # the number of samples is also a multiple of this, so that many numbers of data ranks can divide it
+ENOUGH = 5  # blocks of the largest group; with so many, one trace has every mode of recomputation between neighbours
+
+PartOfStep = tuple[str, str]  # ("forward" or "backward", block), or ("start", ""), ("embed", ""), ("head", ""), ...
+
+
+@attrs.frozen
+class ParamPlacement:
+    """Where the parts of one parameter are. block: the FQN of its block, None outside blocks. shape: of the whole
+    parameter. divided: for each dim the mesh axes that divide it."""
+
+    block: str | None
+    shape: tuple[int, ...]
+    divided: tuple[tuple[str, ...], ...]
+
+    def local(self, degrees: Mapping[str, int]) -> int:
+        """Elements on the rank that holds the most, if the axes have these degrees."""
+        pairs = zip(self.shape, self.divided, strict=True)
+        return math.prod(-(-size // math.prod(degrees.get(a, 1) for a in axes)) for size, axes in pairs)
+
+
+@attrs.frozen(eq=False)
+class Pieces:
+    """One trace, taken apart. Arrays have one row per operator.
+
+    layout:    the mesh of the trace.
+    groups:    the model's groups of equal blocks.
+    modes:     traced block -> its mode of recomputation.
+    parts:     the part of the step that each operator belongs to.
+    operators: in the order of the trace.
+    fixed:     bytes, operations and bytes sent that do not depend on the batch.
+    more:      bytes, operations and bytes sent that each sample adds.
+    levels:    bytes in use by kind, with one sample.
+    grows:     bytes in use by kind that each further sample adds.
+    tensors:   FQN -> placement of each parameter of the whole model.
+    held:      FQNs of the parameters that were traced.
+    """
+
+    layout: MeshLayout
+    groups: list[Group]
+    modes: dict[str, str]
+    parts: list[PartOfStep]
+    operators: list[Operator]
+    fixed: np.ndarray
+    more: np.ndarray
+    levels: np.ndarray
+    grows: np.ndarray
+    tensors: dict[str, ParamPlacement]
+    held: tuple[str, ...]
+
+
+def pieces(
+    config: Config, layout: MeshLayout, strategies: Mapping[str, Mapping[str, Any]], granularity: int = 1
+) -> list[Pieces]:
+    """The pieces of a step of `config`'s model under `strategies` (name -> options), whose mesh is `layout`.
+
+    granularity: an allocator rounds each size up to a multiple of it. Returns several pieces if a group has too few
+    blocks for all modes of recomputation in one trace. Raises PlaitError for what cannot be planned.
+    """
+    said = depends_on(config, layout, strategies, granularity)
+    if (found := PIECES.get(said)) is not None:
+        return found
+    with in_words(config, strategies):
+        return PIECES.keep(said, _pieces(config, layout, strategies, granularity))
+
+
+PIECES = Memo[list[Pieces]](256)
+
+
+def depends_on(config: Config, layout: MeshLayout, strategies: Mapping[str, Any], granularity: int) -> list[Any]:
+    """All inputs of a trace: the key of `PIECES`. The batch size and the number of steps are not among them."""
+    train = attrs.asdict(config.train)
+    for number in ("local_batch_size", "global_batch_size", "steps"):
+        del train[number]
+    nodes = [config.model, config.optimizer, attrs.asdict(config.precision), attrs.asdict(config.loss), train]
+    return [nodes, attrs.asdict(layout), strategies, granularity, is_crowded(), planned_device(config)]
+
+
+def _pieces(
+    config: Config, layout: MeshLayout, strategies: Mapping[str, Mapping[str, Any]], granularity: int
+) -> list[Pieces]:
+    model, spec = build_model(config.model)
+    found = groups(model, spec)
+    sizes = [len(g.fqns) for g in found] or [ENOUGH]
+    fewest = min(sizes)
+    patterns: list[tuple[str, ...]] = [("none", "full", "selective", "none", "none")]
+    if max(sizes) < ENOUGH:
+        patterns = [("none", mode, "none", "none") for mode in ("full", "selective")]
+    if fewest < len(REMAT):
+        patterns = [(mode,) * 3 for mode in REMAT]
+    return [_trace(config, layout, strategies, pattern, granularity) for pattern in patterns]
+
+
+def _trace(
+    config: Config,
+    layout: MeshLayout,
+    strategies: Mapping[str, Mapping[str, Any]],
+    pattern: Sequence[str],
+    granularity: int,
+) -> Pieces:
+    """Pieces of one traced first step, whose blocks recompute as in `pattern`. What a strategy does in its first step
+    alone is planned as if in every step, so it must cost nothing, as views of parameters do."""
+    alike: list[Group] = []
+    places: dict[str, tuple[int, int]] = {}
+    modes: dict[str, str] = {}
+    samples = PRIME * math.lcm(SHARES, layout.world_size // math.gcd(layout.world_size, config.train.seq_len))
+
+    def prepare(model: nn.Module, spec: ModelSpec) -> Config:
+        alike.extend(groups(model, spec))
+        places.update(keep(model, alike, [min(len(g.fqns), len(pattern)) for g in alike]))
+        modes.update({fqn: pattern[places[fqn][1]] for fqn in spec.blocks_of(model)})
+        return attrs.evolve(
+            config,
+            remat=Remat("none", blocks=modes),
+            train=attrs.evolve(config.train, local_batch_size=samples, global_batch_size=None),
+            compile=attrs.evolve(config.compile, enabled=False),
+        )
+
+    with recording(config, strategies, layout.world_size, 0, 1, prepare, _joined, PRIME) as recorded:
+        mesh, model = recorded.applied.mesh, recorded.applied.parts[0]
+        recorded.step.make_states()
+        recorded.forget()
+        recorded.step()
+        names = {(joint.mesh_dim_names or ("",))[0]: axes for axes, joint in mesh.joined.items()}
+        held = {fqn: _tensor(p, block_of(fqn, places), names) for fqn, p in model.named_parameters()}
+        operators = recorded.recorder.operators
+        levels, two = (levels_of(recorded.recorder, _sized(n, samples, granularity)) for n in (1, 2))
+    return Pieces(
+        layout,
+        alike,
+        modes,
+        _parts(operators, modes),
+        operators,
+        *_of_batch(operators, samples),
+        np.array(levels, float),
+        np.subtract(two, levels, dtype=float),
+        _all(held, alike, places),
+        tuple(held),
+    )
+
+
+def _sized(rows: int, samples: int, granularity: int) -> Callable[[int], int]:
+    """Returns a function from the traced size of memory, with `samples` samples, to its size with `rows` samples."""
+
+    def sized(size: int) -> int:
+        if size < 0:  # freed: the size with which it was allocated
+            return -sized(-size)
+        size = -(-size * rows // samples) if size % PRIME == 0 else size
+        return -(-size // granularity) * granularity
+
+    return sized
+
+
+def _of_batch(operators: list[Operator], samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """(fixed, more): bytes, operations and bytes sent of each operator; fixed for any batch, more for each sample."""
+    traced = np.array([(o.bytes, o.flops, o.sent) for o in operators], dtype=object)
+    grows = [(o.batch, *(n if n % PRIME == 0 else 0 for n in (o.flops, o.sent))) for o in operators]
+    batch = np.array(grows, dtype=object)
+    return (traced - batch).astype(float), (batch / samples).astype(float)
+
+
+def _parts(operators: list[Operator], blocks: Mapping[str, str]) -> list[PartOfStep]:
+    """The part of the step that each operator belongs to. Operators between two blocks belong to the block before."""
+    found: list[PartOfStep] = []
+    owners = [block_of(o.module, blocks) for o in operators]
+    in_blocks = [(_direction(o), i) for i, o in enumerate(operators) if owners[i]]
+    last = {name: max((i for direction, i in in_blocks if direction == name), default=-1) for name in DIRECTIONS}
+    now: PartOfStep = ("start", "")
+    for i, operator in enumerate(operators):
+        direction = _direction(operator)
+        owner = owners[i]
+        if direction is None:
+            now = ("end" if operator.phase != "start" else "start", "")
+        elif owner is not None:
+            now = (direction, owner)
+        elif direction == "forward" and (now[0] == "start" or i > last[direction]):
+            now = ("embed" if now[0] in ("start", "embed") and i < last[direction] else "head", "")
+        elif direction == "backward" and i > last[direction]:
+            now = ("tail", "")
+        elif direction == "backward" and now[0] not in DIRECTIONS:
+            now = ("head", "")
+        if operator.phase == "loss":
+            now = ("head", "")
+        found.append(now)
+    return found
+
+
+DIRECTIONS = ("forward", "backward")
+
+
+def _direction(operator: Operator) -> str | None:
+    return {"forward": "forward", "loss": "forward", "backward": "backward", "recompute": "backward"}.get(
+        operator.phase
+    )
+
+
+def _joined(mesh: Any) -> dict[str, str]:
+    """Name of a process group -> the names of the axes that it joins, with `*` between them."""
+    return {str(joint.get_group().group_name): "*".join(names) for names, joint in mesh.joined.items()}
+
+
+def _tensor(param: Any, block: str | None, names: Mapping[str, tuple[str, ...]]) -> ParamPlacement:
+    divided: list[tuple[str, ...]] = [()] * param.dim()
+    if isinstance(param, DTensor):
+        for dim_name, placement in zip(param.device_mesh.mesh_dim_names or (), param.placements, strict=True):
+            if not placement.is_replicate() and hasattr(placement, "dim"):
+                divided[placement.dim] += names.get(dim_name, (dim_name,))
+    return ParamPlacement(block, tuple(param.shape), tuple(divided))
+
+
+def _all(
+    held: Mapping[str, ParamPlacement], alike: list[Group], places: Mapping[str, tuple[int, int]]
+) -> dict[str, ParamPlacement]:
+    """Placements of all parameters: a block that was not traced has those of an equal block that was."""
+    found = {fqn: t for fqn, t in held.items() if t.block is None}
+    for number, group in enumerate(alike):
+        example = next(fqn for fqn, (g, _) in places.items() if g == number)
+        like = {fqn.removeprefix(example): t for fqn, t in held.items() if t.block == example}
+        for block in group.fqns:
+            found |= {f"{block}{name}": attrs.evolve(t, block=block) for name, t in like.items()}
+    return found

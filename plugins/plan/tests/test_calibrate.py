@@ -1,0 +1,114 @@
+"""`plait calibrate`: what it measures, the file that it writes, and what it refuses."""
+
+import math
+import time
+from pathlib import Path
+from unittest import mock
+
+import attrs
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from omegaconf import OmegaConf
+
+from plait import Cluster
+from plait_plan.calibrate import DTYPES, SENDS, SIZES, TIMES, Measured, Sizes, links
+from plait_plan.commands.calibrate import measured, written
+from plait_testing.pool import Pool
+
+
+def _made(bandwidth: float, latency: float, ranks: int) -> list[tuple[str, int, float]]:
+    """Times of a ring in which each rank sends so many bytes a second; a sum goes around twice."""
+    hops, found = ranks.bit_length() - 1, []
+    for size in (2**10, 2**16, 2**24):
+        once = latency * hops + size * (ranks - 1) / ranks / bandwidth
+        found += [("all_gather", size, once), ("all_reduce", size, 2 * once), ("all_to_all", size, once * 1.25)]
+    return found
+
+
+def test_links_are_found_again_in_times_that_were_made_of_them() -> None:
+    bandwidth, latency, worst = links(_made(1e9, 1e-4, 8), 8)
+    assert bandwidth == pytest.approx(1e9, rel=0.01)
+    assert latency == pytest.approx(1e-4, rel=0.05)
+    assert worst == pytest.approx(0.8, rel=0.02)
+
+
+def test_the_file_is_a_cluster() -> None:
+    found = Measured("GPU (of a sort)", 80e9, 1e9, (3e12, 2e12), {"float32": (4e13, 3e13)}, 5e-6, _made(1e11, 1e-5, 4))
+    cluster = Cluster.of(OmegaConf.to_container(OmegaConf.create(written(found, "cuda", 4))))
+    assert cluster.has("GPU (of a sort)")
+    assert (cluster.memory, cluster.reserved, cluster.node, cluster.launch) == (80e9, 1e9, 4, 5e-6)
+    assert cluster.achieved.products == [0.75, 1.0]
+    assert cluster.achieved.memory == [0.667, 1.0]
+    assert cluster.inside.bandwidth == pytest.approx(1e11, rel=0.01)
+
+
+def _calls(slow: float, on_last: float = 0.0) -> int:
+    """How often a rank calls what takes the last one `on_last` seconds, if more than `slow` is long."""
+    from plait_plan import calibrate
+
+    calls: list[float] = []
+    takes = on_last * dist.get_rank()
+
+    def work() -> None:
+        calls.append(takes)
+        time.sleep(takes)
+
+    with mock.patch.object(calibrate, "SLOW", slow):
+        calibrate._seconds("cpu", work)
+    return len(calls)
+
+
+def test_what_takes_long_is_called_once_on_all_ranks(plait_ranks: Pool) -> None:
+    assert plait_ranks.run(_calls, -1.0, world=2) == [1, 1]
+    assert plait_ranks.run(_calls, 0.1, 0.2, world=2) == [1, 1]
+    assert plait_ranks.run(_calls, math.inf, world=2) == [TIMES + 1] * 2
+
+
+@pytest.mark.parametrize("given", [None, Sizes(2**16, (32, 64), (2**10, 2**14))], ids=["none", "some"])
+def test_the_sizes_of_the_device_are_measured_unless_others_are_given(
+    given: Sizes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Measured("CPU", 8e9, 1e9, (3e9, 2e9), {"float32": (4e9, 3e9)}, 5e-6, _made(1e9, 1e-5, 2))
+
+    def ranks(measure: object, arguments: tuple[object, ...], nprocs: int) -> None:
+        assert arguments[:2] == (nprocs, "cpu")
+        assert arguments[3] == (given or SIZES["cpu"])
+        torch.save(attrs.asdict(found), Path(str(arguments[2])) / "measured")
+
+    monkeypatch.setattr(torch.multiprocessing, "spawn", ranks)
+    assert measured("cpu", 2, given) == found
+
+
+@pytest.mark.slow
+def test_ranks_measure_themselves_and_the_file_serves_a_plan(plait_project, tmp_path: Path) -> None:
+    found = measured("cpu", 2, Sizes(2**16, (32, 64), (2**10, 2**14)))
+    assert set(found.products) == set(DTYPES)
+    assert [(kind, size) for kind, size, _ in found.sends] == [(k, size) for k in SENDS for size in (2**10, 2**14)]
+    path = tmp_path / "conf" / "cluster" / "here.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(written(found, "cpu", 2))
+    done = plait_project(
+        "plan", "strategy=[fsdp2]", "world=2", "cluster=here", "model.n_layers=2", "validation.interval=0"
+    )
+    assert done.code == 0, done.err
+    assert "fits on CPU" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["ranks=0"], "ranks is '0'"),
+        (["device=tpu"], "device is 'tpu'; it must be cpu or cuda"),
+        (["name=a/b"], "name is 'a/b'"),
+        (["size=3"], "plait calibrate has no argument size=3; it takes name=NAME, "),
+        (["name=taken"], "conf/cluster/taken.yaml exists already"),
+    ],
+)
+def test_what_it_refuses(plait_project, arguments: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "conf" / "cluster").mkdir(parents=True)
+    (tmp_path / "conf" / "cluster" / "taken.yaml").touch()
+    done = plait_project("calibrate", *arguments)
+    assert done.code == 1
+    assert said in done.err

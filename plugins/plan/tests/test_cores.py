@@ -1,0 +1,25 @@
+"""Work in other processes: results in order, errors as if it ran here."""
+
+import os
+
+import pytest
+
+from plait import PlaitError
+from plait_plan.cores import on_all_cores
+
+
+def half(number):
+    if number % 2:
+        raise PlaitError(f"{number} is odd").at("number", number)
+    return number // 2, os.getpid()
+
+
+def test_results_are_in_order():
+    found = on_all_cores(half, [(2 * i,) for i in range(5)])
+    assert [result for result, _ in found] == list(range(5))
+
+
+def test_an_error_is_raised_here():
+    with pytest.raises(PlaitError, match="3 is odd") as caught:
+        on_all_cores(half, [(2,), (3,), (4,)])
+    assert (caught.value.key, caught.value.value) == ("number", 3)

@@ -1,0 +1,39 @@
+"""A plan as text: nothing that a step costs is left out."""
+
+import re
+from typing import Any
+
+import attrs
+import pytest
+
+from plait.host import compose
+from plait_plan.engine import plan
+from plait_plan.tables import page, work
+from plait_plan.values import Plan
+
+TINY = [
+    *("strategy=[fsdp2]", "cluster=h100", "model.dim=32", "model.n_layers=1", "model.n_heads=2", "model.n_kv_heads=1"),
+    *("model.ffn_dim=64", "train.seq_len=32", "train.local_batch_size=2", "validation.interval=0"),
+]
+
+
+@pytest.fixture(scope="module")
+def found() -> Plan:
+    return plan(compose(TINY), 16)
+
+
+def test_operators_beyond_the_largest_are_told_together(found: Any) -> None:
+    most = 5
+    shown = [line.split() for line in work(found, most)[1:]]
+    assert len(shown) == most + 1
+    assert shown[-1][:2] == [str(len(found.work) - most), "others"]
+    rows = [*(line[1] for line in shown[:most]), shown[-1][2]]
+    assert sum(int(count.replace(",", "")) for count in rows) == sum(one.count for one in found.work)
+    assert len(work(found, len(found.work))) == 1 + len(found.work)
+
+
+def test_what_a_model_makes_of_its_devices_is_told_if_it_counts_its_operations(found: Any) -> None:
+    known = attrs.evolve(found, time=attrs.evolve(found.time, mfu=(0.25, 0.5)))
+    unknown = attrs.evolve(found, time=attrs.evolve(found.time, mfu=None))
+    assert re.search(r"^MFU +25\.0 to 50\.0%$", page(known), re.MULTILINE)
+    assert "MFU" not in page(unknown)
