@@ -14,7 +14,9 @@ SMALL = (
     "model.dim=32", "model.n_layers=4", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=48",
     "model.vocab_size=257", "train.seq_len=16",
 )  # fmt: skip
-TWICE = Mutant("the loss counts twice", "plait/parallel/applied.py", "loss_sum / count", "2 * loss_sum / count", "", "")
+TWICE = Mutant(
+    "the loss counts twice", "plait/parallel/applied.py", "return value / count", "return 2 * value / count", "", ""
+)
 BUGS = {mutant.bug: mutant for mutant in MUTANTS}
 CASES = {
     "a mask of documents that is left out": (
