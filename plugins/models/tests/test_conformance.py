@@ -10,7 +10,6 @@ import plait_models
 from plait.compose.build import build_model
 from plait.testing import ModelSuite
 from plait_testing.models import MODELS
-from plait_testing.models.mla import Mla
 
 CONF = Path(plait_models.__file__).parent / "conf" / "model"
 LLAMA = {"dim": 32, "n_layers": 2, "n_heads": 8, "n_kv_heads": 4, "ffn_dim": 48, "vocab_size": 64, "max_seq_len": 16}
@@ -100,18 +99,6 @@ class TestDeepSeekAlone(Variant):
 
 class TestDeepSeekDense(Variant):
     model, options = "deepseek_v3_debug", {**DEEPSEEK, "n_dense_layers": 3}
-
-
-class TestMla(ModelSuite):
-    def build(self):
-        with torch.device("meta"):
-            return Mla()
-
-
-class TestMlaOfFullRank(Variant):
-    def build(self):
-        with torch.device("meta"):
-            return Mla(q_rank=None)
 
 
 class TestOdd(ModelSuite):

@@ -38,9 +38,8 @@ def qk_norm(**changes: Any) -> Any:
 
 
 def _mla() -> Any:
-    from plait_testing.models.mla import Mla
-
-    return Mla(vocab_size=VOCAB)
+    """All blocks are dense, and heads of values narrower than those of queries and keys."""
+    return moe(n_layers=2, n_dense_layers=2, v_head_dim=6, ffn_dim=64)
 
 
 def moe(**changes: Any) -> Any:
