@@ -71,6 +71,11 @@ def test_the_core_and_one_strategy_alone(wheels, tmp_path):
     clean.install("--find-links", wheels, "plait-data")
     clean.train(*options, "run.name=b", cwd=tmp_path)
     assert len(rows(tmp_path / "runs/b")) == 2
+    plan = ("plait", "plan", "--json", *options, "world=4", "cluster=h100")
+    said = clean.run(*plan, cwd=tmp_path, code=1).stderr
+    assert said == "plait: plait plan is in plait-plan, which is not installed: pip install plait-plan\n"
+    clean.install("--find-links", wheels, "plait-plan")
+    assert json.loads(clean.run(*plan, cwd=tmp_path).stdout)["fits"] is True
 
 
 ORIGINS = """
