@@ -103,7 +103,15 @@ def test_the_code_of_a_users_own_model_counts(config, tmp_path, monkeypatch):
     before = {name: value for (kind, name), value in facts.of_machine(config).items() if kind == "code"}
     assert before["part_of_mine.py"] == hashlib.sha256(b"x = 1\n").hexdigest()
     assert {"net_of_mine.py", "part_of_mine.py", "plait/check/facts.py", "plait_fsdp2/__init__.py"} <= before.keys()
+    assert {"plait_models/llama3.py", "plait_models/gqa.py"} <= before.keys()  # what it builds on
     assert not any(name.startswith(("os.", "torch/")) for name in before)
+
+
+def test_the_packages_of_all_chosen_plugins_count(config):
+    chosen = compose([*TINY, "model=gpt2_debug", "loss=z_loss", "observer=[gradients]"])
+    packages = {name.partition("/")[0] for kind, name in facts.of_machine(chosen) if kind == "code"}
+    assert packages >= {"plait", "plait_fsdp2", "plait_gpt2", "plait_z_loss", "plait_observers", "plait_data"}
+    assert "plait_models" not in packages
 
 
 def test_the_tokenizer_of_the_models_folder_makes_the_data(config, monkeypatch):

@@ -17,6 +17,7 @@ from typing import Any
 
 from plait.compose.moved import current
 from plait.contract.config import Config
+from plait.contract.kinds import KINDS
 from plait.strategies.registry import distributions, installed
 
 Facts = dict[tuple[str, str], str | None]  # (kind, name) -> what it is here; None: there is none
@@ -52,8 +53,9 @@ def of_machine(config: Config) -> Facts:
     facts |= {("version", name): _version(name) for name in _distributions(code)}
     facts["device", "launch.device"] = device_of(config.launch.device)
     facts |= {("variable", name): os.environ.get(name) for name in VARIABLES}
+    plugins = {*distributions()} - {"plait"}
     for name in code:
-        facts |= {("code", file): digest for file, digest in _sources(name)}
+        facts |= {("code", file): digest for file, digest in _sources(name, plugins)}
     plain = config.plain()
     for key, value in _leaves({name: plain[name] for name in PLACES}):
         if isinstance(value, str) and key != OUTPUT and _may_be_a_path(key, value):
@@ -75,10 +77,14 @@ def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def code_of(config: Config) -> list[str]:
     """Top-level names of the modules whose code this run uses, less torch's and Python's, whose versions suffice."""
-    plugins = installed()
     targets = [part.get("_target_", "") for part in (config.model, config.data, config.optimizer)]
     names = {"plait", *(current(str(target)).partition(".")[0] for target in targets)}
-    names |= {plugins[name].package for name in config.strategy if name in plugins}
+    for kind in KINDS.values():
+        if kind.node:
+            chosen, _, field = kind.node.partition(".")
+            part = getattr(config, chosen)
+            plugins = installed(kind.name)
+            names |= {plugins[name].package for name in (getattr(part, field) if field else part) if name in plugins}
     return sorted(names - {"", "torch"} - sys.stdlib_module_names)
 
 
@@ -104,8 +110,9 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _sources(name: str) -> Iterator[tuple[str, str]]:
-    """(file, digest) of a package's source, or of a single module's and of those that it imports from beside it."""
+def _sources(name: str, plugins: set[str]) -> Iterator[tuple[str, str]]:
+    """(file, digest) of a package's source, or of a single module's; of the packages among `plugins` that it imports;
+    and of the modules that a single one imports from beside it."""
     todo, seen = [name], set[str]()
     while todo:
         if (name := todo.pop()) in seen:
@@ -117,23 +124,27 @@ def _sources(name: str) -> Iterator[tuple[str, str]]:
             continue
         for folder in (spec.submodule_search_locations or ()) if spec else ():
             for file in sorted(Path(folder).rglob("*.py")):
-                yield f"{name}/{file.relative_to(folder)}", _digest(file.read_bytes())
+                code = file.read_bytes()
+                yield f"{name}/{file.relative_to(folder)}", _digest(code)
+                if name != "plait":  # which imports no plugin
+                    todo += plugins & _imported(code)
         if spec and spec.origin and not spec.submodule_search_locations and Path(spec.origin).suffix == ".py":
             code = Path(spec.origin).read_bytes()
             yield f"{name}.py", _digest(code)
-            todo += [each for each in _imported(code) if _beside(each, Path(spec.origin).parent)]
+            imported = _imported(code)
+            todo += plugins & imported
+            todo += [each for each in imported if _beside(each, Path(spec.origin).parent)]
 
 
-def _imported(code: bytes) -> Iterator[str]:
+def _imported(code: bytes) -> set[str]:
+    """Top-level names of the modules that it imports."""
     try:
-        tree = ast.parse(code)
+        nodes = list(ast.walk(ast.parse(code)))
     except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0]
+        return set()
+    plain = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    parts = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {name.partition(".")[0] for name in plain + parts}
 
 
 def _beside(name: str, folder: Path) -> bool:
