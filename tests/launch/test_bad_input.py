@@ -46,6 +46,7 @@ def error_of(plait_project, *arguments, command="train"):
 INSTALLED = ("fsdp2", "tensor_parallel")
 DEGREE, NPROC, FORM = "at least 1, or -1 for what is left", "a whole number or 'auto'", "HOST:PORT"
 SHARDS = ("shard", "replicate", "cpu_offload")
+ELASTIC = "launch.nproc_per_node=1 launch.rdzv_endpoint='[::1]:29500' launch.nnodes=1"
 MOST, HERE, ENDPOINT = "<= 31622400", "can be found", "launch.nnodes=2 launch.rdzv_endpoint="
 CASES = {  # arguments -> the key at fault, its value, what would fit
     # what does not exist
@@ -130,6 +131,15 @@ CASES = {  # arguments -> the key at fault, its value, what would fit
     "launch.timeout_seconds=nan": ("launch.timeout_seconds", ANY, "a number"),
     "launch.timeout_seconds=0": ("launch.timeout_seconds", 0.0, "> 0"),
     "launch.timeout_seconds=1e300": ("launch.timeout_seconds", 1e300, MOST),
+    "launch.nnodes=0": ("launch.nnodes", 0, ">= 1"),
+    "launch.nnodes=two": ("launch.nnodes", "two", "a whole number, or MIN:MAX"),
+    "launch.nnodes=0:2": ("launch.nnodes", "0:2", ">= 1"),
+    "launch.nnodes=2:1": ("launch.nnodes", "2:1", "MIN < MAX"),
+    "launch.nnodes=2:2": ("launch.nnodes", "2:2", "MIN < MAX"),
+    "launch.nnodes=1:2:3": ("launch.nnodes", "1:2:3", "a whole number, or MIN:MAX"),
+    f"{FSDP} {ELASTIC}:3 train.global_batch_size=16": ("launch.nnodes", "1:3", (1, 2)),
+    f"strategy=[tensor_parallel,fsdp2] {ELASTIC}:3": ("launch.nnodes", "1:3", (2,)),
+    f"strategy=[autoparallel] {ELASTIC}:2": ("launch.nnodes", "1:2", (2,)),
     f"{FSDP} launch.nnodes=2": ("launch.rdzv_endpoint", None, FORM),
     f"{FSDP} {ENDPOINT}node0": ("launch.rdzv_endpoint", "node0", FORM),
     f"{FSDP} {ENDPOINT}29500": ("launch.rdzv_endpoint", 29500, "text (in quotes)"),

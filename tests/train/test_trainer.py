@@ -124,6 +124,7 @@ def test_speed_counts_all_tokens_of_a_step(trained):
     node, found = trained
     tokens = node.train.global_batch_size * node.train.seq_len
     assert {row["tokens_per_second"] for row in found["rows"]} == {tokens / SECONDS}
+    assert {row["world_size"] for row in found["rows"]} == {2}
 
 
 def test_data_takes_a_part_of_the_time(trained):

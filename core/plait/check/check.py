@@ -10,6 +10,7 @@ import attrs
 import torch
 
 from plait.check.checked import Checked
+from plait.check.elastic import NeedsFixed, check_any_count, machine_counts
 from plait.check.facts import CORE, code_of
 from plait.check.resumed_data import batch_to_keep
 from plait.compose.build import build_source
@@ -28,6 +29,7 @@ from plait.parallel.state import shapes, tied_names
 from plait.records.flight_recorder import check_size
 from plait.records.sinks import check as check_metrics
 from plait.records.sinks import selected
+from plait.records.text import numbers
 from plait.strategies.registry import create_all, distributions
 from plait.train.optimizer_options import check_optimizer
 from plait.train.schedule import learning_rate
@@ -45,9 +47,11 @@ def check(config: Config, world: World = None, folder: Path | None = None) -> Ch
     Raises PlaitError for the first thing that does not fit.
     """
     launch = config.launch
-    if world is not None or launch.nnodes == 1 or type(launch.nproc_per_node) is not int:
+    if launch.elastic:
+        return _check(config, world, folder) if world is not None else _check_elastic(config, folder)
+    if world is not None or launch.most == 1 or type(launch.nproc_per_node) is not int:
         return _check(config, world, folder)
-    here, others = launch.nproc_per_node, launch.nnodes - 1
+    here, others = launch.nproc_per_node, launch.most - 1
     try:
         return _check(config, None, folder)
     except PlaitError:
@@ -57,11 +61,31 @@ def check(config: Config, world: World = None, folder: Path | None = None) -> Ch
         raise
 
 
+def _check_elastic(config: Config, folder: Path | None) -> Checked:
+    """The check for the most machines. If they do not fit, the error names numbers of machines that do."""
+    launch = config.launch
+    try:
+        return _check(config, None, folder)
+    except NeedsFixed:
+        raise
+    except PlaitError as error:
+        fits = []
+        for count in launch.machines[:-1][-MOST:]:
+            with contextlib.suppress(PlaitError):
+                _check(config.with_value("launch.nnodes", count), None, folder)
+                fits.append(count)
+        if not fits:
+            raise
+        raise PlaitError(
+            f"launch.nnodes={launch.nnodes}: {launch.most} machines do not fit, but {numbers(fits)} would: {error}"
+        ).at("launch.nnodes", launch.nnodes, fits=fits) from error
+
+
 def _check(config: Config, world: World, folder: Path | None) -> Checked:
     device_type = device_of(config.launch.device)
     first = world if isinstance(world, int) else _guess(config, device_type)
     assembly = assemble(config, first, device_type=device_type, folder=folder)
-    model, run = assembly.model, assembly.run
+    model, run, asked = assembly.model, assembly.run, [*config.strategy]
     run.resumed_batch = batch_to_keep(config.checkpoint, folder) if folder and folder.exists() else None
     if config.checkpoint.init_from is None and (own := getattr(model, "weights_from", None)):
         run.set("checkpoint.init_from", own)
@@ -74,11 +98,16 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
         run.world_size = world(assembly)
     elif world is None and config.launch.nproc_per_node == "auto":
         run.world_size = assembly.fit_world(run.world_size)
+    counts = tuple(config.launch.machines)
+    if config.launch.elastic:
+        counts = machine_counts(assembly.extend(), isinstance(world, int), asked)
     layout, ranks = assembly.extend().layout, assembly.layout.world_size
     config = _with_typed_options(run)
     _check_model(config, model, run.spec)
     accumulation(config, layout.count("batch"))
     source = build_source(config.data)
+    if config.launch.elastic:
+        check_any_count(config, source)
     with blaming_source(source, "check"):
         source.check(seq_len=config.train.seq_len, vocab_size=_model_option(config, model, "vocab_size"))
     if config.validation.interval and not source.has_validation:
@@ -92,7 +121,7 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
     _check_profile(config, ranks, device_type)
     by_package = distributions()
     of_plugins = sorted({by_package[name] for name in code_of(config) if name in by_package} - {CORE})
-    per_node, rest = divmod(ranks, config.launch.nnodes)
+    per_node, rest = divmod(ranks, config.launch.most)
     if rest and world is None:
         raise PlaitError(f"{ranks} ranks do not divide evenly over launch.nnodes={config.launch.nnodes} machines").at(
             "launch.nnodes", config.launch.nnodes, fits=f"a divisor of {ranks}"
@@ -110,6 +139,7 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
         parts,
         run.files,
         run.said,
+        counts,
     )
 
 
@@ -193,7 +223,7 @@ def _guess(config: Config, device_type: str) -> int:
     """The world size that strategies are shown first: what is asked for, else everything that this machine offers."""
     asked = config.launch.nproc_per_node
     if asked == "auto":
-        return (torch.cuda.device_count() if device_type == "cuda" else 2) * config.launch.nnodes
+        return (torch.cuda.device_count() if device_type == "cuda" else 2) * config.launch.most
     if type(asked) is not int or asked < 1:
         raise misfit("launch.nproc_per_node", asked, "'auto' or a number of at least 1")
-    return asked * config.launch.nnodes
+    return asked * config.launch.most

@@ -28,6 +28,7 @@ class Checked:
     parts: name in the model's own files -> the part of a parameter that it holds.
     files: name -> text that strategies write into the run's folder.
     said: (line, details) from strategies for the user.
+    machines: how many machines may train.
     """
 
     assembly: Assembly
@@ -40,6 +41,7 @@ class Checked:
     parts: Mapping[str, WeightPart]
     files: dict[str, str]
     said: list[tuple[str, str]]
+    machines: tuple[int, ...] = (1,)
 
     @property
     def config(self) -> Config:

@@ -17,13 +17,13 @@ def check_room(checked: Checked) -> None:
     Assumes that all machines are like this one. Whether the rest of the run fits is not checked.
     """
     config = checked.config
-    have = config.launch.nnodes * _memory()
+    have = config.launch.most * _memory()
     parameters = sum(math.prod(shape) for shape in checked.shapes.values())
     storage = config.precision.storage
     if (need := parameters * dtype(storage).itemsize) > have:
         raise PlaitError(
             f"the model has {parameters:,} parameters: one copy in precision.storage={storage} takes {size(need)}, "
-            f"and {_here(config.launch.nnodes)} {size(have)}; check the sizes in model"
+            f"and {_here(config.launch.most)} {size(have)}; check the sizes in model"
         ).at("precision.storage", storage)
     train, data_ranks = config.train, checked.layout.count("batch")
     samples = train.global_batch_size or train.local_batch_size * data_ranks
@@ -31,7 +31,7 @@ def check_room(checked: Checked) -> None:
         batch = "global_batch_size" if train.global_batch_size else "local_batch_size"
         raise PlaitError(
             f"train.{batch}={getattr(train, batch)} with train.seq_len={train.seq_len}: the token ids of one step take "
-            f"{size(need)}, and {_here(config.launch.nnodes)} {size(have)}"
+            f"{size(need)}, and {_here(config.launch.most)} {size(have)}"
         ).at(f"train.{batch}", getattr(train, batch))
 
 

@@ -127,7 +127,7 @@ def _start_ranks(config: Config, folder: Any) -> Any:
 
     remove_stale()  # also if this run is finished, and no rank starts
     meeting_point(config.launch)
-    several = config.launch.nnodes > 1  # then rank 0 prepares, because only one of the machines may
+    several = config.launch.most > 1  # then rank 0 prepares, because only one of the machines may
     if folder.path.exists() and not several:  # a live run is refused at once; a new folder waits for the checks
         folder.lock()
     with forks(folder.path) as ranks:  # they import torch while this process checks the run
@@ -159,6 +159,7 @@ def _check_and_start(asked: Config, folder: Any, several: bool, forks: Any) -> A
         except PlaitError as error:
             meeting.refuse(one_line(error))
             raise
+        meeting.counts = checked.machines
         return start_ranks(checked.config, folder, checked.ranks_per_node, _say, asked.plain(), forks, meeting)
 
 
@@ -167,14 +168,15 @@ def _checked(asked: Config, folder: Any) -> Any:
     from plait.check.check import check
     from plait.check.memory import check_room
     from plait.parallel.process_group import device_of
+    from plait.records.text import numbers
 
     checked = check(asked, folder=folder.path)
     config = checked.config
     check_ranks(checked.ranks_per_node, device_of(config.launch.device))
     axes = " x ".join(f"{a.name}={a.degree}" for a in checked.layout.dense) or "no mesh axes"
     whole = f" of {checked.layout.world_size}; {axes}"
-    if config.launch.nnodes > 1:  # how many ranks the others have is known when all have met
-        whole = f"; {config.launch.nnodes} machines meet at {config.launch.rdzv_endpoint}"
+    if config.launch.most > 1:  # how many ranks the others have is known when all have met
+        whole = f"; {numbers(checked.machines)} machines meet at {config.launch.rdzv_endpoint}"
     _say(f"launch: local, {checked.ranks_per_node} rank(s) here{whole}")
     if config.schedule.warmup_steps > config.train.steps and not config.schedule.shape:
         _say(

@@ -1,5 +1,6 @@
 """The types of a run's configuration, with the defaults of `conf/train.yaml`, which has their reasons."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -35,6 +36,17 @@ def _a_place(_: Any, attribute: attrs.Attribute, value: str) -> None:
 def _different(_: Any, attribute: attrs.Attribute, value: list[int]) -> None:
     if len(set(value)) < len(value):
         raise ValueError(f"'{attribute.name}' has a duplicate: {value}")
+
+
+def _machines(_: Any, attribute: attrs.Attribute, value: int | str) -> None:
+    """A count, or a range such as "1:4"."""
+    counts = [str(value)] if isinstance(value, int) else value.split(":")
+    if isinstance(value, str) != (len(counts) == 2) or not all(re.fullmatch("[0-9]{1,6}", count) for count in counts):
+        raise ValueError(f"'{attribute.name}' must be a whole number, or MIN:MAX such as 1:4: {value}")
+    if int(counts[0]) < 1:
+        raise ValueError(f"'{attribute.name}' must be >= 1: {value}")
+    if len(counts) == 2 and int(counts[0]) >= int(counts[1]):
+        raise ValueError(f"'{attribute.name}' must be MIN:MAX with MIN < MAX: {value}")
 
 
 def _one(_: Any, attribute: attrs.Attribute, value: dict[str, Any]) -> None:
@@ -142,7 +154,7 @@ class Checkpoint:
 class Launch:
     mode: str = attrs.field(default="auto", validator=_filled)  # one of the words of this kind of plugin, or a name
     nproc_per_node: int | Literal["auto"] = "auto"
-    nnodes: int = attrs.field(default=1, validator=ge(1))
+    nnodes: int | str = attrs.field(default=1, validator=_machines)
     rdzv_endpoint: str | None = None
     rendezvous_seconds: float = attrs.field(default=600.0, validator=[gt(0), le(YEAR)])
     run_id: str | int | None = attrs.field(default=None, validator=_a_name)
@@ -150,6 +162,22 @@ class Launch:
     grace_seconds: float = attrs.field(default=30.0, validator=[gt(0), le(YEAR)])
     timeout_seconds: float = attrs.field(default=600.0, validator=[gt(0), le(YEAR)])
     device: str = _one_of("auto", "cpu", "cuda")
+
+    @property
+    def machines(self) -> range:
+        """How many machines may train: one number, or MIN to MAX."""
+        counts = [int(count) for count in str(self.nnodes).split(":")]
+        return range(counts[0], counts[-1] + 1)
+
+    @property
+    def most(self) -> int:
+        """Of the machines that train."""
+        return self.machines[-1]
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of machines may change."""
+        return len(self.machines) > 1
 
 
 @attrs.frozen

@@ -39,10 +39,12 @@ class Exit:
 class Agent(LocalElasticAgent):
     """torch elastic's agent, except for signals, which the command handles, and for the decision to restart.
 
-    starting(ranks): called before ranks of this machine start. failed(exits): called after one failed and all have
-    ended, with the failed ones, by rank; returns whether a restart may help. forks: starts ranks, if it can; otherwise
+    starting(ranks, changed): called before ranks of this machine start; changed: whether other machines than before
+    take part. failed(exits): called after one failed and all have ended, with the failed ones, by rank; returns whether
+    a restart may help. forks: starts ranks, if it can; otherwise
     they are new interpreters. meeting: with the other machines, if there are several. lost(sentence): called before
-    ranks restart because a machine does not answer.
+    ranks restart because a machine does not answer; returns whether they may. stopped(): whether ranks that ended well
+    did so because they were asked to stop.
     """
 
     def __init__(
@@ -50,14 +52,15 @@ class Agent(LocalElasticAgent):
         spec: WorkerSpec,
         logs_specs: LogsSpecs,
         grace_seconds: float,
-        starting: Callable[[Iterable[int]], None],
+        starting: Callable[[Iterable[int], bool], None],
         failed: Callable[[Mapping[int, Exit]], bool],
+        stopped: Callable[[], bool],
         forks: Forks | None = None,
         meeting: Meeting | None = None,
-        lost: Callable[[str], None] = lambda sentence: None,
+        lost: Callable[[str], bool] = lambda sentence: True,
     ) -> None:
         super().__init__(spec, logs_specs)
-        self.forks, self.meeting, self.lost = forks, meeting, lost
+        self.forks, self.meeting, self.lost, self.stopped = forks, meeting, lost, stopped
         self._stuck = False  # ranks wait for a machine that is gone, and hear no signal
         self.grace_seconds, self.starting, self.failed = grace_seconds, starting, failed
         self.overdue = False  # whether ranks had to be killed after a signal, because they did not end in time
@@ -68,7 +71,8 @@ class Agent(LocalElasticAgent):
         return self.meeting.rendezvous(lambda: super(Agent, self)._rendezvous(worker_group))
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self.starting([worker.global_rank for worker in worker_group.workers])
+        changed = self.meeting is not None and self.meeting.changed
+        self.starting([worker.global_rank for worker in worker_group.workers], changed)
         with untouched(), _started_by(self.forks):  # elastic would handle SIGHUP even under `nohup`
             started = super()._start_workers(worker_group)
         if self._pcontext is not None:  # elastic also closes it by itself, as soon as one rank has failed
@@ -83,9 +87,17 @@ class Agent(LocalElasticAgent):
         if result.is_failed() and not self.failed(self._exits(result, looked)):
             self._remaining_restarts = 0
         if result.state == WorkerState.HEALTHY and self.meeting is not None and (gone := self._gone(self.meeting)):
-            self.lost(gone)
+            if not self.lost(gone):
+                self._remaining_restarts = 0
             return RunResult(WorkerState.FAILED)
+        if result.state == WorkerState.SUCCEEDED and self._goes_on():
+            self._restart_workers(worker_group)
+            return RunResult(WorkerState.HEALTHY)
         return result
+
+    def _goes_on(self) -> bool:
+        """Whether ranks ended because another machine leaves or comes, and the run goes on."""
+        return self.meeting is not None and self.stopped() and self.meeting.goes_on()
 
     def _gone(self, meeting: Meeting) -> str | None:
         self._stuck = True
@@ -116,12 +128,17 @@ class Agent(LocalElasticAgent):
         if self._pcontext is None:
             return
         if STOP_SIGNALS.number is None:
+            members_change = self._worker_group.state == WorkerState.HEALTHY and not self._stuck
             death_sig, self._stuck = signal.SIGKILL if self._stuck else death_sig, False
+            if members_change:  # then they finish a step and save it
+                return self._pcontext.close(death_sig, timeout=self.grace_seconds)  # type: ignore[arg-type]
             return self._pcontext.close(death_sig)
         number = signal.Signals(STOP_SIGNALS.number)
         if hasattr(signal, "SIGQUIT") and number == signal.SIGQUIT:  # it makes ranks write their stacks, but not end
             self._send(number)
             number = signal.SIGTERM
+        if self.meeting is not None:
+            self.meeting.says_stop()
         began, STOP_SIGNALS.again = time.monotonic(), lambda: self._send(signal.SIGKILL)
         self._pcontext.close(number, timeout=self.grace_seconds)  # type: ignore[arg-type] # a float will do
         self.overdue |= not STOP_SIGNALS.impatient and time.monotonic() - began >= self.grace_seconds

@@ -58,7 +58,7 @@ def meeting_point(launch: Launch) -> str:
 
     Raises PlaitError if it is not host:port, or if the host is unknown.
     """
-    several, given = launch.nnodes > 1, launch.rdzv_endpoint
+    several, given = launch.most > 1, launch.rdzv_endpoint
     if given is None and not several:
         return ""
     form = "HOST:PORT, the same for all machines: one of them, and a port that is free there, such as node0:29500"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from plait.contract.errors import PlaitError
 from plait.launch import spare
-from plait.launch.rank_end import RankEnd, first_cause, of_exit, oom_kills, path_of, read
+from plait.launch.no_restart import RunFailed
+from plait.launch.rank_end import STOPPED, RankEnd, first_cause, of_exit, oom_kills, path_of, read
 from plait.records.run_folder import Outcome, RunFolder, introduction
 
 if TYPE_CHECKING:
@@ -26,8 +27,17 @@ class Failures:
         self.folder, self.launch, self.scratch, self.say = folder, launch, scratch, say
         self.cause: RankEnd | None = None
         self._deaths = 0
+        self._peers_lost = False  # the last restart counts only if the same machines meet again
 
-    def starting(self, ranks: Iterable[int]) -> None:
+    def starting(self, ranks: Iterable[int], members_changed: bool = False) -> None:
+        """Before ranks start. Raises RunFailed if they must not."""
+        if self._peers_lost and not members_changed:
+            self._deaths += 1
+            if self.cause is not None and self._deaths > self.launch.max_restarts:
+                self._is_the_outcome(self.cause)
+                raise RunFailed(self.cause.sentence(self.folder.log_of(self.cause.rank)), self.cause.fault)
+        self._peers_lost = False
+        (self.scratch / STOPPED).unlink(missing_ok=True)
         self._ranks, self._oom = list(ranks), oom_kills()
         spare.clear()
         for rank in self._ranks:
@@ -36,7 +46,6 @@ class Failures:
 
     def failed(self, exits: Mapping[int, "Exit"]) -> bool:
         """All ranks have ended after one failed. Reports which and why; returns whether a restart may help."""
-        self._deaths += 1
         out_of_memory = oom_kills() > self._oom
         ends = read(self.folder.ranks, self.scratch)
         for rank, gone in exits.items():
@@ -47,21 +56,37 @@ class Failures:
             for rank in set(self._ranks) - ends.keys():  # a rank that ended early without a failure
                 ends[rank] = of_exit(rank, 0, min(end.time for end in ends.values()))
         self.cause = cause = first_cause(ends.values())
+        if self.launch.elastic and cause.kind == "lost":
+            self.say(f"rank {cause.rank} {cause.how}; starting again with the machines that are there")
+            self._peers_lost = True
+            return True
+        self._deaths += 1
         log, most = self.folder.log_of(cause.rank), self.launch.max_restarts
         if cause.repeats or self._deaths > most:
             self._is_the_outcome(cause)
         if cause.repeats:
-            return self.launch.nnodes > 1  # then all ranks start once more, see the outcome, and end on all machines
+            return (
+                self.launch.most > 1 and self._deaths <= most
+            )  # then all ranks start once more, see the outcome, and end on all machines
         self.say(f"rank {cause.rank} {cause.how}; {self._then()}; its log: {log}")
-        return True  # the agent counts restarts too, and makes at most max_restarts
+        return self._deaths <= most
 
-    def lost(self, sentence: str) -> None:
-        """Ranks must restart because another machine does not answer."""
-        self._deaths += 1
+    def stopped(self) -> bool:
+        """Whether ranks that ended well were asked to stop."""
+        return (self.scratch / STOPPED).exists()
+
+    def lost(self, sentence: str) -> bool:
+        """Ranks must restart because another machine does not answer. Returns whether they may."""
         self.cause = cause = RankEnd(self._ranks[0], "machine", sentence, time.time())
+        if self.launch.elastic:
+            self._peers_lost = True
+            self.say(f"{sentence}; starting again with the machines that are there")
+            return True
+        self._deaths += 1
         if self._deaths > self.launch.max_restarts:
             self._is_the_outcome(cause)
         self.say(f"{sentence}; {self._then()}")
+        return self._deaths <= self.launch.max_restarts
 
     def _then(self) -> str:
         most = self.launch.max_restarts

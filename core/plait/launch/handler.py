@@ -1,24 +1,30 @@
 """torch elastic's rendezvous of several machines, with their names, and rank 0 on the machine that holds the store.
 
-Needs `_state_holder`, `_this_node` and `_stop_heartbeats` of `DynamicRendezvousHandler`, in torch 2.11 to 2.13. Test:
-tests/launch/test_ranks_meet.py.
+Needs `_state_holder`, `_this_node`, `_op_executor`, `_heartbeat_lock` and `_stop_heartbeats` of
+`DynamicRendezvousHandler`, and `_RendezvousExitOp`, in torch 2.11 to 2.13. Test: tests/launch/test_ranks_meet.py.
 """
 
 import datetime
 import math
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch.distributed import PrefixStore, Store
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError, RendezvousInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousTimeout,
+    _RendezvousExitOp,
+)
 
 from plait.contract.config import Launch
 
 BEAT, MISSED = 5, 3  # seconds between two signs of life, and how many may be missing
 SILENT = float(BEAT * MISSED)
+PAUSE = 3.0  # seconds for which machines that are enough wait for more, so that several cause one restart
 
 
 class _Backend(C10dRendezvousBackend):
@@ -39,25 +45,34 @@ class _Backend(C10dRendezvousBackend):
 
 class MeetingHandler(DynamicRendezvousHandler):
     """members: the machines of the current start of the ranks, None before they have met. met: whether they ever have.
+    counts: how many machines may train, rising; of those that met, others are spares.
 
     Everything that asks the store is called on a thread that may wait.
     """
 
     @classmethod
     def of(
-        cls, store: Store, run: str, launch: Launch, address: str, name: str, is_host: bool, notes: Store
+        cls,
+        store: Store,
+        run: str,
+        launch: Launch,
+        address: str,
+        name: str,
+        is_host: bool,
+        notes: Store,
+        counts: Sequence[int],
     ) -> "MeetingHandler":
         """address: where the others reach this machine. notes: the part of the store for Plait's own keys."""
         join = datetime.timedelta(seconds=max(math.ceil(launch.rendezvous_seconds), 1))
-        backend = _Backend(store, run)
+        backend, limits = _Backend(store, run), RendezvousTimeout(join, datetime.timedelta(seconds=PAUSE))
         handler = cls.from_backend(
-            *(run, store, backend, launch.nnodes, launch.nnodes, address, RendezvousTimeout(join)),
+            *(run, store, backend, counts[0], launch.most, address, limits),
             keep_alive_interval=BEAT,
             keep_alive_max_attempt=MISSED,
         )
         handler._notes, handler._names, handler.members, handler.met = notes, {}, None, False
         handler._waiting, handler._beats, handler._looked, handler._silent = 0, {}, time.monotonic(), []
-        handler._backend = backend
+        handler._backend, handler._counts, handler._idle, handler._since = backend, counts, False, None
         notes.set(f"name/{handler._this_node!r}", name)
         if is_host:
             notes.set("holder", repr(handler._this_node))
@@ -70,6 +85,9 @@ class MeetingHandler(DynamicRendezvousHandler):
     _beats: dict[Any, tuple[Any, float]]  # machine -> its last sign of life, and when this machine saw it
     _looked: float
     _silent: list[str]
+    _counts: Sequence[int]
+    _idle: bool  # whether this machine met the others, but is not one of those that train
+    _since: float | None  # when enough machines waited to take part
     members: set[Any] | None
     met: bool
 
@@ -79,24 +97,67 @@ class MeetingHandler(DynamicRendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """torch's, with the machines in another order: the endpoint's comes first, whose user sees the progress."""
-        self._waiting, self._silent = 0, []
-        info = super().next_rendezvous()
-        ranks = self._state_holder.state.participants
+        self._waiting, self._silent, self._since = 0, [], None
         holder = self._notes.get("holder").decode()
-        first = next((rank for node, rank in ranks.items() if repr(node) == holder), 0)
-        rank = (info.rank - first) % info.world_size
+        while True:
+            info = super().next_rendezvous()
+            ranks = {**self._state_holder.state.participants}
+            first = next((rank for node, rank in ranks.items() if repr(node) == holder), 0)
+            rank = (info.rank - first) % info.world_size
+            world = self._fitting(info.world_size)
+            training = {node for node, each in ranks.items() if (each - first) % info.world_size < world}
+            self._learn_names(ranks)
+            if rank < world:
+                break
+            self._wait_in_reserve(training)
+        if rank == 0:
+            self._notes.set("begun", "1")
         ordered = PrefixStore("ordered", info.store)
         where = RendezvousStoreInfo.build(rank, ordered, self._this_node.addr)
         self._beats = {}
-        self.members, self.met = set(ranks), True
-        return RendezvousInfo(info.store, rank, info.world_size, where)
+        self.members, self.met = training, True
+        return RendezvousInfo(info.store, rank, world, where)
+
+    def _fitting(self, machines: int) -> int:
+        """The most of `machines` that may train; 0 if there are too few."""
+        return max((count for count in self._counts if count <= machines), default=0)
+
+    def _wait_in_reserve(self, training: set[Any]) -> None:
+        """Until one of those that train leaves, or enough machines are there for more to train."""
+        self._idle = True
+        try:
+            while True:
+                waiting = super().num_nodes_waiting()
+                state = self._state_holder.state
+                if state.closed:
+                    raise RendezvousGracefulExitError
+                there = len(state.participants)
+                if not training <= set(state.participants) or self._fitting(there + waiting) > len(training):
+                    return
+                time.sleep(0.5)
+        finally:
+            self._idle = False
+
+    def depart(self) -> None:
+        """Leave the machines that train: the others need not wait for signs of life."""
+        self._stop_heartbeats()
+        with self._heartbeat_lock:
+            self._op_executor.run(_RendezvousExitOp(), time.monotonic() + BEAT)
 
     def look(self) -> None:
         """Ask the store who is there. Raises RendezvousError or RuntimeError if it cannot be reached."""
         if self.members is not None:
-            self._waiting = super().num_nodes_waiting()
+            waiting = super().num_nodes_waiting()
+            there = set(self._state_holder.state.participants)
+            more = self._fitting(len(there) + waiting) > len(self.members & there)
+            now = time.monotonic()
+            self._since = (self._since or now) if waiting and more else None
+            self._waiting = waiting if self._since is not None and now >= self._since + PAUSE else 0
             self._note_beats(self.members)
-        for node in self._present():
+        self._learn_names(self._present())
+
+    def _learn_names(self, nodes: Iterable[Any]) -> None:
+        for node in nodes:
             if node not in self._names and self._notes.check([f"name/{node!r}"]):
                 self._names[node] = self._notes.get(f"name/{node!r}").decode()
 
@@ -119,16 +180,34 @@ class MeetingHandler(DynamicRendezvousHandler):
         state = self._state_holder.state
         return sorted({*list(state.participants), *list(state.wait_list)})
 
+    def name_of(self, node: Any) -> str:
+        return self._names.get(node, node.addr)
+
     def names(self) -> list[str]:
         """Of the machines that train or wait to."""
-        return [self._names.get(node, node.addr) for node in self._present()]
+        return [self.name_of(node) for node in self._present()]
+
+    def unfinished(self) -> list[str]:
+        """Of the machines of the last start that have not left it: the next one waits for them."""
+        state = self._state_holder.state
+        others = state.participants if state.complete and self._this_node in state.wait_list else ()
+        return [self.name_of(node) for node in sorted(others)]
 
     def gone(self) -> list[str]:
         """The names of the machines with which the ranks were started, and that give no sign of life."""
         return self._silent if self.members is not None else []
 
+    def trains_without(self) -> bool:
+        """Whether others train, and would not be more with this machine."""
+        state = self._state_holder.state
+        others = len(state.participants)
+        waiting = len({*state.wait_list, self._this_node})
+        return state.complete and others > 0 and self._fitting(others + waiting) <= self._fitting(others)
+
     def is_spare(self) -> bool:
-        return self._this_node in self._state_holder.state.redundancy_list
+        if self._this_node in self._state_holder.state.wait_list and self.trains_without():
+            return True
+        return self._idle or self._this_node in self._state_holder.state.redundancy_list
 
     def round(self) -> int:
         return self._state_holder.state.round

@@ -29,18 +29,27 @@ if TYPE_CHECKING:
     from plait.launch.meeting import Meeting
 
 
+MANY = 2**31  # restarts: `Failures` counts them
+
+
 def launch_mode(launch: Launch) -> str:
     """ "external" if a launcher started this process as a rank, else "local".
 
     Raises PlaitError if `launch.mode` says that one has, and none has, if its variables for this rank are impossible,
     or if those of another launcher say that there are several processes.
     """
-    name = launcher_of(launch.mode, launch.nnodes)
+    name = launcher_of(launch.mode, launch.most)
     if name is not None:
+        if launch.elastic:
+            raise PlaitError(
+                f"launch.nnodes={launch.nnodes} needs Plait's own launcher on each machine, but {name} started this "
+                "process as a rank: start one process per machine with launch.mode=local, or set launch.nnodes to a "
+                "number"
+            ).at("launch.nnodes", launch.nnodes, fits=(launch.most,))
         adopt(launch, name)
         return "external"
     if launch.mode == "auto":
-        check_alone(launch.nnodes)
+        check_alone(launch.most)
     elif launch.mode != "local":
         raise not_launched(launch.mode)
     return "local"
@@ -72,7 +81,7 @@ def start_ranks(
     launch = config.launch
     agent, earlier = None, _written(folder)
     try:
-        with STOP_SIGNALS, _quiet(), Scratch() as scratch, spare(), _environment(nproc, scratch, launch.nnodes):
+        with STOP_SIGNALS, _quiet(), Scratch() as scratch, spare(), _environment(nproc, scratch, launch.most):
             failures = Failures(folder, launch, scratch, say)
             arguments = [*RANK, str(folder.path)]
             problem = scratch / "problem"
@@ -87,11 +96,11 @@ def start_ranks(
                 entrypoint=sys.executable,
                 args=tuple(arguments),
                 rdzv_handler=handler,
-                max_restarts=launch.max_restarts,
+                max_restarts=MANY,
                 monitor_interval=0.1,
             )
             logs = DefaultLogsSpecs(log_dir=str(scratch), redirects=Std.ERR)
-            handlers = (failures.starting, failures.failed, forks, meeting, failures.lost)
+            handlers = (failures.starting, failures.failed, failures.stopped, forks, meeting, failures.lost)
             agent = Agent(spec, logs, launch.grace_seconds, *handlers)
             result = agent.run()
             STOP_SIGNALS.rest()  # how it ended is decided
@@ -102,7 +111,8 @@ def start_ranks(
                 raise unpacked(problem.read_text(encoding="utf-8"))
     except (Stopped, SignalException) as stop:
         number = stop.number if isinstance(stop, Stopped) else int(stop.sigval)
-        return stopped_outcome(config, folder, number, agent is not None and agent.overdue, STOP_SIGNALS.impatient)
+        overdue, leaves = agent is not None and agent.overdue, meeting is not None and meeting.leaves()
+        return stopped_outcome(config, folder, number, overdue, STOP_SIGNALS.impatient, leaves)
     except Apart as parted:
         outcome = folder.outcome() if _written(folder) != earlier else None  # the run has ended, and others have left
         if outcome is None:

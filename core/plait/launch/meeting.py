@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
@@ -28,6 +28,7 @@ from plait.launch.external import meeting_point
 from plait.launch.handler import SILENT, MeetingHandler
 from plait.system.addresses import is_here, is_loopback, towards
 from plait.system.errors import one_line
+from plait.system.signals import STOP_SIGNALS
 
 T = TypeVar("T")
 
@@ -59,6 +60,8 @@ class Meeting:
         self.host, _, port = meeting_point(launch).rpartition(":")
         self.host, self.port, self.name = self.host.strip("[]"), int(port), socket.gethostname()
         self.handler: MeetingHandler | None = None
+        self.counts: Sequence[int] = launch.machines  # how many machines may train
+        self.changed = False  # whether other machines met for this start of the ranks than for the one before
         self.store: Store | None = None
         self.refusal: str | None = None  # another machine's
         self.trouble = "nothing listens there"  # why the store is not reached yet, or no longer
@@ -179,7 +182,7 @@ class Meeting:
                 raise self.apart()
             assert self.store is not None
             self.handler = MeetingHandler.of(
-                self._whole, self.run, self.launch, own, self.name, self.is_host, self.store
+                *(self._whole, self.run, self.launch, own, self.name, self.is_host, self.store, self.counts)
             )
         return self.handler
 
@@ -188,6 +191,9 @@ class Meeting:
         then only another machine's address shows the way."""
         while self.store is None:
             if self._broken is not None or self._left.wait(0.05):
+                return None
+        while not self.is_host and not self.store.check(["holder"]):  # without it none can begin
+            if time.monotonic() > self._until or self._left.wait(0.1):
                 return None
         own = towards(self.host, self.port)
         if not self.is_host or (own is not None and not is_loopback(own)):
@@ -204,20 +210,41 @@ class Meeting:
         """
         assert self.handler is not None
         handler, began = self.handler, time.monotonic()
-        handler.members = None
+        before, handler.members = handler.members, None
         while True:
             try:
                 self.patiently(work, line=self._line)
+                self._say_who_changed(before)
                 return
             except (RendezvousGracefulExitError, RendezvousClosedError):
                 raise self._over() from None
             except (RendezvousError, DistError) as error:
+                if isinstance(error, RendezvousTimeoutError) and handler.trains_without():
+                    began = time.monotonic()
+                    continue
                 if handler.is_spare():  # whoever holds the store may be gone before it has read that the run ended
                     raise self._over() from None
                 late = time.monotonic() - began > self.launch.rendezvous_seconds
                 if late or self._broken is not None or isinstance(error, RendezvousError):
                     raise self.apart(error) from None
                 self.say("a machine was lost while the machines met; they meet again")
+
+    def _say_who_changed(self, before: set[Any] | None) -> None:
+        """before: the machines of the last start, None for the first."""
+        handler = self.handler
+        assert handler is not None
+        now = handler.members or set()
+        self.changed = before is not None and now != before
+        if not self.launch.elastic or not (self.changed or before is None):
+            return
+        ours, theirs = ({handler.name_of(node) for node in nodes} for nodes in (now, before or set()))
+        news = [
+            *([f"{' and '.join(sorted(theirs - ours))} left"] if theirs - ours else []),
+            *([f"{' and '.join(sorted(ours - theirs))} came"] if before is not None and ours - theirs else []),
+            *(["a machine came back"] if self.changed and ours == theirs else []),
+        ]
+        train = f"{len(now)} machine{'s' * (len(now) != 1)}: {', '.join(sorted(ours))}"
+        self.say(f"{'; '.join([*news, 'going on' if before is not None else 'beginning'])} with {train}")
 
     def _over(self) -> Over:
         return Over(f"the run has ended, and {self.name} was not needed", "launch.nnodes", self.launch.nnodes)
@@ -234,8 +261,12 @@ class Meeting:
                 return ""
             self._spare = True
             return f"{self.name} is a spare: {', '.join(here)} train already; it waits to replace one that is lost"
-        missing = self.launch.nnodes - len(here)
-        return f"waiting for {missing} of {self.launch.nnodes} machines; here: {', '.join(here)}" if missing > 0 else ""
+        if self.handler is not None and self.launch.elastic and (others := self.handler.unfinished()):
+            return f"waiting for {' and '.join(others)}, given up after {SILENT:g} s without a sign of life"
+        missing = self.counts[0] - len(here)
+        if missing > 0:
+            return f"waiting for {missing} of {self.counts[0]} machines; here: {', '.join(here)}"
+        return f"waiting for {self._holder}, which checks the run" if self.handler is None else ""
 
     # --- while ranks run
 
@@ -262,6 +293,26 @@ class Meeting:
 
     # --- the end
 
+    def says_stop(self) -> None:
+        """A signal ends the run if it came to the machine that holds the store; another one only leaves an elastic
+        run."""
+        store = self.store
+        if self.is_host and store is not None:
+            self._begin(lambda: store.set("stopped", "1")).join(1)
+
+    def leaves(self) -> bool:
+        """Whether a signal to this machine lets the others go on without it."""
+        return self.launch.elastic and self.handler is not None and not self.is_host
+
+    def goes_on(self) -> bool:
+        """Whether the run goes on without a machine that was asked to stop."""
+        store = self.store
+        if not self.launch.elastic or store is None:
+            return False
+        with contextlib.suppress(TimeoutError, RuntimeError, RendezvousError, PlaitError, Apart):
+            return not self.patiently(lambda: store.check(["stopped"]), GOODBYE)
+        return False
+
     def leave(self, machines: int) -> None:
         """Say that this machine's ranks have ended. Whoever holds the store leaves last: it waits some seconds for all
         `machines` to say so."""
@@ -272,6 +323,8 @@ class Meeting:
             assert self.store is not None
             key = f"ended/{handler.round()}"
             self.store.add(key, 1)
+            if self.launch.elastic and STOP_SIGNALS.number is not None and not self.is_host:
+                handler.depart()
             while self.is_host and self.store.add(key, 0) < machines and not self._left.is_set():
                 time.sleep(0.05)
 
@@ -292,6 +345,8 @@ class Meeting:
             while self.store is None:
                 if self._left.wait(0.05):
                     return
+            if self.launch.elastic and self.store.check(["begun"]):  # the others train without this machine
+                return
             self.store.compare_set("refused", "", f"{self.name} refuses the run: {sentence}")
             self._wait_for_readers()
 
@@ -304,7 +359,7 @@ class Meeting:
 
     def _wait_for_readers(self) -> None:
         with contextlib.suppress(RuntimeError):
-            while self.is_host and self.store is not None and self.store.add("refused/read", 0) < self.launch.nnodes:
+            while self.is_host and self.store is not None and self.store.add("refused/read", 0) < self.launch.most:
                 if self._left.wait(0.05):
                     return
 
@@ -343,6 +398,7 @@ class Meeting:
             )
         if error is None or isinstance(error, RendezvousTimeoutError):
             here = ", ".join(self.handler.names() if self.handler is not None else [self.name])
-            met = f"within {limit} not all of launch.nnodes={self.launch.nnodes} machines met at {where}"
+            missing = f"fewer than {self.counts[0]}" if self.launch.elastic else "not all"
+            met = f"within {limit} {missing} of launch.nnodes={self.launch.nnodes} machines met at {where}"
             return Apart(f"{met}, only {here}", "launch.rendezvous_seconds", seconds)
         return Apart(f"the machines did not meet at {where}: {one_line(error.__cause__ or error)}", *about)

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.launch import rank_end
-from plait.launch.rank_end import RankEnd
+from plait.launch.rank_end import STOPPED, RankEnd
 from plait.records.run_folder import Outcome, RunFolder, introduction
 from plait.system.errors import in_words, packed, shown
 from plait.system.exits import exits_noted
@@ -73,7 +73,10 @@ def _under_elastic(folder: RunFolder, node: Path | None = None) -> Outcome | Non
         rank_end.write(end, Path(os.environ["PLAIT_SCRATCH"]))
         return Outcome("failed", end.reason, rank=end.rank, fault=end.fault)
     if ended is None:
-        return run_rank(folder, assembly=assembly)
+        outcome = run_rank(folder, assembly=assembly)
+        if outcome.kind == "stopped":
+            (Path(os.environ["PLAIT_SCRATCH"]) / STOPPED).touch()
+        return outcome
     if os.environ["RANK"] == "0":
         folder.set_outcome(ended)
     return None

@@ -11,11 +11,17 @@ from plait.system.signals import name
 
 
 def stopped_outcome(
-    config: Config, folder: RunFolder, number: int | None, overdue: bool = False, impatient: bool = False
+    config: Config,
+    folder: RunFolder,
+    number: int | None,
+    overdue: bool = False,
+    impatient: bool = False,
+    leaves: bool = False,
 ) -> Outcome:
     """Writes and returns the outcome of a run that signal `number` ended, from its ranks and checkpoints.
 
     overdue: ranks were killed because they did not end in the grace time. impatient: the user had them killed.
+    leaves: others go on, so this is not the run's outcome, and is not written.
     """
     own = folder.outcome()
     if own is not None and own.kind != "stopped":
@@ -43,6 +49,8 @@ def stopped_outcome(
     else:
         reason += f"; {last}"
     outcome = Outcome("stopped", reason, step=step, signal=number or SIGTERM)
+    if leaves:
+        return outcome
     with contextlib.suppress(PlaitError):  # a full disk
         folder.set_outcome(outcome)
     return outcome
@@ -50,7 +58,7 @@ def stopped_outcome(
 
 def remove_half_done(config: Config, folder: RunFolder) -> None:
     """What ranks that failed or were killed were writing. All ranks must be gone; other machines' may not be."""
-    if config.launch.nnodes == 1:
+    if config.launch.most == 1:
         with contextlib.suppress(PlaitError, OSError):
             folder.remove_torn()
             Store(folder.checkpoints(config.checkpoint.dir)).clean()

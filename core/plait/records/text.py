@@ -19,6 +19,14 @@ def table(rows: Sequence[Sequence[str]], left: Container[int] | None = None, ind
     ]
 
 
+def numbers(counts: Sequence[int]) -> str:
+    """Rising ones: `1 to 4`, `1, 2 or 4`, `2`."""
+    if len(counts) > 2 and counts[-1] - counts[0] == len(counts) - 1:
+        return f"{counts[0]} to {counts[-1]}"
+    *others, last = map(str, counts)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def gib(count: float | None) -> str:
     """So many bytes in GiB; "-" if unknown."""
     return "-" if count is None else f"{count / 2**30:.2f} GiB"

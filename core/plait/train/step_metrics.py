@@ -137,6 +137,7 @@ class StepMetrics:
             "peak_memory_bytes": self._memory,
             "memory_kind": self.memory_kind,
             "data_seconds": self.data_seconds,
+            "world_size": dist.get_world_size(),
             **(self._experts.row() if self._experts else {}),
             **self.extra,
             **{

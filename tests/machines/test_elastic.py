@@ -1,0 +1,116 @@
+"""A run with `launch.nnodes=MIN:MAX`: machines leave and come, and every step is that of one machine."""
+
+import signal
+import time
+
+import pytest
+
+from tests.helpers import commands
+from tests.helpers.commands import SMALL, rows
+from tests.helpers.machines import Machines, why_not
+from tests.helpers.together import codes, outputs
+
+EXACT = [f"precision.{each}=float64" for each in ("param", "reduce", "storage")]
+RUN = ["strategy=[fsdp2]", "run.name=a", "train.global_batch_size=8", "checkpoint.interval=10", *EXACT]
+RUN += ["schedule.min_lr_ratio=1", "validation.interval=0", "checkpoint.export=false"]
+ENDLESS = "train.steps=100000"
+
+
+def begin(machine, cwd, *overrides, ranks=1, nnodes="1:2"):
+    together = [f"launch.nnodes={nnodes}", f"launch.nproc_per_node={ranks}", "launch.rdzv_endpoint=alpha:29500"]
+    return machine.plait("train", *SMALL, *RUN, ENDLESS, *together, *overrides, cwd=cwd)
+
+
+def wait_for_step(tmp_path, least, world, *runs, within=120):
+    """Until the last step is `least` or a later one, on `world` ranks."""
+    path, deadline = tmp_path / "runs" / "a" / "metrics.jsonl", time.monotonic() + within
+    while not (path.exists() and (last := rows(path.parent)[-1:]) and last[0]["world_size"] == world) or (
+        last[0]["step"] < least
+    ):
+        assert time.monotonic() < deadline, outputs(*runs)
+        time.sleep(0.05)
+
+
+def worlds(tmp_path):
+    """The world sizes of the steps, in the order in which they followed each other."""
+    sizes = [row["world_size"] for row in rows(tmp_path / "runs" / "a")]
+    return [size for i, size in enumerate(sizes) if i == 0 or size != sizes[i - 1]]
+
+
+def compare(tmp_path, reference):
+    ours = rows(tmp_path / "runs" / "a")
+    assert [row["step"] for row in ours] == [row["step"] for row in reference]
+    for mine, other in zip(ours, reference, strict=True):
+        for key in ("loss", "grad_norm"):
+            assert abs(mine[key] - other[key]) <= 1e-9 * abs(other[key]), (mine, other)
+        assert mine["tokens"] == other["tokens"]
+
+
+def stop(tmp_path, *runs):
+    """End the run by a signal to the endpoint's machine, and compare it with as many steps on one rank."""
+    runs[0].signal(signal.SIGTERM)
+    assert codes(*runs) == [143] * len(runs), outputs(*runs)
+    assert "; saved step " in runs[0].output
+    (tmp_path / "one").mkdir()
+    here = [*RUN, f"train.steps={len(rows(tmp_path / 'runs' / 'a'))}", "launch.nproc_per_node=1"]
+    assert commands.train(*here, cwd=tmp_path / "one").code == 0
+    compare(tmp_path, rows(tmp_path / "one" / "runs" / "a"))
+
+
+def test_a_machine_that_comes_takes_part(machines, tmp_path):
+    on_alpha = begin(machines["alpha"], tmp_path)
+    wait_for_step(tmp_path, 1, 1, on_alpha)
+    on_beta = begin(machines["beta"], tmp_path)
+    wait_for_step(tmp_path, 1, 2, on_alpha, on_beta)
+    assert "beta came; going on with 2 machines: alpha, beta" in on_alpha.output
+    stop(tmp_path, on_alpha, on_beta)
+    assert worlds(tmp_path) == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [["fsdp2"], ["tensor_parallel", "fsdp2"]], ids="+".join)
+def test_a_machine_crashes_and_comes_back(strategy, machines, tmp_path):
+    more = [f"strategy=[{','.join(strategy)}]", "launch.max_restarts=0"]
+    ranks = len(strategy)
+    runs = [begin(machine, tmp_path, *more, ranks=ranks) for machine in machines]
+    wait_for_step(tmp_path, 15, 2 * ranks, *runs)
+    machines["beta"].crash()
+    runs[0].seen("beta left; going on with 1 machine: alpha")
+    wait_for_step(tmp_path, 20, ranks, runs[0])
+    machines["beta"].boot()
+    again = begin(machines["beta"], tmp_path, *more, ranks=ranks)
+    runs[0].seen("beta came; going on with 2 machines: alpha, beta")
+    wait_for_step(tmp_path, 25, 2 * ranks, runs[0], again)
+    stop(tmp_path, runs[0], again)
+    assert worlds(tmp_path)[-2:] == [ranks, 2 * ranks]
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_asked_to_leave_loses_no_step(machines, tmp_path):
+    more = ["checkpoint.interval=0"]
+    runs = [begin(machine, tmp_path, *more) for machine in machines]
+    wait_for_step(tmp_path, 5, 2, *runs)
+    runs[1].signal(signal.SIGTERM)
+    assert runs[1].code() == 143, outputs(*runs)
+    runs[0].seen("beta left; going on with 1 machine: alpha")
+    wait_for_step(tmp_path, 10, 1, *runs)
+    again = begin(machines["beta"], tmp_path, *more)
+    runs[0].seen("beta came; going on with 2 machines: alpha, beta")
+    wait_for_step(tmp_path, 15, 2, runs[0], again)
+    stop(tmp_path, runs[0], again)
+    assert worlds(tmp_path)[-3:] == [2, 1, 2]
+
+
+@pytest.mark.slow
+def test_machines_too_many_for_the_batch_are_spares(tmp_path):
+    if reason := why_not():
+        pytest.skip(reason)
+    with Machines(tmp_path, "alpha", "beta", "gamma", "delta") as machines:
+        runs = [begin(machine, tmp_path, nnodes="1:4") for machine in [*machines][:3]]
+        runs[0].seen("1, 2 or 4 machines meet at")
+        wait_for_step(tmp_path, 1, 2, *runs)
+        runs.append(begin(machines["delta"], tmp_path, nnodes="1:4"))
+        runs[0].seen("going on with 4 machines: alpha, beta, delta, gamma")
+        wait_for_step(tmp_path, 1, 4, *runs)
+        stop(tmp_path, *runs)
+    assert worlds(tmp_path)[-1] == 4
