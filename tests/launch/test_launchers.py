@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import attrs
 import pytest
 
 from plait.contract.config import Config, Launch
@@ -110,6 +111,14 @@ def test_a_right_environment(launcher) -> None:
         assert launch_mode(launch) == mode
         assert {name: os.environ.get(name) for name in wanted} == wanted
         assert (os.environ.get("MASTER_PORT") == "20017") == (env.get("SLURM_STEP_ID") == "0" and mode == "external")
+
+
+def test_an_elastic_run_needs_plaits_own_launcher() -> None:
+    launch = Launch(nnodes="1:2", rdzv_endpoint="a:1")
+    with in_env(RANKS), raises_about("launch.nnodes", "1:2", (2,)):
+        launch_mode(launch)
+    with in_env(RANKS):
+        assert launch_mode(attrs.evolve(launch, mode="local")) == "local"
 
 
 @pytest.mark.parametrize(
