@@ -6,17 +6,19 @@ from typing import Any
 
 def exporting(module: str, file: str) -> Callable[[str], Any]:
     """The `__getattr__` of the module in `file`. It imports what is exported when that is first asked for, since some
-    needs torch. `__all__` is the list of names."""
+    needs torch. `__all__` is the list of names, without those of packages that are not installed."""
     sources: dict[str, str] = {}
 
     def attribute(name: str) -> Any:
         import importlib
+        import importlib.util
         import sys
 
         if not sources:
             sources.update(_exported(file))
         if name == "__all__":
-            return sorted(sources)
+            there = {package for package in _packages(sources) if importlib.util.find_spec(package)}
+            return sorted(name for name, source in sources.items() if source.partition(".")[0] in there)
         if name not in sources:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         try:
@@ -29,6 +31,10 @@ def exporting(module: str, file: str) -> Callable[[str], Any]:
         return vars(sys.modules[module]).setdefault(name, value)
 
     return attribute
+
+
+def _packages(sources: dict[str, str]) -> set[str]:
+    return {source.partition(".")[0] for source in sources.values()}
 
 
 def _exported(file: str) -> dict[str, str]:

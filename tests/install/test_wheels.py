@@ -68,9 +68,16 @@ def test_the_core_and_one_strategy_alone(wheels, tmp_path):
     said = clean.run("plait", "train", "data=sums", cwd=tmp_path, code=1).stderr
     absent = "model=llama3_debug is in plait-models, which is not installed: pip install plait-models"
     assert said == f"plait: {absent}; installed: gpt2, gpt2_debug\n"
+    for needs_no_data in (("--help",), ("--cfg", "job")):
+        assert "train:" in clean.run("plait", "train", *needs_no_data, cwd=tmp_path).stdout
     clean.install("--find-links", wheels, "plait-data")
     clean.train(*options, "run.name=b", cwd=tmp_path)
     assert len(rows(tmp_path / "runs/b")) == 2
+    clean.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", "plait-fsdp2", cwd=tmp_path)
+    clean.train("model=gpt2_debug", *small, "strategy=[]", "observer=[]", "train.steps=1", "run.name=c", cwd=tmp_path)
+    said = clean.run("plait", "train", *options, cwd=tmp_path, code=1).stderr
+    assert said == "plait: strategy=fsdp2 is not installed; installed: none\n"
+    clean.install("--find-links", wheels, "plait-fsdp2")
     plan = ("plait", "plan", "--json", *options, "world=4", "cluster=h100")
     said = clean.run(*plan, cwd=tmp_path, code=1).stderr
     assert said == "plait: plait plan is in plait-plan, which is not installed: pip install plait-plan\n"

@@ -169,9 +169,10 @@ def _here() -> str:
 
 def shipped() -> list[str]:
     """The commands of the core, and of the packages that `pip install plait` installs beside it."""
+    from plait.contract.absent import COMMANDS
     from plait.strategies.registry import installed
 
-    needs = [OWN]
+    needs = [OWN, *COMMANDS.values()]
     with contextlib.suppress(metadata.PackageNotFoundError):
         needs += metadata.requires("plait") or ()
     names = {re.split(r"[^\w-]", need)[0] for need in needs if "extra ==" not in need}

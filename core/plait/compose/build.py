@@ -11,11 +11,13 @@ from hydra.utils import instantiate
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from plait.compose.moved import absent_target, current
+from plait.compose.moved import absent_option, absent_target, current
 from plait.contract.errors import PlaitError, in_yaml, misfit, near_miss, no_default
 from plait.contract.exact import parameters_of
+from plait.contract.kinds import KINDS
 from plait.contract.model_spec import ModelSpec
 from plait.contract.schema import MISSING, fit, not_valid
+from plait.strategies.registry import installed
 from plait.system.errors import one_line
 
 DRAWN = {
@@ -93,7 +95,7 @@ def target_of(node: Mapping[str, Any], key: str) -> Callable[..., Any]:
     if not name or not isinstance(name, str):
         raise misfit(f"{key}._target_", name, "the name of a class or function, such as my_package.MyModel")
     name = current(name)
-    if absent := absent_target(key, name):
+    if absent := absent_target(key, name) or absent_option(key, name, _options(key)):
         raise absent
     try:
         target = pkgutil.resolve_name(name)
@@ -104,6 +106,12 @@ def target_of(node: Mapping[str, Any], key: str) -> Callable[..., Any]:
             f"{key}._target_", name, fits="the name of a class or function"
         )
     return target
+
+
+def _options(group: str) -> list[str]:
+    """The names of the installed plugins of a group of options."""
+    kind = next((kind for kind in KINDS.values() if kind.choice == group), None)
+    return [name for name, plugin in installed(kind.name).items() if plugin.state == "ok"] if kind else []
 
 
 def options_of(node: Mapping[str, Any]) -> dict[str, Any]:

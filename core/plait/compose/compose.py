@@ -31,6 +31,7 @@ def composed(task: Callable[[Any], Any], argv: list[str], make: Callable[[Any], 
     """
     import hydra
     from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import MissingConfigException
     from hydra.types import RunMode
     from omegaconf.errors import OmegaConfBaseException
 
@@ -55,12 +56,21 @@ def composed(task: Callable[[Any], Any], argv: list[str], make: Callable[[Any], 
             raised.append(error)
 
     before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["plait" if "-sc" in argv or "--shell-completion" in argv else "plait train", *argv]
+    program = "plait" if "-sc" in argv or "--shell-completion" in argv else "plait train"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of print and exit
     try:
         check_arguments(argv)
-        with loading(make or Loader):
-            hydra.main(config_path=CONFIG, config_name="train", version_base="1.3")(quiet)()
+        standing_in = list[str]()
+        while True:
+            sys.argv = [program, *argv, *standing_in]
+            try:
+                with loading(make or Loader):
+                    hydra.main(config_path=CONFIG, config_name="train", version_base="1.3")(quiet)()
+                break
+            except MissingConfigException as error:
+                if not (named := _for_default(explained(error), argv)):
+                    raise
+                standing_in += named
     except PlaitError:
         raise
     except _SweepFailed as end:
@@ -79,6 +89,17 @@ def composed(task: Callable[[Any], Any], argv: list[str], make: Callable[[Any], 
         if isinstance(problem, OmegaConfBaseException):
             raise _quoting(explained(problem), argv) from problem
         raise _quoting(problem, argv) if isinstance(problem, PlaitError) else problem
+
+
+def _for_default(error: PlaitError, argv: list[str]) -> list[str]:
+    """Overrides that leave out the default that `error` is about, if its package is absent and nobody asked for it.
+
+    Its name stands in for its target: who needs a model, or data, then says which package is absent.
+    """
+    asked = {re.split(r"[=@]", argument.lstrip("+~"))[0] for argument in argv}
+    if not isinstance(error, AbsentPackage) or error.key in asked:
+        return []
+    return [f"~{error.key}", f"+{error.key}._target_={error.value}"]
 
 
 def explained(error: Exception) -> PlaitError:

@@ -16,14 +16,18 @@ COMMANDS = {  # name -> distribution
 def absent_command(name: str) -> PlaitError | None:
     """The error for the command `name`, which is not installed; None if no package of Plait's has it."""
     package = COMMANDS.get(name)
-    return None if package is None else _in(f"plait {name}", package).at(name)
+    return None if package is None else PlaitError(_in(f"plait {name}", package)).at(name)
 
 
 def absent_name(name: str, module: str, error: ModuleNotFoundError) -> Exception:
     """The error for what comes from `module`, if its package is not installed; else `error` itself."""
     package = module.partition(".")[0]
-    return _in(name, package.replace("_", "-")) if error.name == package else error
+    return AbsentName(_in(name, package.replace("_", "-"))) if error.name == package else error
 
 
-def _in(what: str, distribution: str) -> PlaitError:
-    return PlaitError(f"{what} is in {distribution}, which is not installed: pip install {distribution}")
+class AbsentName(PlaitError, ImportError):
+    """What `plait` exports is in a package that is not installed: code that does without may catch an ImportError."""
+
+
+def _in(what: str, distribution: str) -> str:
+    return f"{what} is in {distribution}, which is not installed: pip install {distribution}"

@@ -220,7 +220,7 @@ def test_without_plotly(plait_project, monkeypatch, tmp_path):
     make_run(tmp_path / "a")
     monkeypatch.setattr("plait_report.page.find_spec", lambda name: None)
     done = plait_project("report", "a")
-    assert done.err == "plait: plait report draws with plotly, which is not installed: pip install 'plait[report]'\n"
+    assert done.err.endswith("draws with plotly, which is not installed: pip install 'plait-report[charts]'\n")
 
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chrome-headless-shell", "google-chrome", "chromium-browser")

@@ -91,7 +91,7 @@ def test_what_is_taken_or_lacks(plait_project, tmp_path_factory, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
     refused(plait_project, "ring", "a package plait_ring is installed already")
     monkeypatch.setitem(sys.modules, "copier", None)
-    refused(plait_project, "other", "pip install 'plait[author]'")
+    refused(plait_project, "other", "pip install 'plait-testing[author]'")
 
 
 def test_neither_git_nor_a_network(plait_project, tmp_path, monkeypatch):

@@ -337,7 +337,7 @@ def test_without_the_extra(plait_project, monkeypatch):
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     done = plait_project("verify", *TENSOR)
     assert (done.code, done.out) == (1, "")
-    assert done.err.endswith("which is not installed: pip install 'plait[testing]'\n")
+    assert done.err.endswith("which is not installed: pip install 'plait-testing[testing]'\n")
 
 
 def test_it_needs_no_pytest(folder):

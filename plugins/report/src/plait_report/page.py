@@ -22,7 +22,7 @@ Cell = tuple[str, str]  # (class, HTML)
 def check_library() -> None:
     """Raises PlaitError if the library that draws the charts is missing."""
     if find_spec("plotly") is None:
-        raise PlaitError("plait report draws with plotly, which is not installed: pip install 'plait[report]'")
+        raise PlaitError("plait report draws with plotly, which is not installed: pip install 'plait-report[charts]'")
 
 
 def page(runs: list[Recorded], refresh: int | None = None) -> str:

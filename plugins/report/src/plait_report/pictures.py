@@ -11,7 +11,7 @@ from plait_report.page import COLORS
 def check_library() -> None:
     """Raises PlaitError if the library that draws them is missing."""
     if find_spec("matplotlib") is None:
-        raise PlaitError("--png draws with matplotlib, which is not installed: pip install 'plait[report]'")
+        raise PlaitError("--png draws with matplotlib, which is not installed: pip install 'plait-report[charts]'")
 
 
 def draw(charts: list[Chart], folder: Path) -> list[Path]:

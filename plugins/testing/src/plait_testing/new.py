@@ -43,7 +43,7 @@ and workflows that test and publish it. NAME is in lower case, such as ring or m
     parser.add_argument(
         "--kind", metavar="KIND", choices=list(DOES), default="strategy", help=f"{', '.join(DOES)} (default: strategy)"
     )
-    parser.epilog = "Needs copier: pip install 'plait[author]'."
+    parser.epilog = "Needs copier: pip install 'plait-testing[author]'."
 
 
 def run(args: "Namespace") -> int:
@@ -105,7 +105,9 @@ def write(name: str, parent: "Path", kind: str = "strategy") -> "Path":
     try:
         import copier
     except ImportError:
-        raise PlaitError("plait new needs copier, which is not installed: pip install 'plait[author]'") from None
+        raise PlaitError(
+            "plait new needs copier, which is not installed: pip install 'plait-testing[author]'"
+        ) from None
     with writing(folder):
         try:
             copier.run_copy(TEMPLATE, folder, data=_answers(name, kind), defaults=True, quiet=True)

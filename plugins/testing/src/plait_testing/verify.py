@@ -31,7 +31,7 @@ Shows what is wrong and the usual causes. Exit code: 0 if everything agrees, 1 i
     parser.take_overrides()
     parser.take_world(least=2, default="the fewest with which each of the strategies' axes has more than one")
     parser.epilog = """\
-Needs cloudpickle: pip install 'plait[testing]'.
+Needs cloudpickle: pip install 'plait-testing[testing]'.
 
 Example: plait verify model=mine model.n_layers=2 train.seq_len=64 'strategy=[NAME]'"""
 
@@ -43,7 +43,7 @@ def run(args: "Namespace") -> int:
         import cloudpickle  # noqa: F401
     except ImportError:
         raise PlaitError(
-            "plait verify needs cloudpickle, which is not installed: pip install 'plait[testing]'"
+            "plait verify needs cloudpickle, which is not installed: pip install 'plait-testing[testing]'"
         ) from None
     return verify(compose(overrides_of(args)), args.world)
 
