@@ -12,6 +12,7 @@ import time
 import types
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -21,7 +22,7 @@ from plait.contract.errors import PlaitError
 from plait.records import sinks as sinks_of_a_run
 from plait.records.metrics import KEYS, MetricsFile, peak, read
 from plait.records.peak_flops import peak_flops
-from plait.records.sinks import MetricsSinks, selected
+from plait.records.sinks import MetricsSinks, check, selected
 from plait.testing import raises_about
 
 
@@ -184,6 +185,12 @@ def test_curves_are_drawn_where_their_package_is_installed(monkeypatch: pytest.M
     monkeypatch.setenv("PLAIT_DISABLE_PLUGINS", "tensorboard")
     assert list(selected(config(tensorboard=None))) == []
     assert list(selected(config(tensorboard=True))) == ["tensorboard"]
+    with (
+        mock.patch("plait.records.sinks.installed", return_value={}),
+        raises_about("metrics.tensorboard", True) as told,
+    ):
+        check(config(tensorboard=True).metrics)
+    assert "pip install plait-tensorboard" in str(told.value)
 
 
 def test_wandb_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,10 @@ def check(conf: Metrics) -> None:
         raise PlaitError("metrics.wandb=true, but wandb is not installed; `pip install wandb`, or set it to false").at(
             "metrics.wandb", True, fits=(False,)
         )
+    if conf.tensorboard and "tensorboard" not in installed("sink"):
+        raise PlaitError(
+            "metrics.tensorboard=true is in plait-tensorboard, which is not installed: pip install plait-tensorboard"
+        ).at("metrics.tensorboard", True, fits=(None, False))
 
 
 @attrs.define

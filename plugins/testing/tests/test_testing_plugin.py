@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-import plait.testing
-from plait import PlaitError
 from plait_testing.count import Collective
 from plait_testing.grade import outcome_of
 from plait_testing.pool import Pool, RankError, TooFewDevices
@@ -260,13 +258,3 @@ def test_ranks_forget_what_torch_keeps_of_the_groups_of_the_last_call(plait_rank
 )
 def test_only_what_the_strategy_refuses_counts_as_refused(outcome, reason, grade):
     assert outcome_of(outcome, SimpleNamespace(longrepr=reason and ("test_it.py", 1, reason))) == grade
-
-
-def test_an_absent_package_is_named(monkeypatch):
-    def absent(name):
-        raise ModuleNotFoundError(name="plait_testing")
-
-    monkeypatch.setitem(vars(plait.testing), "exported", absent)
-    monkeypatch.delitem(vars(plait.testing), "apart", raising=False)
-    with pytest.raises(PlaitError, match="is in plait-testing, which is not installed: pip install plait-testing"):
-        plait.testing.apart  # noqa: B018
