@@ -49,7 +49,7 @@ def pytest_itemcollected(item: Any) -> None:
 
 def _has_a_like(strategy: str, other: str | None) -> bool:
     """Whether another test tries the pair: the suite of the other one, or the tests of the one that extends models."""
-    from plait_testing.distance import extending
+    from plait_testing.strategies import extending
 
     return other is not None and (other < strategy or bool(extending({strategy: {}, other: {}})))
 

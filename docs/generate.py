@@ -4,7 +4,6 @@ docs/generate.py`."""
 
 import inspect
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -12,20 +11,17 @@ import attrs
 from board import board, records
 from reference import of_members, reference
 
-from plait.commands.main import OWN, command_of, parser_of
+from plait.commands.main import command_of, parser_of, shipped
 from plait.contract import hookspecs
 from plait.contract.config import Config
 from plait.contract.kinds import KINDS, PluginKind
 from plait.contract.observer import Observer, RunObserver
 from plait.data.batches import Batches
 from plait.data.source import Source
-from plait.strategies.registry import installed
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
-BROUGHT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-SHIPPED = {OWN, *(need.partition(">=")[0] for need in BROUGHT)}  # an editable install may know the needs of before
-COMMANDS = [name for name, by in installed("command").items() if by.distribution in SHIPPED]
+COMMANDS = shipped()
 LINE = re.compile(r"^(?P<indent> *)(?P<key>\w+):(?: +(?P<value>[^#\s][^#]*?))?(?: +# (?P<comment>.*))?$")
 
 CONFIGURATION = """\

@@ -19,7 +19,7 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "Parameters": "transform_param mix_in distribute_params shard_dim shard_of_parts own_chunk held_indices "
     "canonical whole_tensor is_loaded set_wire_form take_wire_form WireForm",
     "For hooks": "hookimpl hookspec Export",
-    "A step": "apply Applied plait.strategies.hooks:Hooks Batch Stepped Observer RunObserver",
+    "A step": "apply Applied plait.strategies.hooks:Hooks Batch IGNORE Stepped Observer RunObserver",
     "The loss": "Vocab divide_head",
     "Compilation": "outside_of_graph SELECTIVE_KEEPS budget_config",
     "Plans": "Choice StagePlan StageAction is_planning read_values planned_split",
@@ -35,7 +35,7 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "plait.host:metrics plait.host:weights plait.host:numbers plait.host:text",
     "Files and processes": "plait.host:reading plait.host:writing plait.host:replace plait.host:DiskError "
     "plait.host:in_words plait.host:locked plait.host:processes plait.host:can_fork plait.host:cores "
-    "plait.host:Scratch plait.host:check_threads",
+    "plait.host:Scratch plait.host:check_threads plait.host:forget_plans",
     "A loop of your own": "plait.host:make_optimizer plait.host:learning_rate plait.host:load plait.host:load_latest "
     "plait.host:with_replicas plait.host:Saver plait.host:Store",
     "Plugins": "plait.host:plugins",
@@ -80,6 +80,7 @@ TOLD = {  # of what has no docstring of ours
     "exchange": ("exchange", "The module of what ranks send each other in every step beside what strategies do: "
                  "`exchange.sum_counts` sums `exchange.COUNTS` integers, `exchange.gather_metrics` gathers losses and "
                  "peaks of memory."),
+    "IGNORE": ("IGNORE: int", "-100: the label of a token from which nothing is learned."),
     "REMAT": ("REMAT: tuple[str, ...]", "The modes of recomputation of a single block."),
     "ones": ("ones", "`Constant(1.0)`."),
     "zeros": ("zeros", "`Constant(0.0)`."),

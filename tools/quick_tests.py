@@ -1,8 +1,8 @@
 """Runs the quick tests of what is changed: the second half of `make check`.
 
 Changed is what differs from the branch main, or on main itself from its last commit. Changes inside packages (plugins/,
-examples/) run the quick tests of these alone, since no other package imports them; any other change also runs the
-rooms of the core that need no ranks, the step, and one layout of one strategy. Nothing changed: these.
+examples/) run the quick tests of these alone: what is built on them is tested by `make test`. Any other change also
+runs the rooms of the core that need no ranks, the step, and one layout of one strategy, and so does no change at all.
 """
 
 import os

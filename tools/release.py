@@ -131,7 +131,8 @@ def upload(dist: Path, index: str) -> None:
     """Upload file by file, and note beside the folder what the index has, so that the next call goes on there."""
     noted = dist.with_name(f"{dist.name}.uploaded")
     done = set(noted.read_text(encoding="utf-8").splitlines()) if noted.exists() else set()
-    files = sorted(dist.iterdir(), key=lambda file: (file.name.startswith("plait-"), not _is_core(file), file.name))
+    last, first = "plait-", "plait_core-"
+    files = sorted(dist.iterdir(), key=lambda f: (f.name.startswith(last), not f.name.startswith(first), f.name))
     for number, file in enumerate(files, start=1):
         if (line := f"{index} {file.name}") in done:
             continue
@@ -141,10 +142,6 @@ def upload(dist: Path, index: str) -> None:
         with noted.open("a", encoding="utf-8") as notes:
             notes.write(f"{line}\n")
     print(f"release: {index} has the {len(files)} files of {dist}")
-
-
-def _is_core(file: Path) -> bool:
-    return file.name.startswith("plait_core-")
 
 
 def release(tree: Path, text: str, index: str = "") -> None:

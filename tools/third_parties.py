@@ -44,9 +44,7 @@ def listed(path: Path) -> list[Package]:
         packages = tomllib.loads(path.read_text(encoding="utf-8"))
         return [Package(name, **told) for name, told in packages.items()]
     except (OSError, tomllib.TOMLDecodeError, TypeError) as error:
-        raise FailedError(
-            f"{path}: {error}; a package is [NAME] with source and, unless it is 'tests', tests"
-        ) from None
+        raise FailedError(f"{path}: {error}; a package is [NAME] with source, and tests if it is not 'tests'") from None
 
 
 def grade(package: Package, grades: Path, scratch: Path) -> None:
@@ -104,6 +102,9 @@ def run(*command: str | Path, cwd: Path, minutes: float, codes: tuple[int, ...] 
 
 
 def main(arguments: list[str]) -> int:
+    if len(arguments) not in (0, 2):
+        print("third-parties: give a list and a folder for grades, or neither", file=sys.stderr)
+        return 1
     path, grades = (Path(each).resolve() for each in arguments) if arguments else (LIST, GRADES)
     failed = 0
     try:

@@ -6,6 +6,7 @@ from plait.contract.axes import MeshView as MeshView
 from plait.contract.axes import divisors as divisors
 from plait.contract.axes import join_axes as join_axes
 from plait.contract.axes import valid_degree as valid_degree
+from plait.contract.batch import IGNORE as IGNORE
 from plait.contract.batch import Batch as Batch
 from plait.contract.choices import Choice as Choice
 from plait.contract.cluster import Cluster as Cluster

@@ -51,6 +51,7 @@ from plait.system.processes import can_fork as can_fork
 from plait.system.processes import cores as cores
 from plait.system.processes import processes as processes
 from plait.system.scratch import Scratch as Scratch
+from plait.system.torch_internals.dtensors import forget_plans as forget_plans
 from plait.train import exchange as exchange
 from plait.train.optimizer import make_optimizer as make_optimizer
 from plait.train.schedule import learning_rate as learning_rate

@@ -28,7 +28,7 @@ def test_every_plugin_of_the_repository_is_on_it() -> None:
             project = tomllib.loads((path / "pyproject.toml").read_text())["project"]
             for group, entries in project.get("entry-points", {}).items():
                 for name in entries if group in groups else ():
-                    assert f"`{name}` | " in text, (name, project["name"])
+                    assert re.search(rf"`{name}` \| {project['name']} ", text), (name, project["name"])
 
 
 def told(name: str, kind: str = "strategy", passed: int = 2, **more: object) -> dict:

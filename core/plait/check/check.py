@@ -29,7 +29,7 @@ from plait.parallel.state import shapes, tied_names
 from plait.records.flight_recorder import check_size
 from plait.records.sinks import check as check_metrics
 from plait.records.sinks import selected
-from plait.records.text import numbers
+from plait.records.text import any_of
 from plait.strategies.registry import create_all, distributions
 from plait.train.optimizer_options import check_optimizer
 from plait.train.schedule import learning_rate
@@ -77,7 +77,7 @@ def _check_elastic(config: Config, folder: Path | None) -> Checked:
         if not fits:
             raise
         raise PlaitError(
-            f"launch.nnodes={launch.nnodes}: {launch.most} machines do not fit, but {numbers(fits)} would: {error}"
+            f"launch.nnodes={launch.nnodes}: {launch.most} machines do not fit, but {any_of(fits)} would: {error}"
         ).at("launch.nnodes", launch.nnodes, fits=fits) from error
 
 

@@ -3,7 +3,8 @@
 import re
 from importlib.metadata import PackageNotFoundError, requires
 
-CORE = "plait-core"
+from plait.check.facts import CORE
+
 TESTED = re.compile(r"torch==([\d.]+) *; *extra *== *['\"]tested['\"]")
 
 

@@ -1,12 +1,9 @@
 """The command `plait`: finds the subcommand, whose module is imported only when it is called."""
 
-import contextlib
 import errno
 import os
-import re
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
@@ -172,11 +169,7 @@ def shipped() -> list[str]:
     from plait.contract.absent import COMMANDS
     from plait.strategies.registry import installed
 
-    needs = [OWN, *COMMANDS.values()]
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        needs += metadata.requires("plait") or ()
-    names = {re.split(r"[^\w-]", need)[0] for need in needs if "extra ==" not in need}
-    return [name for name, by in installed("command").items() if by.distribution in names]
+    return [name for name, by in installed("command").items() if by.distribution in {OWN, *COMMANDS.values()}]
 
 
 def _usage() -> str:

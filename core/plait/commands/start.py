@@ -168,7 +168,7 @@ def _checked(asked: Config, folder: Any) -> Any:
     from plait.check.check import check
     from plait.check.memory import check_room
     from plait.parallel.process_group import device_of
-    from plait.records.text import numbers
+    from plait.records.text import any_of
 
     checked = check(asked, folder=folder.path)
     config = checked.config
@@ -176,7 +176,7 @@ def _checked(asked: Config, folder: Any) -> Any:
     axes = " x ".join(f"{a.name}={a.degree}" for a in checked.layout.dense) or "no mesh axes"
     whole = f" of {checked.layout.world_size}; {axes}"
     if config.launch.most > 1:  # how many ranks the others have is known when all have met
-        whole = f"; {numbers(checked.machines)} machines meet at {config.launch.rdzv_endpoint}"
+        whole = f"; {any_of(checked.machines)} machines meet at {config.launch.rdzv_endpoint}"
     _say(f"launch: local, {checked.ranks_per_node} rank(s) here{whole}")
     if config.schedule.warmup_steps > config.train.steps and not config.schedule.shape:
         _say(

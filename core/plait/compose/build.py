@@ -95,7 +95,7 @@ def target_of(node: Mapping[str, Any], key: str) -> Callable[..., Any]:
     if not name or not isinstance(name, str):
         raise misfit(f"{key}._target_", name, "the name of a class or function, such as my_package.MyModel")
     name = current(name)
-    if absent := absent_target(key, name) or absent_option(key, name, _options(key)):
+    if absent := absent_target(key, name) or absent_option(key, name, _plugins_of(key)):
         raise absent
     try:
         target = pkgutil.resolve_name(name)
@@ -108,7 +108,7 @@ def target_of(node: Mapping[str, Any], key: str) -> Callable[..., Any]:
     return target
 
 
-def _options(group: str) -> list[str]:
+def _plugins_of(group: str) -> list[str]:
     """The names of the installed plugins of a group of options."""
     kind = next((kind for kind in KINDS.values() if kind.choice == group), None)
     return [name for name, plugin in installed(kind.name).items() if plugin.state == "ok"] if kind else []

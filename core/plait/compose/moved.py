@@ -3,7 +3,7 @@
 from fnmatch import fnmatch
 from importlib.util import find_spec
 
-from plait.contract.errors import PlaitError
+from plait.contract.errors import PlaitError, absent
 
 PACKAGES = {  # a config of before names the one, and means the other
     "plait.data.": "plait_data.",
@@ -32,8 +32,7 @@ def absent_option(group: str, option: str, others: list[str]) -> AbsentPackage |
         known_there = any(fnmatch(option, name) for name in groups.get(group, ()))
         if known_there and not _is_installed(distribution):
             known = f"; installed: {', '.join(others)}" if others else ""
-            said = f"{group}={option} is in {distribution}, which is not installed: pip install {distribution}{known}"
-            return AbsentPackage(said).at(group, option, others or None)
+            return AbsentPackage(absent(f"{group}={option}", distribution) + known).at(group, option, others or None)
     return None
 
 
@@ -42,8 +41,7 @@ def absent_target(key: str, target: str) -> AbsentPackage | None:
     for package in (each.rstrip(".") for each in PACKAGES.values()):
         name = package.replace("_", "-")
         if target.startswith(f"{package}.") and not _is_installed(name):
-            said = f"{key}._target_={target} is in {name}, which is not installed: pip install {name}"
-            return AbsentPackage(said).at(f"{key}._target_", target)
+            return AbsentPackage(absent(f"{key}._target_={target}", name)).at(f"{key}._target_", target)
     return None
 
 

@@ -65,3 +65,8 @@ def near_miss(name: str, known: "list[str] | tuple[str, ...]") -> str:
 
     close = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def absent(what: str, distribution: str) -> str:
+    """The sentence for `what`, which only this distribution has."""
+    return f"{what} is in {distribution}, which is not installed: pip install {distribution}"

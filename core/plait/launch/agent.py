@@ -39,12 +39,14 @@ class Exit:
 class Agent(LocalElasticAgent):
     """torch elastic's agent, except for signals, which the command handles, and for the decision to restart.
 
-    starting(ranks, changed): called before ranks of this machine start; changed: whether other machines than before
-    take part. failed(exits): called after one failed and all have ended, with the failed ones, by rank; returns whether
-    a restart may help. forks: starts ranks, if it can; otherwise
-    they are new interpreters. meeting: with the other machines, if there are several. lost(sentence): called before
-    ranks restart because a machine does not answer; returns whether they may. stopped(): whether ranks that ended well
-    did so because they were asked to stop.
+    starting(ranks, changed): called before ranks of this machine start. changed: whether other machines than before
+        take part.
+    failed(exits): called after one failed and all have ended, with the failed ones, by rank. Returns whether a restart
+        may help.
+    stopped(): whether ranks that ended well did so because they were asked to stop.
+    forks: starts ranks, if it can; otherwise they are new interpreters.
+    meeting: with the other machines, if there are several.
+    lost(sentence): called before ranks restart because a machine does not answer. Returns whether they may.
     """
 
     def __init__(

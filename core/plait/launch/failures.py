@@ -64,10 +64,8 @@ class Failures:
         log, most = self.folder.log_of(cause.rank), self.launch.max_restarts
         if cause.repeats or self._deaths > most:
             self._is_the_outcome(cause)
-        if cause.repeats:
-            return (
-                self.launch.most > 1 and self._deaths <= most
-            )  # then all ranks start once more, see the outcome, and end on all machines
+        if cause.repeats:  # on several machines all ranks start once more, see the outcome, and end everywhere
+            return self.launch.most > 1 and self._deaths <= most
         self.say(f"rank {cause.rank} {cause.how}; {self._then()}; its log: {log}")
         return self._deaths <= most
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import attrs
 
 from plait.contract.config import Config, Metrics
-from plait.contract.errors import PlaitError
+from plait.contract.errors import PlaitError, absent
 from plait.contract.observer import RunObserver
 from plait.records.metrics import FILE, MetricsFile
 from plait.strategies.blame import blaming
@@ -86,9 +86,8 @@ def check(conf: Metrics) -> None:
             "metrics.wandb", True, fits=(False,)
         )
     if conf.tensorboard and "tensorboard" not in installed("sink"):
-        raise PlaitError(
-            "metrics.tensorboard=true is in plait-tensorboard, which is not installed: pip install plait-tensorboard"
-        ).at("metrics.tensorboard", True, fits=(None, False))
+        said = absent("metrics.tensorboard=true", "plait-tensorboard")
+        raise PlaitError(said).at("metrics.tensorboard", True, fits=(None, False))
 
 
 @attrs.define

@@ -19,8 +19,8 @@ def table(rows: Sequence[Sequence[str]], left: Container[int] | None = None, ind
     ]
 
 
-def numbers(counts: Sequence[int]) -> str:
-    """Rising ones: `1 to 4`, `1, 2 or 4`, `2`."""
+def any_of(counts: Sequence[int]) -> str:
+    """Rising numbers, of which any will do: `1 to 4`, `1, 2 or 4`, `2`."""
     if len(counts) > 2 and counts[-1] - counts[0] == len(counts) - 1:
         return f"{counts[0]} to {counts[-1]}"
     *others, last = map(str, counts)

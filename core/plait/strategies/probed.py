@@ -22,9 +22,9 @@ def shown(name: str, kind: str) -> dict[str, Any]:
         strategy: Any = object.__new__(cls)  # options that must be given are not known here
         for field in attrs.fields(cls):
             object.__setattr__(strategy, field.name, None)
-        known, own = sorted(hooks(name, strategy)), traits(name, strategy)
+        own = traits(name, strategy)
         answer = {"state": "ok", "phase": own.phase, "claims": sorted(own.claims), "numerics": own.numerics}
-        answer["hooks"] = known
+        answer["hooks"] = sorted(hooks(name, strategy))
     except PlaitError as error:
         return {"state": str(error)}
     except Exception as error:

@@ -60,7 +60,6 @@ def _check_own_options(node: Mapping[str, Any], pattern: str, own: Mapping[str, 
     kernels = kernels_to_try(cls, options, torch.device("cpu"))[-1]
     with _without_compiler():
         made = built({**node, **own}, builder(cls, {**options, **kernels}), groups, key)
-
     check_known(node, pattern, own, set(made.defaults) - set(KERNELS))
 
 

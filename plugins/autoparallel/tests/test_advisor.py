@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
-from plait import PlaitError, planning
+from plait import Cluster, PlaitError, planning
 from plait.host import check, compose
 from plait.parallel.assembly import assemble
 from plait_autoparallel.advisor import advise, program, report, strategies
@@ -17,7 +17,7 @@ from plait_autoparallel.advisor.program import Problem, ProblemStep, Program, Wa
 from plait_autoparallel.solve import Segment
 
 SIZE = 2**20  # of the MLP's tensors: rows and columns
-CPU: Any = planning.cluster_of(compose(["strategy=[]", "cluster=cpu"]).cluster)
+CPU: Any = Cluster.of(compose(["strategy=[]", "cluster=cpu"]).cluster)
 
 
 def links(degrees=(2,)):
@@ -216,7 +216,7 @@ def test_an_operator_that_dtensor_does_not_know_is_named(traced, found, monkeypa
     without = bounded(traced, 1.0)
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in without.unknown
     assert without.bound < found.bound
-    said = report.text([without], 1, 2.0)
+    said = report.page([without], 1, 2.0)
     assert "unknown to DTensor, counted as 0: aten::_scaled_dot_product_flash_attention_for_cpu" in said
 
 

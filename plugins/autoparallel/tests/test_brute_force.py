@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from plait import PlaitError, planning
+from plait import REMAT, Cluster, PlaitError, planning
 from plait.host import compose
 from plait.parallel.assembly import assemble
 from plait_autoparallel.constraints import Constraints
@@ -29,7 +29,7 @@ def every(run, layouts, cluster, samples):
         own = samples // shares if samples % shares == 0 else 0
         for rows in [r for r in range(1, own + 1) if own % r == 0]:
             price = planning.price(pieces, composition.layout, cluster, rows)
-            for modes in itertools.product(planning.REMAT, repeat=len(kinds)):
+            for modes in itertools.product(REMAT, repeat=len(kinds)):
                 total = planning.put_together(price, kinds, list(modes), own // rows)
                 yield total.seconds, total.peak
 
@@ -46,7 +46,7 @@ def every(run, layouts, cluster, samples):
 def test_no_assignment_is_better(world, names):
     config = compose(TINY)
     run = assemble(config, world, device_type="cpu").run
-    cluster = planning.cluster_of(config.cluster)
+    cluster = Cluster.of(config.cluster)
     layouts, reasons = planning.compositions(run, {n: s for n, s in planning.offering(run).items() if n in names})
     samples = 2 * world
     wanted = Constraints({}, {}, {}, run.spec, run.shapes, samples)
@@ -70,7 +70,7 @@ def test_fixing_axes_changes_no_price():
     """Otherwise a search with the axes that it found would find something faster."""
     config = compose(TINY)
     run = assemble(config, 2, device_type="cpu").run
-    cluster = planning.cluster_of(config.cluster)
+    cluster = Cluster.of(config.cluster)
     layouts, reasons = planning.compositions(run, {n: s for n, s in planning.offering(run).items() if n == "fsdp2"})
 
     def searched(axes):

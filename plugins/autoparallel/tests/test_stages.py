@@ -8,7 +8,7 @@ import attrs
 import pytest
 import yaml
 
-from plait import planning
+from plait import REMAT, Cluster, planning
 from plait.host import check, compose
 from plait.parallel.assembly import assemble
 from plait.testing import raises_about
@@ -52,7 +52,7 @@ def test_stages_join_the_search_by_the_plugins_own_declaration():
 @pytest.mark.slow
 def test_the_run_is_planned_as_the_search_said():
     one = checked(*ONLY)
-    total = planning.planned_stages(one.config, 2, planning.cluster_of(one.config.cluster))
+    total = planning.planned_stages(one.config, 2, Cluster.of(one.config.cluster))
     assert planned(one)["seconds"]["step"] == pytest.approx(total.seconds, rel=1e-5)
     assert planned(one)["bytes"]["peak"] == round(total.peak)
     assert planned(one)["seconds"]["waiting for other stages"] == pytest.approx(total.bubble * total.seconds, rel=1e-5)
@@ -83,7 +83,7 @@ def test_axes_that_blocks_do_not_wait_for_may_cross_nodes():
 
     config = compose(["strategy=[]", *TINY])
     run = assemble(config, 4, device_type="cpu").run
-    here: Any = planning.cluster_of(config.cluster)
+    here: Any = Cluster.of(config.cluster)
     cluster = attrs.evolve(here, node=2)
     layouts, _ = planning.compositions(run, {n: s for n, s in planning.offering(run).items() if n in NAMES})
     inside = {tuple(sorted(large(c).items())) for c in layouts if _inside(c, cluster)}
@@ -100,7 +100,7 @@ def priced(world, samples):
     """(run, cluster, candidates that divide the layers)."""
     config = compose(["strategy=[]", *TINY])
     run = assemble(config, world, device_type="cpu").run
-    cluster = planning.cluster_of(config.cluster)
+    cluster = Cluster.of(config.cluster)
     layouts, _ = planning.compositions(run, {n: s for n, s in planning.offering(run).items() if n in NAMES})
     cut = [i for i, one in enumerate(layouts) if one.divides]
     traced, _ = planning.traces(run, layouts, cut, {}, cluster.granularity)
@@ -159,6 +159,6 @@ def test_no_layout_of_stages_is_much_faster():
 
 
 def test_stages_recompute_only_as_every_block_may():
-    segments = [SimpleNamespace(ways=dict.fromkeys(ways)) for ways in (planning.REMAT, ("none", "full"), ("full",))]
+    segments = [SimpleNamespace(ways=dict.fromkeys(ways)) for ways in (REMAT, ("none", "full"), ("full",))]
     assert list(stages._modes(SimpleNamespace(segments=segments[:2]))) == ["none", "full"]
     assert list(stages._modes(SimpleNamespace(segments=segments))) == ["full"]

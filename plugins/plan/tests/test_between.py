@@ -6,7 +6,7 @@ import attrs
 import numpy as np
 import pytest
 
-from plait import Cluster, planning
+from plait import REMAT, Cluster, planning
 from plait.host import compose
 from plait.parallel.assembly import assemble
 from plait_plan.pricing.between import between, ends
@@ -92,7 +92,7 @@ def test_a_step_between_is_the_traced_one():
     put, real = between([(weight, traced(j)) for weight, j in mix], found[target].layout), traced(target)
     for rows in (1, 8):
         one, other = (planning.price(each, found[target].layout, cluster, rows) for each in (put, real))
-        for mode in planning.REMAT:
+        for mode in REMAT:
             a, b = (planning.put_together(each, [0] * 5, [mode] * 5, 1) for each in (one, other))
             assert a.seconds == pytest.approx(b.seconds, rel=2e-3)
             assert a.peak == pytest.approx(b.peak, rel=2e-3)

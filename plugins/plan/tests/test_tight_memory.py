@@ -5,7 +5,7 @@ import itertools
 import attrs
 import pytest
 
-from plait import PlaitError, planning
+from plait import Cluster, PlaitError, planning
 from plait.contract.config import Config
 from plait.host import compose
 from plait.parallel.assembly import assemble
@@ -44,7 +44,7 @@ def plans() -> list[Plan]:
     """Of searches with less memory each time, until nothing fits."""
     config = compose(MODEL)
     run = assemble(config, WORLD, device_type="cpu").run
-    cluster = planning.cluster_of(config.cluster)
+    cluster = Cluster.of(config.cluster)
     offered = {n: s for n, s in planning.offering(run).items() if n in ("fsdp2", "tensor_parallel")}
     layouts, reasons = planning.compositions(run, offered)
     wanted = Constraints({}, {}, {}, run.spec, run.shapes, SAMPLES)

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-from plait.host import simulated
+from plait.host import forget_plans, simulated
 from plait_testing import torch_internals as internals
 
 
@@ -60,7 +60,7 @@ def test_groups_are_listed_and_plans_forgotten(monkeypatch):
         mesh = init_device_mesh("cpu", (2,))
         for forget in (True, True, False):
             if forget:
-                internals.forget_plans()
+                forget_plans()
             asked.clear()
             DTensor.from_local(torch.ones(2), mesh, [Replicate()], run_check=False) + 1
             assert bool(asked) == forget  # what is not forgotten is not asked again

@@ -36,7 +36,7 @@ def simulate(trial: Trial, workers: int, every: int, meet: Meet = average) -> li
     results = [TrialResult(whole(model), {}, [], [], {}) for model in models]
     for step in range(trial.steps):
         tokens, labels = batch(step)
-        losses, total = [], int((labels != -100).sum())
+        losses, total = [], int((labels != plait.IGNORE).sum())
         inputs = (tokens, documents(tokens)) if trial.documents else (tokens,)
         shares = zip(zip(*(each.chunk(workers) for each in inputs), strict=True), labels.chunk(workers), strict=True)
         for result, copy, optimizer, (x, y) in zip(results, copies, optimizers, shares, strict=True):

@@ -5,9 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from plait import Batch, Batches
-
-IGNORE = -100  # a label that asks for nothing
+from plait import IGNORE, Batch, Batches
 
 
 class SumBatches(Batches):

@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from plait import Run, planning
+from plait import Run, matches
 from plait_autoparallel.file import Decision
 
 
@@ -17,7 +17,7 @@ def apply(run: Run, decision: Decision, blocks: list[str]) -> None:
     run.set("train.global_batch_size", decision.samples)
     if run.config.remat.mode != "none":
         return  # the user decides on recomputation
-    modes = [next((m for p, m in decision.modes.items() if planning.matches(p, b)), "none") for b in blocks]
+    modes = [next((m for p, m in decision.modes.items() if matches(p, b)), "none") for b in blocks]
     usual = max(dict.fromkeys(modes), key=modes.count) if modes else "none"
     run.set("remat.mode", usual)
     run.set("remat.blocks", {b: m for b, m in zip(blocks, modes, strict=True) if m != usual} or None)

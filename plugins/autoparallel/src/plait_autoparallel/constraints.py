@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from plait import ModelSpec, PlaitError, planning
+from plait import REMAT, ModelSpec, PlaitError, matches, near_miss, planning
 from plait_autoparallel.solve import Segment
 
 KEY = "strategy.autoparallel"
@@ -43,7 +43,7 @@ class Constraints:
                 why = "; ".join(f"{n} cannot take part: {w}" for n, w in reasons.items())
                 raise PlaitError(
                     f"{KEY}.axes names {name!r}, but no layout of {world} ranks has that axis; available: "
-                    f"{', '.join(known) or 'none'}{planning.near_miss(name, known)}{f' ({why})' if why else ''}"
+                    f"{', '.join(known) or 'none'}{near_miss(name, known)}{f' ({why})' if why else ''}"
                 ).at(f"{KEY}.axes", name, fits=known)
             if degree not in offered[name]:
                 raise PlaitError(
@@ -63,7 +63,7 @@ class Constraints:
         now = planning.degrees(layout)
         for wanted, holds in ((self.require, True), (self.forbid, False)):
             for pattern, names in wanted.items():
-                axes = [n for n in names if n not in planning.REMAT]
+                axes = [n for n in names if n not in REMAT]
                 for dims in self._matching(pattern, pieces) if axes else ():
                     divided = {a for each in dims for a in each if now.get(a, 1) > 1}
                     if any((axis in _plain(divided)) != holds for axis in axes):
@@ -74,7 +74,7 @@ class Constraints:
         """The axes that divide each dim of the parameters that match `pattern`; for a logical axis only its dims."""
         tensors = []
         for fqn, tensor in pieces.tensors.items():
-            if planning.matches(pattern, fqn):
+            if matches(pattern, fqn):
                 tensors.append(tensor.divided)
             elif pattern in (logical := self.spec.names_of(fqn)):
                 tensors.append(tuple(d for d, name in zip(tensor.divided, logical, strict=True) if name == pattern))
@@ -94,13 +94,13 @@ class Constraints:
         return segments
 
     def _ways(self, block: str) -> tuple[str, ...]:
-        ways = list(planning.REMAT) if self.mode == "none" else [self.mode]
+        ways = list(REMAT) if self.mode == "none" else [self.mode]
         for pattern, names in self.require.items():
-            modes = [n for n in names if n in planning.REMAT]
-            if modes and planning.matches(pattern, block):
+            modes = [n for n in names if n in REMAT]
+            if modes and matches(pattern, block):
                 ways = [w for w in ways if w in modes]
         for pattern, names in self.forbid.items():
-            if planning.matches(pattern, block):
+            if matches(pattern, block):
                 ways = [w for w in ways if w not in names]
         if not ways:
             raise PlaitError(f"{KEY}.require and forbid leave block {block!r} no mode of recomputation; relax one").at(
@@ -113,19 +113,19 @@ class Constraints:
         logical = sorted({a for fqn in self.shapes for a in self.spec.names_of(fqn) if a})
         for key, wanted in (("require", self.require), ("forbid", self.forbid)):
             for pattern, names in wanted.items():
-                parameters = pattern in logical or any(planning.matches(pattern, f) for f in self.shapes)
-                if not parameters and not any(planning.matches(pattern, b) for b in blocks):
-                    near = planning.near_miss(pattern, [*logical, *self.shapes, *blocks])
+                parameters = pattern in logical or any(matches(pattern, f) for f in self.shapes)
+                if not parameters and not any(matches(pattern, b) for b in blocks):
+                    near = near_miss(pattern, [*logical, *self.shapes, *blocks])
                     raise PlaitError(
                         f"{KEY}.{key} names {pattern!r}, which is neither a logical axis ({', '.join(logical)}), nor "
                         f"the pattern of a parameter or block{near}"
                     ).at(f"{KEY}.{key}", pattern, fits=logical)
                 for name in names:
-                    known = sorted(axes) if parameters else list(planning.REMAT)
+                    known = sorted(axes) if parameters else list(REMAT)
                     if name not in known:
                         raise PlaitError(
                             f"{KEY}.{key}.{pattern}={name} is not a choice there; available: {', '.join(known)}"
-                            f"{planning.near_miss(name, known)}"
+                            f"{near_miss(name, known)}"
                         ).at(f"{KEY}.{key}.{pattern}", name, fits=known)
         for pattern, names in self.require.items():
             if both := [n for n in names if n in self.forbid.get(pattern, ())]:

@@ -5,7 +5,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait import PlaitError, Run, planning
+from plait import Cluster, PlaitError, Run, near_miss, planning
 from plait_autoparallel import file, words
 from plait_autoparallel.applied import apply, config_under
 from plait_autoparallel.constraints import Constraints
@@ -139,7 +139,7 @@ def _advice(run: Run, found: Any, cluster: Any) -> str:
         return f"advisor: {error}"
     micro, step = found.best.candidate.micro, found.best.mix.total.seconds
     run.report("advisor", report.values(bounded, micro, step))
-    return report.text(bounded, micro, step)
+    return report.page(bounded, micro, step)
 
 
 def decision_of(found: Any, samples: int) -> file.Decision:
@@ -157,7 +157,7 @@ def _in_single_samples(run: Run, samples: int) -> Run:
     return trial
 
 
-def _needed(run: Run, decision: file.Decision, blocks: list[str], cluster: "planning.Cluster", found: Any) -> float:
+def _needed(run: Run, decision: file.Decision, blocks: list[str], cluster: "Cluster", found: Any) -> float:
     """Bytes at the peak of the run under `decision`, which is traced: the search puts it together of pieces."""
     if found.best.candidate.composition.divides:
         return found.best.mix.total.peak  # planned stage by stage
@@ -170,8 +170,8 @@ def _axes(composition: Any) -> list[str]:
     return [name for name in planning.degrees(composition.layout) if "." not in name]
 
 
-def _cluster(run: Run) -> "tuple[planning.Cluster, str]":
-    given = planning.cluster_of(run.config.cluster)
+def _cluster(run: Run) -> "tuple[Cluster, str]":
+    given = Cluster.of(run.config.cluster)
     if given is not None:
         return given, ""
     device = run.device_type
@@ -202,7 +202,7 @@ def _allowed(options: "AutoParallel", offered: dict[str, Any]) -> dict[str, Any]
         if name not in offered:
             raise PlaitError(
                 f"{KEY}.strategies names {name!r}, which is not installed or offers no choices; available: "
-                f"{', '.join(offered) or 'none'}{planning.near_miss(name, list(offered))}"
+                f"{', '.join(offered) or 'none'}{near_miss(name, list(offered))}"
             ).at(f"{KEY}.strategies", name, fits=offered)
     return {name: offered[name] for name in options.strategies}
 

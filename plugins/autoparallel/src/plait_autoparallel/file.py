@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import yaml
 
-from plait import PlaitError, Run, planning
+from plait import REMAT, PlaitError, Run, matches, near_miss, planning
 from plait_autoparallel import words
 
 VERSION = 1
@@ -145,7 +145,7 @@ def read(path: Path, run: Run, blocks: list[str]) -> Decision:
     for key in decision:
         if key not in KEYS:
             raise PlaitError(
-                f"{where}: decision.{key} is unknown; available: {', '.join(KEYS)}{planning.near_miss(str(key), KEYS)}"
+                f"{where}: decision.{key} is unknown; available: {', '.join(KEYS)}{near_miss(str(key), KEYS)}"
             ).at(f"decision.{key}", fits=KEYS)
     strategies = decision.get("strategies")
     if not isinstance(strategies, Mapping) or not all(isinstance(v, Mapping | None) for v in strategies.values()):
@@ -162,15 +162,15 @@ def read(path: Path, run: Run, blocks: list[str]) -> Decision:
         numbers[key] = number
     modes = decision.get("recompute") or {}
     if not isinstance(modes, Mapping) or not all(isinstance(p, str) for p in modes):
-        raise PlaitError(f"{where}: decision.recompute must map blocks to {', '.join(planning.REMAT)}").at(
-            "decision.recompute", modes, fits=planning.REMAT
+        raise PlaitError(f"{where}: decision.recompute must map blocks to {', '.join(REMAT)}").at(
+            "decision.recompute", modes, fits=REMAT
         )
     for pattern, mode in modes.items():
-        if mode not in planning.REMAT:
+        if mode not in REMAT:
             raise PlaitError(
-                f"{where}: decision.recompute.{pattern} is {mode!r}; it must be one of {', '.join(planning.REMAT)}"
-            ).at(f"decision.recompute.{pattern}", mode, fits=planning.REMAT)
-    if unknown := [p for p in modes if not any(planning.matches(p, b) for b in blocks)]:
+                f"{where}: decision.recompute.{pattern} is {mode!r}; it must be one of {', '.join(REMAT)}"
+            ).at(f"decision.recompute.{pattern}", mode, fits=REMAT)
+    if unknown := [p for p in modes if not any(matches(p, b) for b in blocks)]:
         raise PlaitError(f"{where}: decision.recompute names {unknown[0]!r}, which is no block of the model").at(
             "decision.recompute", unknown[0], fits=blocks
         )

@@ -7,7 +7,8 @@ from typing import Any
 
 import attrs
 
-from plait import PlaitError, Run, planning
+from plait import Cluster, PlaitError, Run, planning
+from plait.host import crowded, is_crowded
 from plait_autoparallel import stages
 from plait_autoparallel.candidates import Candidate, Priced, Scored, Short
 from plait_autoparallel.constraints import Constraints, Infeasible
@@ -65,7 +66,7 @@ def search(
     run: Run,
     layouts: list[planning.Composition],
     reasons: Mapping[str, str],
-    cluster: planning.Cluster,
+    cluster: Cluster,
     capacity: float,
     wanted: Constraints,
 ) -> SearchResult:
@@ -144,22 +145,20 @@ def search(
     )
 
 
-def _worst(run: Run, best: Scored, segments: list[Segment], cluster: planning.Cluster) -> planning.Total | None:
+def _worst(run: Run, best: Scored, segments: list[Segment], cluster: Cluster) -> planning.Total | None:
     composition, rows = best.candidate.composition, best.candidate.rows
     if composition.divides:
         return None
     views = [axis for axes in composition.layout.views.values() for axis in axes]
-    if planning.is_crowded() or not any(a.degree > 1 and "." not in a.name for a in views):
+    if is_crowded() or not any(a.degree > 1 and "." not in a.name for a in views):
         return None
-    with planning.crowded():
+    with crowded():
         traced, _ = planning.traces(run, [composition], [0], fixed(run), cluster.granularity)
         price = planning.price(traced[0], composition.layout, cluster, rows)
     return planning.put_together(price, kinds_of(segments), list(best.mix.modes), best.candidate.micro)
 
 
-def _ideal(
-    candidate: Candidate, pieces: list[planning.Pieces], cluster: planning.Cluster, segments: list[Segment]
-) -> float:
+def _ideal(candidate: Candidate, pieces: list[planning.Pieces], cluster: Cluster, segments: list[Segment]) -> float:
     free = attrs.evolve(cluster.inside, bandwidth=float("inf"), latency=0.0)
     without_links = attrs.evolve(cluster, inside=free, between=free)
     price = planning.price(pieces, candidate.composition.layout, without_links, candidate.rows)
@@ -172,7 +171,7 @@ def _undivided(wanted: Constraints, layouts: list[planning.Composition]) -> list
     return sorted({a for fqn in wanted.shapes for a in wanted.spec.names_of(fqn) if a} - divided)
 
 
-def _inside(composition: planning.Composition, cluster: planning.Cluster) -> bool:
+def _inside(composition: planning.Composition, cluster: Cluster) -> bool:
     """Whether each axis that every block waits for, because it splits no batch and no layers, lies inside nodes."""
     beside = ("batch", "layers")
     waited = [a.name for a in composition.layout.dense if a.splits not in beside and a.degree > 1]

@@ -6,7 +6,8 @@ from typing import Any
 
 import attrs
 
-from plait import PlaitError, Run, StagePlan, planning
+from plait import REMAT, Cluster, PlaitError, Run, StagePlan, planning
+from plait.host import build_model
 from plait_autoparallel.applied import config_under
 from plait_autoparallel.candidates import Candidate, Priced, Scored, Short
 from plait_autoparallel.file import Decision
@@ -41,7 +42,7 @@ class StagedPlans:
 
 
 def search(
-    run: Run, divided: list[Priced], cluster: planning.Cluster, capacity: float, samples: int, best: Scored | None
+    run: Run, divided: list[Priced], cluster: Cluster, capacity: float, samples: int, best: Scored | None
 ) -> StagedPlans:
     """divided: the candidates, whose least time increases. best: the plan of a whole model."""
     limit = best.mix.total.seconds * SLACK if best else float("inf")
@@ -74,7 +75,7 @@ def search(
 
 
 def _estimates(
-    run: Run, divided: list[Priced], cluster: planning.Cluster, capacity: float, limit: float
+    run: Run, divided: list[Priced], cluster: Cluster, capacity: float, limit: float
 ) -> tuple[list[Estimated], list[Short], float]:
     """(those that fit, fastest first; candidates of which none fits; seconds of the fastest that does not fit)."""
     estimates: list[Estimated] = []
@@ -111,7 +112,7 @@ def _estimates(
 
 def _modes(priced: Priced) -> Iterator[str]:
     """The modes that all blocks may have: in a plan of stages all recompute alike."""
-    return (mode for mode in planning.REMAT if all(mode in segment.ways for segment in priced.segments))
+    return (mode for mode in REMAT if all(mode in segment.ways for segment in priced.segments))
 
 
 class _Plans:
@@ -119,7 +120,7 @@ class _Plans:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.model, self.spec = planning.build_model(run.config.model)
+        self.model, self.spec = build_model(run.config.model)
         self._plans: dict[Any, StagePlan | None] = {}
         self._shares: dict[Any, list[float]] = {}
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from plait import planning
+from plait.host import text
 
-size = planning.size
+size = text.size
 
 
 def time(seconds: float) -> str:
@@ -95,7 +96,7 @@ def explanation(found: Any, cluster: Any, capacity: float, compiled: bool = Fals
     for short in found.short[:SHOWN]:
         rows.append(("-", described(short.candidate), "", size(short.needs),
                      f"does not fit: {size(short.needs - capacity)} too much"))  # fmt: skip
-    lines += planning.table(rows, left=(0, 1, 4))
+    lines += text.table(rows, left=(0, 1, 4))
     lines += [
         "",
         f"{len(found.others) + 1} layouts fit, {len(found.short)} do not; {found.traced} traced; axes: {large}",

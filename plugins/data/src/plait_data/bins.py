@@ -6,10 +6,10 @@ from collections import defaultdict
 import numpy as np
 import torch
 
-from plait import Batch, Batches
+from plait import IGNORE, Batch, Batches
 from plait_data.conversations import LEARNED, Tokens
 from plait_data.order import epochs
-from plait_data.samples import IGNORE, nothing_held_out
+from plait_data.samples import nothing_held_out
 
 
 def pack(sizes: np.ndarray, room: int) -> list[list[int]]:

@@ -3,9 +3,7 @@
 import numpy as np
 import torch
 
-from plait import Batch, PlaitError
-
-IGNORE = -100  # the label of a token from which nothing is learned
+from plait import IGNORE, Batch, PlaitError
 
 
 def nothing_held_out() -> PlaitError:

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plait import Applied, Config, PlaitError
+from plait import IGNORE, Applied, Config, PlaitError
 from plait.host import Checked, check, make_optimizer
 from plait_testing.parity import BOUNDS, FAINT, FLOOR, apart, common_factor, gradient_errors, untrained
 from plait_testing.touched import touched
-from plait_testing.trial import IGNORE, Trial, TrialResult, train
+from plait_testing.trial import Trial, TrialResult, train
 from plait_testing.widened import Widened
 
 STEPS = 3

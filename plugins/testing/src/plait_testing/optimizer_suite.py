@@ -11,10 +11,10 @@ from torch import Tensor
 
 from plait import Applied, PlaitError
 from plait.host import Saver, Store, load
-from plait_testing.distance import extending, is_own, others
 from plait_testing.grade import REFUSED
 from plait_testing.parity import unequal
 from plait_testing.pool import Pool
+from plait_testing.strategies import extending, is_own, others
 from plait_testing.suite.capabilities import Layout
 from plait_testing.suite.composition import trial_options
 from plait_testing.suite.loadable import everything

@@ -16,8 +16,8 @@ from typing import Any
 
 import cloudpickle
 
-from plait.host import Scratch
-from plait_testing.torch_internals import PRELOADED, forget_compiled, forget_plans
+from plait.host import Scratch, forget_plans
+from plait_testing.torch_internals import PRELOADED, forget_compiled
 
 # torch 2.11's compiler asks for GPUs when it is imported. Asked by the CUDA runtime, no fork may use a GPU afterwards.
 COUNTED_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"

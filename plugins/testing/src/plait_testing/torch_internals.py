@@ -2,8 +2,8 @@
 
 Needs `torch.utils._python_dispatch`, `torch.utils._pytree`, `_schema` of operators, `UntypedStorage._cdata`,
 `_world.pg_map` (all process groups), `torch.distributed._functional_collectives`, the tables of hooks of modules,
-tensors and optimizers, `_len_torch_function_stack`, and the caches of `torch.distributed.tensor` and
-`torch._dynamo`, in torch 2.11 to 2.13. Tests: plugins/testing/tests/test_torch_internals.py.
+tensors and optimizers, `_len_torch_function_stack`, and `reset` of `torch._dynamo`, in torch 2.11 to 2.13. Tests:
+plugins/testing/tests/test_torch_internals.py.
 """
 
 import importlib
@@ -19,7 +19,6 @@ __all__ = [
     "TorchDispatchMode",
     "all_groups",
     "forget_compiled",
-    "forget_plans",
     "functional_collectives",
     "global_hooks",
     "hooks_of",
@@ -91,17 +90,6 @@ def all_groups() -> list[Any]:
 def functional_collectives() -> Any:
     """The module of the collectives that return a new tensor."""
     return importlib.import_module("torch.distributed._functional_collectives")
-
-
-def forget_plans() -> None:
-    """Clear what torch caches about meshes: plans of DTensors, by equal-looking meshes, with names of ended groups."""
-    from torch.distributed.tensor import _collective_utils, _redistribute
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-
-    _clear_sharding_prop_cache()
-    _redistribute._gen_transform_infos.cache_clear()
-    _redistribute.clear_redistribute_planner_cache()
-    _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()
 
 
 def forget_compiled() -> None:

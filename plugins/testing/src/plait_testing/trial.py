@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import plait
-from plait import Applied, Batch, Compile, Loss, Observer, Precision, Remat, Schedule, canonical
+from plait import IGNORE, Applied, Batch, Compile, Loss, Observer, Precision, Remat, Schedule, canonical
 from plait.host import make_optimizer, plugins
 from plait_testing.models import MODELS, VOCAB
 
-IGNORE = -100  # the label of a token from which nothing is learned, as in torch
 SAMPLES, SEQ_LEN = 8, 16
 ZERO = 1e-12  # of all gradients of a rank: what is below comes from rounding in float64
 

@@ -55,8 +55,7 @@ def verify(config: "Config", world: int | None = None) -> int:
     name, count = config.model["_target_"], run.parameters
     print(f"model   {name}, {count:,} parameters, all in float64 on this machine's processor")
     for title, axes in [("layout", layout.dense), *layout.views.items()]:
-        degrees = (f"{axis.name}={axis.degree} ({layout.owner.get(axis.name, 'left over')})" for axis in axes)
-        print(f"{title:<7} {layout.world_size} ranks: {', '.join(degrees)}")
+        print(f"{title:<7} {layout.world_size} ranks: {layout.describe(axes)}")
     samples = 2 * layout.count("batch")
     documents = _takes_positions(checked.assembly.model)
     print(
@@ -85,7 +84,7 @@ def plan(config: "Config", world: int | None = None) -> "Checked":
 
     from plait import Precision
     from plait.host import check, check_ranks, plugins
-    from plait_testing.distance import is_own, others
+    from plait_testing.strategies import is_own, others
 
     config = attrs.evolve(
         config,
@@ -118,7 +117,7 @@ def plan(config: "Config", world: int | None = None) -> "Checked":
 def in_one_process(strategies: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None, float]:
     """(the strategies under which one process trains, those of exact training if that is something else, how far from
     it a gradient may be)."""
-    from plait_testing.distance import distance, extending, is_own
+    from plait_testing.strategies import distance, extending, is_own
 
     own, exact = list(filter(is_own, strategies)), extending(strategies)
     one = {name: options for name, options in strategies.items() if name in own or name in exact}
@@ -157,7 +156,7 @@ def _fewest(assembly: "Assembly") -> int:
 
 def _acts(name: str) -> bool:
     """Whether a strategy does more than configure others, which the check has already made it do."""
-    from plait_testing.distance import marked
+    from plait_testing.strategies import marked
 
     return bool(set(marked(name)) - {"configure", "choices"})
 

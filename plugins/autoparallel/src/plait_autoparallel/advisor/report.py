@@ -4,7 +4,7 @@ from typing import Any
 
 import attrs
 
-from plait import planning
+from plait.host import text
 from plait_autoparallel.words import time
 
 
@@ -26,14 +26,14 @@ def values(bounded: list[Any], micro: int, step: float) -> dict[str, Any]:
     }
 
 
-def text(bounded: list[Any], micro: int, step: float) -> str:
+def page(bounded: list[Any], micro: int, step: float) -> str:
     planned, bound = _sums(bounded, micro)
     rows = [("advisor: block", "recomputes", "blocks", "planned", "in the program", "bound", "gap")]
     for one in bounded:
         program = time(one.program) if one.program is not None else "not expressible"
         rows.append((one.block, one.mode, str(one.count), time(one.planned), program, time(one.bound), _percent(one)))
     lines = [
-        *planning.table(rows, left=(0, 1)),
+        *text.table(rows, left=(0, 1)),
         "",
         f"all blocks: {time(planned)} planned, at least {time(bound)}"
         + (f": a gap of {100 * (planned / bound - 1):.2f}%" if bound else "")
@@ -41,7 +41,7 @@ def text(bounded: list[Any], micro: int, step: float) -> str:
     ]
     for one in bounded:
         lines += ["", f"{one.block}, {one.mode}: the operators with the largest differences"]
-        lines += planning.table(
+        lines += text.table(
             [("operator", "plan", "bound"), *((n, time(a), time(b)) for n, (a, b) in one.differences.items())],
             left=(0,),
         )

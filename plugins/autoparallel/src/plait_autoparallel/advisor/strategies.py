@@ -21,7 +21,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.utils._pytree import tree_leaves, tree_map
 
-from plait import planning
+from plait.host import simulated
 
 Strategy = tuple[tuple[Any, ...], tuple[Any, ...]]  # (how each input lies, how each result lies)
 EVERY = 3  # with more inputs than this, not all combinations are asked for
@@ -170,7 +170,7 @@ def enumerations(sizes: list[int]) -> Iterator[list[Enumeration]]:
     """One for each mesh dim of these sizes; dims of one size share theirs."""
     made: dict[int, Enumeration] = {}
     for size in dict.fromkeys(sizes):
-        with planning.simulated(size):
+        with simulated(size):
             made[size] = Enumeration(size, init_device_mesh("cpu", (size,)))
-    with planning.simulated(max(sizes, default=1)):
+    with simulated(max(sizes, default=1)):
         yield [made[size] for size in sizes]

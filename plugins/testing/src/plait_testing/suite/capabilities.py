@@ -19,10 +19,10 @@ from plait import Config
 from plait.host import assembled, plugins
 from plait_testing import whole_run
 from plait_testing.count import Collective
-from plait_testing.distance import declared_distance, distance, extending, is_own
 from plait_testing.grade import REFUSED
 from plait_testing.models import MODELS, OF_FOUR
 from plait_testing.pool import Pool, RankError
+from plait_testing.strategies import declared_distance, distance, extending, is_own, others
 from plait_testing.trial import Trial, TrialResult, made, train
 
 REFUSABLE = ("accumulation", "remat=full", "remat=selective", "compile", "mixed precision", "float32", "loss.chunks")
@@ -128,8 +128,7 @@ class Capabilities:
             "layout": list(self.layouts),
             "model": list(MODELS),
             "world": [1, 2, 3, 4],
-            "other": [name for name, p in plugins.installed().items() if p.state == "ok" and name != self.strategy]
-            or [None],
+            "other": others(self.strategy) or [None],
             "mode": ["full", "selective"],
             "hook": self._hooks() if "hook" in metafunc.fixturenames else [],
         }

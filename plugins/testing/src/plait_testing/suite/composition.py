@@ -8,11 +8,11 @@ import pytest
 
 from plait import MeshAxis, PlaitError, hookimpl
 from plait.host import plugins
-from plait_testing.distance import FURTHEST, extending, is_own
 from plait_testing.grade import REFUSED
 from plait_testing.models import MODELS
 from plait_testing.parity import BOUNDS, apart, mean_gradients, unequal, wrong_gradients
 from plait_testing.pool import Pool, RankError
+from plait_testing.strategies import FURTHEST, extending, is_own
 from plait_testing.suite.capabilities import Layout
 from plait_testing.suite.nearness import Nearness
 from plait_testing.trial import Trial, TrialResult, train

@@ -6,9 +6,9 @@ import attrs
 
 from plait import PlaitError
 from plait.host import compose, plugins
-from plait_testing.distance import declared_distance, marked
 from plait_testing.errors import raises_about
 from plait_testing.models import MODELS
+from plait_testing.strategies import declared_distance, marked
 from plait_testing.suite.capabilities import REFUSABLE, Capabilities, Layout
 
 

@@ -12,9 +12,9 @@ import torch
 from plait import PlaitError, canonical
 from plait.host import Saver, Store, check, compose, load
 from plait_testing import whole_run
-from plait_testing.distance import extending, others
 from plait_testing.parity import apart, unequal, wrong_gradients
 from plait_testing.pool import Pool, RankError
+from plait_testing.strategies import extending, others
 from plait_testing.suite.capabilities import SINGLE_STEPS, Capabilities
 from plait_testing.suite.loadable import Loadable, place_of, wrongly_loaded, wrongly_ruled
 from plait_testing.trial import Trial, full, of_all_stages, take_step

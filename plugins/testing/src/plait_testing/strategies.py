@@ -1,5 +1,4 @@
-"""What classes of strategies declare of their mathematics: whether they extend the model, how far they are from exact
-training."""
+"""Which strategies are installed, and what their classes declare: hooks, and how far they are from exact training."""
 
 from collections.abc import Mapping
 from typing import Any
