@@ -62,6 +62,11 @@ VARIANTS: dict[str, Callable[[Case], tuple[str, ...]]] = {  # of the first case
         *(f"train.steps={case.steps * 4}", f"checkpoint.interval={case.steps * 8 // 5}"),
     ),
 }
+PLANNED: dict[str, tuple[str, ...]] = {  # of the first case, beside all cases as they are
+    "loss.chunks=8": ("loss.chunks=8",),
+    "remat.mode=selective": ("remat.mode=selective",),
+    "float32, 1 sample": ("precision.param=float32", "train.local_batch_size=1"),
+}
 LONGER = {"simplefsdp": 240, "saves": 300}  # seconds: compiling takes longer, and 15 GB are written three times
 SMALL = {"llama3_1b": "llama3_debug", "llama3_8b": "llama3_debug"} | {
     "qwen3_0.6b": "qwen3_debug",
@@ -96,8 +101,13 @@ def parts(dry: bool, rounds: int, memory: float = math.inf) -> Iterator[Part]:
                 yield Part(f"{case.model}/{side}/{number}", case.seconds, run)
         if number == 1:
             yield Part("profile", 200, partial(profile, first, place))
-    plan = overrides_of(first, False, [*place, "validation.interval=0"])
-    yield Part("plan and allocator", 150, partial(script, ["gpu_memory.py", *plan]))
+    for name, case, more in [(each.model, each, ()) for each in CASES] + [
+        (f"{CASES[0].model}, {name}", CASES[0], more) for name, more in PLANNED.items()
+    ]:
+        plan = overrides_of(small(case) if dry else case, False, [*place, "validation.interval=0", *more])
+        whole = partial(script, ["gpu_memory.py", *plan])
+        fits = case.memory <= memory
+        yield Part(f"plan and allocator: {name}", 150, whole if fits else partial(too_large, case, memory))
     for name, more in VARIANTS.items():
         run = partial(training, train, first, [*place, *more(first)])
         yield Part(f"{CASES[0].model}/{name}", LONGER.get(name, CASES[0].seconds), run)

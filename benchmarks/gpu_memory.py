@@ -1,28 +1,30 @@
-"""The plan of a run on one device beside what torch's allocator took: python benchmarks/gpu_memory.py [overrides]
+"""The plan of a run on one device beside what it took: python benchmarks/gpu_memory.py [overrides]
 
-Takes a few steps as `plait train` does, not compiled, as the plan is. On a CPU, whose allocator counts nothing, the
-resident memory that the steps add is in its place.
+The memory of torch's allocator, and the time of a step. Takes a few steps as `plait train` does, not compiled, as the
+plan is. On a CPU, whose allocator counts nothing, the resident memory that the steps add is in its place.
 """
 
 import json
+import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
 PLAIT = str(Path(sys.executable).with_name("plait"))
-STEPS = 3
+WARM_UP, STEPS = 3, 5
 
 
 def planned(overrides: list[str]) -> dict[str, Any]:
-    """The part "memory" of the plan, on the cluster of this device, in bytes."""
+    """The plan on the cluster of this device: bytes and seconds."""
     command = [PLAIT, "plan", *overrides, "world=1", "--json", *cluster()]
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
     if done.returncode not in (0, 3):  # 3: it does not fit, according to the plan
         sys.exit(f"gpu_memory: Error: {(done.stderr or done.stdout).strip()}")
-    return json.loads(done.stdout)["memory"]
+    return json.loads(done.stdout)
 
 
 def cluster() -> list[str]:
@@ -35,8 +37,9 @@ def cluster() -> list[str]:
     return [f"cluster={name}" for name, one in Cluster.shipped().items() if found and one.name == found.name]
 
 
-def taken(overrides: list[str]) -> tuple[int, int]:
-    """(Peak of what was allocated, peak of what the allocator reserved) in a later step, in bytes."""
+def taken(overrides: list[str]) -> tuple[int, int, float]:
+    """(Peak of what was allocated, peak of what the allocator reserved, in bytes; seconds of a step, median), of the
+    steps after the first ones."""
     from plait.compose.build import build_source
     from plait.host import check, compose, make_optimizer
     from plait.parallel.apply import set_up
@@ -52,14 +55,21 @@ def taken(overrides: list[str]) -> tuple[int, int]:
     source, rows = build_source(config.data), config.train.local_batch_size
     source.prepare(lambda line: None)
     batches = source.open(seq_len=config.train.seq_len, seed=0, global_batch_size=rows, dp=(0, 1))
-    for step in range(STEPS):
-        if applied.device.type == "cuda":
+    laps, cuda = list[float](), applied.device.type == "cuda"
+    for step in range(WARM_UP + STEPS):
+        if cuda:
             torch.cuda.reset_peak_memory_stats()
-        applied.step(batches.train(step), optimizer, rows=rows, max_norm=config.train.max_norm)
-    if applied.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        batch, start = batches.train(step), time.perf_counter()
+        applied.step(batch, optimizer, rows=rows, max_norm=config.train.max_norm)
+        if cuda:
+            torch.cuda.synchronize()
+        laps.append(time.perf_counter() - start)
+    seconds = statistics.median(laps[WARM_UP:])
+    torch.distributed.destroy_process_group()
+    if cuda:
+        return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), seconds
     grown = peak_memory(torch.device("cpu"))[0] - before
-    return grown, grown
+    return grown, grown, seconds
 
 
 def main() -> None:
@@ -67,7 +77,8 @@ def main() -> None:
     if {"-h", "--help"} & set(overrides):
         print(__doc__)
         return
-    plan, (allocated, reserved) = planned(overrides), taken(overrides)
+    whole, (allocated, reserved, seconds) = planned(overrides), taken(overrides)
+    plan, (low, high) = whole["memory"], whole["time"]["step"]
     kind = "torch.cuda" if torch.cuda.is_available() else "resident, NOT MEASURED ON A GPU"
     print(f"| GiB | plan | measured ({kind}) | plan / measured |\n|---|---|---|---|")
     for name, expected, found in (
@@ -78,6 +89,7 @@ def main() -> None:
         ),
     ):
         print(f"| {name} | {expected / 2**30:.2f} | {found / 2**30:.2f} | {expected / found:.3f} |")
+    print(f"\nA step, not compiled: planned {low:.3f} to {high:.3f} s, measured {seconds:.3f} s.")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def tests(seconds: float, log: Path) -> Record:
 
 def script(arguments: list[str], seconds: float, log: Path) -> Record:
     """Another benchmark, which prints tables."""
-    why = process([str(HERE / arguments[0]), *arguments[1:]], seconds, log)
+    why = process(["-W", "ignore", str(HERE / arguments[0]), *arguments[1:]], seconds, log)
     return {"failed": why} if why else {"said": log.read_text(errors="replace", encoding="utf-8").strip()}
 
 

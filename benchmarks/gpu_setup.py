@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WHEELS, ENVIRONMENT = ROOT / ".gpu-wheels", ROOT / ".gpu" / "venv"
-PLUGINS = [file.parent for file in sorted(ROOT.glob("plugins/*/pyproject.toml"))]
+PACKAGES = [file.parent for file in (ROOT / "core/pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml")))]
 
 PEER = ("torchtitan==0.2.2", "torchdata==0.11.0", "tyro==1.0.16")
 TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "cloudpickle")
@@ -46,7 +46,7 @@ MARK = "elsewhere"  # the local version of what stands in for a distribution tha
 def requirements() -> list[str]:
     """What Plait, its plugins and their tests on a GPU need, and torchtitan."""
     found = [*TESTS, *PEER, *INSTALLERS]
-    for folder in (ROOT, *PLUGINS):
+    for folder in (ROOT, *PACKAGES):
         needs = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
         found += [need for need in needs if not re.match(r"plait\b", need)]
     return found
@@ -100,7 +100,7 @@ def environment(wheels: Path, at: Path) -> None:
     files = sorted(wheels.glob("*.whl"))
     if not files:
         sys.exit(f"make gpu: there are no wheels in {wheels}; run `make gpu-wheels` where there is a network")
-    manifests = [folder / "pyproject.toml" for folder in (ROOT, *PLUGINS)]
+    manifests = [folder / "pyproject.toml" for folder in (ROOT, *PACKAGES)]
     asked = [sys.executable, *(file.name for file in files), *(file.read_text(encoding="utf-8") for file in manifests)]
     digest, mark = hashlib.sha256(repr(asked).encode()).hexdigest(), at / "made-of"
     if mark.exists() and mark.read_text(encoding="utf-8") == digest:
@@ -131,8 +131,11 @@ def environment(wheels: Path, at: Path) -> None:
             f"make gpu: {wheels} has no wheels for Python {sys.version_info[0]}.{sys.version_info[1]}: "
             f"make gpu-wheels GPU_PYTHON={sys.version_info[0]}.{sys.version_info[1]}"
         )
-    ours = [part for folder in (ROOT, *PLUGINS) for part in ("--editable", str(folder))]
-    subprocess.run([*pip, "--find-links", str(wheels), *ours], check=True)
+    ours = [part for folder in (ROOT, *PACKAGES) for part in ("--editable", str(folder))]
+    with tempfile.TemporaryDirectory() as scratch:  # one setuptools for all: an environment for each took a minute
+        subprocess.run([*pip, "--target", scratch, str(tools["setuptools"])], check=True)
+        paths = os.pathsep.join(filter(None, (scratch, os.environ.get("PYTHONPATH"))))
+        subprocess.run([*pip, "--no-build-isolation", *ours], check=True, env={**os.environ, "PYTHONPATH": paths})
     mark.write_text(digest, encoding="utf-8")
 
 

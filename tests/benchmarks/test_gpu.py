@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +19,7 @@ from tests.helpers.commands import environment
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SOME = ("tests", "llama3_1b/plait/*", "deepseek*", "llama3_1b/saves")
-SMALL = ("ring attention", "profile", "plan and allocator", "llama3_1b/float32*", "calibrate")
+SMALL = ("ring attention", "profile", "plan and allocator: llama3_1b", "llama3_1b/float32*", "calibrate")
 COMMAND = [sys.executable, str(FOLDER / "gpu.py"), "--dry-run", "--rounds=1", "--date=2026-01-02"]
 
 
@@ -87,7 +89,7 @@ def test_the_small_parts_say_what_they_found(tmp_path: Path) -> None:
     assert parts["ring attention"]["said"] == "the fused kernel is used"
     for name, words in (
         ("profile", "| `aten::mm` |"),
-        ("plan and allocator", "| allocated |"),
+        ("plan and allocator: llama3_1b", "| allocated |"),
         ("calibrate", "launch:"),
     ):
         assert words in parts[name]["said"], name
@@ -218,3 +220,13 @@ def test_a_part_that_fails_is_told_by_its_error(benchmark, tmp_path: Path) -> No
     said = "print('ValueError: planted', '=' * 9, sep='\\n'); raise SystemExit(1)"
     assert benchmark("gpu").process(["-c", said], 60, tmp_path / "log") == "ValueError: planted"
     assert benchmark("gpu").process(["-c", "raise SystemExit('in short')"], 60, tmp_path / "log") == "in short"
+
+
+def test_the_environment_has_every_package_of_the_tree(benchmark) -> None:
+    """One that lay outside of plugins/ was missing, and nothing started."""
+    named = {
+        tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]: folder
+        for folder in benchmark("gpu_setup").PACKAGES
+    }
+    wanted = ["plait-fsdp2", *tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]["dependencies"]]
+    assert {re.match(r"[\w-]+", need)[0] for need in wanted} <= named.keys()
