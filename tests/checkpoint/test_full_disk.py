@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 
 from plait.checkpoint.export import export
 from plait.checkpoint.files import put_in_place
+from plait.checkpoint.hashed import _Hashed
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import Store
 from plait.contract.errors import PlaitError
@@ -195,3 +197,31 @@ def test_all_ranks_end_together_and_tell_what_is_safe(plait_ranks: Pool, tmp_pat
         assert "the last good checkpoint is kept: step-6; fix this and give the same command again" in first
         assert found == ["step-3", "step-6"]  # what was under way was completed
     shutil.rmtree(tmp_path)
+
+
+def test_an_error_in_a_thread_that_writes_beside_is_told(tmp_path: Path) -> None:
+    """torch joins its threads and forgets what ended them: the checkpoint would lack their tensors."""
+    saver, both, begun = Saver(Store(tmp_path), "sync"), threading.Barrier(2), set[Any]()
+    write, main = _Hashed.write, threading.get_ident()
+
+    def refuses(stream: _Hashed, data: Any) -> int:
+        if stream.name not in begun:
+            begun.add(stream.name)
+            both.wait(30)  # so that each thread has a file
+        if threading.get_ident() != main:
+            raise OSError(errno.ENOSPC, "planted")
+        return write(stream, data)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with (
+            mock.patch.object(_Hashed, "write", refuses),
+            pytest.raises(DiskError, match="cannot be written: the disk is full"),
+        ):
+            saver.save(STATE, 1)
+    finally:
+        torch.set_num_threads(before)
+    assert left(tmp_path) == []
+    saver.save(STATE, 2)
+    assert (left(tmp_path), Store.verify(tmp_path / "step-2")) == (["step-2"], None)

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import io
 import os
+import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,16 +17,24 @@ from plait.checkpoint.pieces import LONGEST, PIECES, Piece, Seal, dumps
 
 
 class HashedFiles(FileSystem):
-    """pieces: name -> those of the files written so far."""
+    """pieces: name -> those of the files written so far. failed: of files that other threads than this one wrote."""
 
     def __init__(self) -> None:
         self.pieces: dict[str, list[Piece]] = {}
+        self.failed: list[Exception] = []
+        self._thread = threading.get_ident()
 
     @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[Any]:
-        with _Hashed(path, mode) as stream:
-            yield stream
-        self.pieces[Path(path).name] = stream.pieces()
+        """In another thread than this one an error goes to `failed`: torch would lose it there."""
+        try:
+            with _Hashed(path, mode) as stream:
+                yield stream
+            self.pieces[Path(path).name] = stream.pieces()
+        except Exception as error:
+            if threading.get_ident() == self._thread:
+                raise
+            self.failed.append(error)
 
     def rename(self, path: str | os.PathLike, new_path: str | os.PathLike) -> None:
         super().rename(path, new_path)

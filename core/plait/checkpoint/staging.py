@@ -29,6 +29,7 @@ class Staging:
             if _on_gpu(tensor):
                 if room is None:
                     room = torch.empty_like(tensor.detach(), device="cpu")
+                    _local(room).zero_()  # takes the memory with all threads; the lock would take it with one
                     _lock(_local(room))  # before the first copy, which it speeds up too
                 on_gpu.append((_local(room), _local(tensor)))
             elif room is None:
