@@ -144,6 +144,7 @@ def test_what_a_save_costs_is_what_the_steps_after_it_lose(benchmark) -> None:
     assert benchmark("gpu").stand_still(rows, 0, 4) == [0.125 + 0.25, 0]
 
 
+@pytest.mark.slow
 def test_all_compositions_are_valid(benchmark) -> None:
     from plait.host import compose
 

@@ -256,6 +256,7 @@ def weights_in_and_out(layout: str, source: str, folder: str) -> list[str]:
     return differences(whole(weights(canonical_state(other)[0])), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_weights_come_in_and_go_out_as_safetensors(plait_ranks: Pool, tmp_path: Path, layout: str) -> None:
     model, _ = build("plain")

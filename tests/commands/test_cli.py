@@ -107,6 +107,7 @@ BROKEN = {  # distribution -> its code, the end of what is told of it
 }
 
 
+@pytest.mark.slow
 def test_plugins_checked_one_by_one(plait_project, strategies, tmp_path_factory, monkeypatch):
     """Every broken one is told apart, and harms no other."""
     sound = set(installed("strategy"))

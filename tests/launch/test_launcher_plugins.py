@@ -55,6 +55,7 @@ def said(of: dict[str, object]) -> str:
     return SAYS.replace("{}", repr(of))
 
 
+@pytest.mark.slow
 def test_two_processes_of_open_mpi_train_as_those_of_torchrun(folder):
     """Bitwise. They are started here one by one, as mpirun would."""
     launcher(folder, EXAMPLE, "openmpi")
@@ -174,6 +175,7 @@ def test_a_name_that_means_something_else(folder):
     assert installed("launcher")["local"].state == "its name means something else: launch.mode=local"
 
 
+@pytest.mark.slow
 def test_ranks_of_a_sweep_but_the_first_leave_its_files_alone(folder, plait_project):
     launcher(folder, said({**WHOLE, "WORLD_SIZE": 1}))  # so that rank 1 is refused when it has done what it does here
     with mock.patch("plait.sweep.command.Command.hold") as taken:

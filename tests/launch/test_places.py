@@ -66,6 +66,7 @@ def test_checkpoints_may_lie_elsewhere_by_an_absolute_path(train):
     assert train("checkpoint.dir=deep/er").code == STARTED
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_share_a_folder_of_checkpoints(train):
     """They would continue each other's checkpoints, and remove what the other is writing."""
     disk = Path("../disk").resolve()
@@ -91,6 +92,7 @@ def test_the_faster_of_two_new_runs_has_the_folder(tmp_path):
                 claim(tmp_path, tmp_path / "runs" / name)
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_jobs_share_a_folder_of_checkpoints(plait_project, tmp_path):
     """Without this, every job but the first would be finished at once, with the first one's weights."""
     overrides = ("optimizer.lr=1e-3,1e-4", f"checkpoint.dir={tmp_path / 'disk'}")

@@ -72,6 +72,7 @@ CLEANS_UP = """
 """
 
 
+@pytest.mark.slow
 def test_schedulers_that_repeat_themselves_do_not_disturb():
     process = command(CLEANS_UP)
     process.send_signal(signal.SIGTERM)

@@ -83,6 +83,7 @@ def test_two_ranks_of_which_one_skips_a_collective(tmp_path: Path) -> None:
     assert "in: step 3 in loses_its_way (<string>, line " in cause.reason
 
 
+@pytest.mark.slow
 def test_kicks_keep_a_process_alive_and_stop_lets_it_go() -> None:
     code, errors, _ = lonely("""
 with watchdog.Watchdog(2) as dog:
@@ -130,6 +131,7 @@ def test_a_run_that_waits_for_a_batch_is_where_its_source_is() -> None:
     assert " in reads_a_slow_disk (launch/test_watchdog.py, line " in found[0]
 
 
+@pytest.mark.slow
 def test_a_process_that_never_lets_go_of_the_interpreter() -> None:
     code, errors, seconds = lonely("""
 def holds_the_lock(): ctypes.PyDLL(None).sleep(60)

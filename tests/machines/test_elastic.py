@@ -57,6 +57,7 @@ def stop(tmp_path, *runs):
     compare(tmp_path, rows(tmp_path / "one" / "runs" / "a"))
 
 
+@pytest.mark.slow
 def test_a_machine_that_comes_takes_part(machines, tmp_path):
     on_alpha = begin(machines["alpha"], tmp_path)
     wait_for_step(tmp_path, 1, 1, on_alpha)

@@ -81,8 +81,15 @@ def off(results, reference):
     return max(max(errors)[0], *(apart(*pair)[0] for pair in pairs))
 
 
-@pytest.mark.parametrize("chunks", [1, 4])
-@pytest.mark.parametrize("loss", [OfWhole(), OfParts()], ids=["whole", "parts"])
+@pytest.mark.parametrize(
+    ("loss", "chunks"),
+    [
+        pytest.param(OfWhole(), 1, id="whole-1", marks=pytest.mark.slow),
+        pytest.param(OfWhole(), 4, id="whole-4"),
+        pytest.param(OfParts(), 1, id="parts-1"),
+        pytest.param(OfParts(), 4, id="parts-4", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_plugins_loss_equals_one_process(plait_ranks, reference, layout, loss, chunks):
     world, strategies = LAYOUTS[layout]

@@ -75,6 +75,7 @@ def test_ranks_that_see_other_tokens(plait_ranks, plain, world, changes):
     same(traces, plain, "counts", "bias")
 
 
+@pytest.mark.slow
 def test_ranks_that_see_the_same_tokens_count_once(plait_ranks, plain):
     same(plait_ranks.run(train, TRIAL, {"tensor_parallel": {}, "fsdp2": {}}, world=4), plain, "counts")
 

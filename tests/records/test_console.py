@@ -128,6 +128,7 @@ def on_a_terminal(steps: int, pause: float, **environment: str) -> str:
     return shown.decode()
 
 
+@pytest.mark.slow
 def test_a_live_line_on_a_terminal() -> None:
     shown = on_a_terminal(100, 0.01)
     drawn = re.findall(r"step +(\d+)/100", shown)

@@ -178,6 +178,7 @@ def test_a_module_that_specifies_a_hook_of_plaits(folder):
         Hooks({}).first("colour", run=1)
 
 
+@pytest.mark.slow
 def test_a_pruner_of_a_package_is_asked_beside_the_plan(folder, plait_project):
     reason = '"too green" if checked.config.train.seed == 7 else ""'
     of_kind(folder, "pruner", "taste", code=OBJECTS.replace('return ""', f"return {reason}"))

@@ -116,6 +116,7 @@ def test_each_job_is_a_run_and_its_end_is_in_the_table(plait_project):
     assert [p.name for p in sorted(Path("runs").iterdir())] == ["sweep"]
 
 
+@pytest.mark.slow
 def test_options_apply_to_the_jobs_that_select_the_strategy(plait_project):
     ranks = Ranks()
     options = ("strategy.fsdp2.replicate=2", "strategy.fsdp2.shard=1")
@@ -212,6 +213,7 @@ def test_a_signal_stops_the_sweep_and_the_same_command_goes_on(plait_project):
     assert states() == ["finished", "finished"]
 
 
+@pytest.mark.slow
 def test_what_comes_to_the_same_job_is_run_once(plait_project):
     ranks = Ranks()
     done = plait_project("train", "-m", "strategy=[]", "train.seed=1,1", *TINY, IN, ranks=ranks)
@@ -222,6 +224,7 @@ def test_what_comes_to_the_same_job_is_run_once(plait_project):
     assert not Path("runs/sweep/1").exists()
 
 
+@pytest.mark.slow
 def test_another_job_takes_another_folder(plait_project):
     assert plait_project("train", "-m", "train.seed=choice(1)", *TINY, IN, ranks=Ranks()).code == 0
     other = Ranks()
@@ -324,6 +327,7 @@ def test_launchers_are_found(plait_project):
     assert launcher["gpus_per_node"] == 8
 
 
+@pytest.mark.slow
 def test_hydra_may_say_more(plait_project):
     """Then it composes the sweep several times, in a folder that the command itself holds."""
     ranks = Ranks()

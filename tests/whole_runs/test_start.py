@@ -57,6 +57,7 @@ def alive(pid: str) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.slow
 def test_ranks_import_while_the_run_is_checked_and_nothing_is_left_if_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "watched.py").write_text(SOURCE)
     done = train("data._target_=watched.Watched", *FSDP, cwd=tmp_path, cold=True, REFUSE="1")

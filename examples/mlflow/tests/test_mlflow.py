@@ -17,6 +17,7 @@ def store(tmp_path, monkeypatch):
     return f"file:{tmp_path / 'store'}"
 
 
+@pytest.mark.slow
 def test_a_run_and_its_continuation(plait_project, store):
     for steps in (4, 6):
         done = plait_project(*RUN, f"sink.mlflow.uri={store}", f"train.steps={steps}", ranks=1)

@@ -31,10 +31,10 @@ class TestMuon(OptimizerSuite):
         "copies of shards": Layout(4, beside={"fsdp2": {"replicate": 2}}),
         "simplefsdp": Layout(2, beside={"simplefsdp": {}}),
         "zero": Layout(2, beside={"zero": {}}),
-        "tensor ranks": Layout(2, beside=TENSOR),
         "stages of shards": Layout(4, beside={"pipeline": {"degree": 2}, **FSDP2}),
         "experts": Layout(4, beside={**EXPERT, **FSDP2}),
         "experts and shards of tensor ranks": Layout(4, beside={**EXPERT, **TENSOR, **FSDP2}),
+        "tensor ranks": Layout(2, beside=TENSOR),
     }
 
 

@@ -35,6 +35,7 @@ def test_any_number_of_ranks_and_any_batch_takes_the_same_samples():
     assert torch.equal(opened().validation(0).tokens, opened().validation(0).tokens)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_with_the_next_samples(plait_project):
     done = plait_project(
         *RUN, "train.steps=8", "checkpoint.interval=4", "run.name=whole", "schedule.decay_steps=0", ranks=1

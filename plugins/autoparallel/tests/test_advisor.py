@@ -209,6 +209,7 @@ class Lying:
     divided: tuple[tuple[str, ...], ...]
 
 
+@pytest.mark.slow
 def test_an_operator_that_dtensor_does_not_know_is_named(traced, found, monkeypatch):
     assert found.unknown == {}
     assert found.bound <= found.program * (1 + 1e-12) < 1.0  # both are sums, in another order

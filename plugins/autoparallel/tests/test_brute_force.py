@@ -66,6 +66,7 @@ def test_no_assignment_is_better(world, names):
             assert found.hand[0].key() == found.best.key()
 
 
+@pytest.mark.slow
 def test_fixing_axes_changes_no_price():
     """Otherwise a search with the axes that it found would find something faster."""
     config = compose(TINY)

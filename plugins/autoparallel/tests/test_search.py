@@ -43,6 +43,7 @@ def test_the_run_is_configured_as_if_a_person_had(found):
     assert "those in this search do not divide embed, ffn, heads, kv_heads, vocab" in details
 
 
+@pytest.mark.slow
 def test_the_same_search_writes_the_same_bytes(found):
     assert checked().files == found.files
 
@@ -134,6 +135,7 @@ def test_what_is_required_and_forbidden_is_refused_before_anything_is_traced(mon
         checked("strategy.autoparallel.require={layers.0: full}", f"strategy.autoparallel.forbid={{{pattern}: [full]}}")
 
 
+@pytest.mark.slow
 def test_a_plan_that_needs_more_as_a_whole_is_searched_again(found, monkeypatch):
     """The search adds up pieces; what a trace of the plan needs beyond that is taken off its limit."""
     needed = yaml.safe_load(found.files["plan.yaml"])["bytes"]["peak"]

@@ -68,6 +68,7 @@ def test_less_memory_recomputes_all_blocks_alike():
         checked(*ONLY, "strategy.autoparallel.memory=1024")
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_the_user_named_stays_as_it_is():
     one = checked(
         "strategy=[autoparallel,pipeline]", "strategy.autoparallel.strategies=[]", "strategy.pipeline.schedule=gpipe"

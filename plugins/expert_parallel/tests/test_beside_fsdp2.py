@@ -37,7 +37,7 @@ GATHERED = [(*one, remat) for one in [({}, 5), *zip(OPTIONS, (5, 6, 3), strict=T
 
 @pytest.mark.parametrize(
     ("options", "gathered", "remat"),
-    [way if i in (0, 4, 8) else pytest.param(*way, marks=pytest.mark.slow) for i, way in enumerate(GATHERED)],
+    [way if i == 4 else pytest.param(*way, marks=pytest.mark.slow) for i, way in enumerate(GATHERED)],
 )
 def test_as_often_as_need_be(plait_ranks, options, gathered, remat):
     assert plait_ranks.run(gathers, options, remat, world=4) == [(gathered, 3)] * 4
@@ -46,9 +46,10 @@ def test_as_often_as_need_be(plait_ranks, options, gathered, remat):
 WAYS = [("moe", options, remat) for options in OPTIONS for remat in ("none", "selective")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options", "remat"),
-    [(Town, OPTIONS[2], "selective"), *(pytest.param(*way, marks=pytest.mark.slow) for way in WAYS)],
+    [(Town, OPTIONS[2], "selective"), *WAYS],
 )
 def test_same_training(plait_ranks, model, options, remat):
     trial = Trial(model, dtype="float32", remat=remat)
@@ -106,6 +107,7 @@ def units():
     return sorted(found.values())
 
 
+@pytest.mark.slow
 def test_experts_before_the_blocks_keep_to_their_own_ranks(plait_ranks):
     same(plait_ranks, Trial(Started), 4, {"fsdp2": {}, "expert_parallel": {"degree": 2}})
     assert plait_ranks.run(units, world=4)[0] == [

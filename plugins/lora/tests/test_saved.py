@@ -120,12 +120,13 @@ def test_another_base_is_refused(trained):
     assert trained("a", {**LORA, **TENSOR}, 2, f"checkpoint.init_from={moved}")[0] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("beside", "world", "model"),
     [
-        pytest.param({}, 1, whole_run.MODEL, marks=pytest.mark.slow),
+        ({}, 1, whole_run.MODEL),
         ({**FSDP2, **TENSOR}, 4, whole_run.MODEL),
-        pytest.param({**FSDP2, "expert_parallel": {"degree": 2}}, 2, MOE, marks=pytest.mark.slow),
+        ({**FSDP2, "expert_parallel": {"degree": 2}}, 2, MOE),
     ],
     ids=str,
 )

@@ -58,7 +58,7 @@ CASES = {
 }
 
 
-QUICK = ("1f1b x fsdp2", "interleaved x fsdp2", "1f1b x tp", "zero_bubble 2", "zbv, moe")
+QUICK = ("interleaved x fsdp2", "1f1b x tp", "zbv, moe")
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])

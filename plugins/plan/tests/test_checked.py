@@ -1,5 +1,7 @@
 """A plan that was put together of pieces is compared with a trace of the same run."""
 
+import pytest
+
 from plait import Cluster, planning
 from plait.host import check, compose
 from plait_plan.pricing.pieces import pieces
@@ -17,5 +19,6 @@ def needs(*more: str) -> float:
     return planning.needs(run.config, 2, cluster, found)
 
 
+@pytest.mark.slow
 def test_a_batch_that_all_ranks_compute_at_once_is_one_micro_batch_of_each() -> None:
     assert needs("train.global_batch_size=2") == needs()

@@ -20,6 +20,7 @@ SMALL = ["train.local_batch_size=2", "train.seq_len=32", "validation.interval=0"
 CHUNKS = "loss.chunks=8"
 
 
+@pytest.mark.slow
 def test_plans_differ_by_chunks_of_the_loss() -> None:
     whole, chunked, again = (plan(compose([*SMALL, *more]), 1).memory for more in ([], [CHUNKS], []))
     assert chunked.logits < whole.logits == again.logits

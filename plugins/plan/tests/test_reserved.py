@@ -68,6 +68,7 @@ def test_streams_do_not_share() -> None:
     assert allocator.by_stream == {0: 40 * MIB, 1: 2 * MIB}
 
 
+@pytest.mark.slow
 def test_fsdp2_reserves_for_gradients_what_activations_cannot_use() -> None:
     """FSDP2 allocates sharded gradients and gathered parameters on streams of their own."""
     run = ["strategy=[fsdp2]", "train.local_batch_size=8", "train.seq_len=512", "validation.interval=0"]

@@ -32,6 +32,7 @@ def peak(step: StageStep) -> int:
     return max(sum(level) for _, level in step.levels())
 
 
+@pytest.mark.slow
 def test_what_was_sent_and_is_kept_is_in_memory_until_the_step_ends(run, steps) -> None:
     granularity = Cluster.of(run.config.cluster).granularity
     for step, sent in zip(steps, ("streams", "gradients"), strict=True):

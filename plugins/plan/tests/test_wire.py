@@ -17,7 +17,8 @@ def planned(*overrides):
     return checked, found, gathered.bytes
 
 
-@pytest.mark.parametrize(("dtype", "size"), [pytest.param("float32", 4, marks=pytest.mark.slow), ("bfloat16", 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
 def test_weights_travel_as_one_byte_an_element(dtype, size):
     checked, _, plain = planned("strategy=[fsdp2]", f"precision.param={dtype}")
     matrices = [s for fqn, s in checked.shapes.items() if fqn.startswith("layers.0.") and len(s) == 2]
@@ -29,7 +30,8 @@ def test_weights_travel_as_one_byte_an_element(dtype, size):
     assert plain - whole == times * -4 * rows
 
 
-@pytest.mark.parametrize("claimant", ["fsdp2", pytest.param("simplefsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow  # other dtypes: test_measured.py
+@pytest.mark.parametrize("claimant", ["fsdp2", "simplefsdp"])
 def test_ranks_send_what_the_plan_says(plait_ranks, claimant):
     checked, found, _ = planned(f"strategy=[float8,{claimant}]")
     real = plait_ranks.run(measured.measure, checked.config, True, world=4)[0]

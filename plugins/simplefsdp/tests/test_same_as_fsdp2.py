@@ -80,9 +80,10 @@ def test_accumulation(plait_ranks):
     same(both(plait_ranks, Trial("llama3", dtype="float32", compile="aot_eager", micro=2), {}, ALL, world=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "remat"),
-    [(Chain, "full"), *(pytest.param("llama3", remat, marks=SLOW) for remat in ("full", "selective", "budget"))],
+    [(Chain, "full"), *(("llama3", remat) for remat in ("full", "selective", "budget"))],
 )
 def test_recomputation(plait_ranks, model, remat):
     same(both(plait_ranks, Trial(model, dtype="float32", compile="aot_eager", remat=remat), {}, ALL, world=2))

@@ -36,6 +36,7 @@ def test_off_computes_the_same(plait_ranks, model, options):
     same(plait_ranks, Trial(model), options)
 
 
+@pytest.mark.slow
 def test_fewer_key_heads_than_ranks(plait_ranks):
     same(plait_ranks, Trial("llama3"), {"degree": 4}, world=4)  # 2 of them
 

@@ -76,6 +76,7 @@ def test_one_that_sums_once_passes(ghost):
     Ghostly().test_accumulation_equals_one_big_batch(ranks)
 
 
+@pytest.mark.slow
 def test_one_that_sums_each_micro_batch_is_right_and_moves_twice_as_much(ghost):
     ranks = ghost("True")
     Ghostly().test_accumulation_equals_one_big_batch(ranks)

@@ -20,6 +20,7 @@ def ghost(install_ghost):
     return install_ghost(STRATEGY.replace("class Keeper", "class Ghost"))
 
 
+@pytest.mark.slow
 def test_names_are_those_of_one_process(ghost):
     Ghostly().test_checkpoint_has_the_names_of_one_process(ghost)
     Ghostly().test_checkpoint_holds_the_optimizer(ghost)

@@ -78,6 +78,7 @@ def test_right(ghost):
     Ghostly().test_gradients_equal_one_process(ghost(), "two")
 
 
+@pytest.mark.slow
 def test_the_suite_asks_for_the_distance_from_exact_training(ghost):
     with pytest.warns(UserWarning, match=r"the reference of ghost is the strategy itself.* declare `distance`"):
         Ghostly().test_gradients_equal_one_process(ghost(distance="pass"), "two")

@@ -101,6 +101,7 @@ def test_what_trains_in_one_step_only_is_not_listed(ghost, world, factor):
         assert untrained(result, result, ["norm.extra", "norm.weight"]) == ["norm.extra"] * (factor == "1e-15")
 
 
+@pytest.mark.slow
 def test_a_model_without_gradients_is_no_comparison(ghost):
     ranks = ghost("1", CODE.replace("super().forward(x) +", "0 * super().forward(x) + 0 *"))
     with pytest.raises(AssertionError, match=r"^all gradients of llama3 are zero in one process, so"):

@@ -149,6 +149,7 @@ def test_a_model_that_is_declared_right(plait_project, folder):
     assert left(folder) == ["conf"]
 
 
+@pytest.mark.slow
 def test_the_fewest_ranks_and_recomputation(plait_project):
     """An axis that takes what is left has two ranks: tensor ranks alone would leave fsdp2 nothing to shard."""
     done = plait_project(
@@ -158,6 +159,7 @@ def test_the_fewest_ranks_and_recomputation(plait_project):
     assert "layout  4 ranks: dp_replicate=1 (fsdp2), dp_shard=2 (fsdp2), tp=2 (tensor_parallel)" in done.out
 
 
+@pytest.mark.slow
 def test_a_norm_at_the_end_of_a_branch(plait_project):
     done = plait_project("verify", *TENSOR, "model.end_norm=true")
     assert done.code == 1
@@ -173,6 +175,7 @@ def test_a_norm_at_the_end_of_a_branch(plait_project):
     assert "docs/model-spec.md" in done.out
 
 
+@pytest.mark.slow
 def test_a_bias_apart_from_its_matrix(plait_project):
     """It starts at zero, so that the first loss is right and only gradients tell."""
     done = plait_project("verify", *TENSOR, "model.apart=true")
@@ -210,6 +213,7 @@ def test_initial_values_that_depend_on_the_rank(plait_project):
     assert "Initial values depend on the layout" in done.out
 
 
+@pytest.mark.slow
 def test_a_count_of_heads_in_a_view(plait_project, folder):
     """The model cannot run at all on ranks: where it failed, then a sentence."""
     done = plait_project("verify", *TENSOR, "model.count=true")
@@ -340,6 +344,7 @@ def test_without_the_extra(plait_project, monkeypatch):
     assert done.err.endswith("which is not installed: pip install 'plait-testing[testing]'\n")
 
 
+@pytest.mark.slow
 def test_it_needs_no_pytest(folder):
     """A run in a process that cannot import it: the extra's other half is for tests alone."""
     code = "import sys; sys.modules['pytest'] = None; import plait_testing.declared, plait_testing.pool"

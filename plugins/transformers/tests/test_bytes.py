@@ -25,6 +25,7 @@ def stored(node):
     return sum(storages.values()), sum(t.numel() * t.element_size() for t in every)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["llama", *(pytest.param(k, marks=pytest.mark.slow) for k in ("mixtral", "phi3", "deepseek_v3"))]
 )

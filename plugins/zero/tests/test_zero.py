@@ -91,12 +91,12 @@ def gone_on(applied, optimizer):
 @pytest.mark.parametrize(
     ("strategies", "world"),
     [
-        ({"zero": {}}, 4),
         ({"zero": {}, "tensor_parallel": {"degree": 2}}, 4),
-        ({}, 1),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                ({"zero": {}}, 4),
+                ({}, 1),
                 ({"zero": {"stage": 1}}, 2),
                 ({"zero": {}, "pipeline": {"degree": 2}}, 4),
                 ({"fsdp2": {}}, 2),

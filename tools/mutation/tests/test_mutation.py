@@ -68,6 +68,7 @@ def test_lines_are_those_of_the_statement(found):
     assert lines["8"] == (4, 4)
 
 
+@pytest.mark.slow
 def test_every_mutant_has_a_name_of_its_own():
     found = drawn(1)
     assert len(found) == len({m.name for m in found})
