@@ -140,7 +140,6 @@ CASES = {  # arguments -> the key at fault, its value, what would fit
     "launch.nnodes=1:2:3": ("launch.nnodes", "1:2:3", "a whole number, or MIN:MAX"),
     f"{FSDP} {ELASTIC}:3 train.global_batch_size=16": ("launch.nnodes", "1:3", (1, 2)),
     f"strategy=[tensor_parallel,fsdp2] {ELASTIC}:3": ("launch.nnodes", "1:3", (2,)),
-    f"{FSDP} {ELASTIC}:2 data=hf data.name=json": ("launch.nnodes", "1:2", (2,)),
     f"{FSDP} launch.nnodes=2": ("launch.rdzv_endpoint", None, FORM),
     f"{FSDP} {ENDPOINT}node0": ("launch.rdzv_endpoint", "node0", FORM),
     f"{FSDP} {ENDPOINT}29500": ("launch.rdzv_endpoint", 29500, "text (in quotes)"),

@@ -1,5 +1,6 @@
 """A run with `launch.nnodes=MIN:MAX`: machines leave and come, and every step is that of one machine."""
 
+import json
 import signal
 import time
 
@@ -46,13 +47,15 @@ def compare(tmp_path, reference):
         assert mine["tokens"] == other["tokens"]
 
 
-def stop(tmp_path, *runs):
-    """End the run by a signal to the endpoint's machine, and compare it with as many steps on one rank."""
+def stop(tmp_path, *runs, alike=()):
+    """End the run by a signal to the endpoint's machine, and compare it with as many steps on one rank.
+
+    alike: what that rank is told, too."""
     runs[0].signal(signal.SIGTERM)
     assert codes(*runs) == [143] * len(runs), outputs(*runs)
     assert "; saved step " in runs[0].output
     (tmp_path / "one").mkdir()
-    here = [*RUN, f"train.steps={len(rows(tmp_path / 'runs' / 'a'))}", "launch.nproc_per_node=1"]
+    here = [*RUN, *alike, f"train.steps={len(rows(tmp_path / 'runs' / 'a'))}", "launch.nproc_per_node=1"]
     assert commands.train(*here, cwd=tmp_path / "one").code == 0
     compare(tmp_path, rows(tmp_path / "one" / "runs" / "a"))
 
@@ -84,6 +87,24 @@ def test_a_machine_crashes_and_comes_back(strategy, machines, tmp_path):
     wait_for_step(tmp_path, 25, 2 * ranks, runs[0], again)
     stop(tmp_path, runs[0], again)
     assert worlds(tmp_path)[-2:] == [ranks, 2 * ranks]
+
+
+@pytest.mark.slow
+def test_a_stream_goes_on_with_the_same_samples(machines, tmp_path):
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(json.dumps({"text": f"<{i} " + "words " * (i * 5 % 11)}) + "\n" for i in range(300)))
+    data = ["data=hf", "data.name=json", f"data.data_files={text}", "data.shuffle_buffer=7"]
+    data += ["data.validation_documents=0"]
+    on_alpha = begin(machines["alpha"], tmp_path, *data)
+    wait_for_step(tmp_path, 5, 1, on_alpha)
+    on_beta = begin(machines["beta"], tmp_path, *data)
+    wait_for_step(tmp_path, 1, 2, on_alpha, on_beta)
+    saved = rows(tmp_path / "runs" / "a")[-1]["step"] + 15
+    wait_for_step(tmp_path, saved, 2, on_alpha, on_beta)
+    machines["beta"].crash()
+    wait_for_step(tmp_path, saved, 1, on_alpha)
+    stop(tmp_path, on_alpha, alike=[*data, "train.data_parts=2"])
+    assert worlds(tmp_path) == [1, 2, 1]
 
 
 @pytest.mark.slow

@@ -104,13 +104,15 @@ def test_packed_samples_go_on_in_a_row_whatever_the_batch(plait_ranks, tmp_path,
 
 
 @pytest.mark.slow
-def test_every_share_of_a_stream_goes_on_whatever_the_batch(plait_ranks, tmp_path, notes, text, monkeypatch):
+def test_every_part_of_a_stream_goes_on_whatever_the_batch_and_the_ranks(
+    plait_ranks, tmp_path, notes, text, monkeypatch
+):
     """Each takes up its own place."""
     data, taken = stream(text, notes), [[], []]
     store = Store(tmp_path / "runs/a/checkpoints")
-    for steps, batch in ((3, 4), (5, 12), (6, 2)):
+    for steps, batch, world in ((3, 4, 2), (5, 12, 1), (6, 2, 2)):
         options = ("train.local_batch_size=1", f"train.global_batch_size={batch}", f"train.steps={steps}")
-        _, got = trained(plait_ranks, tmp_path, *data, *options, world=2)
+        _, got = trained(plait_ranks, tmp_path, *data, *options, world=world)
         for share, batches in zip(taken, noted(notes, 2), strict=True):
             share += [row for part in batches for row in part]
     assert got[-1]["tokens"] == 38 * 16
@@ -121,10 +123,16 @@ def test_every_share_of_a_stream_goes_on_whatever_the_batch(plait_ranks, tmp_pat
         undisturbed = whole.open(seq_len=16, seed=0, global_batch_size=38, dp=(index, 2))
         assert share == rows(undisturbed.train(0)), f"share {index}"
     assert taken[0] != taken[1]
-    with pytest.raises(
-        PlaitError, match="a stream that 2 data ranks read, but this run has 3: a stream resumes only with the same"
-    ):
-        ready(tmp_path, *data, "train.local_batch_size=1", "train.steps=9", world=3)
+    more = (*data, "train.local_batch_size=1", "train.steps=9")
+    said, config = ready(tmp_path, *more, "train.global_batch_size=6", world=3)
+    assert config.train.data_parts == 2
+    assert not any("data_parts" in line for line in said)
+    with raises_about("train.global_batch_size", 9, "a multiple of 2"):
+        ready(tmp_path, *more, "train.global_batch_size=9", world=3)
+    with raises_about("train.data_parts", 3, (None, 2)):
+        ready(tmp_path, *more, "train.data_parts=3", "train.global_batch_size=6", world=3)
+    with raises_about("train.global_batch_size", 4, "a multiple of 3"):
+        ready(tmp_path, *more, "run.name=b", "train.data_parts=3", "train.global_batch_size=4", world=2)
 
 
 # What a start says of a checkpoint before a rank runs
@@ -182,12 +190,14 @@ def test_a_stream_does_not_begin_in_the_middle():
         resumed(saved(global_batch_size=4, samples=20), 2, indexable=False)
 
 
-def test_a_stream_goes_on_only_in_as_many_shares():
+def test_a_stream_goes_on_in_its_own_parts():
     manifest = saved(global_batch_size=4, samples=20, states=[{"start": 1}, {"start": 2}])
-    resumed(manifest, 2, indexable=False)
-    sentence = "holds a stream that 2 data ranks read, but this run has 4: a stream resumes only with the same"
-    with pytest.raises(PlaitError, match=sentence):
-        resumed(manifest, 4, indexable=False)
+    for shares in (1, 2, 4):
+        assert resumed(manifest, shares, indexable=False, data_parts=2)[1] == 4
+    with raises_about("train.data_parts", 4, (None, 2)):
+        resumed(manifest, 4, indexable=False, data_parts=4)
+    with raises_about("train.global_batch_size", 9, "a multiple of 2"):
+        resumed(manifest, 3, indexable=False, global_batch_size=9)
 
 
 def test_what_another_loop_saved_asks_for_nothing():

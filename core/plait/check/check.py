@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from plait.check.checked import Checked
-from plait.check.elastic import NeedsFixed, check_any_count, machine_counts
+from plait.check.elastic import NeedsFixed, machine_counts
 from plait.check.facts import CORE, code_of
 from plait.check.resumed_data import batch_to_keep
 from plait.compose.build import build_source
@@ -21,6 +21,7 @@ from plait.contract.model_spec import ModelSpec
 from plait.contract.run import Run
 from plait.contract.schema import fit
 from plait.contract.weight_part import parts_by_fqn, weight_parts
+from plait.data.parts import unshared
 from plait.data.source import blaming_source
 from plait.parallel.assembly import Assembly, assemble
 from plait.parallel.optimizer_groups import groups_of
@@ -98,16 +99,16 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
         run.world_size = world(assembly)
     elif world is None and config.launch.nproc_per_node == "auto":
         run.world_size = assembly.fit_world(run.world_size)
-    counts = tuple(config.launch.machines)
+    counts, most = tuple(config.launch.machines), None
     if config.launch.elastic:
-        counts = machine_counts(assembly.extend(), isinstance(world, int), asked)
+        counts, most = machine_counts(assembly.extend(), isinstance(world, int), asked)
     layout, ranks = assembly.extend().layout, assembly.layout.world_size
     config = _with_typed_options(run)
     _check_model(config, model, run.spec)
     accumulation(config, layout.count("batch"))
     source = build_source(config.data)
-    if config.launch.elastic:
-        check_any_count(config, source)
+    if not source.indexable and run.resumed_batch is None:
+        _check_parts(run, most, layout.count("batch"))
     with blaming_source(source, "check"):
         source.check(seq_len=config.train.seq_len, vocab_size=_model_option(config, model, "vocab_size"))
     if config.validation.interval and not source.has_validation:
@@ -141,6 +142,17 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
         run.said,
         counts,
     )
+
+
+def _check_parts(run: Run, most: int | None, data_ranks: int) -> None:
+    """Raises PlaitError if a batch does not divide among the parts of the stream. Pins their number if `most` data
+    ranks may come."""
+    train = run.config.train
+    size = train.global_batch_size or train.local_batch_size * data_ranks
+    if train.data_parts is not None and size % train.data_parts:
+        raise unshared(size, train.data_parts)
+    if train.data_parts is None and most is not None:
+        run.set("train.data_parts", most)
 
 
 def _with_typed_options(run: Run) -> Config:

@@ -3,9 +3,8 @@
 import contextlib
 import os
 from collections.abc import Collection
-from typing import Any
 
-from plait.contract.config import Config, Train
+from plait.contract.config import Train
 from plait.contract.errors import PlaitError
 from plait.contract.run import Run
 from plait.parallel.assembly import Assembly
@@ -15,9 +14,9 @@ class NeedsFixed(PlaitError):
     """The run can go on only with as many machines as it began with."""
 
 
-def machine_counts(assembly: Assembly, started: bool, asked: Collection[str]) -> tuple[int, ...]:
-    """How many machines may train: those of `launch.nnodes` among whose data ranks the global batch divides, and whose
-    ranks the degrees fit.
+def machine_counts(assembly: Assembly, started: bool, asked: Collection[str]) -> tuple[tuple[int, ...], int]:
+    """(How many machines may train, the data ranks of the most machines): the global batch divides among their data
+    ranks, and the degrees fit.
 
     Pins `train.global_batch_size`, and on fewer machines than MAX makes `train.local_batch_size` one that fits.
     started: whether the ranks run already, as many as the run has; else there are those of MAX machines. asked: the
@@ -35,15 +34,14 @@ def machine_counts(assembly: Assembly, started: bool, asked: Collection[str]) ->
     machines = int(os.environ.get("GROUP_WORLD_SIZE", launch.most)) if started else launch.most
     per_machine, rest = divmod(world, machines)
     if rest and not started:
-        return ()  # said later, as for a fixed number
+        return (), 1  # said later, as for a fixed number
     if rest or (started and int(os.environ.get("LOCAL_WORLD_SIZE", per_machine)) != per_machine):
         raise PlaitError(
             f"launch.nnodes={launch.nnodes} needs as many ranks on each machine, but {machines} machines start "
             f"{world}: set launch.nproc_per_node to the same number on all"
         ).at("launch.nproc_per_node", launch.nproc_per_node)
-    size = train.global_batch_size or run.resumed_batch
-    if size is None:
-        size = train.local_batch_size * assembly.layout_for(launch.most * per_machine).count("batch")
+    most = assembly.layout_for(launch.most * per_machine).count("batch")
+    size = train.global_batch_size or run.resumed_batch or train.local_batch_size * most
     counts = []
     for count in launch.machines:
         with contextlib.suppress(PlaitError):
@@ -53,7 +51,7 @@ def machine_counts(assembly: Assembly, started: bool, asked: Collection[str]) ->
     if train.global_batch_size is not None or run.resumed_batch is None:  # else what resumes keeps the checkpoint's
         run.set("train.global_batch_size", size)
         _fit_local(run, train, size, assembly.layout.count("batch") if machines < launch.most else 1)
-    return tuple(counts)
+    return tuple(counts), most
 
 
 def _fit_local(run: Run, train: Train, size: int, data_ranks: int) -> None:
@@ -62,13 +60,3 @@ def _fit_local(run: Run, train: Train, size: int, data_ranks: int) -> None:
         run.set(
             "train.local_batch_size", max(n for n in range(1, min(train.local_batch_size, rows) + 1) if not rows % n)
         )
-
-
-def check_any_count(config: Config, source: Any) -> None:
-    """Raises PlaitError for data that only as many data ranks can continue as read it before."""
-    if not source.indexable:
-        nnodes, data = config.launch.nnodes, type(source).__name__
-        raise NeedsFixed(
-            f"launch.nnodes={nnodes} needs data that any number of data ranks can continue, but a stream ({data}) "
-            "resumes only with as many as before: set launch.nnodes to a number, or use data that is not a stream"
-        ).at("launch.nnodes", nnodes, fits=(config.launch.most,))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from plait.check.resumed_data import check_data, with_batch_of
+from plait.check.resumed_data import check_data, with_batch_of, with_parts_of
 from plait.checkpoint.choose import Say, choose
 from plait.checkpoint.folder_owner import check_owner
 from plait.checkpoint.pieces import Damaged
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from plait.check.checked import Checked
     from plait.records.run_folder import RunFolder
 
-BATCH = "train.global_batch_size"
+BATCH, PARTS = "train.global_batch_size", "train.data_parts"
 
 
 @attrs.frozen
@@ -96,6 +96,8 @@ def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder"
             say(f"checkpoint.load={conf.load} is not used, because the run has its own checkpoints")
         check_data(manifest, checked)
         config = with_batch_of(manifest, checked.config, checked.layout.count("batch"), say)
+        if not checked.source.indexable:
+            config = with_parts_of(manifest, config)
         if changed := differences(manifest, config.plain()):
             say(f"checkpoint: these differ from the checkpoint's config: {'; '.join(changed)}")
         if changed := _changed(manifest.versions, versions_of(checked.distributions)):
@@ -206,6 +208,8 @@ def differences(manifest: Manifest, now: Mapping[str, Any]) -> list[str]:
         return []
     if before.get(BATCH) is None:
         before[BATCH] = manifest.data.get("global_batch_size")  # the value that null became
+    if before.get(PARTS) is None:
+        before[PARTS] = len(manifest.data.get("states") or ()) or None
     return _changed({**dict.fromkeys(after), **before}, {**dict.fromkeys(before), **after})
 
 

@@ -8,6 +8,7 @@ from plait.checkpoint.choose import choose
 from plait.checkpoint.store import Manifest, Store, samples_of
 from plait.contract.config import Checkpoint, Config
 from plait.contract.errors import PlaitError
+from plait.data.parts import unshared
 from plait.records.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -17,8 +18,9 @@ WEIGHTS = "or start a new run from its weights with checkpoint.init_from"
 
 
 def check_data(manifest: Manifest, checked: "Checked") -> None:
-    """Raises PlaitError if this run's samples are not the checkpoint's, or if it divides a stream differently."""
-    train, data_ranks = checked.config.train, checked.layout.count("batch")
+    """Raises PlaitError if this run's samples are not the checkpoint's, or if the parts of its stream cannot share a
+    batch evenly."""
+    train = checked.config.train
     before = manifest.config.get("train") or {}
     for key, now in (("seq_len", train.seq_len), ("seed", train.seed)):
         if (saved := before.get(key, now)) != now:
@@ -34,11 +36,19 @@ def check_data(manifest: Manifest, checked: "Checked") -> None:
             f"the checkpoint of step {manifest.step} was not trained on a stream, so it holds no position in "
             f"one: use its data, {WEIGHTS}"
         )
-    if len(states) != data_ranks:
+    if train.data_parts not in (None, len(states)):
         raise PlaitError(
-            f"the checkpoint of step {manifest.step} holds a stream that {len(states)} data ranks read, but this "
-            f"run has {data_ranks}: a stream resumes only with the same number of data ranks"
-        )
+            f"train.data_parts={train.data_parts}, but the checkpoint of step {manifest.step} has a stream in "
+            f"{len(states)} parts, so its samples differ: leave the key out, {WEIGHTS}"
+        ).at("train.data_parts", train.data_parts, fits=(None, len(states)))
+    if train.global_batch_size is not None and train.global_batch_size % len(states):
+        raise unshared(train.global_batch_size, len(states))
+
+
+def with_parts_of(manifest: Manifest, config: Config) -> Config:
+    """`config`; of a stream, in as many parts as the checkpoint's."""
+    states = manifest.data.get("states")
+    return config.with_value("train.data_parts", len(states)) if states else config
 
 
 def batch_to_keep(conf: Checkpoint, folder: Path) -> int | None:

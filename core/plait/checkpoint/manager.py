@@ -74,8 +74,8 @@ class Checkpoints:
         if manifest.data.get("fingerprint") != self.data["fingerprint"]:
             self.say("data: the text, its tokenizer or the library tokenizers changed; batches may differ from before")
         samples = samples_of(manifest, self.data["global_batch_size"])
-        if states := manifest.data.get("states"):
-            self.batches.load_state_dict(states[self.applied.mesh.rank_and_size("batch")[0]])
+        if self.data["shares"] and (states := manifest.data.get("states")):
+            self.batches.load_state_dict({str(part): state for part, state in enumerate(states)})
         self.say(f"checkpoint: resumed after step {manifest.step}")
         return manifest.step, manifest.tokens, samples
 
@@ -144,11 +144,12 @@ class Checkpoints:
         export_run(self.applied, self.folder.path / "export", self._known, self._tokenizer)
 
     def _states(self) -> list[Any]:
-        """The data state of every data rank, in order; empty if the number of samples is enough."""
+        """The state of every part of a stream, in order; empty if the number of samples is enough."""
         import torch.distributed as dist
 
-        mine = self.batches.state_dict()
+        if not self.data["shares"]:
+            return []
         gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, (self.applied.mesh.rank_and_size("batch")[0], mine))
-        by_share = dict(gathered)
-        return [by_share[share] for share in sorted(by_share)] if any(by_share.values()) else []
+        dist.all_gather_object(gathered, self.batches.state_dict())
+        by_part = {int(part): state for states in gathered for part, state in states.items()}
+        return [by_part[part] for part in sorted(by_part)] if any(by_part.values()) else []

@@ -24,7 +24,7 @@ def flaw(body: Mapping[str, Any], keys: Set[str]) -> str | None:
     if not isinstance(body["config"].get("train", {}), dict):
         return "config.train must be an object"
     data = body["data"]
-    for key, least in (("global_batch_size", 1), ("shares", 1), ("samples", 0)):
+    for key, least in (("global_batch_size", 1), ("shares", 0), ("samples", 0)):
         if not _is_count(data.get(key, least), least):
             return f"data.{key} must be a whole number of 64 bits from {least} on"
     if data.get("metrics") is not None and not _is_seal(data["metrics"]):

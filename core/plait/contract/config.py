@@ -65,6 +65,7 @@ class Train:
     seq_len: int = attrs.field(default=256, validator=ge(1))
     local_batch_size: int = attrs.field(default=8, validator=ge(1))
     global_batch_size: int | None = attrs.field(default=None, validator=optional(ge(1)))
+    data_parts: int | None = attrs.field(default=None, validator=optional(ge(1)))
     seed: int = attrs.field(default=0, validator=ge(0))
     deterministic: bool = False
     max_norm: float = attrs.field(default=1.0, validator=gt(0))

@@ -52,8 +52,8 @@ class Batches(ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs besides the number of samples, as JSON takes it. Called at a save, on every rank, if
-        the source is not `indexable`."""
+        """What a resumed run needs besides the number of samples, as JSON takes it. Called after each batch, if the
+        source is not `indexable`."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (nothing is to be done by default)

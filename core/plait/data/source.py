@@ -20,8 +20,8 @@ class Source(ABC):
     """Data as a config names it. In order: `check` and `prepare` in the parent or once per machine, `open` in each
     rank.
 
-    indexable: whether any batch is available at any time, so that a run resumes with any number of data ranks. Of
-        another source a checkpoint keeps `Batches.state_dict`.
+    indexable: whether any batch is available at any time. Another source is read in `train.data_parts` parts, each as
+        one of so many data ranks; of each part a checkpoint keeps `Batches.state_dict`.
 
     Every method raises PlaitError that names the key.
     """
@@ -73,7 +73,8 @@ class Source(ABC):
 
     @abstractmethod
     def open(self, *, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> Batches:
-        """The batches of one data rank: its part of every global batch. dp: (index, count) of the data rank."""
+        """The batches of one data rank: its part of every global batch. dp: (index, count) of the data rank; of the
+        part, if the source is not `indexable`."""
 
 
 OPTIONAL = ("shortened", "special_ids")  # methods that a source which is no `Source` may lack

@@ -46,6 +46,7 @@ class Trainer:
         assembly: Assembly | None = None,
     ) -> None:
         from plait.data.ahead import Ahead  # not above: the data room is imported when a source is opened
+        from plait.data.parts import InParts
         from plait.data.source import blaming_source, shortened
         from plait.data.tokenizer_files import files_of, used_by
 
@@ -77,15 +78,16 @@ class Trainer:
                 say(f"data: {line}")
         dist.barrier()
         with blaming_source(source, "open"):
-            opened = source.open(
-                seq_len=train.seq_len, seed=train.seed, global_batch_size=self.global_batch_size, dp=dp
-            )
+            shape = {"seq_len": train.seq_len, "global_batch_size": self.global_batch_size}
+            opens = functools.partial(source.open, seed=train.seed, **shape)
+            parts = 0 if source.indexable else train.data_parts or dp[1]
+            opened = InParts(lambda part: opens(dp=part), parts, dp=dp, **shape) if parts else opens(dp=dp)
         self.batches = Ahead(opened, source)
         self.tokens, self.samples = 0, 0
         data = {
             "fingerprint": source.fingerprint(),
             "global_batch_size": self.global_batch_size,
-            "shares": dp[1],
+            "shares": parts,  # of a stream, each with a state
         }
         used = functools.partial(used_by, source, files_of(config.data) if dist.get_rank() == 0 else None)
         self.checkpoints = Checkpoints(config, folder, self.applied, self.optimizer, data, self.batches, say, used)

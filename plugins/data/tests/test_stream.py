@@ -15,6 +15,7 @@ from pyarrow import parquet
 
 from plait import PlaitError
 from plait.data.ahead import Ahead
+from plait.data.parts import InParts
 from plait.testing import raises_about
 from plait_data import stream as stream_module
 from plait_data.hf import Hf
@@ -180,12 +181,52 @@ def test_the_state_is_small_and_loads_in_place(files: list[str]) -> None:
     assert all(torch.equal(stream.train(step).tokens, first[step]) for step in range(5))
 
 
-def test_another_count_of_data_ranks_is_refused_in_one_sentence(files: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("parts", "attention"), [(2, "across"), *(pytest.param(n, "document", marks=pytest.mark.slow) for n in (1, 3, 4))]
+)
+def test_any_number_of_data_ranks_takes_the_same_batches(files: list[str], parts: int, attention: str) -> None:
+    """Each begins where others stopped: inside of documents and of blocks, and in a later epoch."""
+
+    def of_ranks(count: int) -> list[InParts]:
+        return [
+            InParts(
+                lambda part: source.open(seq_len=T, seed=0, global_batch_size=12, dp=part), parts, T, 12, (i, count)
+            )
+            for i in range(count)
+        ]
+
+    options = {"shuffle_buffer": 7, "validation_documents": 5, "attention": attention}
+    source = Hf(name="json", data_files=files[:1], **options)
+    alone = [source.open(seq_len=T, seed=0, global_batch_size=12, dp=(part, parts)) for part in range(parts)]
+    state: dict[str, dict] = {}
+    for count, steps in ((3, range(2)), (1, range(2, 3)), (4, range(3, 6)), (2, range(6, 10))):
+        ranks = of_ranks(count)
+        for rank in ranks:
+            if state:
+                rank.load_state_dict(json.loads(json.dumps(state)))
+        for step in steps:
+            given, expected = ([each.train(step) for each in those] for those in (ranks, alone))
+            for name in ("tokens", "labels", *(["positions"] if attention == "document" else [])):
+                joined = [torch.cat([getattr(batch, name) for batch in batches]) for batches in (given, expected)]
+                assert torch.equal(*joined), (step, count)
+        state = {part: place for rank in ranks for part, place in rank.state_dict().items()}
+    assert all(place["start"]["epoch"] > 0 for place in state.values())
+    held = [torch.cat([each.validation(1).tokens for each in those]) for those in (ranks, alone)]
+    assert torch.equal(*held)
+
+
+def test_another_number_of_parts_is_refused_in_one_sentence(files: list[str]) -> None:
     state = opened(files, (1, 2)).state_dict()
-    with pytest.raises(PlaitError, match=r"^a stream resumes only with as many data ranks .*: 2 then, 4 now$"):
+    with pytest.raises(PlaitError, match=r"^a stream resumes only in as many parts .*: 2 then, 4 now$"):
         opened(files, (1, 4)).load_state_dict(state)
-    with pytest.raises(ValueError, match="data rank 1, not of data rank 0"):
+    with pytest.raises(ValueError, match="part 1, not of part 0"):
         opened(files, (0, 2)).load_state_dict(state)
+    parts = InParts(lambda part: opened(files, part), 2, T, G, (0, 1))
+    for number in (1, 4):
+        with raises_about("train.data_parts", 2):
+            parts.load_state_dict({str(part): state for part in range(number)})
+    with raises_about("train.global_batch_size", G, "a multiple of 3"):
+        InParts(lambda part: opened(files, part), 3, T, G, (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -329,4 +370,4 @@ def test_what_a_rank_left_out_is_known_at_the_end(tmp_path: Path) -> None:
     assert stream.left_out() == ""
     stream.train(0)
     line = stream.left_out()
-    assert re.match(r"data: of the rows that data rank 1 of 2 read, Plait left out \d+ row\(s\) without text", line)
+    assert re.match(r"data: of the rows in part 1 of 2, Plait left out \d+ row\(s\) without text", line)

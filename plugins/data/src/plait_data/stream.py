@@ -68,9 +68,9 @@ class Document:
 
 
 class StreamBatches(Batches):
-    """This data rank's part of a stream, packed on the way; `take` must be called in order.
+    """Part `dp` of a stream, packed on the way; `take` must be called in order.
 
-    Every rank reads its own part of the stream: sample numbers count what all ranks have taken together.
+    Sample numbers count what all parts have given together.
     """
 
     def __init__(self, source: RowSource, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> None:
@@ -100,9 +100,9 @@ class StreamBatches(Batches):
         return to_batch(samples[wanted], self._source.encoder.eod, self._source.attention)
 
     def left_out(self) -> str:
-        """Of what this rank read, some documents ahead of the last batch included."""
+        """Of what was read, some documents ahead of the last batch included."""
         line = self._lost.line()
-        return line and f"data: of the rows that data rank {self.dp[0]} of {self.dp[1]} read, Plait {line}"
+        return line and f"data: of the rows in part {self.dp[0]} of {self.dp[1]}, Plait {line}"
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -124,10 +124,10 @@ class StreamBatches(Batches):
         count, seed = state["share"][1], state["seed"]
         if count != self.dp[1]:
             raise PlaitError(
-                f"a stream resumes only with as many data ranks as it was saved with: {count} then, {self.dp[1]} now"
+                f"a stream resumes only in as many parts as it was saved in: {count} then, {self.dp[1]} now"
             )
         if state["share"][0] != self.dp[0]:
-            raise ValueError(f"this is the state of data rank {state['share'][0]}, not of data rank {self.dp[0]}")
+            raise ValueError(f"this is the state of part {state['share'][0]}, not of part {self.dp[0]}")
         if seed != self._seed or state["source"] != self._source.fingerprint():
             what = f"train.seed={seed}" if seed != self._seed else "the same data options"
             raise PlaitError(
@@ -190,7 +190,7 @@ def _tokens(source: RowSource, texts: list[bytes]) -> list[np.ndarray]:
 
 
 def _documents(source: RowSource, seed: int, dp: tuple[int, int], start: Cursor, lost: LeftOut) -> Iterator[Document]:
-    """This rank's documents from `start` on, without end."""
+    """The part's documents from `start` on, without end."""
     held = set()
     if source.has_validation and source.validation_split is None:
         held = {digest64(text) for text in source.validation_texts()}
@@ -212,7 +212,7 @@ def _documents(source: RowSource, seed: int, dp: tuple[int, int], start: Cursor,
                     yield Document(document, tokens)
         if not count and first == Cursor():
             raise PlaitError(
-                f"data.name={source.name} has no documents to train on for data rank {dp[0]} of {dp[1]}, "
+                f"data.name={source.name} has no documents to train on in part {dp[0]} of {dp[1]}, "
                 f"besides the {len(held)} held out for validation"
             ).at("data.name", source.name)
         epoch, first = epoch + 1, Cursor()
