@@ -114,6 +114,11 @@ CASES = {  # arguments -> the key at fault, its value, what would fit
     # checkpoints
     "checkpoint.load=lastest": ("checkpoint.load", "lastest"),
     "checkpoint.load=nothing": ("checkpoint.load", "nothing"),
+    "checkpoint.memory_steps=0": ("checkpoint.memory_steps", 0, ">= 1"),
+    "checkpoint.memory_steps=-3": ("checkpoint.memory_steps", -3, ">= 1"),
+    "checkpoint.memory_steps=1.5": ("checkpoint.memory_steps", 1.5),
+    "checkpoint.memory_steps=41": ("checkpoint.memory_steps", 41, "at most 40"),
+    "checkpoint.memory_steps=5 checkpoint.enabled=false": ("checkpoint.memory_steps", 5, (None,)),
     # ranks and machines
     "launch.mode=external": ("launch.mode", "external", ("local",)),
     "launch.mode=torchrun": ("launch.mode", "torchrun", ("local",)),

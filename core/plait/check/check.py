@@ -14,7 +14,7 @@ from plait.check.elastic import NeedsFixed, machine_counts
 from plait.check.facts import CORE, code_of
 from plait.check.resumed_data import batch_to_keep
 from plait.compose.build import build_source
-from plait.contract.config import Config, accumulation
+from plait.contract.config import Checkpoint, Config, accumulation
 from plait.contract.errors import PlaitError, misfit, near_miss
 from plait.contract.kinds import KINDS
 from plait.contract.model_spec import ModelSpec
@@ -32,6 +32,7 @@ from plait.records.sinks import check as check_metrics
 from plait.records.sinks import selected
 from plait.records.text import any_of
 from plait.strategies.registry import create_all, distributions
+from plait.system.held_memory import possible
 from plait.train.optimizer_options import check_optimizer
 from plait.train.schedule import learning_rate
 
@@ -118,6 +119,7 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
         ).at("validation.interval", config.validation.interval, fits=(0,))
     check_metrics(config.metrics)
     check_size()
+    _check_copies(config.checkpoint)
     _check_backend(config)
     _check_profile(config, ranks, device_type)
     by_package = distributions()
@@ -195,6 +197,25 @@ def _check_model(config: Config, model: Any, spec: ModelSpec) -> None:
 def _model_option(config: Config, model: Any, key: str) -> Any:
     """The option model.<key>, or what the model itself says if it has no such option."""
     return config.model.get(key, getattr(model, key, None))
+
+
+def _check_copies(conf: Checkpoint) -> None:
+    every, key = conf.memory_steps, f"checkpoint.memory_steps={conf.memory_steps}"
+    if every is None:
+        return
+    if not conf.enabled:
+        raise PlaitError(
+            f"{key} copies to memory what checkpoint.enabled=false does not save: enable checkpoints, or set "
+            "checkpoint.memory_steps=null"
+        ).at("checkpoint.memory_steps", every, fits=(None,))
+    if conf.interval and every > conf.interval:
+        raise PlaitError(
+            f"{key} is more than checkpoint.interval={conf.interval}: the disk would have newer checkpoints than memory"
+        ).at("checkpoint.memory_steps", every, fits=f"at most {conf.interval}")
+    if not possible():
+        raise PlaitError(f"{key} needs memory that outlives a process, which only Linux has").at(
+            "checkpoint.memory_steps", every, fits=(None,)
+        )
 
 
 def _check_backend(config: Config) -> None:

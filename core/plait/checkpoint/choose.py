@@ -54,13 +54,15 @@ def choose_on_ranks(conf: Checkpoint, store: Store, folder: "RunFolder", say: Sa
     """
     with writing(folder.path, "the run's folder"):
         folder.remove_torn()
-    first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    first = not restarted()
     if conf.enabled:
         store.clean()
-    path = choose(conf, store, log.info if first else say) if conf.enabled else None
-    if path is None and not first:
-        say("checkpoint: there is none to resume; all ranks start over at step 0")
-    return path
+    return choose(conf, store, log.info if first else say) if conf.enabled else None
+
+
+def restarted() -> bool:
+    """Whether ranks of this machine have started before."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def choose_again(conf: Checkpoint, store: Store, say: Say) -> Path | None:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.checkpoint.choose import Say, choose_again, choose_on_ranks
 from plait.checkpoint.store import Store, samples_of
 from plait.contract.errors import PlaitError
 from plait.records.metrics_seal import MetricsSeal
 from plait.system.errors import DiskError, one_line, refused
 
 if TYPE_CHECKING:
+    from plait.checkpoint.choose import Say
+    from plait.checkpoint.copies import MemoryCopies
     from plait.checkpoint.frozen_parameters import Base
     from plait.contract.config import Config
     from plait.data.tokenizer_files import Used
@@ -32,7 +33,7 @@ class Checkpoints:
         optimizer: Any,
         data: Mapping[str, Any],
         batches: Any,
-        say: Say,
+        say: "Say",
         tokenizer: "Callable[[], Used | None]" = lambda: None,
     ) -> None:
         import torch.distributed as dist
@@ -48,6 +49,7 @@ class Checkpoints:
         self._base: Base | None = None
         self.store = Store(folder.checkpoints(self.conf.dir))
         self._saver = Saver(self.store, self.conf.mode, self.conf.keep) if self.conf.enabled else None
+        self._copies = self._in_memory()
         self._saved_at = time.monotonic()
         self._metrics = MetricsSeal(folder.metrics)
         self._grace = config.launch.grace_seconds
@@ -55,8 +57,20 @@ class Checkpoints:
         if dist.get_rank() == 0:
             folder.write_versions({**self._versions, "data": data["fingerprint"]})
 
+    def _in_memory(self) -> "MemoryCopies | None":
+        """None unless the config asks for copies, and the launcher has memory for them."""
+        if self.conf.memory_steps is None:
+            return None
+        from plait.checkpoint.copies import MemoryCopies
+        from plait.system.held_memory import of_this_rank
+
+        layout = self.applied.mesh.layout
+        part = f"rank {self.applied.mesh.rank} of {layout.world_size}: {layout.dense}, {layout.views}"
+        return MemoryCopies(places, part) if (places := of_this_rank()) else None
+
     def restore(self) -> tuple[int, int, int]:
         """Load what `checkpoint.load` or `checkpoint.init_from` names; returns the steps, tokens and samples so far."""
+        from plait.checkpoint.choose import choose_again, choose_on_ranks, restarted
         from plait.checkpoint.restore import restore
 
         def newest() -> Path | None:
@@ -65,11 +79,19 @@ class Checkpoints:
             return choose_on_ranks(self.conf, self.store, self.folder, self.say)
 
         init_from = self.conf.init_from
-        path, self._base = restore(self.store, self.applied, self.optimizer, init_from, newest, self.say)
-        if path is None:
-            return 0, 0, 0
+        given = (self.store, self.applied, self.optimizer, init_from, newest, self.say)
+        path, self._base, copy = restore(*given, self._copies)
         if self._saver is not None:
             self._saver.resumed = path
+        if copy is not None:
+            if copy["state"]:
+                self.batches.load_state_dict(copy["state"])
+            self.say(f"checkpoint: resumed after step {copy['step']} from memory")
+            return copy["step"], copy["tokens"], copy["samples"]
+        if path is None:
+            if restarted():
+                self.say("checkpoint: there is none to resume; all ranks start over at step 0")
+            return 0, 0, 0
         manifest = Store.read(path)
         if manifest.data.get("fingerprint") != self.data["fingerprint"]:
             self.say("data: the text, its tokenizer or the library tokenizers changed; batches may differ from before")
@@ -84,12 +106,21 @@ class Checkpoints:
         every = self.conf.every_seconds
         return self._saver is not None and every is not None and time.monotonic() - self._saved_at >= every
 
-    def save(self, step: int, tokens: int, samples: int) -> None:
+    def copies_at(self, step: int) -> bool:
+        """Whether the state after `step` is to be copied to memory."""
+        return self._copies is not None and step % (self.conf.memory_steps or 1) == 0
+
+    def save(self, step: int, tokens: int, samples: int, on_disk: bool = True, in_memory: bool = False) -> None:
         """Save the state after `step`; with `checkpoint.mode=async` it is written while training continues."""
-        assert self._saver is not None
-        self._saved_at = time.monotonic()
         state, _ = self.applied.checkpoint(self.optimizer)
         state, known, frozen = self._base.without(state, self._known) if self._base else (state, self._known, {})
+        if in_memory and self._copies is not None:
+            position = {"step": step, "tokens": tokens, "samples": samples, "state": self.batches.state_dict()}
+            self._copies.save(state, position)
+        if not on_disk:
+            return
+        assert self._saver is not None
+        self._saved_at = time.monotonic()
         data = {**self.data, **frozen, "samples": samples, "states": self._states(), "metrics": self._metrics.now()}
         values, versions = self.config.plain(), self._versions
         self._saver.save(state, step, tokens=tokens, config=values, data=data, versions=versions, known=known)

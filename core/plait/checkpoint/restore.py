@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import Tensor
 
-from plait.checkpoint.frozen_parameters import Base
+from plait.checkpoint.frozen_parameters import Base, is_frozen
 from plait.checkpoint.init_from import read_weights
 from plait.checkpoint.load import load_latest
 from plait.checkpoint.store import Store
 from plait.contract.weight_part import weight_parts
-from plait.parallel.agreement import on_all_ranks
+from plait.parallel.agreement import on_all_ranks, on_rank_0
 from plait.parallel.own_state import is_own
 from plait.parallel.state import is_loaded, tied_names, weights
 
 if TYPE_CHECKING:
+    from plait.checkpoint.copies import MemoryCopies
     from plait.parallel.applied import Applied
 
 
@@ -27,8 +28,10 @@ def restore(
     init_from: str | None,
     newest: Callable[[], Path | None],
     say: Callable[[str], None],
-) -> tuple[Path | None, Base | None]:
-    """(the checkpoint that was loaded, if there was one, and what the run trains beside). Called by all ranks.
+    copies: "MemoryCopies | None" = None,
+) -> tuple[Path | None, Base | None, dict[str, Any] | None]:
+    """(the checkpoint that was loaded, if there was one; what the run trains beside; the notes of the copy in memory
+    that was loaded in its place, because the checkpoint is not newer). Called by all ranks.
 
     init_from: weights of the model, without what strategies added to it. Raises PlaitError for those of another model,
     a checkpoint that was trained beside another base, and as `load_latest`.
@@ -47,6 +50,19 @@ def restore(
 
     if base:  # it is in no checkpoint of this run
         read()
+    if copies is not None:
+        path = None
+
+        def saved() -> int:
+            nonlocal path
+            path = on_rank_0(newest)
+            return Store.read(path).step if path else 0
+
+        trained = {key: tensor for key, tensor in state.items() if not is_frozen(tensor)}
+        if (notes := copies.restore(trained, after, saved, say)) is not None:
+            if base:
+                base.check(state, None, init_from)
+            return path, base, notes
     path = load_latest(store, state, after, newest)
     if path is None and not base:
         read()
@@ -55,7 +71,7 @@ def restore(
     if path is not None:
         for line in _starting_anew(applied, state):
             say(line)
-    return path, base
+    return path, base, None
 
 
 def _starting_anew(applied: "Applied", state: Mapping[str, Tensor]) -> list[str]:

@@ -1,7 +1,7 @@
 """Copies of the state in main memory, in buffers that are kept from one save to the next."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -21,43 +21,49 @@ class Staging:
         Copies from a GPU go to page-locked memory on a stream of their own, with one wait for all of them.
         """
         before, self._kept = self._kept, {}
-        on_gpu: list[tuple[Tensor, Tensor]] = []
+        pairs: list[tuple[Tensor, Tensor]] = []
         for key, tensor in state.items():
             room = before.pop(key, None)
             if room is not None and not _same_form(room, tensor):
                 room = None
-            if _on_gpu(tensor):
-                if room is None:
-                    room = torch.empty_like(tensor.detach(), device="cpu")
-                    _local(room).zero_()  # takes the memory with all threads; the lock would take it with one
-                    _lock(_local(room))  # before the first copy, which it speeds up too
-                on_gpu.append((_local(room), _local(tensor)))
-            elif room is None:
+            if room is None and _on_gpu(tensor):
+                room = torch.empty_like(tensor.detach(), device="cpu")
+                local_part(room).zero_()  # takes the memory with all threads; the lock would take it with one
+                lock(local_part(room))  # before the first copy, which it speeds up too
+            if room is None:
                 room = tensor.detach().to("cpu", copy=True)
             else:
-                _local(room).copy_(_local(tensor))
+                pairs.append((room, tensor))
             self._kept[key] = room
-        if on_gpu:
-            self._copy_from_gpu(on_gpu)
+        self.fill(pairs)
         return dict(self._kept)
 
-    def _copy_from_gpu(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
-        device = pairs[0][1].device
-        self._stream = self._stream or torch.cuda.Stream(device)
-        self._stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(self._stream):
-            for room, tensor in pairs:
-                room.copy_(tensor, non_blocking=True)
-        self._stream.synchronize()
+    def fill(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Copy the second of each pair into the first, which is in main memory. One wait for all that are on a GPU."""
+        on_gpu: list[tuple[Tensor, Tensor]] = []
+        for room, tensor in pairs:
+            both = local_part(room), local_part(tensor)
+            if _on_gpu(tensor):
+                on_gpu.append(both)
+            else:
+                both[0].copy_(both[1])
+        if on_gpu:
+            device = on_gpu[0][1].device
+            self._stream = self._stream or torch.cuda.Stream(device)
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(self._stream):
+                for room, part in on_gpu:
+                    room.copy_(part, non_blocking=True)
+            self._stream.synchronize()
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """What this rank holds."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def _on_gpu(tensor: Tensor) -> bool:
-    return _local(tensor).is_cuda
+    return local_part(tensor).is_cuda
 
 
 def _same_form(room: Tensor, tensor: Tensor) -> bool:
@@ -66,11 +72,11 @@ def _same_form(room: Tensor, tensor: Tensor) -> bool:
             return False
     elif isinstance(room, DTensor) or isinstance(tensor, DTensor):
         return False
-    mine, theirs = _local(room), _local(tensor)
+    mine, theirs = local_part(room), local_part(tensor)
     return (room.shape, mine.shape, mine.dtype) == (tensor.shape, theirs.shape, theirs.dtype)
 
 
-def _lock(room: Tensor) -> None:
+def lock(room: Tensor) -> None:
     """Lock these pages in memory, so that a GPU writes to them directly. Without the lock a copy is slower, not wrong.
 
     torch's own page-locked memory would be rounded up to a power of two.

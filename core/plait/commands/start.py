@@ -105,7 +105,7 @@ def _run(config: Config, path: Path) -> None:
         with writing(path, "the run's folder"), contextlib.suppress(FileNotFoundError):
             os.stat(path)  # the name is too long, or the folder may not be entered
         check_open_files()
-        if external := launch_mode(config.launch) == "external":
+        if external := launch_mode(config.launch, config.checkpoint.memory_steps) == "external":
             check_threads(1)
         outcome = _be_a_rank(config, folder) if external else _start_ranks(config, folder)
     finally:

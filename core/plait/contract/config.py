@@ -143,6 +143,7 @@ class Checkpoint:
     enabled: bool = True
     interval: int = attrs.field(default=40, validator=ge(0))
     every_seconds: float | None = attrs.field(default=None, validator=optional([gt(0), le(YEAR)]))
+    memory_steps: int | None = attrs.field(default=None, validator=optional(ge(1)))
     dir: str = attrs.field(default="checkpoints", validator=_a_place)
     load: str = attrs.field(default="latest", validator=_filled)
     init_from: str | None = attrs.field(default=None, validator=_filled)

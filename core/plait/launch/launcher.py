@@ -21,6 +21,7 @@ from plait.launch.stopped import remove_half_done, stopped_outcome
 from plait.records.run_folder import Outcome, RunFolder
 from plait.system.disk import writing
 from plait.system.errors import unpacked
+from plait.system.held_memory import held
 from plait.system.scratch import Scratch
 from plait.system.signals import STOP_SIGNALS, Stopped
 from plait.system.sockets import STORE
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
 MANY = 2**31  # restarts: `Failures` counts them
 
 
-def launch_mode(launch: Launch) -> str:
+def launch_mode(launch: Launch, copies: int | None = None) -> str:
     """ "external" if a launcher started this process as a rank, else "local".
 
+    copies: `checkpoint.memory_steps`.
+
     Raises PlaitError if `launch.mode` says that one has, and none has, if its variables for this rank are impossible,
-    or if those of another launcher say that there are several processes.
+    if those of another launcher say that there are several processes, or if it cannot do what the run asks for.
     """
     name = launcher_of(launch.mode, launch.most)
     if name is not None:
@@ -46,6 +49,12 @@ def launch_mode(launch: Launch) -> str:
                 "process as a rank: start one process per machine with launch.mode=local, or set launch.nnodes to a "
                 "number"
             ).at("launch.nnodes", launch.nnodes, fits=(launch.most,))
+        if copies:
+            raise PlaitError(
+                f"checkpoint.memory_steps={copies} needs Plait's own launcher, which holds the copies while ranks "
+                f"restart, but {name} started this process as a rank: start one process per machine with "
+                "launch.mode=local, or set checkpoint.memory_steps=null"
+            ).at("checkpoint.memory_steps", copies, fits=(None,))
         adopt(launch, name)
         return "external"
     if launch.mode == "auto":
@@ -81,7 +90,8 @@ def start_ranks(
     launch = config.launch
     agent, earlier = None, _written(folder)
     try:
-        with STOP_SIGNALS, _quiet(), Scratch() as scratch, spare(), _environment(nproc, scratch, launch.most):
+        memory = held(nproc if config.checkpoint.memory_steps else 0)
+        with STOP_SIGNALS, _quiet(), Scratch() as scratch, spare(), memory, _environment(nproc, scratch, launch.most):
             failures = Failures(folder, launch, scratch, say)
             arguments = [*RANK, str(folder.path)]
             problem = scratch / "problem"
@@ -97,7 +107,7 @@ def start_ranks(
                 args=tuple(arguments),
                 rdzv_handler=handler,
                 max_restarts=MANY,
-                monitor_interval=0.1,
+                monitor_interval=0.02,
             )
             logs = DefaultLogsSpecs(log_dir=str(scratch), redirects=Std.ERR)
             handlers = (failures.starting, failures.failed, failures.stopped, forks, meeting, failures.lost)

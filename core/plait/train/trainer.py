@@ -140,10 +140,12 @@ class Trainer:
                     previous.extra["val_loss"] = self.validate()
                     previous.add(self.run.take_logged())
                 is_last = self.step == steps or stopping
-                if save.enabled and (is_last or self._due or (save.interval and self.step % save.interval == 0)):
+                saves = is_last or self._due or bool(save.interval and self.step % save.interval == 0)
+                where = save.enabled and saves, not is_last and self.checkpoints.copies_at(self.step)
+                if any(where):
                     self._report(previous)  # first: a NaN must not be saved, nor a step whose row could be lost
                     previous = None
-                    self.checkpoints.save(self.step, self.tokens, self.samples)
+                    self.checkpoints.save(self.step, self.tokens, self.samples, *where)
                 if collect and self.step % collect == 0:
                     gc.collect(1)
                 self.watch.end(self.step)

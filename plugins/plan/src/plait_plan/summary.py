@@ -8,7 +8,7 @@ from plait import Cluster
 from plait.host import Checked
 from plait_plan.tracing.recorder import Operator
 from plait_plan.tracing.trace import StepTrace
-from plait_plan.values import KINDS, Memory, Peak, Plan, PlannedAxis, Stages, Time, Traffic, Work
+from plait_plan.values import KINDS, Memory, Peak, Plan, PlannedAxis, StageCost, Stages, Time, Traffic, Work
 from plait_plan.whole import Whole
 
 if TYPE_CHECKING:
@@ -66,9 +66,18 @@ def plan_of(
         node=cluster.node if cluster else None,
         traced=(len(found.base.places), sum(len(g.fqns) for g in found.base.groups)),
         stages=stages,
+        copies=_copies(checked, cluster, *(stages.ranks if stages else (memory,))),
         notes=notes,
         reports=checked.assembly.run.reports,
     )
+
+
+def _copies(checked: Checked, cluster: Cluster | None, *ranks: Memory | StageCost) -> int | None:
+    """Two of each rank's state, as if all on a machine were the largest."""
+    if checked.config.checkpoint.memory_steps is None:
+        return None
+    here = min(cluster.node, checked.layout.world_size) if cluster else checked.ranks_per_node
+    return 2 * here * max(each.parameters + each.optimizer for each in ranks)
 
 
 def memory_of(found: "Step") -> Memory:

@@ -60,6 +60,8 @@ def memory(plan: Plan) -> list[str]:
     lines.append(
         f"on a GPU torch reserves {text.size(expandable)} with expandable segments, {text.size(segments)} without"
     )
+    if plan.copies is not None:
+        lines.append(f"copies in memory take {text.size(plan.copies)} of a machine's main memory")
     if plan.fits is None:
         return [*lines, "no cluster is given, so whether this fits is not known: cluster=h100"]
     said = "fits" if plan.fits else "DOES NOT FIT"

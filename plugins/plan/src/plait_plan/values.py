@@ -153,6 +153,7 @@ class Plan:
     stages: of all ranks, if the layers are divided; else None.
     fits: whether the peak is below the free memory of the cluster's device; None without a cluster.
     free: bytes left at the peak; negative if it does not fit. node: ranks per node of the cluster.
+    copies: bytes of main memory per machine, at most, that `checkpoint.memory_steps` takes; None without it.
     traced: (traced blocks, blocks). reports: by name, of strategies.
     """
 
@@ -175,6 +176,7 @@ class Plan:
     node: int | None
     traced: tuple[int, int]
     stages: Stages | None = None
+    copies: int | None = None
     notes: list[str] = attrs.field(factory=list)
     reports: dict[str, Any] = attrs.field(factory=dict)
 
