@@ -84,8 +84,8 @@ def main() -> None:
     for name, expected, found in (
         ("allocated", plan["peak"], allocated),
         *(
-            (f"reserved, {bound}", size, reserved)
-            for bound, size in zip(("least", "most"), plan["reserved"], strict=True)
+            (f"reserved, {kind_of} segments", size, reserved)
+            for kind_of, size in zip(("expandable", "plain"), plan["reserved"], strict=True)
         ),
     ):
         print(f"| {name} | {expected / 2**30:.2f} | {found / 2**30:.2f} | {expected / found:.3f} |")

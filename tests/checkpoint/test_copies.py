@@ -105,9 +105,11 @@ def run(node, folder, until=0, harm=None):
 
     said: list[str] = []
     seen = whole_run.Rows(die)
-    with mock.patch.dict(os.environ, {PLACES: ":".join(map(str, places)), "LOCAL_RANK": "0"}):
+    count = str(int(harm is not None))
+    env = {PLACES: ":".join(map(str, places)), "LOCAL_RANK": "0", "TORCHELASTIC_RESTART_COUNT": count}
+    with mock.patch.dict(os.environ, env):
         trainer = Trainer(node, RunFolder(folder), said.append, [seen])
-    start = trainer.restore()
+        start = trainer.restore()
     with contextlib.suppress(Killed):
         trainer.fit()
     return start, said, seen.rows
@@ -167,6 +169,8 @@ def test_ranks_go_on_from_the_newest_copy_that_all_have(case, plait_ranks, tmp_p
     assert start == expected
     from_memory = case not in ("none on a rank", "the disk is newer")
     assert (f"checkpoint: resumed after step {expected} from memory" in said) == from_memory
+    none = "checkpoint: there is none to resume; all ranks start over at step 0"
+    assert (none in said) == (case == "none on a rank")
     assert any("rank 1's was changed after it was written" in line for line in said) == (case == "damaged")
     assert whole_run.numbers([*before[:start], *after]) == whole_run.numbers(undisturbed[key])
 

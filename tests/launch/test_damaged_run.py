@@ -222,7 +222,7 @@ def test_ranks_that_started_again_say_what_the_launcher_said_at_first(run, check
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
         chosen = choose_on_ranks(conf, Store(run / "checkpoints"), RunFolder(run), said.append)
         assert chosen == (step(run, 5) if found else None)
-        assert len(said) == (lines if found else 0)  # that there is none: whoever knows of no copy in memory either
+        assert len(said) == (lines if found else 0)
 
 
 def test_a_manifest_that_is_a_link_is_as_good_as_what_it_names(run, start):

@@ -112,7 +112,7 @@ class MemoryCopies:
     def _fill(self, state: Mapping[str, Tensor], slot: Slot, notes: Mapping[str, Any]) -> None:
         table: Table = notes["table"]
         places, size = _places(table)
-        room = _tensor(slot.bytes(size)) if size else torch.empty(0, dtype=torch.uint8)
+        room = _tensor(slot.bytes(size))
         for key, form in table.items():
             local_part(state[key]).copy_(_at(room, places[key], form))
             mark(state[key], False)
@@ -122,16 +122,10 @@ class MemoryCopies:
         bytes_ = self._slots[number].room(size)
         kept = self._rooms.get(number)
         if kept is None or kept.numel() != size:
-            kept = self._rooms[number] = _tensor(bytes_) if size else torch.empty(0, dtype=torch.uint8)
+            kept = self._rooms[number] = _tensor(bytes_)
             if torch.cuda.is_initialized():
-                kept.zero_()  # takes the memory with all threads
                 lock(kept)
         return kept
-
-
-def bytes_of(parts: Mapping[str, Tensor]) -> int:
-    """What a copy of these takes, without its notes."""
-    return _places({key: _form(tensor) for key, tensor in parts.items()})[1]
 
 
 def _world() -> Any:
@@ -159,4 +153,4 @@ def _at(room: Tensor, place: int, form: Sequence[Any]) -> Tensor:
 
 
 def _tensor(memory: memoryview) -> Tensor:
-    return torch.frombuffer(memory, dtype=torch.uint8)
+    return torch.frombuffer(memory, dtype=torch.uint8) if memory else torch.empty(0, dtype=torch.uint8)

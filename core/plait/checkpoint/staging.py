@@ -28,7 +28,6 @@ class Staging:
                 room = None
             if room is None and _on_gpu(tensor):
                 room = torch.empty_like(tensor.detach(), device="cpu")
-                local_part(room).zero_()  # takes the memory with all threads; the lock would take it with one
                 lock(local_part(room))  # before the first copy, which it speeds up too
             if room is None:
                 room = tensor.detach().to("cpu", copy=True)
@@ -77,10 +76,11 @@ def _same_form(room: Tensor, tensor: Tensor) -> bool:
 
 
 def lock(room: Tensor) -> None:
-    """Lock these pages in memory, so that a GPU writes to them directly. Without the lock a copy is slower, not wrong.
+    """Lock this new memory, whose values are lost, so that a GPU writes to it directly. Without it copies are slower.
 
     torch's own page-locked memory would be rounded up to a power of two.
     """
+    room.zero_()  # takes the memory with all threads; the lock would take it with one
     runtime, storage = torch.cuda.cudart(), room.untyped_storage()
     if storage.nbytes() and int(runtime.cudaHostRegister(storage.data_ptr(), storage.nbytes(), 1)) == 0:
         weakref.finalize(storage, runtime.cudaHostUnregister, storage.data_ptr()).atexit = False

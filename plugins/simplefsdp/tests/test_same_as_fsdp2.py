@@ -80,7 +80,7 @@ def test_accumulation(plait_ranks):
     same(both(plait_ranks, Trial("llama3", dtype="float32", compile="aot_eager", micro=2), {}, ALL, world=2))
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize(
     ("model", "remat"),
     [(Chain, "full"), *(("llama3", remat) for remat in ("full", "selective", "budget"))],
