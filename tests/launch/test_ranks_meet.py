@@ -16,7 +16,7 @@ from plait.system.errors import unpacked
 def end_of(tmp_path, monkeypatch):
     """What the rank returns and reports if `prepare_together` raises the error."""
     node = tmp_path / "config.json"
-    node.write_text(json.dumps(compose(["strategy=[]"]).plain()))
+    node.write_text(json.dumps({"config": compose(["strategy=[]"]).plain(), "files": {}}))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("PLAIT_SCRATCH", str(tmp_path))
 

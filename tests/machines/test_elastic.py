@@ -124,6 +124,19 @@ def test_a_machine_that_is_asked_to_leave_loses_no_step(machines, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_plan_for_each_number_of_machines_is_ready(machines, tmp_path):
+    plan = ["strategy=[autoparallel]", "strategy.autoparallel.strategies=[fsdp2]", "cluster=cpu"]
+    on_alpha = begin(machines["alpha"], tmp_path, *plan)
+    wait_for_step(tmp_path, 1, 1, on_alpha)
+    assert {path.name for path in (tmp_path / "runs" / "a").glob("plan*")} == {"plan-1.yaml", "plan-2.yaml"}
+    on_beta = begin(machines["beta"], tmp_path, *plan)
+    wait_for_step(tmp_path, 1, 2, on_alpha, on_beta)
+    on_alpha.seen("autoparallel: follows the plan ")
+    stop(tmp_path, on_alpha, on_beta)
+    assert worlds(tmp_path) == [1, 2]
+
+
+@pytest.mark.slow
 def test_machines_too_many_for_the_batch_are_spares(tmp_path):
     if reason := why_not():
         pytest.skip(reason)

@@ -2,7 +2,8 @@
 
 import contextlib
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import attrs
 import torch
 
 from plait.check.checked import Checked
-from plait.check.elastic import NeedsFixed, machine_counts
+from plait.check.elastic import machine_counts
 from plait.check.facts import CORE, code_of
 from plait.check.resumed_data import batch_to_keep
 from plait.compose.build import build_source
@@ -40,17 +41,21 @@ MOST = 16  # ranks of another machine
 World = int | Callable[[Assembly], int] | None
 
 
-def check(config: Config, world: World = None, folder: Path | None = None) -> Checked:
+def check(
+    config: Config, world: World = None, folder: Path | None = None, files: Mapping[str, str] | None = None
+) -> Checked:
     """Check the run of `config` for `world` ranks; None: as many as `launch.*` and the degrees ask for. It may be
     a function that tells them for the configured assembly.
 
     One of several machines knows only its own number of ranks: there, what fits some number of the others passes, and
-    rank 0 checks the whole when all have met. folder: the run's, if it has one; it may not exist yet.
+    rank 0 checks the whole when all have met. folder: the run's, if it has one; it may not exist yet. files: name ->
+    text that strategies left in an earlier check of this start.
     Raises PlaitError for the first thing that does not fit.
     """
     launch = config.launch
     if launch.elastic:
-        return _check(config, world, folder) if world is not None else _check_elastic(config, folder)
+        machines = int(os.environ.get("GROUP_WORLD_SIZE", launch.most))
+        return _check(config, world, folder, machines, files) if world is not None else _check_elastic(config, folder)
     if world is not None or launch.most == 1 or type(launch.nproc_per_node) is not int:
         return _check(config, world, folder)
     here, others = launch.nproc_per_node, launch.most - 1
@@ -67,9 +72,8 @@ def _check_elastic(config: Config, folder: Path | None) -> Checked:
     """The check for the most machines. If they do not fit, the error names numbers of machines that do."""
     launch = config.launch
     try:
-        return _check(config, None, folder)
-    except NeedsFixed:
-        raise
+        most = _check(config, None, folder)
+        return _with_plans(most, config, folder) if _planned(most.assembly.run, config) else most
     except PlaitError as error:
         fits = []
         for count in launch.machines[:-1][-MOST:]:
@@ -83,11 +87,43 @@ def _check_elastic(config: Config, folder: Path | None) -> Checked:
         ).at("launch.nnodes", launch.nnodes, fits=fits) from error
 
 
-def _check(config: Config, world: World, folder: Path | None) -> Checked:
+def _planned(run: Run, asked: Config) -> bool:
+    """Whether strategies select others, or the batch, for the number of ranks that there is."""
+    decided = {key for each in run.strategies.values() for key in getattr(each, "decides", ())}
+    return "train.local_batch_size" in decided or run.strategies.keys() != asked.strategy.keys()
+
+
+def _with_plans(most: Checked, config: Config, folder: Path | None) -> Checked:
+    """`most`, checked for the most machines, with what strategies decide for each smaller number of machines; all for
+    one global batch."""
+    if most.assembly.run.resumed_batch is None:
+        config = config.with_value("train.global_batch_size", most.config.train.global_batch_size)
+    fit, files, said = [config.launch.most], {**most.files}, [*most.said]
+    for count in reversed(config.launch.machines[:-1]):
+        try:
+            checked = _check(config, count * most.ranks_per_node, folder, count, files)
+        except PlaitError as error:
+            said.append((f"launch: {count} machine{'s' * (count > 1)} would not train: {error}", ""))
+        else:
+            fit.append(count)
+            files |= checked.files
+            said += checked.said
+    return attrs.evolve(most, machines=tuple(reversed(fit)), files=files, said=said)
+
+
+def _check(
+    config: Config,
+    world: World,
+    folder: Path | None,
+    machines: int | None = None,
+    files: Mapping[str, str] | None = None,
+) -> Checked:
+    """machines: that start `world` ranks, if the run is elastic."""
     device_type = device_of(config.launch.device)
     first = world if isinstance(world, int) else _guess(config, device_type)
     assembly = assemble(config, first, device_type=device_type, folder=folder)
-    model, run, asked = assembly.model, assembly.run, [*config.strategy]
+    model, run, asked = assembly.model, assembly.run, config
+    run.files |= {name: text for name, text in (files or {}).items() if not folder or not (folder / name).exists()}
     run.resumed_batch = batch_to_keep(config.checkpoint, folder) if folder and folder.exists() else None
     if config.checkpoint.init_from is None and (own := getattr(model, "weights_from", None)):
         run.set("checkpoint.init_from", own)
@@ -102,7 +138,7 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
         run.world_size = assembly.fit_world(run.world_size)
     counts, most = tuple(config.launch.machines), None
     if config.launch.elastic:
-        counts, most = machine_counts(assembly.extend(), isinstance(world, int), asked)
+        counts, most = machine_counts(assembly.extend(), machines, _planned(run, asked))
     layout, ranks = assembly.extend().layout, assembly.layout.world_size
     config = _with_typed_options(run)
     _check_model(config, model, run.spec)
@@ -147,8 +183,8 @@ def _check(config: Config, world: World, folder: Path | None) -> Checked:
 
 
 def _check_parts(run: Run, most: int | None, data_ranks: int) -> None:
-    """Raises PlaitError if a batch does not divide among the parts of the stream. Pins their number if `most` data
-    ranks may come."""
+    """Raises PlaitError if a batch does not divide among the parts of the stream. Pins their number, `most`, if
+    machines may come."""
     train = run.config.train
     size = train.global_batch_size or train.local_batch_size * data_ranks
     if train.data_parts is not None and size % train.data_parts:

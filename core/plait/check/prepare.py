@@ -1,7 +1,7 @@
 """What one process does for all before training: lock the run's folder, find what to resume, write the ranks'
 config."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from plait.check.check import check
@@ -108,9 +108,11 @@ def lost_steps(precision: Precision, lr: float | None) -> str | None:
     )
 
 
-def prepare_together(config: Config, folder: RunFolder, say: Say) -> tuple[RunFolder, Outcome | None, Assembly | None]:
+def prepare_together(
+    config: Config, folder: RunFolder, say: Say, files: Mapping[str, str] | None = None
+) -> tuple[RunFolder, Outcome | None, Assembly | None]:
     """The same in ranks that a launcher started: rank 0 checks and prepares for all, once all machines are known to be
-    alike.
+    alike. files: those that strategies left in the launcher's check.
 
     Starts the process group. Returns the folder on all ranks, and on rank 0 the assembly of its check, which it trains
     with. Raises on all ranks the PlaitError of rank 0, or that of machines that differ or do not share the folder.
@@ -131,7 +133,7 @@ def prepare_together(config: Config, folder: RunFolder, say: Say) -> tuple[RunFo
     def prepared() -> tuple[str, Outcome | None, dict[str, str]]:
         nonlocal assembly
         try:
-            checked = check(config, dist.get_world_size(), folder.path)
+            checked = check(config, dist.get_world_size(), folder.path, files)
             assembly = checked.assembly
             ended = prepare(checked, folder, say)
             conf = checked.config.checkpoint

@@ -160,7 +160,8 @@ def _check_and_start(asked: Config, folder: Any, several: bool, forks: Any) -> A
             meeting.refuse(one_line(error))
             raise
         meeting.counts = checked.machines
-        return start_ranks(checked.config, folder, checked.ranks_per_node, _say, asked.plain(), forks, meeting)
+        node = {"config": asked.plain(), "files": checked.files if asked.launch.elastic else {}}
+        return start_ranks(checked.config, folder, checked.ranks_per_node, _say, node, forks, meeting)
 
 
 def _checked(asked: Config, folder: Any) -> Any:
@@ -178,6 +179,9 @@ def _checked(asked: Config, folder: Any) -> Any:
     if config.launch.most > 1:  # how many ranks the others have is known when all have met
         whole = f"; {any_of(checked.machines)} machines meet at {config.launch.rdzv_endpoint}"
     _say(f"launch: local, {checked.ranks_per_node} rank(s) here{whole}")
+    if config.launch.elastic and checked.files:  # of each number of machines; each start tells only of its own
+        for line, _ in checked.said:
+            _say(line)
     if config.schedule.warmup_steps > config.train.steps and not config.schedule.shape:
         _say(
             f"schedule: all {config.train.steps} steps are warm-up (schedule.warmup_steps="

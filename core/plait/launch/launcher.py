@@ -76,7 +76,8 @@ def start_ranks(
     """Start `nproc` ranks of `plait.launch.rank` here, restart them when one dies, and return how it ended.
 
     `forks` starts them if it can; otherwise they are new interpreters. Ranks of other machines (`launch.nnodes`) join
-    them at the `meeting`. `node`: the config, if the ranks must prepare the run themselves.
+    them at the `meeting`. `node`: if the ranks must prepare the run themselves, its "config", and the "files" that
+    strategies left in this machine's check.
     Raises PlaitError, naming the rank, the reason and its log, if they fail for good.
     """
     from torch.distributed.elastic.agent.server import WorkerSpec

@@ -55,15 +55,15 @@ def main() -> None:
 
 
 def _under_elastic(folder: RunFolder, node: Path | None = None) -> Outcome | None:
-    """`node`: a file with the config, if ranks of several machines must prepare the run themselves."""
+    """`node`: a file with the config and the files of strategies, if ranks of several machines must prepare the run
+    themselves."""
     if node is None:
         return run_rank(folder)
     from plait.check.prepare import prepare_together
 
     try:
-        folder, ended, assembly = prepare_together(
-            Config.of(json.loads(node.read_text(encoding="utf-8"))), folder, print
-        )
+        told = json.loads(node.read_text(encoding="utf-8"))
+        folder, ended, assembly = prepare_together(Config.of(told["config"]), folder, print, told["files"])
     except PlaitError as error:
         node.with_name("problem").write_text(packed(error), encoding="utf-8")  # for the launcher of this machine
         return None

@@ -30,7 +30,7 @@ class Run:
 def read(tmp_path, node):
     path = tmp_path / "plan.yaml"
     path.write_text(node if isinstance(node, str) else yaml.safe_dump(node))
-    return file.read(path, Run, BLOCKS)
+    return file.read(file.Text(str(path), file.text_of(path)), Run, BLOCKS)
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -76,7 +76,7 @@ def test_what_is_no_plan_is_refused(tmp_path, text, key):
 
 def test_a_file_that_is_not_there(tmp_path):
     with raises_about("strategy.autoparallel.plan"):
-        file.read(tmp_path / "none.yaml", Run, BLOCKS)
+        file.text_of(tmp_path / "none.yaml")
 
 
 def test_the_parts_of_a_step_add_up_and_only_several_micro_batches_are_added():
@@ -90,10 +90,10 @@ def test_the_parts_of_a_step_add_up_and_only_several_micro_batches_are_added():
 
 
 @pytest.mark.parametrize(("given", "resumed", "meant"), [(None, 12, 12), (8, 12, 8), (None, None, 16)])
-def test_a_run_that_goes_on_keeps_the_checkpoints_batch(given, resumed, meant, tmp_path):
+def test_a_run_that_goes_on_keeps_the_checkpoints_batch(given, resumed, meant):
     """Whatever its own plan, for 16 samples, says: a plan for other samples is not followed."""
-    kept = tmp_path / file.NAME
-    kept.write_text(yaml.safe_dump({"run": {"world": 2}, "asked": {}, "decision": {"global_batch_size": 16}}))
+    node = {"run": {"world": 2}, "asked": {}, "decision": {"global_batch_size": 16}}
+    kept = file.Text(file.NAME, yaml.safe_dump(node))
     config = Config.of({"train": {"local_batch_size": 4, "global_batch_size": given}})
     run = SimpleNamespace(config=config, world_size=2, resumed_batch=resumed)
     assert decide._samples(run, kept) == meant

@@ -60,6 +60,35 @@ def test_a_resumed_run_keeps_its_plan_and_another_world_does_not(found, tmp_path
     assert yaml.safe_load(one.files["plan.yaml"])["run"]["world"] == 1
 
 
+def test_an_elastic_run_has_a_plan_for_each_number_of_machines(tmp_path):
+    """All for one batch. A start of the ranks follows that of its number, whether it is in the folder yet or not."""
+    elastic = ["launch.nnodes='1:2'", "launch.nproc_per_node=1", "launch.rdzv_endpoint=here:29500"]
+    found = checked(*elastic, world=None, folder=tmp_path)
+    assert found.machines == (1, 2)
+    plans = {name: yaml.safe_load(text) for name, text in found.files.items()}
+    assert {name: plan["run"]["world"] for name, plan in plans.items()} == {"plan-1.yaml": 1, "plan-2.yaml": 2}
+    assert [plan["decision"]["global_batch_size"] for plan in plans.values()] == [16, 16]
+    assert len([line for line, _ in found.said if line.startswith("autoparallel: ")]) == 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GROUP_WORLD_SIZE", "1")
+        patch.setattr("plait_autoparallel.decide._search", None)
+        alone = check(compose([*TINY, *elastic]), 1, tmp_path, found.files)
+        assert alone.said == [("autoparallel: follows the plan plan-1.yaml", "")]
+        assert (alone.config.train.global_batch_size, alone.files) == (16, found.files)
+        for name, text in found.files.items():
+            (tmp_path / name).write_text(text)
+        assert checked(*elastic, world=None, folder=tmp_path).machines == (1, 2)
+        ((line, _),) = check(compose([*TINY, *elastic]), 1, tmp_path, found.files).said
+        assert line == f"autoparallel: follows the plan {tmp_path / 'plan-1.yaml'}"
+
+
+def test_machines_too_few_for_any_plan_would_be_spares(tmp_path):
+    elastic = ["launch.nnodes='1:2'", "launch.nproc_per_node=1", "launch.rdzv_endpoint=here:29500"]
+    less = checked(*elastic, "strategy.autoparallel.axes={dp_shard: 2}", world=None, folder=tmp_path)
+    assert less.machines == (2,)
+    assert any(line.startswith("launch: 1 machine would not train: ") for line, _ in less.said)
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -25,11 +25,12 @@ def decide(options: "AutoParallel", run: Run) -> None:
             "remat.mode=budget lets a compiler choose what is recomputed; autoparallel chooses that: set none"
         ).at("remat.mode", "budget", fits=("none",))
     blocks = list(run.blocks)
-    kept = run.folder / file.NAME if run.folder else None
+    kept = file.kept(run)
     unused = ["advisor"] if options.advisor else []
     if options.plan is not None:
-        follow(run, Path(options.plan), blocks, [*_asked(options), *unused])
-    elif kept is not None and kept.is_file() and _still_meant(kept, run, _asked(options)):
+        path = Path(options.plan)
+        follow(run, file.Text(str(path), file.text_of(path)), blocks, [*_asked(options), *unused])
+    elif kept is not None and _still_meant(kept, run, _asked(options)):
         follow(run, kept, blocks, unused)
     else:
         _search(options, run, blocks, kept)
@@ -40,36 +41,36 @@ def _asked(options: "AutoParallel") -> dict[str, Any]:
     return {name: value for name in CONSTRAINTS if (value := getattr(options, name)) is not None}
 
 
-def follow(run: Run, path: Path, blocks: list[str], unused: list[str]) -> None:
+def follow(run: Run, plan: file.Text, blocks: list[str], unused: list[str]) -> None:
     """unused: options that are set, but mean nothing without a search."""
-    decision = file.read(path, run, blocks)
+    decision = file.read(plan, run, blocks)
     samples = run.config.train.global_batch_size
     if samples not in (None, decision.samples):
         raise PlaitError(
-            f"train.global_batch_size is {samples}, but the plan {path} is for {decision.samples}: leave it out, or "
-            "change decision.global_batch_size in a copy of the plan"
+            f"train.global_batch_size is {samples}, but the plan {plan.where} is for {decision.samples}: leave it out, "
+            "or change decision.global_batch_size in a copy of the plan"
         ).at("train.global_batch_size", samples, fits=(decision.samples,))
     apply(run, decision, blocks)
-    run.leave(file.NAME, path.read_text(encoding="utf-8"))
+    run.leave(file.name_for(run), plan.text)
     keys = ", ".join(f"{KEY}.{name}" for name in unused)
     idle = f"; not used, because nothing is searched: {keys}" if keys else ""
-    run.say(f"autoparallel: follows the plan {path}{idle}")
+    run.say(f"autoparallel: follows the plan {plan.where}{idle}")
 
 
-def _still_meant(path: Path, run: Run, asked: dict[str, Any]) -> bool:
+def _still_meant(plan: file.Text, run: Run, asked: dict[str, Any]) -> bool:
     """Whether the run's own plan is for as many ranks and samples, and under the same constraints; if not, a new one is
     needed."""
     import yaml
 
     try:
-        node = yaml.safe_load(path.read_text(encoding="utf-8"))
+        node = yaml.safe_load(plan.text)
         meant = node["run"]["world"], node.get("asked", asked), node["decision"]["global_batch_size"]
         return meant == (run.world_size, asked, run.config.train.global_batch_size or run.resumed_batch or meant[2])
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+    except (yaml.YAMLError, KeyError, TypeError):
         return True  # `read` says what is wrong with it
 
 
-def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: Path | None) -> None:
+def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: file.Text | None) -> None:
     from plait_autoparallel.search import or_what_helps, search
 
     cluster, found_by = _cluster(run)
@@ -104,7 +105,7 @@ def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: Path | N
         ).at(f"{KEY}.memory", capacity, fits="less")
     apply(run, decision, blocks)
     plan = file.plan(found, run, cluster, capacity, samples, _asked(options))
-    run.leave(file.NAME, file.text(plan))
+    run.leave(file.name_for(run), file.text(plan))
     run.report("plan", plan)
     given = [f"{KEY}.{name}={_plainly(value)}" for name, value in _asked(options).items()]
     given += [f"remat.mode={wanted.mode}"] if wanted.mode != "none" else []
@@ -178,19 +179,19 @@ def _cluster(run: Run) -> "tuple[Cluster, str]":
     return planning.cluster_here(device), f" (no cluster is given: taken for this {device}; set cluster=NAME)"
 
 
-def _samples(run: Run, kept: Path | None) -> int:
+def _samples(run: Run, kept: file.Text | None) -> int:
     """Samples of a step: the user's value, the checkpoint's, or its plan's; else as if all ranks had data."""
     train = run.config.train
     if train.global_batch_size is not None:
         return train.global_batch_size
     if run.resumed_batch is not None:
         return run.resumed_batch
-    if kept is not None and kept.is_file():
+    if kept is not None:
         import yaml
 
         try:
-            return int(yaml.safe_load(kept.read_text(encoding="utf-8"))["decision"]["global_batch_size"])
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError):
+            return int(yaml.safe_load(kept.text)["decision"]["global_batch_size"])
+        except (yaml.YAMLError, KeyError, TypeError, ValueError):
             pass
     return train.local_batch_size * run.world_size
 

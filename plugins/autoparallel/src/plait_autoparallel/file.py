@@ -21,6 +21,14 @@ HEAD = """\
 
 
 @attrs.frozen
+class Text:
+    """The text of a plan, and where it is from."""
+
+    where: str
+    text: str
+
+
+@attrs.frozen
 class Decision:
     """strategies: name -> options. rows: samples at once. samples: of a step. modes: pattern of blocks -> mode."""
 
@@ -28,6 +36,31 @@ class Decision:
     rows: int
     samples: int
     modes: dict[str, str]
+
+
+def name_for(run: Run) -> str:
+    """Of the run's own plan; an elastic run has one for each number of ranks."""
+    return f"plan-{run.world_size}.yaml" if run.config.launch.elastic else NAME
+
+
+def kept(run: Run) -> Text | None:
+    """The run's own plan: in its folder, or else of an earlier check of this start."""
+    name = name_for(run)
+    if run.folder is not None and (run.folder / name).is_file():
+        return Text(str(run.folder / name), text_of(run.folder / name))
+    return Text(name, run.files[name]) if name in run.files else None
+
+
+def text_of(path: Path) -> str:
+    """Raises PlaitError if the plan cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(f"the plan {path}", getattr(error, "strerror", None) or "it is not YAML") from None
+
+
+def _unreadable(where: str, reason: str) -> PlaitError:
+    return PlaitError(f"{where} cannot be read: {reason}; {AGAIN}").at("strategy.autoparallel.plan", where)
 
 
 def text(plan: Mapping[str, Any]) -> str:
@@ -116,16 +149,13 @@ def _placements(found: Any, best: Any) -> dict[str, str]:
     return placements
 
 
-def read(path: Path, run: Run, blocks: list[str]) -> Decision:
+def read(plan: Text, run: Run, blocks: list[str]) -> Decision:
     """Raises PlaitError if it is not a plan, has another version, or is for another model or world."""
-    where = f"the plan {path}"
+    where = f"the plan {plan.where}"
     try:
-        node = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = getattr(error, "strerror", None) or "it is not YAML"
-        raise PlaitError(f"{where} cannot be read: {reason}; {AGAIN}").at(
-            "strategy.autoparallel.plan", str(where)
-        ) from None
+        node = yaml.safe_load(plan.text)
+    except yaml.YAMLError:
+        raise _unreadable(where, "it is not YAML") from None
     if not isinstance(node, Mapping) or "version" not in node:
         raise PlaitError(f"{where} has no `version`: it is not a plan that autoparallel wrote").at("version")
     if node["version"] != VERSION:
