@@ -74,6 +74,24 @@ def trained(ranks, folder, *overrides, world=1):
     return said, ranks.run(whole_run.run, node, folder / "runs" / "a", world=world)[0]
 
 
+def test_epochs_are_counted_in_samples_whatever_the_batch(plait_ranks, tmp_path, notes, text):
+    """41 samples are one: 5 a step up to half of them, then 12 a step up to one and a half."""
+    data = packed(text, notes)
+    five = ("train.local_batch_size=5", "schedule.warmup_steps=5")
+    said, half = trained(plait_ranks, tmp_path, *data, *five, "train.epochs=0.5")
+    assert [row["epoch"] * 41 for row in half] == pytest.approx([5, 10, 15, 20])
+    assert any(line.startswith("schedule: all 4 steps are warm-up") for line in said)
+    batch = ("train.local_batch_size=3", "train.global_batch_size=12", "train.epochs=1.5")
+    _, whole = trained(plait_ranks, tmp_path, *data, *batch, world=2)
+    assert [row["epoch"] * 41 for row in whole] == pytest.approx([32, 44, 56, 68])
+    with contextlib.chdir(tmp_path), contextlib.ExitStack() as stack:
+        run = RunFolder(tmp_path / "runs" / "a")
+        stack.callback(run.unlock)
+        ended = prepare(check(compose([*TINY, "strategy=[]", *data, *five, "train.epochs=1.5"]), 1), run, print)
+    assert ended is not None
+    assert ended.reason == "a is finished at step 8: raise train.epochs, or set another run.name"
+
+
 def test_packed_samples_go_on_in_a_row_whatever_the_batch(plait_ranks, tmp_path, notes, text):
     """1 rank, then 2 with a larger global batch, then 3 that keep it, over the end of an epoch."""
     data, taken = packed(text, notes), []

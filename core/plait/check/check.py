@@ -12,6 +12,7 @@ import torch
 
 from plait.check.checked import Checked
 from plait.check.elastic import machine_counts
+from plait.check.epochs import check_epochs
 from plait.check.facts import CORE, code_of
 from plait.check.resumed_data import batch_to_keep
 from plait.compose.build import build_source
@@ -153,6 +154,7 @@ def _check(
             f"validation.interval={config.validation.interval}, but no data is held out; set "
             "validation.interval=0, or hold data out (data.validation_fraction, data.validation_split)"
         ).at("validation.interval", config.validation.interval, fits=(0,))
+    check_epochs(config, source.indexable)
     check_metrics(config.metrics)
     check_size()
     _check_copies(config.checkpoint)
@@ -277,10 +279,6 @@ def _check_profile(config: Config, world_size: int, device_type: str) -> None:
     if outside := [rank for rank in profile.ranks if rank not in range(world_size)]:
         raise PlaitError(f"profile.ranks={profile.ranks} names rank {outside[0]}; ranks are 0 to {world_size - 1}").at(
             "profile.ranks", profile.ranks, fits=f"ranks from 0 to {world_size - 1}"
-        )
-    if profile.start > config.train.steps:
-        raise PlaitError(f"profile.start={profile.start} is past the last step, train.steps={config.train.steps}").at(
-            "profile.start", profile.start, fits=f"at most {config.train.steps}"
         )
     if profile.memory and device_type != "cuda":
         raise PlaitError("profile.memory=true takes snapshots of a GPU's memory, but the run is on a CPU").at(

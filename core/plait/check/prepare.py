@@ -1,6 +1,7 @@
 """What one process does for all before training: lock the run's folder, find what to resume, write the ranks'
 config."""
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from plait.check.tested_torch import newer_torch
 from plait.checkpoint.folder_owner import claim
 from plait.contract.config import Config, Precision
 from plait.contract.errors import PlaitError
+from plait.data.source import blaming_source, shortened
 from plait.data.tokenizer_files import said_of_export
 from plait.parallel.assembly import Assembly
 from plait.parallel.process_group import device_of
@@ -21,12 +23,10 @@ from plait.system.errors import DiskError, one_line, shown
 Say = Callable[[str], None]
 
 
-def prepare(
-    checked: Checked, folder: RunFolder, say: Say, make_data: Callable[[], None] | None = None
-) -> Outcome | None:
+def prepare(checked: Checked, folder: RunFolder, say: Say, make: Callable[[], None] | None = None) -> Outcome | None:
     """Lock the folder and prepare it for the ranks; an outcome means that there is nothing left to train.
 
-    make_data: makes the data, which may take hours; called before a new folder is created.
+    make: makes the data, which may take hours; called before a new folder is created.
     Raises PlaitError if a live run holds the folder, or what it would resume does not fit.
     """
     import torch
@@ -35,19 +35,29 @@ def prepare(
     if not new:
         folder.lock()
         folder.check()
+    checkpoints = folder.checkpoints(checked.config.checkpoint.dir) if checked.config.checkpoint.enabled else None
+    where = f"checkpoint.dir={shown(checked.config.checkpoint.dir)}:"
+
+    def make_data_here() -> None:
+        if make is None:
+            return
+        could_be_written(folder.path, "the run's folder")  # else in vain
+        if checkpoints:
+            could_be_written(checkpoints, where)
+        make()
+
+    counted = checked.config.train.epochs is not None  # the last step is known when the data are
+    if counted:
+        make_data_here()
     with reading(checked.config.checkpoint.dir, "checkpoint.dir"):
         start = find_checkpoint(checked, folder, say)  # if it refuses, no new folder is left behind
     if start.finished:
-        reason = f"{folder.path.name} is finished at step {start.step}: raise train.steps, or set another run.name"
+        key = "train.steps" if start.config.train.epochs is None else "train.epochs"
+        reason = f"{folder.path.name} is finished at step {start.step}: raise {key}, or set another run.name"
         return Outcome("finished", reason, step=start.step)
     checked.assembly.run.config = start.config
-    checkpoints = folder.checkpoints(checked.config.checkpoint.dir) if checked.config.checkpoint.enabled else None
-    where = f"checkpoint.dir={shown(checked.config.checkpoint.dir)}:"
-    if make_data:  # in vain if the folder cannot be written
-        could_be_written(folder.path, "the run's folder")
-        if checkpoints:
-            could_be_written(checkpoints, where)
-        make_data()
+    if not counted:
+        make_data_here()
     try:
         folder.lock()
         folder.clear_outcome()
@@ -63,6 +73,8 @@ def prepare(
         if new:
             folder.discard()
         raise
+    if advice := all_warmup(checked.config):
+        say(advice)
     if advice := newer_torch(str(torch.__version__)):
         say(advice)
     if advice := lost_steps(checked.config.precision, checked.config.optimizer.get("lr")):
@@ -77,6 +89,16 @@ def prepare(
         say(line)
     say(f"run: {folder.path}")
     return None
+
+
+def all_warmup(config: Config) -> str | None:
+    """What to say if the run ends before the rate that it asks for is reached."""
+    steps, warmup = config.train.steps, config.schedule.warmup_steps
+    if config.schedule.shape or warmup <= steps:
+        return None
+    return (
+        f"schedule: all {steps} steps are warm-up (schedule.warmup_steps={warmup}): the rate never reaches optimizer.lr"
+    )
 
 
 def slow_float32(precision: Precision, device_type: str) -> str | None:
@@ -108,6 +130,16 @@ def lost_steps(precision: Precision, lr: float | None) -> str | None:
     )
 
 
+def make_data(checked: Checked, say: Say) -> None:
+    """Prepare the data on this machine. Raises PlaitError if they are too few for one sample."""
+    with blaming_source(checked.source, "prepare"):
+        checked.source.prepare(say)
+    with blaming_source(checked.source, "check_length"):
+        checked.source.check_length(seq_len=checked.config.train.seq_len)
+    if line := shortened(checked.source, checked.config.train.seq_len):
+        say(f"data: {line}")
+
+
 def prepare_together(
     config: Config, folder: RunFolder, say: Say, files: Mapping[str, str] | None = None
 ) -> tuple[RunFolder, Outcome | None, Assembly | None]:
@@ -124,7 +156,7 @@ def prepare_together(
     from plait.parallel.agreement import on_rank_0
     from plait.parallel.process_group import end_group, start_group
 
-    launch = config.launch
+    launch, by_epochs = config.launch, config.train.epochs is not None
     seconds = launch.timeout_seconds + 60  # after the watchdog has written its stacks
     start_group(device_of(launch.device), seconds, launch.rendezvous_seconds)
 
@@ -135,7 +167,8 @@ def prepare_together(
         try:
             checked = check(config, dist.get_world_size(), folder.path, files)
             assembly = checked.assembly
-            ended = prepare(checked, folder, say)
+            alone = "PLAIT_LAUNCHER" not in os.environ  # else it has prepared them
+            ended = prepare(checked, folder, say, (lambda: make_data(checked, say)) if alone and by_epochs else None)
             conf = checked.config.checkpoint
             places = [folder.path, *([folder.checkpoints(conf.dir)] if conf.enabled else [])]
             return str(folder.path), ended, mark(places) if ended is None else {}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from plait.check.epochs import with_steps
 from plait.check.resumed_data import check_data, with_batch_of, with_parts_of
 from plait.checkpoint.choose import Say, choose
 from plait.checkpoint.folder_owner import check_owner
@@ -64,7 +65,7 @@ def find_checkpoint(checked: "Checked", folder: "RunFolder", say: Say) -> Contin
     say(f"checkpoint: none to resume; starting at step 0{f' from {conf.init_from}' if conf.init_from else ''}")
     if metrics.last_step(folder.path / metrics.FILE):
         say(f"metrics: those of an earlier start move to {metrics.OLD}")
-    return Continuation(0, False, checked.config)
+    return Continuation(0, False, with_steps(checked, checked.config, None))
 
 
 def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder", say: Say) -> Continuation:
@@ -87,7 +88,8 @@ def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder"
     exported = not conf.export or (
         _exported(folder.path / "export", say) and not _exports_otherwise(checked, folder, say)
     )
-    done = _is_at_its_end(manifest.step, checked.config.train.steps, folder) and exported
+    config = with_steps(checked, config, manifest)
+    done = _is_at_its_end(manifest.step, config.train.steps, folder) and exported
     if done and (problem := Store.verify(path)):  # else the ranks compare what they read
         raise Damaged.because(path, problem)
     if not done:
@@ -95,7 +97,7 @@ def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder"
         if conf.load not in ("latest", "never") and own:
             say(f"checkpoint.load={conf.load} is not used, because the run has its own checkpoints")
         check_data(manifest, checked)
-        config = with_batch_of(manifest, checked.config, checked.layout.count("batch"), say)
+        config = with_batch_of(manifest, config, checked.layout.count("batch"), say)
         if not checked.source.indexable:
             config = with_parts_of(manifest, config)
         if changed := differences(manifest, config.plain()):

@@ -142,12 +142,12 @@ def _check_and_start(asked: Config, folder: Any, several: bool, forks: Any) -> A
         if several:
             _import_torch_quietly()
         import plait.check.check  # noqa: F401
-        from plait.check.prepare import prepare
+        from plait.check.prepare import make_data, prepare
         from plait.launch.launcher import start_ranks
 
     if not several:
         checked = _checked(asked, folder)
-        if (ended := prepare(checked, folder, _say, lambda: _make_data(checked))) is not None:
+        if (ended := prepare(checked, folder, _say, lambda: make_data(checked, _say))) is not None:
             return ended
         return start_ranks(checked.config, folder, checked.ranks_per_node, _say, None, forks)
     from plait.launch.meeting import Meeting
@@ -155,7 +155,7 @@ def _check_and_start(asked: Config, folder: Any, several: bool, forks: Any) -> A
     with Meeting(asked.launch, folder.path.name, _say) as meeting:
         try:
             checked = _checked(asked, folder)
-            _make_data(checked)
+            make_data(checked, _say)
         except PlaitError as error:
             meeting.refuse(one_line(error))
             raise
@@ -182,24 +182,8 @@ def _checked(asked: Config, folder: Any) -> Any:
     if config.launch.elastic and checked.files:  # of each number of machines; each start tells only of its own
         for line, _ in checked.said:
             _say(line)
-    if config.schedule.warmup_steps > config.train.steps and not config.schedule.shape:
-        _say(
-            f"schedule: all {config.train.steps} steps are warm-up (schedule.warmup_steps="
-            f"{config.schedule.warmup_steps}): the rate never reaches optimizer.lr"
-        )
     check_room(checked)
     return checked
-
-
-def _make_data(checked: Any) -> None:
-    from plait.data.source import blaming_source, shortened
-
-    with blaming_source(checked.source, "prepare"):
-        checked.source.prepare(_say)
-    with blaming_source(checked.source, "check_length"):
-        checked.source.check_length(seq_len=checked.config.train.seq_len)
-    if line := shortened(checked.source, checked.config.train.seq_len):
-        _say(f"data: {line}")
 
 
 def _import_torch_quietly() -> None:

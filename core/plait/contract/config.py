@@ -12,6 +12,7 @@ from plait.contract.model_spec import matches
 from plait.contract.names import check_inside, check_name
 from plait.contract.schema import typed
 
+MOST_EPOCHS = 1_000_000  # passes over the data; far more than any run takes
 YEAR = 366 * 24 * 60 * 60  # seconds; the system's clocks overflow far above this
 
 
@@ -62,6 +63,7 @@ class Named:
 @attrs.frozen
 class Train:
     steps: int = attrs.field(default=140, validator=ge(1))
+    epochs: float | None = attrs.field(default=None, validator=optional([gt(0), le(MOST_EPOCHS)]))
     seq_len: int = attrs.field(default=256, validator=ge(1))
     local_batch_size: int = attrs.field(default=8, validator=ge(1))
     global_batch_size: int | None = attrs.field(default=None, validator=optional(ge(1)))

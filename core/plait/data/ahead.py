@@ -27,6 +27,7 @@ class Ahead(Batches):
         """source: what opened the batches; errors name it."""
         super().__init__(batches.seq_len, batches.global_batch_size, batches.dp)
         self._source = source
+        self.epoch = getattr(batches, "epoch", None)  # a stranger's may lack it
         self._batches, self._state = batches, copy.deepcopy(batches.state_dict())
         self._next: tuple[int, Future[Any]] | None = None  # the sample that it begins with, and what the thread reads
         self._calls: Calls = queue.SimpleQueue()
@@ -48,6 +49,19 @@ class Ahead(Batches):
             following = first + self.global_batch_size
             self._next = following, self._ask(_take, self._batches, following)
         return batch
+
+    def passes(self, samples: int) -> dict[str, float]:
+        """The column of metrics.jsonl with the passes over the data that `samples` are; none if that is not known."""
+        return {"epoch": samples / self.epoch} if self.epoch else {}
+
+    def said_of_epochs(self, samples: int, step: int, steps: int) -> str:
+        """How long an epoch is, and how many of them a run is that has taken `samples` in `step` of its `steps`, in one
+        line; "" if that is not known."""
+        whole = self.passes(samples + (steps - step) * self.global_batch_size)
+        if not whole:
+            return ""
+        epoch = _about(self.epoch / self.global_batch_size, "step")  # type: ignore[operator]
+        return f"data: an epoch is {epoch}; {_about(steps, 'step')} are {_about(whole['epoch'], 'epoch')}"
 
     def validation(self, index: int) -> Batch:
         batch: Batch = self._ask(self._batches.validation, index).result()
@@ -95,3 +109,9 @@ def _work(calls: Calls) -> None:
         except BaseException as error:
             future.set_exception(error)
         del asked, future, call  # else a batch lives until the next is read
+
+
+def _about(value: float, unit: str) -> str:
+    """`1,234.5 steps`, `0.0811 steps`, `1 step`: at most a digit after the point, of numbers below 10 three digits."""
+    number = f"{value:,.1f}".removesuffix(".0") if value >= 10 else f"{value:.3g}"
+    return f"{number} {unit}{'s' * (number != '1')}"

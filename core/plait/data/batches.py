@@ -17,12 +17,14 @@ class Batches(ABC):
     global_batch_size: G, a multiple of the number of data ranks.
     dp: (index, count) of the data rank.
     rows: (G / count,) the numbers of its samples in a global batch.
+    epoch: how many samples one pass over the data has, at least 1; None: not known.
 
     Samples are numbered from 0 in one endless sequence. A global batch is G consecutive samples, so a run may continue
     at any sample with another G, and no sample is lost or repeated.
     """
 
     rows: np.ndarray
+    epoch: int | None = None
 
     def __init__(self, seq_len: int, global_batch_size: int, dp: tuple[int, int]) -> None:
         index, count = dp

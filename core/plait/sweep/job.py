@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from plait.compose.overrides import check_sweep
-from plait.contract.config import Config
+from plait.contract.config import Config, Train
 from plait.contract.errors import PlaitError
 from plait.launch.launched import rank_here
 from plait.records import metrics
@@ -53,7 +53,7 @@ def job(command: Command, cfg: DictConfig, hydra: Any, config_of: ConfigOf, run:
     with timed(mine):
         try:
             config = config_of(cfg, hydra)
-            if not together and _is_done(mine, folder, config.train.steps):
+            if not together and _is_done(mine, folder, config.train):
                 print(f"plait: {label} is finished already", flush=True)
                 return mine.returned
             mine.state, mine.reason = "running", ""
@@ -104,9 +104,10 @@ def timed(job: Job) -> Iterator[None]:
         job.seconds = round(job.seconds + time.monotonic() - started, 3)
 
 
-def _is_done(job: Job, folder: Path, steps: int) -> bool:
-    outcome = RunFolder(folder).outcome() if job.state == "finished" else None
-    return outcome is not None and outcome.kind == "finished" and steps in (job.step, outcome.asked)
+def _is_done(job: Job, folder: Path, train: Train) -> bool:
+    """Whether nothing is left to train; not known before the data are counted, if they decide the steps."""
+    outcome = RunFolder(folder).outcome() if job.state == "finished" and train.epochs is None else None
+    return outcome is not None and outcome.kind == "finished" and train.steps in (job.step, outcome.asked)
 
 
 def _ended_by(error: BaseException) -> tuple[str, str]:

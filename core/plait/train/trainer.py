@@ -121,6 +121,8 @@ class Trainer:
         """Train to the last step. Returns "finished", or "stopped" after a signal; in both cases the state is saved,
         if checkpoints are enabled."""
         steps, validation, save = self.config.train.steps, self.config.validation, self.config.checkpoint
+        if line := self.batches.said_of_epochs(self.samples, self.step, steps):
+            self.say(line)
         self.watch.begin(self.applied, self.optimizer)
         collect = self.config.train.gc_interval
         if collect:
@@ -208,7 +210,7 @@ class Trainer:
         if self._ending and self.step < train.steps:
             self.ended_by = next(filter(None, on_all_ranks(lambda: self.run.ending, dist.group.WORLD)))
         metrics = StepMetrics(self._facts, done, self.tokens, lr, seconds, data_seconds)
-        metrics.add(self.run.take_logged())
+        metrics.add(self.batches.passes(self.samples) | self.run.take_logged())
         return metrics, self.stopped_by is not None or self._ending
 
     def _report(self, metrics: StepMetrics) -> None:

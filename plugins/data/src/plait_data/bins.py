@@ -63,6 +63,7 @@ class Bins(Batches):
         self._sizes = np.minimum(tokens.lengths.astype(np.int64) - 1, seq_len)  # the last token is a label only
         answered = tokens.answers <= seq_len
         self._train = self._packed(np.flatnonzero(answered & ~held))
+        self.epoch = len(self._train)
         self._validation = self._packed(np.flatnonzero(answered & held))
 
     def _packed(self, chosen: np.ndarray) -> list[np.ndarray]:

@@ -30,6 +30,7 @@ class PackedBatches(Batches):
         self.folder = folder
         self._eod, self._attention, self._seed = eod, attention, seed
         self._train = windows(_read(folder, "train"), seq_len)
+        self.epoch = len(self._train)
         self._validation = windows(_read(folder, "validation"), seq_len)
 
     def take(self, first: int) -> Batch:
