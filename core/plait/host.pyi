@@ -4,6 +4,7 @@ from plait.check.capacity import check_ranks as check_ranks
 from plait.check.capacity import check_threads as check_threads
 from plait.check.check import check as check
 from plait.check.checked import Checked as Checked
+from plait.check.prepare import make_data as make_data
 from plait.checkpoint import weights as weights
 from plait.checkpoint.load import load as load
 from plait.checkpoint.load import load_latest as load_latest

@@ -6,6 +6,7 @@ COMMANDS = {  # name -> distribution
     "calibrate": "plait-plan",
     "compare": "plait-report",
     "convert": "plait-models",
+    "data": "plait-data",
     "new": "plait-testing",
     "plan": "plait-plan",
     "report": "plait-report",

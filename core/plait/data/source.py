@@ -1,7 +1,7 @@
 """The interface of every data source, and the calls that the core makes of one that is no `Source`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -66,6 +66,10 @@ class Source(ABC):
         export names in the files beside the weights. Asked if `data.tokenizer` names a tokenizer's file or folder."""
         return [], None
 
+    def decoded(self, ids: Sequence[int]) -> str:
+        """The tokens as text that people read: their numbers, unless the source has words for them."""
+        return "".join(f"{number} " for number in ids)
+
     @abstractmethod
     def fingerprint(self) -> str:
         """Hex digest of what determines the tokens, beside the seed; after `prepare`, on every rank. A checkpoint keeps
@@ -77,7 +81,7 @@ class Source(ABC):
         part, if the source is not `indexable`."""
 
 
-OPTIONAL = ("shortened", "special_ids")  # methods that a source which is no `Source` may lack
+OPTIONAL = ("shortened", "special_ids", "decoded")  # methods that a source which is no `Source` may lack
 
 
 def shortened(source: Any, seq_len: int) -> str:

@@ -1,6 +1,6 @@
 """Sources of text, which a tokenizer turns into tokens: the options that they share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -63,6 +63,9 @@ class TextSource(Source):
                 f"set model.vocab_size to at least {size}, or take a smaller tokenizer"
             ).at("model.vocab_size", vocab_size, fits=f"at least {size}")
         super().check(seq_len=seq_len, vocab_size=vocab_size)
+
+    def decoded(self, ids: Sequence[int]) -> str:
+        return self.encoder.decode(ids)
 
     def special_ids(self) -> tuple[list[int], int | None]:
         special = getattr(self.encoder, "special", None)

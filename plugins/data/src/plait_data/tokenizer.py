@@ -2,7 +2,8 @@
 
 import hashlib
 from array import array
-from collections.abc import Set
+from collections.abc import Sequence, Set
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +35,9 @@ class Tokenizer(Protocol):
     def encode(self, texts: list[bytes]) -> list[np.ndarray]:
         """The ids of each UTF-8 text, without special tokens."""
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of these tokens, special ones too."""
+
     def places(self, texts: list[str]) -> list[np.ndarray]:
         """Of each text, for each token [id, its first character, the character after its last] (n, 3).
 
@@ -54,6 +58,13 @@ class Bytes:
 
     def encode(self, texts: list[bytes]) -> list[np.ndarray]:
         return [np.frombuffer(text, np.uint8) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        parts = [
+            "<end>" * len([*same]) if ends else bytes(same).decode("utf-8", "replace")
+            for ends, same in groupby(ids, lambda number: number == self.eod)
+        ]
+        return "".join(parts)
 
     def places(self, texts: list[str]) -> list[np.ndarray]:
         raise NotImplementedError
@@ -111,6 +122,9 @@ class FromFile:
         encoded = self._encode([text.decode("utf-8", "replace") for text in texts], add_special_tokens=False)
         # np.array(one.ids) takes twice as long
         return [np.frombuffer(array("I", one.ids), np.uint32) for one in encoded]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._inner.decode([*ids], skip_special_tokens=False))
 
     def places(self, texts: list[str]) -> list[np.ndarray]:
         encoded = self._inner.encode_batch(texts, add_special_tokens=False)

@@ -1,0 +1,103 @@
+"""`plait data`: what a run would train on, before it does."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice, pairwise, repeat
+from typing import TYPE_CHECKING, Any
+
+from plait import IGNORE
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from plait import Batch, Batches
+    from plait.host import Checked, Parser
+
+Decoded = Callable[[Sequence[int]], str]
+COUNTED = 1000  # samples of which tokens are counted
+SHOWN = 2  # samples
+
+help = "show what a run would train on: epochs, what is cut, and the first samples with what is learned"
+
+
+def arguments(parser: "Parser") -> None:
+    from plait.host import whole
+
+    parser.description = """\
+Shows, for the overrides of `plait train`, the data of the run: how long an epoch is, what is left out or cut, which
+share of the tokens is learned, and the first samples. If some tokens of a sample are not learned, those that are stand
+in {+ +}. Tokens are made, and kept in the cache, as the run would make them; nothing is trained."""
+    parser.take_overrides()
+    parser.take_world()
+    parser.add_value("rows", "N", whole("rows", "a whole number"), f"how many samples are shown (default: {SHOWN})")
+
+
+def run(args: "Namespace") -> int:
+    from plait.host import check, compose, make_data, overrides_of
+
+    checked = check(compose(overrides_of(args)), args.world)
+    make_data(checked, print)
+    for line in described(checked, SHOWN if args.rows is None else args.rows):
+        print(line)
+    return 0
+
+
+def described(checked: "Checked", rows: int) -> Iterator[str]:
+    """The lines about the data of a run, once they are made. rows: how many samples are shown."""
+    from plait import Source  # not above: it imports numpy, and `plait --help` imports every command
+
+    train, ranks = checked.config.train, checked.layout.count("batch")
+    size = train.global_batch_size or train.local_batch_size * ranks
+    batches: Batches = checked.source.open(seq_len=train.seq_len, seed=train.seed, global_batch_size=size, dp=(0, 1))
+    epoch = getattr(batches, "epoch", None)
+    yield f"step      {size:,} samples of {train.seq_len:,} tokens, on {ranks} data rank{'s' * (ranks != 1)}"
+    asked = f"train.steps={train.steps}" if train.epochs is None else f"train.epochs={train.epochs:g}"
+    length = f"{epoch:,} samples, {epoch / size:,.1f} steps" if epoch else "not known: the data are read as they come"
+    yield f"epoch     {length}; {asked}"
+    first = list(islice(_samples(batches), min(epoch or COUNTED, COUNTED)))
+    learned = sum(int((labels != IGNORE).sum()) for _, labels, _ in first)
+    places = len(first) * train.seq_len
+    yield f"learned   {learned:,} of {places:,} tokens, {learned / places:.1%}, in the first {len(first):,} samples"
+    decoded = getattr(checked.source, "decoded", partial(Source.decoded, checked.source))  # a stranger's may lack it
+    for number, sample in enumerate(first[:rows]):
+        yield ""
+        yield from _shown(number, sample, decoded)
+
+
+def _samples(batches: "Batches") -> Iterator[tuple[Any, Any, Any]]:
+    """(tokens, labels, positions or None) of each sample in their order, each (T,)."""
+    at = 0
+    while True:
+        batch: Batch = batches.take(at)
+        at += len(batch.tokens)
+        places = batch.positions if batch.positions is not None else repeat(None)
+        yield from zip(batch.tokens, batch.labels, places, strict=False)
+
+
+def _shown(number: int, sample: tuple[Any, Any, Any], decoded: Decoded) -> Iterator[str]:
+    """A sample, document by document if tokens attend within one; what is learned is marked if some is not."""
+    tokens, labels, positions = sample
+    ids, learned = tokens.tolist(), [False, *(labels != IGNORE).tolist()]
+    yield f"sample {number}: {sum(learned):,} of {len(ids):,} tokens are learned"
+    if learned[-1]:
+        ids.append(int(labels[-1]))  # a label only
+    starts = [0] if positions is None else [i for i, place in enumerate(positions.tolist()) if place == 0]
+    for begin, end in pairwise([*starts, len(ids)]):
+        part, marks = ids[begin:end], learned[begin:end]
+        if len(starts) > 1:
+            yield f"- tokens {begin:,} to {end - 1:,}"
+        if len(part) > 1 and len({*part}) == 1 and not any(marks):
+            yield f"  {decoded(part[:1])} {len(part):,} times"
+        else:
+            yield f"  {_marked(part, marks if not all(learned[1:]) else [False] * len(part), decoded)}"
+
+
+def _marked(ids: list[int], learned: list[bool], decoded: Decoded) -> str:
+    """The tokens as one text, with `{+` before and `+}` after each stretch that is learned."""
+    text, begin = "", 0
+    for end in range(1, len(ids) + 1):
+        if end == len(ids) or learned[end] != learned[begin]:
+            words = decoded(ids[begin:end])
+            text += f"{{+{words}+}}" if learned[begin] else words
+            begin = end
+    return text.replace("\n", "\\n\n  ")
