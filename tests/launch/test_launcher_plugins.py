@@ -9,6 +9,7 @@ import pytest
 
 from plait.contract.config import Launch
 from plait.contract.errors import PlaitError
+from plait.launch.launched import among_machines, rank_here
 from plait.launch.launcher import launch_mode
 from plait.strategies.registry import installed
 from plait.system.errors import one_line
@@ -17,11 +18,11 @@ from tests.docs.pages import ROOT, blocks
 from tests.helpers.commands import free_port, numbers, start
 from tests.helpers.fakes import distribution, forget
 
-EXAMPLE = next(b.text for b in blocks(ROOT / "docs/kinds.md") if str(b.file).endswith("openmpi.py"))
-ENDS = {"RANK": "RANK", "SIZE": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_RANK", "LOCAL_SIZE": "LOCAL_WORLD_SIZE"}
-MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
-MPI |= {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-OF_RANKS = (*ENDS.values(), "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID")
+EXAMPLE = next(b.text for b in blocks(ROOT / "docs/kinds.md") if str(b.file).endswith("mpich.py"))
+TORCHRUNS = {"PMI_RANK": "RANK", "PMI_SIZE": "WORLD_SIZE", "MPI_LOCALRANKID": "LOCAL_RANK"}
+TORCHRUNS |= {"MPI_LOCALNRANKS": "LOCAL_WORLD_SIZE"}
+MPI = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+OF_RANKS = (*TORCHRUNS.values(), "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID")
 SAYS = "def detect(env): return True\ndef variables(env): return {}\n"
 WHOLE = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "localhost"}
 WHOLE |= {"MASTER_PORT": 29500}
@@ -56,18 +57,16 @@ def said(of: dict[str, object]) -> str:
 
 
 @pytest.mark.slow
-def test_two_processes_of_open_mpi_train_as_those_of_torchrun(folder):
+def test_two_processes_of_mpich_train_as_those_of_torchrun(folder):
     """Bitwise. They are started here one by one, as mpirun would."""
-    launcher(folder, EXAMPLE, "openmpi")
+    launcher(folder, EXAMPLE, "mpich")
     runs = []
-    for name, mode in {"mpi": "openmpi", "torchrun": "auto"}.items():
+    for name, mode in {"mpi": "mpich", "torchrun": "auto"}.items():
         meet = {"MASTER_PORT": str(free_port()), "PYTHONPATH": str(folder)}
         for rank in ("0", "1"):
-            env = {"RANK": rank, "SIZE": "2", "LOCAL_RANK": rank, "LOCAL_SIZE": "2"}
-            if name == "mpi":
-                told = {f"OMPI_COMM_WORLD_{end}": value for end, value in env.items()}
-            else:
-                told = {ENDS[end]: value for end, value in env.items()} | {"MASTER_ADDR": "localhost"}
+            told = {**MPI, "PMI_RANK": rank, "MPI_LOCALRANKID": rank}
+            if name == "torchrun":
+                told = {TORCHRUNS[theirs]: value for theirs, value in told.items()} | {"MASTER_ADDR": "localhost"}
             options = (*FSDP, f"launch.mode={mode}", f"run.name={name}")
             runs.append(start(*options, cwd=folder, **meet, **told))
     texts = [run.communicate(timeout=120)[0] for run in runs]
@@ -78,18 +77,18 @@ def test_two_processes_of_open_mpi_train_as_those_of_torchrun(folder):
 
 
 def test_the_example_says_what_torchrun_would(folder):
-    launcher(folder, EXAMPLE, "openmpi")
-    for mode in ("auto", "external", "openmpi"):
+    launcher(folder, EXAMPLE, "mpich")
+    for mode in ("auto", "external", "mpich"):
         with mock.patch.dict(os.environ, MPI, MASTER_PORT="2000"):
             assert launch_mode(Launch(mode=mode)) == "external"
             assert {name: os.environ[name] for name in WHOLE} == {k: str(v) for k, v in WHOLE.items()} | {
                 "MASTER_PORT": "2000"
             }
-    apart = {**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    apart = {**MPI, "MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}
     with mock.patch.dict(os.environ, apart), raises_about("MASTER_ADDR"):
         launch_mode(Launch())
-    with raises_about("launch.mode", "openmpi", ("local",)):
-        launch_mode(Launch(mode="openmpi"))
+    with raises_about("launch.mode", "mpich", ("local",)):
+        launch_mode(Launch(mode="mpich"))
 
 
 def test_no_launcher_is_imported_that_need_not_be_asked(folder):
@@ -100,7 +99,7 @@ def test_no_launcher_is_imported_that_need_not_be_asked(folder):
         assert launch_mode(Launch()) == "local"
         os.environ |= several
         assert launch_mode(Launch(mode="local")) == "local"
-        assert launch_mode(Launch(nnodes=2)) == "local"
+        assert launch_mode(Launch(nnodes=2, rdzv_endpoint="a:1")) == "local"
         os.environ |= {name: str(value) for name, value in WHOLE.items()}
         assert launch_mode(Launch()) == "external"
     assert imported("mine", "other") == []
@@ -129,7 +128,13 @@ WRONG = {  # what it is at fault for -> its code, the key, the value, what would
     "rank here": (said({**WHOLE, "LOCAL_RANK": 2}), "LOCAL_RANK", "2", "from 0 to 1", MINE),
     "port": (said({**WHOLE, "MASTER_PORT": 0}), "MASTER_PORT", "0", "from 1 to 65535", MINE),
     "machine": (said({**WHOLE, "MASTER_ADDR": "a..b"}), "MASTER_ADDR", "a..b", "can be found", ""),
-    "no function": ("def detect(env): return True", "launch.mode", "mine", "with detect, variables", MINE),
+    "no function": (
+        "def detect(env): return True",
+        "launch.mode",
+        "mine",
+        "with detect and one of variables, machines",
+        MINE,
+    ),
     "its own": (
         f"from plait import PlaitError\n{SAYS.replace('return {}', 'raise PlaitError(1).at(2)')}",
         *(2, None, (), f"raised by {MINE} in its function 'variables'"),
@@ -183,3 +188,88 @@ def test_ranks_of_a_sweep_but_the_first_leave_its_files_alone(folder, plait_proj
     assert not taken.called
     assert (done.code, "RANK is '1'" in done.err) == (1, True)
     assert not list(folder.rglob("sweep.json"))
+
+
+MACHINES = "def detect(env): return True\ndef machines(env): return {}\n"
+SAID = {"nnodes": "2", "rdzv_endpoint": "127.0.0.1:2000", "nproc_per_node": "4", "index": "1"}
+
+
+def on_machines(of: dict[str, object]) -> str:
+    return MACHINES.replace("{}", repr(of))
+
+
+TOLD = {  # what the config asks, what the launcher says -> nnodes, endpoint, ranks per machine
+    "all": ({}, SAID, (2, "127.0.0.1:2000", 4)),
+    "the config's values stay": (
+        {"nnodes": "2:3", "rdzv_endpoint": "a:1", "nproc_per_node": 1},
+        SAID,
+        ("2:3", "a:1", 1),
+    ),
+    "elastic": ({}, {**SAID, "nnodes": "1:3"}, ("1:3", "127.0.0.1:2000", 4)),
+    "it does not know the number": ({"nnodes": 3}, {"rdzv_endpoint": "[::1]:1"}, (3, "[::1]:1", "auto")),
+    "one machine": ({}, {"nnodes": 1}, (1, None, "auto")),
+}
+
+
+@pytest.mark.parametrize("case", TOLD)
+def test_a_launcher_that_starts_one_process_per_machine(folder, case):
+    asked, of, wanted = TOLD[case]
+    launcher(folder, on_machines(of))
+    lines: list[str] = []
+    made = among_machines(Launch(mode="mine", **asked), lines.append)
+    assert (made.nnodes, made.rdzv_endpoint, made.nproc_per_node) == wanted
+    assert launch_mode(made) == "local"
+    assert lines == ([f"launch: mine started this command on each of {wanted[0]} machines"] if wanted[0] != 1 else [])
+
+
+WRONG_MACHINES = {  # what it says -> the key, the value, words
+    "no number": ({"index": 0}, "launch.nnodes", 1, f"{MINE} does not say how many machines there are"),
+    "no word": ({"nnodes": "two"}, "launch.mode", "mine", f"it is what {MINE} says"),
+    "another key": ({"nnodes": 2, "world": 4}, "launch.mode", "mine", "returned world from its function 'machines'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_MACHINES)
+def test_what_it_says_wrong_of_machines(folder, case):
+    of, key, value, words = WRONG_MACHINES[case]
+    launcher(folder, on_machines(of))
+    with raises_about(key, value) as caught:
+        among_machines(Launch(mode="mine"), print)
+    assert words in one_line(caught.value)
+
+
+def test_auto_asks_where_machines_meet_and_if_several_were_started(folder):
+    launcher(folder, on_machines(SAID))
+    assert among_machines(Launch(), print).nnodes == 1  # nothing says that there are several
+    assert among_machines(Launch(nnodes=2, rdzv_endpoint="a:1"), print).rdzv_endpoint == "a:1"
+    assert among_machines(Launch(nnodes=2), print).rdzv_endpoint == "127.0.0.1:2000"
+    with mock.patch.dict(os.environ, SKYPILOT_NUM_NODES="2"):
+        assert among_machines(Launch(), print).nnodes == 2
+
+
+def test_the_number_of_a_machine_is_its_rank_in_a_sweep(folder):
+    launcher(folder, on_machines(SAID))
+    assert rank_here(Launch(mode="mine")) == 1
+    launcher(folder, on_machines({**SAID, "nnodes": 1}), "other")
+    assert rank_here(Launch(mode="other")) is None
+
+
+def test_a_pod_has_a_name_for_others_only_when_it_has_started(folder):
+    launcher(folder, on_machines({**SAID, "rdzv_endpoint": "pod-0.jobs:29500"}))
+    lines: list[str] = []
+    found = mock.patch("plait.launch.launched.resolves", side_effect=[False, False, True])
+    with found, mock.patch("time.sleep"), mock.patch("plait.launch.launched.PATIENCE", 0):
+        among_machines(Launch(mode="mine"), lines.append)
+    assert lines[-1] == "launch: waiting for the machine pod-0.jobs, whose name is not known yet"
+
+
+def test_a_pod_whose_rank_is_its_number_is_no_rank():
+    """Of a PyTorchJob: it would be one rank, and its other GPUs idle."""
+    pod = {"RANK": "0", "WORLD_SIZE": "16", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "0"}
+    meet = {"MASTER_ADDR": "localhost", "MASTER_PORT": "23456"}
+    with mock.patch.dict(os.environ, {**pod, **meet}):
+        made = among_machines(Launch(), print)
+        assert (made.nnodes, made.rdzv_endpoint, made.nproc_per_node) == (2, "localhost:23456", 8)
+        assert launch_mode(made) == "local"
+    with mock.patch.dict(os.environ, {**pod, **meet, "LOCAL_RANK": "0"}):  # of a torchrun that was started there
+        assert launch_mode(among_machines(Launch(), print)) == "external"

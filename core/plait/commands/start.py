@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import attrs
 from omegaconf import DictConfig
 
 from plait.compose.compose import composed, config_of
@@ -94,6 +95,7 @@ def _config(cfg: DictConfig, hydra: Any) -> Config:
 
 def _run(config: Config, path: Path) -> None:
     from plait.check.capacity import check_open_files, check_threads
+    from plait.launch.launched import among_machines
     from plait.launch.launcher import launch_mode
     from plait.launch.no_restart import RunFailed
     from plait.records.run_folder import RunFolder
@@ -105,6 +107,7 @@ def _run(config: Config, path: Path) -> None:
         with writing(path, "the run's folder"), contextlib.suppress(FileNotFoundError):
             os.stat(path)  # the name is too long, or the folder may not be entered
         check_open_files()
+        config = attrs.evolve(config, launch=among_machines(config.launch, _say))
         if external := launch_mode(config.launch, config.checkpoint.memory_steps) == "external":
             check_threads(1)
         outcome = _be_a_rank(config, folder) if external else _start_ranks(config, folder)

@@ -90,7 +90,8 @@ KINDS = {
             key="launch.mode",
             words=("auto", "local", "external"),
             target=OBJECT,
-            methods=("detect", "variables"),
+            methods=("detect",),
+            some=("variables", "machines"),
         ),
     )
 }

@@ -1,45 +1,62 @@
-"""Which launcher started this process as a rank, what it says of that rank, and whether it is possible."""
+"""Which launcher started this process, as a rank or as one of the machines, and what it says of it."""
 
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
+
+import attrs
 
 from plait.contract.config import Launch
 from plait.contract.errors import PlaitError, misfit, short
 from plait.contract.kinds import KINDS
+from plait.contract.schema import typed
 from plait.launch.external import LAST_PORT, resolves
 from plait.launch.torchrun import VARIABLES
 from plait.strategies.registry import described, disabled, installed, load
 
 MOST = 2**31 - 1
 OWN = ("torchrun", "slurm")  # asked in this order: torchrun may be what a task of srun starts
-COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")  # how many processes were started, often by mpirun
+COUNTS = (  # how many processes were started, by mpirun or one per machine
+    *("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"),
+    *("PET_NNODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "AWS_BATCH_JOB_NUM_NODES"),
+)
+MACHINE = ("nnodes", "rdzv_endpoint", "nproc_per_node", "index")  # what a launcher may say of a machine
+PATIENCE = 10.0  # seconds without a line
 
 
 class Launcher(Protocol):
-    """What an entry point in `plait.launchers` names: a light module, or another object."""
+    """What an entry point in `plait.launchers` names: a light module, or another object. It has `variables` if it
+    starts one process per rank, `machines` if it starts one per machine."""
 
     def detect(self, env: Mapping[str, str]) -> bool:
-        """Whether it started the process with this environment as a rank."""
+        """Whether it started the process with this environment."""
 
     def variables(self, env: Mapping[str, str]) -> Mapping[str, str | int]:
         """What torchrun would have set for that rank."""
 
+    def machines(self, env: Mapping[str, str]) -> Mapping[str, str | int]:
+        """Keys of `launch` that fit this machine, and `index`, its number."""
 
-def launcher_of(mode: str, nnodes: int) -> str | None:
-    """The launcher that started this process as a rank; None if none did, or for `launch.mode=local`.
 
+def launcher_of(launch: Any, mode: str = "") -> str | None:
+    """The launcher that started this process; None if none did, or for `launch.mode=local`.
+
+    launch: the node of a config, typed or not. mode: in place of its own.
     To ask a launcher is to import it. So `launch.mode=auto` asks those of other packages only if several processes were
-    started and none of Plait's own knows them: a start is as fast with many of them installed.
+    started and none of Plait's own knows them, or if several machines are to meet and nothing says where: a start is as
+    fast with many of them installed.
     Raises PlaitError if one that is asked is broken, or if two of them started it.
     """
+    mode = mode or launch.mode
     if mode == "local":
         return None
     if mode not in KINDS["launcher"].words:
         return mode if _asked(mode, "detect") else None
     own = next((name for name in OWN if name not in disabled() and _asked(name, "detect")), None)
-    if own is not None or (mode == "auto" and not _counted(nnodes)):
+    unknown = _counted(launch.nnodes) if launch.nnodes == 1 else launch.rdzv_endpoint is None
+    if own is not None or (mode == "auto" and not unknown):
         return own
     names = installed("launcher").keys() - disabled() - set(OWN)
     others = [name for name in sorted(names) if _asked(name, "detect")]
@@ -51,10 +68,62 @@ def launcher_of(mode: str, nnodes: int) -> str | None:
     return next(iter(others), None)
 
 
-def rank_here(mode: str, nnodes: int) -> int | None:
-    """The rank that a launcher made of this process, None if none did. Raises PlaitError as `launcher_of`."""
-    name = launcher_of(mode, nnodes)
-    return None if name is None else number(_told(name), "RANK", 0, source=f"it is what {name} says")
+def starts_machines(name: str) -> bool:
+    """Whether the launcher `name` starts one process per machine."""
+    return hasattr(load(name, "launcher"), "machines")
+
+
+def rank_here(launch: Any, mode: str = "") -> int | None:
+    """The rank that a launcher made of this process, or the number of this machine among several; None if it made none.
+
+    launch, mode: as for `launcher_of`. Raises PlaitError as it does.
+    """
+    if (name := launcher_of(launch, mode)) is None:
+        return None
+    told, source = _told(name), f"it is what {name} says"
+    if not starts_machines(name):
+        return number(told, "RANK", 0, source=source)
+    alone = str(launch.nnodes if launch.nnodes != 1 else told.get("nnodes", 1)) == "1"
+    return None if alone or "index" not in told else number(told, "index", 0, source=source)
+
+
+def among_machines(launch: Launch, say: Callable[[str], None]) -> Launch:
+    """`launch` for Plait's own launcher, if another has started this process on each of the machines: with what that
+    one says. What the config sets stays. Else `launch` as it is.
+
+    Pods have a name for the others as soon as they start, so this waits for the endpoint's up to
+    `launch.rendezvous_seconds`.
+    Raises PlaitError if a launcher is broken, or does not say what is needed.
+    """
+    name = launcher_of(launch)
+    if name is None or not starts_machines(name):
+        return launch
+    told, plugin, default = _told(name), described(name, "launcher"), Launch()
+    if launch.nnodes == 1 and "nnodes" not in told:
+        raise PlaitError(f"{plugin} does not say how many machines there are: set launch.nnodes").at("launch.nnodes", 1)
+    new: dict[str, Any] = {
+        key: int(value) if re.fullmatch("[0-9]{1,9}", value) else value
+        for key, value in told.items()
+        if key != "index" and getattr(launch, key) == getattr(default, key)
+    }
+    try:
+        made = typed(Launch, {**attrs.asdict(launch), **new, "mode": "local"}, "launch")
+    except PlaitError as error:
+        raise PlaitError(f"{error}; it is what {plugin} says").at("launch.mode", name) from error
+    if made.most > 1:
+        say(f"launch: {name} started this command on each of {made.nnodes} machines")
+        if host := new.get("rdzv_endpoint", "").rpartition(":")[0].strip("[]"):
+            _wait_for(host, launch.rendezvous_seconds, say)
+    return made
+
+
+def _wait_for(host: str, seconds: float, say: Callable[[str], None]) -> None:
+    began, told = time.monotonic(), 0.0
+    while not resolves(host) and (waited := time.monotonic() - began) < seconds:
+        if waited >= told + PATIENCE:
+            told = waited
+            say(f"launch: waiting for the machine {host}, whose name is not known yet")
+        time.sleep(0.5)
 
 
 def not_launched(mode: str) -> PlaitError:
@@ -88,7 +157,8 @@ def check_alone(nnodes: int) -> None:
 def _counted(nnodes: int) -> str | None:
     """The variable that says that several processes were started. Machines that are to meet by `launch.rdzv_endpoint`
     do so whatever started them."""
-    counts = [name for name in COUNTS if (count := os.environ.get(name, "")).isdigit() and int(count) > 1]
+    most = {name: os.environ.get(name, "").rpartition(":")[2] for name in COUNTS}
+    counts = [name for name, count in most.items() if re.fullmatch("[0-9]{1,9}", count) and int(count) > 1]
     return counts[0] if counts and nnodes == 1 else None
 
 
@@ -105,14 +175,16 @@ def _asked(name: str, function: str) -> Any:
 
 
 def _told(name: str) -> dict[str, str]:
-    """What the launcher `name` says of this rank, in torchrun's variables. Raises PlaitError for other variables."""
-    said = _asked(name, "variables")
-    wrong = sorted(map(str, said.keys() - set(VARIABLES))) if isinstance(said, Mapping) else [repr(said)]
+    """What the launcher `name` says of this rank, in torchrun's variables, or of this machine, in keys of `launch`.
+    Raises PlaitError for others."""
+    function, keys = ("machines", MACHINE) if starts_machines(name) else ("variables", VARIABLES)
+    said = _asked(name, function)
+    wrong = sorted(map(str, said.keys() - set(keys))) if isinstance(said, Mapping) else [repr(said)]
     if wrong:
         raise PlaitError(
-            f"{described(name, 'launcher')} returned {short(', '.join(wrong))} from its function 'variables', which "
-            f"must return a dict of {', '.join(VARIABLES)}"
-        ).at("launch.mode", name, fits=VARIABLES)
+            f"{described(name, 'launcher')} returned {short(', '.join(wrong))} from its function {function!r}, which "
+            f"must return a dict of {', '.join(keys)}"
+        ).at("launch.mode", name, fits=keys)
     return {each: str(value) for each, value in said.items()}
 
 

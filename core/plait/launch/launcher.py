@@ -41,7 +41,7 @@ def launch_mode(launch: Launch, copies: int | None = None) -> str:
     Raises PlaitError if `launch.mode` says that one has, and none has, if its variables for this rank are impossible,
     if those of another launcher say that there are several processes, or if it cannot do what the run asks for.
     """
-    name = launcher_of(launch.mode, launch.most)
+    name = launcher_of(launch)
     if name is not None:
         if launch.elastic:
             raise PlaitError(

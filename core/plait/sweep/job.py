@@ -34,7 +34,7 @@ def job(command: Command, cfg: DictConfig, hydra: Any, config_of: ConfigOf, run:
     """
     ledger, subdir = Ledger(Path(hydra.sweep.dir)), str(hydra.sweep.subdir)
     check_sweep(subdir, "hydra.sweep.subdir")
-    rank = rank_here(cfg.launch.mode, cfg.launch.nnodes)
+    rank = rank_here(cfg.launch)
     together = rank is not None
     if rank:  # rank 0 keeps the ledger for all
         run(config_of(cfg, hydra), ledger.folder / subdir)

@@ -74,7 +74,7 @@ class JobLoader(Loader):
             cfg.hydra.sweep.dir = self.command.folder
         check_sweep(self.command.folder, "hydra.sweep.dir")
         mode = "auto" if cfg.launch.mode == "local" else cfg.launch.mode  # srun may start one process per machine
-        self.command.follows = bool(rank_here(mode, cfg.launch.nnodes))
+        self.command.follows = bool(rank_here(cfg.launch, mode))
         if not self.command.follows:
             self.command.hold()
 
