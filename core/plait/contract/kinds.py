@@ -86,8 +86,7 @@ KINDS = {
         PluginKind("hookspecs", "hookspecs", target=OBJECT),
         PluginKind("pruner", "pruners", target=OBJECT, methods=("cannot_work",)),
         PluginKind(
-            *("launcher", "launchers"),
-            key="launch.mode",
+            *("launcher", "launchers", "", "", "launch.mode"),
             words=("auto", "local", "external"),
             target=OBJECT,
             methods=("detect",),
