@@ -1,8 +1,11 @@
-"""Two machines for a test; it is skipped where they cannot be made."""
+"""Machines for a test, which is skipped where they cannot be made."""
+
+import os
+import shutil
 
 import pytest
 
-from tests.helpers import commands
+from tests.helpers import commands, slurm
 from tests.helpers.machines import Machines, why_not
 from tests.helpers.together import FSDP
 
@@ -14,6 +17,25 @@ def machines(tmp_path):
         pytest.skip(reason)
     with Machines(tmp_path, "alpha", "beta") as both:
         yield both
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """The machine login, where jobs are typed, and node1 and node2, on which a real Slurm runs them."""
+    if missing := [each for each in slurm.PROGRAMS if shutil.which(each) is None]:
+        pytest.skip(f"no Slurm: there is no {', '.join(missing)}")
+    if os.geteuid() != 0:
+        pytest.skip("Slurm's programs need root")
+    if reason := why_not():
+        pytest.skip(reason)
+    with Machines(tmp_path, "login", "node1", "node2") as machines:
+        slurm.begin(machines, tmp_path)
+        yield machines
+
+
+@pytest.fixture
+def login(cluster):
+    return cluster["login"]
 
 
 @pytest.fixture(scope="session")

@@ -1,34 +1,16 @@
 """Under a real Slurm: srun from a login machine, a batch script without srun, and the script of docs/cluster.md."""
 
-import os
 import re
-import shutil
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import slurm
 from tests.helpers.commands import PLAIT, SMALL, numbers
-from tests.helpers.machines import Machines, why_not
 from tests.helpers.together import FSDP
 
 pytestmark = pytest.mark.slow
 DOCS = Path(__file__).parents[2] / "docs" / "cluster.md"
-
-
-@pytest.fixture
-def login(tmp_path):
-    """A machine where jobs are typed, beside the machines node1 and node2, which run them."""
-    if missing := [each for each in slurm.PROGRAMS if shutil.which(each) is None]:
-        pytest.skip(f"no Slurm: there is no {', '.join(missing)}")
-    if os.geteuid() != 0:
-        pytest.skip("Slurm's programs need root")
-    if reason := why_not():
-        pytest.skip(reason)
-    with Machines(tmp_path, "login", "node1", "node2") as machines:
-        slurm.begin(machines, tmp_path)
-        yield machines["login"]
 
 
 def test_srun_from_a_login_machine(login, on_one_machine, tmp_path):

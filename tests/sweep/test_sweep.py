@@ -9,7 +9,6 @@ import os
 import re
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -333,22 +332,3 @@ def test_hydra_may_say_more(plait_project):
     ranks = Ranks()
     assert plait_project(*TWO, "hydra.verbose=true", ranks=ranks).code == 0
     assert len(ranks.started) == 2
-
-
-@pytest.mark.parametrize("stopped", [True, False])
-def test_a_sweep_that_is_stopped_names_what_it_leaves_in_slurms_queue(stopped, tmp_path, monkeypatch, capsys):
-    from plait.sweep.summary import summarise
-    from plait.system.signals import Stopped
-
-    slurm = pytest.importorskip("submitit.slurm.slurm")
-    watcher = slurm.SlurmInfoWatcher()
-    monkeypatch.setattr(slurm.SlurmJob, "watcher", watcher)
-    for each in ("12_10", "12_9", "7"):
-        watcher.register_job(each)
-    watcher._finished.add("7")
-    error = Stopped(15) if stopped else ValueError("no luck")
-    command = SimpleNamespace(folder="", let_go=lambda: None)
-    with pytest.raises(type(error)):
-        summarise(command, error)
-    line = "2 job(s) may still be in Slurm's queue, and go on there; to end them: scancel 12_9 12_10\n"
-    assert (line in capsys.readouterr().out) == stopped

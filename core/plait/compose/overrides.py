@@ -1,12 +1,15 @@
 """Refuses invalid arguments of `plait train` before Hydra reads or writes anything."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from plait.contract.errors import PlaitError, in_yaml, misfit
 from plait.contract.kinds import KINDS
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 LISTS = tuple(kind.choice for kind in KINDS.values() if kind.several)  # groups of which a run takes several options
 SINGLE = (*(kind.choice for kind in KINDS.values() if kind.choice and not kind.several), "cluster")
@@ -15,16 +18,21 @@ GROUPS = (*LISTS, *SINGLE, "recipe", "hardware")
 FOLDERS = {"hydra.run.dir": (".",), "hydra.output_subdir": (None,), "hydra.job.chdir": (False, None)}
 
 
-def check_arguments(argv: list[str]) -> None:
-    """Raises PlaitError for an unknown flag, and for overrides that Hydra accepts but that make no sense for a run."""
+def parsed(lines: Sequence[str]) -> "list[Override]":
+    """What Hydra reads in these overrides."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
+    return OverridesParser.create().parse_overrides(list(lines))
+
+
+def check_arguments(argv: list[str]) -> None:
+    """Raises PlaitError for an unknown flag, and for overrides that Hydra accepts but that make no sense for a run."""
     from plait.compose.hydra_internals import arguments_parser
 
     parser = arguments_parser()
     parser.error = _refuse  # type: ignore[method-assign] # it would print the usage, and exit
     given = parser.parse_args(argv)
-    for override in OverridesParser.create().parse_overrides(given.overrides):
+    for override in parsed(given.overrides):
         key, group = override.key_or_group, override.key_or_group.partition("@")[0]
         if not key:
             raise PlaitError(f"{override.input_line!r} is not an override: write key=value").at(

@@ -14,18 +14,18 @@ from plait.contract.errors import PlaitError
 from plait.system.disk import check_regular, replace, writing
 from plait.system.locks import unlock, wait_lock
 
-STATES = ("running", "finished", "failed", "pruned", "stopped")
+STATES = ("queued", "running", "finished", "failed", "pruned", "stopped")
 
 
 @attrs.define
 class Job:
     """One job of a sweep.
 
-    job: its number. folder: its own, within the sweep's. state: one of "running", "finished", "failed", "pruned" and
-    "stopped". step, loss, val_loss, tokens_per_second, peak_memory_bytes, memory_kind: of its last row; the speed is
-    that of the whole job. planned_memory_bytes, planned_tokens_per_second: what its plan says. seconds: how long it
-    took. overrides: those in which jobs differ. reason: why it ended so, as one sentence. session: the start of the
-    sweep that it last belonged to.
+    job: its number. folder: its own, within the sweep's. state: one of "queued", "running", "finished", "failed",
+    "pruned" and "stopped". step, loss, val_loss, tokens_per_second, peak_memory_bytes, memory_kind: of its last row;
+    the speed is that of the whole job. planned_memory_bytes, planned_tokens_per_second: what its plan says.
+    seconds: how long it took. overrides: those in which jobs differ. reason: why it ended so, as one sentence.
+    session: the start of the sweep that it last belonged to.
     """
 
     job: int

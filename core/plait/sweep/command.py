@@ -12,6 +12,7 @@ from plait.system.disk import writing
 from plait.system.locks import try_lock, unlock
 
 LIVE = ".live"
+FAILED = 3  # the exit code of a sweep of which a job failed, and of such a job's process
 
 NOT_COUNTED = ("hydra.", "hydra/", "sweep.")  # how jobs are run does not change which jobs they are
 

@@ -1,7 +1,6 @@
 """One job of a sweep: runs it, finds it finished, or prunes it; records the result, and raises nothing."""
 
 import contextlib
-import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +16,10 @@ from plait.launch.launched import rank_here
 from plait.records import metrics
 from plait.records.ledger import Job, Ledger
 from plait.records.run_folder import RunFolder
-from plait.sweep.command import Command
-from plait.sweep.loader import parsed
+from plait.sweep.claim import claim, varying
+from plait.sweep.command import FAILED, Command
 from plait.sweep.prune import cannot_work
+from plait.sweep.submitted import is_submitted
 from plait.system.errors import one_line
 from plait.system.signals import asked_to_stop, name
 
@@ -30,7 +30,8 @@ RunOne = Callable[[Config, Path], None]
 def job(command: Command, cfg: DictConfig, hydra: Any, config_of: ConfigOf, run: RunOne) -> float | None:
     """Run the job that `cfg` and `hydra` describe. Returns what a sweeper minimises, None if it failed.
 
-    Raises SystemExit or Stopped if a signal stops it, and PlaitError if the sweep's own files cannot be written.
+    Raises SystemExit or Stopped if a signal stops it, SystemExit in a process that submitit started if it failed, and
+    PlaitError if the sweep's own files cannot be written.
     """
     ledger, subdir = Ledger(Path(hydra.sweep.dir)), str(hydra.sweep.subdir)
     check_sweep(subdir, "hydra.sweep.subdir")
@@ -39,7 +40,7 @@ def job(command: Command, cfg: DictConfig, hydra: Any, config_of: ConfigOf, run:
     if rank:  # rank 0 keeps the ledger for all
         run(config_of(cfg, hydra), ledger.folder / subdir)
         return None
-    overrides = [str(o.input_line) for o in parsed(hydra.overrides.task) if o.get_key_element() in command.varied]
+    overrides = varying(command, hydra)
     label = f"job {hydra.job.num} of the sweep ({', '.join(overrides) or 'no overrides'})"
     mine = claim(ledger, command, hydra.job.num, subdir, overrides)
     folder = ledger.folder / mine.folder
@@ -75,24 +76,9 @@ def job(command: Command, cfg: DictConfig, hydra: Any, config_of: ConfigOf, run:
     ledger.put(mine, command.argv)
     if stop is not None:
         raise stop
+    if mine.state == "failed" and is_submitted(hydra):
+        raise SystemExit(FAILED)  # its process fails in Slurm's queue too
     return mine.returned
-
-
-def claim(ledger: Ledger, command: Command, number: int, subdir: str, overrides: list[str]) -> Job:
-    """The job, in the folder that it has, or else in an unused one.
-
-    It may be another job of this start of the sweep, if the overrides give the same job.
-    """
-    with ledger.changing(command.argv) as jobs:
-        mine = next((job for job in jobs if sorted(job.overrides) == sorted(overrides)), None)
-        if mine is None:
-            taken = {job.folder for job in jobs}
-            names = (subdir if count == 1 else f"{subdir}-{count}" for count in itertools.count(1))
-            mine = Job(number, next(each for each in names if each not in taken), "running", overrides=overrides)
-            jobs.append(mine)
-        if mine.session != command.session:
-            mine.job, mine.session = number, command.session
-        return mine
 
 
 @contextlib.contextmanager

@@ -1,19 +1,19 @@
 """Makes Hydra compose a sweep's jobs so that a strategy's options apply to the jobs that select it."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from plait.compose.loader import Loader
-from plait.compose.overrides import LISTS, check_sweep
+from plait.compose.overrides import LISTS, check_sweep, parsed
 from plait.contract.errors import PlaitError, near_miss
 from plait.launch.launched import rank_here
 from plait.sweep.command import Command
+from plait.sweep.submitted import QUEUE, is_submitted
 
 
 class JobLoader(Loader):
@@ -77,6 +77,8 @@ class JobLoader(Loader):
         self.command.follows = bool(rank_here(cfg.launch, mode))
         if not self.command.follows:
             self.command.hold()
+            if is_submitted(cfg.hydra):
+                QUEUE.watch(self.command)
 
     def _check_options(
         self, name: str | None, others: list[Override], options: list[Override], selected: set[str]
@@ -110,10 +112,6 @@ def job_loader(command: Command) -> Callable[[Any], JobLoader]:
     logging.getLogger("hydra_plugins").addHandler(logging.NullHandler())  # the table says which jobs failed
     OmegaConf.register_new_resolver("digest", command.digest, replace=True)
     return lambda config_search_path: JobLoader(config_search_path, command)
-
-
-def parsed(lines: Sequence[str]) -> list[Override]:
-    return OverridesParser.create().parse_overrides(list(lines))
 
 
 def _selected(config: DictConfig) -> set[str]:

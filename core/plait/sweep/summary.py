@@ -6,13 +6,11 @@ from pathlib import Path
 
 from plait.records.ledger import STATES, Job, Ledger
 from plait.records.run_folder import is_live
-from plait.sweep.command import Command
-from plait.sweep.queued import still_queued
+from plait.sweep.command import FAILED, Command
+from plait.sweep.submitted import QUEUE
 from plait.sweep.table import table
 from plait.system.errors import one_line
 from plait.system.signals import asked_to_stop
-
-FAILED = 3
 
 
 def summarise(command: Command, error: BaseException | None = None) -> int:
@@ -20,18 +18,20 @@ def summarise(command: Command, error: BaseException | None = None) -> int:
 
     Raises `error` if a signal stopped the sweep, if no job began, or if there was no sweep.
     """
+    going_on = QUEUE.going_on()
     try:
         jobs = _settled(command, error) if command.folder and not command.follows else []
     finally:
+        QUEUE.leave()
         command.let_go()
     if jobs:
         counts = Counter(job.state for job in jobs)
         summary = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
         print(f"\n{table(jobs)}\n\nsweep: {summary}; this table is {command.folder}/sweep.csv", flush=True)
     failed = any(job.state == "failed" for job in jobs)
+    if going_on:
+        print(going_on, flush=True)
     if error is not None:
-        if _is_stop(error) and (queued := still_queued()):
-            print(queued, flush=True)
         if not failed or _is_stop(error):
             raise error
         print(f"plait: {one_line(error)}", file=sys.stderr)
@@ -39,14 +39,16 @@ def summarise(command: Command, error: BaseException | None = None) -> int:
 
 
 def _settled(command: Command, error: BaseException | None) -> list[Job]:
-    """This sweep's jobs; those still marked as running, whose processes are gone, get their end recorded."""
+    """This sweep's jobs; those still marked as running, whose processes are gone, get their end recorded. Those that
+    submitit runs on other machines hold locks that may not be seen here."""
     ledger = Ledger(Path(command.folder))
     if not ledger.path.exists():
         return []
+    submitted = QUEUE.folders()
     with ledger.changing(command.argv) as jobs:
         mine = [job for job in jobs if job.session == command.session]
         for job in mine:
-            if job.state == "running" and not is_live(ledger.folder / job.folder):
+            if job.state == "running" and job.folder not in submitted and not is_live(ledger.folder / job.folder):
                 job.state = "stopped" if error is not None and _is_stop(error) else "failed"
                 job.reason = f"by {error}" if job.state == "stopped" else "its process ended without reporting why"
     return mine
