@@ -177,13 +177,16 @@ class Meeting:
     def join(self) -> MeetingHandler:
         """The rendezvous of the machines, once this one knows its address. Raises Apart if nobody comes."""
         if self.handler is None:
-            own = self.patiently(self._address, line=self._line)
-            if own is None:
-                raise self.apart()
-            assert self.store is not None
-            self.handler = MeetingHandler.of(
-                *(self._whole, self.run, self.launch, own, self.name, self.is_host, self.store, self.counts)
-            )
+            try:
+                own = self.patiently(self._address, line=self._line)
+                if own is None:
+                    raise self.apart()
+                assert self.store is not None
+                self.handler = MeetingHandler.of(
+                    *(self._whole, self.run, self.launch, own, self.name, self.is_host, self.store, self.counts)
+                )
+            except DistError as error:  # the machine that holds the store has just left
+                raise self.apart(error) from None
         return self.handler
 
     def _address(self) -> str | None:
@@ -261,7 +264,7 @@ class Meeting:
                 return ""
             self._spare = True
             return f"{self.name} is a spare: {', '.join(here)} train already; it waits to replace one that is lost"
-        if self.handler is not None and self.launch.elastic and (others := self.handler.unfinished()):
+        if self.handler is not None and (others := self.handler.unfinished()):
             return f"waiting for {' and '.join(others)}, given up after {SILENT:g} s without a sign of life"
         missing = self.counts[0] - len(here)
         if missing > 0:
