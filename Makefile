@@ -70,6 +70,7 @@ figures: install # start, save, resume, set-up and tokenising beside peers, one 
 
 faults: install # plants 1,000 faults in real runs; the results are in docs/reliability.md. FAULTS='--count 50 --seed 7'
 	$(BIN)/python -m tests.faults --write docs/reliability.md $(FAULTS)
+	$(BIN)/python -m tests.faults --several --write docs/reliability.md $(FAULTS)
 
 mutants: install # plants 300 random bugs; the table is in docs/testing.md. MUTANTS='--count 50 --seed 7'
 	$(BIN)/python -m plait_mutation --write docs/testing.md $(MUTANTS)

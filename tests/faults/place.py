@@ -30,6 +30,20 @@ LAYOUTS = {
     "fsdp2": ("strategy=[fsdp2]", "launch.nproc_per_node=2"),
     "tensor_parallel": ("strategy=[tensor_parallel]", "launch.nproc_per_node=2"),
 }
+TP = ("strategy=[tensor_parallel,fsdp2]", "strategy.tensor_parallel.degree=2")
+SEVERAL = {  # on several machines: how often, how many, and the ranks of each
+    "fsdp2 on 2 machines": (6, 2, 1, ("strategy=[fsdp2]",)),
+    "fsdp2 on 3 machines": (2, 3, 1, ("strategy=[fsdp2]",)),
+    "fsdp2 on 4 machines": (1, 4, 1, ("strategy=[fsdp2]",)),
+    "fsdp2 on 2 machines of 2 ranks": (1, 2, 2, ("strategy=[fsdp2]",)),
+    "tensor_parallel and fsdp2 on 2 machines of 2 ranks": (1, 2, 2, TP),
+}
+EXACT = (*(f"precision.{each}=float64" for each in ("param", "reduce", "storage")), "schedule.min_lr_ratio=1")
+LAYOUTS |= {
+    name: (*strategy, f"launch.nproc_per_node={machines * ranks}")
+    for name, (_, machines, ranks, strategy) in SEVERAL.items()
+}
+LAYOUTS["elastic"] = ("strategy=[fsdp2]", "train.global_batch_size=12", *EXACT, "launch.nproc_per_node=1")
 KERNEL_THREADS = "2"  # the process that is the parent of all of them
 SECONDS = 600.0  # after which a command counts as hung
 

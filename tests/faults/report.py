@@ -9,7 +9,8 @@ from pathlib import Path
 
 import attrs
 
-MARK = "<!-- the table below is written by `make faults` -->"
+ALONE = "<!-- the table below is written by `make faults` -->"
+SEVERAL = "<!-- the table below, of several machines, is written by `make faults` -->"
 
 
 @attrs.frozen
@@ -69,14 +70,14 @@ def _commits(results: list[Result]) -> str:
     return f"commit{'s' * (len(names) > 1)} {', '.join(names)}, " if names else ""
 
 
-def write_page(path: Path, results: list[Result], seed: int, seconds: float) -> None:
-    """Replace what follows the mark in the page by today's figures."""
+def write_page(path: Path, results: list[Result], seed: int, seconds: float, mark: str = ALONE) -> None:
+    """Replace what follows the mark in the page, up to the next mark, by today's figures."""
     by_kind = counts_by_kind(results)
     total = sum(by_kind.values(), Counter[str]())
     names = Counter(re.sub(r"\d+", "N", fault) for result in results for fault, _ in result.faults)
     rows = [f"| {kind} | {c.total()} | {c['equal']} | {c['refused']} | {c['defect']} |" for kind, c in by_kind.items()]
     lines = [
-        MARK,
+        mark,
         "",
         f"{date.today()}, seed {seed}, {_commits(results)}torch {version('torch')}, "
         f"Python {platform.python_version()}, {platform.system()}; {len(results)} scenarios, "
@@ -89,4 +90,6 @@ def write_page(path: Path, results: list[Result], seed: int, seconds: float) -> 
         "",
     ]
     text = path.read_text() if path.exists() else ""
-    path.write_text(text.partition(MARK)[0] + "\n".join(lines))
+    before, _, after = text.partition(mark)
+    rest = after[after.index("<!--") :] if "<!--" in after else ""
+    path.write_text(before + "\n".join(lines) + (f"\n{rest}" if rest else ""))

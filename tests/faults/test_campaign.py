@@ -12,7 +12,10 @@ import plait
 from plait.launch.forks import SERVER
 from tests.faults.place import Ended, Sandbox, environment_of
 from tests.faults.scenario import POINTS
+from tests.faults.several import cluster
+from tests.faults.several.cluster import Cluster, Launcher
 from tests.faults.verdict import Defect, Reference, equal, quiet, refused, result_of
+from tests.helpers.machines import why_not
 
 
 @pytest.fixture
@@ -114,11 +117,43 @@ def test_noise_of_every_kind_is_a_defect():
             quiet(Ended(1, text, 1.0))
 
 
+@pytest.mark.parametrize(("last", "silent"), [("launch: local", True), ("waiting for 1 of 2 machines", False)])
+def test_a_wait_of_which_nobody_tells_is_a_defect(last, silent, place, monkeypatch):
+    monkeypatch.setattr(cluster, "SILENCE", 0.0)
+    console = place.root / "console"
+    console.write_text(f"{last}\n")
+    sleeper = subprocess.Popen(["sleep", "60"], cwd=place.work)
+    one = Cluster(place, 2, 1, (), "2", launchers=[Launcher(sleeper.pid, console, 0.0)])
+    try:
+        one._listen()
+        one._looked -= 2
+        if silent:
+            with pytest.raises(Defect, match="silent for more than 0 s"):
+                one._listen()
+        else:
+            one._listen()
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_fortieth_of_the_campaign(tmp_path):
+    holds(tmp_path, "--count", "25")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_short_set_on_several_machines(tmp_path):
+    if reason := why_not():
+        pytest.skip(reason)
+    holds(tmp_path, "--several", "--count", "8")
+
+
+def holds(tmp_path, *options):
     """In an interpreter of its own: scenarios are forks, and would have what other tests left in this one."""
-    command = [sys.executable, "-m", "tests.faults", "--count", "25", "--seed", "1", "--results", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.faults", *options, "--seed", "1", "--results", str(tmp_path)]
     root = Path(__file__).parents[2]
     ended = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert ended.returncode == 0, ended.stdout

@@ -1,0 +1,89 @@
+"""Machines that leave and come in random order. In float64 every step is that of one process, within 1e-9."""
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+
+from tests.faults.scenario import Scenario
+from tests.faults.several.cluster import Cluster, Launcher
+from tests.faults.several.kinds import TOGETHER
+from tests.faults.verdict import NUMBERS, Defect
+
+BOUND = 1e-9
+LAYOUT = "elastic"
+STEPS = ("train.steps=1000", "checkpoint.interval=10", "validation.interval=0")
+
+
+def elastic(scenario: Scenario) -> None:
+    rng, place = scenario.rng, scenario.place
+    place.layout = LAYOUT
+    with Cluster(place, 3, 1, TOGETHER, "1:3") as cluster:
+        present: dict[str, Launcher] = {}
+        for name in rng.sample(cluster.names, rng.randint(1, 3)):
+            present[name] = cluster.start(name, *STEPS)
+        if "alpha" not in present:
+            present["alpha"] = cluster.start("alpha", *STEPS)
+        cluster.row(1)
+        for _ in range(rng.randint(3, 6)):
+            _change(scenario, cluster, present)
+            cluster.sleep(rng.uniform(0, 2)) if rng.random() < 0.3 else cluster.row(
+                cluster.last_row() + rng.randint(1, 12)
+            )
+        _stop(scenario, cluster, present)
+        scenario.came_to(_compared(scenario, place.run_folder))
+
+
+def _change(scenario: Scenario, cluster: Cluster, present: dict[str, Launcher]) -> None:
+    """The endpoint's machine stays: without it the run ends."""
+    rng = scenario.rng
+    absent = [name for name in cluster.names if name not in present]
+    others = [name for name in present if name != "alpha"]
+    what = rng.choice(
+        [*(["come"] * 4 if absent else []), "kill", *(("leave", "leave", "crash", "power_off") if others else ())]
+    )
+    name = rng.choice(absent if what == "come" else [*present] if what == "kill" else others)
+    scenario.plant(f"{name}: {what}")
+    if what == "come":
+        present[name] = cluster.start(name, *STEPS)
+    elif what == "kill":
+        if ranks := cluster.ranks_of(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(ranks[0], signal.SIGKILL)
+    else:
+        launcher = present.pop(name)
+        if what == "leave":
+            launcher.signal(signal.SIGTERM)
+            cluster.until(launcher.ended)
+            cluster.judge(launcher, 143)
+        else:
+            getattr(cluster[name], what)()
+            launcher.judged = True
+            cluster[name].boot()
+
+
+def _stop(scenario: Scenario, cluster: Cluster, present: dict[str, Launcher]) -> None:
+    """A signal to the endpoint's machine ends the run on all, unless it is at its end."""
+    if not cluster.live("alpha"):
+        raise Defect(f"the run has ended:\n{cluster.text()}")
+    before = cluster.last_row()
+    present["alpha"].signal(signal.SIGTERM)
+    cluster.until(lambda: not cluster.live())
+    for launcher in present.values():
+        cluster.judge(launcher, 0, 1, 143)  # 1: one that came as the endpoint's machine left
+    cluster.clean()
+    if cluster.last_row() < before:
+        raise Defect(f"steps are lost: {cluster.last_row()} rows, and before there were {before}")
+
+
+def _compared(scenario: Scenario, run: Path) -> str:
+    ours = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    if [row["step"] for row in ours] != list(range(1, len(ours) + 1)):
+        raise Defect(f"the steps are {[row['step'] for row in ours]}")
+    theirs = scenario.reference(LAYOUT, STEPS).numbers
+    for mine, other in zip(ours, (dict(zip(NUMBERS, row, strict=True)) for row in theirs), strict=False):
+        for key in ("loss", "grad_norm", "tokens"):
+            if abs(mine[key] - other[key]) > BOUND * abs(other[key]):
+                raise Defect(f"{key} of step {mine['step']} is {mine[key]!r} instead of {other[key]!r}")
+    return "equal"
