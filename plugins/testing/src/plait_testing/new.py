@@ -31,7 +31,7 @@ DOES = {  # what the plugin of each kind does, as "It ..."
     "command": "shows the last row of a run",
     "hookspecs": "specifies a hook of that name for strategies, and logs what they answer",
     "pruner": "prunes runs of a sweep that see few tokens for their model",
-    "launcher": "makes ranks of the processes that mpirun of Open MPI started",
+    "launcher": "makes ranks of the processes that mpirun of MPICH started",
 }
 
 
