@@ -1,6 +1,7 @@
 """What one process does for all before training: lock the run's folder, find what to resume, write the ranks'
 config."""
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from plait.parallel.process_group import device_of
 from plait.records.run_folder import Outcome, RunFolder, versions_of
 from plait.system.disk import can_be_written, could_be_written, reading, replace
 from plait.system.errors import DiskError, one_line, shown
+from plait.system.scratch import CHECKED
 
 Say = Callable[[str], None]
 
@@ -147,7 +149,8 @@ def prepare_together(
     alike. files: those that strategies left in the launcher's check.
 
     Starts the process group. Returns the folder on all ranks, and on rank 0 the assembly of its check, which it trains
-    with. Raises on all ranks the PlaitError of rank 0, or that of machines that differ or do not share the folder.
+    with. If the same machines start their ranks again, nothing is checked again. Raises on all ranks the PlaitError of
+    rank 0, or that of machines that differ or do not share the folder.
     """
     import torch.distributed as dist
 
@@ -161,6 +164,23 @@ def prepare_together(
     start_group(device_of(launch.device), seconds, launch.rendezvous_seconds)
 
     assembly, new = None, not folder.path.exists()
+    is_rank_0, scratch = dist.get_rank() == 0, os.environ.get("PLAIT_SCRATCH")
+
+    def again() -> str | None:
+        """The folder, if the same machines have prepared it for an earlier start of their ranks."""
+        if scratch is None or not (Path(scratch) / CHECKED).exists():
+            return None
+        folder.lock()
+        folder.clear_outcome()
+        return str(folder.path)
+
+    try:
+        before = on_rank_0(again)
+    except PlaitError:
+        end_group()
+        raise
+    if before is not None:
+        return folder if is_rank_0 else RunFolder(Path(before)), None, None
 
     def prepared() -> tuple[str, Outcome | None, dict[str, str]]:
         nonlocal assembly
@@ -175,7 +195,6 @@ def prepare_together(
         except OSError as error:
             raise PlaitError(f"the run cannot be prepared: {one_line(error)}") from error
 
-    is_rank_0 = dist.get_rank() == 0
     try:
         check_alike(config)
         path, ended, marks = on_rank_0(prepared)
@@ -190,4 +209,7 @@ def prepare_together(
         raise
     if ended is not None:
         end_group()
+    elif is_rank_0 and scratch is not None:
+        with contextlib.suppress(OSError):  # a full disk
+            (Path(scratch) / CHECKED).touch()
     return folder if is_rank_0 else RunFolder(Path(path)), ended, assembly

@@ -12,6 +12,7 @@ from plait.launch import spare
 from plait.launch.no_restart import RunFailed
 from plait.launch.rank_end import STOPPED, RankEnd, first_cause, of_exit, oom_kills, path_of, read
 from plait.records.run_folder import Outcome, RunFolder, introduction
+from plait.system.scratch import CHECKED
 
 if TYPE_CHECKING:
     from plait.contract.config import Launch
@@ -37,6 +38,8 @@ class Failures:
                 self._is_the_outcome(self.cause)
                 raise RunFailed(self.cause.sentence(self.folder.log_of(self.cause.rank)), self.cause.fault)
         self._peers_lost = False
+        if members_changed:
+            (self.scratch / CHECKED).unlink(missing_ok=True)
         (self.scratch / STOPPED).unlink(missing_ok=True)
         self._ranks, self._oom = list(ranks), oom_kills()
         spare.clear()

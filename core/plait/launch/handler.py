@@ -1,17 +1,19 @@
 """torch elastic's rendezvous of several machines, with their names, and rank 0 on the machine that holds the store.
 
 Needs `_state_holder`, `_this_node`, `_op_executor`, `_heartbeat_lock` and `_stop_heartbeats` of
-`DynamicRendezvousHandler`, and `_RendezvousExitOp`, in torch 2.11 to 2.13. Test: tests/launch/test_ranks_meet.py.
+`DynamicRendezvousHandler`, `_RendezvousExitOp` and `_delay`, in torch 2.11 to 2.13.
+Test: tests/launch/test_ranks_meet.py.
 """
 
+import contextlib
 import datetime
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch.distributed import PrefixStore, Store
-from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError, RendezvousInfo
+from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError, RendezvousInfo, dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
@@ -41,6 +43,22 @@ class _Backend(C10dRendezvousBackend):
         if self.left:
             raise RendezvousGracefulExitError
         return super().set_state(state, token)
+
+
+@contextlib.contextmanager
+def _short_pauses() -> Iterator[None]:
+    """Inside, torch does not wait for a second before it looks again whether the others are there, but, at first, for
+    some milliseconds: ranks that start again are there at once."""
+    began, before = time.monotonic(), dynamic_rendezvous._delay
+
+    def pause(seconds: float | tuple[float, float]) -> None:
+        time.sleep(min(0.01 + (time.monotonic() - began) / 20, 1.0))
+
+    dynamic_rendezvous._delay = pause
+    try:
+        yield
+    finally:
+        dynamic_rendezvous._delay = before
 
 
 class MeetingHandler(DynamicRendezvousHandler):
@@ -100,7 +118,8 @@ class MeetingHandler(DynamicRendezvousHandler):
         self._waiting, self._silent, self._since = 0, [], None
         holder = self._notes.get("holder").decode()
         while True:
-            info = super().next_rendezvous()
+            with _short_pauses():
+                info = super().next_rendezvous()
             ranks = {**self._state_holder.state.participants}
             first = next((rank for node, rank in ranks.items() if repr(node) == holder), 0)
             rank = (info.rank - first) % info.world_size

@@ -12,6 +12,7 @@ from plait.system.locks import try_lock, unlock
 
 PREFIX = "plait-scratch-"
 MARK = ".plait-scratch"  # a file that marks a folder as Plait's
+CHECKED = "checked"  # a file in a launcher's: the machines of its ranks have checked and prepared the run
 
 
 class Scratch:
