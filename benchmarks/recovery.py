@@ -58,10 +58,13 @@ def command(name: str, machines: int, interval: int) -> list[str]:
     return [*torchrun, *(several if machines > 1 else alone), *loop]
 
 
-def rank_1() -> int:
-    """The process id of the rank that is killed, by its name or its environment."""
+def rank_1(of: set[int]) -> int:
+    """The process id of the rank that is killed, by its name or its environment, among those that the processes `of`
+    began, directly or not."""
     for entry in Path("/proc").iterdir():
         try:
+            if not (entry.name.isdecimal() and _began(of, int(entry.name))):
+                continue
             if (entry / "comm").read_text(encoding="utf-8") == "plait rank 1\n":
                 return int(entry.name)
             own = (entry / "environ").read_bytes().split(b"\0")
@@ -70,6 +73,13 @@ def rank_1() -> int:
         except (OSError, ValueError):
             continue
     raise SystemExit("there is no rank 1")
+
+
+def _began(first: set[int], other: int) -> bool:
+    while other not in {*first, 0}:
+        status = Path(f"/proc/{other}/stat").read_text(encoding="utf-8")
+        other = int(status.rpartition(")")[2].split()[1])  # the parent's; names may hold any sign
+    return other in first
 
 
 def wait(run: Command, seen: Callable[[list[tuple[float, str]]], bool], seconds: float = 120) -> None:
@@ -102,7 +112,7 @@ def _killed(runs: list[Command], after: int) -> tuple[float, int]:
     first = runs[0]
     try:
         wait(first, lambda lines: any(number >= after for _, number in steps(lines)))
-        victim, count = rank_1(), len(first.lines)
+        victim, count = rank_1({run._process.pid for run in runs}), len(first.lines)
         killed = time.monotonic() - first._began
         os.kill(victim, signal.SIGKILL)
 

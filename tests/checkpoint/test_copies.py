@@ -157,7 +157,12 @@ def undisturbed():
     return {}
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("fsdp2", "workers apart", "being written", "damaged", "none on a rank", "memory is newer than the disk")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES]
+)
 def test_ranks_go_on_from_the_newest_copy_that_all_have(case, plait_ranks, tmp_path, undisturbed):
     strategies, interval, until, harm, expected = CASES[case]
     node = node_of(tmp_path, strategies, 2, f"checkpoint.interval={interval}")

@@ -116,7 +116,7 @@ def test_a_name_that_is_made_of_others_is_checked_too(plait_project):
 @pytest.mark.parametrize(
     ("override", "code", "names"),
     [
-        ("run.name=../x", 3, r"job 0 .* failed: run\.name .*'\.\./x'"),
+        pytest.param("run.name=../x", 3, r"job 0 .* failed: run\.name .*'\.\./x'", marks=pytest.mark.slow),
         ("hydra.sweep.dir=x/../../y", 1, r"hydra\.sweep\.dir.*'x/\.\./\.\./y'"),
         ("hydra.sweep.subdir=/x", 1, r"hydra\.sweep\.subdir.*'/x'"),
     ],

@@ -132,6 +132,7 @@ def test_options_apply_to_the_jobs_that_select_the_strategy(plait_project):
     assert set(options) <= set(given)
 
 
+@pytest.mark.slow
 def test_recipes_choose_strategies_and_may_hold_the_sweep(plait_project):
     ranks = Ranks()
     Path("conf/recipe").mkdir(parents=True)

@@ -13,8 +13,15 @@ class TestFloat8(StrategySuite):
     strategy = "float8"
     slow = (  # it changes no parameter, no loss and no batch; the suites of others try it beside these
         *(*StrategySuite.slow, "test_a_run_equals", "test_the_loss", "test_checkpoint", "test_every_token"),
-        *("test_clipping", "test_tied", "test_no_rank", "test_composes_with", "test_mixed_precision_computes"),
-        *(f"test_models_equal_one_process[{model}" for model in ("qk_norm", "moe", "tied")),
+        *(
+            "test_clipping",
+            "test_tied",
+            "test_no_rank",
+            "test_composes_with",
+            "test_mixed_precision",
+            "test_recomputation",
+        ),
+        *(f"test_models_equal_one_process[{model}" for model in ("qk_norm", "moe", "tied", "mla")),
     )
     layouts = {
         "alone": Layout(1),

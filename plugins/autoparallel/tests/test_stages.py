@@ -37,6 +37,7 @@ def planned(one):
     return yaml.safe_load(one.files["plan.yaml"])
 
 
+@pytest.mark.slow
 def test_stages_join_the_search_by_the_plugins_own_declaration():
     plan = planned(checked(*ONLY))
     assert plan["axes"] == {"pp": 2}

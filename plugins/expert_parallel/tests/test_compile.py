@@ -59,7 +59,7 @@ EP2 = {"fsdp2": {}, "expert_parallel": {"degree": 2}}
 @pytest.mark.parametrize(
     ("model", "remat", "steps", "world", "strategies"),
     [
-        (functools.partial(Town, cells=1), "none", 10, 2, EP2),
+        pytest.param(functools.partial(Town, cells=1), "none", 10, 2, EP2, marks=SLOW),
         *(
             pytest.param(model, remat, 20, *LAYOUTS[layout], marks=SLOW)
             for layout, model, remat in [("fsdp2 x ep 2", Town, "full"), (BOTH, Town, "none"), (BOTH, two, "selective")]

@@ -26,7 +26,14 @@ class TestExpertParallel(StrategySuite):
     strategy = "expert_parallel"
     axes = ("experts", "ep")
     # tried in its last layout; fsdp2 deals the batches
-    slow = (*StrategySuite.slow, "test_composes_with[fsdp2]", "test_a_run_equals", "test_the_loss")
+    slow = (
+        *StrategySuite.slow,
+        "test_composes_with[fsdp2]",
+        "test_a_run_equals",
+        "test_the_loss",
+        "test_mixed",
+        "test_float32",
+    )
     quick = ("test_two_runs",)
     layouts = {name: layout for name, layout in LAYOUTS.items() if set(layout.beside) <= READY}
     refuses = {f"model {model}": "finds no experts in this model" for model in MODELS if model != "moe"}

@@ -104,6 +104,7 @@ def base(folder, seed, model=whole_run.MODEL):
     return file, values
 
 
+@pytest.mark.slow
 def test_another_base_is_refused(trained):
     file, _ = base(trained.folder, 1)
     other, changed = base(trained.folder, 2)[0], trained.folder / "changed.safetensors"

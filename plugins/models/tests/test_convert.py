@@ -106,7 +106,8 @@ def live_bytes():
 
 
 @pytest.mark.parametrize(
-    ("to", "source"), [("hf", "a"), pytest.param("hf", "step-7", marks=pytest.mark.slow), ("plait", "b")]
+    ("to", "source"),
+    [("hf", "a"), *(pytest.param(*way, marks=pytest.mark.slow) for way in [("hf", "step-7"), ("plait", "b")])],
 )
 def test_the_model_is_not_held(to, source, tmp_path, monkeypatch):
     """Counted after every read and every tensor made: the file under way, and what one tensor or stack takes."""

@@ -61,6 +61,7 @@ def test_gradients_of_weights_may_wait_for_simplefsdp_without_a_compiler():
     check(compose([*RUN, "strategy=[pipeline,simplefsdp]", f"{KEY}.schedule=zbv"]), 4)
 
 
+@pytest.mark.slow
 def test_a_run_with_too_few_micro_batches(tmp_path):
     for given in ((), ("train.global_batch_size=2",)):
         found = 2 if given else None

@@ -63,6 +63,7 @@ def test_json_has_the_promised_keys_and_the_exit_code_says_that_it_does_not_fit(
     assert found["free"] == found["capacity"] - memory["peak"] < 0
 
 
+@pytest.mark.slow
 def test_several_runs_are_ranked_and_what_cannot_be_says_why(plait_project) -> None:
     swept = "strategy=[tensor_parallel,fsdp2],[fsdp2],[simplefsdp,fsdp2]"
     done = plait_project("plan", "-m", *TINY, swept, "world=2", "cluster=h100")

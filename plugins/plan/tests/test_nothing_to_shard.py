@@ -17,8 +17,9 @@ def moved(strategies, world, *more):
     return sum(operator.bytes for operator in trace(run.config, world, 0, 1).operators)
 
 
-@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
-@pytest.mark.parametrize(("others", "world"), [("", 1), pytest.param("tensor_parallel", 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("others", "world"), [("", 1), ("tensor_parallel", 2)])
 def test_sharding_over_one_rank_moves_nothing_more(others, world, precision):
     more = (f"precision.param={precision}", *(("strategy.tensor_parallel.degree=2",) if others else ()))
     plain = moved(others, world, *more)

@@ -42,11 +42,8 @@ LAYOUTS = {
 }
 
 
-def slow(names: Any) -> list[Any]:
-    return [pytest.param(n, marks=[pytest.mark.slow] if n != "zero_bubble" else []) for n in names]
-
-
-@pytest.mark.parametrize("name", slow(n for n in LAYOUTS if n != "interleaved"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in LAYOUTS if n != "interleaved"])
 def test_each_stage_sends_and_stores_what_the_plan_says(name: str, plait_ranks: Any) -> None:
     world, more = LAYOUTS[name]
     run = check(compose([*RUN, *more]), world)

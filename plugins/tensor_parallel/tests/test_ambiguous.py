@@ -16,6 +16,7 @@ from plait_testing.trial import Trial, train
 
 WIDTH, INNER = 16, 32
 WHOLE = {"sequence_parallel": False}
+SLOW_WHOLE = pytest.param(WHOLE, marks=pytest.mark.slow)
 
 
 def made(forward, axes, modules=None, **shapes):
@@ -200,7 +201,7 @@ def outcome(ranks, model, options):
 ALL_LOGITS = pytest.param({"loss_parallel": False}, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("options", [{}, WHOLE, ALL_LOGITS], ids=str)
+@pytest.mark.parametrize("options", [{}, SLOW_WHOLE, ALL_LOGITS], ids=str)
 @pytest.mark.parametrize("work", [Raw, Split, Named, BothDivided], ids=("raw", "split", "named", "divided experts"))
 def test_right(plait_ranks, work, options):
     outcome(plait_ranks, lambda: Model(work), options)
@@ -243,7 +244,7 @@ def test_tokens_folded_into_the_batch(plait_ranks, chunks):
         plait_ranks.run(train, Trial(lambda: Model(fold=True), chunks=chunks), {"tensor_parallel": {}}, world=2)
 
 
-@pytest.mark.parametrize("options", [{}, WHOLE], ids=str)
+@pytest.mark.parametrize("options", [{}, SLOW_WHOLE], ids=str)
 @pytest.mark.parametrize(
     ("model", "says"),
     [
@@ -256,7 +257,7 @@ def test_what_a_branch_gets_and_returns(plait_ranks, model, says, options):
         plait_ranks.run(train, Trial(model), {"tensor_parallel": options}, world=2)
 
 
-@pytest.mark.parametrize("options", [{}, WHOLE], ids=str)
+@pytest.mark.parametrize("options", [{}, SLOW_WHOLE], ids=str)
 @pytest.mark.parametrize(
     ("model", "says"),
     [
