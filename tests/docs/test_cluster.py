@@ -12,6 +12,8 @@ import yaml
 from plait.host import compose
 from plait.launch.launched import among_machines
 from plait.launch.launcher import launch_mode
+from plait_ray.driver import check
+from plait_ray.launcher import VARIABLES
 from tests.docs.pages import ROOT, blocks
 
 PAGE = blocks(ROOT / "docs/cluster.md")
@@ -107,3 +109,15 @@ def test_the_recipe_of_mpirun() -> None:
         assert launch_mode(among_machines(compose(overrides(words)).launch, print)) == "external"
         told = {each: os.environ[each] for each in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
     assert told == {"RANK": "9", "WORLD_SIZE": "16", "MASTER_ADDR": "node0"}
+
+
+def test_the_recipe_of_ray() -> None:
+    line = next(line for line in TEXT if line.startswith("plait ray"))
+    launch = compose(shlex.split(line)[2:]).launch
+    check(launch)
+    env = {name: value for key, name in VARIABLES.items() if (value := {"nnodes": "2", "index": "1"}.get(key, "a:1"))}
+    del env[VARIABLES["nproc_per_node"]]
+    found = mock.patch("plait.launch.launched.resolves", return_value=True)
+    with mock.patch.dict(os.environ, env), found:
+        made = among_machines(compose([*shlex.split(line)[2:], "launch.mode=ray"]).launch, print)
+        assert (made.nnodes, made.rdzv_endpoint, launch_mode(made)) == (2, "a:1", "local")

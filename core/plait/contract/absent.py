@@ -9,6 +9,7 @@ COMMANDS = {  # name -> distribution
     "data": "plait-data",
     "new": "plait-testing",
     "plan": "plait-plan",
+    "ray": "plait-ray",
     "report": "plait-report",
     "verify": "plait-testing",
 }

@@ -1,0 +1,112 @@
+"""The actor on each node, which runs `plait train` there and passes on what it prints."""
+
+import ctypes
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from typing import IO
+
+import attrs
+
+PASSED = ("PLAIT_", "NCCL_", "GLOO_", "TORCH_", "OMP_", "HF_", "WANDB_")  # of the driver's environment
+PR_SET_PDEATHSIG = 1
+
+Printed = tuple[int, str]  # 1: standard output, 2: standard error; the text
+
+
+@attrs.frozen
+class Place:
+    """Where an actor is. port: free there."""
+
+    node: str
+    host: str
+    ip: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host} ({self.ip}, Ray's node {self.node[:8]})"
+
+
+class Machine:
+    """Its methods are called from several threads, because `output` waits."""
+
+    def __init__(self) -> None:
+        self._printed: queue.SimpleQueue[Printed | int] = queue.SimpleQueue()
+        self._process: subprocess.Popen[str] | None = None
+        self._early = 0  # a signal that came before the process was there
+
+    def place(self) -> Place:
+        import ray
+
+        with socket.create_server(("", 0)) as free:
+            port = free.getsockname()[1]
+        node = ray.get_runtime_context().get_node_id()
+        return Place(node, socket.gethostname(), ray.util.get_node_ip_address(), port)
+
+    def begin(self, folder: str, overrides: list[str], env: Mapping[str, str]) -> str:
+        """Starts `plait train` in `folder`. Returns what is wrong here if that is impossible."""
+        if not os.path.isdir(folder):
+            return f"there is no folder {folder}, and all nodes must see the run's current folder: share it"
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(PASSED)}
+        prctl = ctypes.CDLL(None).prctl
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "plait", "train", *overrides],
+            cwd=folder,
+            env={**inherited, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=lambda: _asked_to_stop(prctl),
+        )
+        threading.Thread(target=self._wait, daemon=True).start()
+        if self._early:
+            self.signal(self._early)
+        return ""
+
+    def output(self) -> tuple[list[Printed], int | None]:
+        """Waits for what is printed next. Returns it, and the exit code once all is printed."""
+        texts: list[Printed] = []
+        while not texts or not self._printed.empty():
+            item = self._printed.get()
+            if isinstance(item, int):
+                return texts, item
+            texts.append(item)
+        return texts, None
+
+    def signal(self, number: int) -> None:
+        if self._process is None:
+            self._early = number
+        elif self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def _wait(self) -> None:
+        process = self._process
+        assert process is not None
+        streams = enumerate((process.stdout, process.stderr), 1)
+        readers = [threading.Thread(target=self._read, args=(number, stream)) for number, stream in streams]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        self._printed.put(process.wait())
+
+    def _read(self, number: int, stream: IO[str]) -> None:
+        for line in stream:
+            self._printed.put((number, line))
+
+
+def _asked_to_stop(prctl: "ctypes._NamedFuncPointer") -> None:
+    """In the new process: Ray's workers ignore SIGINT, which asks a run to stop; and none outlives its actor."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
