@@ -1,8 +1,10 @@
 """The actor on each node, which runs `plait train` there and passes on what it prints."""
 
+import contextlib
 import ctypes
 import os
 import queue
+import random
 import signal
 import socket
 import subprocess
@@ -43,10 +45,8 @@ class Machine:
     def place(self) -> Place:
         import ray
 
-        with socket.create_server(("", 0)) as free:
-            port = free.getsockname()[1]
         node = ray.get_runtime_context().get_node_id()
-        return Place(node, socket.gethostname(), ray.util.get_node_ip_address(), port)
+        return Place(node, socket.gethostname(), ray.util.get_node_ip_address(), _free_port())
 
     def begin(self, folder: str, overrides: list[str], env: Mapping[str, str]) -> str:
         """Starts `plait train` in `folder`. Returns what is wrong here if that is impossible."""
@@ -102,6 +102,14 @@ class Machine:
     def _read(self, number: int, stream: IO[str]) -> None:
         for line in stream:
             self._printed.put((number, line))
+
+
+def _free_port() -> int:
+    """One that neither Ray's workers nor the system's connections take meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
 
 
 def _asked_to_stop(prctl: "ctypes._NamedFuncPointer") -> None:
