@@ -235,12 +235,6 @@ LINES = [line.split(" ") for line in NAMED.strip().splitlines()]  # what the sen
 LINES += [["override", ""], ["run.name", "run.name='a\nb'"], ["data.path", "data=text", f"data.path={'a' * 5000}"]]
 
 
-@pytest.mark.slow  # it searches first
-def test_a_strategy_that_plans_for_one_number_of_ranks_is_refused_by_an_elastic_run(plait_project):
-    error = error_of(plait_project, *f"strategy=[autoparallel] {ELASTIC}:2".split())
-    is_about(error, "launch.nnodes", "1:2", (2,))
-
-
 @pytest.mark.parametrize("arguments", CASES)
 def test_what_is_at_fault(plait_project, arguments):
     is_about(error_of(plait_project, *arguments.split()), *CASES[arguments])
