@@ -24,8 +24,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from plait.contract.config import Launch
 
-BEAT, MISSED = 5, 3  # seconds between two signs of life, and how many may be missing
-SILENT = float(BEAT * MISSED)
+BEAT = 1  # seconds between two signs of life
+SILENT = 5.0  # seconds without one, by this machine's clock, after which another counts as lost
+GIVEN_UP = 15  # seconds without one after which torch waits for it no more; it compares clocks of two machines
 PAUSE = 3.0  # seconds for which machines that are enough wait for more, so that several cause one restart
 
 
@@ -86,7 +87,7 @@ class MeetingHandler(DynamicRendezvousHandler):
         handler = cls.from_backend(
             *(run, store, backend, counts[0], launch.most, address, limits),
             keep_alive_interval=BEAT,
-            keep_alive_max_attempt=MISSED,
+            keep_alive_max_attempt=GIVEN_UP // BEAT,
         )
         handler._notes, handler._names, handler.members, handler.met = notes, {}, None, False
         handler._waiting, handler._beats, handler._looked, handler._silent = 0, {}, time.monotonic(), []
@@ -161,7 +162,7 @@ class MeetingHandler(DynamicRendezvousHandler):
         """Leave the machines that train: the others need not wait for signs of life."""
         self._stop_heartbeats()
         with self._heartbeat_lock:
-            self._op_executor.run(_RendezvousExitOp(), time.monotonic() + BEAT)
+            self._op_executor.run(_RendezvousExitOp(), time.monotonic() + SILENT)
 
     def look(self) -> None:
         """Ask the store who is there. Raises RendezvousError or RuntimeError if it cannot be reached."""
@@ -183,7 +184,7 @@ class MeetingHandler(DynamicRendezvousHandler):
     def _note_beats(self, members: set[Any]) -> None:
         """By this machine's clock alone, because clocks differ."""
         now, beats = time.monotonic(), {**self._state_holder.state.last_heartbeats}
-        if now - self._looked > BEAT:  # this process was stopped for some time, and has no right to judge
+        if now - self._looked > SILENT / 2:  # this process was stopped for some time, and has no right to judge
             self._beats = {}
         self._looked = now
         for node in members:

@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous import (
 from plait.contract.config import Launch
 from plait.contract.errors import PlaitError
 from plait.launch.external import meeting_point
-from plait.launch.handler import SILENT, MeetingHandler
+from plait.launch.handler import GIVEN_UP, SILENT, MeetingHandler
 from plait.system.addresses import is_here, is_loopback, towards
 from plait.system.errors import one_line
 from plait.system.signals import STOP_SIGNALS
@@ -104,7 +104,7 @@ class Meeting:
 
     def _reach(self, is_master: bool) -> None:
         """Two connections, because a call that waits for a key keeps its connection to itself."""
-        where, limit = (self.host, self.port), datetime.timedelta(seconds=SILENT)
+        where, limit = (self.host, self.port), datetime.timedelta(seconds=GIVEN_UP)
         whole = TCPStore(*where, is_master=is_master, multi_tenant=is_master, timeout=limit)
         notes = TCPStore(*where, is_master=False, timeout=limit)
         self._whole, self._answered = whole, time.monotonic()
@@ -265,7 +265,7 @@ class Meeting:
             self._spare = True
             return f"{self.name} is a spare: {', '.join(here)} train already; it waits to replace one that is lost"
         if self.handler is not None and (others := self.handler.unfinished()):
-            return f"waiting for {' and '.join(others)}, given up after {SILENT:g} s without a sign of life"
+            return f"waiting for {' and '.join(others)}, given up after {GIVEN_UP} s without a sign of life"
         missing = self.counts[0] - len(here)
         if missing > 0:
             return f"waiting for {missing} of {self.counts[0]} machines; here: {', '.join(here)}"
@@ -371,7 +371,7 @@ class Meeting:
         if self.refusal is not None:
             self._begin(self._wait_for_readers).join(GOODBYE)
             raise PlaitError(self.refusal)
-        if self.store is not None and time.monotonic() > self._answered + max(self.launch.rendezvous_seconds, SILENT):
+        if self.store is not None and time.monotonic() > self._answered + max(self.launch.rendezvous_seconds, GIVEN_UP):
             self._broken = time.monotonic()
             raise self.apart()
 
