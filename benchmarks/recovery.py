@@ -148,14 +148,23 @@ def main() -> None:
     results: dict[str, list[tuple[float, int]]] = {name: [] for name in asked.only}
     for turn in range(asked.turns):
         for name in random.Random(turn).sample(asked.only, len(asked.only)):
-            seconds, lost = recovered(name, asked.machines, asked.after, asked.interval, [*asked.overrides, *more])
+            try:
+                seconds, lost = recovered(name, asked.machines, asked.after, asked.interval, [*asked.overrides, *more])
+            except SystemExit as error:
+                print(f"turn {turn}, {name}: {error}", flush=True)
+                continue
             print(f"turn {turn}, {name}: {seconds:.2f} s, {lost} steps lost", flush=True)
             results[name].append((seconds, lost))
-    print("\n| | seconds to the first new step, median | least, greatest | steps lost, median |\n|---|--:|--:|--:|")
+    print("\n| | recovered | seconds to the first new step, median | least, greatest | steps lost, median |")
+    print("|---|--:|--:|--:|--:|")
     for name, values in results.items():
-        seconds = [each for each, _ in values]
-        lost = statistics.median(each for _, each in values)
-        print(f"| {name} | {statistics.median(seconds):.2f} | {min(seconds):.2f}, {max(seconds):.2f} | {lost:g} |")
+        if not values:
+            print(f"| {name} | 0 of {asked.turns} | | | |")
+            continue
+        seconds, lost = zip(*values, strict=True)
+        median, least, greatest = statistics.median(seconds), min(seconds), max(seconds)
+        counts = f"{len(values)} of {asked.turns} | {median:.2f} | {least:.2f}, {greatest:.2f}"
+        print(f"| {name} | {counts} | {statistics.median(lost):g} |")
 
 
 if __name__ == "__main__":
