@@ -97,6 +97,9 @@ def run(node, folder, until=0, harm=None):
     if harm and harm[1] == rank:
         slots = sorted(map(Slot, places), key=lambda slot: (slot.notes() or {"step": 0})["step"])
         HARM[harm[0]](slots)
+        if harm[0] == "disk":
+            for manifest in (folder / "checkpoints").glob("*/manifest.json"):
+                os.truncate(manifest, 5)
 
     def die(step: int) -> None:
         if step == until:
@@ -123,6 +126,7 @@ HARM = {  # to slots by step
     "lost": lambda slots: slots[-1].clear(),
     "damaged": lambda slots: spoil(slots[-1]),
     "none": lambda slots: [slot.clear() for slot in slots],
+    "disk": lambda slots: None,
 }
 
 
@@ -148,6 +152,7 @@ CASES = {  # strategies, steps between checkpoints on disk, killed after, harm, 
     "none on a rank": (FSDP, 7, 5, ("none", 0), 0),
     "the disk is newer": (FSDP, 5, 6, ("lost", 0), 5),
     "memory is newer than the disk": (FSDP, 5, 7, None, 6),
+    "the disk is damaged": (FSDP, 3, 5, ("disk", 0), 4),
 }
 
 
@@ -157,7 +162,7 @@ def undisturbed():
     return {}
 
 
-QUICK = ("fsdp2", "workers apart", "being written", "damaged", "none on a rank", "memory is newer than the disk")
+QUICK = ("fsdp2", "workers apart", "being written", "damaged", "none on a rank", "the disk is damaged")
 
 
 @pytest.mark.parametrize(
@@ -177,7 +182,22 @@ def test_ranks_go_on_from_the_newest_copy_that_all_have(case, plait_ranks, tmp_p
     none = "checkpoint: there is none to resume; all ranks start over at step 0"
     assert (none in said) == (case == "none on a rank")
     assert any("rank 1's was changed after it was written" in line for line in said) == (case == "damaged")
+    assert any("is sound: step-3:" in line for line in said) == (case == "the disk is damaged")
     assert whole_run.numbers([*before[:start], *after]) == whole_run.numbers(undisturbed[key])
+
+
+def test_a_stream_goes_on_from_its_place(plait_ranks, tmp_path):
+    text = whole_run.overrides(FSDP, tmp_path, 2, "train.steps=9", "validation.interval=0", "checkpoint.mode=sync")
+    own = [each for each in text if not each.startswith("data")]
+    stream = ["data=hf", "data.name=json", f"data.data_files={tmp_path / 'text.jsonl'}", "data.validation_documents=0"]
+    copies = ["data.shuffle_buffer=5", "checkpoint.memory_steps=2", "checkpoint.interval=7"]
+    node = check(compose([*own, *stream, *copies]), 2).config
+    whole = plait_ranks.run(run, node, started(tmp_path / "whole"), world=2)[0][2]
+    folder = started(tmp_path / "killed")
+    before = plait_ranks.run(run, node, folder, 5, world=2)[0][2]
+    start, said, after = plait_ranks.run(run, node, folder, world=2)[0]
+    assert (start, said[-1]) == (4, "checkpoint: resumed after step 4 from memory")
+    assert whole_run.numbers([*before[:4], *after]) == whole_run.numbers(whole)
 
 
 def test_another_layout_goes_on_from_the_disk(plait_ranks, tmp_path):

@@ -24,8 +24,8 @@ def choose(conf: Checkpoint, store: Store, say: Say) -> Path | None:
     """The run's own newest checkpoint that looks sound, else the one that `checkpoint.load` names, else None.
 
     Its own come first, so that repeating the same command continues the run. Reads no tensors: if they turn out to be
-    damaged, enter it in `store.damaged` and ask again. Raises PlaitError if all its own are damaged and
-    `checkpoint.load` names none, or if it names one that is damaged.
+    damaged, enter it in `store.damaged` and ask again. Raises NoneSound if all its own are damaged and
+    `checkpoint.load` names none, and PlaitError if it names one that is damaged.
     """
     named = conf.load not in ("latest", "never")
     try:
@@ -33,10 +33,10 @@ def choose(conf: Checkpoint, store: Store, say: Say) -> Path | None:
             return own
     except NoneSound as error:
         if not named:
-            raise PlaitError(
+            raise NoneSound(
                 f"{error}; move or remove what is there to start over, set another run.name, or name a sound one with "
                 "checkpoint.load=PATH"
-            ) from None
+            ) from error
         say(str(error))
     if not named:
         return None

@@ -10,7 +10,7 @@ from torch import Tensor
 from plait.checkpoint.frozen_parameters import Base, is_frozen
 from plait.checkpoint.init_from import read_weights
 from plait.checkpoint.load import load_latest
-from plait.checkpoint.store import Store
+from plait.checkpoint.store import NoneSound, Store
 from plait.contract.weight_part import weight_parts
 from plait.parallel.agreement import on_all_ranks, on_rank_0
 from plait.parallel.own_state import is_own
@@ -53,9 +53,16 @@ def restore(
     if copies is not None:
         path = None
 
+        def sound() -> Path | None:
+            try:
+                return newest()
+            except NoneSound as error:  # it counts only if memory has none either: then `load_latest` raises it
+                say(str(error.__cause__ or error))
+                return None
+
         def saved() -> int:
             nonlocal path
-            path = on_rank_0(newest)
+            path = on_rank_0(sound)
             return Store.read(path).step if path else 0
 
         trained = {key: tensor for key, tensor in state.items() if not is_frozen(tensor)}
