@@ -3,12 +3,14 @@
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from plait.testing import raises_about
 from plait_ray.driver import check
+from plait_ray.machine import Machine
 from plait_testing.project import environment
 from plait_testing.whole_run import MODEL, SMALL, numbers, rows
 
@@ -85,6 +87,17 @@ def test_another_launcher() -> None:
 
     with raises_about("launch.mode", "slurm", ("auto", "ray")):
         check(compose(["launch.mode=slurm"]).launch)
+
+
+def test_a_run_outlives_the_thread_that_began_it(tmp_path: Path) -> None:
+    """Ray calls methods on threads of its own, and ends them when it likes."""
+    machine = Machine()
+    thread = threading.Thread(target=machine.begin, args=(str(tmp_path), ["--cfg", "job"], {}))
+    thread.start()
+    thread.join()
+    while (code := machine.output()[1]) is None:
+        pass
+    assert code == 0
 
 
 LOST = {  # launch.* -> what is said, the exit code

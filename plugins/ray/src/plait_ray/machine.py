@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import os
 import queue
 import random
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO
 
 import attrs
@@ -53,24 +54,46 @@ class Machine:
         if not os.path.isdir(folder):
             return f"there is no folder {folder}, and all nodes must see the run's current folder: share it"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(PASSED)}
-        prctl = ctypes.CDLL(None).prctl
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "plait", "train", *overrides],
-            cwd=folder,
-            env={**inherited, **env},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-            preexec_fn=lambda: _asked_to_stop(prctl),
-        )
-        threading.Thread(target=self._wait, daemon=True).start()
+        begun: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        # The system kills the process when the thread that began it ends, and Ray's threads may.
+        run = functools.partial(self._run, [*overrides], folder, {**inherited, **env}, begun.put)
+        threading.Thread(target=run, daemon=True).start()
+        if (error := begun.get()) is not None:
+            raise error
         if self._early:
             self.signal(self._early)
         return ""
+
+    def _run(
+        self, overrides: list[str], folder: str, env: dict[str, str], begun: Callable[[Exception | None], None]
+    ) -> None:
+        """The process, from its beginning to its end. begun(error): called once."""
+        prctl = ctypes.CDLL(None).prctl
+        try:
+            self._process = process = subprocess.Popen(
+                [sys.executable, "-m", "plait", "train", *overrides],
+                cwd=folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,
+                preexec_fn=lambda: _asked_to_stop(prctl),
+            )
+        except Exception as error:
+            begun(error)
+            return
+        begun(None)
+        streams = enumerate((process.stdout, process.stderr), 1)
+        readers = [threading.Thread(target=self._read, args=(number, stream)) for number, stream in streams]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        self._printed.put(process.wait())
 
     def output(self) -> tuple[list[Printed], int | None]:
         """Waits for what is printed next. Returns it, and the exit code once all is printed."""
@@ -87,17 +110,6 @@ class Machine:
             self._early = number
         elif self._process.poll() is None:
             self._process.send_signal(number)
-
-    def _wait(self) -> None:
-        process = self._process
-        assert process is not None
-        streams = enumerate((process.stdout, process.stderr), 1)
-        readers = [threading.Thread(target=self._read, args=(number, stream)) for number, stream in streams]
-        for reader in readers:
-            reader.start()
-        for reader in readers:
-            reader.join()
-        self._printed.put(process.wait())
 
     def _read(self, number: int, stream: IO[str]) -> None:
         for line in stream:
