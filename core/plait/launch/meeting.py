@@ -231,6 +231,7 @@ class Meeting:
                 if late or self._broken is not None or isinstance(error, RendezvousError):
                     raise self.apart(error) from None
                 self.say("a machine was lost while the machines met; they meet again")
+                self._left.wait(1.0)  # if the store's machine is gone, `_watch` knows by then
 
     def _say_who_changed(self, before: set[Any] | None) -> None:
         """before: the machines of the last start, None for the first."""
@@ -259,11 +260,12 @@ class Meeting:
         if (silent := time.monotonic() - self._answered) > FIRST_LINE:
             return f"{self._holder} has not answered for {silent:.0f} s"
         here = self.handler.names() if self.handler is not None else [self.name]
-        if self.handler is not None and self.handler.is_spare():
-            if self._spare:
-                return ""
-            self._spare = True
-            return f"{self.name} is a spare: {', '.join(here)} train already; it waits to replace one that is lost"
+        spare = self.handler is not None and self.handler.is_spare()
+        told, self._spare = self._spare, spare
+        if spare:
+            training = ", ".join(name for name in here if name != self.name) or "others"
+            line = f"{self.name} is a spare: {training} train already; it waits to replace one that is lost"
+            return "" if told else line
         if self.handler is not None and (others := self.handler.unfinished()):
             return f"waiting for {' and '.join(others)}, given up after {GIVEN_UP} s without a sign of life"
         missing = self.counts[0] - len(here)

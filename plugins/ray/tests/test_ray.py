@@ -92,7 +92,7 @@ def test_another_launcher() -> None:
 def test_a_run_outlives_the_thread_that_began_it(tmp_path: Path) -> None:
     """Ray calls methods on threads of its own, and ends them when it likes."""
     machine = Machine()
-    thread = threading.Thread(target=machine.begin, args=(str(tmp_path), ["--cfg", "job"], {}))
+    thread = threading.Thread(target=machine.begin, args=(str(tmp_path), ["--cfg", "job"], {}, None))
     thread.start()
     thread.join()
     while (code := machine.output()[1]) is None:
@@ -107,15 +107,8 @@ LOST = {  # launch.* -> what is said, the exit code
 }
 
 
-AGAIN = "2 of 5 times the run ended: once, all machines met again and again after a node was replaced"
-CASES = [
-    pytest.param(each, marks=pytest.mark.xfail(reason=AGAIN, strict=False) if each[1] == "max_restarts=1" else ())
-    for each in LOST
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("launch", CASES, ids=" ".join)
+@pytest.mark.parametrize("launch", LOST, ids=" ".join)
 def test_a_node_is_lost(plait_project, cluster, launch: tuple[str, ...]) -> None:
     words, code = LOST[launch]
     options = (*(f"launch.{each}" for each in launch), "train.steps=150", "train.global_batch_size=4", "run.name=a")

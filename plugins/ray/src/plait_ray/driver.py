@@ -78,6 +78,7 @@ class Driver:
         self.asked: list[int] = []  # signals
         self.sent = 0  # of them
         self.lost = 0  # nodes that count as restarts
+        self.met = False  # whether machine 0 listens for the others
         self.printed: dict[str, Member] = {}  # a line -> the machine that said it first
         self.said = time.monotonic()  # when a wait was last told of
 
@@ -100,7 +101,7 @@ class Driver:
             self._end(member)
         for group in self.groups:
             remove_placement_group(group)
-        self.members, self.groups = [], []
+        self.members, self.groups, self.met = [], [], False
 
     def _run(self) -> int:
         ended = None
@@ -170,6 +171,9 @@ class Driver:
         elif method == "begin":
             if answer:
                 raise PlaitError(f"the node {member.place}: {answer}")
+            if member is self.members[0]:
+                self.met = True
+                self._begin_placed()
             self._ask(member, "output")
         elif method == "output":
             texts, code = answer
@@ -183,7 +187,8 @@ class Driver:
 
     def _begin_placed(self) -> None:
         """Start the run on all machines whose place is known, once as many are as must begin. Machine 0, where they
-        meet, is this node if it is one of them: if it is lost, so is this command."""
+        meet, is this node if it is one of them: if it is lost, so is this command. It begins first: another one on the
+        same node would hold the store in its place, and end the run when it is lost."""
         if not any(member.begun for member in self.members):
             here, gang = ray.get_runtime_context().get_node_id(), self.groups[0]
             if not all(member.place for member in self.members if member.group is gang):
@@ -195,7 +200,7 @@ class Driver:
         assert first is not None
         host = f"[{first.ip}]" if ":" in first.ip else first.ip
         for index, member in enumerate(self.members):
-            if member.place is None or member.begun:
+            if member.place is None or member.begun or (index and not self.met):
                 continue
             member.begun = True
             self.say(f"ray: machine {index} is {member.place}")
@@ -204,7 +209,8 @@ class Driver:
                 told["rdzv_endpoint"] = f"{host}:{first.port}"
             env = {name: value for name, value in os.environ.items() if name.startswith(PASSED)}
             env |= {VARIABLES[key]: str(value) for key, value in told.items()}
-            self._ask(member, "begin", os.getcwd(), [*self.overrides, "launch.mode=ray"], env)
+            listens = None if index or self.launch.most == 1 else (first.ip, first.port)
+            self._ask(member, "begin", os.getcwd(), [*self.overrides, "launch.mode=ray"], env, listens)
 
     def _print(self, member: Member, texts: list[tuple[int, str]]) -> None:
         """Each line once: all machines say how the run begins and ends, and one of them its steps."""

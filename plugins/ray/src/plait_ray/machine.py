@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import IO
 
@@ -49,8 +50,9 @@ class Machine:
         node = ray.get_runtime_context().get_node_id()
         return Place(node, socket.gethostname(), ray.util.get_node_ip_address(), _free_port())
 
-    def begin(self, folder: str, overrides: list[str], env: Mapping[str, str]) -> str:
-        """Starts `plait train` in `folder`. Returns what is wrong here if that is impossible."""
+    def begin(self, folder: str, overrides: list[str], env: Mapping[str, str], listens: tuple[str, int] | None) -> str:
+        """Starts `plait train` in `folder`. Returns what is wrong here if that is impossible. listens: an address here,
+        at which it listens when this returns, unless it has ended."""
         if not os.path.isdir(folder):
             return f"there is no folder {folder}, and all nodes must see the run's current folder: share it"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(PASSED)}
@@ -62,6 +64,12 @@ class Machine:
             raise error
         if self._early:
             self.signal(self._early)
+        while listens and self._process is not None and self._process.poll() is None:
+            try:
+                socket.create_connection(listens, 1).close()
+                break
+            except OSError:
+                time.sleep(0.05)
         return ""
 
     def _run(
