@@ -63,7 +63,7 @@ def rank_1(of: set[int]) -> int:
     began, directly or not."""
     for entry in Path("/proc").iterdir():
         try:
-            if not (entry.name.isdecimal() and _began(of, int(entry.name))):
+            if not (entry.name.isdecimal() and _descends(of, int(entry.name))):
                 continue
             if (entry / "comm").read_text(encoding="utf-8") == "plait rank 1\n":
                 return int(entry.name)
@@ -75,7 +75,8 @@ def rank_1(of: set[int]) -> int:
     raise SystemExit("there is no rank 1")
 
 
-def _began(first: set[int], other: int) -> bool:
+def _descends(first: set[int], other: int) -> bool:
+    """Whether process `other` is one of `first`, or was begun by one, directly or not."""
     while other not in {*first, 0}:
         status = Path(f"/proc/{other}/stat").read_text(encoding="utf-8")
         other = int(status.rpartition(")")[2].split()[1])  # the parent's; names may hold any sign

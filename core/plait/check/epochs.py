@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def check_epochs(config: Config, indexable: bool) -> None:
-    """Before the data are made. Raises PlaitError if nobody counts the samples of which the run is to take some passes,
-    or if it is to be traced after its last step."""
+    """Raises PlaitError, before the data are made, if `train.epochs` is set for data whose length is not known, or if
+    `profile.start` is past the last step."""
     if config.train.epochs is None:
         check_profile(config)
     elif not indexable:
@@ -23,7 +23,7 @@ def check_epochs(config: Config, indexable: bool) -> None:
 
 
 def check_profile(config: Config) -> None:
-    """Raises PlaitError if the run ends before the first step that it is to trace."""
+    """Raises PlaitError if `profile.start` is past the last step."""
     start, steps = config.profile.start, config.train.steps
     if config.profile.enabled and start > steps:
         raise PlaitError(f"profile.start={start} is past the last step, train.steps={steps}").at(

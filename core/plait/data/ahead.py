@@ -55,8 +55,8 @@ class Ahead(Batches):
         return {"epoch": samples / self.epoch} if self.epoch else {}
 
     def said_of_epochs(self, samples: int, step: int, steps: int) -> str:
-        """How long an epoch is, and how many of them a run is that has taken `samples` in `step` of its `steps`, in one
-        line; "" if that is not known."""
+        """The length of an epoch in steps, and the number of epochs in the whole run, in one line; "" if the length is
+        not known. samples: what the run has taken in `step` of its `steps`."""
         whole = self.passes(samples + (steps - step) * self.global_batch_size)
         if not whole:
             return ""

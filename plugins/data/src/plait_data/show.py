@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from plait.host import Checked, Parser
 
 Decoded = Callable[[Sequence[int]], str]
-COUNTED = 1000  # samples of which tokens are counted
+COUNTED = 100  # samples of which tokens are counted; a stream may be slow
 SHOWN = 2  # samples
 
 help = "show what a run would train on: epochs, what is cut, and the first samples with what is learned"
@@ -54,7 +54,8 @@ def described(checked: "Checked", rows: int) -> Iterator[str]:
     asked = f"train.steps={train.steps}" if train.epochs is None else f"train.epochs={train.epochs:g}"
     length = f"{epoch:,} samples, {epoch / size:,.1f} steps" if epoch else "not known: the data are read as they come"
     yield f"epoch     {length}; {asked}"
-    first = list(islice(_samples(batches), min(epoch or COUNTED, COUNTED)))
+    most = max(COUNTED, rows)
+    first = list(islice(_samples(batches), min(epoch or most, most)))
     learned = sum(int((labels != IGNORE).sum()) for _, labels, _ in first)
     places = len(first) * train.seq_len
     yield f"learned   {learned:,} of {places:,} tokens, {learned / places:.1%}, in the first {len(first):,} samples"
