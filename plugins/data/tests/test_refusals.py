@@ -149,10 +149,15 @@ OF_CHAT = [
     ),
     told("{", LINE),
     told("[]", f"{LINE}, but .* list"),
-    told('{"messages": "hello"}', r"data\.messages_key=messages must hold a list"),
+    told('{"messages": "hello"}', "messages must hold a list"),
+    told('{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt"}]}', "message 2 .* from and value"),
+    told('{"prompt": "a", "completion": 3}', "completion must hold text, or a list of messages, not int"),
+    told('{"prompt": [{"content": "a"}], "completion": "b"}', "prompt: message 1 must be an object with a role"),
+    told('{"instruction": ["a"], "output": "b"}', "instruction must hold text, not list"),
     told('{"messages": ["hello"]}', "message 1 must be an object with a role"),
     told('{"messages": [{"role": "user", "content": "a"}, {"content": "a"}]}', "message 2 must be an object with a"),
-    told('{"text": "hello"}', r"no data\.messages_key=messages; available: text"),
+    told('{"text": "hello", "id": 3}', r"a row with the keys text, id .* needs messages or conv.* output"),
+    told('{"prompt": "a", "chosen": "b", "rejected": "c"}', "keys prompt, chosen, rejected is no conversation"),
     *(
         No({"template": "@t.jinja"}, says=says, files={**TALKS, "t.jinja": template})
         for template, says in (

@@ -1,4 +1,4 @@
-"""Conversations to fine-tune on: JSON lines of messages, of which the model learns the answers."""
+"""Conversations to fine-tune on: JSON lines, of which the model learns the answers."""
 
 import hashlib
 import math
@@ -34,17 +34,17 @@ BESIDE = (
 
 @attrs.define(kw_only=True, slots=False)
 class Chat(AtPath):
-    """JSON lines, each an object with a list of messages: `{"role": ..., "content": ...}`; `tools` beside it, if any.
+    """JSON lines, each an object with a conversation in one of the forms of `row_formats`; `tools` beside it, if any.
 
     tokenizer: a folder with a `tokenizer.json` and a chat template; "auto": the model's, which the core fills in.
-    messages_key: the key that holds the messages.
+    messages_key: the key that holds the messages; None: the keys of each row tell.
     template: a file with a chat template; None: that of the tokenizer's folder.
     """
 
     tokenizer: str = "auto"
     attention: str = attrs.field(init=False, default="document")
     bod_token: str | None = attrs.field(init=False, default=None)  # the template writes what begins a conversation
-    messages_key: str = "messages"
+    messages_key: str | None = None
     template: str | None = None
 
     def files(self) -> list[File]:

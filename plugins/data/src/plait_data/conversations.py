@@ -10,15 +10,17 @@ from typing import Any
 import attrs
 import numpy as np
 
-from plait import PlaitError, near_miss
+from plait import PlaitError
+from plait_data import row_formats
 from plait_data.cache import Progress
 from plait_data.documents import File, rows
 from plait_data.order import digest64
+from plait_data.row_formats import as_messages
 from plait_data.template import ANSWERS, Conversation, Template
 from plait_data.text_source import Say
 from plait_data.unrendered import in_words, spelt_in_words, strange_roles, unread
 
-FORMAT = 3  # of the files below; another version uses another cache
+FORMAT = 4  # of the files below; another version uses another cache
 GROUP = 256  # conversations that the tokenizer gets at once, to spread over its threads
 LEARNED = np.uint32(1 << 31)  # the bit of a stored id that says: to be learned
 WIDTHS = {"tokens": "uint32", "lengths": "uint32", "answers": "uint32", "keys": "uint64"}
@@ -57,7 +59,7 @@ def read(folder: Path) -> Tokens:
     return Tokens(*(np.memmap(folder / f"{n}.bin", kind, mode="r").view(np.ndarray) for n, kind in WIDTHS.items()))
 
 
-def write(files: list[File], key: str, template: Template, folder: Path, say: Say) -> None:
+def write(files: list[File], key: str | None, template: Template, folder: Path, say: Say) -> None:
     """The tokens of all conversations with an answer into `folder`; last its `meta.json`.
 
     Raises PlaitError, naming file and line, for a row that is none, and if no conversation has an answer.
@@ -69,7 +71,8 @@ def write(files: list[File], key: str, template: Template, folder: Path, say: Sa
     first: list[int] = []
     keys: list[int] = []
     others: Counter[str] = Counter()
-    found = (one for file in files for one in conversations(file, key, others))
+    formats: Counter[str] = Counter()
+    found = (one for file in files for one in conversations(file, key, others, formats))
     with (folder / "tokens.bin").open("wb") as out:
         while group := list(islice(found, GROUP)):
             for ids, answers in template.encode([one for one, _ in group]):
@@ -82,6 +85,7 @@ def write(files: list[File], key: str, template: Template, folder: Path, say: Sa
                 keys.append(digest64(ids.tobytes()))
                 tokens, learned = tokens + len(ids), learned + int(answers.sum())
             progress.add(sum(length for _, length in group))
+    say(row_formats.in_words(formats))
     if not lengths:
         roles = ", ".join(f"{role!r} of {count:,}" for role, count in sorted(template.roles.items()))
         raise PlaitError(
@@ -122,23 +126,18 @@ def of_ends(ends: Counter[int | None], stops: list[str], name: Callable[[int], s
         )
 
 
-def conversations(file: File, key: str, others: Counter[str] | None = None) -> Iterator[tuple[Conversation, int]]:
-    """Each conversation of `file` with its bytes. others: counts the keys of rows that are not read.
+def conversations(
+    file: File, key: str | None, others: Counter[str] | None = None, formats: Counter[str] | None = None
+) -> Iterator[tuple[Conversation, int]]:
+    """Each conversation of `file` with its bytes. key: as `data.messages_key`. others: counts the keys of rows that are
+    not read. formats: counts rows by format.
 
     Raises PlaitError, naming file and line, for a row that is none.
     """
     for where, row, size in rows(file):
-        if key not in row:
-            known = f"{', '.join(row) or 'none'}{near_miss(key, list(row))}"
-            raise PlaitError(f"{where}: there is no data.messages_key={key}; available: {known}").at(
-                "data.messages_key", key, fits=list(row)
-            )
+        read = as_messages(row, key, where)
         if others is not None:
-            others.update(row.keys() - {key, "tools"})
-        messages = row[key]
-        if not isinstance(messages, list) or not messages:
-            raise PlaitError(f"{where}: data.messages_key={key} must hold a list of messages")
-        for number, message in enumerate(messages, 1):
-            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-                raise PlaitError(f"{where}: message {number} must be an object with a role and a content")
-        yield Conversation(messages, row.get("tools") or None, where), size
+            others.update(row.keys() - {*read.keys, "tools"})
+        if formats is not None:
+            formats[read.format] += 1
+        yield Conversation(read.messages, row.get("tools") or None, where), size
