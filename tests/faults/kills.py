@@ -98,7 +98,7 @@ def signalled(scenario: Scenario) -> None:
     if started.ended():
         scenario.finishes(steps=LONG, ended=started.wait())
         return
-    number = rng.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+    number = rng.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2])
     times = rng.choice([1, 1, 2, 3]) if number == signal.SIGINT else 1
     target = rng.choice(["launcher", "group", "rank"])
     for again in range(times):

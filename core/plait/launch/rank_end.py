@@ -18,6 +18,7 @@ from plait.launch.no_restart import ADVICE, ASSERT, MEMORY, fault_of
 from plait.launch.no_restart import sentence as sentence_of
 from plait.system.disk import replace
 from plait.system.errors import one_line, refused, visible
+from plait.system.signals import ASKING
 from plait.system.signals import name as signal_name
 
 HUNG = 70  # the exit code of a rank that its watchdog ended
@@ -181,7 +182,7 @@ def of_exit(
 
 
 def _of_code(rank: int, code: int, when: float, words: str, early: str) -> RankEnd:
-    if code - 128 in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    if code - 128 in ASKING:
         return RankEnd(rank, "stopped", f"was stopped by {signal_name(code - 128)}", when)
     if code == HUNG:
         return RankEnd(rank, "hung", "made no progress", when)

@@ -25,7 +25,7 @@ class Job:
     "pruned" and "stopped". step, loss, val_loss, tokens_per_second, peak_memory_bytes, memory_kind: of its last row;
     the speed is that of the whole job. planned_memory_bytes, planned_tokens_per_second: what its plan says.
     seconds: how long it took. overrides: those in which jobs differ. reason: why it ended so, as one sentence.
-    session: the start of the sweep that it last belonged to.
+    session: the start of the sweep that it last belonged to. slurm: the job of Slurm that was last submitted for it.
     """
 
     job: int
@@ -43,6 +43,7 @@ class Job:
     overrides: list[str] = attrs.field(factory=list)
     reason: str = ""
     session: str = ""
+    slurm: str = ""
 
     @property
     def returned(self) -> float | None:
@@ -92,14 +93,17 @@ class Ledger:
             unlock(lock)
 
     def put(self, job: Job, command: list[str]) -> None:
-        """Replace the entry of `job` by its current state."""
+        """Replace the entry of `job` by its current state; whose it is stays, which a later start may have changed."""
         with self.changing(command) as jobs:
+            for entry in jobs:
+                if entry.folder == job.folder:
+                    job.session, job.slurm = entry.session, entry.slurm
             jobs[:] = [job, *(other for other in jobs if other.folder != job.folder)]
 
 
 def _csv(jobs: list[Job]) -> str:
     file = io.StringIO()
-    keys = [field.name for field in attrs.fields(Job) if field.name != "session"]
+    keys = [field.name for field in attrs.fields(Job) if field.name not in ("session", "slurm")]
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(keys)
     writer.writerows([_cell(getattr(job, key)) for key in keys] for job in jobs)

@@ -19,7 +19,7 @@ from plait.records.run_folder import RunFolder
 from plait.sweep.claim import claim, varying
 from plait.sweep.command import FAILED, Command
 from plait.sweep.prune import cannot_work
-from plait.sweep.submitted import is_submitted
+from plait.sweep.submitted import is_submitted, queue_again
 from plait.system.errors import one_line
 from plait.system.signals import asked_to_stop, name
 
@@ -42,7 +42,8 @@ def job(command: Command, cfg: DictConfig, hydra: Any, config_of: ConfigOf, run:
         return None
     overrides = varying(command, hydra)
     label = f"job {hydra.job.num} of the sweep ({', '.join(overrides) or 'no overrides'})"
-    mine = claim(ledger, command, hydra.job.num, subdir, overrides)
+    live = [str(hydra.job.id)] if is_submitted(hydra) else []
+    mine = claim(ledger, command, hydra.job.num, subdir, overrides, live=live)
     folder = ledger.folder / mine.folder
     if mine.folder != subdir:
         with contextlib.suppress(OSError):
@@ -74,6 +75,9 @@ def job(command: Command, cfg: DictConfig, hydra: Any, config_of: ConfigOf, run:
         print(f"plait: {label} is pruned: {mine.reason}", flush=True)
     measure(mine, folder)
     ledger.put(mine, command.argv)
+    if stop is not None and (late := queue_again(stop)):
+        stop, mine.state, mine.reason = None, "failed", late
+        ledger.put(mine, command.argv)
     if stop is not None:
         raise stop
     if mine.state == "failed" and is_submitted(hydra):

@@ -7,23 +7,28 @@ its place. Needs `submitit.AutoExecutor.map_array`, and of its jobs `job_id`, `n
 """
 
 import contextlib
+import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from plait.contract.errors import PlaitError
 from plait.records.ledger import Job, Ledger
 from plait.sweep.claim import claim, varying
 from plait.sweep.command import Command
 from plait.system.errors import one_line
+from plait.system.signals import Stopped
 
 FIRST_LINE, LINES = 10.0, 300.0  # seconds of waiting before the first line, and between two that say the same
 ASK, ASK_AT_MOST = 5.0, 60.0  # seconds between two questions to Slurm, at the beginning and after some hours
 WAITING = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 RUNNING = {"CONFIGURING", "RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"}
+OVER = ("finished", "failed", "pruned")  # a job that is stopped may be in the queue again
+OF_SLURM = (signal.SIGUSR1, signal.SIGUSR2)
 WHY = {  # Slurm's state at the end -> what it means
     "CANCELLED": "was cancelled",
     "TIMEOUT": "reached its time limit (hydra.launcher.timeout_min)",
@@ -63,6 +68,30 @@ class _Submitted:
         return self.ended > 1 or self.has_result()
 
 
+def queue_again(stop: BaseException) -> str | None:
+    """If Slurm has told this job that its time will be over: submitit puts it into the queue again, and this process
+    ends; or else, why not. None if something else stopped it."""
+    number = stop.number if isinstance(stop, Stopped) else getattr(stop, "code", 0) - 128
+    if number not in OF_SLURM or not callable(signal.getsignal(number)):
+        return None
+    import submitit
+
+    try:
+        signal.raise_signal(number)  # submitit's handler
+    except submitit.core.utils.UncompletedJobError:
+        saved = "what it saved stays, and hydra.launcher.max_num_timeout says how often it may start again"
+        return f"{WHY['TIMEOUT']}: {saved}"
+    return None
+
+
+def _entry(command: Command, launcher: Any, live: Collection[str], overrides: Sequence[str], number: int) -> Job:
+    """In the ledger: a job that is cancelled before it starts could not make it."""
+    config = launcher.hydra_context.config_loader.load_sweep_config(launcher.config, list(overrides))
+    config.hydra.job.num = number
+    subdir, ledger = str(config.hydra.sweep.subdir), Ledger(Path(command.folder))
+    return claim(ledger, command, number, subdir, varying(command, config.hydra), queued=True, live=live)
+
+
 class Queue:
     """What this process has submitted."""
 
@@ -81,10 +110,20 @@ class Queue:
         own = executors.map_array
 
         def map_array(executor: Any, launcher: Any, *arguments: Any) -> list[Any]:
-            jobs = own(executor, launcher, *arguments)
             self._slurm, self._began = executor.cluster == "slurm", time.monotonic()
-            added = [self._added(command, launcher, *given) for given in zip(jobs, *arguments[:3:2], strict=True)]
-            return [_Awaited(self, command, each) for each in added]
+            ledger, given = Ledger(Path(command.folder)), list(zip(*arguments[:3:2], strict=True))
+            live = self._live(ledger.read()) if self._slurm else {}
+            entries = [_entry(command, launcher, live, *each) for each in given]
+            new = [index for index, entry in enumerate(entries) if entry.slurm not in live]
+            made = own(executor, launcher, *([column[index] for index in new] for column in arguments)) if new else []
+            jobs = dict(zip(new, made, strict=True))
+            tasks = list(range(launcher.params["nodes"] * launcher.params["tasks_per_node"]))
+            for index, ((overrides, number), entry) in enumerate(zip(given, entries, strict=True)):
+                job = jobs[index] if index in jobs else submitit.SlurmJob(executor.folder, entry.slurm, tasks)
+                number, state = (number, "PENDING") if index in jobs else (entry.job, live[entry.slurm])
+                self._jobs.append(_Submitted(job, number, entry, overrides, state if self._slurm else "RUNNING"))
+            self._note(ledger, command)
+            return [_Awaited(self, command, each) for each in self._jobs[-len(given) :]]
 
         executors.map_array = map_array
         self._undo.callback(delattr, executors, "map_array")
@@ -93,18 +132,28 @@ class Queue:
         self._undo.close()
         self._jobs.clear()
 
-    def _added(self, command: Command, launcher: Any, job: Any, overrides: Sequence[str], number: int) -> _Submitted:
-        """With an entry in the ledger, which a job that is cancelled before it starts could not make."""
-        config = launcher.hydra_context.config_loader.load_sweep_config(launcher.config, list(overrides))
-        config.hydra.job.num = number
-        ledger, subdir, given = (
-            Ledger(Path(command.folder)),
-            str(config.hydra.sweep.subdir),
-            varying(command, config.hydra),
-        )
-        entry = claim(ledger, command, number, subdir, given, queued=True)
-        self._jobs.append(_Submitted(job, number, entry, overrides, "PENDING" if self._slurm else "RUNNING"))
-        return self._jobs[-1]
+    def _live(self, entries: Sequence[Job]) -> dict[str, str]:
+        """Jobs of an earlier start of the sweep that Slurm still has -> their state."""
+        ids = sorted({entry.slurm for entry in entries if entry.slurm and entry.state not in OVER})
+        states = _states_in_slurm(ids) if ids else {}
+        if states is None:
+            raise PlaitError(
+                f"{ids[0]} of Slurm may still run a job of this sweep, and squeue does not answer: try again, or set "
+                "another hydra.sweep.dir"
+            ).at("hydra/launcher", "submitit_slurm", fits="a machine on which squeue answers")
+        live = {each: states[each] for each in ids if states.get(each) in WAITING | RUNNING}
+        if live:
+            those = " ".join(live)
+            print(f"sweep: Slurm still has {len(live)} of the jobs, which are not submitted again: {those}", flush=True)
+        return live
+
+    def _note(self, ledger: Ledger, command: Command) -> None:
+        """Which job of Slurm works on each entry, for the next start of the sweep."""
+        ids = {each.entry.folder: each.job.job_id for each in self._jobs if each.number == each.entry.job}
+        if self._slurm:
+            with ledger.changing(command.argv) as jobs:
+                for entry in jobs:
+                    entry.slurm = ids.get(entry.folder, entry.slurm)
 
     def wait(self, one: _Submitted) -> None:
         """Until it is over. Says how all of them stand, after some seconds and whenever that has changed."""

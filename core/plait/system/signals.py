@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-ASKING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name))
+# SIGUSR1 and SIGUSR2: what schedulers are told to send some time before a job's end
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+ASKING = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 SAME_PRESS_SECONDS = 0.5  # a wrapper such as `make` may pass on a signal that the terminal has sent to all
 
 Handler = Callable[[int, FrameType | None], Any]

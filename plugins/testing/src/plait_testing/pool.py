@@ -22,6 +22,7 @@ from plait_testing.torch_internals import PRELOADED, forget_compiled
 # torch 2.11's compiler asks for GPUs when it is imported. Asked by the CUDA runtime, no fork may use a GPU afterwards.
 COUNTED_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 RUNS = 100  # of one set of ranks
+STACKS = getattr(signal, "SIGRTMIN", signal.SIGQUIT)  # makes a rank write its stacks; runs handle the usual signals
 
 
 class RankError(Exception):
@@ -165,7 +166,7 @@ class Pool:
     def _stacks(self) -> str:
         for pid in [process.pid for process, _ in self._ranks if process.pid]:
             with contextlib.suppress(ProcessLookupError):  # it has crashed
-                os.kill(pid, signal.SIGUSR1)
+                os.kill(pid, STACKS)
         files, deadline = sorted(self.folder.glob("*.stack")), time.monotonic() + 10
         while not all(file.stat().st_size for file in files) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -185,7 +186,7 @@ def _serve(rank: int, pipe: Connection, stack_file: str, backend: str) -> None:
 
     stacks = open(stack_file, "w", encoding="utf-8")  # noqa: SIM115
     faulthandler.enable(stacks)  # if it crashes
-    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    faulthandler.register(STACKS, file=stacks, all_threads=True)
     import torch
     import torch.distributed as dist
 
