@@ -162,7 +162,7 @@ def undisturbed():
     return {}
 
 
-QUICK = ("fsdp2", "workers apart", "being written", "damaged", "none on a rank", "the disk is damaged")
+QUICK = ("fsdp2", "damaged", "the disk is damaged")
 
 
 @pytest.mark.parametrize(

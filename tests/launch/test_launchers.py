@@ -157,7 +157,7 @@ def test_a_launcher_that_starts_one_process_a_machine() -> None:
             launch_mode(AUTO)
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("rank", ["1", pytest.param("0", marks=pytest.mark.slow)])
 def test_a_rank_that_others_leave_alone_says_so(plait_project, rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(external, "PATIENCE", 0.02)  # so that a line is said long before the others are given up
     with in_env(RANKS, RANK=rank, LOCAL_RANK=rank, MASTER_PORT=str(free_port())):

@@ -287,6 +287,7 @@ def test_a_search_minimises_the_validation_loss(plait_project):
 PRUNE = ("sweep.prune=true", "cluster=cpu", "cluster.memory=4e8", "train.seq_len=32", IN)
 
 
+@pytest.mark.slow
 def test_what_cannot_compose_or_does_not_fit_is_skipped(plait_project):
     ranks = Ranks()
     swept = ("strategy=[fsdp2],[fsdp2,simplefsdp]", "train.local_batch_size=2,2000")

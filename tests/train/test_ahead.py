@@ -85,6 +85,7 @@ def torn(tmp_path_factory):
     return done, rows(folder / "runs" / "a")
 
 
+@pytest.mark.slow
 def test_a_source_that_fails_ends_the_run_at_its_step_with_its_sentence(torn):
     done, found = torn
     assert done.code == 1

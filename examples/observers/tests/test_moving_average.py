@@ -75,7 +75,12 @@ def test_validation_uses_the_average(plait_ranks):
     assert validated != pytest.approx(last, rel=1e-3)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "layout", ["fsdp2", "pipeline", *(pytest.param(n, marks=SLOW) for n in ("ddp", "tensor_parallel, fsdp2"))]
+)
 def test_any_layout_validates_as_one_process(plait_ranks, layout):
     world, strategies = LAYOUTS[layout]
     ((_, expected),) = plait_ranks.run(losses, {}, world=1)

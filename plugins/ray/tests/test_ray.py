@@ -45,6 +45,7 @@ def cluster():
     cluster.close()
 
 
+@pytest.mark.slow
 def test_two_nodes_train_as_two_ranks_of_one_machine(plait_project, cluster) -> None:
     """Bitwise."""
     short = (*FSDP, "train.steps=4", "validation.interval=0", "checkpoint.enabled=false")
@@ -59,6 +60,7 @@ def test_two_nodes_train_as_two_ranks_of_one_machine(plait_project, cluster) -> 
     assert of_ray == numbers(rows(plait_project.path / "runs/one"))
 
 
+@pytest.mark.slow
 def test_more_nodes_than_there_are(plait_project, cluster) -> None:
     done = plait_project("ray", *FSDP, "launch.nnodes=3", "--address", cluster.address, ranks=None)
     assert done.code == 1
@@ -89,6 +91,7 @@ def test_another_launcher() -> None:
         check(compose(["launch.mode=slurm"]).launch)
 
 
+@pytest.mark.slow
 def test_a_run_outlives_the_thread_that_began_it(tmp_path: Path) -> None:
     """Ray calls methods on threads of its own, and ends them when it likes."""
     machine = Machine()

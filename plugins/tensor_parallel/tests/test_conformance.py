@@ -12,7 +12,7 @@ LOSS = 3  # all-reduces of a number a token: the largest logit, the sum of expon
 class TestTensorParallel(StrategySuite):
     strategy = "tensor_parallel"
     axes = ("tp",)
-    slow = (*StrategySuite.slow, "test_recomputation")  # beside the same, compiled
+    slow = (*StrategySuite.slow, "test_recomputation", "test_a_run_equals")  # beside the same, compiled
     quick = ("test_compiled_and", "test_packed_documents")
     layouts = {
         "tp 4": Layout(4, {"degree": 4}),

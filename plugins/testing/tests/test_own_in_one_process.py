@@ -84,6 +84,7 @@ def test_the_suite_asks_for_the_distance_from_exact_training(ghost):
         Ghostly().test_gradients_equal_one_process(ghost(distance="pass"), "two")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bug", "says"),
     [

@@ -115,6 +115,7 @@ def this_rank_waits_for_nobody(sleep, seconds):
     sleep(seconds)
 
 
+@pytest.mark.slow
 def test_a_hang_is_cut_and_every_stack_is_shown(plait_ranks):
     with plait_ranks.fresh(2) as pool:
         pool.run(hang, 0, world=2)
