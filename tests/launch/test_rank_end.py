@@ -64,6 +64,12 @@ def test_the_first_cause(ends, rank):
     assert first_cause(ends[::-1]).rank == rank
 
 
+def test_clocks_of_machines_differ():
+    """Rank 1 was killed here, where the clock is an hour ahead of that of rank 0's machine."""
+    ends = [lost(0, 5.0), killed(1, 3605.0), killed(2, 3605.0 + PEERS_SECONDS)]
+    assert first_cause(ends, here=[1, 2]).rank == 1
+
+
 def test_the_sentence_names_the_rank_and_its_log():
     assert (
         first_cause([failed(0, 12.0), failed(1, 10.0)]).sentence(Path("log"))

@@ -1,13 +1,16 @@
-"""What a rank of several machines reports if something fails before all are together."""
+"""Clocks of machines that meet, and what a rank reports if something fails before all are together."""
 
+import datetime
 import json
+import time
+import types
 
 import pytest
 
 from plait.check import prepare
 from plait.contract.errors import PlaitError
 from plait.host import compose
-from plait.launch import rank, rank_end
+from plait.launch import handler, rank, rank_end
 from plait.records.run_folder import RunFolder
 from plait.system.errors import unpacked
 
@@ -53,3 +56,21 @@ def test_a_refusal_is_for_the_launcher(end_of, tmp_path):
     outcome, ends = end_of(PlaitError("the machines differ").at("run.name"))
     assert (outcome, ends) == (None, {})
     assert str(unpacked((tmp_path / "problem").read_text())) == "the machines differ"
+
+
+def test_clocks_of_machines_differ(monkeypatch):
+    """A machine is there as long as its signs of life change, whatever time of day they name."""
+    beat = datetime.timedelta(seconds=handler.BEAT)
+    settings = types.SimpleNamespace(keep_alive_interval=beat, keep_alive_max_attempt=handler.GIVEN_UP // handler.BEAT)
+    holder = handler._StateHolder(None, settings)
+    holder.seen = {}
+    clock, there = time.monotonic(), holder.state.last_heartbeats
+    for seconds, since, present in ((0, 0, True), (14, 0, True), (16, 0, False), (20, 1, True), (34, 1, True)):
+        sign = datetime.datetime(2001, 1, 1, 0, 0, since, tzinfo=datetime.UTC)
+        holder.state.last_heartbeats = there | {"beta": sign}
+        holder.state.wait_list = {"beta"}
+        with monkeypatch.context() as now:
+            now.setattr(handler.time, "monotonic", lambda: clock + seconds)  # noqa: B023
+            holder._sanitize()
+        assert ("beta" in holder.state.wait_list) == present, seconds
+        assert holder.state.last_heartbeats == ({"beta": sign} if present else {})

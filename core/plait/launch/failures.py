@@ -58,7 +58,7 @@ class Failures:
         if all(end.kind in ("lost", "stopped") for end in ends.values()):
             for rank in set(self._ranks) - ends.keys():  # a rank that ended early without a failure
                 ends[rank] = of_exit(rank, 0, min(end.time for end in ends.values()))
-        self.cause = cause = first_cause(ends.values())
+        self.cause = cause = first_cause(ends.values(), self._ranks)
         if self.launch.elastic and cause.kind == "lost":
             self.say(f"rank {cause.rank} {cause.how}; starting again with the machines that are there")
             self._peers_lost = True

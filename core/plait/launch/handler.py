@@ -1,7 +1,7 @@
 """torch elastic's rendezvous of several machines, with their names, and rank 0 on the machine that holds the store.
 
 Needs `_state_holder`, `_this_node`, `_op_executor`, `_heartbeat_lock` and `_stop_heartbeats` of
-`DynamicRendezvousHandler`, `_RendezvousExitOp` and `_delay`, in torch 2.11 to 2.13.
+`DynamicRendezvousHandler`, `_sanitize` of its state's holder, `_RendezvousExitOp` and `_delay`, in torch 2.11 to 2.13.
 Test: tests/launch/test_ranks_meet.py.
 """
 
@@ -19,6 +19,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousTimeout,
+    _BackendRendezvousStateHolder,
     _RendezvousExitOp,
 )
 
@@ -26,7 +27,7 @@ from plait.contract.config import Launch
 
 BEAT = 1  # seconds between two signs of life
 SILENT = 5.0  # seconds without one, by this machine's clock, after which another counts as lost
-GIVEN_UP = 15  # seconds without one after which torch waits for it no more; it compares clocks of two machines
+GIVEN_UP = 15  # seconds without one after which torch waits for it no more
 PAUSE = 3.0  # seconds for which machines that are enough wait for more, so that several cause one restart
 
 
@@ -44,6 +45,23 @@ class _Backend(C10dRendezvousBackend):
         if self.left:
             raise RendezvousGracefulExitError
         return super().set_state(state, token)
+
+
+class _StateHolder(_BackendRendezvousStateHolder):
+    """Who gives no sign of life for long, by this machine's clock, is removed. torch compares the clocks of two
+    machines, which then never meet if these are further apart than that."""
+
+    seen: dict[Any, tuple[Any, float]]  # machine -> its last sign of life, and when this machine saw it
+
+    def _sanitize(self) -> None:
+        beats, now = self._state.last_heartbeats, time.monotonic()
+        before = {node: self.seen.get(node, (None, now)) for node in beats}
+        self.seen = {node: (beat, before[node][1] if before[node][0] == beat else now) for node, beat in beats.items()}
+        here = datetime.datetime.now(datetime.UTC)
+        ages = {node: datetime.timedelta(seconds=now - since) for node, (_, since) in self.seen.items()}
+        self._state.last_heartbeats = {node: here - age for node, age in ages.items()}
+        super()._sanitize()
+        self._state.last_heartbeats = {node: beats[node] for node in self._state.last_heartbeats}
 
 
 @contextlib.contextmanager
@@ -89,6 +107,7 @@ class MeetingHandler(DynamicRendezvousHandler):
             keep_alive_interval=BEAT,
             keep_alive_max_attempt=GIVEN_UP // BEAT,
         )
+        handler._state_holder.__class__, handler._state_holder.seen = _StateHolder, {}
         handler._notes, handler._names, handler.members, handler.met = notes, {}, None, False
         handler._waiting, handler._beats, handler._looked, handler._silent = 0, {}, time.monotonic(), []
         handler._backend, handler._counts, handler._idle, handler._since = backend, counts, False, None

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -67,11 +67,13 @@ class RankEnd:
         return f"rank {self.rank} {self.reason}; its log: {log}"
 
 
-def first_cause(ends: Iterable[RankEnd]) -> RankEnd:
-    """The end that explains the others. `ends`: at least one, one per rank."""
+def first_cause(ends: Iterable[RankEnd], here: Collection[int] | None = None) -> RankEnd:
+    """The end that explains the others. `ends`: at least one, one per rank. here: the ranks of this machine, whose
+    times one clock measured; default: all."""
     ends = sorted(ends, key=lambda end: (end.time, end.rank))
-    deadline = ends[0].time + PATIENCE
-    ends = [attrs.evolve(end, kind="stopped") if end.kind == "killed" and end.time > deadline else end for end in ends]
+    own = [end for end in ends if here is None or end.rank in here]
+    unanswered = [end for end in own if end.kind == "killed" and end.time > own[0].time + PATIENCE]
+    ends = [attrs.evolve(end, kind="stopped") if end in unanswered else end for end in ends]
     own = [end for end in ends if end.kind in OWN]
     hung = [end for end in ends if end.kind == "hung"]
     if own and not (hung and hung[0].time < own[0].time):
