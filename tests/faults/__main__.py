@@ -1,7 +1,7 @@
 """`make faults`: the campaign. Seeded and repeatable: faults befall real runs, and each comes to a verdict.
 
     python -m tests.faults [--several] [--count 1000] [--minutes M] [--seed 0] [--jobs 2] [--only KIND]
-                           [--scenario N ...] [--anew] [--results FOLDER] [--write FILE] [--keep]
+                           [--once KIND ...] [--scenario N ...] [--anew] [--results FOLDER] [--write FILE] [--keep]
 
 --several: on two to four machines, and 200 faults. Scenario N of a seed is always the same; `--scenario N ...` runs
 these alone, with their folders kept. Results are kept in a file, and the next call continues there if the code is the
@@ -71,6 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="decides every scenario")
     parser.add_argument("--jobs", type=int, default=2, help="scenarios at once")
     parser.add_argument("--only", choices=[*KINDS, *several.KINDS], help="scenarios of this kind alone")
+    parser.add_argument("--once", nargs="+", choices=several.KINDS, help="a quick scenario of each, on two machines")
     parser.add_argument("--scenario", type=int, nargs="+", help="run these alone and keep their folders")
     parser.add_argument("--anew", action="store_true", help="forget the results so far")
     parser.add_argument("--results", type=Path, default=Path(".faults"), help="the folder in which results are kept")
@@ -84,10 +85,13 @@ def main(argv: list[str] | None = None) -> int:
     kinds, layouts = (several.KINDS, several.LAYOUTS) if options.several else (KINDS, LAYOUTS)
     count = options.count or (200 if options.several else 1000)
     cases = drawn(options.seed, options.only, kinds, layouts)
+    if options.once:
+        cases = ((number, kind, next(iter(layouts))) for number, kind in enumerate(options.once))
     if options.scenario is not None:
         first = itertools.islice(cases, max(options.scenario) + 1)
         cases = iter([case for case in first if case[0] in options.scenario])
     root, since = Path(tempfile.mkdtemp(prefix="plait-faults-")), time.monotonic()
+    befalls = {name: do for name, (_, do) in kinds.items()}
     name = f"{'several-' * options.several}seed-{options.seed}" + (
         f"-{options.only.replace(' ', '-')}" if options.only else ""
     )
@@ -105,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
 
     with (
         contextlib.suppress(KeyboardInterrupt),
-        Runner(root, options.seed, options.jobs, {name: do for name, (_, do) in kinds.items()}) as runner,
+        Runner(root, options.seed, options.jobs, befalls, quick=bool(options.once)) as runner,
     ):
         for result in runner.run((case for case in cases if case[0] not in done), more):
             kept.add(result)

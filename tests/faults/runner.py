@@ -29,12 +29,16 @@ LIMIT = 2400.0  # seconds after which a scenario counts as hung
 
 @attrs.define
 class Runner:
-    """`with Runner(...) as runner: for result in runner.run(cases, more): ...`"""
+    """`with Runner(...) as runner: for result in runner.run(cases, more): ...`
+
+    quick: short runs on several machines, and undisturbed runs that are forks, too.
+    """
 
     root: Path
     seed: int
     jobs: int
     kinds: dict[str, Callable[[Scenario], None]]
+    quick: bool = False
     _live: dict[int, tuple[int, str, str, Path, float]] = attrs.field(factory=dict)
 
     @property
@@ -92,6 +96,7 @@ class Runner:
         rng = random.Random(f"{self.seed} {number}")
         place = Sandbox(folder, layout, self.text, self.root / "cache")
         scenario = Scenario(rng, place, self.reference, self.base)
+        scenario.steps = SHORT if self.quick else scenario.steps
         defect = ""
         try:
             if kind not in ("damaged files", "hostile files"):
@@ -128,7 +133,7 @@ class Runner:
 
     def _undisturbed(self, folder: Path, layout: str, steps: tuple[str, ...]) -> None:
         place = Sandbox(folder, layout, self.text, self.root / "cache")
-        ended = place.run(*steps, cold=True)
+        ended = place.run(*steps, cold=not self.quick)
         if ended.code != 0:
             raise RuntimeError(f"the undisturbed run failed: {ended.text[-3000:]}")
         equal(place, ended, result_of(place.run_folder))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import attrs
 
-from tests.faults.place import SHORT, Ended, Sandbox, Started
+from tests.faults.place import LONG, SHORT, Ended, Sandbox, Started
 from tests.faults.verdict import Defect, Reference, clean, equal
 
 # name -> (who, audit event, regex of its arguments, up to which match)
@@ -45,7 +45,8 @@ POINTS = {
 @attrs.define
 class Scenario:
     """rng: decides everything that is random. reference(layout, overrides): what the undisturbed run left.
-    base(layout): a folder with a run that was stopped in the middle. planted: (fault, verdict) so far."""
+    base(layout): a folder with a run that was stopped in the middle. planted: (fault, verdict) so far.
+    steps: of a run on several machines."""
 
     rng: random.Random
     place: Sandbox
@@ -54,6 +55,12 @@ class Scenario:
     planted: list[tuple[str, str]] = attrs.field(factory=list)
     pending: list[str] = attrs.field(factory=list)
     notes: list[str] = attrs.field(factory=list)
+    steps: tuple[str, ...] = LONG[:2]
+
+    @property
+    def last(self) -> int:
+        """The last step at which something befalls the run: it still has some seconds before its end."""
+        return int(self.steps[0].rpartition("=")[2]) * 5 // 6
 
     def plant(self, fault: str) -> None:
         """A fault happens now; what comes of it is known later."""

@@ -14,6 +14,7 @@ from tests.faults.place import Ended, Sandbox, environment_of
 from tests.faults.scenario import POINTS
 from tests.faults.several import cluster
 from tests.faults.several.cluster import Cluster, Launcher
+from tests.faults.several.run_time import RunTime, Used
 from tests.faults.verdict import Defect, Reference, equal, quiet, refused, result_of
 from tests.helpers.machines import why_not
 
@@ -124,9 +125,9 @@ def test_a_wait_of_which_nobody_tells_is_a_defect(last, silent, place, monkeypat
     console.write_text(f"{last}\n")
     sleeper = subprocess.Popen(["sleep", "60"], cwd=place.work)
     one = Cluster(place, 2, 1, (), "2", launchers=[Launcher(sleeper.pid, console, 0.0)])
+    monkeypatch.setattr(cluster, "LOOK", 0.0)
     try:
-        one._listen()
-        one._looked -= 2
+        one._listen()  # the process is news
         if silent:
             with pytest.raises(Defect, match="silent for more than 0 s"):
                 one._listen()
@@ -135,6 +136,24 @@ def test_a_wait_of_which_nobody_tells_is_a_defect(last, silent, place, monkeypat
     finally:
         sleeper.kill()
         sleeper.wait()
+
+
+@pytest.mark.parametrize(
+    ("processes", "passed", "idle"),
+    [
+        ({1: {"a": Used(), "b": Used()}}, 10, 10),
+        ({1: {"a": Used(computed=4), "b": Used(computed=3)}}, 10, 3),
+        ({1: {"a": Used(waited=6)}, 2: {"a": Used(computed=1)}}, 4, 3),
+        ({1: {"a": Used(waited=6)}, 2: {"a": Used(waited=6)}}, 0, 0),
+        ({1: {"a": Used(disk=True)}}, 0, 0),
+        ({1: {"a": Used()}, 3: {"a": Used(computed=50, waited=50)}}, 10, 0),
+    ],
+)
+def test_the_time_of_a_run_stands_still_while_it_waits_for_the_machine(processes, passed, idle):
+    run = RunTime()
+    run.add(0, {1: {"a": Used(), "b": Used()}, 2: {"a": Used()}})
+    run.add(10, processes)
+    assert (run.passed, run.idle) == (passed, idle)
 
 
 @pytest.mark.slow
@@ -149,6 +168,13 @@ def test_a_short_set_on_several_machines(tmp_path):
     if reason := why_not():
         pytest.skip(reason)
     holds(tmp_path, "--several", "--count", "8")
+
+
+def test_three_faults_on_two_machines(tmp_path):
+    if reason := why_not():
+        pytest.skip(reason)
+    kinds = ("another command", "a rank killed", "a machine told to stop")
+    holds(tmp_path, "--several", "--jobs", "3", "--once", *kinds)
 
 
 def holds(tmp_path, *options):

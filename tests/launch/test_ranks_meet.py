@@ -4,6 +4,7 @@ import datetime
 import json
 import time
 import types
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_clocks_of_machines_differ(monkeypatch):
     """A machine is there as long as its signs of life change, whatever time of day they name."""
     beat = datetime.timedelta(seconds=handler.BEAT)
     settings = types.SimpleNamespace(keep_alive_interval=beat, keep_alive_max_attempt=handler.GIVEN_UP // handler.BEAT)
-    holder = handler._StateHolder(None, settings)
+    holder: Any = handler._StateHolder(None, settings)
     holder.seen = {}
     clock, there = time.monotonic(), holder.state.last_heartbeats
     for seconds, since, present in ((0, 0, True), (14, 0, True), (16, 0, False), (20, 1, True), (34, 1, True)):

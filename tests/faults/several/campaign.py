@@ -6,6 +6,7 @@ from tests.faults.place import SEVERAL
 from tests.faults.scenario import Scenario
 from tests.faults.several import kinds
 from tests.faults.several.cluster import Cluster
+from tests.faults.several.disks import full_disk
 from tests.faults.several.elastic import elastic
 
 
@@ -30,7 +31,7 @@ KINDS: dict[str, tuple[int, Callable[[Scenario], None]]] = {
     "other code": (4, on_machines(kinds.wrong_code)),
     "other data": (6, on_machines(kinds.wrong_data)),
     "another command": (6, on_machines(kinds.wrong_command)),
-    "a machine's disk full": (6, on_machines(kinds.full_disk)),
+    "a machine's disk full": (8, full_disk),
     "late machines": (10, on_machines(kinds.late)),
     "started twice": (8, on_machines(kinds.twice)),
     "machines leave and come": (20, elastic),

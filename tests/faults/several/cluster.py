@@ -4,21 +4,26 @@ import contextlib
 import ctypes
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import attrs
 
 from plait_testing.warm import be_plait, dies_with_parent
 from tests.faults.place import Sandbox, Started
-from tests.faults.verdict import Defect, left_running, quiet
+from tests.faults.several.run_time import RunTime
+from tests.faults.verdict import Defect, quiet
 from tests.helpers.machines import Machine, Machines
 
 SILENCE = 10.0  # seconds without a line or a step, in which nobody computes either
 TOLD = 35.0  # the same, if the last line of a console says for whom it waits
+LOOK = 0.5  # seconds between two looks at what the processes use
 WAITS = re.compile(r"waiting for|has not answered|have not answered|is a spare")
-HUNG = 300.0  # seconds in which the run must get somewhere
+HUNG = 300.0  # seconds of the run in which it must get somewhere
+LEFT = 5.0  # seconds of the run that its last processes have for ending
 SPACES = ("user", "net", "uts", "mnt", "ipc", "pid")
 PORT = 29500
 NAMES = ("alpha", "beta", "gamma", "delta")
@@ -29,6 +34,7 @@ class Launcher(Started):
     """`plait train` on a machine; this process started another one, outside of the machine, that waits for it."""
 
     machine: Machine | None = None
+    began: float = 0.0  # in seconds of the run
     judged: bool = False
     signalled: bool = False
 
@@ -43,7 +49,8 @@ class Launcher(Started):
 class Cluster:
     """The machines in a scenario's place, with a folder that all see. overrides: of every start.
 
-    Everything that waits calls `until`, which raises Defect for a silence of more than ten seconds.
+    Everything that waits calls `until`, which raises Defect for a silence of more than ten seconds. All limits are in
+    seconds of the run: RunTime leaves out those in which it had to wait for this machine's processors and disk.
     """
 
     place: Sandbox
@@ -54,10 +61,10 @@ class Cluster:
     launchers: list[Launcher] = attrs.field(factory=list)
     _machines: Machines | None = None
     _seen: dict[str, int] = attrs.field(factory=dict)
-    _busy: dict[int, float] = attrs.field(factory=dict)
+    _time: RunTime = attrs.field(factory=RunTime)
     _looked: float = 0.0
-    _silent: float = 0.0
     _news: float = 0.0
+    _lost: set[str] = attrs.field(factory=set)
 
     def __enter__(self) -> "Cluster":
         self._machines = Machines(self.place.root.parent, *NAMES[: self.count])
@@ -75,14 +82,20 @@ class Cluster:
         assert self._machines is not None
         return self._machines[name]
 
+    def own(self, name: str, what: str) -> Path:
+        """A machine's own folder `tmp` or `home`, as it sees it: a disk may be mounted there."""
+        return Path(f"/proc/{self[name].pid}/root{self.place.root}/{what}-{name}")
+
     @property
     def names(self) -> list[str]:
         return list(NAMES[: self.count])
 
     # --- starts
 
-    def start(self, name: str, *overrides: str, prepare: Callable[[], None] = lambda: None, **env: str) -> Launcher:
-        """The run's command on this machine, in a fork of this process."""
+    def start(
+        self, name: str, *overrides: str, prepare: Callable[[], None] = lambda: None, cold: bool = False, **env: str
+    ) -> Launcher:
+        """The run's command on this machine: a fork of this process, or with `cold` a new interpreter."""
         machine, place = self[name], self.place
         together = (f"launch.nnodes={self.nnodes}", f"launch.nproc_per_node={self.ranks}")
         here = [each for each in place.arguments() if not each.startswith("launch.nproc_per_node=")]
@@ -94,20 +107,30 @@ class Cluster:
             Path(folder).mkdir(exist_ok=True)
         environment = {**place.environment(), "TMPDIR": own["tmp"], "HOME": own["home"], **env}
         since = time.monotonic()
+        self._lost.discard(name)
         pid = os.fork()
         if pid == 0:
             dies_with_parent()
             file = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             _enter(machine.pid)
             inner = os.fork()  # the first process inside the machine's process tree
+            if inner == 0 and cold:
+                _be_command(argv, place.work, environment, file)
             if inner == 0:
                 be_plait(argv, place.work, environment, file, file, prepare)
             _, status = os.waitpid(inner, 0)
             code = os.waitstatus_to_exitcode(status)
             os._exit(code if code >= 0 else 128 - code)
         console.touch()
-        self.launchers.append(Launcher(pid, console, since, machine=machine))
+        self.launchers.append(Launcher(pid, console, since, machine=machine, began=self.seconds))
         return self.launchers[-1]
+
+    def lose(self, name: str, how: str) -> None:
+        """how: a method of the machine that ends all its processes."""
+        for each in self.live(name):
+            each.judged = True
+        getattr(self[name], how)()
+        self._lost.add(name)
 
     def start_all(self, *overrides: str) -> list[Launcher]:
         return [self.start(name, *overrides) for name in self.names]
@@ -131,14 +154,21 @@ class Cluster:
 
     # --- waiting
 
+    @property
+    def seconds(self) -> float:
+        """The time of the run now."""
+        self._time.look(self.place.processes())
+        self._looked = time.monotonic()
+        return self._time.passed
+
     def until(self, reached: Callable[[], bool], seconds: float = HUNG) -> bool:
         """Whether it was reached before all launchers ended, or `seconds` passed without a line or a step."""
-        self._news = time.monotonic()
+        self._news = self.seconds
         while not reached():
             if not self.live():
                 return reached()
             self._listen()
-            if time.monotonic() > self._news + seconds:
+            if self._time.passed > self._news + seconds:
                 raise Defect(f"nothing happens for {seconds:g} s:\n{self.text()}")
             time.sleep(0.02)
         return True
@@ -160,24 +190,19 @@ class Cluster:
 
     def _listen(self) -> None:
         """Note news: a longer console, or metrics.jsonl. Without any, nobody computes while all wait."""
-        now = time.monotonic()
         paths = [each.console for each in self.launchers] + [self.place.run_folder / "metrics.jsonl"]
         sizes = {}
         for path in paths:
             with contextlib.suppress(OSError):
                 sizes[str(path)] = path.stat().st_size
         if sizes != self._seen:
-            self._seen, self._news, self._silent = sizes, now, 0.0
-        if now - self._looked < 1:
+            self._seen, self._news, self._time.idle = sizes, self._time.passed, 0.0
+        if time.monotonic() - self._looked < LOOK:
             return
-        before, self._busy = self._busy, {pid: _computed(pid) for pid in self.place.processes()}
-        gap, self._looked = min(now - self._looked, 2.0), now
-        busiest = max((seconds - before.get(pid, seconds) for pid, seconds in self._busy.items()), default=0.0)
-        new = bool(self._busy.keys() - before.keys())
-        self._silent += 0.0 if new else max(gap - busiest, 0.0)
-        if self._silent > SILENCE and (live := self.live()):
+        _ = self.seconds
+        if (silent := self._time.idle) > SILENCE and (live := self.live()):
             told = any(WAITS.search((each.text().splitlines() or [""])[-1]) for each in live)
-            if told and self._silent < TOLD:
+            if told and silent < TOLD:
                 return
             raise Defect(f"silent for more than {TOLD if told else SILENCE:g} s, without computing:\n{self.text()}")
 
@@ -197,11 +222,16 @@ class Cluster:
 
     def clean(self) -> None:
         """Nothing is left over on any machine. Raises Defect."""
-        if left := left_running(self.place):
+        ended = self.seconds
+        while (left := self.place.processes()) and self.seconds < ended + LEFT:
+            time.sleep(0.05)
+        if left:
             raise Defect(f"{len(left)} process(es) left over: {[_named(pid) for pid in left]}")
         for name in self.names:
+            if name in self._lost:  # what a lost machine leaves is removed by the next start there
+                continue
             for each in ("tmp", "home"):
-                folder = self.place.root / f"{each}-{name}"
+                folder = self.own(name, each)
                 if folder.exists() and (found := sorted(path.name for path in folder.iterdir())):
                     raise Defect(f"left in the {each} folder of {name}: {', '.join(found[:5])}")
 
@@ -216,13 +246,13 @@ def _named(pid: int) -> str:
     return str(pid)
 
 
-def _computed(pid: int) -> float:
-    """Seconds in which a process has computed, or its first thread waited for a processor."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-        waited = Path(f"/proc/{pid}/schedstat").read_text().split()[1]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK") + int(waited) / 1e9
-    return 0.0
+def _be_command(argv: list[str], work: Path, env: dict[str, str], console: int) -> NoReturn:
+    os.setsid()
+    dies_with_parent()
+    os.chdir(work)
+    for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, console), (2, console)):
+        os.dup2(source, target)
+    os.execve(sys.executable, [sys.executable, "-m", "plait", *argv], env)
 
 
 def _enter(first: int) -> None:

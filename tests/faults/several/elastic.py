@@ -58,8 +58,7 @@ def _change(scenario: Scenario, cluster: Cluster, present: dict[str, Launcher]) 
             cluster.until(launcher.ended)
             cluster.judge(launcher, 143)
         else:
-            getattr(cluster[name], what)()
-            launcher.judged = True
+            cluster.lose(name, what)
             cluster[name].boot()
 
 
