@@ -7,6 +7,8 @@ import time
 import pytest
 
 from tests.helpers.commands import numbers, rows
+from tests.helpers.disks import small_disk
+from tests.helpers.machines import Machines, why_not
 from tests.helpers.together import codes, outputs, train
 
 SLOWLY = ["train.steps=400", "checkpoint.interval=10", "schedule.warmup_steps=4"]
@@ -123,6 +125,24 @@ def test_a_link_that_is_cut_and_mended(machines, tmp_path):
     on_beta.seen("the machine of launch.rdzv_endpoint=alpha:29500 has not answered for 5 s")
     machines["beta"].mend()
     assert codes(on_alpha, on_beta) == [0, 0], outputs(on_alpha, on_beta)
+
+
+@pytest.mark.slow
+def test_a_shared_disk_without_any_room_ends_both(tmp_path):
+    """Where no machine can read how it ended, the one whose ranks failed tells the others."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with small_disk(16, tmp_path / "runs") as disk, Machines(tmp_path, "alpha", "beta") as machines:
+        if disk.env:
+            pytest.skip("no disk can be mounted here")
+        runs = [train(machine, tmp_path, *SLOWLY, "launch.max_restarts=1000") for machine in machines]
+        wait(lambda: steps(tmp_path, 5), *runs)
+        disk.fill(0)
+        assert codes(*runs) == [1, 1], outputs(*runs)
+        for run in runs:
+            said = [line for _, line in run.lines if line.startswith("plait: ")]
+            assert len(said) == 1, run.output
+            assert "the disk is full" in said[0], run.output
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ class Failures:
         self.folder, self.launch, self.scratch, self.say = folder, launch, scratch, say
         self.cause: RankEnd | None = None
         self._deaths = 0
+        self.untold = False  # whether the run must end on all machines, and its folder cannot say so
         self._peers_lost = False  # the last restart counts only if the same machines meet again
 
     def starting(self, ranks: Iterable[int], members_changed: bool = False) -> None:
@@ -65,10 +66,10 @@ class Failures:
             return True
         self._deaths += 1
         log, most = self.folder.log_of(cause.rank), self.launch.max_restarts
-        if cause.repeats or self._deaths > most:
-            self._is_the_outcome(cause)
+        told = (cause.repeats or self._deaths > most) and self._is_the_outcome(cause)
         if cause.repeats:  # on several machines all ranks start once more, see the outcome, and end everywhere
-            return self.launch.most > 1 and self._deaths <= most
+            self.untold = self.launch.most > 1 and not told
+            return self.launch.most > 1 and told and self._deaths <= most
         self.say(f"rank {cause.rank} {cause.how}; {self._then()}; its log: {log}")
         return self._deaths <= most
 
@@ -105,11 +106,14 @@ class Failures:
         self._is_the_outcome(cause)
         return cause
 
-    def _is_the_outcome(self, cause: RankEnd) -> None:
+    def _is_the_outcome(self, cause: RankEnd) -> bool:
+        """Whether the other machines can read it."""
         with contextlib.suppress(PlaitError):  # a full disk
             self.folder.set_outcome(
                 Outcome("failed", cause.sentence(self.folder.log_of(cause.rank)), fault=cause.fault)
             )
+            return True
+        return False
 
     def _words(self, rank: int, gone: "Exit") -> tuple[str, str]:
         """The rank's output before it had a log, if it never had one, and its log."""

@@ -117,6 +117,8 @@ def start_ranks(
             STOP_SIGNALS.rest()  # how it ended is decided
             outcome = folder.outcome()
             cause = failures.cause if result.is_failed() else failures.silent() if outcome is None else None
+            if meeting is not None and cause is not None and failures.untold:
+                meeting.refuse(cause.sentence(folder.log_of(cause.rank)))
             handler.shutdown() if meeting is None else meeting.close()
             if problem.exists():
                 raise unpacked(problem.read_text(encoding="utf-8"))
