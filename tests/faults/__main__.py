@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import itertools
 import math
+import os
 import random
 import shutil
 import sys
@@ -19,6 +20,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+
+os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # as a command sets it, before the imports below import torch
 
 from tests.faults import changes, damage, hostile, kills, plugins, system
 from tests.faults.kept import Kept
@@ -109,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
 
     with (
         contextlib.suppress(KeyboardInterrupt),
-        Runner(root, options.seed, options.jobs, befalls, quick=bool(options.once)) as runner,
+        Runner(root, options.seed, options.jobs, befalls, bool(options.once)) as runner,
     ):
         for result in runner.run((case for case in cases if case[0] not in done), more):
             kept.add(result)

@@ -47,7 +47,6 @@ class Runner:
         return self.root / "text"
 
     def __enter__(self) -> "Runner":
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # as a command sets it before it imports torch
         import_all()
         self.text.mkdir(parents=True)
         for name in ("textwrap", "shlex", "string", "bisect", "heapq", "copy"):
