@@ -8,9 +8,10 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
+from plait.checkpoint.neighbour import serving
 from plait.checkpoint.slot import BEGIN, Slot
 from plait.host import check, compose
-from plait.system.held_memory import EACH, PLACES, held, of_this_rank
+from plait.system.held_memory import EACH, PLACES, held, of_this_machine
 from plait_testing import whole_run
 
 NOTES = {"step": 7}
@@ -30,7 +31,7 @@ def test_a_copy_counts_once_it_is_complete(slot, tmp_path):
     slot.complete(9000, NOTES)
     again = Slot(tmp_path / "slot")  # another process
     assert again.notes() == {**NOTES, "size": 9000, "crcs": again.notes()["crcs"]}
-    assert bytes(again.bytes(9000)) == b"plait" * 1800
+    assert bytes(again.view(9000)) == b"plait" * 1800
     assert again.is_sound()
     slot.room(20)  # the next one is being written
     assert again.notes() is None
@@ -64,42 +65,47 @@ def flip(path, place):
         file.write(bytes([byte ^ 1]))
 
 
-def test_memory_is_the_launchers_alone_and_ends_with_it(monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "1")
+def test_memory_is_the_launchers_alone_and_ends_with_it():
     with held(2):
-        own, all_ = of_this_rank(), os.environ[PLACES].split(":")
-        assert own == all_[EACH:]
-        assert len(all_) == 2 * EACH
+        own, address = of_this_machine()
+        assert (len(own), address) == (2 * EACH, None)
         Slot(own[0]).room(100)
         assert os.readlink(own[0]).startswith("/memfd:plait-copy-")  # it has no name in a folder
-    assert of_this_rank() == []
+    assert of_this_machine() == ([], None)
     assert not os.path.exists(own[0])
     with held(0):
-        assert of_this_rank() == []
+        assert of_this_machine() == ([], None)
 
 
 class Killed(BaseException):
     """In the place of SIGKILL: nothing is saved."""
 
 
-def run(node, folder, until=0, harm=None):
+def run(node, folder, until=0, harm=None, machines=None):
     """(the step that a start goes on from, what it says, the rows), if the ranks are killed after step `until`.
 
-    harm: (what happens to the memory, of which rank) before.
+    harm: (what happens to the memory, of which rank) before. machines: the number of each rank's, if each has its own.
     """
     from plait.records.run_folder import RunFolder
     from plait.train.trainer import Trainer
 
     rank = dist.get_rank()
-    places = [folder / f"memory-{rank}-{number}" for number in range(EACH)]
-    for place in places:
+    if machines:
+        own = places = [folder / f"memory-{machines[rank]}-{number}" for number in range(2 * EACH)]
+    else:
+        places = [folder / f"memory-{number}" for number in range(EACH * dist.get_world_size())]
+        own = places[EACH * rank : EACH * (rank + 1)]
+    for place in own:
         place.touch()
+    dist.barrier()
     if harm and harm[1] == rank:
-        slots = sorted(map(Slot, places), key=lambda slot: (slot.notes() or {"step": 0})["step"])
+        slots = sorted(map(Slot, own), key=lambda slot: (slot.notes() or {"step": 0})["step"])
         HARM[harm[0]](slots)
         if harm[0] == "disk":
             for manifest in (folder / "checkpoints").glob("*/manifest.json"):
                 os.truncate(manifest, 5)
+        if harm[0].endswith("newest on disk"):
+            flip(next((folder / "checkpoints" / "step-6").glob("*.distcp")), 3000)
 
     def die(step: int) -> None:
         if step == until:
@@ -108,18 +114,22 @@ def run(node, folder, until=0, harm=None):
 
     said: list[str] = []
     seen = whole_run.Rows(die)
-    count = str(int(harm is not None))
-    env = {PLACES: ":".join(map(str, places)), "LOCAL_RANK": "0", "TORCHELASTIC_RESTART_COUNT": count}
-    with mock.patch.dict(os.environ, env):
+    count = str(int(until == 0))
+    env = {PLACES: ":".join(map(str, places)), "LOCAL_RANK": str(0 if machines else rank)}
+    with (
+        mock.patch.dict(os.environ, {**env, "TORCHELASTIC_RESTART_COUNT": count}),
+        serving(places, "127.0.0.1") if machines else contextlib.nullcontext(),
+    ):
         trainer = Trainer(node, RunFolder(folder), said.append, [seen])
         start = trainer.restore()
-    with contextlib.suppress(Killed):
-        trainer.fit()
+        with contextlib.suppress(Killed):
+            trainer.fit()
+        dist.barrier()
     return start, said, seen.rows
 
 
 def spoil(slot):
-    slot.bytes(slot.notes()["size"])[10] ^= 1
+    slot.view(slot.notes()["size"])[10] ^= 1
 
 
 HARM = {  # to slots by step
@@ -127,6 +137,8 @@ HARM = {  # to slots by step
     "damaged": lambda slots: spoil(slots[-1]),
     "none": lambda slots: [slot.clear() for slot in slots],
     "disk": lambda slots: None,
+    "the newest and the newest on disk": lambda slots: spoil(slots[-1]),
+    "both and the newest on disk": lambda slots: [spoil(slot) for slot in slots],
 }
 
 
@@ -153,6 +165,8 @@ CASES = {  # strategies, steps between checkpoints on disk, killed after, harm, 
     "the disk is newer": (FSDP, 5, 6, ("lost", 0), 5),
     "memory is newer than the disk": (FSDP, 5, 7, None, 6),
     "the disk is damaged": (FSDP, 3, 5, ("disk", 0), 4),
+    "the older in memory is sound": (FSDP, 6, 6, ("the newest and the newest on disk", 1), 4),
+    "the older on disk is sound": (FSDP, 3, 6, ("both and the newest on disk", 1), 3),
 }
 
 
@@ -177,11 +191,12 @@ def test_ranks_go_on_from_the_newest_copy_that_all_have(case, plait_ranks, tmp_p
     before = plait_ranks.run(run, node, folder, until, world=2)[0][2]
     start, said, after = plait_ranks.run(run, node, folder, 0, harm, world=2)[0]
     assert start == expected
-    from_memory = case not in ("none on a rank", "the disk is newer")
+    from_memory = case not in ("none on a rank", "the disk is newer", "the older on disk is sound")
     assert (f"checkpoint: resumed after step {expected} from memory" in said) == from_memory
     none = "checkpoint: there is none to resume; all ranks start over at step 0"
     assert (none in said) == (case == "none on a rank")
-    assert any("rank 1's was changed after it was written" in line for line in said) == (case == "damaged")
+    spoiled = any("rank 1's was changed after it was written" in line for line in said)
+    assert spoiled == (case in ("damaged", "the older in memory is sound", "the older on disk is sound"))
     assert any("is sound: step-3:" in line for line in said) == (case == "the disk is damaged")
     assert whole_run.numbers([*before[:start], *after]) == whole_run.numbers(undisturbed[key])
 
@@ -200,11 +215,41 @@ def test_a_stream_goes_on_from_its_place(plait_ranks, tmp_path):
     assert whole_run.numbers([*before[:4], *after]) == whole_run.numbers(whole)
 
 
-def test_another_layout_goes_on_from_the_disk(plait_ranks, tmp_path):
-    """Of as many ranks, each with a part of the same form."""
-    folder, every = started(tmp_path / "killed"), "checkpoint.interval=3"
-    one = {"fsdp2": {"shard": 1, "replicate": 2}}
-    plait_ranks.run(run, node_of(tmp_path, one, 2, every), folder, 5, world=2)
-    other = {"ddp": {}}
-    start, said, _ = plait_ranks.run(run, node_of(tmp_path, other, 2, every), folder, world=2)[0]
-    assert (start, [line for line in said if "from memory" in line]) == (3, [])
+EXACT = [f"precision.{each}=float64" for each in ("param", "reduce", "storage")]
+TENSOR = {"tensor_parallel": {"degree": 2}, "fsdp2": {}}
+MOVES = {  # strategies and machines before and after, the step that the ranks go on from, whether from memory
+    "a machine is lost": (FSDP, [0, 1], FSDP, [0], 4, True),
+    "a machine comes back empty": (FSDP, [0, 1], FSDP, [0, 2], 4, True),
+    "two that are not neighbours are lost": (FSDP, [0, 1, 2, 3], FSDP, [0, 2], 4, True),
+    "neighbours are lost": (FSDP, [0, 1, 2, 3], FSDP, [0, 3], 3, False),
+    "strided": (TENSOR, [0, 1, 2, 3], TENSOR, [0, 2], 4, True),
+    "packed": ({"tensor_parallel": {"degree": 2}}, [0, 1], {}, [0], 4, True),
+    "stages": ({"pipeline": {"degree": 2}}, [0, 1], {"zero": {}}, [0, 2], 4, True),
+    "another layout": ({"fsdp2": {"shard": 1, "replicate": 2}}, [0, 1], {"ddp": {}}, [0, 1], 4, True),
+    "workers apart": ({"local_sgd": {"every": 4}}, [0, 1], {"local_sgd": {"every": 4}}, [0], 3, False),
+}
+QUICK_MOVES = ("a machine is lost", "strided")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in QUICK_MOVES else [pytest.mark.slow]) for case in MOVES]
+)
+def test_machines_go_on_from_the_copies_that_are_left(case, plait_ranks, tmp_path, undisturbed):
+    """Each machine has one rank, and the copy of the machine before."""
+    before, machines, after, left, expected, from_memory = MOVES[case]
+    folder, options = started(tmp_path / "killed"), ("checkpoint.interval=3", *EXACT)
+    node = node_of(tmp_path, before, len(machines), *options)
+    plait_ranks.run(run, node, folder, 5, machines=machines, world=len(machines))
+    node = node_of(tmp_path, after, len(left), *options)
+    start, said, rows = plait_ranks.run(run, node, folder, machines=left, world=len(left))[0]
+    assert start == expected, said
+    assert (f"checkpoint: resumed after step {expected} from memory" in said) == from_memory
+    if "local_sgd" in before:
+        return
+    if "one" not in undisturbed:
+        alone = node_of(tmp_path, {}, 1, *options)
+        undisturbed["one"] = plait_ranks.run(run, alone, started(tmp_path / "one"), world=1)[0][2]
+    assert [row["step"] for row in rows] == list(range(expected + 1, 10))
+    for row, other in zip(rows, undisturbed["one"][expected:], strict=True):
+        for key in ("loss", "grad_norm"):
+            assert abs(row[key] - other[key]) <= 1e-9 * abs(other[key]), (row, other)

@@ -14,6 +14,7 @@ from plait.check.resumed_data import check_data, with_batch_of, with_parts_of
 from plait.checkpoint.choose import Say, choose
 from plait.checkpoint.folder_owner import check_owner
 from plait.checkpoint.pieces import Damaged
+from plait.checkpoint.slot import Slot
 from plait.checkpoint.store import Manifest, Store
 from plait.checkpoint.sums import check_sums
 from plait.compose.moved import current
@@ -23,6 +24,7 @@ from plait.records import metrics
 from plait.records.metrics_seal import check_seal
 from plait.records.run_folder import versions_of
 from plait.system.disk import reading
+from plait.system.held_memory import of_this_machine
 
 if TYPE_CHECKING:
     from plait.check.checked import Checked
@@ -62,6 +64,9 @@ def find_checkpoint(checked: "Checked", folder: "RunFolder", say: Say) -> Contin
             store.damaged[path] = error.why or str(error)
     if conf.init_from:
         _check_weights(conf.init_from, checked)
+    if conf.memory_steps and any(Slot(place).notes() for place in of_this_machine()[0]):
+        say("checkpoint: none on the disk; there are copies in memory")
+        return Continuation(0, False, with_steps(checked, checked.config, None))
     say(f"checkpoint: none to resume; starting at step 0{f' from {conf.init_from}' if conf.init_from else ''}")
     if metrics.last_step(folder.path / metrics.FILE):
         say(f"metrics: those of an earlier start move to {metrics.OLD}")

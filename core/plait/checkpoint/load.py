@@ -30,14 +30,16 @@ def load_latest(
     state: Mapping[str, Tensor],
     after: Callable[[], Any] | None = None,
     newest: Callable[[], Path | None] | None = None,
+    elsewhere: Callable[[], bool] = lambda: False,
 ) -> Path | None:
     """Load the newest sound checkpoint of `store` as `load` does; returns its path, None if there are none.
 
     Called by all ranks. Damage that any rank finds is entered in `store.damaged` on all; then all load the one before.
-    newest: called on rank 0 for the first one and after each damaged one; None: `store.latest`. Raises PlaitError,
-    naming each, if there are some and none is sound, and as `load` does.
+    newest: called on rank 0 for the first one and after each damaged one; None: `store.latest`. elsewhere: called on
+    all ranks before that; returns whether it has filled `state`, and nothing is to be read. Raises PlaitError, naming
+    each, if there are some and none is sound, and as `load` does.
     """
-    while path := on_rank_0(newest or store.latest):
+    while not elsewhere() and (path := on_rank_0(newest or store.latest)):
         try:
             load(path, state, after)
         except Damaged as error:

@@ -62,11 +62,11 @@ class Checkpoints:
         if self.conf.memory_steps is None:
             return None
         from plait.checkpoint.copies import MemoryCopies
-        from plait.system.held_memory import of_this_rank
+        from plait.system.held_memory import of_this_machine
 
-        layout = self.applied.mesh.layout
-        part = f"rank {self.applied.mesh.rank} of {layout.world_size}: {layout.dense}, {layout.views}"
-        return MemoryCopies(places, part) if (places := of_this_rank()) else None
+        (places, address), layout = of_this_machine(), self.applied.mesh.layout
+        divided = f"{layout.world_size}: {layout.dense}, {layout.views}"
+        return MemoryCopies(places, address, int(os.environ.get("LOCAL_RANK", "0")), divided) if places else None
 
     def restore(self) -> tuple[int, int, int]:
         """Load what `checkpoint.load` or `checkpoint.init_from` names; returns the steps, tokens and samples so far."""

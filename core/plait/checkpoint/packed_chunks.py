@@ -23,7 +23,7 @@ def in_chunks(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _in_chunks(tensor: Any) -> Any:
     local, parts = tensor.to_local(), dict[torch.Size, Tensor]()
-    for runs in itertools.product(*(_runs(held_indices(tensor, dim)) for dim in range(tensor.dim()))):
+    for runs in runs_of(tensor):
         place = torch.Size(start for start, _, _ in runs)
         parts[place] = local[tuple(slice(at, at + length) for _, at, length in runs)]
     chunks = [ChunkStorageMetadata(place, part.shape) for place, part in parts.items()]
@@ -40,6 +40,11 @@ def _in_chunks(tensor: Any) -> Any:
         for chunk in chunks
     ]
     return tensor
+
+
+def runs_of(tensor: Tensor) -> list[tuple[tuple[int, int, int], ...]]:
+    """(first index, its place in this rank's part, length) of each dim of each of its chunks."""
+    return list(itertools.product(*(_runs(held_indices(tensor, dim)) for dim in range(tensor.dim()))))
 
 
 def _runs(held: Tensor) -> list[tuple[int, int, int]]:

@@ -50,27 +50,34 @@ def restore(
 
     if base:  # it is in no checkpoint of this run
         read()
+    beside: Path | None = None  # the checkpoint that a copy is compared with
+    notes: dict[str, Any] | None = None
+    trained = {key: tensor for key, tensor in state.items() if not is_frozen(tensor)}
+
+    def sound() -> Path | None:
+        try:
+            return newest()
+        except NoneSound as error:  # it counts only if memory has none either: then `load_latest` raises it
+            say(str(error.__cause__ or error))
+            return None
+
+    def saved() -> int:
+        nonlocal beside
+        beside = on_rank_0(sound)
+        return Store.read(beside).step if beside else 0
+
+    def from_memory() -> bool:
+        nonlocal notes
+        notes = copies.restore(trained, after, saved, say) if copies is not None else None
+        return notes is not None
+
+    path = load_latest(store, state, after, newest, from_memory)
+    if notes is not None:
+        if base:
+            base.check(state, None, init_from)
+        return beside, base, notes
     if copies is not None:
-        path = None
-
-        def sound() -> Path | None:
-            try:
-                return newest()
-            except NoneSound as error:  # it counts only if memory has none either: then `load_latest` raises it
-                say(str(error.__cause__ or error))
-                return None
-
-        def saved() -> int:
-            nonlocal path
-            path = on_rank_0(sound)
-            return Store.read(path).step if path else 0
-
-        trained = {key: tensor for key, tensor in state.items() if not is_frozen(tensor)}
-        if (notes := copies.restore(trained, after, saved, say)) is not None:
-            if base:
-                base.check(state, None, init_from)
-            return path, base, notes
-    path = load_latest(store, state, after, newest)
+        copies.forget()
     if path is None and not base:
         read()
     if base:

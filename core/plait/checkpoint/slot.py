@@ -24,6 +24,10 @@ class Slot:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._memory: mmap.mmap | None = None
 
+    def close(self) -> None:
+        os.close(self._file)
+        self._memory = None
+
     def clear(self) -> None:
         """From now on there is no copy."""
         os.pwrite(self._file, bytes(MARK.size), 0)
@@ -33,9 +37,9 @@ class Slot:
         self.clear()
         if os.fstat(self._file).st_size < BEGIN + size:
             os.ftruncate(self._file, BEGIN + size)
-        return self.bytes(size)
+        return self.view(size)
 
-    def bytes(self, size: int) -> memoryview:
+    def view(self, size: int) -> memoryview:
         """The memory itself."""
         if self._memory is None or len(self._memory) < BEGIN + size:
             self._memory = mmap.mmap(self._file, BEGIN + size)
@@ -43,7 +47,10 @@ class Slot:
 
     def complete(self, size: int, notes: Mapping[str, Any]) -> None:
         """What is in the room is the copy. Takes its checksums."""
-        text = json.dumps({**notes, "size": size, "crcs": self._crcs(size)}).encode()
+        self.seal(size, json.dumps({**notes, "size": size, "crcs": self._crcs(size)}).encode())
+
+    def seal(self, size: int, text: bytes) -> None:
+        """What is in the room is a copy that was completed elsewhere with these notes."""
         os.pwrite(self._file, text, BEGIN + size)
         os.pwrite(self._file, MARK.pack(NAME, size, len(text), zlib.crc32(text)), 0)
 
@@ -64,6 +71,6 @@ class Slot:
         return notes is not None and self._crcs(notes["size"]) == notes["crcs"]
 
     def _crcs(self, size: int) -> list[int]:
-        whole = self.bytes(size)
+        whole = self.view(size)
         with ThreadPoolExecutor(THREADS) as threads:  # it releases Python's lock
             return list(threads.map(lambda at: zlib.crc32(whole[at : at + LONGEST]), range(0, size, LONGEST)))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.checkpoint.neighbour import serving
 from plait.contract.config import Config, Launch
 from plait.contract.errors import PlaitError
 from plait.launch.failures import Failures
@@ -91,8 +92,16 @@ def start_ranks(
     launch = config.launch
     agent, earlier = None, _written(folder)
     try:
-        memory = held(nproc if config.checkpoint.memory_steps else 0)
-        with STOP_SIGNALS, _quiet(), Scratch() as scratch, spare(), memory, _environment(nproc, scratch, launch.most):
+        memory = held(nproc if config.checkpoint.memory_steps else 0, of_others=meeting is not None)
+        with (
+            STOP_SIGNALS,
+            _quiet(),
+            Scratch() as scratch,
+            spare(),
+            memory as places,
+            _environment(nproc, scratch, launch.most),
+            contextlib.ExitStack() as copies,
+        ):
             failures = Failures(folder, launch, scratch, say)
             arguments = [*RANK, str(folder.path)]
             problem = scratch / "problem"
@@ -101,6 +110,8 @@ def start_ranks(
                 with writing(arguments[-1]):
                     Path(arguments[-1]).write_text(json.dumps(node), encoding="utf-8")
             handler: RendezvousHandler = meeting.join() if meeting is not None else LocalHandler(uuid.uuid4().hex)
+            if places and meeting is not None:
+                copies.enter_context(serving(places, meeting.address))
             spec = WorkerSpec(
                 role="rank",
                 local_world_size=nproc,

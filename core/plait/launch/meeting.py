@@ -60,6 +60,7 @@ class Meeting:
         self.host, _, port = meeting_point(launch).rpartition(":")
         self.host, self.port, self.name = self.host.strip("[]"), int(port), socket.gethostname()
         self.handler: MeetingHandler | None = None
+        self.address = ""  # where the others reach this machine, once `join` has found it out
         self.counts: Sequence[int] = launch.machines  # how many machines may train
         self.changed = False  # whether other machines met for this start of the ranks than for the one before
         self.store: Store | None = None
@@ -182,6 +183,7 @@ class Meeting:
                 if own is None:
                     raise self.apart()
                 assert self.store is not None
+                self.address = own
                 self.handler = MeetingHandler.of(
                     *(self._whole, self.run, self.launch, own, self.name, self.is_host, self.store, self.counts)
                 )

@@ -5,7 +5,8 @@ import os
 from collections.abc import Iterator
 
 PLACES = "PLAIT_MEMORY"  # in the environment of the ranks: a path for each piece
-EACH = 2  # pieces per rank
+ADDRESS = "PLAIT_MEMORY_AT"  # there, too: where other machines reach these pieces, if there may be others
+EACH = 2  # pieces for the copies of one rank
 
 
 def possible() -> bool:
@@ -14,22 +15,26 @@ def possible() -> bool:
 
 
 @contextlib.contextmanager
-def held(ranks: int) -> Iterator[None]:
-    """Offer `EACH` pieces to each of the machine's ranks that are started inside. They are empty, and grow."""
+def held(ranks: int, of_others: bool = False) -> Iterator[list[str]]:
+    """Offer `EACH` pieces to each of the machine's ranks that are started inside. They are empty, and grow.
+
+    of_others: whether there are as many again, after those, for the ranks of another machine. Gives the paths of all.
+    """
     if not ranks:
-        yield
+        yield []
         return
-    pieces = [os.memfd_create(f"plait-copy-{number}") for number in range(EACH * ranks)]
-    os.environ[PLACES] = ":".join(f"/proc/{os.getpid()}/fd/{piece}" for piece in pieces)
+    pieces = [os.memfd_create(f"plait-copy-{number}") for number in range((1 + of_others) * EACH * ranks)]
+    places = [f"/proc/{os.getpid()}/fd/{piece}" for piece in pieces]
+    os.environ[PLACES] = ":".join(places)
     try:
-        yield
+        yield places
     finally:
         del os.environ[PLACES]
         for piece in pieces:
             os.close(piece)
 
 
-def of_this_rank() -> list[str]:
-    """The paths of the pieces of this rank; none if its launcher offers none."""
-    places, first = os.environ.get(PLACES), EACH * int(os.environ.get("LOCAL_RANK", "0"))
-    return places.split(":")[first : first + EACH] if places else []
+def of_this_machine() -> tuple[list[str], str | None]:
+    """(the paths of all pieces, the address at which other machines reach them); none if the launcher offers none."""
+    places = os.environ.get(PLACES)
+    return places.split(":") if places else [], os.environ.get(ADDRESS)

@@ -32,12 +32,12 @@ def test_operators_beyond_the_largest_are_told_together(found: Any) -> None:
     assert len(work(found, len(found.work))) == 1 + len(found.work)
 
 
-def test_copies_in_memory_are_of_all_ranks_of_a_machine(found: Any) -> None:
+def test_copies_in_memory_are_of_all_ranks_of_a_machine_and_of_the_machine_before(found: Any) -> None:
     assert (found.copies, "copies in memory" in page(found)) == (None, False)
     with_copies = plan(compose([*TINY, "checkpoint.memory_steps=5"]), 16)
     own = found.memory.parameters + found.memory.optimizer
-    assert with_copies.copies == 2 * 8 * own
-    assert f"copies in memory take {text.size(16 * own)} of a machine's main memory" in page(with_copies)
+    assert with_copies.copies == 4 * 8 * own
+    assert f"copies in memory take {text.size(32 * own)} of a machine's main memory" in page(with_copies)
 
 
 def test_what_a_model_makes_of_its_devices_is_told_if_it_counts_its_operations(found: Any) -> None:

@@ -73,11 +73,12 @@ def plan_of(
 
 
 def _copies(checked: Checked, cluster: Cluster | None, *ranks: Memory | StageCost) -> int | None:
-    """Two of each rank's state, as if all on a machine were the largest."""
+    """Two of each rank's state, as if all on a machine were the largest, and as many again of another machine's."""
     if checked.config.checkpoint.memory_steps is None:
         return None
-    here = min(cluster.node, checked.layout.world_size) if cluster else checked.ranks_per_node
-    return 2 * here * max(each.parameters + each.optimizer for each in ranks)
+    world = checked.layout.world_size
+    here = min(cluster.node, world) if cluster else checked.ranks_per_node
+    return (4 if here < world else 2) * here * max(each.parameters + each.optimizer for each in ranks)
 
 
 def memory_of(found: "Step") -> Memory:
