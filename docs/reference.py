@@ -28,7 +28,7 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "grouped_linear counts_for_products Copies chosen cross_entropy_sum loss_context HuggingFace Rule",
     "plait.host": "plait.host:compose plait.host:check plait.host:Checked plait.host:simulated plait.host:build_model "
     "plait.host:assembled plait.host:Assembly plait.host:fit plait.host:check_ranks plait.host:make_data "
-    "plait.host:preload plait.host:standing_in",
+    "plait.host:build_source plait.host:preload plait.host:standing_in",
     "Without ranks": "plait.host:assemble plait.host:set_up plait.host:materialise "
     "plait.host:hooks_of plait.host:accumulation plait.host:exchange plait.host:crowded plait.host:is_crowded",
     "What a run leaves": "plait.host:RunFolder plait.host:Outcome plait.host:is_live plait.host:Ledger plait.host:Job "

@@ -17,6 +17,7 @@ from plait.commands.arguments import overrides_of as overrides_of
 from plait.commands.arguments import whole as whole
 from plait.commands.start import preload as preload
 from plait.compose.build import build_model as build_model
+from plait.compose.build import build_source as build_source
 from plait.compose.compose import compose as compose
 from plait.compose.compose import explained as explained
 from plait.contract.config import accumulation as accumulation

@@ -220,3 +220,26 @@ def test_a_stream_goes_on_in_its_own_parts():
 
 def test_what_another_loop_saved_asks_for_nothing():
     assert resumed(Manifest(5), 3) == ([], None, 2)
+
+
+def test_a_mixture_goes_on_with_other_weights_by_saying_so(plait_ranks, tmp_path, notes, text):
+    """On two ranks in place of one, from the next sample of each source on: as a run of both weights from the start."""
+    (tmp_path / "b.txt").write_text("".join(f"rope {i} " for i in range(90)))
+    held = "validation_fraction: 0"
+    nodes = f"{{a: {{kind: text, {held}, path: {text}}}, b: {{kind: text, {held}, path: {tmp_path / 'b.txt'}}}}}"
+    steady = ("train.global_batch_size=4", "schedule.min_lr_ratio=1")  # the rate must not depend on the last step
+    was, now = "data.weights={a: 2, b: 1}", "data.weights={a: 1, b: 3}"
+    given = ("data=mix", f"data.sources={nodes}", "train.local_batch_size=2", *steady)
+    trained(plait_ranks, tmp_path, *given, was, "train.steps=3")
+    with raises_about("data.change_weights", False, (True,)):
+        ready(tmp_path, *given, now, "train.steps=6")
+    changed = ("data.change_weights=true", "train.steps=6")
+    said, found = trained(plait_ranks, tmp_path, *given, now, *changed, world=2)
+    history = Config.of(RunFolder(tmp_path / "runs" / "a").read_config()).data["history"]
+    assert history == [[12, {"weights": {"a": 2, "b": 1}}]]
+    assert any("data.weights.a: 2 -> 1" in line for line in said)
+    other = tmp_path / "other"
+    other.mkdir()
+    whole = trained(plait_ranks, other, *given, now, "train.steps=6", "data.history=[[12,{weights:{a:2,b:1}}]]")[1]
+    for name in ("loss", "loss/a", "loss/b", "epoch/a"):
+        assert [row[name] for row in found] == pytest.approx([row[name] for row in whole[3:]], rel=1e-5)

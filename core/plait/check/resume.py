@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from plait.check.epochs import with_steps
-from plait.check.resumed_data import check_data, with_batch_of, with_parts_of
+from plait.check.resumed_data import check_data, with_batch_of, with_data_of, with_parts_of
 from plait.checkpoint.choose import Say, choose
 from plait.checkpoint.folder_owner import check_owner
 from plait.checkpoint.pieces import Damaged
@@ -102,6 +102,7 @@ def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder"
         if conf.load not in ("latest", "never") and own:
             say(f"checkpoint.load={conf.load} is not used, because the run has its own checkpoints")
         check_data(manifest, checked)
+        config = with_data_of(manifest, checked, config)
         config = with_batch_of(manifest, config, checked.layout.count("batch"), say)
         if not checked.source.indexable:
             config = with_parts_of(manifest, config)

@@ -9,6 +9,7 @@ from plait.checkpoint.store import Manifest, Store, samples_of
 from plait.contract.config import Checkpoint, Config
 from plait.contract.errors import PlaitError
 from plait.data.parts import unshared
+from plait.data.source import blaming_source
 from plait.records.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -43,6 +44,16 @@ def check_data(manifest: Manifest, checked: "Checked") -> None:
         ).at("train.data_parts", train.data_parts, fits=(None, len(states)))
     if train.global_batch_size is not None and train.global_batch_size % len(states):
         raise unshared(train.global_batch_size, len(states))
+
+
+def with_data_of(manifest: Manifest, checked: "Checked", config: Config) -> Config:
+    """`config`, with what the source keeps of the checkpoint's node `data`. Raises PlaitError if it cannot go on."""
+    resumed, before = getattr(checked.source, "resumed", None), manifest.config.get("data")
+    if resumed is None or not before:  # a stranger's may lack it
+        return config
+    with blaming_source(checked.source, "resumed"):
+        kept = resumed(before, samples_of(manifest, manifest.data.get("global_batch_size", 0)))
+    return config.with_value("data", {**config.data, **kept}) if kept else config
 
 
 def with_parts_of(manifest: Manifest, config: Config) -> Config:

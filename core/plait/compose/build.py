@@ -60,19 +60,21 @@ class _Undrawn(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def build_source(node: Mapping[str, Any]) -> Any:
-    """The data source that `node` names. Raises PlaitError if it cannot be created, or is not a source."""
+def build_source(node: Mapping[str, Any], key: str = "data") -> Any:
+    """The data source that `node`, at `key` of the config, names. Raises PlaitError if it cannot be created, or is not
+    a source."""
     from plait.data.source import OPTIONAL, Source
 
-    source = make(node, "data")
+    source = make(node, key)
     methods = [name for name in vars(Source) if not name.startswith("_") and callable(getattr(Source, name, None))]
     promised = [name for name in methods if name not in OPTIONAL]
     lacks = [name for name in (*promised, "has_validation", "indexable") if not hasattr(source, name)]
     if lacks:
         made = type(source).__name__
         raise PlaitError(
-            f"data._target_={node.get('_target_')} made a {made}, which is not a source of data: it has no {lacks[0]!r}"
-        ).at("data._target_", node.get("_target_"), fits="a source of data")
+            f"{key}._target_={node.get('_target_')} made a {made}, which is not a source of data: it has no "
+            f"{lacks[0]!r}"
+        ).at(f"{key}._target_", node.get("_target_"), fits="a source of data")
     return source
 
 

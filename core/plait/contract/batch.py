@@ -17,11 +17,13 @@ class Batch:
 
     positions: (B, T) int64, from 0 at the start of each sample and of each document in it; None if tokens attend
     across documents.
+    sources: (B,) int64 on the CPU, which source of a mixture each row is from; None if there is one.
     """
 
     tokens: "Tensor"
     labels: "Tensor"
     positions: "Tensor | None" = None
+    sources: "Tensor | None" = None
 
     def valid(self) -> int:
         """How many tokens have a label. Waits for the labels if they are on a GPU."""
@@ -43,8 +45,8 @@ class Batch:
     def split(self, rows: int) -> "list[Batch]":
         """The same by `rows` rows at a time; the last part may have fewer."""
         tokens, labels = self.tokens.split(rows), self.labels.split(rows)
-        positions = [None] * len(tokens) if self.positions is None else self.positions.split(rows)
-        return [Batch(*part) for part in zip(tokens, labels, positions, strict=True)]
+        others = ([None] * len(tokens) if x is None else x.split(rows) for x in (self.positions, self.sources))
+        return [Batch(*part) for part in zip(tokens, labels, *others, strict=True)]
 
     def arguments(self, labelled: bool = False) -> tuple[Any, ...]:
         """What a model is called with: (tokens), or (tokens, positions), or (tokens, positions, labels).

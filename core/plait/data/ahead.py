@@ -27,7 +27,10 @@ class Ahead(Batches):
         """source: what opened the batches; errors name it."""
         super().__init__(batches.seq_len, batches.global_batch_size, batches.dp)
         self._source = source
-        self.epoch = getattr(batches, "epoch", None)  # a stranger's may lack it
+        self.epoch, self.sources = (
+            getattr(batches, "epoch", None),
+            getattr(batches, "sources", ()),
+        )  # strangers lack them
         self._batches, self._state = batches, copy.deepcopy(batches.state_dict())
         self._next: tuple[int, Future[Any]] | None = None  # the sample that it begins with, and what the thread reads
         self._calls: Calls = queue.SimpleQueue()
@@ -51,17 +54,19 @@ class Ahead(Batches):
         return batch
 
     def passes(self, samples: int) -> dict[str, float]:
-        """The column of metrics.jsonl with the passes over the data that `samples` are; none if that is not known."""
-        return {"epoch": samples / self.epoch} if self.epoch else {}
+        own: Callable[[int], dict[str, float]] = getattr(self._batches, "passes", super().passes)
+        return own(samples)
 
     def said_of_epochs(self, samples: int, step: int, steps: int) -> str:
-        """The length of an epoch in steps, and the number of epochs in the whole run, in one line; "" if the length is
-        not known. samples: what the run has taken in `step` of its `steps`."""
+        """The length of an epoch in steps, and the number of epochs in the whole run, of each source of a mixture too,
+        in one line; "" if no length is known. samples: what the run has taken in `step` of its `steps`."""
         whole = self.passes(samples + (steps - step) * self.global_batch_size)
-        if not whole:
-            return ""
-        epoch = _about(self.epoch / self.global_batch_size, "step")  # type: ignore[operator]
-        return f"data: an epoch is {epoch}; {_about(steps, 'step')} are {_about(whole['epoch'], 'epoch')}"
+        epoch = f"an epoch is {_about(self.epoch / self.global_batch_size, 'step')}; " if self.epoch else ""
+        passes = [
+            _about(count, "epoch") + f" of {name.removeprefix('epoch/')}" * (name != "epoch")
+            for name, count in whole.items()
+        ]
+        return f"data: {epoch}{_about(steps, 'step')} are {', '.join(passes)}" if passes else ""
 
     def validation(self, index: int) -> Batch:
         batch: Batch = self._ask(self._batches.validation, index).result()

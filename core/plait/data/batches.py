@@ -18,6 +18,7 @@ class Batches(ABC):
     dp: (index, count) of the data rank.
     rows: (G / count,) the numbers of its samples in a global batch.
     epoch: how many samples one pass over the data has, at least 1; None: not known.
+    sources: the names of a mixture's sources, which `Batch.sources` numbers; empty if there is one.
 
     Samples are numbered from 0 in one endless sequence. A global batch is G consecutive samples, so a run may continue
     at any sample with another G, and no sample is lost or repeated.
@@ -25,6 +26,7 @@ class Batches(ABC):
 
     rows: np.ndarray
     epoch: int | None = None
+    sources: tuple[str, ...] = ()
 
     def __init__(self, seq_len: int, global_batch_size: int, dp: tuple[int, int]) -> None:
         index, count = dp
@@ -52,6 +54,11 @@ class Batches(ABC):
 
         Raises PlaitError if nothing is held out.
         """
+
+    def passes(self, samples: int) -> dict[str, float]:
+        """How many passes over the data `samples` are, by the column of metrics.jsonl: "epoch", and "epoch/NAME" of a
+        mixture's source; what is not known is missing."""
+        return {"epoch": samples / self.epoch} if self.epoch else {}
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs besides the number of samples, as JSON takes it. Called after each batch, if the

@@ -33,6 +33,9 @@ class InParts(Batches):
             raise unshared(global_batch_size, count)
         first, last = int(self.rows[0]), int(self.rows[-1]) + 1
         self._parts = {part: opened((part, count)) for part in range(first // rows, (last - 1) // rows + 1)}
+        one = next(iter(self._parts.values()))
+        self.sources = getattr(one, "sources", ())  # a stranger's may lack it
+        self.passes = getattr(one, "passes", super().passes)  # type: ignore[method-assign]
         self._rows = {part: slice(max(first - part * rows, 0), min(last - part * rows, rows)) for part in self._parts}
 
     def take(self, first: int) -> Batch:
@@ -43,7 +46,7 @@ class InParts(Batches):
 
     def _rows_of(self, given: Callable[[Batches], Batch]) -> Batch:
         batches = [(given(part), self._rows[number]) for number, part in self._parts.items()]
-        columns = zip(*((batch.tokens, batch.labels, batch.positions) for batch, _ in batches), strict=True)
+        columns = zip(*((b.tokens, b.labels, b.positions, b.sources) for b, _ in batches), strict=True)
         slices = [rows for _, rows in batches]
         return Batch(*(_joined(column, slices) for column in columns))
 

@@ -1,7 +1,7 @@
 """The interface of every data source, and the calls that the core makes of one that is no `Source`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -61,6 +61,11 @@ class Source(ABC):
         """After `check_length`: what of the data no sample holds because it is too long, in words; "" if nothing."""
         return ""
 
+    def resumed(self, before: Mapping[str, Any], samples: int) -> dict[str, Any]:
+        """What changes in the node `data` of a run that goes on after `samples` samples under this source. before: the
+        node under which they were taken. Raises PlaitError if it cannot go on."""
+        return {}
+
     def special_ids(self) -> tuple[list[int], int | None]:
         """(ids that end a text or an answer, the id that begins a text or None): those of the tokenizer, which an
         export names in the files beside the weights. Asked if `data.tokenizer` names a tokenizer's file or folder."""
@@ -81,7 +86,7 @@ class Source(ABC):
         part, if the source is not `indexable`."""
 
 
-OPTIONAL = ("shortened", "special_ids", "decoded")  # methods that a source which is no `Source` may lack
+OPTIONAL = ("shortened", "resumed", "special_ids", "decoded")  # methods that a source which is no `Source` may lack
 
 
 def shortened(source: Any, seq_len: int) -> str:

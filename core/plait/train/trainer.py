@@ -83,6 +83,10 @@ class Trainer:
             parts = 0 if source.indexable else train.data_parts or dp[1]
             opened = InParts(lambda part: opens(dp=part), parts, dp=dp, **shape) if parts else opens(dp=dp)
         self.batches = Ahead(opened, source)
+        if self.batches.sources:  # imported only by runs that need it
+            from plait.train.loss_by_source import LossBySource
+
+            self.watch.all.append(LossBySource(self.batches.sources))
         self.tokens, self.samples = 0, 0
         data = {
             "fingerprint": source.fingerprint(),

@@ -46,3 +46,14 @@ def test_a_stream_shows_what_comes_first(tmp_path, capsys):
     out = shown(capsys, "data=hf", *options, "train.seq_len=11", "validation.interval=0", "rows=1")
     assert "epoch     not known: the data are read as they come; train.steps=140\n" in out
     assert out.endswith("sample 0: 11 of 11 tokens are learned\n  plait<end>plait<end>\n")
+
+
+def test_a_mixture_shows_each_of_its_sources(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("plait " * 90)
+    (tmp_path / "b.txt").write_text("rope " * 40)
+    nodes = (f"{name}: {{kind: text, path: {tmp_path / name}.txt, validation_fraction: 0}}" for name in "ab")
+    options = [f"data.sources={{{', '.join(nodes)}}}", "data.weights={a: 3, b: 1}", "train.steps=10"]
+    out = shown(capsys, "data=mix", *options, "train.seq_len=12", "validation.interval=0", "rows=4")
+    assert "a         75 of these samples; 900 of 900 tokens, 100.0%; 1.33 epochs in the run\n" in out
+    assert "b         25 of these samples; 300 of 300 tokens, 100.0%; 1.25 epochs in the run\n" in out
+    assert re.search(r"sample 0 of a: 12 of 12 tokens(.|\n)*sample 2 of a: 12 of 12(.|\n)*sample 3 of b", out)

@@ -56,26 +56,40 @@ def described(checked: "Checked", rows: int) -> Iterator[str]:
     yield f"epoch     {length}; {asked}"
     most = max(COUNTED, rows)
     first = list(islice(_samples(batches), min(epoch or most, most)))
-    learned = sum(int((labels != IGNORE).sum()) for _, labels, _ in first)
-    places = len(first) * train.seq_len
-    yield f"learned   {learned:,} of {places:,} tokens, {learned / places:.1%}, in the first {len(first):,} samples"
+    yield f"learned   {_learned(first)}, in the first {len(first):,} samples"
+    names = getattr(batches, "sources", ())  # a stranger's may lack it
+    passes = (
+        batches.passes(round(train.epochs * epoch) if train.epochs and epoch else train.steps * size) if names else {}
+    )
+    for number, name in enumerate(names):
+        own = [sample for sample in first if int(sample[3]) == number]
+        count = f"; {passes[f'epoch/{name}']:.3g} epochs in the run" if f"epoch/{name}" in passes else ""
+        yield f"{name:<9} {len(own):,} of these samples; {_learned(own)}{count}"
     decoded = getattr(checked.source, "decoded", partial(Source.decoded, checked.source))  # a stranger's may lack it
     for number, sample in enumerate(first[:rows]):
         yield ""
-        yield from _shown(number, sample, decoded)
+        yield from _shown(f"{number} of {names[int(sample[3])]}" if names else f"{number}", sample[:3], decoded)
 
 
-def _samples(batches: "Batches") -> Iterator[tuple[Any, Any, Any]]:
-    """(tokens, labels, positions or None) of each sample in their order, each (T,)."""
+def _learned(samples: Sequence[tuple[Any, ...]]) -> str:
+    """How many of their tokens are learned."""
+    learned = sum(int((sample[1] != IGNORE).sum()) for sample in samples)
+    places = sum(len(sample[1]) for sample in samples)
+    return f"{learned:,} of {places:,} tokens, {learned / max(places, 1):.1%}"
+
+
+def _samples(batches: "Batches") -> Iterator[tuple[Any, Any, Any, Any]]:
+    """(tokens, labels, positions or None, number of its source or None) of each sample in their order, the first three
+    (T,)."""
     at = 0
     while True:
         batch: Batch = batches.take(at)
         at += len(batch.tokens)
-        places = batch.positions if batch.positions is not None else repeat(None)
-        yield from zip(batch.tokens, batch.labels, places, strict=False)
+        others = (repeat(None) if each is None else each for each in (batch.positions, batch.sources))
+        yield from zip(batch.tokens, batch.labels, *others, strict=False)
 
 
-def _shown(number: int, sample: tuple[Any, Any, Any], decoded: Decoded) -> Iterator[str]:
+def _shown(number: str, sample: tuple[Any, Any, Any], decoded: Decoded) -> Iterator[str]:
     """A sample, document by document if tokens attend within one; what is learned is marked if some is not."""
     tokens, labels, positions = sample
     ids, learned = tokens.tolist(), [False, *(labels != IGNORE).tolist()]
