@@ -25,6 +25,7 @@ def rates(steps=10, **schedule):
 def test_warm_up_stable_decay():
     assert rates(warmup_steps=4, decay_steps=2, decay="linear") == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 0.5, 0]
     assert rates(4, warmup_steps=0, decay_steps=0) == [1, 1, 1, 1]
+    assert rates(6, warmup_ratio=0.4, decay_steps=0) == [0.333333, 0.666667, 1, 1, 1, 1]
 
 
 def test_decay_takes_all_that_follows_the_warm_up():

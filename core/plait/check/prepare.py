@@ -79,6 +79,8 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, make: Callable[[], No
         say(advice)
     if advice := newer_torch(str(torch.__version__)):
         say(advice)
+    if advice := rate_of_a_toy(checked.config):
+        say(advice)
     if advice := lost_steps(checked.config.precision, checked.config.optimizer.get("lr")):
         say(advice)
     if advice := slow_float32(checked.config.precision, device_of(checked.config.launch.device)):
@@ -95,11 +97,26 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, make: Callable[[], No
 
 def all_warmup(config: Config) -> str | None:
     """What to say if the run ends before the rate that it asks for is reached."""
-    steps, warmup = config.train.steps, config.schedule.warmup_steps
+    steps, warmup = config.train.steps, config.schedule.warmup(config.train.steps)
     if config.schedule.shape or warmup <= steps:
         return None
     return (
         f"schedule: all {steps} steps are warm-up (schedule.warmup_steps={warmup}): the rate never reaches optimizer.lr"
+    )
+
+
+MOST = 1e-3  # the highest published rate of full fine-tuning that we know, of SmolLM2's 135M; Tülu 3's 8B took 5e-6
+
+
+def rate_of_a_toy(config: Config) -> str | None:
+    """What to say if Adam's steps are so large that they undo the weights that the run starts from."""
+    lr, start = config.optimizer.get("lr"), config.checkpoint.init_from
+    if start is None or lr is None or lr <= MOST or "Adam" not in config.optimizer.get("_target_", ""):
+        return None
+    return (
+        f"optimizer: lr={lr:g} is for a small model that learns from nothing, and undoes what the weights of this "
+        "run's start know; published fine-tuning takes 5e-6 to 2e-5, and 1e-4 to 2e-4 with adapters "
+        "(+recipe=sft has the values of a published run)"
     )
 
 

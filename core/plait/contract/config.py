@@ -1,5 +1,6 @@
 """The types of a run's configuration, with the defaults of `conf/train.yaml`, which has their reasons."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -128,10 +129,15 @@ class Schedule:
     """The node `schedule` of a config: the learning rate as a part of `optimizer.lr`."""
 
     warmup_steps: int = attrs.field(default=20, validator=ge(0))
+    warmup_ratio: float | None = attrs.field(default=None, validator=optional([ge(0), le(1)]))
     decay: str = _one_of("linear", "cosine", "sqrt")
     decay_steps: int | None = attrs.field(default=None, validator=optional(ge(0)))
     min_lr_ratio: float = attrs.field(default=0.1, validator=[ge(0), le(1)])
     shape: dict[str, Any] = attrs.field(factory=dict, validator=_one)
+
+    def warmup(self, steps: int) -> int:
+        """How many of the `steps` of a run are warm-up."""
+        return self.warmup_steps if self.warmup_ratio is None else math.ceil(self.warmup_ratio * steps)
 
 
 @attrs.frozen

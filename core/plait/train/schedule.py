@@ -16,7 +16,7 @@ def changes_rate(schedule: Schedule) -> bool:
     if schedule.shape:
         return True
     decays = schedule.decay_steps != 0 and schedule.min_lr_ratio != 1
-    return schedule.warmup_steps > 1 or decays
+    return schedule.warmup_steps > 1 or bool(schedule.warmup_ratio) or decays
 
 
 def learning_rate(schedule: Schedule, lr: float, step: int, steps: int) -> float:
@@ -24,10 +24,11 @@ def learning_rate(schedule: Schedule, lr: float, step: int, steps: int) -> float
     the selected schedule says."""
     if schedule.shape:
         return lr * _factor_of_plugin(schedule, step, steps)
-    if step < schedule.warmup_steps:
-        return lr * (step + 1) / schedule.warmup_steps
-    decay_steps = schedule.decay_steps if schedule.decay_steps is not None else steps - schedule.warmup_steps
-    start = max(steps - decay_steps, schedule.warmup_steps)
+    warmup = schedule.warmup(steps)
+    if step < warmup:
+        return lr * (step + 1) / warmup
+    decay_steps = schedule.decay_steps if schedule.decay_steps is not None else steps - warmup
+    start = max(steps - decay_steps, warmup)
     if step < start or steps <= start:
         return lr
     x = (step - start + 1) / (steps - start)

@@ -14,7 +14,7 @@ from plait.contract.config import Config
 from plait.host import make_optimizer
 from plait.parallel.assembly import assemble_model
 from plait.strategies.registry import create, create_all
-from plait.testing import Trial, forward_backward, raises_about, train, unequal
+from plait.testing import Trial, forward_backward, is_about, raises_about, train, unequal
 from plait_lora import Lora
 from plait_lora.adapt import adapt
 from plait_testing.models import llama3, moe
@@ -190,3 +190,10 @@ def test_operations_of_experts_are_those_that_a_token_visits():
     stacked = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name and p.dim() == 3)
     others = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name and p.dim() == 2)
     assert spec.flops(0) == whole.flops(0) * 2 // 3 + 6 * (stacked * 2 // 8 + others)
+
+
+def test_a_base_of_random_weights_is_refused_in_training_alone(plait_project):
+    done = plait_project("train", "strategy=[lora]", "launch.device=cpu")
+    is_about(done.error, "strategy.lora.random_base", False, (True,))
+    assert plait_project("train", "strategy=[lora]", "strategy.lora.random_base=true", "launch.device=cpu").code == 99
+    assert plait_project("inspect", "strategy=[lora]", "world=1").code == 0

@@ -22,12 +22,13 @@ class Lora:
     """
 
     phase = "model"
-    trial = {"rank": 2}  # noqa: RUF012 - its options in the tests of others
+    trial = {"rank": 2, "random_base": True}  # noqa: RUF012 - its options in the tests of others
 
     rank: int = attrs.field(default=8, validator=ge(1))
     alpha: float = attrs.field(default=16.0, validator=gt(0))
     targets: list[str] = attrs.field(factory=lambda: ["heads", "ffn"])
     merge: bool = False
+    random_base: bool = False
 
     @property
     def scale(self) -> float:
@@ -35,11 +36,11 @@ class Lora:
 
     @hookimpl
     def configure(self, run: Run) -> None:
-        if not (run.config.checkpoint.init_from or (run.config.model or {}).get("path")):
-            run.say(
-                "lora: the base has random weights, drawn from train.seed, and adapters do not make up for that; name "
-                "a trained model by checkpoint.init_from or model.path"
-            )
+        if run.folder is not None and not self.random_base and run.config.checkpoint.init_from is None:
+            raise PlaitError(
+                "strategy.lora.random_base=false, but no weights are named, and adapters do not make up for random "
+                "ones: name a model by model.path or checkpoint.init_from, or set strategy.lora.random_base=true"
+            ).at("strategy.lora.random_base", False, fits=(True,))
 
     @hookimpl
     def extend(self, model: "nn.Module", spec: ModelSpec) -> ModelSpec:
