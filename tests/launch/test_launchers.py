@@ -247,7 +247,7 @@ def test_machines_that_do_not_meet(held: bool, tmp_path: Path) -> None:
     with (
         mock.patch.dict(os.environ),
         mock.patch("plait.launch.meeting.is_here", return_value=held),
-        Meeting(launch, "a", print) as meeting,
+        Meeting(launch, tmp_path / "a", print) as meeting,
         raises_about(*about),
     ):
         start_ranks(Config(launch=launch), RunFolder(tmp_path), 1, print, {}, meeting=meeting)

@@ -90,6 +90,61 @@ def test_a_machine_crashes_and_comes_back(strategy, machines, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", ["crash", "power_off"])
+def test_the_endpoints_machine_is_lost_and_comes_back(how, machines, tmp_path):
+    more = ["launch.max_restarts=0"]
+    runs = [begin(machine, tmp_path, *more) for machine in machines]
+    wait_for_step(tmp_path, 30, 2, *runs)
+    getattr(machines["alpha"], how)()
+    runs[1].seen("beta holds the store now, in the place of alpha")
+    runs[1].seen("alpha left; going on with 1 machine: beta")
+    wait_for_step(tmp_path, 40, 1, runs[1])
+    machines["alpha"].boot()
+    again = begin(machines["alpha"], tmp_path, *more)
+    runs[1].seen("alpha came; going on with 2 machines: alpha, beta")
+    wait_for_step(tmp_path, 50, 2, runs[1], again)
+    stop(tmp_path, runs[1], again)
+    assert worlds(tmp_path)[-2:] == [1, 2]
+
+
+@pytest.mark.slow
+def test_one_holder_of_the_store_after_another_is_lost(tmp_path):
+    if reason := why_not():
+        pytest.skip(reason)
+    with Machines(tmp_path, "alpha", "beta", "gamma") as machines:
+        runs = {each.name: begin(each, tmp_path, "train.global_batch_size=12", nnodes="1:3") for each in machines}
+        runs["alpha"].seen("with 3 machines: alpha, beta, gamma", 120)
+        wait_for_step(tmp_path, 30, 3, *runs.values())
+        machines["alpha"].crash()
+        wait_for_step(tmp_path, 40, 2, *runs.values())
+        holder = "beta" if "beta holds the store now" in runs["beta"].output else "gamma"
+        last = "gamma" if holder == "beta" else "beta"
+        runs[last].seen("alpha left; going on with 2 machines: beta, gamma")
+        wait_for_step(tmp_path, 60, 2, *runs.values())
+        machines[holder].crash()
+        runs[last].seen(f"{last} holds the store now, in the place of {holder}")
+        wait_for_step(tmp_path, 70, 1, *runs.values())
+        stop(tmp_path, runs[last], alike=["train.global_batch_size=12"])
+    assert worlds(tmp_path)[-3:] == [3, 2, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ["alpha", "beta"])
+def test_of_two_parts_of_a_split_network_one_trains(cut, machines, tmp_path):
+    runs = [begin(machine, tmp_path) for machine in machines]
+    wait_for_step(tmp_path, 30, 2, *runs)
+    machines[cut].cut()
+    runs[0].seen("beta left; going on with 1 machine: alpha")
+    runs[1].seen("waiting for the machine that holds the store now")
+    wait_for_step(tmp_path, 200, 1, *runs)
+    machines[cut].mend()
+    runs[0].seen("going on with 2 machines: alpha, beta")
+    wait_for_step(tmp_path, 210, 2, *runs)
+    stop(tmp_path, *runs)
+    assert "holds the store now, in" not in outputs(*runs)
+
+
+@pytest.mark.slow
 def test_a_stream_goes_on_with_the_same_samples(machines, tmp_path):
     text = tmp_path / "text.jsonl"
     text.write_text("".join(json.dumps({"text": f"<{i} " + "words " * (i * 5 % 11)}) + "\n" for i in range(300)))

@@ -155,7 +155,7 @@ def _check_and_start(asked: Config, folder: Any, several: bool, forks: Any) -> A
         return start_ranks(checked.config, folder, checked.ranks_per_node, _say, None, forks)
     from plait.launch.meeting import Meeting
 
-    with Meeting(asked.launch, folder.path.name, _say) as meeting:
+    with Meeting(asked.launch, folder.path, _say) as meeting:
         try:
             checked = _checked(asked, folder)
             make_data(checked, _say)

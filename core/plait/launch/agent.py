@@ -6,6 +6,7 @@ Test: tests/launch/test_agent.py.
 """
 
 import contextlib
+import copy
 import functools
 import os
 import signal
@@ -68,9 +69,18 @@ class Agent(LocalElasticAgent):
         self.overdue = False  # whether ranks had to be killed after a signal, because they did not end in time
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        if self.meeting is None:
+        if (meeting := self.meeting) is None:
             return super()._rendezvous(worker_group)
-        return self.meeting.rendezvous(lambda: super(Agent, self)._rendezvous(worker_group))
+
+        def meet() -> WorkerGroup:
+            group = copy.copy(worker_group)  # a call to a machine that is off may return when others have met
+            group.spec.rdzv_handler = meeting.join()
+            super(Agent, self)._rendezvous(group)
+            return group
+
+        met = meeting.rendezvous(meet)
+        for name in WorkerGroup.__slots__:
+            setattr(worker_group, name, getattr(met, name))
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         changed = self.meeting is not None and self.meeting.changed
@@ -92,7 +102,8 @@ class Agent(LocalElasticAgent):
             if not self.lost(gone):
                 self._remaining_restarts = 0
             return RunResult(WorkerState.FAILED)
-        if result.state == WorkerState.SUCCEEDED and self._goes_on():
+        come = result.state == WorkerState.HEALTHY and self.meeting is not None and self.meeting.others_come()
+        if come or (result.state == WorkerState.SUCCEEDED and self._goes_on()):
             self._restart_workers(worker_group)
             return RunResult(WorkerState.HEALTHY)
         return result

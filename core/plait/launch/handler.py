@@ -7,6 +7,7 @@ Test: tests/launch/test_ranks_meet.py.
 
 import contextlib
 import datetime
+import logging
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,9 +38,10 @@ class _Backend(C10dRendezvousBackend):
     left = False
 
     def get_state(self) -> Any:
-        if self.left:
+        state = None if self.left else super().get_state()
+        if self.left:  # meanwhile, perhaps
             raise RendezvousGracefulExitError
-        return super().get_state()
+        return state
 
     def set_state(self, state: bytes, token: Any = None) -> Any:
         if self.left:
@@ -82,7 +84,8 @@ def _short_pauses() -> Iterator[None]:
 
 class MeetingHandler(DynamicRendezvousHandler):
     """members: the machines of the current start of the ranks, None before they have met. met: whether they ever have.
-    counts: how many machines may train, rising; of those that met, others are spares.
+    counts: how many machines may train, rising; of those that met, others are spares. known: machine -> its name.
+    holder: the name of the one that holds the store, once met. waiting: machines for which the ranks must start again.
 
     Everything that asks the store is called on a thread that may wait.
     """
@@ -108,8 +111,9 @@ class MeetingHandler(DynamicRendezvousHandler):
             keep_alive_max_attempt=GIVEN_UP // BEAT,
         )
         handler._state_holder.__class__, handler._state_holder.seen = _StateHolder, {}
-        handler._notes, handler._names, handler.members, handler.met = notes, {}, None, False
-        handler._waiting, handler._beats, handler._looked, handler._silent = 0, {}, time.monotonic(), []
+        handler._notes, handler.known, handler.members, handler.met = notes, {}, None, False
+        handler.address, handler.holder = address, ""
+        handler.waiting, handler._beats, handler._looked, handler._silent = 0, {}, time.monotonic(), []
         handler._backend, handler._counts, handler._idle, handler._since = backend, counts, False, None
         notes.set(f"name/{handler._this_node!r}", name)
         if is_host:
@@ -117,25 +121,28 @@ class MeetingHandler(DynamicRendezvousHandler):
         return handler
 
     _notes: Store
-    _names: dict[Any, str]
     _backend: _Backend
-    _waiting: int
     _beats: dict[Any, tuple[Any, float]]  # machine -> its last sign of life, and when this machine saw it
     _looked: float
     _silent: list[str]
     _counts: Sequence[int]
     _idle: bool  # whether this machine met the others, but is not one of those that train
     _since: float | None  # when enough machines waited to take part
+    address: str
+    known: dict[Any, str]
+    holder: str
+    waiting: int
     members: set[Any] | None
     met: bool
 
     def leave(self) -> None:
-        self._backend.left = True
+        self._backend.left, self.waiting = True, 0
+        dynamic_rendezvous.logger.setLevel(logging.CRITICAL)  # a store that is off may fail a call minutes later
         self._stop_heartbeats()
 
     def next_rendezvous(self) -> RendezvousInfo:
         """torch's, with the machines in another order: the endpoint's comes first, whose user sees the progress."""
-        self._waiting, self._silent, self._since = 0, [], None
+        self.waiting, self._silent, self._since = 0, [], None
         holder = self._notes.get("holder").decode()
         while True:
             with _short_pauses():
@@ -146,6 +153,7 @@ class MeetingHandler(DynamicRendezvousHandler):
             world = self._fitting(info.world_size)
             training = {node for node, each in ranks.items() if (each - first) % info.world_size < world}
             self._learn_names(ranks)
+            self.holder = next((self.name_of(node) for node in ranks if repr(node) == holder), "")
             if rank < world:
                 break
             self._wait_in_reserve(training)
@@ -191,14 +199,14 @@ class MeetingHandler(DynamicRendezvousHandler):
             more = self._fitting(len(there) + waiting) > len(self.members & there)
             now = time.monotonic()
             self._since = (self._since or now) if waiting and more else None
-            self._waiting = waiting if self._since is not None and now >= self._since + PAUSE else 0
+            self.waiting = waiting if self._since is not None and now >= self._since + PAUSE else 0
             self._note_beats(self.members)
         self._learn_names(self._present())
 
     def _learn_names(self, nodes: Iterable[Any]) -> None:
         for node in nodes:
-            if node not in self._names and self._notes.check([f"name/{node!r}"]):
-                self._names[node] = self._notes.get(f"name/{node!r}").decode()
+            if node not in self.known and self._notes.check([f"name/{node!r}"]):
+                self.known[node] = self._notes.get(f"name/{node!r}").decode()
 
     def _note_beats(self, members: set[Any]) -> None:
         """By this machine's clock alone, because clocks differ."""
@@ -210,17 +218,17 @@ class MeetingHandler(DynamicRendezvousHandler):
             last, seen = self._beats.get(node, (None, now))
             self._beats[node] = (beats[node], now) if beats.get(node, last) != last else (last, seen)
         silent = [node for node in members if now - self._beats[node][1] > SILENT and node != self._this_node]
-        self._silent = [self._names.get(node, node.addr) for node in sorted(silent)]
+        self._silent = [self.known.get(node, node.addr) for node in sorted(silent)]
 
     def num_nodes_waiting(self) -> int:
-        return self._waiting
+        return 0  # the agent asks `waiting`, of the handler of the current store
 
     def _present(self) -> list[Any]:
         state = self._state_holder.state
         return sorted({*list(state.participants), *list(state.wait_list)})
 
     def name_of(self, node: Any) -> str:
-        return self._names.get(node, node.addr)
+        return self.known.get(node, node.addr)
 
     def names(self) -> list[str]:
         """Of the machines that train or wait to."""
