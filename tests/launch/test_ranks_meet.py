@@ -23,6 +23,7 @@ def end_of(tmp_path, monkeypatch):
     node.write_text(json.dumps({"config": compose(["strategy=[]"]).plain(), "files": {}}))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("PLAIT_SCRATCH", str(tmp_path))
+    monkeypatch.setattr(rank, "_wait_for_rank_0", lambda: None)
 
     def end(error):
         def raises(*_):
@@ -59,12 +60,29 @@ def test_a_refusal_is_for_the_launcher(end_of, tmp_path):
     assert str(unpacked((tmp_path / "problem").read_text())) == "the machines differ"
 
 
-def test_clocks_of_machines_differ(monkeypatch):
-    """A machine is there as long as its signs of life change, whatever time of day they name."""
+def state_holder(backend=None):
     beat = datetime.timedelta(seconds=handler.BEAT)
     settings = types.SimpleNamespace(keep_alive_interval=beat, keep_alive_max_attempt=handler.GIVEN_UP // handler.BEAT)
-    holder: Any = handler._StateHolder(None, settings)
+    holder: Any = handler._StateHolder(backend, settings)
     holder.seen = {}
+    return holder
+
+
+def test_machines_that_meet_ask_the_store_at_every_look():
+    """torch answers from what it learned up to a second ago; each of two machines that wait for the other lost that."""
+    asked: list[None] = []
+    holder = state_holder(types.SimpleNamespace(get_state=lambda: asked.append(None)))
+    with handler._short_pauses(holder):
+        holder.sync()
+        holder.sync()
+    assert len(asked) == 2
+    holder.sync()
+    assert len(asked) == 2
+
+
+def test_clocks_of_machines_differ(monkeypatch):
+    """A machine is there as long as its signs of life change, whatever time of day they name."""
+    holder = state_holder()
     clock, there = time.monotonic(), holder.state.last_heartbeats
     for seconds, since, present in ((0, 0, True), (14, 0, True), (16, 0, False), (20, 1, True), (34, 1, True)):
         sign = datetime.datetime(2001, 1, 1, 0, 0, since, tzinfo=datetime.UTC)

@@ -133,7 +133,8 @@ def _start_ranks(config: Config, folder: Any) -> Any:
     several = config.launch.most > 1  # then rank 0 prepares, because only one of the machines may
     if folder.path.exists() and not several:  # a live run is refused at once; a new folder waits for the checks
         folder.lock()
-    with forks(folder.path) as ranks:  # they import torch while this process checks the run
+    imports = ["plait.check.prepare"] if several else []  # what ranks that prepare the run need
+    with forks(folder.path, imports) as ranks:  # they import torch while this process checks the run
         _say(f"check: {config.run.name}, with torch {version('torch')}")
         if not several and (idle := left_idle()):
             _say(idle)

@@ -1,7 +1,8 @@
 """A process that imports torch for all ranks of a machine while the run is checked; each rank is a fork of it.
 
-`Forks` starts it as `python -m plait.launch.fork_server SOCKET LAUNCHER RUN_FOLDER`. Restarted ranks are forks of it as
-well. A fork is sound if this process has one thread and no GPU. If not, it says so, and ranks are new interpreters.
+`Forks` starts it as `python -m plait.launch.fork_server SOCKET LAUNCHER RUN_FOLDER [MODULE ...]`, with what it imports
+beside `PRELOADED`. Restarted ranks are forks of it as well. A fork is sound if this process has one thread and no GPU.
+If not, it says so, and ranks are new interpreters.
 """
 
 import atexit
@@ -40,7 +41,7 @@ def main() -> None:
         return  # the launcher was gone before the kernel could be asked
     before = {number: signal.signal(number, signal.SIG_IGN) for number in ASKING}  # the launcher decides when this ends
     with importing():
-        for name in PRELOADED:
+        for name in (*PRELOADED, *sys.argv[4:]):
             importlib.import_module(name)
     if (rank := _serve(channel)) is None:
         return

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,16 @@ SERVER = ("-u", "-P", "-m", "plait.launch.fork_server")
 
 
 @contextlib.contextmanager
-def forks(folder: Path) -> "Iterator[Forks | None]":
-    """A fork server for the run in `folder`. It begins to import now, and ends with the block, as all ranks do.
+def forks(folder: Path, imports: Sequence[str] = ()) -> "Iterator[Forks | None]":
+    """A fork server for the run in `folder`. It begins to import now, `imports` too, and ends with the block, as all
+    ranks do.
 
     None if the kernel cannot tie its life and that of the ranks to this process.
     """
     if sys.platform != "linux":
         yield None
         return
-    server = Forks(folder)
+    server = Forks(folder, imports)
     try:
         yield server
     finally:
@@ -37,10 +38,10 @@ def forks(folder: Path) -> "Iterator[Forks | None]":
 class Forks:
     """The launcher's connection to a fork server, which it starts."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, imports: Sequence[str] = ()) -> None:
         self._channel, theirs = socket.socketpair()
         with theirs:
-            given = [str(theirs.fileno()), str(os.getpid()), str(folder)]  # the folder is for `ps` alone
+            given = [str(theirs.fileno()), str(os.getpid()), str(folder), *imports]  # the folder is for `ps` alone
             self._server = subprocess.Popen(
                 [sys.executable, *SERVER, *given],
                 pass_fds=[theirs.fileno()],

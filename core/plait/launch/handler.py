@@ -1,7 +1,8 @@
 """torch elastic's rendezvous of several machines, with their names, and rank 0 on the machine that holds the store.
 
 Needs `_state_holder`, `_this_node`, `_op_executor`, `_heartbeat_lock` and `_stop_heartbeats` of
-`DynamicRendezvousHandler`, `_sanitize` of its state's holder, `_RendezvousExitOp` and `_delay`, in torch 2.11 to 2.13.
+`DynamicRendezvousHandler`, `_sanitize` and `_cache_duration` of its state's holder, `_RendezvousExitOp` and `_delay`,
+in torch 2.11 to 2.13.
 Test: tests/launch/test_ranks_meet.py.
 """
 
@@ -67,19 +68,21 @@ class _StateHolder(_BackendRendezvousStateHolder):
 
 
 @contextlib.contextmanager
-def _short_pauses() -> Iterator[None]:
+def _short_pauses(holder: Any) -> Iterator[None]:
     """Inside, torch does not wait for a second before it looks again whether the others are there, but, at first, for
-    some milliseconds: ranks that start again are there at once."""
+    some milliseconds: ranks that start again are there at once. holder: of the state, which would not ask the store
+    more than once a second."""
     began, before = time.monotonic(), dynamic_rendezvous._delay
 
     def pause(seconds: float | tuple[float, float]) -> None:
         time.sleep(min(0.01 + (time.monotonic() - began) / 20, 1.0))
 
     dynamic_rendezvous._delay = pause
+    seconds, holder._cache_duration = holder._cache_duration, 0
     try:
         yield
     finally:
-        dynamic_rendezvous._delay = before
+        dynamic_rendezvous._delay, holder._cache_duration = before, seconds
 
 
 class MeetingHandler(DynamicRendezvousHandler):
@@ -145,7 +148,7 @@ class MeetingHandler(DynamicRendezvousHandler):
         self.waiting, self._silent, self._since = 0, [], None
         holder = self._notes.get("holder").decode()
         while True:
-            with _short_pauses():
+            with _short_pauses(self._state_holder):
                 info = super().next_rendezvous()
             ranks = {**self._state_holder.state.participants}
             first = next((rank for node, rank in ranks.items() if repr(node) == holder), 0)

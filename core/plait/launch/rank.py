@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -61,6 +62,7 @@ def _under_elastic(folder: RunFolder, node: Path | None = None) -> Outcome | Non
         return run_rank(folder)
     from plait.check.prepare import prepare_together
 
+    _wait_for_rank_0()
     try:
         told = json.loads(node.read_text(encoding="utf-8"))
         folder, ended, assembly = prepare_together(Config.of(told["config"]), folder, print, told["files"])
@@ -80,6 +82,15 @@ def _under_elastic(folder: RunFolder, node: Path | None = None) -> Outcome | Non
     if os.environ["RANK"] == "0":
         folder.set_outcome(ended)
     return None
+
+
+def _wait_for_rank_0(seconds: float = 5.0) -> None:
+    """Until its store listens, if it soon does: torch, if it looks too early, pauses for up to a second."""
+    where, deadline = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), time.monotonic() + seconds
+    while os.environ["RANK"] != "0" and time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(where, 1):
+            return
+        time.sleep(0.01)
 
 
 def run_rank(
