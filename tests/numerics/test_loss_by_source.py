@@ -26,6 +26,7 @@ LAYOUTS = {
     "context_parallel": (2, {"context_parallel": {"degree": 2}, "fsdp2": {}}),
     "pipeline and fsdp2": (4, {"pipeline": {"degree": 2}, "fsdp2": {}}),
 }
+CHUNKS = ("loss.chunks=3",)
 MORE = ("fsdp2", "context_parallel")  # of the same calls
 
 
@@ -106,6 +107,14 @@ def test_every_layout_agrees_with_one_process(plait_ranks, alone, layout):
     folder, rows, _ = alone
     world, strategies = LAYOUTS[layout]
     found = plait_ranks.run(trained, config(folder, strategies, world), folder, world=world)[0][0]
+    assert off(found, rows) < BOUND
+
+
+@pytest.mark.parametrize("layout", ["tensor_parallel", pytest.param("pipeline and fsdp2", marks=pytest.mark.slow)])
+def test_a_loss_by_chunks_is_divided_among_sources_too(plait_ranks, alone, layout):
+    folder, rows, _ = alone
+    world, strategies = LAYOUTS[layout]
+    found = plait_ranks.run(trained, config(folder, strategies, world, *CHUNKS), folder, world=world)[0][0]
     assert off(found, rows) < BOUND
 
 

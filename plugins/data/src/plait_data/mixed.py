@@ -1,11 +1,15 @@
 """Batches of a mixture: each row from the source whose turn it is."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from plait import Batch, Batches, PlaitError
+from plait_data.bins import Bins
+from plait_data.packed import PackedBatches
 from plait_data.shares import Shares
 
 
@@ -42,14 +46,25 @@ class Mixed(Batches):
         self._held_shares = Shares([(0, weights)]) if held else None
 
     def take(self, first: int) -> Batch:
-        rows = []
-        for number, sample in self._shares.samples(first + int(self.rows[0]), len(self.rows)):
-            name = self.sources[number]
-            if name in self._streams:
-                sample = self._streams[name] * self.dp[1]
-                self._streams[name] += 1
-            rows.append((number, self._batches[name].take(sample)))
-        return self._joined(rows)
+        chosen = self._shares.samples(first + int(self.rows[0]), len(self.rows))
+        samples: dict[int, list[int]] = {}  # source -> consecutive samples
+        for number, sample in chosen:
+            samples.setdefault(number, []).append(sample)
+        given = {number: iter(self._taken(self.sources[number], own)) for number, own in samples.items()}
+        return self._joined([(number, next(given[number])) for number, _ in chosen])
+
+    def _taken(self, name: str, samples: list[int]) -> list[Batch]:
+        """Each of these consecutive samples of a source; of a stream, as many of its next ones."""
+        batches = self._batches[name]
+        if name in self._streams:
+            before = self._streams[name]
+            self._streams[name] += len(samples)
+            return [batches.take((before + one) * self.dp[1]) for one in range(len(samples))]
+        if isinstance(batches, PackedBatches | Bins):  # at once, which is faster
+            several = copy.copy(batches)
+            several.rows = np.arange(len(samples))
+            return several.take(samples[0]).split(1)
+        return [batches.take(sample) for sample in samples]
 
     def validation(self, index: int) -> Batch:
         if self._held_shares is None:

@@ -49,15 +49,15 @@ def described(checked: "Checked", rows: int) -> Iterator[str]:
     train, ranks = checked.config.train, checked.layout.count("batch")
     size = train.global_batch_size or train.local_batch_size * ranks
     batches: Batches = checked.source.open(seq_len=train.seq_len, seed=train.seed, global_batch_size=size, dp=(0, 1))
-    epoch = getattr(batches, "epoch", None)
+    epoch, names = getattr(batches, "epoch", None), getattr(batches, "sources", ())  # a stranger's may lack them
     yield f"step      {size:,} samples of {train.seq_len:,} tokens, on {ranks} data rank{'s' * (ranks != 1)}"
     asked = f"train.steps={train.steps}" if train.epochs is None else f"train.epochs={train.epochs:g}"
-    length = f"{epoch:,} samples, {epoch / size:,.1f} steps" if epoch else "not known: the data are read as they come"
+    unknown = "of each source below" if names else "not known: the data are read as they come"
+    length = f"{epoch:,} samples, {epoch / size:,.1f} steps" if epoch else unknown
     yield f"epoch     {length}; {asked}"
     most = max(COUNTED, rows)
     first = list(islice(_samples(batches), min(epoch or most, most)))
     yield f"learned   {_learned(first)}, in the first {len(first):,} samples"
-    names = getattr(batches, "sources", ())  # a stranger's may lack it
     passes = (
         batches.passes(round(train.epochs * epoch) if train.epochs and epoch else train.steps * size) if names else {}
     )
