@@ -4,7 +4,7 @@ docs/generate.py`."""
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
@@ -12,6 +12,7 @@ from board import board, records
 from reference import of_members, reference
 
 from plait.commands.main import command_of, parser_of, shipped
+from plait.compose.keys import Key, keys, of_a_run
 from plait.contract import hookspecs
 from plait.contract.config import Config
 from plait.contract.kinds import KINDS, PluginKind
@@ -22,8 +23,6 @@ from plait.data.source import Source
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
 COMMANDS = shipped()
-LINE = re.compile(r"^(?P<indent> *)(?P<key>\w+):(?: +(?P<value>[^#\s][^#]*?))?(?: +# (?P<comment>.*))?$")
-
 CONFIGURATION = """\
 # Configuration
 
@@ -69,24 +68,8 @@ kernel met an index outside of its tensor, 6 if the compiler failed.
 """
 
 
-@attrs.frozen
-class Key:
-    """A line of a YAML file: `a.b: value # comment`."""
-
-    path: str
-    value: str
-    comment: str
-
-
-def keys(path: Path) -> Iterator[Key]:
-    """Every key of a config file, with its comment; the defaults list is left out."""
-    parents: list[str] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if found := LINE.match(line):
-            depth = len(found["indent"]) // 2
-            parents[depth:] = [found["key"]]
-            if parents[0] != "defaults":
-                yield Key(".".join(parents), found["value"] or "", found["comment"] or "")
+def keys_of(path: Path) -> list[Key]:
+    return list(keys(path.read_text(encoding="utf-8")))
 
 
 def header(path: Path) -> str:
@@ -112,7 +95,7 @@ def code(text: str) -> str:
 
 
 def configuration() -> str:
-    run = list(keys(CONF / "train.yaml"))
+    run = of_a_run()
     nodes = {key.path.partition(".")[0] for key in run if "." in key.path}
     rows = [
         (f"**{key.path}**" if key.path in nodes else code(key.path), code(key.value), key.comment)
@@ -132,7 +115,7 @@ def configuration() -> str:
         parts += packaged(path, f"`'strategy=[{path.stem}]'`", f"strategy.{path.stem}")
     parts += ["\n## sink\n\nBeside metrics.jsonl, and beside what `metrics` switches on:\n"]
     sinks = [*(CONF / "sink").glob("*.yaml"), *ROOT.glob("plugins/*/src/*/conf/sink/*.yaml")]
-    options_of = [(path, list(keys(path))) for path in sorted(sinks, key=lambda path: path.stem)]
+    options_of = [(path, keys_of(path)) for path in sorted(sinks, key=lambda path: path.stem)]
     rows = [(code(f"'sink=[{path.stem}]'"), "", header(path)) for path, _ in options_of]
     rows += [
         (code(f"sink.{path.stem}.{k.path}"), code(k.value), k.comment) for path, options in options_of for k in options
@@ -149,7 +132,7 @@ def configuration() -> str:
 def packaged(path: Path, option: str, node: str) -> list[str]:
     """The options of a plugin's file."""
     plugin = path.relative_to(ROOT / "plugins").parts[0]
-    rows = [(code(f"{node}.{k.path}"), code(k.value), k.comment) for k in keys(path) if k.path != "_target_"]
+    rows = [(code(f"{node}.{k.path}"), code(k.value), k.comment) for k in keys_of(path) if k.path != "_target_"]
     return [f"\n{option} ([README](../plugins/{plugin}/README.md))\n", table("key, default, meaning", rows)]
 
 
@@ -165,7 +148,7 @@ def group(name: str, default: str, alike: bool = False) -> str:
     alike: all have the same keys, which are explained as in the default.
     """
     paths = sorted(folder_of(name, default).glob("*.yaml"), key=lambda path: (path.stem != default, path.stem))
-    contents = {path.stem: {key.path: key for key in keys(path)} for path in paths}
+    contents = {path.stem: {key.path: key for key in keys_of(path)} for path in paths}
     options, rows = [], []
     for path in paths:
         target = contents[path.stem].pop("_target_", Key("", "", ""))
@@ -211,7 +194,7 @@ def kinds() -> str:
 
 
 def entries_of_reference() -> str:
-    run = {key.path: key.comment for key in keys(CONF / "train.yaml")}
+    run = {key.path: key.comment for key in of_a_run()}
     nodes = [node for node in attrs.fields(Config) if attrs.has(node.type)]
     comments = {
         node.type: {key.name: run[f"{node.name}.{key.name}"] for key in attrs.fields(node.type)} for node in nodes

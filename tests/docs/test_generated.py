@@ -46,7 +46,7 @@ def test_every_plugin_and_option_is_there(generate: ModuleType) -> None:
 def test_a_plugins_readme_names_every_option(generate: ModuleType) -> None:
     for path in ROOT.glob("plugins/*/src/*/conf/strategy/*.yaml"):
         readme = path.parents[4] / "README.md"
-        for key in generate.keys(path):
+        for key in generate.keys_of(path):
             assert f"| `{key.path}` | " in readme.read_text(), f"{readme}: {key.path}"
 
 
@@ -54,7 +54,7 @@ def test_a_key_of_a_yaml_line(generate: ModuleType, tmp_path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("# @package a\n# What it is,\n# in words.\nkey: [1, 2] # a # b\nnode: # of keys\n  inner: 1.0e-8\n")
     assert generate.header(file) == "What it is, in words."
-    found = [attrs.astuple(key) for key in generate.keys(file)]
+    found = [attrs.astuple(key) for key in generate.keys_of(file)]
     assert found == [("key", "[1, 2]", "a # b"), ("node", "", "of keys"), ("node.inner", "1.0e-8", "")]
 
 

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from plait.compose.foreign import unknown
 from plait.compose.moved import AbsentPackage, absent_option
 from plait.compose.quoting import advice, for_shell, quoted
 from plait.contract.config import Config
-from plait.contract.errors import PlaitError, near_miss, unknown_key
+from plait.contract.errors import PlaitError, near_miss
 from plait.contract.kinds import KINDS
 from plait.system.errors import one_line
 from plait.system.signals import stop_behind
@@ -146,8 +147,8 @@ def explained(error: Exception) -> PlaitError:
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
     # Under a debugger OmegaConf tells its own causes too.
-    unknown = (each for each in causes if isinstance(each, ConfigAttributeError | ConfigKeyError))
-    cause = next((each for each in unknown if isinstance(each.parent_node, DictConfig)), None)
+    absent_keys = (each for each in causes if isinstance(each, ConfigAttributeError | ConfigKeyError))
+    cause = next((each for each in absent_keys if isinstance(each.parent_node, DictConfig)), None)
     if cause is not None:
         known = [str(name) for name in cause.parent_node]
         node = str(cause.full_key).rpartition(".")[0]
@@ -155,7 +156,7 @@ def explained(error: Exception) -> PlaitError:
             selected = ", ".join(known) or "none"
             said = f"{cause.full_key}: {kind.name} {cause.key!r} is not selected; selected: {selected}"
             return PlaitError(said).at(str(cause.full_key), fits=known)
-        return unknown_key(str(cause.full_key), known)
+        return unknown(str(cause.full_key), known)
     if isinstance(error, OmegaConfBaseException):
         return PlaitError(f"{error.full_key or 'configuration'}: {lines[0]}").at(str(error.full_key))
     if isinstance(error, MissingConfigException):

@@ -1,10 +1,12 @@
 """Refuses invalid arguments of `plait train` before Hydra reads or writes anything."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from plait.compose.foreign import unknown_flag
 from plait.contract.errors import PlaitError, in_yaml, misfit
 from plait.contract.kinds import KINDS
 
@@ -107,4 +109,6 @@ def _plain(value: Any) -> Any:
 
 
 def _refuse(message: str) -> NoReturn:
+    if flag := re.match(r"(?:unrecognized arguments|ambiguous option): (--?[a-zA-Z][\w-]*)", message):
+        raise unknown_flag(flag[1])
     raise PlaitError(f"{message}; `plait train --help` explains the arguments")

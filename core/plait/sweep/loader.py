@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from plait.compose.loader import Loader
 from plait.compose.overrides import LISTS, check_sweep, parsed
+from plait.compose.train_help import train_help
 from plait.contract.errors import PlaitError, near_miss
 from plait.launch.launched import rank_here
 from plait.sweep.command import Command
@@ -111,6 +112,7 @@ def job_loader(command: Command) -> Callable[[Any], JobLoader]:
     """What makes the loader of a command, whose digest configs may use."""
     logging.getLogger("hydra_plugins").addHandler(logging.NullHandler())  # the table says which jobs failed
     OmegaConf.register_new_resolver("digest", command.digest, replace=True)
+    OmegaConf.register_new_resolver("train_help", train_help, replace=True)
     return lambda config_search_path: JobLoader(config_search_path, command)
 
 
