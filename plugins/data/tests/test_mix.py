@@ -9,7 +9,7 @@ from plait import PlaitError
 from plait.host import check, compose
 from plait.testing import raises_about
 from plait_data.mix import Mix
-from tests.helpers.chats import CHATS, tokenizer_in, written
+from tests.helpers.chats import CHATML, CHATS, tokenizer_in, written
 
 T = 16
 
@@ -170,6 +170,13 @@ def test_the_model_s_tokenizer_is_that_of_all_sources(tmp_path, texts):
     made.prepare(said.append)
     assert any(line.startswith("chat: rows are read as messages") for line in said)
     assert made.decoded([65, 66])
+    (tmp_path / "own.jinja").write_text(CHATML)
+    own = str(tmp_path / "own.jinja")
+    made = Mix(sources=nodes, weights={"chat": 1, "a": 1}, tokenizer=str(folder), template=own)
+    assert made.members["chat"].template == own
+    with raises_about("data.sources.chat.template", own, (None,)):
+        alone = {**nodes, "chat": {**nodes["chat"], "template": own}}
+        Mix(sources=alone, weights={"chat": 1, "a": 1}, tokenizer=str(folder)).members  # noqa: B018
     nodes["a"]["tokenizer"] = "bytes"
     with raises_about("data.sources.chat.tokenizer", str(folder), "bytes"):
         Mix(sources=nodes, weights={"chat": 1, "a": 1}, tokenizer=str(folder)).members  # noqa: B018

@@ -30,6 +30,7 @@ class Mix(Source):
     weights: name -> share of the samples, as numbers of any sum.
     tokens: name -> tokens in one epoch of the mixture, in place of weights.
     tokenizer: of all sources; "auto": as a single source takes it.
+    template: of the sources that take one, such as `chat`; None: that of the tokenizer's folder.
     change_weights: whether a resumed run may have other weights than before.
     history: of earlier weights [sample number, weights or tokens of the samples before it], by a resumed run.
     """
@@ -38,6 +39,7 @@ class Mix(Source):
     weights: dict[str, float] | None = None
     tokens: dict[str, float] | None = None
     tokenizer: str = "auto"
+    template: str | None = None
     change_weights: bool = False
     history: list[Any] = attrs.Factory(list)
 
@@ -93,6 +95,12 @@ class Mix(Source):
                     f"data.sources.{name}.tokenizer={tokenizer}, but {one} has {shared}: the sources of a mixture "
                     "share one, so set data.tokenizer alone"
                 ).at(f"data.sources.{name}.tokenizer", tokenizer, fits=shared)
+        for name, each in made.items():
+            if (template := getattr(each, "template", self.template)) != self.template:
+                raise PlaitError(
+                    f"data.sources.{name}.template={template}: the sources of a mixture share one, which an export has "
+                    "too, so set data.template alone"
+                ).at(f"data.sources.{name}.template", template, fits=(self.template,))
         return made
 
     def _made(self, name: str) -> Any:
@@ -103,8 +111,12 @@ class Mix(Source):
             node = {"_target_": _target(node.pop("kind"), f"{key}.kind"), **node}
         with _naming(name):
             made = build_source(node, key)
+            shared = {}
             if getattr(made, "tokenizer", None) == "auto" != self.tokenizer:
-                made = build_source({**node, "tokenizer": self.tokenizer}, key)
+                shared["tokenizer"] = self.tokenizer
+            if getattr(made, "template", self) is None is not self.template:
+                shared["template"] = self.template
+            made = build_source({**node, **shared}, key) if shared else made
         return made
 
     @property
