@@ -104,16 +104,25 @@ def test_a_machine_lost_while_they_meet(machines, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["crash", "power_off"])
-def test_without_the_endpoints_machine_the_run_ends(how, machines, tmp_path):
-    on_alpha, on_beta = (train(machine, tmp_path, *SLOWLY, "launch.rendezvous_seconds=20") for machine in machines)
+def test_the_endpoints_machine_comes_back(how, machines, tmp_path):
+    on_alpha, on_beta = (train(machine, tmp_path, *SLOWLY) for machine in machines)
     wait(lambda: steps(tmp_path, 15), on_alpha, on_beta)
     getattr(machines["alpha"], how)()
+    on_beta.seen("waiting for the machine alpha at launch.rdzv_endpoint=alpha:29500")
+    machines["alpha"].boot()
+    again = train(machines["alpha"], tmp_path, *SLOWLY)
+    assert codes(again, on_beta) == [0, 0], outputs(again, on_beta)
+    assert [row["step"] for row in rows(tmp_path / "runs" / "a")] == list(range(1, 401))
+
+
+@pytest.mark.slow
+def test_without_the_endpoints_machine_the_run_ends(machines, tmp_path):
+    on_alpha, on_beta = (train(machine, tmp_path, *SLOWLY, "launch.rendezvous_seconds=12") for machine in machines)
+    wait(lambda: steps(tmp_path, 15), on_alpha, on_beta)
+    machines["alpha"].crash()
     assert on_beta.code() == 1
     last = on_beta.lines[-1][1]
     assert last.startswith("plait: alpha is gone, and the others cannot meet without it"), on_beta.output
-    machines["alpha"].boot()
-    runs = [train(machine, tmp_path, *SLOWLY) for machine in machines]
-    assert codes(*runs) == [0, 0], outputs(*runs)
 
 
 @pytest.mark.slow

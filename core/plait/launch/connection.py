@@ -21,19 +21,20 @@ from plait.system.errors import one_line
 
 
 class Connection:
-    """It looks for the machine that holds the store at `host:port`, or, in an elastic run, where the run's folder says.
+    """It looks for the machine that holds the store at `host:port`, or where the run's folder says.
 
-    until: when it gives up looking. hosting: of an elastic run. own: where others reach this machine, if it may hold
-    the store in the place of one that is lost.
+    until: when it gives up looking. again: in the place of a connection that is lost. own: where others reach this
+    machine, if it may hold the store itself.
 
     store: None until it is reached. broken: when it was lost, or looking for it was given up. trouble: why. answered:
     when it last answered. refusal: another machine's. taken: another machine has taken this one's place as the holder.
     """
 
     def __init__(
-        self, run: str, host: str, port: int, until: float, hosting: Hosting | None = None, own: str | None = None
+        self, run: str, host: str, port: int, until: float, hosting: Hosting, again: bool = False, own: str = ""
     ) -> None:
-        self.run, self.host, self.port, self.until, self.hosting, self.own = run, host, port, until, hosting, own
+        self.run, self.host, self.port, self.until, self.hosting = run, host, port, until, hosting
+        self.again, self.own = again, own
         self.store: Store | None = None
         self.handler: MeetingHandler | None = None
         self.is_host = self.taken = False
@@ -41,10 +42,10 @@ class Connection:
         self.broken: float | None = None
         self.trouble, self.answered, self.left = "nothing listens there", time.monotonic(), threading.Event()
 
-    def listen(self, port: int | None = None) -> bool:
-        """Whether this machine now holds the store; not if its port is another program's, or another launcher's."""
+    def _listens(self, port: int) -> bool:
+        """Whether this machine now holds the store; not if the port is another program's, or another launcher's."""
         try:
-            self._reach(self.host, self.port if port is None else port, is_master=True)
+            self._reach(self.host, port, is_master=True)
         except (RuntimeError, ValueError, OSError):
             return False
         self.is_host = True
@@ -63,11 +64,9 @@ class Connection:
         endpoint = (self.host, self.port)
         while self.store is None and not self.left.is_set():
             try:
-                if self.own is not None and self.hosting is not None and self.hosting.take(again=True):
-                    self.host, self.port = self.own, endpoint[1]
-                    if not self.listen():
-                        self.listen(0)
-                else:
+                if self.again:
+                    self.hosting.check_goes_on()
+                if not self._hold(endpoint[1]):
                     self._call(endpoint)
             except Ended:
                 self.broken, self.trouble = time.monotonic(), "it has ended"
@@ -80,10 +79,18 @@ class Connection:
                 return
             self.left.wait(0.3 if self.store is None else 0)
 
+    def _hold(self, port: int) -> bool:
+        try:
+            taken = self.own != "" and self.hosting.take(again=self.again)
+        except (OSError, PlaitError):
+            taken = not self.again  # the others shall hear why the run cannot use its folder
+        self.host = self.own if taken else self.host
+        return taken and (self._listens(port) or (self.again and self._listens(0)))
+
     def _call(self, endpoint: tuple[str, int]) -> None:
-        if (other := self.hosting.where() if self.hosting is not None else None) is not None:
+        if (other := self.hosting.where()) is not None:
             self.host, self.port = other
-        elif self.own is not None:
+        elif self.own and self.again:
             return
         else:
             self.host, self.port = endpoint
@@ -112,20 +119,18 @@ class Connection:
     def guard(self) -> None:
         """Every second: the holder sees that the folder still says so; others see that its lock keeps them out."""
         hosting, told = self.hosting, False
-        while hosting is not None and not self.left.wait(1.0 if told or hosting.proven else 0.2):
+        while not self.left.wait(1.0 if told or hosting.proven else 0.2):
             try:
                 if self.store is None:
                     continue
                 if not self.is_host:
                     if not hosting.proven and self.store.check(["hosts"]):
                         hosting.prove(self.store.get("hosts").decode())
-                elif not hosting.take():
-                    self.taken = hosting.where() is not None
+                elif not hosting.is_own():
+                    self.taken = True
                 elif not told and hosting.held:
                     self.store.set("hosts", hosting.say(self.host, self.port))
                     told = True
-                else:
-                    self.taken |= hosting.lost()
             except (RuntimeError, OSError, PlaitError):  # the store is lost, or the folder cannot be read now
                 continue
 

@@ -1,5 +1,5 @@
-"""Which machine of an elastic run holds the store in which the machines meet: the one that has locked `.host` in the
-run's folder, which says where it listens.
+"""Which machine holds the store in which the machines of a run meet: the one that has locked `.host` in the run's
+folder, which says where it listens.
 
 The lock decides, not the network. The shared folder's file system gives it to one process, and takes it back when that
 process ends, or its machine is off. So of two parts of a run that do not reach each other, only one can train.
@@ -14,7 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from plait.contract.errors import PlaitError
 from plait.system.locks import try_lock, unlock
+
+LENGTH = 512  # bytes of the file
 
 
 class Ended(Exception):
@@ -31,7 +34,8 @@ class Hosting:
     def __init__(self, folder: Path) -> None:
         self._file, self._training = folder / ".host", folder / ".lock"
         self._word, self._handle = secrets.token_hex(8), None
-        self.proven, self.seen, self._one = False, time.monotonic(), threading.Lock()
+        self._over, self._one = False, threading.Lock()
+        self.proven, self.seen = False, time.monotonic()
 
     _handle: int | None
 
@@ -42,25 +46,39 @@ class Hosting:
     def take(self, again: bool = False) -> bool:
         """Whether this process has the lock now, or, at the first start, there is no folder yet.
 
-        again: the run goes on without the machine that had it. Raises Ended if that one ended in order.
+        again: in the place of a machine that had it. Raises Ended if that one ended the run.
         """
         with self._one:
-            if self._handle is not None:
+            if self._handle is not None or self._over:
                 return True
             if not self._file.parent.is_dir():
                 return not again
             handle = try_lock(self._file)
             if handle is None:
                 return False
-            if again and "ended" in self._told():
-                unlock(handle)
-                raise Ended
-            if again and not _free(self._training):  # rank 0 of the lost machine still ends
-                unlock(handle)
-                return False
-            os.ftruncate(handle, 0)
-            self._handle = handle
+            try:
+                if again:
+                    self.check_goes_on()
+                if again and not _free(self._training):  # rank 0 of the lost machine still ends
+                    return False
+                self._handle = handle
+                self._write({})
+            finally:
+                if self._handle is None:
+                    unlock(handle)
             return True
+
+    def is_own(self) -> bool:
+        """Whether no other process has the lock. A folder that fails says nothing of it; its run will fail."""
+        try:
+            return self.take() and not self.lost()
+        except (OSError, PlaitError):
+            return True
+
+    def check_goes_on(self) -> None:
+        """Raises Ended if the process that had the lock ended the run."""
+        if "ended" in self._told():
+            raise Ended
 
     def where(self) -> tuple[str, int] | None:
         """Where the process that has the lock listens; None if none has, or has not said so."""
@@ -86,11 +104,13 @@ class Hosting:
         return told.get("word", self._word) != self._word
 
     def end(self) -> None:
-        """Nobody shall take this process's place."""
-        if self._handle is not None:
-            self._write({"ended": True})
-            unlock(self._handle)
-            self._handle = None
+        """Nobody shall take this process's place. The last call."""
+        with self._one:
+            self._over = True
+            if self._handle is not None:
+                self._write({"ended": True})
+                unlock(self._handle)
+                self._handle = None
 
     def _told(self) -> dict[str, Any]:
         with contextlib.suppress(FileNotFoundError, ValueError):
@@ -99,10 +119,9 @@ class Hosting:
         return {}
 
     def _write(self, told: dict[str, Any]) -> None:
-        """In place: another file would not be locked."""
+        """In place, because another file would not be locked, and always as long, because the disk may be full."""
         assert self._handle is not None
-        os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, json.dumps(told).encode(), 0)
+        os.pwrite(self._handle, json.dumps(told).ljust(LENGTH).encode(), 0)
         os.fsync(self._handle)
 
 

@@ -69,20 +69,18 @@ class Meeting:
         self.changed = False  # whether other machines met for this start of the ranks than for the one before
         self._silent, self._asked, self._spare, self._lost = 0.0, time.monotonic(), False, ""
         self._left, self._threads = threading.Event(), list[threading.Thread]()
-        self._hosting = Hosting(folder) if launch.elastic else None
-        self._at = self._connection(host.strip("[]"), int(port))
-        if is_here(self._at.host, self._at.port) and (self._hosting is None or self._hosting.take()):
-            self._at.listen()
+        self._hosting = Hosting(folder)
+        host = host.strip("[]")
+        self._at = self._connection(host, int(port), own=host if is_here(host, int(port)) else "")
         self._watch()
 
-    def _connection(self, host: str, port: int, own: str | None = None) -> Connection:
+    def _connection(self, host: str, port: int, **may: Any) -> Connection:
         until = time.monotonic() + self.launch.rendezvous_seconds
-        return Connection(self.run, host, port, until, self._hosting, own)
+        return Connection(self.run, host, port, until, self._hosting, **may)
 
     def _watch(self) -> None:
         self._begin(self._at.watch)
-        if self._hosting is not None:
-            self._begin(self._at.guard)
+        self._begin(self._at.guard)
 
     @property
     def handler(self) -> MeetingHandler | None:
@@ -99,8 +97,7 @@ class Meeting:
     def __exit__(self, *_: object) -> None:
         """End the threads, if they do not wait for a machine that is off: none may be inside torch when Python ends."""
         deadline = time.monotonic() + GOODBYE
-        if self._hosting is not None:
-            self._begin(self._hosting.end).join(GOODBYE)
+        self._begin(self._hosting.end).join(GOODBYE)
         for event in (self._left, self._at.left):
             event.set()
         if self.handler is not None:
@@ -166,7 +163,7 @@ class Meeting:
                 error = lost
                 self._left.wait(1.0)
             if at.handler is None:
-                if self._hosting is None or at.store is None or at.broken is None:
+                if not self._hosting.proven or at.store is None or at.broken is None:
                     raise self.apart(error) from None
                 self._connect_again(at.own)  # it is lost, and another may hold the store
         return at.handler
@@ -207,18 +204,19 @@ class Meeting:
                 self.say("a machine was lost while the machines met; they meet again")
 
     def _is_gone(self) -> bool:
-        """Whether the machine that holds the store is gone, and another may take its place."""
+        """Whether the machine that holds the store is gone, and another may take its place, or it itself comes back."""
         at = self._at
-        if at.is_host or self._hosting is None or not self._hosting.proven or at.handler is None:
+        if at.is_host or not self._hosting.proven or at.handler is None:
             return False
         return at.broken is not None or time.monotonic() > at.answered + SILENT
 
     def _move(self) -> None:
-        """Find the machine that holds the store now, or hold it here. Raises Apart if neither goes."""
+        """Find the machine that holds the store now, or hold it here if the run is elastic. Raises Apart if neither
+        goes."""
         handler = self.join()
         spare = handler.is_spare()
         self._begin(handler.leave)
-        self._connect_again(handler.address)
+        self._connect_again(handler.address if self.launch.elastic else "")
         try:
             self.join()
         except Apart:
@@ -228,19 +226,19 @@ class Meeting:
         if self._at.is_host:
             self.say(f"{self.name} holds the store now, in the place of {self._lost}")
 
-    def _connect_again(self, own: str | None) -> None:
+    def _connect_again(self, own: str) -> None:
         """own: where others reach this machine, if it may hold the store."""
         old, self._lost = self._at, self._holder
         old.left.set()
-        self._at = self._connection(old.host, old.port, own)
+        self._at = self._connection(old.host, old.port, again=True, own=own)
         self._watch()
 
     def _check_held(self) -> None:
         """Before ranks start beside the store, the folder must say that it is still here. Raises Apart if not."""
-        hosting, at = self._hosting, self._at
-        if hosting is not None and at.is_host:
+        at = self._at
+        if at.is_host:
             line = "waiting for the run's folder, which does not answer"
-            at.taken |= self.patiently(lambda: not hosting.take() or hosting.lost(), line=lambda: line)
+            at.taken |= not self.patiently(self._hosting.is_own, line=lambda: line)
             self._check()
 
     def _say_who_changed(self, before: set[Any] | None, names: Mapping[Any, str]) -> None:
@@ -268,7 +266,7 @@ class Meeting:
         """Who is here, and who is not."""
         at = self._at
         if at.store is None:
-            if at.own is not None:
+            if at.own and at.again:
                 return f"waiting for the machine that holds the store now: {at.trouble}"
             return f"waiting for the machine {at.host} at {self._where}: {at.trouble}"
         if (silent := time.monotonic() - at.answered) > FIRST_LINE:
@@ -311,7 +309,7 @@ class Meeting:
         if self._silent > SILENT:
             self._silent = 0.0
             return f"{self._holder} has not answered for {SILENT:g} s"
-        if self._hosting is not None and self._hosting.held and at.handler is not None:
+        if self._hosting.held and at.handler is not None:
             alone = at.handler.members is not None and len(at.handler.members) == 1
             if alone and now > self._hosting.seen + FOLDER_SILENT:
                 return f"the run's folder has not answered for {FOLDER_SILENT:g} s"
@@ -429,7 +427,7 @@ class Meeting:
     def apart(self, error: BaseException | None = None) -> Apart:
         at, where, seconds = self._at, self._where, self.launch.rendezvous_seconds
         limit, about = f"launch.rendezvous_seconds={seconds:g}", ("launch.rdzv_endpoint", self.launch.rdzv_endpoint)
-        if at.broken is not None and (self.handler is not None or at.own is not None):
+        if at.broken is not None and (self.handler is not None or at.again):
             lost, again = (
                 self._holder if self.handler is not None else self._lost,
                 "give the command again on all machines",
