@@ -223,9 +223,16 @@ MOVES = {  # strategies and machines before and after, the step that the ranks g
     "two that are not neighbours are lost": (FSDP, [0, 1, 2, 3], FSDP, [0, 2], 4, True),
     "neighbours are lost": (FSDP, [0, 1, 2, 3], FSDP, [0, 3], 3, False),
     "strided": (TENSOR, [0, 1, 2, 3], TENSOR, [0, 2], 4, True),
-    "packed": ({"tensor_parallel": {"degree": 2}}, [0, 1], {}, [0], 4, True),
+    "less divided": ({"tensor_parallel": {"degree": 2}}, [0, 1], {}, [0], 4, True),
     "stages": ({"pipeline": {"degree": 2}}, [0, 1], {"zero": {}}, [0, 2], 4, True),
-    "another layout": ({"fsdp2": {"shard": 1, "replicate": 2}}, [0, 1], {"ddp": {}}, [0, 1], 4, True),
+    "more divided": (
+        {"fsdp2": {"shard": 1, "replicate": 2}},
+        [0, 1],
+        {"tensor_parallel": {"degree": 2}},
+        [0, 1],
+        4,
+        True,
+    ),
     "workers apart": ({"local_sgd": {"every": 4}}, [0, 1], {"local_sgd": {"every": 4}}, [0], 3, False),
 }
 QUICK_MOVES = ("a machine is lost", "strided")
