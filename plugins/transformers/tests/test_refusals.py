@@ -13,7 +13,7 @@ from plait.host import check, compose
 from plait.testing import raises_about
 from plait_transformers import proof
 from plait_transformers.build import decoder
-from plait_transformers.source import read_config
+from plait_transformers.source import _with_layers, read_config
 
 
 def build(**options):
@@ -52,9 +52,23 @@ def test_folders_that_hold_no_model(config, said, fits, tmp_path):
     assert said in str(caught.value)
 
 
-def test_a_folder_that_is_none():
-    with raises_about("model.path", "nowhere"):
-        build(path="nowhere")
+@pytest.mark.parametrize("path", ["nowhere", "Qwen/Qwen3-0.6B", "../Qwen/Qwen3-0.6B", "/nowhere/at-all"])
+def test_a_folder_that_is_none(path):
+    """A name as the hub's models have is answered with the command that fetches one."""
+    with raises_about("model.path", path) as caught:
+        build(path=path)
+    fetch = "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B"
+    assert str(caught.value).endswith(fetch) == (path == "Qwen/Qwen3-0.6B")
+    assert ("hf download" in str(caught.value)) == (path == "Qwen/Qwen3-0.6B")
+
+
+def test_what_a_folder_says_of_single_layers_is_cut_with_them(tmp_path):
+    own = {"0": {"head_dim": 8}, "3": {"head_dim": 16}}
+    stored = {"num_hidden_layers": 4, "per_layer_config": own, "id2label": {"0": "a", "1": "b"}}
+    said = list[str]()
+    cut = _with_layers(stored, {"num_hidden_layers": 2}, said.append)
+    assert cut == {**stored, "per_layer_config": {"0": {"head_dim": 8}}}
+    assert len(said) == 1
 
 
 UNKNOWN = ("bert", "deepseek_v4", "minimax_m3_vl_text")  # whose keys are their own
@@ -89,7 +103,9 @@ def test_what_cannot_be_trained_is_one_sentence(kind, more, said):
 def test_fewer_layers_than_a_folder_describes_one_by_one(tmp_path):
     kinds = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
     path = folder(tmp_path, json.dumps({**keys_of("qwen3"), "num_hidden_layers": 4, "layer_types": kinds}))
-    assert read_config(path, {"num_hidden_layers": 2}).layer_types == kinds[:2]
+    said = list[str]()
+    assert read_config(path, {"num_hidden_layers": 2}, said.append).layer_types == kinds[:2]
+    assert said == ["model: layer_types of config.json is cut from 4 layers to 2"]
     with raises_about("model.config.num_hidden_layers", 6) as caught:
         read_config(path, {"num_hidden_layers": 6})
     assert "give model.config.layer_types too, with 6 entries" in str(caught.value)

@@ -24,11 +24,12 @@ def decoder(path: str | None = None, weights: str = "files", config: dict[str, A
         raise PlaitError(f"model.weights is {weights}; it must be files or init").at(
             "model.weights", weights, fits=("files", "init")
         )
-    read = read_config(path, config or {})
+    said = list[str]()
+    read = read_config(path, config or {}, said.append)
     with one_sentence(f"model=transformers cannot build {read.model_type}: transformers ends with"):
         model: Any = of_config(read)
         mix_in(model, PlaitDecoder)
-    model.source, model.kept = path, read.to_dict()
+    model.source, model.kept, model.said = path, read.to_dict(), said
     if path is not None and weights == "files":
         model.weights_from = os.path.abspath(path)
     if path is not None and (os.path.isfile(os.path.join(path, "tokenizer.json")) or has_weights(path)):
@@ -43,6 +44,7 @@ class PlaitDecoder:
     source: str | None = None
     architecture: str  # the name of transformers' class, which strategies may change
     kept: dict[str, Any]  # the configuration as it was read, dropout included
+    said: list[str]  # lines for the user of a run
 
     def spec(self) -> ModelSpec:
         with one_sentence(f"model=transformers cannot derive the spec of {self.config.model_type}:"):

@@ -2,7 +2,8 @@
 folder is run."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,20 @@ from plait_transformers.one_sentence import in_a_line
 
 CONFIG = "config.json"
 LAYERS = "num_hidden_layers"
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 KEPT = (*TOKENIZER_FILES, "generation_config.json")  # what lies beside the weights, all of it text
 
 
-def read_config(path: str | None, given: Mapping[str, Any]) -> Any:
-    """transformers' configuration. Raises PlaitError, naming the key, for what is not that of a decoder."""
+def read_config(path: str | None, given: Mapping[str, Any], say: Callable[[str], None] = lambda line: None) -> Any:
+    """transformers' configuration. Raises PlaitError, naming the key, for what is not that of a decoder.
+
+    say: gets a line if lists in the folder's are cut to fewer layers.
+    """
     import transformers
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
     stored = {} if path is None else _stored(Path(path))
-    known = {**_with_layers(stored, given), **given}
+    known = {**_with_layers(stored, given, say), **given}
     where = "model.config" if path is None else f"{Path(path) / CONFIG}"
     kind = known.get("model_type")
     key, version = ("model.config" if path is None else "model.path"), transformers.__version__
@@ -61,8 +66,9 @@ def read_config(path: str | None, given: Mapping[str, Any]) -> Any:
     return config
 
 
-def _with_layers(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """`stored`, whose lists with an entry per layer are cut to the number of layers that is `given`.
+def _with_layers(stored: Mapping[str, Any], given: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+    """`stored`, whose lists with an entry per layer, and mappings from layers, are cut to the number of layers that is
+    `given`.
 
     Raises PlaitError for more layers than such a list has entries, unless the list is given too.
     """
@@ -76,7 +82,16 @@ def _with_layers(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
             f"model.config.{LAYERS}={layers} is more than the {had} layers that {lists[0]} of config.json describes: "
             f"give model.config.{lists[0]} too, with {layers} entries"
         ).at(f"model.config.{LAYERS}", layers, fits=f"at most {had}")
-    return {name: value[:layers] if name in lists else value for name, value in stored.items()}
+    cut = {name: stored[name][:layers] for name in lists}
+    for name, value in stored.items():
+        pairs = list(value.items()) if isinstance(value, dict) and name not in given else []
+        numbered = all(str(key).isdigit() and isinstance(each, dict) for key, each in pairs)
+        if numbered and any(int(key) >= layers for key, _ in pairs):
+            cut[name] = {key: each for key, each in pairs if int(key) < layers}
+    if cut:
+        verb = "is" if len(cut) == 1 else "are"
+        say(f"model: {', '.join(cut)} of config.json {verb} cut from {had} layers to {layers}")
+    return {**stored, **cut}
 
 
 def has_weights(path: str) -> bool:
@@ -96,7 +111,12 @@ def _stored(folder: Path) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         what = f"has no {CONFIG}" if folder.is_dir() else "is not a folder"
-        raise PlaitError(f"model.path={folder} {what}; it takes a local folder as save_pretrained writes it").at(
+        hub = (
+            ""
+            if folder.exists() or not HUB_ID.fullmatch(str(folder))
+            else (f"; of a model of the hub, this makes one: hf download {folder} --local-dir {folder.name}")
+        )
+        raise PlaitError(f"model.path={folder} {what}; it takes a local folder as save_pretrained writes it{hub}").at(
             "model.path", str(folder), fits=f"a local folder with {CONFIG}"
         ) from None
     except (OSError, ValueError) as error:
