@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from plait.checkpoint.best import name_best
 from plait.checkpoint.files import digest
 from plait.checkpoint.pieces import dumps
 from plait.checkpoint.store import MANIFEST, Manifest, NoneSound, Store
@@ -135,6 +136,17 @@ def test_prune_keeps_the_last_ones(tmp_path: Path) -> None:
     assert [p.name for p in store.complete()] == ["step-2", "step-3"]
     store.prune(0)
     assert [p.name for p in store.complete()] == ["step-3"]
+
+
+def test_the_best_is_kept_beside_the_last_ones_and_named(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for best, step, kept in ((1, 1, [1]), (1, 2, [1, 2]), (1, 3, [1, 3]), (4, 4, [4])):
+        put(store, step)
+        name_best(store, best)
+        store.prune(1, newest=step, best=best)
+        assert store.complete() == [store.path_of(each) for each in kept]
+        assert (tmp_path / "best").resolve() == store.path_of(best).resolve()
+        assert store.latest(lambda _: None) == store.path_of(step)
 
 
 def test_a_run_that_went_back_keeps_what_it_saves(tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ CASES = {  # arguments -> the key at fault, its value, what would fit
     "train.epochs=0": ("train.epochs", 0, "> 0"),
     "data=hf data.name=text data.data_files=README.md train.epochs=2": ("train.epochs", 2, (None,)),
     "train=3": ("train", 3, "a node with the keys steps, epochs, seq_len, "),
+    "checkpoint.keep_best=true validation.interval=0": ("validation.interval", 0, "at least 1"),
+    "validation.patience=2 checkpoint.enabled=false": ("checkpoint.enabled", False, (True,)),
     "precision.param=fp16": ("precision.param", "fp16", ("float32", "float64", "bfloat16")),
     "schedule.decay_steps=-3": ("schedule.decay_steps", -3, ">= 0"),
     f"{FSDP} strategy.fsdp2.reshard_after_forward=maybe": (

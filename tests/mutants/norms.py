@@ -16,9 +16,9 @@ MUTANTS = [
     ),
     Mutant(
         "the validation loss is averaged per rank",
-        "plait/train/trainer.py",
-        "        dist.all_reduce(sums)\n        loss = float(sums[0] / sums[1].clamp(min=1))",
-        "        dist.all_reduce(mean := sums[0] / sums[1])\n        loss = float(mean / dist.get_world_size())",
+        "plait/train/validation.py",
+        "        dist.all_reduce(sums)\n        means = sums[:, 0] / sums[:, 1].clamp(min=1)",
+        "        dist.all_reduce(means := sums[:, 0] / sums[:, 1])\n        means /= dist.get_world_size()",
         "test_a_run_equals_one_process",
         "val_loss is off",
     ),

@@ -17,7 +17,7 @@ from plait.check.facts import CORE, code_of
 from plait.check.resumed_data import batch_to_keep
 from plait.compose.build import build_source
 from plait.contract.config import Checkpoint, Config, accumulation
-from plait.contract.errors import PlaitError, misfit, near_miss
+from plait.contract.errors import PlaitError, in_yaml, misfit, near_miss
 from plait.contract.kinds import KINDS
 from plait.contract.model_spec import ModelSpec
 from plait.contract.run import Run
@@ -130,6 +130,8 @@ def _check(
         run.set("checkpoint.init_from", own)
     if config.data.get("tokenizer") == "auto" and (own := getattr(model, "tokenizer_from", None)):
         run.set("data.tokenizer", own)
+    for line in getattr(model, "said", ()):
+        run.say(line)
     assembly.configure()
     run.set("strategy", {name: _options(made) for name, made in run.strategies.items()})
     config = run.config
@@ -149,11 +151,7 @@ def _check(
         _check_parts(run, most, layout.count("batch"))
     with blaming_source(source, "check"):
         source.check(seq_len=config.train.seq_len, vocab_size=_model_option(config, model, "vocab_size"))
-    if config.validation.interval and not source.has_validation:
-        raise PlaitError(
-            f"validation.interval={config.validation.interval}, but no data is held out; set "
-            "validation.interval=0, or hold data out (data.validation_fraction, data.validation_split)"
-        ).at("validation.interval", config.validation.interval, fits=(0,))
+    _check_validation(config, source.has_validation)
     check_epochs(config, source.indexable)
     check_metrics(config.metrics)
     check_size()
@@ -235,6 +233,25 @@ def _check_model(config: Config, model: Any, spec: ModelSpec) -> None:
 def _model_option(config: Config, model: Any, key: str) -> Any:
     """The option model.<key>, or what the model itself says if it has no such option."""
     return config.model.get(key, getattr(model, key, None))
+
+
+def _check_validation(config: Config, held_out: bool) -> None:
+    validation, conf = config.validation, config.checkpoint
+    if validation.interval and not held_out:
+        raise PlaitError(
+            f"validation.interval={validation.interval}, but no data is held out; set validation.interval=0, or hold "
+            "data out (data.validation_path, data.validation_fraction, data.validation_split)"
+        ).at("validation.interval", validation.interval, fits=(0,))
+    asked = {"checkpoint.keep_best": conf.keep_best or None, "validation.patience": validation.patience}
+    for key, value in asked.items():
+        if value is not None and not validation.interval:
+            raise PlaitError(f"{key}={in_yaml(value)} goes by the validation loss, but validation.interval=0").at(
+                "validation.interval", 0, fits="at least 1"
+            )
+        if value is not None and not conf.enabled:
+            raise PlaitError(f"{key}={in_yaml(value)} keeps the best checkpoint, but checkpoint.enabled=false").at(
+                "checkpoint.enabled", False, fits=(True,)
+            )
 
 
 def _check_copies(conf: Checkpoint) -> None:

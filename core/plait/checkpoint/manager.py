@@ -48,6 +48,7 @@ class Checkpoints:
         self._known = list(applied.whole.shapes) if applied.whole else []
         self._base: Base | None = None
         self.store = Store(folder.checkpoints(self.conf.dir))
+        self.best: dict[str, Any] | None = None  # the lowest validation loss, its step, and the validations since
         self._saver = Saver(self.store, self.conf.mode, self.conf.keep) if self.conf.enabled else None
         self._copies = self._in_memory()
         self._saved_at = time.monotonic()
@@ -84,6 +85,7 @@ class Checkpoints:
         if self._saver is not None:
             self._saver.resumed = path
         if copy is not None:
+            self.best = copy["best"]
             if copy["state"]:
                 self.batches.load_state_dict(copy["state"])
             self.say(f"checkpoint: resumed after step {copy['step']} from memory")
@@ -93,6 +95,7 @@ class Checkpoints:
                 self.say("checkpoint: there is none to resume; all ranks start over at step 0")
             return 0, 0, 0
         manifest = Store.read(path)
+        self.best = manifest.data.get("best") if path.parent == self.store.folder else None
         if manifest.data.get("fingerprint") != self.data["fingerprint"]:
             self.say("data: the text, its tokenizer or the library tokenizers changed; batches may differ from before")
         samples = samples_of(manifest, self.data["global_batch_size"])
@@ -115,13 +118,15 @@ class Checkpoints:
         state, _ = self.applied.checkpoint(self.optimizer)
         state, known, frozen = self._base.without(state, self._known) if self._base else (state, self._known, {})
         if in_memory and self._copies is not None:
-            position = {"step": step, "tokens": tokens, "samples": samples, "state": self.batches.state_dict()}
+            position = {"step": step, "tokens": tokens, "samples": samples, "best": self.best}
+            position["state"] = self.batches.state_dict()
             self._copies.save(state, position)
         if not on_disk:
             return
         assert self._saver is not None
         self._saved_at = time.monotonic()
         data = {**self.data, **frozen, "samples": samples, "states": self._states(), "metrics": self._metrics.now()}
+        data |= {"best": self.best} if self.best else {}
         values, versions = self.config.plain(), self._versions
         self._saver.save(state, step, tokens=tokens, config=values, data=data, versions=versions, known=known)
 

@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.utils.serialization import config
 
+from plait.checkpoint.best import name_best
 from plait.checkpoint.files import clear
 from plait.checkpoint.finite import Extremes, where_to_go_on
 from plait.checkpoint.hashed import HashedFiles
@@ -140,8 +141,11 @@ class Saver:
         if self._rank == 0:
             with writing(path):
                 self.store.commit(path, attrs.evolve(manifest, files=files))
+            best = (manifest.data.get("best") or {}).get("step")
             try:
-                self.store.prune(self.keep, newest=manifest.step)
+                if best is not None:
+                    name_best(self.store, best)
+                self.store.prune(self.keep, newest=manifest.step, best=best)
             except OSError as error:  # the checkpoint is good; the next save tries again
                 log.warning(f"an older checkpoint could not be removed: {sentence(error)}")
 

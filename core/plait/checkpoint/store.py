@@ -225,15 +225,16 @@ class Store:
         self._give_name(whole, manifest.step)
         return self.path_of(manifest.step)
 
-    def prune(self, keep: int, newest: int | None = None) -> None:
-        """Remove all but the last `keep` complete checkpoints up to step `newest` (default: all).
+    def prune(self, keep: int, newest: int | None = None, best: int | None = None) -> None:
+        """Remove all but the last `keep` complete checkpoints up to step `newest` (default: all), and that of `best`.
 
         `newest` is the step just saved. Later checkpoints of a run that went back are ignored: the run will replace
         them. Checkpoints that `latest` found damaged are ignored too: they must not push out a sound one.
         """
         complete = [p for p in self.complete() if newest is None or _step(p) <= newest]
         for path in complete[: -max(keep, 1)]:
-            remove(path)
+            if best is None or path != self.path_of(best):
+                remove(path)
 
     def clean(self) -> None:
         """Remove what a killed run left half done, and rename what only lacked its final name."""

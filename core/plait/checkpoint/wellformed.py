@@ -34,6 +34,9 @@ def flaw(body: Mapping[str, Any], keys: Set[str]) -> str | None:
         return "data.states must be a list of objects"
     if states and len(states) != data.get("shares", len(states)):
         return f"data.states has {len(states)} entries for {data['shares']} shares"
+    best = data.get("best")
+    if best is not None and not (isinstance(best, dict) and _is_best(best)):
+        return "data.best must be a loss, its step and a number of validations"
     replicas = data.get("replicas", {})
     if not isinstance(replicas, dict) or not all(
         _is_pair(each, str) and _is_count(each[1]) for each in replicas.values()
@@ -53,6 +56,11 @@ def flaw(body: Mapping[str, Any], keys: Set[str]) -> str | None:
 
 def _is_count(value: Any, least: int = 0) -> bool:
     return type(value) is int and least <= value <= MOST
+
+
+def _is_best(value: Mapping[str, Any]) -> bool:
+    counts = _is_count(value.get("step")) and _is_count(value.get("waited"))
+    return counts and value.keys() == {"loss", "step", "waited"} and isinstance(value["loss"], float)
 
 
 def _is_seal(value: Any) -> bool:

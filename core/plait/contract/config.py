@@ -144,6 +144,7 @@ class Schedule:
 class Validation:
     interval: int = attrs.field(default=40, validator=ge(0))
     batches: int = attrs.field(default=4, validator=ge(1))
+    patience: int | None = attrs.field(default=None, validator=optional(ge(1)))
 
 
 @attrs.frozen
@@ -156,6 +157,7 @@ class Checkpoint:
     load: str = attrs.field(default="latest", validator=_filled)
     init_from: str | None = attrs.field(default=None, validator=_filled)
     keep: int = attrs.field(default=2, validator=ge(1))
+    keep_best: bool = False
     mode: str = _one_of("async", "sync")
     export: bool = True
 

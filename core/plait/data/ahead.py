@@ -27,10 +27,8 @@ class Ahead(Batches):
         """source: what opened the batches; errors name it."""
         super().__init__(batches.seq_len, batches.global_batch_size, batches.dp)
         self._source = source
-        self.epoch, self.sources = (
-            getattr(batches, "epoch", None),
-            getattr(batches, "sources", ()),
-        )  # strangers lack them
+        self.epoch = getattr(batches, "epoch", None)  # strangers' may lack what follows
+        self.sources, self.validation_sets = (getattr(batches, name, ()) for name in ("sources", "validation_sets"))
         self._batches, self._state = batches, copy.deepcopy(batches.state_dict())
         self._next: tuple[int, Future[Any]] | None = None  # the sample that it begins with, and what the thread reads
         self._calls: Calls = queue.SimpleQueue()
@@ -70,6 +68,10 @@ class Ahead(Batches):
 
     def validation(self, index: int) -> Batch:
         batch: Batch = self._ask(self._batches.validation, index).result()
+        return batch
+
+    def validation_of(self, name: str, index: int) -> Batch:
+        batch: Batch = self._ask(self._batches.validation_of, name, index).result()
         return batch
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ class Batches(ABC):
     rows: (G / count,) the numbers of its samples in a global batch.
     epoch: how many samples one pass over the data has, at least 1; None: not known.
     sources: the names of a mixture's sources, which `Batch.sources` numbers; empty if there is one.
+    validation_sets: the names of further sets to validate on, in place of what `validation` gives.
 
     Samples are numbered from 0 in one endless sequence. A global batch is G consecutive samples, so a run may continue
     at any sample with another G, and no sample is lost or repeated.
@@ -27,6 +28,7 @@ class Batches(ABC):
     rows: np.ndarray
     epoch: int | None = None
     sources: tuple[str, ...] = ()
+    validation_sets: tuple[str, ...] = ()
 
     def __init__(self, seq_len: int, global_batch_size: int, dp: tuple[int, int]) -> None:
         index, count = dp
@@ -59,6 +61,10 @@ class Batches(ABC):
         """How many passes over the data `samples` are, by the column of metrics.jsonl: "epoch", and "epoch/NAME" of a
         mixture's source; what is not known is missing."""
         return {"epoch": samples / self.epoch} if self.epoch else {}
+
+    def validation_of(self, name: str, index: int) -> Batch:
+        """The same of one of the `validation_sets`."""
+        raise KeyError(name)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs besides the number of samples, as JSON takes it. Called after each batch, if the

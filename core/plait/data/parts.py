@@ -34,7 +34,7 @@ class InParts(Batches):
         first, last = int(self.rows[0]), int(self.rows[-1]) + 1
         self._parts = {part: opened((part, count)) for part in range(first // rows, (last - 1) // rows + 1)}
         one = next(iter(self._parts.values()))
-        self.sources = getattr(one, "sources", ())  # a stranger's may lack it
+        self.sources, self.validation_sets = (getattr(one, name, ()) for name in ("sources", "validation_sets"))
         self.passes = getattr(one, "passes", super().passes)  # type: ignore[method-assign]
         self._rows = {part: slice(max(first - part * rows, 0), min(last - part * rows, rows)) for part in self._parts}
 
@@ -43,6 +43,9 @@ class InParts(Batches):
 
     def validation(self, index: int) -> Batch:
         return self._rows_of(lambda part: part.validation(index))
+
+    def validation_of(self, name: str, index: int) -> Batch:
+        return self._rows_of(lambda part: part.validation_of(name, index))
 
     def _rows_of(self, given: Callable[[Batches], Batch]) -> Batch:
         batches = [(given(part), self._rows[number]) for number, part in self._parts.items()]

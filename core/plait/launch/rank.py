@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING
 
+from plait.checkpoint.best import BEST
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.launch import rank_end
@@ -195,6 +196,8 @@ def _outcome(trainer: "Trainer", kind: str, exported: Path | None) -> Outcome:
     reason += f", where it ended early: {trainer.ended_by}" if trainer.ended_by else ""
     reason += f": loss {last['loss']:.4f}" if "loss" in last else ""
     reason += f", validation {last['val_loss']:.4f}" if "val_loss" in last else ""
+    if best := trainer.checkpoints.best:
+        reason += f", lowest {best['loss']:.4f} after step {best['step']} ({trainer.checkpoints.store.folder / BEST})"
     reason += f"; weights in {exported}" if exported else ""
     return Outcome(kind, reason, step=trainer.step, asked=trainer.config.train.steps if trainer.ended_by else None)
 

@@ -150,6 +150,7 @@ def describe(row: Mapping[str, Any], total: int, seconds_left: float | None = No
     pieces.append(f"eta {clock(seconds_left)}")
     if "val_loss" in row:
         pieces.append(f"val {_number(row['val_loss'], '.4f')}")
+    pieces += [f"{key[9:]} {_number(row[key], '.4f')}" for key in row if key.startswith("val_loss/")]
     return "  ".join(pieces)
 
 

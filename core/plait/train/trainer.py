@@ -49,6 +49,7 @@ class Trainer:
         from plait.data.parts import InParts
         from plait.data.source import blaming_source, shortened
         from plait.data.tokenizer_files import files_of, used_by
+        from plait.train.validation import Validations  # not above: no step validates
 
         self.config, self.say, self.watch = config, say, Together(observers)
         selected = selected_observers(config)
@@ -103,6 +104,7 @@ class Trainer:
             peak_flops(device_type, self.run.device_name, config.precision.param),
             self.checkpoints.where_to_go_on,
         )
+        self.validation = Validations(self)
         self._laps = Laps(self.device)
         self.last_row: Row = {}  # the line of metrics.jsonl of the step reported last
         self.stopped_by: int | None = None  # the signal that the ranks agreed to stop for
@@ -124,7 +126,8 @@ class Trainer:
     def fit(self) -> str:
         """Train to the last step. Returns "finished", or "stopped" after a signal; in both cases the state is saved,
         if checkpoints are enabled."""
-        steps, validation, save = self.config.train.steps, self.config.validation, self.config.checkpoint
+        steps, validation, save = self.config.train.steps, self.validation, self.config.checkpoint
+        every = save.interval
         if line := self.batches.said_of_epochs(self.samples, self.step, steps):
             self.say(line)
         self.watch.begin(self.applied, self.optimizer)
@@ -142,11 +145,12 @@ class Trainer:
                 if previous:
                     self._report(previous)
                 previous = now
-                if validation.interval and (self.step % validation.interval == 0 or self.step == steps):
-                    previous.extra["val_loss"] = self.validate()
+                if validation.due(self.step):
+                    previous.extra |= validation.columns(self.step)
                     previous.add(self.run.take_logged())
-                is_last = self.step == steps or stopping
-                saves = is_last or self._due or bool(save.interval and self.step % save.interval == 0)
+                    self.ended_by = self.ended_by or validation.end
+                stopping = is_last = self.step == steps or stopping or validation.end is not None
+                saves = is_last or self._due or validation.gained or bool(every and self.step % every == 0)
                 where = save.enabled and saves, not is_last and self.checkpoints.copies_at(self.step)
                 if any(where):
                     self._report(previous)  # first: a NaN must not be saved, nor a step whose row could be lost
@@ -220,26 +224,6 @@ class Trainer:
     def _report(self, metrics: StepMetrics) -> None:
         self.last_row = metrics.row()
         self.watch.row(self.last_row)
-
-    @torch.no_grad()
-    def validate(self) -> float:
-        """The mean loss over the tokens of the validation batches, over all ranks."""
-        self.watch.validate(self.step)
-        for part in self.parts:
-            part.eval()
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for index in range(self.config.validation.batches):
-            self.watch.doing(f"validation batch {index + 1} after step {self.step}")
-            batch = self.applied.deal(self.batches.validation(index))
-            parts = batch.to(self.device).split(self.config.train.local_batch_size)
-            sums[0] += self.applied.forward_backward(parts, 1)
-            sums[1] += batch.valid()
-        if not self.mesh.is_dp_leader():
-            sums.zero_()
-        dist.all_reduce(sums)
-        loss = float(sums[0] / sums[1].clamp(min=1))
-        self.watch.validated(self.step, loss)
-        return loss
 
 
 def fit(config: Config, folder: Path, observers: Iterable[Any] = ()) -> str:

@@ -2,6 +2,7 @@
 
 import attrs
 
+from plait import Source
 from plait_data.cached import Cached
 from plait_data.documents import File, find
 from plait_data.text_source import given
@@ -22,6 +23,9 @@ class AtPath(Cached):
     def files(self) -> list[File]:
         files, self._left_out = find(self.path, self.follow_links)
         return files
+
+    def at(self, path: str) -> Source:
+        return attrs.evolve(self, path=path, validation_path=None, validation_fraction=0.0)
 
     def left_out(self) -> str:
         return self._left_out

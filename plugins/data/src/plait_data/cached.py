@@ -67,7 +67,12 @@ class Cached(TextSource):
 
     @property
     def has_validation(self) -> bool:
-        return self.validation_fraction > 0
+        return bool(self.held_out or self.validation_path)
+
+    @property
+    def held_out(self) -> float:
+        """The share of the content that is not trained on."""
+        return 0.0 if self.validation_path else float(self.validation_fraction)
 
     def check(self, *, seq_len: int, vocab_size: int | None) -> None:
         super().check(seq_len=seq_len, vocab_size=vocab_size)
@@ -82,6 +87,7 @@ class Cached(TextSource):
             cache.ensure(self.folder, self.is_complete, lambda part: self.write(files, part, say), say)
         except OSError as error:
             raise self._refused(error) from error
+        self.prepare_sets(say)
 
     def _refused(self, error: OSError) -> DiskError:
         """Which part the system refused: a limit of this process, a file of the data, or else the cache."""

@@ -6,7 +6,7 @@ from functools import cached_property
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
@@ -19,9 +19,6 @@ from plait_data.documents import File
 from plait_data.left_out import some
 from plait_data.template import Template, template_of
 from plait_data.text_source import Say
-
-if TYPE_CHECKING:
-    from plait_data.bins import Bins
 
 BESIDE = (
     "tokenizer_config.json",
@@ -82,7 +79,7 @@ class Chat(AtPath):
 
     def key(self, files: list[File]) -> tuple[Any, ...]:
         template = hashlib.sha256(self._template.encode()).hexdigest()
-        fraction = float(self.validation_fraction)
+        fraction = self.held_out
         by = self.encoder.version, version("transformers"), version("jinja2"), *self._beside()
         return "chat", conversations.FORMAT, self.encoder.digest, template, self.messages_key, fraction, by
 
@@ -101,6 +98,7 @@ class Chat(AtPath):
         return ends + template.ends_of_answers(self.encoder.special.special), begin  # type: ignore[attr-defined]
 
     def check_length(self, *, seq_len: int) -> None:
+        self.of_sets(lambda each: each.check_length(seq_len=seq_len))
         tokens = conversations.read(self.folder)
         held, answered = self._held(tokens.keys), tokens.answers <= seq_len
         if held.all():
@@ -131,15 +129,16 @@ class Chat(AtPath):
             f"are lost; the longest needs train.seq_len={int(lengths.max()) - 1}"
         )
 
-    def open(self, *, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> "Bins":
+    def open(self, *, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> Any:
         from plait_data.bins import Bins
 
         self.prepare(silent)  # the parent has done it, unless the cache was removed since
         self.check_length(seq_len=seq_len)
         tokens = conversations.read(self.folder)
-        return Bins(tokens, self._held(tokens.keys), self.encoder.eod, seq_len, seed, global_batch_size, dp)
+        held, pad = self._held(tokens.keys), self.encoder.eod
+        return self.beside(Bins(tokens, held, pad, seq_len, seed, global_batch_size, dp), seed)
 
     def _held(self, keys: np.ndarray) -> np.ndarray:
         """Which conversations (n,) are held out: those with the smallest digests, equal ones on one side."""
-        count = math.ceil(self.validation_fraction * len(keys))
+        count = math.ceil(self.held_out * len(keys))
         return keys <= np.partition(keys, count - 1)[count - 1] if count else np.zeros(len(keys), bool)

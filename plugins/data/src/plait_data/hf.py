@@ -4,18 +4,16 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import attrs
 
-from plait import PlaitError
+from plait import PlaitError, Source
 from plait_data.documents import encode
 from plait_data.left_out import NO_TEXT, LeftOut
 from plait_data.place_kept import check_place_kept
+from plait_data.text import text_at
 from plait_data.text_source import Say, TextSource, at_least, given
-
-if TYPE_CHECKING:
-    from plait_data.stream import StreamBatches
 
 # The builders of `datasets` that read plain data. Others may unpickle files, as `pandas` did, or open connections.
 BUILDERS = ("arrow", "cache", "conll", "csv", "json", "parquet", "text", "webdataset", "xml")
@@ -57,7 +55,12 @@ class Hf(TextSource):
 
     @property
     def has_validation(self) -> bool:
-        return self.validation_split is not None or self.validation_documents > 0
+        return self.holds_out or bool(self.validation_path)
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether the stream has documents to validate on."""
+        return not self.validation_path and (self.validation_split is not None or self.validation_documents > 0)
 
     def check(self, *, seq_len: int, vocab_size: int | None) -> None:
         super().check(seq_len=seq_len, vocab_size=vocab_size)
@@ -78,17 +81,24 @@ class Hf(TextSource):
                 raise PlaitError(f"data.name={self.name} has no documents in its split {split!r}").at(
                     "data.name", self.name
                 )
+        self.prepare_sets(say)
+
+    def check_length(self, *, seq_len: int) -> None:
+        self.of_sets(lambda each: each.check_length(seq_len=seq_len))
 
     def fingerprint(self) -> str:
         """Of the stream's names and options; the data behind them is not read before training."""
         names = (self.name, self.config, self.data_files, self.split, self.text_key)
-        options = (self.shuffle_buffer, self.validation_split, self.validation_documents)
+        options = (self.shuffle_buffer, self.validation_split, self.validation_documents if self.holds_out else 0)
         return hashlib.sha256(repr((names, options, self.encoder.digest)).encode()).hexdigest()
 
-    def open(self, *, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> "StreamBatches":
+    def open(self, *, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> Any:
         from plait_data.stream import StreamBatches
 
-        return StreamBatches(self, seq_len, seed, global_batch_size, dp)
+        return self.beside(StreamBatches(self, seq_len, seed, global_batch_size, dp), seed)
+
+    def at(self, path: str) -> Source:
+        return text_at(path, self)
 
     def rows(self, split: str) -> Any:
         """The `datasets.IterableDataset` of `split`. Raises PlaitError if it cannot be opened, or may run code."""

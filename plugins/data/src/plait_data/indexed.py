@@ -1,7 +1,7 @@
 """Sources of text: tokenised once per machine, after which any sample is available at any time."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -11,9 +11,6 @@ from plait_data.documents import File
 from plait_data.left_out import TAIL, LeftOut
 from plait_data.text_source import Say
 from plait_data.tokenise import FORMAT, read_meta, tokenise
-
-if TYPE_CHECKING:
-    from plait_data.packed import PackedBatches
 
 SAID = 0.01  # the share of the tokens that fill no sample from which on they are mentioned
 
@@ -33,7 +30,7 @@ class Indexed(Cached):
         return ""
 
     def write(self, files: list[File], folder: Path, say: Say) -> None:
-        tokenise(files, self.row_key(), self.encoder, float(self.validation_fraction), folder, say)
+        tokenise(files, self.row_key(), self.encoder, self.held_out, folder, say)
 
     def is_complete(self, folder: Path) -> bool:
         return read_meta(folder) is not None
@@ -41,7 +38,7 @@ class Indexed(Cached):
     def key(self, files: list[File]) -> tuple[Any, ...]:
         rows = self.row_key() if any(file.kind != "text" for file in files) else ""
         version = [self.encoder.version] if self.encoder.version else []
-        return FORMAT, self.encoder.digest, float(self.validation_fraction), self.salt(), rows, *version
+        return FORMAT, self.encoder.digest, self.held_out, self.salt(), rows, *version
 
     def check(self, *, seq_len: int, vocab_size: int | None) -> None:
         super().check(seq_len=seq_len, vocab_size=vocab_size)
@@ -58,6 +55,7 @@ class Indexed(Cached):
             say(line)
 
     def check_length(self, *, seq_len: int) -> None:
+        self.of_sets(lambda each: each.check_length(seq_len=seq_len))
         meta = read_meta(self.folder)
         if meta is None:
             raise PlaitError(f"the token cache {self.folder} is damaged or gone; run again to rebuild it")
@@ -69,7 +67,7 @@ class Indexed(Cached):
                 f"data has {train:,} tokens to train on, and {sample}: "
                 f"take more text, or train.seq_len={max(train - 1, 1)}"
             ).at("train.seq_len", seq_len, fits=f"at most {max(train - 1, 1)}")
-        if self.has_validation and validation < need:
+        if self.held_out and validation < need:
             share = need / (train + validation)
             more = f"raise data.validation_fraction to {share * 1.05:.2g}, " if share < 0.5 else ""
             raise PlaitError(
@@ -77,9 +75,10 @@ class Indexed(Cached):
                 f"take train.seq_len={max(validation - 1, 1)} or less, or set data.validation_fraction=0"
             ).at("train.seq_len", seq_len, fits=f"at most {max(validation - 1, 1)}")
 
-    def open(self, *, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> "PackedBatches":
+    def open(self, *, seq_len: int, seed: int, global_batch_size: int, dp: tuple[int, int]) -> Any:
         from plait_data.packed import PackedBatches
 
         self.prepare(silent)  # the parent has done it, unless the cache was removed since
         self.check_length(seq_len=seq_len)
-        return PackedBatches(self.folder, self.encoder.eod, self.attention, seq_len, seed, global_batch_size, dp)
+        shape = (seq_len, seed, global_batch_size, dp)
+        return self.beside(PackedBatches(self.folder, self.encoder.eod, self.attention, *shape), seed)

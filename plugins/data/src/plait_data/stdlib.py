@@ -6,9 +6,10 @@ from pathlib import Path
 
 import attrs
 
-from plait import PlaitError
+from plait import PlaitError, Source
 from plait_data.documents import File, entry
 from plait_data.indexed import Indexed
+from plait_data.text import text_at
 from plait_data.walk import walk
 
 # Left out: what is not part of the library, tests, programs written in it, and tables rather than text.
@@ -25,6 +26,9 @@ class Stdlib(Indexed):
 
     def files(self) -> list[File]:
         return modules(Path(sysconfig.get_path("stdlib")))
+
+    def at(self, path: str) -> Source:
+        return text_at(path, self)
 
     def salt(self) -> str:
         return platform.python_version()

@@ -37,7 +37,7 @@ class RowSource(Protocol):
     def encoder(self) -> Tokenizer: ...
 
     @property
-    def has_validation(self) -> bool: ...
+    def holds_out(self) -> bool: ...
 
     def fingerprint(self) -> str: ...
 
@@ -79,7 +79,7 @@ class StreamBatches(Batches):
         self._start, self._offset = Cursor(), 0  # of the next sample's first token: its document, and where in it
         self._pending: deque[Document] = deque()  # from that document on
         self._documents: Prefetched[Document] | None = None
-        self._validation = _Held(source, seq_len) if source.has_validation else None
+        self._validation = _Held(source, seq_len) if source.holds_out else None
         self._lost = LeftOut()
 
     def take(self, first: int) -> Batch:
@@ -192,7 +192,7 @@ def _tokens(source: RowSource, texts: list[bytes]) -> list[np.ndarray]:
 def _documents(source: RowSource, seed: int, dp: tuple[int, int], start: Cursor, lost: LeftOut) -> Iterator[Document]:
     """The part's documents from `start` on, without end."""
     held = set()
-    if source.has_validation and source.validation_split is None:
+    if source.holds_out and source.validation_split is None:
         held = {digest64(text) for text in source.validation_texts()}
     epoch, first = start.epoch, start
     while True:

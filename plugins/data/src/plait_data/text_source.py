@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
-from plait import PlaitError, Source, misfit, no_default
+from plait import Batches, PlaitError, Source, misfit, no_default
 from plait_data.tokenizer import Tokenizer, load
+from plait_data.validation_sets import WithSets, blaming_set, by_name, check_paths
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 def check_attention(_: Any, __: Any, value: Any) -> None:
@@ -39,12 +41,14 @@ class TextSource(Source):
     eod_token: the token that ends a document; None takes the one that the tokenizer's folder names.
     bod_token: the token that begins a document; "none": no token; None takes what the tokenizer itself writes.
     attention: "across": tokens attend to all before them in their sample; "document": only to those of their document.
+    validation_path: files to validate on; their text is not trained on. Several by name have a loss each.
     """
 
     tokenizer: str = "auto"
     eod_token: str | None = None
     bod_token: str | None = None
     attention: str = attrs.field(default="across", validator=check_attention)
+    validation_path: Any = attrs.field(default=None, validator=check_paths)
 
     @cached_property
     def encoder(self) -> Tokenizer:
@@ -63,6 +67,36 @@ class TextSource(Source):
                 f"set model.vocab_size to at least {size}, or take a smaller tokenizer"
             ).at("model.vocab_size", vocab_size, fits=f"at least {size}")
         super().check(seq_len=seq_len, vocab_size=vocab_size)
+        self.of_sets(lambda each: each.check(seq_len=seq_len, vocab_size=vocab_size))
+
+    def at(self, path: str) -> Source:
+        """The source of the files at `path`, to validate on: read as those of this source, or as text."""
+        raise NotImplementedError
+
+    @cached_property
+    def sets(self) -> dict[str, Source]:
+        """Name -> source of the files of `validation_path`; "" is the name of a single path."""
+        return {name: self.at(path) for name, path in by_name(self.validation_path).items()}
+
+    def of_sets(self, call: Callable[[Source], T]) -> dict[str, T]:
+        """Name -> what `call` returns for the source of each validation set. Errors name the set."""
+        found = {}
+        for name, path in by_name(self.validation_path).items():
+            with blaming_set(name, path):
+                found[name] = call(self.sets[name])
+        return found
+
+    def prepare_sets(self, say: Say) -> None:
+        """Prepare the sources of the validation sets; lines about them name the set."""
+        for name, path in by_name(self.validation_path).items():
+            with blaming_set(name, path):
+                self.sets[name].prepare(_named(say, f"validation{f' {name}' * bool(name)}"))
+
+    def beside(self, batches: Batches, seed: int) -> Batches:
+        """`batches`, and those of the validation sets."""
+        length, size, dp = batches.seq_len, batches.global_batch_size, batches.dp
+        sets = self.of_sets(lambda each: each.open(seq_len=length, seed=seed, global_batch_size=size, dp=dp))
+        return WithSets(batches, sets) if sets else batches
 
     def decoded(self, ids: Sequence[int]) -> str:
         return self.encoder.decode(ids)
@@ -73,3 +107,7 @@ class TextSource(Source):
             return [], None
         ends = [] if self.eod_token is None and special.eos is None else [self.encoder.eod]
         return [*ends, *sorted(special.stops - {*ends})], special.bos
+
+
+def _named(say: Say, what: str) -> Say:
+    return lambda line: say(f"{what}: {line}")
