@@ -1,5 +1,6 @@
 """A run with `launch.nnodes=MIN:MAX`: machines leave and come, and every step is that of one machine."""
 
+import contextlib
 import json
 import signal
 import time
@@ -15,6 +16,15 @@ EXACT = [f"precision.{each}=float64" for each in ("param", "reduce", "storage")]
 RUN = ["strategy=[fsdp2]", "run.name=a", "train.global_batch_size=8", "checkpoint.interval=10", *EXACT]
 RUN += ["schedule.min_lr_ratio=1", "validation.interval=0", "checkpoint.export=false"]
 ENDLESS = "train.steps=100000"
+
+
+@pytest.fixture
+def some_machines(tmp_path):
+    """Machines of these names, which share the folder `tmp_path`."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with contextlib.ExitStack() as stack:
+        yield lambda *names: stack.enter_context(Machines(tmp_path, *names))
 
 
 def begin(machine, cwd, *overrides, ranks=1, nnodes="1:2"):
@@ -72,13 +82,17 @@ def test_a_machine_that_comes_takes_part(machines, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [["fsdp2"], ["tensor_parallel", "fsdp2"]], ids="+".join)
-def test_a_machine_crashes_and_comes_back(strategy, machines, tmp_path):
+@pytest.mark.parametrize(
+    ("strategy", "how"),
+    [(["fsdp2"], "crash"), (["fsdp2"], "power_off"), (["tensor_parallel", "fsdp2"], "crash")],
+    ids=lambda value: "+".join(value) if isinstance(value, list) else value,
+)
+def test_a_machine_is_lost_and_comes_back(strategy, how, machines, tmp_path):
     more = [f"strategy=[{','.join(strategy)}]", "launch.max_restarts=0"]
     ranks = len(strategy)
     runs = [begin(machine, tmp_path, *more, ranks=ranks) for machine in machines]
     wait_for_step(tmp_path, 15, 2 * ranks, *runs)
-    machines["beta"].crash()
+    getattr(machines["beta"], how)()
     runs[0].seen("beta left; going on with 1 machine: alpha")
     wait_for_step(tmp_path, 20, ranks, runs[0])
     machines["beta"].boot()
@@ -108,23 +122,21 @@ def test_the_endpoints_machine_is_lost_and_comes_back(how, machines, tmp_path):
 
 
 @pytest.mark.slow
-def test_one_holder_of_the_store_after_another_is_lost(tmp_path):
-    if reason := why_not():
-        pytest.skip(reason)
-    with Machines(tmp_path, "alpha", "beta", "gamma") as machines:
-        runs = {each.name: begin(each, tmp_path, "train.global_batch_size=12", nnodes="1:3") for each in machines}
-        runs["alpha"].seen("with 3 machines: alpha, beta, gamma", 120)
-        wait_for_step(tmp_path, 30, 3, *runs.values())
-        machines["alpha"].crash()
-        wait_for_step(tmp_path, 40, 2, *runs.values())
-        holder = "beta" if "beta holds the store now" in runs["beta"].output else "gamma"
-        last = "gamma" if holder == "beta" else "beta"
-        runs[last].seen("alpha left; going on with 2 machines: beta, gamma")
-        wait_for_step(tmp_path, 60, 2, *runs.values())
-        machines[holder].crash()
-        runs[last].seen(f"{last} holds the store now, in the place of {holder}")
-        wait_for_step(tmp_path, 70, 1, *runs.values())
-        stop(tmp_path, runs[last], alike=["train.global_batch_size=12"])
+def test_one_holder_of_the_store_after_another_is_lost(some_machines, tmp_path):
+    machines = some_machines("alpha", "beta", "gamma")
+    runs = {each.name: begin(each, tmp_path, "train.global_batch_size=12", nnodes="1:3") for each in machines}
+    runs["alpha"].seen("with 3 machines: alpha, beta, gamma", 120)
+    wait_for_step(tmp_path, 30, 3, *runs.values())
+    machines["alpha"].crash()
+    wait_for_step(tmp_path, 40, 2, *runs.values())
+    holder = "beta" if "beta holds the store now" in runs["beta"].output else "gamma"
+    last = "gamma" if holder == "beta" else "beta"
+    runs[last].seen("alpha left; going on with 2 machines: beta, gamma")
+    wait_for_step(tmp_path, 60, 2, *runs.values())
+    machines[holder].crash()
+    runs[last].seen(f"{last} holds the store now, in the place of {holder}")
+    wait_for_step(tmp_path, 70, 1, *runs.values())
+    stop(tmp_path, runs[last], alike=["train.global_batch_size=12"])
     assert worlds(tmp_path)[-3:] == [3, 2, 1]
 
 
@@ -192,15 +204,52 @@ def test_a_plan_for_each_number_of_machines_is_ready(machines, tmp_path):
 
 
 @pytest.mark.slow
-def test_machines_too_many_for_the_batch_are_spares(tmp_path):
-    if reason := why_not():
-        pytest.skip(reason)
-    with Machines(tmp_path, "alpha", "beta", "gamma", "delta") as machines:
-        runs = [begin(machine, tmp_path, nnodes="1:4") for machine in [*machines][:3]]
-        runs[0].seen("1, 2 or 4 machines meet at")
-        wait_for_step(tmp_path, 1, 2, *runs)
-        runs.append(begin(machines["delta"], tmp_path, nnodes="1:4"))
-        runs[0].seen("going on with 4 machines: alpha, beta, delta, gamma")
-        wait_for_step(tmp_path, 1, 4, *runs)
-        stop(tmp_path, *runs)
+def test_a_run_that_was_stopped_resumes_on_another_number_of_machines(machines, tmp_path):
+    runs = [begin(machine, tmp_path) for machine in machines]
+    wait_for_step(tmp_path, 5, 2, *runs)
+    runs[0].signal(signal.SIGTERM)
+    assert codes(*runs) == [143, 143], outputs(*runs)
+    on_alpha = begin(machines["alpha"], tmp_path)
+    wait_for_step(tmp_path, 10, 1, on_alpha)
+    stop(tmp_path, on_alpha)
+    assert worlds(tmp_path)[-2:] == [2, 1]
+
+
+@pytest.mark.slow
+def test_a_machine_more_than_the_most_replaces_one_that_is_lost(some_machines, tmp_path):
+    machines = some_machines("alpha", "beta", "gamma")
+    runs = [begin(machine, tmp_path) for machine in [*machines][:2]]
+    wait_for_step(tmp_path, 5, 2, *runs)
+    runs.append(begin(machines["gamma"], tmp_path))
+    runs[2].seen("gamma is a spare: alpha, beta train already")
+    machines["beta"].crash()
+    runs[0].seen("beta left; gamma came; going on with 2 machines: alpha, gamma")
+    wait_for_step(tmp_path, rows(tmp_path / "runs" / "a")[-1]["step"] + 15, 2, *runs)
+    stop(tmp_path, runs[0], runs[2])
+
+
+@pytest.mark.slow
+def test_several_that_come_are_one_change(some_machines, tmp_path):
+    """One more than there is would not fit the batch, so it waits for the other."""
+    machines = some_machines("alpha", "beta", "gamma")
+    batch = ["train.global_batch_size=9", "train.local_batch_size=1"]
+    runs = [begin(machines["alpha"], tmp_path, *batch, nnodes="1:3")]
+    wait_for_step(tmp_path, 5, 1, *runs)
+    runs += [begin(machines[name], tmp_path, *batch, nnodes="1:3") for name in ("beta", "gamma")]
+    runs[0].seen("beta and gamma came; going on with 3 machines: alpha, beta, gamma", 120)
+    wait_for_step(tmp_path, 10, 3, *runs)
+    stop(tmp_path, *runs, alike=batch)
+    assert worlds(tmp_path) == [1, 3]
+
+
+@pytest.mark.slow
+def test_machines_too_many_for_the_batch_are_spares(some_machines, tmp_path):
+    machines = some_machines("alpha", "beta", "gamma", "delta")
+    runs = [begin(machine, tmp_path, nnodes="1:4") for machine in [*machines][:3]]
+    runs[0].seen("1, 2 or 4 machines meet at")
+    wait_for_step(tmp_path, 1, 2, *runs)
+    runs.append(begin(machines["delta"], tmp_path, nnodes="1:4"))
+    runs[0].seen("going on with 4 machines: alpha, beta, delta, gamma")
+    wait_for_step(tmp_path, 1, 4, *runs)
+    stop(tmp_path, *runs)
     assert worlds(tmp_path)[-1] == 4
