@@ -12,7 +12,7 @@ from tests.faults.place import Ended, Sandbox, digests
 
 EQUAL, REFUSED, DEFECT = "equal", "refused", "defect"
 EXPECTED = {  # what may lie in a run's folder when no command runs
-    "config.yaml", "versions.json", "mesh.json", "outcome.json", "metrics.jsonl", "metrics.old.jsonl", ".lock",
+    "config.yaml", "versions.json", "mesh.json", "outcome.json", "metrics.jsonl", "metrics.old.jsonl", ".lock", ".host",
     "checkpoints", "export", "ranks",
 }  # fmt: skip
 NUMBERS = ("step", "loss", "grad_norm", "lr", "tokens", "val_loss")
