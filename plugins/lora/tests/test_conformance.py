@@ -6,7 +6,7 @@ from plait.testing import Layout, StrategySuite
 READY = {name for name, plugin in installed().items() if plugin.state == "ok"}
 FSDP2 = {"fsdp2": {}}
 LAYOUTS = {
-    "fsdp2 2": Layout(2, {"rank": 2}, FSDP2)  # more of them in test_numerics.py, where B is not 0
+    "fsdp2 2": Layout(2, {"rank": 2, "random_base": True}, FSDP2)  # more of them in test_numerics.py, where B is not 0
 }
 
 
