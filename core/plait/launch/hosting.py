@@ -121,7 +121,7 @@ class Hosting:
     def _write(self, told: dict[str, Any]) -> None:
         """In place, because another file would not be locked, and always as long, because the disk may be full."""
         assert self._handle is not None
-        os.pwrite(self._handle, json.dumps(told).ljust(LENGTH).encode(), 0)
+        os.pwrite(self._handle, f"{json.dumps(told):{LENGTH}}".encode(), 0)
         os.fsync(self._handle)
 
 
