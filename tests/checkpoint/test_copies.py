@@ -235,7 +235,7 @@ MOVES = {  # strategies and machines before and after, the step that the ranks g
     ),
     "workers apart": ({"local_sgd": {"every": 4}}, [0, 1], {"local_sgd": {"every": 4}}, [0], 3, False),
 }
-QUICK_MOVES = ("a machine is lost", "strided")
+QUICK_MOVES = ("a machine is lost",)
 
 
 @pytest.mark.parametrize(

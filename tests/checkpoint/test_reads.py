@@ -146,9 +146,8 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize(
-    "layout", [name if name == "replicas" else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_damage_that_ranks_find_takes_all_of_them_to_the_one_before(
     plait_ranks: Pool, trained: Path, run: Path, layout: str
 ) -> None:

@@ -40,15 +40,18 @@ def test_what_the_table_names_exists():
     others = [word for each in words().values() for word in each]
     assert sorted(others) == sorted(set(others)), "a word means one thing"
     known = {key.path for key in of_a_run()}
-    for here in words():
-        parts = here.partition(",")[0].split()
-        chosen = [part for part in parts if "=" in part and not part.endswith(("=NAME", "=FILE", "=FOLDER"))]
-        config = compose(chosen).plain()
-        for key in (part.partition("=")[0] for part in parts if not part.startswith("+")):
-            at = config
-            for name in key.split("."):
-                assert key in known or name in at, here
-                at = at.get(name) or {}
+    named = [part for here in words() for part in here.partition(",")[0].split() if not part.startswith("+")]
+    strategies = {part[len("strategy=[") : -1] for part in named if part.startswith("strategy=[")}
+    for data in ("text", "hf"):
+        chosen = [f"data={data}", "model=transformers", f"strategy=[{','.join(sorted(strategies))}]"]
+        known |= _paths(compose(chosen).plain())
+    assert {part.partition("=")[0] for part in named} <= known
+
+
+def _paths(node, before=""):
+    """`a` and `a.b` of {"a": {"b": 1}}."""
+    below = (_paths(value, f"{before}{key}.") for key, value in node.items() if isinstance(value, dict))
+    return {f"{before}{key}" for key in node}.union(*below)
 
 
 def test_help_explains_every_key(plait_project):

@@ -11,7 +11,8 @@ from plait.records.ledger import Ledger
 from plait.sweep import submitted
 from plait.sweep.claim import claim
 from plait.sweep.command import Command
-from plait.sweep.submitted import Queue, _Awaited, _Submitted
+from plait.sweep.submitted import Queue, _Awaited, _Submitted, queue_again
+from plait.system.signals import Stopped
 
 
 class Clock:
@@ -106,3 +107,8 @@ def test_jobs_that_go_on_are_named(slurm):
     over, _ = slurm("7_0 FAILED\n7_1 FAILED")
     over.queue.going_on()
     assert over.queue.going_on() is None
+
+
+@pytest.mark.parametrize("stop", [SystemExit(), SystemExit("bye"), SystemExit(3), KeyboardInterrupt(), Stopped(15)])
+def test_what_is_not_the_end_of_a_job_s_time_changes_nothing(stop):
+    assert queue_again(stop) is None

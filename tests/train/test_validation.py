@@ -4,7 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from plait.checkpoint.save import Saver
+from plait.checkpoint.store import Store
 from plait.contract.config import Config
 from plait.contract.observer import Together
 from plait.train.validation import Validations
@@ -54,3 +57,11 @@ def test_the_loss_of_a_run_is_the_mean_of_its_sets():
     validation: Any = Validations(trainer)
     validation._losses = lambda step: {"a": 1.0, "b": 2.0}
     assert validation.columns(40) == {"val_loss": 1.5, "val_loss/a": 1.0, "val_loss/b": 2.0}
+
+
+def test_no_checkpoint_is_the_best_before_a_loss_is_finite(tmp_path):
+    best = {"loss": float("inf"), "step": 0, "waited": 1}
+    found = told([NAN])
+    assert found == ([], None, best)
+    Saver(Store(tmp_path), "sync").save({"model.a": torch.ones(4)}, 3, data={"best": best})
+    assert not (tmp_path / "best").is_symlink()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from plait.check.prepare import MOST, rate_of_a_toy
+from plait.check.prepare import HIGHEST_RATE, rate_of_a_toy
 from plait.contract.config import Config
 from plait.host import compose
 from tests.helpers.chats import CHATS, VOCAB, tokenizer_in, written
@@ -29,7 +29,7 @@ SLOW = pytest.mark.slow
     ("recipe", "more", "epochs", "rates"),  # rates: (of the first step, of the last one)
     [
         pytest.param("sft", CHAT, 2, (5e-6, 0.0), marks=SLOW),
-        ("lora", CHAT, 3, (2e-4, 2e-4)),
+        pytest.param("lora", CHAT, 3, (2e-4, 2e-4), marks=SLOW),
         pytest.param("pretrain", ("data=stdlib", "train.steps=2"), None, (1.5e-7, 3e-7), marks=SLOW),
     ],
 )
@@ -63,7 +63,7 @@ ADAM = "torch.optim.AdamW"
     ("start", "target", "lr", "told"),
     [
         ("base", ADAM, 3e-3, True),
-        ("base", ADAM, MOST, False),
+        ("base", ADAM, HIGHEST_RATE, False),
         (None, ADAM, 3e-3, False),
         ("base", "torch.optim.SGD", 0.1, False),
         ("base", ADAM, None, False),

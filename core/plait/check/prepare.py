@@ -105,13 +105,15 @@ def all_warmup(config: Config) -> str | None:
     )
 
 
-MOST = 1e-3  # the highest published rate of full fine-tuning that we know, of SmolLM2's 135M; Tülu 3's 8B took 5e-6
+# The highest published rate of full fine-tuning that we know: of SmolLM2's 135M and 360M (alignment-handbook's
+# recipes/smollm2/sft/config_smol.yaml). Tülu 3's 8B took 5e-6.
+HIGHEST_RATE = 1e-3
 
 
 def rate_of_a_toy(config: Config) -> str | None:
     """What to say if Adam's steps are so large that they undo the weights that the run starts from."""
     lr, start = config.optimizer.get("lr"), config.checkpoint.init_from
-    if start is None or lr is None or lr <= MOST or "Adam" not in config.optimizer.get("_target_", ""):
+    if start is None or lr is None or lr <= HIGHEST_RATE or "Adam" not in config.optimizer.get("_target_", ""):
         return None
     return (
         f"optimizer: lr={lr:g} is for a small model that learns from nothing, and undoes what the weights of this "

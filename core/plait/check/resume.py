@@ -3,6 +3,7 @@
 Ranks that restart choose again, in `plait.checkpoint.choose`.
 """
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,13 +65,18 @@ def find_checkpoint(checked: "Checked", folder: "RunFolder", say: Say) -> Contin
             store.damaged[path] = error.why or str(error)
     if conf.init_from:
         _check_weights(conf.init_from, checked)
-    if conf.memory_steps and any(Slot(place).notes() for place in of_this_machine()[0]):
+    if conf.memory_steps and any(map(_holds_copy, of_this_machine()[0])):
         say("checkpoint: none on the disk; there are copies in memory")
         return Continuation(0, False, with_steps(checked, checked.config, None))
     say(f"checkpoint: none to resume; starting at step 0{f' from {conf.init_from}' if conf.init_from else ''}")
     if metrics.last_step(folder.path / metrics.FILE):
         say(f"metrics: those of an earlier start move to {metrics.OLD}")
     return Continuation(0, False, with_steps(checked, checked.config, None))
+
+
+def _holds_copy(place: str) -> bool:
+    with contextlib.closing(Slot(place)) as slot:
+        return slot.notes() is not None
 
 
 def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder", say: Say) -> Continuation:

@@ -141,7 +141,7 @@ class Saver:
         if self._rank == 0:
             with writing(path):
                 self.store.commit(path, attrs.evolve(manifest, files=files))
-            best = (manifest.data.get("best") or {}).get("step")
+            best = (manifest.data.get("best") or {}).get("step") or None  # 0: no loss was finite so far
             try:
                 if best is not None:
                     name_best(self.store, best)

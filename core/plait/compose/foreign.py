@@ -31,7 +31,7 @@ def elsewhere(key: str) -> tuple[str, ...]:
 def unknown(key: str, known: list[str]) -> PlaitError:
     """The error for a key that does not exist; `known`: those of its node."""
     mistyped = "." in key and near_miss(key.rpartition(".")[2], known)
-    if here := meant(key) or ("" if mistyped else elsewhere(key)):
+    if here := meant(key) or (() if mistyped else elsewhere(key)):
         return PlaitError(f"unknown key {key}; here it is {' or '.join(here)}").at(key, fits=here)
     return unknown_key(key, known)
 

@@ -35,11 +35,14 @@ class InParts(Batches):
         self._parts = {part: opened((part, count)) for part in range(first // rows, (last - 1) // rows + 1)}
         one = next(iter(self._parts.values()))
         self.sources, self.validation_sets = (getattr(one, name, ()) for name in ("sources", "validation_sets"))
-        self.passes = getattr(one, "passes", super().passes)  # type: ignore[method-assign]
         self._rows = {part: slice(max(first - part * rows, 0), min(last - part * rows, rows)) for part in self._parts}
 
     def take(self, first: int) -> Batch:
         return self._rows_of(lambda part: part.take(first))
+
+    def passes(self, samples: int) -> dict[str, float]:
+        own: Callable[[int], dict[str, float]] = getattr(next(iter(self._parts.values())), "passes", super().passes)
+        return own(samples)
 
     def validation(self, index: int) -> Batch:
         return self._rows_of(lambda part: part.validation(index))

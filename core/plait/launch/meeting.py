@@ -428,10 +428,8 @@ class Meeting:
         at, where, seconds = self._at, self._where, self.launch.rendezvous_seconds
         limit, about = f"launch.rendezvous_seconds={seconds:g}", ("launch.rdzv_endpoint", self.launch.rdzv_endpoint)
         if at.broken is not None and (self.handler is not None or at.again):
-            lost, again = (
-                self._holder if self.handler is not None else self._lost,
-                "give the command again on all machines",
-            )
+            lost = self._holder if self.handler is not None else self._lost
+            again = "give the command again on all machines"
             return Apart(f"{lost} is gone, and the others cannot meet without it: {again}", *about)
         if at.store is None:
             own = towards(at.host, at.port)

@@ -196,7 +196,7 @@ def _outcome(trainer: "Trainer", kind: str, exported: Path | None) -> Outcome:
     reason += f", where it ended early: {trainer.ended_by}" if trainer.ended_by else ""
     reason += f": loss {last['loss']:.4f}" if "loss" in last else ""
     reason += f", validation {last['val_loss']:.4f}" if "val_loss" in last else ""
-    if best := trainer.checkpoints.best:
+    if (best := trainer.checkpoints.best) and best["step"]:
         reason += f", lowest {best['loss']:.4f} after step {best['step']} ({trainer.checkpoints.store.folder / BEST})"
     reason += f"; weights in {exported}" if exported else ""
     return Outcome(kind, reason, step=trainer.step, asked=trainer.config.train.steps if trainer.ended_by else None)

@@ -150,7 +150,8 @@ def describe(row: Mapping[str, Any], total: int, seconds_left: float | None = No
     pieces.append(f"eta {clock(seconds_left)}")
     if "val_loss" in row:
         pieces.append(f"val {_number(row['val_loss'], '.4f')}")
-    pieces += [f"{key[9:]} {_number(row[key], '.4f')}" for key in row if key.startswith("val_loss/")]
+    sets = {key.removeprefix("val_loss/"): row[key] for key in row if key.startswith("val_loss/")}
+    pieces += [f"{name} {_number(loss, '.4f')}" for name, loss in sets.items()]
     return "  ".join(pieces)
 
 

@@ -75,7 +75,7 @@ def job(command: Command, cfg: DictConfig, hydra: Any, config_of: ConfigOf, run:
         print(f"plait: {label} is pruned: {mine.reason}", flush=True)
     measure(mine, folder)
     ledger.put(mine, command.argv)
-    if stop is not None and (late := queue_again(stop)):
+    if stop is not None and is_submitted(hydra) and (late := queue_again(stop)):
         stop, mine.state, mine.reason = None, "failed", late
         ledger.put(mine, command.argv)
     if stop is not None:

@@ -21,14 +21,14 @@ from plait.records.ledger import Job, Ledger
 from plait.sweep.claim import claim, varying
 from plait.sweep.command import Command
 from plait.system.errors import one_line
-from plait.system.signals import Stopped
+from plait.system.signals import ASKING, Stopped
 
 FIRST_LINE, LINES = 10.0, 300.0  # seconds of waiting before the first line, and between two that say the same
 ASK, ASK_AT_MOST = 5.0, 60.0  # seconds between two questions to Slurm, at the beginning and after some hours
 WAITING = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 RUNNING = {"CONFIGURING", "RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"}
 OVER = ("finished", "failed", "pruned")  # a job that is stopped may be in the queue again
-OF_SLURM = (signal.SIGUSR1, signal.SIGUSR2)
+OF_SLURM = [number for number in ASKING if number.name.startswith("SIGUSR")]
 WHY = {  # Slurm's state at the end -> what it means
     "CANCELLED": "was cancelled",
     "TIMEOUT": "reached its time limit (hydra.launcher.timeout_min)",
@@ -69,10 +69,11 @@ class _Submitted:
 
 
 def queue_again(stop: BaseException) -> str | None:
-    """If Slurm has told this job that its time will be over: submitit puts it into the queue again, and this process
-    ends; or else, why not. None if something else stopped it."""
-    number = stop.number if isinstance(stop, Stopped) else getattr(stop, "code", 0) - 128
-    if number not in OF_SLURM or not callable(signal.getsignal(number)):
+    """Why submitit, which has started this process, does not put the job into Slurm's queue again; None if something
+    else than the end of its time stopped it. If submitit does, this process ends here."""
+    code = getattr(stop, "code", None)
+    number = stop.number if isinstance(stop, Stopped) else code - 128 if isinstance(code, int) else 0
+    if number not in OF_SLURM:
         return None
     import submitit
 

@@ -75,12 +75,10 @@ def test_validation_uses_the_average(plait_ranks):
     assert validated != pytest.approx(last, rel=1e-3)
 
 
-SLOW = pytest.mark.slow
+QUICK = ("fsdp2", "pipeline")
 
 
-@pytest.mark.parametrize(
-    "layout", ["fsdp2", "pipeline", *(pytest.param(n, marks=SLOW) for n in ("ddp", "tensor_parallel, fsdp2"))]
-)
+@pytest.mark.parametrize("layout", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS])
 def test_any_layout_validates_as_one_process(plait_ranks, layout):
     world, strategies = LAYOUTS[layout]
     ((_, expected),) = plait_ranks.run(losses, {}, world=1)

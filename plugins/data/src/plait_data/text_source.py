@@ -1,5 +1,6 @@
 """Sources of text, which a tokenizer turns into tokens: the options that they share."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -69,9 +70,9 @@ class TextSource(Source):
         super().check(seq_len=seq_len, vocab_size=vocab_size)
         self.of_sets(lambda each: each.check(seq_len=seq_len, vocab_size=vocab_size))
 
+    @abstractmethod
     def at(self, path: str) -> Source:
         """The source of the files at `path`, to validate on: read as those of this source, or as text."""
-        raise NotImplementedError
 
     @cached_property
     def sets(self) -> dict[str, Source]:
