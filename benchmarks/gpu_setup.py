@@ -38,6 +38,7 @@ LEFT_OUT = {  # what no test or benchmark on a GPU imports; together they are la
     "datasets": "for torchtitan's own data",
     "pillow": "for torchtitan's models of images",
     "huggingface_hub": "for downloads",
+    "ray": "for runs on Ray's nodes",
 }
 PLATFORMS = ("2_39", "2_35", "2_34", "2_31", "2_28", "2_27", "2_24", "2_17", "2_12", "2_5")
 MARK = "elsewhere"  # the local version of what stands in for a distribution that is left out
