@@ -2,9 +2,12 @@
 
 import attrs
 import pytest
+from torch import nn
 
+from plait import ModelSpec
 from plait.host import compose
 from plait_plan.engine import plan
+from plait_plan.tracing.blocks import groups
 from plait_plan.tracing.recorder import Operator
 from plait_plan.tracing.trace import StepTrace
 from plait_plan.whole import LEAST, whole
@@ -83,3 +86,22 @@ def test_all_blocks_are_traced_if_a_further_one_changes_what_others_do(more: dic
     found = whole(lambda counts: traced(counts[0] if counts else 12, **more), [12])
     assert (len(found.base.places) == LEAST) is few
     assert len(found.base.places) in (LEAST, 12)
+
+
+class Numbered(nn.Module):
+    """Knows its place, as transformers' layers do, and a width."""
+
+    def __init__(self, place: int, width: int) -> None:
+        super().__init__()
+        self.layer_idx, self.width = place, width
+
+
+@pytest.mark.parametrize(
+    ("widths", "alike"),
+    [([7] * 8, [8]), ([7, 1, 7, 7, 7, 7, 7, 7], [7, 1]), ([0, 1, 2, 3, 3, 5, 6, 7], [1, 1, 1, 2, 1, 1, 1])],
+)
+def test_a_number_that_is_the_place_of_each_block_is_no_difference(widths: list[int], alike: list[int]) -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList(Numbered(place, width) for place, width in enumerate(widths))
+    found = groups(model, ModelSpec(axes={}, blocks=["layers.*"]))
+    assert [len(group.fqns) for group in found] == alike

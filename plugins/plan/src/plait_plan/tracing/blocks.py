@@ -18,10 +18,15 @@ class Group:
 
 def groups(model: nn.Module, spec: ModelSpec, remat: Remat | None = None) -> list[Group]:
     """The blocks of `model` in groups of equal ones, in order of the first of each; with `remat`, blocks that recompute
-    differently are separate."""
+    differently are separate. A number by which each block knows its place is no difference."""
+    blocks = spec.blocks_of(model)
+    attributes = {fqn: _attributes(block) for fqn, block in blocks.items()}
+    own = [{key for key, value in told.items() if value == _place(fqn)} for fqn, told in attributes.items()]
+    places = set.intersection(*own) if own else set()
     found: dict[Any, list[str]] = {}
-    for fqn, block in spec.blocks_of(model).items():
-        found.setdefault((_signature(block), remat.mode_of(fqn) if remat else None), []).append(fqn)
+    for fqn, block in blocks.items():
+        told = tuple((key, value) for key, value in attributes[fqn].items() if key not in places)
+        found.setdefault((_tensors(block), told, remat.mode_of(fqn) if remat else None), []).append(fqn)
     return [Group(tuple(fqns)) for fqns in found.values()]
 
 
@@ -51,17 +56,23 @@ def block_of(fqn: str, blocks: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _signature(block: nn.Module) -> Any:
-    """Equal for blocks that compute the same on tensors of the same shapes."""
-    tensors = tuple(
-        (name, tuple(t.shape), t.dtype, t.requires_grad)
-        for name, t in (*block.named_parameters(), *block.named_buffers())
-    )
-    parts = tuple((name, type(m), _plain(m)) for name, m in block.named_modules())
-    return tensors, parts
+def _tensors(block: nn.Module) -> Any:
+    named = (*block.named_parameters(), *block.named_buffers())
+    return tuple((name, tuple(t.shape), t.dtype, t.requires_grad) for name, t in named)
 
 
-def _plain(module: nn.Module) -> tuple[tuple[str, str], ...]:
-    """A module's attributes that are numbers, text and the like."""
+def _attributes(block: nn.Module) -> dict[tuple[str, str], str]:
+    """(module, attribute) -> its value in words: the types of all modules, and attributes that are numbers, text and
+    the like. Blocks of the same tensors and attributes compute the same."""
     simple = (bool, int, float, str, tuple, type(None))
-    return tuple(sorted((k, repr(v)) for k, v in vars(module).items() if isinstance(v, simple) and k != "training"))
+    found = {}
+    for name, module in block.named_modules():
+        found[name, ""] = str(type(module))
+        plain = {k: repr(v) for k, v in vars(module).items() if isinstance(v, simple) and k != "training"}
+        found |= {(name, k): v for k, v in sorted(plain.items())}
+    return found
+
+
+def _place(fqn: str) -> str:
+    """The place of a block in its list: `layers.7` is 7."""
+    return fqn.rpartition(".")[2]
