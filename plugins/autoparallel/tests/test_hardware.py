@@ -22,22 +22,27 @@ def test_a_hardware_file_sets_nothing_that_the_search_decides(overrides, mode):
     assert node.compile.enabled == ("+hardware=h100" in overrides)  # what it does not decide
 
 
-@pytest.mark.slow
-def test_what_binds_a_search_is_named():
+def test_what_binds_a_search_is_named_and_its_report_has_no_step_time_beside_the_plans():
     binding = (
         "remat.mode=full",
         "strategy.autoparallel.axes={dp_shard: 2}",
         "strategy.autoparallel.strategies=[fsdp2]",
+        "train.global_batch_size=16",
     )
-    ((line, _),) = check(compose([*SEARCH, *binding]), 2).said
-    words = "strategy.autoparallel.axes={dp_shard: 2}, strategy.autoparallel.strategies=[fsdp2], remat.mode=full"
+    ((line, report),) = check(compose([*SEARCH, *binding]), 2).said
+    words = (
+        "strategy.autoparallel.axes={dp_shard: 2}, strategy.autoparallel.strategies=[fsdp2], remat.mode=full, "
+        "train.global_batch_size=16"
+    )
     assert line.endswith(f"; bound by {words}")
+    assert f"given    {words}" in report.splitlines()
+    assert "step, of the first" in report
+    assert " ms" not in report  # the plan above tells it
 
 
-def test_a_report_of_a_compiled_run_has_one_step_time():
+def test_of_a_compiled_run_the_console_says_what_its_time_is():
     ((line, report),) = check(compose([*SEARCH, "compile.enabled=true", "compile.backend=eager"]), 1).said
     assert " a step before it is compiled, " in line
     assert "bound by" not in line
-    assert "step, of the first" in report
-    assert " ms" not in report  # the plan above tells it
+    assert "given    nothing" in report
     assert report.splitlines()[0].startswith("plan ")

@@ -119,7 +119,7 @@ def test_less_memory_recomputes_and_too_little_is_a_sentence(found):
     assert less["bytes"]["peak"] <= 0.9 * needed
     assert less["seconds"]["step"] > plan["seconds"]["step"]
     assert plan["bound"].startswith("time")
-    assert less["bound"].startswith("memory: with enough of it, a step would take")
+    assert less["bound"].startswith("memory: with enough of it, a step would take ")
     with raises_about("strategy.autoparallel.memory", 1024.0, "at least"):
         checked("strategy.autoparallel.memory=1024")
 

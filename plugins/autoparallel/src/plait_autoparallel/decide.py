@@ -75,7 +75,7 @@ def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: file.Tex
 
     cluster, found_by = _cluster(run)
     capacity = options.memory if options.memory is not None else cluster.memory - cluster.reserved
-    samples = _samples(run, kept)
+    samples, given = _samples(run, kept), _given(options, run)
     offered = _allowed(options, planning.offering(run))
     if not run.config.model:
         raise PlaitError(
@@ -107,14 +107,22 @@ def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: file.Tex
     plan = file.plan(found, run, cluster, capacity, samples, _asked(options))
     run.leave(file.name_for(run), file.text(plan))
     run.report("plan", plan)
-    given = [f"{KEY}.{name}={_plainly(value)}" for name, value in _asked(options).items()]
-    given += [f"remat.mode={wanted.mode}"] if wanted.mode != "none" else []
-    compiled = run.config.compile.enabled
     bound = f"; bound by {', '.join(given)}" if given else ""
-    said = words.explanation(found, cluster, capacity, compiled) + (f"\n{found_by.strip(' ()')}" if found_by else "")
+    said = words.explanation(found, cluster, capacity, given) + (f"\n{found_by.strip(' ()')}" if found_by else "")
     if options.advisor:
         said += "\n\n" + _advice(run, found, cluster)
-    run.say(words.line(found, cluster, compiled) + found_by + bound, said)
+    run.say(words.line(found, cluster, run.config.compile.enabled) + found_by + bound, said)
+
+
+def _given(options: "AutoParallel", run: Run) -> list[str]:
+    """Keys, with their values, that leave the search less to choose, whether the user or a file sets them."""
+    config, beside = run.config, ", ".join(name for name in run.strategies if name != "autoparallel")
+    return [
+        *(f"{KEY}.{name}={_plainly(value)}" for name, value in _asked(options).items()),
+        *([f"strategy=[{beside}]"] if beside else []),
+        *([f"remat.mode={config.remat.mode}"] if config.remat.mode != "none" else []),
+        *([f"train.global_batch_size={size}"] if (size := config.train.global_batch_size) is not None else []),
+    ]
 
 
 def _plainly(value: Any) -> str:

@@ -65,9 +65,12 @@ def line(found: Any, cluster: Any, compiled: bool = False) -> str:
     )
 
 
-def explanation(found: Any, cluster: Any, capacity: float, compiled: bool = False) -> str:
-    """The whole report: the choice, its cost, the alternatives. compiled: as for `line`; steps are then told as shares
-    of the chosen one, since the plan above tells its time."""
+def explanation(found: Any, cluster: Any, capacity: float, given: Sequence[str] = ()) -> str:
+    """The whole report: the choice, its cost, the alternatives. Steps are told as shares of the chosen one's: `plait
+    plan` traces that one and tells its time, the only one in its report.
+
+    given: what the user or a file sets, so that the search could not choose it: keys with their values.
+    """
     best = found.best
     total, candidate = best.mix.total, best.candidate
     large = {n: d for n, d in planning.degrees(candidate.composition.layout).items() if d > 1}
@@ -77,22 +80,18 @@ def explanation(found: Any, cluster: Any, capacity: float, compiled: bool = Fals
         f"with     {', '.join(candidate.composition.strategies) or 'no strategy'}",
         f"batch    {candidate.rows} samples at once per rank, {candidate.micro} time(s) a step",
         f"blocks   {recomputed(best.mix.modes)}",
-        *([] if compiled else [f"step     {time(total.seconds)} on {cluster.name}"]),
-        f"memory   {size(total.peak)} of {size(capacity)} per rank, most in {moment}",
+        f"memory   {size(total.peak)} of {size(capacity)} per rank on {cluster.name}, most in {moment}",
         *([f"waiting  {100 * best.bubble:.1f}% of the step, for other stages"] if best.bubble is not None else []),
         f"bound by {binding(found)}",
-        *([_routing(found.worst, capacity)] if found.worst else []),
+        f"given    {', '.join(given) or 'nothing'}",
+        *([_routing(found.worst, total.seconds, capacity)] if found.worst else []),
         "",
     ]
-
-    def told(seconds: float) -> str:
-        return f"{seconds / total.seconds:.3f}" if compiled else time(seconds)
-
-    rows = [("", "layout", "step, of the first" if compiled else "step", "peak", "why not")]
-    rows.append(("1", described(candidate), told(total.seconds), size(total.peak), "chosen"))
+    rows = [("", "layout", "step, of the first", "peak", "why not")]
+    rows.append(("1", described(candidate), "1.000", size(total.peak), "chosen"))
     for place, one in enumerate(found.others[:SHOWN], 2):
-        rows.append((str(place), described(one.candidate), told(one.mix.total.seconds), size(one.mix.total.peak),
-                     why(one, best)))  # fmt: skip
+        rows.append((str(place), described(one.candidate), f"{one.mix.total.seconds / total.seconds:.3f}",
+                     size(one.mix.total.peak), why(one, best)))  # fmt: skip
     for short in found.short[:SHOWN]:
         rows.append(("-", described(short.candidate), "", size(short.needs),
                      f"does not fit: {size(short.needs - capacity)} too much"))  # fmt: skip
@@ -118,13 +117,14 @@ def explanation(found: Any, cluster: Any, capacity: float, compiled: bool = Fals
 SHOWN = 6
 
 
-def _routing(worst: Any, capacity: float) -> str:
-    """What the even routing of the plan hides."""
-    sentence = (
-        f"routing  even; if all tokens go to the experts of one rank, a step takes {time(worst.seconds)} and that rank"
-    )
+def _routing(worst: Any, seconds: float, capacity: float) -> str:
+    """What the even routing of the plan hides. seconds: of its step."""
+    more = f"a step takes {100 * (worst.seconds / seconds - 1):.1f}% more"
     too_much = ", which does not fit" if worst.peak > capacity else ""
-    return f"{sentence} needs {size(worst.peak)}{too_much}"
+    return (
+        f"routing  even; if all tokens go to the experts of one rank, {more} and that rank needs "
+        f"{size(worst.peak)}{too_much}"
+    )
 
 
 def _missing(found: Any, seconds: float) -> str:
@@ -140,5 +140,5 @@ def _missing(found: Any, seconds: float) -> str:
 def binding(found: Any) -> str:
     seconds = found.best.mix.total.seconds
     if found.unlimited < seconds * (1 - 1e-6):
-        return f"memory: with enough of it, a step would take {time(found.unlimited)}"
+        return f"memory: with enough of it, a step would take {100 * (1 - found.unlimited / seconds):.1f}% less"
     return "time: more memory would not help"
