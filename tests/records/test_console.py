@@ -1,18 +1,24 @@
 """What a run shows: plain lines into a file or pipe, a live line on a terminal."""
 
+import fcntl
 import io
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from plait.records import console as module
-from plait.records.console import Console, describe
+from plait.records.console import SPACE, Console, described, fitted
+from plait.system.streams import forgiving
 
 
 def row(step: int, **more: Any) -> dict[str, Any]:
@@ -20,6 +26,10 @@ def row(step: int, **more: Any) -> dict[str, Any]:
         "step": step, "loss": 2.93121, "grad_norm": 0.8444, "lr": 1e-3, "tokens": 4096 * step,
         "tokens_per_second": 41_234.5, "mfu": None, "peak_memory_bytes": 655 * 2**20, "data_seconds": 0.01, **more,
     }  # fmt: skip
+
+
+def describe(*arguments: Any) -> str:
+    return SPACE.join(described(*arguments).values())
 
 
 def lines(total: int, start: int = 0, log_every: int = 10, validate: tuple[int, ...] = ()) -> list[str]:
@@ -82,6 +92,22 @@ def test_time_left_comes_from_the_pace_of_this_try(monkeypatch: pytest.MonkeyPat
     assert "eta 0:00:00" in shown[-1]
 
 
+def test_a_narrow_line_loses_the_time_left_last() -> None:
+    pieces = described(row(40, mfu=0.4, val_loss=2.95, **{"val_loss/code": 3.0}), 160, 70)
+    kept = [fitted(pieces, width) for width in range(140, 0, -1)]
+    assert all(len(text) <= width for text, width in zip(kept, range(140, 0, -1), strict=True))
+    assert list(dict.fromkeys(kept))[2:9] == [
+        "step  40/160  loss 2.9312  norm 0.84  lr 1.0e-03  41.2k tok/s  mfu 40.0%  eta 0:01:10  val 2.9500",
+        "step  40/160  loss 2.9312  norm 0.84  lr 1.0e-03  41.2k tok/s  eta 0:01:10  val 2.9500",
+        "step  40/160  loss 2.9312  norm 0.84  41.2k tok/s  eta 0:01:10  val 2.9500",
+        "step  40/160  loss 2.9312  41.2k tok/s  eta 0:01:10  val 2.9500",
+        "step  40/160  loss 2.9312  eta 0:01:10  val 2.9500",
+        "step  40/160  loss 2.9312  eta 0:01:10",
+        "step  40/160  eta 0:01:10",
+    ]
+    assert (fitted(pieces, 11), fitted(pieces, 5)) == ("eta 0:01:10", "eta 0")
+
+
 PROGRAM = """
 import sys, time
 from plait.records.console import Console
@@ -89,29 +115,75 @@ from plait.system.streams import console_may_fail
 with console_may_fail(lambda error: None), Console(int(sys.argv[1]), 0, 40) as console:
     for n in range(1, int(sys.argv[1]) + 1):
         console.row({"step": n, "loss": 1.0, "grad_norm": 1.0, "lr": 1.0, "tokens_per_second": 1.0})
-        if n == 50: console.line("[bold]saved[/bold]")
+        if n == 50: console.line("[bold]saved[/bold] \u65e5")
         time.sleep(float(sys.argv[2]))
 print("the end")
 print("went on to the end", file=sys.stderr)
 """
 
 
-def test_training_goes_on_when_the_reader_leaves() -> None:
+@pytest.mark.parametrize("kind", [os.pipe, pty.openpty])
+def test_training_goes_on_when_the_reader_leaves(kind: Callable[[], tuple[int, int]]) -> None:
+    reader, writer = kind()
     command = [sys.executable, "-c", PROGRAM, "400", "0.0005"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        process.stdout.readline()
-        process.stdout.close()
+    with subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE, text=True) as process:
+        os.close(writer)
+        os.read(reader, 1)
+        os.close(reader)
         errors = process.stderr.read()
     assert process.returncode == 0
     assert errors == "went on to the end\n"
 
 
-def on_a_terminal(steps: int, pause: float, **environment: str) -> str:
+def test_a_pipe_that_does_not_block_gets_everything() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with open(reader) as read, forgiving(writer, lambda error: None) as file:
+        writes = threading.Thread(target=file.write, args=("a line\n" * 50_000,))
+        writes.start()
+        assert sum(len(read.readline()) for _ in range(50_000)) == 7 * 50_000
+        writes.join()
+    os.close(writer)
+
+
+class Broken(io.StringIO):
+    encoding = "no such encoding"
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def write(self, text: str) -> int:
+        raise self.error
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("error", [OSError(28, "full"), ValueError("closed"), UnicodeError(), RuntimeError("a widget")])
+def test_no_error_of_its_output_ends_a_run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    with Console(2, 0, 1, Broken(error)) as console:
+        console.row(row(1))
+        console.line("saved")
+
+
+def test_what_a_strict_stream_lacks_is_escaped() -> None:
+    written = io.BytesIO()
+    file = io.TextIOWrapper(written, "latin-1")
+    Console(2, file=file).line("saved in 日/é")
+    assert written.getvalue() == b"saved in \\u65e5/\xe9\n"
+
+
+def on_a_terminal(steps: int, pause: float, columns: int = 120, **environment: str) -> str:
+    """What a terminal of so many columns gets. The encoding is told by PYTHONIOENCODING."""
     main, other = pty.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    own = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(steps), str(pause)],
         stdout=other, stderr=subprocess.DEVNULL,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40", **environment},
+        env={**own, "TERM": "xterm", **environment},
     )  # fmt: skip
     os.close(other)
     shown = b""
@@ -125,7 +197,13 @@ def on_a_terminal(steps: int, pause: float, **environment: str) -> str:
         shown += chunk
     os.close(main)
     assert process.wait() == 0
-    return shown.decode()
+    return shown.decode(environment.get("PYTHONIOENCODING", "utf-8"))
+
+
+def live(shown: str) -> list[str]:
+    """The live lines, without colours."""
+    drawn = re.findall(r"\r\x1b\[K([^\r\n]+)(?=\r\x1b)", shown)
+    return [re.sub(r"\x1b\[\d*m", "", line) for line in drawn]
 
 
 @pytest.mark.slow
@@ -134,10 +212,9 @@ def test_a_live_line_on_a_terminal() -> None:
     drawn = re.findall(r"step +(\d+)/100", shown)
     assert {"1", "40", "80", "100"} <= set(drawn)
     assert len(set(drawn)) > 5  # more than the lines alone
-    assert "━" in shown
-    assert "\x1b[?25l" not in shown  # the cursor is never hidden: a killed run could not show it again
-    assert "[bold]saved[/bold]" in shown  # as it is, no markup
-    assert shown.rstrip().endswith("\x1b[2Kthe end")  # the live line is gone in the end
+    assert "\x1b[?" not in shown  # no mode is set, the cursor never hidden: a killed run could not undo it
+    assert "[bold]saved[/bold] 日" in shown  # as it is, no markup
+    assert shown.rstrip().endswith("\r\x1b[Kthe end")  # the live line is gone in the end
 
 
 def test_a_live_line_is_drawn_at_most_four_times_a_second() -> None:
@@ -147,10 +224,24 @@ def test_a_live_line_is_drawn_at_most_four_times_a_second() -> None:
     assert 25 <= len(set(re.findall(r"step +(\d+)/1000", shown))) <= most
 
 
-def test_a_narrow_terminal_cuts_the_live_line_to_one_row() -> None:
-    shown = on_a_terminal(30, 0.02, COLUMNS="50")
-    assert "…" in shown
-    assert "\x1b[2A" not in shown  # never moved up two rows
+@pytest.mark.parametrize(
+    ("columns", "environment", "last"),
+    [
+        (120, {}, r"step 50/50 .*  eta 0:00:00  ━{20}"),
+        (80, {"NO_COLOR": "1"}, r"step 50/50 .*  eta 0:00:00  ━{5}"),
+        (80, {"PYTHONIOENCODING": "latin-1"}, r"step 50/50 .*  eta 0:00:00  #{5}"),
+        (20, {"PYTHONIOENCODING": "ascii"}, "eta 0:00:00  #{6}"),
+        (8, {}, "eta 0:0"),
+        (1, {}, "e"),
+    ],
+)
+def test_the_live_line_is_of_what_a_terminal_can_show(columns: int, environment: dict[str, str], last: str) -> None:
+    shown = on_a_terminal(50, 0.0, columns, **environment)
+    assert re.fullmatch(last, live(shown)[-1])
+    assert all(len(line) < max(columns, 2) for line in live(shown))
+    assert ("\x1b[3" in shown) == ("NO_COLOR" not in environment and columns > 8)
+    assert "step 40/50  loss 1.0000  norm 1.00  lr 1.0e+00      1 tok/s  eta" in shown  # whole, as it stays
+    assert ("\\u65e5" in shown) == bool({"PYTHONIOENCODING"} & environment.keys())
 
 
 def test_a_dumb_terminal_gets_plain_lines() -> None:

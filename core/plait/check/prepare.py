@@ -8,6 +8,7 @@ from pathlib import Path
 
 from plait.check.check import check
 from plait.check.checked import Checked
+from plait.check.introduced import introduced
 from plait.check.resume import find_checkpoint
 from plait.check.tested_torch import newer_torch
 from plait.checkpoint.folder_owner import claim
@@ -75,6 +76,8 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, make: Callable[[], No
         if new:
             folder.discard()
         raise
+    for fact in introduced(checked):
+        say(fact)
     if advice := all_warmup(checked.config):
         say(advice)
     if advice := newer_torch(str(torch.__version__)):

@@ -16,6 +16,7 @@ from plait.compose.compose import composed, config_of
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.contract.names import check_name
+from plait.records.terminal import Terminal
 from plait.system.disk import writing
 from plait.system.errors import one_line
 from plait.system.imports import importing
@@ -114,6 +115,7 @@ def _run(config: Config, path: Path) -> None:
     finally:
         folder.unlock()
     if outcome.kind == "failed":
+        Terminal().draw("")
         where = f" (rank {outcome.rank}; its log: {folder.log_of(outcome.rank)})" if outcome.rank is not None else ""
         raise RunFailed(outcome.reason + where, outcome.fault)
     if not external or os.environ["RANK"] == "0":
@@ -245,4 +247,4 @@ def _be_a_rank(config: Config, folder: Any) -> Any:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    Terminal().line(text)  # above or in the place of the live line of a rank 0 that trains, or has ended

@@ -4,6 +4,8 @@ import contextlib
 import errno
 import io
 import os
+import select
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from typing import IO, Any
@@ -23,15 +25,23 @@ class Forgiving(io.FileIO):
         size = len(rest)
         try:
             while rest:
-                rest = rest[super().write(rest) or 0 :]
+                if (written := super().write(rest)) is None:  # another process made it one that does not block
+                    select.select([], [self], [])
+                rest = rest[written or 0 :]
         except OSError as error:
-            if error.errno == errno.EPIPE:  # it stays so, for C code and child processes too
+            if _has_left(error, self.fileno()):  # it stays so, for C code and child processes too
+                error = BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
                 with contextlib.suppress(OSError), open(os.devnull, "wb") as silence:
                     os.dup2(silence.fileno(), self.fileno())
             tell, self._tell = self._tell, None
             if tell is not None:
                 tell(error)
         return size
+
+
+def _has_left(error: OSError, number: int) -> bool:
+    """Whether nobody reads any more: the other end of a pipe is closed, or the terminal, for which EIO stands."""
+    return error.errno == errno.EPIPE or (error.errno == errno.EIO and stat.S_ISCHR(os.fstat(number).st_mode))
 
 
 def forgiving(file: int | str, tell: Callable[[OSError], None]) -> IO[str]:
