@@ -90,14 +90,15 @@ def test_each_job_is_a_run_and_its_end_is_in_the_table(plait_project):
     ]
     which = ["=1, strategy=[fsdp2]", "=1, strategy=[]", "=2, strategy=[fsdp2]", "=2, strategy=[]"]
     for number, what in enumerate(which):
-        assert f"plait: job {number} of the sweep (train.seed{what}) starts\n" in done.out
+        assert f"plait: job {number} of the sweep (train.seed{what}) starts: {number + 1} of 4\n" in done.out
     assert done.err.splitlines() == [
         f"plait: job {n} of the sweep (train.seed{what}) failed: {reason}"
         for n, (what, reason) in enumerate(zip(which[:3], reasons, strict=True))
     ]
     head, *lines = done.out.split("\n\n")[-2].splitlines()
     assert head.split() == ["job", "state", "loss", "val_loss", "tokens/s", "memory", "overrides", "reason"]
-    assert [line.split()[1] for line in lines] == ["failed", "failed", "failed", "finished"]
+    assert [line.split()[1] for line in lines] == ["finished", "failed", "failed", "failed"]  # the best first
+    lines = [*lines[1:], lines[0]]
     ends = [f"train.seed{what} {why}" for what, why in zip(which, [*reasons, "-"], strict=True)]
     words = [" ".join(line.split()) for line in lines]  # columns are as wide as their longest entry
     assert [line for line, end in zip(words, ends, strict=True) if not line.endswith(end)] == []
@@ -197,6 +198,22 @@ def test_the_same_command_goes_on(plait_project):
         assert plait_project(*TWO, *more, ranks=third).code == 0
         assert [each[0] for each in third.started] == started
     assert [job["step"] for job in record(folder)] == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "count"),
+    [
+        (("train.seed=range(1,4)", "model=glob(gpt2_d*)"), 3),
+        (("train.seed=1,2,3", "train.seed=1,2"), 2),  # the last counts
+    ],
+)
+def test_a_job_says_of_how_many_it_is_and_which_is_best(plait_project, overrides, count):
+    done = plait_project("train", "-m", "strategy=[]", *overrides, IN, ranks=Ranks())
+    starts = [line for line in done.out.splitlines() if " starts: " in line]
+    assert [line.partition(" starts: ")[2].partition(";")[0] for line in starts] == [
+        f"{number} of {count}" for number in range(1, count + 1)
+    ]
+    assert [line.partition("best so far: ")[2].partition(" ")[0] for line in starts[1:]] == ["job"] * (count - 1)
 
 
 def test_a_signal_stops_the_sweep_and_the_same_command_goes_on(plait_project):

@@ -3,11 +3,13 @@
 import contextlib
 import hashlib
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 
 from plait.contract.errors import PlaitError
+from plait.records.ledger import Job
 from plait.system.disk import writing
 from plait.system.locks import try_lock, unlock
 
@@ -20,13 +22,14 @@ NOT_COUNTED = ("hydra.", "hydra/", "sweep.")  # how jobs are run does not change
 @attrs.define
 class Command:
     """argv: the arguments. session: this start of it. folder: the sweep's, empty for a single run.
-    varied: the keys in which jobs differ. follows: a launcher started this process as a rank other than 0, which does
-    not write the sweep's files."""
+    varied: the keys in which jobs differ. total: how many jobs there are, if that is known. follows: a launcher started
+    this process as a rank other than 0, which does not write the sweep's files."""
 
     argv: list[str]
     session: str = attrs.field(factory=lambda: uuid.uuid4().hex)
     folder: str = ""
     varied: set[str] = attrs.field(factory=set)
+    total: int | None = None
     follows: bool = False
     _held: int | None = attrs.field(default=None, init=False)
 
@@ -58,6 +61,10 @@ class Command:
                 place.rmdir()
         unlock(self._held)
         self._held = None
+
+    def own(self, jobs: Sequence[Job]) -> list[Job]:
+        """Those that belong to this start of the sweep."""
+        return [job for job in jobs if job.session == self.session]
 
     def digest(self) -> str:
         """Eight hexadecimal digits computed from the overrides, independent of their order."""

@@ -19,6 +19,7 @@ from plait.records.run_folder import RunFolder
 from plait.sweep.claim import claim, varying
 from plait.sweep.command import FAILED, Command
 from plait.sweep.prune import cannot_work
+from plait.sweep.standing import standing
 from plait.sweep.submitted import is_submitted, queue_again
 from plait.system.errors import one_line
 from plait.system.signals import asked_to_stop, name
@@ -63,7 +64,7 @@ def job(command: Command, cfg: DictConfig, hydra: Any, config_of: ConfigOf, run:
             if cfg.sweep.prune and not together and (reason := cannot_work(mine, config)):
                 mine.state, mine.reason = "pruned", reason
             else:
-                print(f"plait: {label} starts", flush=True)
+                print(f"plait: {label} starts{_where(command, ledger, hydra.job.num)}", flush=True)
                 run(config, folder)
                 mine.state = "finished"
         except BaseException as error:
@@ -83,6 +84,12 @@ def job(command: Command, cfg: DictConfig, hydra: Any, config_of: ConfigOf, run:
     if mine.state == "failed" and is_submitted(hydra):
         raise SystemExit(FAILED)  # its process fails in Slurm's queue too
     return mine.returned
+
+
+def _where(command: Command, ledger: Ledger, number: int) -> str:
+    """How far the sweep has come, to be said of the job that starts."""
+    of = f": {number + 1} of {command.total}" if command.total is not None else ""
+    return of + standing(command.own(ledger.read()), command.total)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Makes Hydra compose a sweep's jobs so that a strategy's options apply to the jobs that select it."""
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -64,8 +65,10 @@ class JobLoader(Loader):
         """Check what every job has in common, fix the sweep's folder, and note in which keys jobs differ."""
         params = OmegaConf.select(cfg, "hydra.sweeper.params") or {}
         given = parsed([f"{key}={value}" for key, value in params.items()])
+        plain = parsed(rest)
+        self.command.total = self._count(cfg.hydra.sweeper, [*given, *plain, *options])
         options = [*options, *(o for o in given if _plugin_of(o))]
-        others = [o for o in [*given, *parsed(rest)] if not _plugin_of(o)]
+        others = [o for o in [*given, *plain] if not _plugin_of(o)]
         self._check_options(name, others, options, _selected(cfg))
         self.command.varied = {o.get_key_element() for o in [*others, *options] if o.is_sweep_override()}
         self.command.folder = str(cfg.hydra.sweep.dir)
@@ -80,6 +83,17 @@ class JobLoader(Loader):
             self.command.hold()
             if is_submitted(cfg.hydra):
                 QUEUE.watch(self.command)
+
+    def _count(self, sweeper: DictConfig, overrides: list[Override]) -> int | None:
+        """How many jobs a sweeper makes of these, the last of a key; None if it does not say."""
+        if not str(sweeper.get("_target_")).endswith(".BasicSweeper"):
+            return sweeper.get("n_trials") if isinstance(sweeper.get("n_trials"), int) else None
+        counts = {}
+        for override in overrides:
+            override.config_loader = self  # for glob(...)
+            several = override.is_discrete_sweep()
+            counts[override.get_key_element()] = len(list(override.sweep_string_iterator())) if several else 1
+        return math.prod(counts.values())
 
     def _check_options(
         self, name: str | None, others: list[Override], options: list[Override], selected: set[str]

@@ -20,6 +20,7 @@ from plait.contract.errors import PlaitError
 from plait.records.ledger import Job, Ledger
 from plait.sweep.claim import claim, varying
 from plait.sweep.command import Command
+from plait.sweep.standing import OVER, standing
 from plait.system.errors import one_line
 from plait.system.signals import ASKING, Stopped
 
@@ -27,7 +28,6 @@ FIRST_LINE, LINES = 10.0, 300.0  # seconds of waiting before the first line, and
 ASK, ASK_AT_MOST = 5.0, 60.0  # seconds between two questions to Slurm, at the beginning and after some hours
 WAITING = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 RUNNING = {"CONFIGURING", "RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"}
-OVER = ("finished", "failed", "pruned")  # a job that is stopped may be in the queue again
 OF_SLURM = [number for number in ASKING if number.name.startswith("SIGUSR")]
 WHY = {  # Slurm's state at the end -> what it means
     "CANCELLED": "was cancelled",
@@ -98,6 +98,7 @@ class Queue:
 
     def __init__(self) -> None:
         self._jobs: list[_Submitted] = []
+        self._command = Command([])
         self._slurm, self._began, self._asked = False, 0.0, 0.0
         self._told, self._said = "", 0.0
         self._undo = contextlib.ExitStack()
@@ -107,6 +108,7 @@ class Queue:
         import submitit
 
         self.leave()
+        self._command = command
         executors: Any = submitit.AutoExecutor
         own = executors.map_array
 
@@ -164,12 +166,16 @@ class Queue:
                 self._ask()
                 self._asked = time.monotonic()
                 if now > self._began + FIRST_LINE:
-                    self._say(self._line())
+                    self._say(self._line(), self._far())
             time.sleep(0.5)
 
-    def _say(self, line: str) -> None:
+    def _far(self) -> str:
+        """What is left, and which job is best so far."""
+        return standing(self._command.own(Ledger(Path(self._command.folder)).read()), len(self._jobs))
+
+    def _say(self, line: str, more: str = "") -> None:
         if line != self._told or time.monotonic() > self._said + LINES:
-            print(line, flush=True)
+            print(line + more, flush=True)
             self._told, self._said = line, time.monotonic()
 
     def _line(self) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from plait.records.ledger import STATES, Job, Ledger
 from plait.records.run_folder import is_live
 from plait.sweep.command import FAILED, Command
+from plait.sweep.standing import best_first
 from plait.sweep.submitted import QUEUE
 from plait.sweep.table import table
 from plait.system.errors import one_line
@@ -27,7 +28,7 @@ def summarise(command: Command, error: BaseException | None = None) -> int:
     if jobs:
         counts = Counter(job.state for job in jobs)
         summary = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-        print(f"\n{table(jobs)}\n\nsweep: {summary}; this table is {command.folder}/sweep.csv", flush=True)
+        print(f"\n{table(best_first(jobs))}\n\nsweep: {summary}; this table is {command.folder}/sweep.csv", flush=True)
     failed = any(job.state == "failed" for job in jobs)
     if going_on:
         print(going_on, flush=True)
@@ -46,7 +47,7 @@ def _settled(command: Command, error: BaseException | None) -> list[Job]:
         return []
     submitted = QUEUE.folders()
     with ledger.changing(command.argv) as jobs:
-        mine = [job for job in jobs if job.session == command.session]
+        mine = command.own(jobs)
         for job in mine:
             if job.state == "running" and job.folder not in submitted and not is_live(ledger.folder / job.folder):
                 job.state = "stopped" if error is not None and _is_stop(error) else "failed"
