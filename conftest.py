@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import tempfile
 import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
@@ -13,6 +14,10 @@ import pytest
 # On some CPUs (an AMD EPYC, say) MKL rounds a product by where its operands lie in memory: two strategies that add in
 # one order then differ in the last bit of float32. Set before torch is imported, and inherited by the ranks.
 os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
+
+# What a run keeps on its machine for later ones must not reach a test from elsewhere, nor another one's process.
+_CACHE = tempfile.TemporaryDirectory(prefix="plait-cache-")
+os.environ["PLAIT_CACHE"] = _CACHE.name
 
 # A job of `nohup`, or in a shell's background, begins with these ignored, and so would the runs that tests interrupt.
 for _number, _usual in (

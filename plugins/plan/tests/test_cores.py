@@ -5,7 +5,7 @@ import os
 import pytest
 
 from plait import PlaitError
-from plait_plan.cores import on_all_cores
+from plait_plan.cores import as_they_end, on_all_cores
 
 
 def half(number):
@@ -23,3 +23,7 @@ def test_an_error_is_raised_here():
     with pytest.raises(PlaitError, match="3 is odd") as caught:
         on_all_cores(half, [(2,), (3,), (4,)])
     assert (caught.value.key, caught.value.value) == ("number", 3)
+
+
+def test_each_result_comes_with_the_place_of_its_job():
+    assert {place: result for place, (result, _) in as_they_end(half, [(4,), (2,), (6,)])} == {0: 2, 1: 1, 2: 3}

@@ -28,7 +28,7 @@ def test_plans_differ_by_chunks_of_the_loss() -> None:
 
 def test_pieces_differ_by_chunks_of_the_loss() -> None:
     run = check(compose(SMALL), 1)
-    asked = run.config, run.layout, {}, 7
+    asked = run.config, run.layout, {}, 7, ("none",)
     chunked = run.config.with_value("loss.chunks", 8)
     assert depends_on(*asked) != depends_on(chunked, *asked[1:])
 
@@ -54,6 +54,7 @@ def traced(config: Config, layout: MeshLayout, *_: object) -> list[MeshLayout]:
 
 def test_layouts_are_traced_even_if_they_are_more_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "PIECES", Memo(1))
+    monkeypatch.setattr(traces, "kept", lambda *_: None)
     monkeypatch.setattr(traces, "pieces", traced)
     run = check(compose([*SMALL, "strategy=[]"]), 1).assembly.run
     run = attrs.evolve(run, world_size=2)

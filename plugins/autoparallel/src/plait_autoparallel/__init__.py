@@ -44,6 +44,7 @@ class AutoParallel:
     require: dict[str, Any] | None = attrs.field(default=None, validator=optional(_names))
     forbid: dict[str, Any] | None = attrs.field(default=None, validator=optional(_names))
     strategies: list[str] | None = None
+    seconds: float | None = attrs.field(default=None, validator=optional(and_(gt(0.0), lt(math.inf))))
     advisor: bool = False
 
     @hookimpl

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 
 from plait import planning
-from plait_autoparallel.solve import Mix, Segment, bound
+from plait_autoparallel.solve import Mix, Segment, bound, fastest, kinds_of
 
 
 @attrs.frozen
@@ -25,18 +25,28 @@ class Candidate:
 
 @attrs.frozen(eq=False)
 class Priced:
-    """A candidate, its pieces, and what each of its parts costs."""
+    """A candidate, its pieces, and what each of its parts costs.
+
+    whole: whether `price` and `segments` have all modes of recomputation that may be used.
+    """
 
     candidate: Candidate
     pieces: list[planning.Pieces]
     price: planning.Price
     segments: list[Segment]
+    whole: bool = True
 
     @cached_property
     def least(self) -> float:
         """Seconds: no mix of recomputation takes less."""
         ranks = self.candidate.composition.layout.count("layers")
         return bound(self.price, self.segments, self.candidate.micro) / ranks
+
+    def keeps_all(self, capacity: float) -> bool:
+        """Whether blocks that take the least time fit: no mode of recomputation is then worth a look."""
+        modes = fastest(self.price, self.segments)
+        peak = planning.put_together(self.price, kinds_of(self.segments), modes, self.candidate.micro).peak
+        return set(modes) <= {"none"} and peak <= capacity
 
 
 @attrs.frozen

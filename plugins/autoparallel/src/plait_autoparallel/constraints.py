@@ -1,6 +1,6 @@
 """What the user requires of a plan: fixed axes, required or forbidden choices, the samples of a step."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -92,6 +92,10 @@ class Constraints:
             else:
                 segments.append(Segment((block,), kind_of[block], ways))
         return segments
+
+    def may_keep_all(self, blocks: Iterable[str]) -> bool:
+        """Whether a plan may recompute nothing."""
+        return all("none" in self._ways(block) for block in blocks)
 
     def _ways(self, block: str) -> tuple[str, ...]:
         ways = list(REMAT) if self.mode == "none" else [self.mode]

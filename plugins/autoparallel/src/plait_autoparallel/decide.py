@@ -72,6 +72,7 @@ def _still_meant(plan: file.Text, run: Run, asked: dict[str, Any]) -> bool:
 
 def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: file.Text | None) -> None:
     from plait_autoparallel.search import or_what_helps, search
+    from plait_autoparallel.watch import Watch, to_console
 
     cluster, found_by = _cluster(run)
     capacity = options.memory if options.memory is not None else cluster.memory - cluster.reserved
@@ -90,9 +91,9 @@ def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: file.Tex
     wanted = Constraints(options.axes or {}, require, forbid, run.spec, run.shapes, samples, run.config.remat.mode)
     layouts, reasons = planning.compositions(_in_single_samples(run, samples), offered)
     wanted.check(blocks, {a for c in layouts for a in _axes(c)})
-    limit = capacity
+    limit, watch = capacity, Watch(options.seconds, to_console)
     for _ in range(TRIES):
-        found = or_what_helps(functools.partial(search, run, layouts, reasons, cluster, limit), wanted)
+        found = or_what_helps(functools.partial(search, run, layouts, reasons, cluster, limit, watch=watch), wanted)
         decision = decision_of(found, samples)
         peak = _needed(run, decision, blocks, cluster, found)
         if peak <= capacity:
@@ -108,6 +109,7 @@ def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: file.Tex
     run.leave(file.name_for(run), file.text(plan))
     run.report("plan", plan)
     bound = f"; bound by {', '.join(given)}" if given else ""
+    bound += f"; {found.ended}" if found.ended else ""
     said = words.explanation(found, cluster, capacity, given) + (f"\n{found_by.strip(' ()')}" if found_by else "")
     if options.advisor:
         said += "\n\n" + _advice(run, found, cluster)

@@ -101,6 +101,7 @@ def plan(found: Any, run: Run, cluster: Any, capacity: float, samples: int, aske
             **({"peak with the worst routing": round(found.worst.peak)} if found.worst else {}),
         },
         "bound": words.binding(found),
+        **({"ended": found.ended} if found.ended else {}),
         "runners_up": [
             {
                 "layout": words.described(one.candidate),

@@ -12,7 +12,9 @@ from plait.host import crowded, is_crowded
 from plait_autoparallel import stages
 from plait_autoparallel.candidates import Candidate, Priced, Scored, Short
 from plait_autoparallel.constraints import Constraints, Infeasible
-from plait_autoparallel.solve import Mix, Segment, kinds_of, smallest, solve
+from plait_autoparallel.solve import Segment, kinds_of, traced
+from plait_autoparallel.standings import Standings
+from plait_autoparallel.watch import Watch
 from plait_autoparallel.words import described, recomputed
 
 NAME = "autoparallel"  # of this strategy, which takes no part in what it plans
@@ -45,6 +47,8 @@ class SearchResult:
     undivided: the model's logical axes that no layout divides.
     unlimited: seconds of the fastest step if memory were no limit. worst: the plan's step if all tokens go to the
     experts of one rank; None if no ranks share experts, or if the plan is for that.
+    slower: how many compositions would need recomputation to fit and take longer without it. ended: why the search
+    ended before all was traced; "" if it did not.
     """
 
     best: Scored
@@ -60,6 +64,8 @@ class SearchResult:
     undivided: list[str]
     unlimited: float
     worst: planning.Total | None
+    slower: int
+    ended: str
 
 
 def search(
@@ -69,10 +75,13 @@ def search(
     cluster: Cluster,
     capacity: float,
     wanted: Constraints,
+    watch: Watch | None = None,
+    prune: bool = True,
 ) -> SearchResult:
     """The fastest plan for `run` on `cluster` within `capacity` bytes per rank, among `layouts`.
 
-    reasons: strategy -> why it cannot take part. Raises Infeasible if there is none.
+    reasons: strategy -> why it cannot take part. watch: may end the search before all is traced. prune: trace no more
+    than is needed to know the plan. Raises Infeasible if there is none.
     """
     fitting = wanted.axes_fit(layouts, run.world_size, reasons)
     inside = [c for c in layouts if _inside(c, cluster)]
@@ -81,68 +90,57 @@ def search(
     places = {id(composition): i for i, composition in enumerate(layouts)}
     samples = wanted.samples
     shared = [places[id(c)] for c in fitting if samples % c.layout.count("batch") == 0]
-    traced, number = planning.traces(run, layouts, shared, fixed(run), cluster.granularity)
-    whole: list[Priced] = []
-    divided: list[Priced] = []
-    for i in shared:
-        composition = layouts[i]
-        if not wanted.placed(traced[i][0], composition.layout):
-            continue
-        segments = wanted.segments(traced[i][0])
-        for rows, micro in _batches(samples, composition):
-            candidate = Candidate(composition, rows, micro)
-            cost = planning.price(traced[i], composition.layout, cluster, rows)
-            priced = Priced(candidate, traced[i], cost, segments)
-            (divided if composition.divides else whole).append(priced)
-    if not whole and not divided:
+    standings, pieces, count = Standings(capacity), dict[int, list[planning.Pieces]](), 0
+    watch = watch or Watch()
+    with watch.ending():
+        for first in (True, False) if prune and wanted.may_keep_all(run.blocks) else (False,):
+            for family in planning.families(run, layouts, shared, fixed(run), cluster.granularity, first):
+                pieces |= dict.fromkeys(family.members, family.pieces)
+                standings.add([p for i in family.members for p in _priced(layouts[i], family, cluster, wanted)])
+                count = max(count, family.traced)
+                watch.see(family, standings.best)
+            undecided = [one for one in standings.open.values() if one.least <= standings.limit]
+            undecided += stages.undecided(run, standings.divided.values(), cluster, standings.limit)
+            shared = sorted({places[id(one.candidate.composition)] for one in undecided if not one.whole})
+    if standings.empty():
         raise wanted.nothing(fitting, samples, reasons)
-    for each in (whole, divided):
-        each.sort(key=lambda one: (one.least, one.candidate.order()))
-    best: Scored | None = None
-    scored: dict[str, Scored] = {}
-    short: dict[str, Short] = {}
-    hand: list[Scored] = []
-    for one in whole:
-        candidate, cost, segments = one.candidate, one.price, one.segments
-        text = candidate.composition.text()
-        hand += _uniform(candidate, cost, segments, capacity)
-        if text in scored and scored[text].mix.total.seconds <= one.least:
-            continue
-        mix = solve(cost, segments, candidate.micro, capacity)
-        if mix is None:
-            modes = smallest(cost, segments)
-            _keep(short, Short(candidate, planning.put_together(cost, kinds_of(segments), modes, candidate.micro).peak))
-            continue
-        made = Scored(candidate, mix, cost)
-        if text not in scored or made.key() < scored[text].key():
-            scored[text] = made
-        if best is None or made.key() < best.key():
-            best = made
-    cut = stages.search(run, divided, cluster, capacity, samples, best)
+    divided = sorted((p for p in standings.divided.values() if p.whole), key=lambda p: (p.least, p.candidate.order()))
+    cut = stages.search(run, divided, cluster, capacity, samples, standings.best)
     for made in cut.fit:
-        scored[made.candidate.composition.text()] = made
-        if best is None or made.key() < best.key():
-            best = made
+        standings.fits(made)
     for less in cut.short:
-        _keep(short, less)
-    missing = sorted(
-        (s for text, s in short.items() if text not in scored), key=lambda s: (s.needs, s.candidate.order())
-    )
+        standings.lacks(less)
+    best, hand = standings.best, sorted(standings.hand, key=Scored.key)
     if best is None:
-        raise wanted.too_little(missing[0], capacity)
-    hand.sort(key=Scored.key)
+        raise wanted.too_little(standings.missing()[0], capacity)
     if hand and hand[0].mix.total.seconds < best.mix.total.seconds * (1 - 1e-9):
         raise PlaitError("a plan made by hand is faster than what the search found: please report this")
-    others = sorted((s for s in scored.values() if s is not best), key=Scored.key)
-    pieces = traced[places[id(best.candidate.composition)]]
-    segments = wanted.segments(pieces[0])
-    ideal, undivided = _ideal(best.candidate, pieces, cluster, segments), _undivided(wanted, layouts)
-    unlimited = min(best.mix.total.seconds, cut.lost, *(one.least for one in whole[:1]))
+    own = pieces[places[id(best.candidate.composition)]]
+    segments = wanted.segments(own[0])
+    ideal, undivided = _ideal(best.candidate, own, cluster, segments), _undivided(wanted, layouts)
+    unlimited = min(best.mix.total.seconds, cut.lost, standings.least)
     worst = _worst(run, best, segments, cluster)
+    slower = {one.candidate.composition.text() for one in standings.open.values()}
+    slower -= standings.scored.keys() | standings.short.keys()
     return SearchResult(
-        *(best, others, missing, hand, segments, pieces, number, cut.estimated),
-        *(reasons, ideal, undivided, unlimited, worst),
+        *(best, standings.others(), standings.missing(), hand, segments, own, count, cut.estimated),
+        *(reasons, ideal, undivided, unlimited, worst, len(slower), watch.ended),
     )
+
+
+def _priced(
+    composition: planning.Composition, family: planning.Family, cluster: Cluster, wanted: Constraints
+) -> list[Priced]:
+    """A candidate for each batch, if parameters are divided as required."""
+    pieces, layout = family.pieces, composition.layout
+    if not wanted.placed(pieces[0], layout):
+        return []
+    segments = wanted.segments(pieces[0])
+    found = []
+    for rows, micro in _batches(wanted.samples, composition):
+        price = planning.price(pieces, layout, cluster, rows)
+        found.append(Priced(Candidate(composition, rows, micro), pieces, price, traced(segments, price), family.whole))
+    return found
 
 
 def _worst(run: Run, best: Scored, segments: list[Segment], cluster: Cluster) -> planning.Total | None:
@@ -162,7 +160,7 @@ def _ideal(candidate: Candidate, pieces: list[planning.Pieces], cluster: Cluster
     free = attrs.evolve(cluster.inside, bandwidth=float("inf"), latency=0.0)
     without_links = attrs.evolve(cluster, inside=free, between=free)
     price = planning.price(pieces, candidate.composition.layout, without_links, candidate.rows)
-    return Priced(candidate, pieces, price, segments).least
+    return Priced(candidate, pieces, price, traced(segments, price)).least
 
 
 def _undivided(wanted: Constraints, layouts: list[planning.Composition]) -> list[str]:
@@ -177,25 +175,6 @@ def _inside(composition: planning.Composition, cluster: Cluster) -> bool:
     waited = [a.name for a in composition.layout.dense if a.splits not in beside and a.degree > 1]
     groups = [planning.members(composition.layout, [name]) for name in waited]
     return all(len({rank // cluster.node for rank in group}) == 1 for group in groups)
-
-
-def _keep(short: dict[str, Short], one: Short) -> None:
-    """Of each composition, the candidate that needs least."""
-    text = one.candidate.composition.text()
-    if text not in short or one.needs < short[text].needs:
-        short[text] = one
-
-
-def _uniform(candidate: Candidate, cost: planning.Price, segments: list[Segment], capacity: float) -> list[Scored]:
-    """What a person would try: all blocks alike."""
-    options = []
-    kinds = kinds_of(segments)
-    for mode in ("none", "selective", "full"):
-        if all(mode in segment.ways for segment in segments):
-            total = planning.put_together(cost, kinds, [mode] * len(kinds), candidate.micro)
-            if total.peak <= capacity:
-                options.append(Scored(candidate, Mix((mode,) * len(kinds), total, bound=False), cost))
-    return options
 
 
 def _batches(samples: int, composition: planning.Composition) -> list[tuple[int, int]]:

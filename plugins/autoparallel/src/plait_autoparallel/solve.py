@@ -12,9 +12,10 @@ from typing import Any
 import attrs
 import numpy as np
 
-from plait import PlaitError, planning
+from plait import REMAT, PlaitError, planning
 
 UNIT = 2.0**20  # bytes; the program's unit, so that its numbers are of similar size
+EQUAL = 1e-9  # how far times may differ that are equal but for rounding, relative
 CLOSE = 1e-6  # how far the program's objective may be from the recomputed one, relative
 
 
@@ -40,13 +41,19 @@ def kinds_of(segments: list[Segment]) -> list[int]:
     return [s.kind for s in segments for _ in s.blocks]
 
 
+def traced(segments: list[Segment], price: planning.Price) -> list[Segment]:
+    """The segments with the modes that `price` has."""
+    return [attrs.evolve(s, ways=tuple(way for way in s.ways if way in price.blocks[s.kind])) for s in segments]
+
+
 def fastest(price: planning.Price, segments: list[Segment]) -> list[str]:
-    """The modes that take the least time, whatever they keep."""
-    return [
-        min(s.ways, key=lambda m: (price.blocks[s.kind][m].seconds, price.blocks[s.kind][m].kept))
-        for s in segments
-        for _ in s.blocks
-    ]
+    """The modes that take the least time, whatever they keep. Blocks recompute only if that is faster."""
+    return [_quickest(price.blocks[s.kind], s.ways) for s in segments for _ in s.blocks]
+
+
+def _quickest(costs: Mapping[str, planning.BlockCost], ways: tuple[str, ...]) -> str:
+    least = min(costs[way].seconds for way in ways) * (1 + EQUAL)
+    return min((way for way in ways if costs[way].seconds <= least), key=REMAT.index)
 
 
 def smallest(price: planning.Price, segments: list[Segment]) -> list[str]:

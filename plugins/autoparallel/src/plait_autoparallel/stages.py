@@ -1,7 +1,7 @@
 """Layouts that divide the layers: all are estimated from pieces of the whole model, and the best are planned stage by
 stage."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -72,6 +72,23 @@ def search(
         total = planning.Total(planned.seconds, moments)
         fit.append(Scored(candidate, Mix(tuple(modes.values()), total, one.bound), one.priced.price, planned.bubble))
     return StagedPlans(fit, short, lost, len(found))
+
+
+def undecided(run: Run, divided: Iterable[Priced], cluster: Cluster, best: float) -> list[Priced]:
+    """Those that may be planned, though only steps that keep everything were traced. best: seconds of a plan."""
+    limit = best * SLACK
+    few = [one for one in divided if not one.whole and one.least < limit]
+    plans = _Plans(run) if few else None
+    found = []
+    for one in few:
+        assert plans is not None
+        if (plan := plans.of(one.candidate)) is not None:
+            layout = one.candidate.composition.layout
+            share = plans.shares(one.pieces[0], layout, plan)
+            kinds = kinds_of(one.segments)
+            if planning.stage_total(one.price, plan, kinds, "none", share, layout, cluster).seconds < limit:
+                found.append(one)
+    return found
 
 
 def _estimates(

@@ -100,6 +100,10 @@ def explanation(found: Any, cluster: Any, capacity: float, given: Sequence[str] 
         "",
         f"{len(found.others) + 1} layouts fit, {len(found.short)} do not; {found.traced} traced; axes: {large}",
     ]
+    if found.ended:
+        lines.append(f"the search was {found.ended}: others may be faster")
+    if found.slower:
+        lines.append(f"{found.slower} further layouts fit only if they recompute, and take longer without it")
     if found.estimated:
         lines.append(
             f"{found.estimated} estimates of layouts that divide the layers are about as fast; the best are planned"

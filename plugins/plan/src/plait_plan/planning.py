@@ -8,13 +8,14 @@ from plait_plan.pricing.pieces import Pieces
 from plait_plan.pricing.price import BlockCost, Price, Total, price, put_together
 from plait_plan.pricing.space import Composition, compositions, offering, stage_plan
 from plait_plan.pricing.stage_price import StageTotal, planned_stages, shares, stage_total
-from plait_plan.pricing.traces import traces
+from plait_plan.pricing.traces import Family, families, traces
 from plait_plan.ranks import degrees, members
 from plait_plan.roofline import seconds_of, seconds_to_send
 
 __all__ = [
     "BlockCost",
     "Composition",
+    "Family",
     "Pieces",
     "Price",
     "StageTotal",
@@ -23,6 +24,7 @@ __all__ = [
     "cluster_here",
     "compositions",
     "degrees",
+    "families",
     "members",
     "needs",
     "offering",

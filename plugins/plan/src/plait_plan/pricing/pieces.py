@@ -5,6 +5,7 @@ size that is also a multiple of the prime grows with the batch, and every other 
 what a rank does for any batch size, any mix of recomputation, and any degrees of the axes that split the batch.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from plait import REMAT, Config, MeshLayout, ModelSpec, Remat
 from plait.host import build_model, is_crowded
 from plait_plan.cannot import in_words
 from plait_plan.memo import Memo
+from plait_plan.shelf import Shelf, named_files
 from plait_plan.tracing.blocks import Group, block_of, groups, keep
 from plait_plan.tracing.kernels import planned_device
 from plait_plan.tracing.recorder import Operator
@@ -75,47 +77,103 @@ class Pieces:
     tensors: dict[str, ParamPlacement]
     held: tuple[str, ...]
 
+    def as_arrays(self) -> dict[str, np.ndarray]:
+        """All but the layout, which is known wherever the pieces are asked for."""
+        values = {
+            "groups": [group.fqns for group in self.groups],
+            "modes": self.modes,
+            "parts": self.parts,
+            "operators": [attrs.astuple(operator) for operator in self.operators],
+            "tensors": {fqn: [t.block, t.shape, t.divided] for fqn, t in self.tensors.items()},
+            "held": self.held,
+        }
+        text = np.frombuffer(json.dumps(values).encode(), np.uint8)
+        return {"values": text, **{name: getattr(self, name) for name in ARRAYS}}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray], layout: MeshLayout) -> "Pieces":
+        values: dict[str, Any] = json.loads(arrays["values"].tobytes())
+        return cls(
+            layout=layout,
+            groups=[Group(tuple(fqns)) for fqns in values["groups"]],
+            modes=values["modes"],
+            parts=[(direction, block) for direction, block in values["parts"]],
+            operators=[Operator(*each) for each in values["operators"]],
+            tensors={
+                fqn: ParamPlacement(block, tuple(shape), tuple(map(tuple, divided)))
+                for fqn, (block, shape, divided) in values["tensors"].items()
+            },
+            held=tuple(values["held"]),
+            **{name: arrays[name] for name in ARRAYS},
+        )
+
+
+ARRAYS = ("fixed", "more", "levels", "grows")
+
 
 def pieces(
-    config: Config, layout: MeshLayout, strategies: Mapping[str, Mapping[str, Any]], granularity: int = 1
+    config: Config,
+    layout: MeshLayout,
+    strategies: Mapping[str, Mapping[str, Any]],
+    granularity: int = 1,
+    first: bool = False,
 ) -> list[Pieces]:
     """The pieces of a step of `config`'s model under `strategies` (name -> options), whose mesh is `layout`.
 
     granularity: an allocator rounds each size up to a multiple of it. Returns several pieces if a group has too few
-    blocks for all modes of recomputation in one trace. Raises PlaitError for what cannot be planned.
+    blocks for all modes of recomputation in one trace. first: only the first of them, which has blocks of each kind
+    that keep everything. Raises PlaitError for what cannot be planned.
     """
-    said = depends_on(config, layout, strategies, granularity)
-    if (found := PIECES.get(said)) is not None:
-        return found
-    with in_words(config, strategies):
-        return PIECES.keep(said, _pieces(config, layout, strategies, granularity))
+    found: list[Pieces] = []
+    for pattern in patterns(config)[: 1 if first else None]:
+        key = depends_on(config, layout, strategies, granularity, pattern)
+        if (one := kept(key, layout)) is None:
+            with in_words(config, strategies):
+                one = PIECES.keep(key, _trace(config, layout, strategies, pattern, granularity))
+            DISK.keep(key, one.as_arrays())
+        found.append(one)
+    return found
 
 
-PIECES = Memo[list[Pieces]](256)
+def kept(key: list[Any], layout: MeshLayout) -> Pieces | None:
+    """What this process or its machine has kept."""
+    if (one := PIECES.get(key)) is None and (arrays := DISK.get(key)) is not None:
+        one = PIECES.keep(key, Pieces.of_arrays(arrays, layout))
+    return one
 
 
-def depends_on(config: Config, layout: MeshLayout, strategies: Mapping[str, Any], granularity: int) -> list[Any]:
-    """All inputs of a trace: the key of `PIECES`. The batch size and the number of steps are not among them."""
+DISK = Shelf("traces")
+PIECES = Memo[Pieces](512)
+PATTERNS = Memo[list[tuple[str, ...]]](16)
+
+
+def depends_on(
+    config: Config, layout: MeshLayout, strategies: Mapping[str, Any], granularity: int, pattern: Sequence[str]
+) -> list[Any]:
+    """All inputs of a trace, beside the code that it runs: the key of `PIECES`. The batch size and the number of steps
+    are not among them."""
     train = attrs.asdict(config.train)
     for number in ("local_batch_size", "global_batch_size", "steps"):
         del train[number]
     nodes = [config.model, config.optimizer, attrs.asdict(config.precision), attrs.asdict(config.loss), train]
-    return [nodes, attrs.asdict(layout), strategies, granularity, is_crowded(), planned_device(config)]
+    place = [granularity, is_crowded(), planned_device(config)]
+    return [nodes, attrs.asdict(layout), strategies, *place, list(pattern), named_files(config.model)]
 
 
-def _pieces(
-    config: Config, layout: MeshLayout, strategies: Mapping[str, Mapping[str, Any]], granularity: int
-) -> list[Pieces]:
-    model, spec = build_model(config.model)
-    found = groups(model, spec)
-    sizes = [len(g.fqns) for g in found] or [ENOUGH]
-    fewest = min(sizes)
-    patterns: list[tuple[str, ...]] = [("none", "full", "selective", "none", "none")]
+def patterns(config: Config) -> list[tuple[str, ...]]:
+    """How the blocks of each group recompute, in order, in each trace that is needed; the first trace has some that
+    keep everything."""
+    said = [config.model, named_files(config.model)]
+    return PATTERNS.get(said) or PATTERNS.keep(said, _patterns(config))
+
+
+def _patterns(config: Config) -> list[tuple[str, ...]]:
+    sizes = [len(g.fqns) for g in groups(*build_model(config.model))] or [ENOUGH]
+    if min(sizes) < len(REMAT):
+        return [(mode,) * 3 for mode in REMAT]
     if max(sizes) < ENOUGH:
-        patterns = [("none", mode, "none", "none") for mode in ("full", "selective")]
-    if fewest < len(REMAT):
-        patterns = [(mode,) * 3 for mode in REMAT]
-    return [_trace(config, layout, strategies, pattern, granularity) for pattern in patterns]
+        return [("none", mode, "none", "none") for mode in ("full", "selective")]
+    return [("none", "full", "selective", "none", "none")]
 
 
 def _trace(

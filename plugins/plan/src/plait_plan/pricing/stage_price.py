@@ -65,12 +65,16 @@ def stage_total(
     layout: MeshLayout,
     cluster: Cluster,
 ) -> StageTotal:
-    """An estimate of a step in which all blocks recompute in `mode`. price: of the whole model. kinds: of the blocks,
-    in order. share: of each stage, see `shares`."""
+    """An estimate of a step in which all blocks recompute in `mode`.
+
+    price: of the whole model; if it has no blocks that recompute all, stages send each other nothing, and the step may
+    take longer. kinds: of the blocks, in order. share: of each stage, see `shares`.
+    """
     costs = [price.blocks[kind][mode] for kind in kinds]
     ends = list(pairwise([0, *accumulate(plan.blocks)]))
     stages = [_Stage(price, costs[a:b], first=a == 0, last=b == len(costs)) for a, b in ends]
-    stream = price.blocks[kinds[0]]["full"].kept  # a block that recomputes all keeps what it got
+    all_again = price.blocks[kinds[0]].get("full")  # such a block keeps what it got
+    stream = all_again.kept if all_again else 0.0
     gradients = [sum(price.gradients[kind] for kind in kinds[a:b]) for a, b in ends]
     peaks, around = [], []
     for rank, actions in enumerate(plan.actions):

@@ -1,13 +1,100 @@
-"""The pieces of many compositions, from few traces."""
+"""The pieces of many compositions, from few traces, as they come."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from plait import Run
-from plait_plan.cores import on_all_cores
+import attrs
+
+from plait import Config, MeshLayout, Run
+from plait_plan.cores import as_they_end
 from plait_plan.pricing.between import between, ends
-from plait_plan.pricing.pieces import PIECES, Pieces, depends_on, pieces
+from plait_plan.pricing.pieces import PIECES, Pieces, depends_on, kept, patterns, pieces
 from plait_plan.pricing.space import Composition, representatives
+
+PiecesOf = tuple[Config, MeshLayout, Mapping[str, Mapping[str, Any]], int, bool]  # the arguments of `pieces`
+
+
+@attrs.frozen
+class Family:
+    """Compositions that one trace serves, or a few.
+
+    members: indices among all compositions. pieces: of each member. whole: whether they have all modes of
+    recomputation; if not, those that keep everything. traced, of: how many traces there are now, and will be.
+    fresh: whether a trace was made for it now; if not, it was kept.
+    """
+
+    members: list[int]
+    pieces: list[Pieces]
+    whole: bool
+    traced: int
+    of: int
+    fresh: bool
+
+
+def families(
+    run: Run,
+    found: list[Composition],
+    wanted: list[int],
+    fixed: Mapping[str, Mapping[str, Any]],
+    granularity: int = 1,
+    first: bool = False,
+) -> Iterator[Family]:
+    """The pieces of `wanted` (indices among `found`), a family as soon as it is traced, in any order.
+
+    found: all compositions, so that which of them are traced does not depend on what is wanted. fixed: name -> options
+    of strategies that take part in each. granularity: what an allocator rounds sizes up to. first: see `pieces`.
+    """
+    serves = representatives(found)
+    mixes = ends(run, found, sorted(set(serves.values())))
+    waiting = {serves[i]: [j for j in wanted if serves[j] == serves[i]] for i in wanted}
+    made: dict[int, list[Pieces]] = {}
+    whole = not first or len(patterns(run.config)) == 1
+    alone: list[int] = []  # those whose ends consist of other operators
+
+    def job(i: int) -> PiecesOf:
+        own = {n: given for n, given in {**fixed, **found[i].strategies}.items() if n != found[i].divides}
+        return run.config, found[i].pieces, own, granularity, first
+
+    def ready() -> Iterator[tuple[int, list[Pieces]]]:
+        for i in [i for i in waiting if i not in alone and all(j in made for _, j in mixes[i])]:
+            mix = [(weight, made[j]) for weight, j in mixes[i]]
+            put = mix[0][1] if len(mix) == 1 else between(mix, found[i].pieces)
+            if put is None:
+                alone.append(i)
+            else:
+                yield i, put
+
+    def simple(i: int) -> tuple[int, int, int]:  # such layouts are mostly fast, and are known first
+        return found[i].layout.count("layers"), len(found[i].strategies), i
+
+    indices = sorted({j for i in waiting for _, j in mixes[i]}, key=simple)
+    for i, one, fresh in _made(indices, job):
+        made[i] = one
+        for key, put in ready():
+            yield Family(waiting.pop(key), put, whole, len(made), len(indices) + len(alone), fresh)
+    of = len(made) + len(alone)
+    for i, one, fresh in _made(alone, job):
+        made[i] = one
+        yield Family(waiting.pop(i), one, whole, len(made), of, fresh)
+
+
+def _made(indices: Iterable[int], job: Callable[[int], PiecesOf]) -> Iterator[tuple[int, list[Pieces], bool]]:
+    """(index, pieces of its job, whether they were traced now) of each; first those that were kept."""
+    rest = []
+    for i in indices:
+        config, layout, own, granularity, first = job(i)
+        asked = patterns(config)[: 1 if first else None]
+        there = [kept(depends_on(config, layout, own, granularity, pattern), layout) for pattern in asked]
+        found = [one for one in there if one is not None]
+        if len(found) == len(asked):
+            yield i, found, False
+        else:
+            rest.append(i)
+    for place, one in as_they_end(pieces, [job(i) for i in rest]):
+        config, layout, own, granularity, _ = job(rest[place])
+        for pattern, each in zip(patterns(config), one, strict=False):
+            PIECES.keep(depends_on(config, layout, own, granularity, pattern), each)
+        yield rest[place], one, True
 
 
 def traces(
@@ -17,35 +104,10 @@ def traces(
     fixed: Mapping[str, Mapping[str, Any]],
     granularity: int = 1,
 ) -> tuple[dict[int, list[Pieces]], int]:
-    """(index of each of `wanted` among `found` -> its pieces, how many were traced for it).
-
-    found: all compositions, so that which of them are traced does not depend on what is wanted. fixed: name -> options
-    of strategies that take part in each. granularity: what an allocator rounds sizes up to.
-    """
-    serves = representatives(found)
-    mixes = ends(run, found, sorted(set(serves.values())))
-    needed = sorted({serves[i] for i in wanted})
-    made: dict[int, list[Pieces]] = {}
-
-    def whole(one: Composition) -> dict[str, Mapping[str, Any]]:
-        return {name: given for name, given in {**fixed, **one.strategies}.items() if name != one.divides}
-
-    def trace(indices: Iterable[int]) -> None:
-        jobs = {i: (run.config, found[i].pieces, whole(found[i]), granularity) for i in indices}
-        new = [i for i, job in jobs.items() if PIECES.get(depends_on(*job)) is None]
-        for i, result in zip(new, on_all_cores(pieces, [jobs[i] for i in new]), strict=True):
-            PIECES.keep(depends_on(*jobs[i]), result)
-        made.update({i: pieces(*job) for i, job in jobs.items()})
-
-    trace(sorted({j for i in needed for _, j in mixes[i]}))
+    """(index of each of `wanted` -> its pieces, how many were traced for it); arguments as for `families`."""
     served: dict[int, list[Pieces]] = {}
-    for i in needed:
-        mix = [(weight, made[j]) for weight, j in mixes[i]]
-        put = mix[0][1] if len(mix) == 1 else between(mix, found[i].pieces)
-        if put is not None:
-            served[i] = put
-    rest = [i for i in needed if i not in served]
-    if rest:
-        trace(rest)
-        served.update({i: made[i] for i in rest})
-    return {i: served[serves[i]] for i in wanted}, len(made)
+    traced = 0
+    for family in families(run, found, wanted, fixed, granularity):
+        served |= dict.fromkeys(family.members, family.pieces)
+        traced = family.traced
+    return {i: served[i] for i in wanted}, traced

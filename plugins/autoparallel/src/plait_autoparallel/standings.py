@@ -1,0 +1,96 @@
+"""What is known of all candidates while the search goes on."""
+
+from typing import Any
+
+import attrs
+
+from plait import planning
+from plait_autoparallel.candidates import Candidate, Priced, Scored, Short
+from plait_autoparallel.solve import Mix, Segment, kinds_of, smallest, solve
+
+
+@attrs.define
+class Standings:
+    """capacity: bytes of a rank. best: the plan so far. scored, short: text of a composition -> its best candidate, of
+    those that fit and of those that do not. hand: plans in which all blocks recompute alike. least: seconds of the
+    fastest step if memory were no limit.
+
+    open: by their order, candidates that do not fit unless they recompute, of which only steps that keep everything
+    were traced. divided: those that divide the layers.
+    """
+
+    capacity: float
+    best: Scored | None = None
+    scored: dict[str, Scored] = attrs.field(factory=dict)
+    short: dict[str, Short] = attrs.field(factory=dict)
+    hand: list[Scored] = attrs.field(factory=list)
+    least: float = float("inf")
+    open: dict[Any, Priced] = attrs.field(factory=dict)
+    divided: dict[Any, Priced] = attrs.field(factory=dict)
+
+    @property
+    def limit(self) -> float:
+        """Seconds: what takes longer is not the plan."""
+        return self.best.mix.total.seconds if self.best else float("inf")
+
+    def empty(self) -> bool:
+        return not (self.scored or self.short or self.open or self.divided)
+
+    def add(self, priced: list[Priced]) -> None:
+        """Enter the candidates of one family."""
+        for one in sorted(priced, key=lambda one: (one.least, one.candidate.order())):
+            if one.candidate.composition.divides:
+                self.divided[one.candidate.order()] = one
+            else:
+                self._enter(one)
+
+    def _enter(self, one: Priced) -> None:
+        candidate, cost, segments = one.candidate, one.price, one.segments
+        text = candidate.composition.text()
+        self.open.pop(candidate.order(), None)
+        self.least = min(self.least, one.least)
+        self.hand += _uniform(candidate, cost, segments, self.capacity)
+        if text in self.scored and self.scored[text].mix.total.seconds <= one.least:
+            return
+        if not one.whole and not one.keeps_all(self.capacity):
+            self.open[candidate.order()] = one
+            return
+        mix = solve(cost, segments, candidate.micro, self.capacity)
+        if mix is None:
+            modes = smallest(cost, segments)
+            needs = planning.put_together(cost, kinds_of(segments), modes, candidate.micro).peak
+            self.lacks(Short(candidate, needs))
+        else:
+            self.fits(Scored(candidate, mix, cost))
+
+    def fits(self, made: Scored) -> None:
+        text = made.candidate.composition.text()
+        if text not in self.scored or made.key() < self.scored[text].key():
+            self.scored[text] = made
+        if self.best is None or made.key() < self.best.key():
+            self.best = made
+
+    def lacks(self, one: Short) -> None:
+        """Of each composition, the candidate that needs least is kept."""
+        text = one.candidate.composition.text()
+        if text not in self.short or one.needs < self.short[text].needs:
+            self.short[text] = one
+
+    def others(self) -> list[Scored]:
+        return sorted((s for s in self.scored.values() if s is not self.best), key=Scored.key)
+
+    def missing(self) -> list[Short]:
+        lacking = (s for text, s in self.short.items() if text not in self.scored)
+        return sorted(lacking, key=lambda s: (s.needs, s.candidate.order()))
+
+
+def _uniform(candidate: Candidate, cost: planning.Price, segments: list[Segment], capacity: float) -> list[Scored]:
+    """What a person would try: all blocks alike."""
+    options = []
+    kinds = kinds_of(segments)
+    for mode in ("none", "selective", "full"):
+        if all(mode in segment.ways for segment in segments):
+            total = planning.put_together(cost, kinds, [mode] * len(kinds), candidate.micro)
+            if total.peak <= capacity:
+                options.append(Scored(candidate, Mix((mode,) * len(kinds), total, bound=False), cost))
+    return options

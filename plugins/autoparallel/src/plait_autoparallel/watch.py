@@ -1,0 +1,72 @@
+"""Tells how far a search is, and ends it early: after its seconds, or when the user presses Ctrl-C."""
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from plait_autoparallel import words
+
+
+class Enough(BaseException):
+    """The search ends with the best plan so far. Not an Exception, so that no code handles it as an error of its
+    own."""
+
+
+class Watch:
+    """seconds: after which the search ends, as soon as it has a plan; None: never. tell: gets a line for each family
+    that is traced."""
+
+    def __init__(self, seconds: float | None = None, tell: Any = None) -> None:
+        self.seconds, self.tell = seconds, tell or (lambda line: None)
+        self.ended = ""
+        self._start = time.monotonic()
+        self._fresh = 0
+        self._best: Any = None
+        self._now: Any = None
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Inside, Ctrl-C ends the block if there is a plan; `ended` then says why."""
+        main = threading.current_thread() is threading.main_thread()
+        before: Any = signal.getsignal(signal.SIGINT) if main else signal.SIG_IGN
+
+        def pressed(number: int, frame: Any) -> None:
+            if self._best is not None:
+                raise Enough("Ctrl-C")
+            before(number, frame)
+
+        handled = callable(before)
+        if handled:
+            signal.signal(signal.SIGINT, pressed)
+        try:
+            yield
+        except Enough as enough:
+            traced = f"{self._now.traced} of {self._now.of} families were traced" if self._now else ""
+            self.ended = f"ended by {enough}, when {traced}"
+        finally:
+            if handled:
+                signal.signal(signal.SIGINT, before)
+
+    def see(self, family: Any, best: Any) -> None:
+        """Raises Enough if the time is over."""
+        self._now, self._best = family, best
+        if not family.fresh:
+            return
+        self._fresh += 1
+        taken = time.monotonic() - self._start
+        left = taken / self._fresh * (family.of - family.traced)
+        limited = left if self.seconds is None else min(left, max(self.seconds - taken, 0.0))
+        so_far = "nothing fits yet"
+        if best is not None:
+            so_far = f"best so far {words.described(best.candidate)}: {words.time(best.mix.total.seconds)} a step"
+        self.tell(f"autoparallel: {family.traced} of {family.of} families, about {limited:.0f} s left; {so_far}")
+        if best is not None and self.seconds is not None and taken >= self.seconds and family.traced < family.of:
+            raise Enough(f"strategy.autoparallel.seconds={self.seconds:g}")
+
+
+def to_console(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,106 @@
+"""What is left out of a search, and what is read from disk, changes no plan."""
+
+import os
+import signal
+
+import pytest
+
+from plait import Cluster, planning
+from plait.host import compose
+from plait.parallel.assembly import assemble
+from plait_autoparallel.constraints import Constraints
+from plait_autoparallel.search import search
+from plait_autoparallel.watch import Watch
+from plait_plan.memo import Memo
+from plait_plan.pricing import pieces, traces
+
+SMALL = ("model.n_layers=2", "model.dim=32", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_dim=64")
+COMMON = ("strategy=[]", "cluster=cpu", "train.seq_len=64", "train.local_batch_size=2", "launch.device=cpu")
+EVERY = ("fsdp2", "tensor_parallel", "expert_parallel", "pipeline")
+
+
+class Searched:
+    """Searches for one model on one number of ranks."""
+
+    def __init__(self, world, names, *more):
+        config = compose([*COMMON, *more])
+        self.run = assemble(config, world, device_type="cpu").run
+        self.cluster = Cluster.of(config.cluster)
+        offered = {n: s for n, s in planning.offering(self.run).items() if n in names}
+        self.layouts, self.reasons = planning.compositions(self.run, offered)
+        self.wanted = Constraints({}, {}, {}, self.run.spec, self.run.shapes, 2 * world)
+
+    def __call__(self, capacity=1e12, watch=None, prune=True):
+        given = self.run, self.layouts, self.reasons, self.cluster, capacity, self.wanted
+        return search(*given, watch=watch, prune=prune)
+
+
+def key(found):
+    return found.best.key(), found.best.mix.modes, found.best.mix.total.moments
+
+
+def forget(monkeypatch):
+    """As in another process."""
+    for module in (pieces, traces):
+        monkeypatch.setattr(module, "PIECES", Memo(512))
+
+
+CASES = [
+    pytest.param(2, ("fsdp2",), SMALL, id="small"),
+    *(
+        pytest.param(4, EVERY, (f"model={name}",), id=name, marks=pytest.mark.slow)
+        for name in ("llama3_debug", "qwen3_debug", "deepseek_v3_debug", "qwen3_moe_debug")
+    ),
+]
+
+
+@pytest.mark.parametrize(("world", "names", "more"), CASES)
+def test_the_plan_is_that_of_the_full_search(world, names, more, tmp_path, monkeypatch):
+    """Cold, from disk, and with nothing left out; with memory for any plan, and with too little for the fastest."""
+    monkeypatch.setenv("PLAIT_CACHE", str(tmp_path))
+    forget(monkeypatch)
+    made, plain = [], pieces._trace
+    monkeypatch.setattr(pieces, "_trace", lambda *given: made.append(given) or plain(*given))
+    monkeypatch.setattr("plait_plan.cores.cores", lambda: 1)
+    searched = Searched(world, names, *more)
+    cold = searched()
+    pruned = len(made)
+    whole = searched(prune=False)
+    assert key(cold) == key(whole)
+    assert pruned < len(made)
+    tight = 0.8 * whole.best.mix.total.peak
+    assert key(searched(tight)) == key(searched(tight, prune=False))
+    forget(monkeypatch)
+    monkeypatch.setattr(pieces, "_trace", None)
+    assert key(searched()) == key(cold)
+    assert key(searched(prune=False)) == key(cold)
+
+
+class Over(Watch):
+    """As if the search's seconds were over after its first family."""
+
+    def see(self, family, best):
+        self._start = float("-inf")
+        super().see(family, best)
+
+
+def pressed(line):
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("watch", "said"),
+    [
+        (Over(1.0), "ended by strategy.autoparallel.seconds=1, when 1 of "),
+        (Watch(tell=pressed), "ended by Ctrl-C, when "),
+    ],
+)
+def test_a_search_that_ends_early_has_the_best_of_what_it_saw_and_says_so(watch, said, monkeypatch):
+    monkeypatch.setattr("plait_plan.cores.cores", lambda: 1)
+    forget(monkeypatch)
+    monkeypatch.setattr("plait_plan.pricing.traces.kept", lambda *_: None)
+    before = signal.getsignal(signal.SIGINT)
+    found = Searched(2, ("fsdp2",), *SMALL)(watch=watch)
+    assert found.ended.startswith(said)
+    assert found.best.mix.total.seconds > 0
+    assert signal.getsignal(signal.SIGINT) is before
