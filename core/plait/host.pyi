@@ -5,9 +5,11 @@ from plait.check.capacity import check_threads as check_threads
 from plait.check.check import check as check
 from plait.check.checked import Checked as Checked
 from plait.check.prepare import make_data as make_data
+from plait.check.trained import check_trained as check_trained
 from plait.checkpoint import weights as weights
 from plait.checkpoint.load import load as load
 from plait.checkpoint.load import load_latest as load_latest
+from plait.checkpoint.load_model import load_model as load_model
 from plait.checkpoint.replicas import with_replicas as with_replicas
 from plait.checkpoint.save import Saver as Saver
 from plait.checkpoint.store import Store as Store
@@ -20,10 +22,13 @@ from plait.compose.build import build_model as build_model
 from plait.compose.build import build_source as build_source
 from plait.compose.compose import compose as compose
 from plait.compose.compose import explained as explained
+from plait.compose.recorded import recompose as recompose
 from plait.contract.config import accumulation as accumulation
 from plait.contract.planned import crowded as crowded
 from plait.contract.planned import is_crowded as is_crowded
+from plait.data.parts import open_batches as open_batches
 from plait.launch.launcher import standing_in as standing_in
+from plait.launch.on_ranks import on_ranks as on_ranks
 from plait.parallel.answers import hooks_of as hooks_of
 from plait.parallel.applied import Applied as Applied
 from plait.parallel.apply import assembled as assembled
@@ -58,3 +63,4 @@ from plait.train import exchange as exchange
 from plait.train.optimizer import make_optimizer as make_optimizer
 from plait.train.schedule import learning_rate as learning_rate
 from plait.train.trainer import fit as fit
+from plait.train.validation import validated as validated

@@ -17,8 +17,8 @@ MUTANTS = [
     Mutant(
         "the validation loss is averaged per rank",
         "plait/train/validation.py",
-        "        dist.all_reduce(sums)\n        means = sums[:, 0] / sums[:, 1].clamp(min=1)",
-        "        dist.all_reduce(means := sums[:, 0] / sums[:, 1])\n        means /= dist.get_world_size()",
+        "    dist.all_reduce(sums)\n    return {",
+        "    dist.all_reduce(sums := sums / sums[:, 1:])\n    sums /= dist.get_world_size()\n    return {",
         "test_a_run_equals_one_process",
         "val_loss is off",
     ),

@@ -12,6 +12,7 @@ import attrs
 
 from plait.check.epochs import with_steps
 from plait.check.resumed_data import check_data, with_batch_of, with_data_of, with_parts_of
+from plait.check.trained import check_checkpoint, check_start
 from plait.checkpoint.choose import Say, choose
 from plait.checkpoint.folder_owner import check_owner
 from plait.checkpoint.pieces import Damaged
@@ -64,7 +65,7 @@ def find_checkpoint(checked: "Checked", folder: "RunFolder", say: Say) -> Contin
         except Damaged as error:
             store.damaged[path] = error.why or str(error)
     if conf.init_from:
-        _check_weights(conf.init_from, checked)
+        check_start(conf.init_from, checked)
     if conf.memory_steps and any(map(_holds_copy, of_this_machine()[0])):
         say("checkpoint: none on the disk; there are copies in memory")
         return Continuation(0, False, with_steps(checked, checked.config, None))
@@ -83,12 +84,7 @@ def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder"
     """What a start from the checkpoint at `path` finds. Raises as `find_checkpoint`, and Damaged."""
     conf, config = checked.config.checkpoint, checked.config
     manifest = Store.read(path)
-    # Which parameters do not train, the ranks know: each strategy may freeze some.
-    absent = checked.shapes.keys() - manifest.parameters.keys() if manifest.data.get("frozen") else ()
-    Store.check_model(manifest, {fqn: shape for fqn, shape in checked.shapes.items() if fqn not in absent})
-    if absent and conf.init_from:
-        _check_weights(conf.init_from, checked)
-    Store.check_replicas(manifest, {axis.name: axis.degree for axis in checked.layout.dense if not axis.sums})
+    check_checkpoint(manifest, checked)
     _check_optimizer(path, manifest, checked)
     own = path.parent == store.folder
     if own:
@@ -126,17 +122,6 @@ def _is_at_its_end(step: int, steps: int, folder: "RunFolder") -> bool:
     outcome = folder.outcome()
     ended = outcome is not None and outcome.kind == "finished" and (outcome.step, outcome.asked) == (step, steps)
     return step >= steps or ended
-
-
-def _check_weights(path: str, checked: "Checked") -> None:
-    """Raises PlaitError unless `path` holds the model, without what strategies added to it."""
-    from plait.checkpoint.init_from import check_weights
-    from plait.parallel.state import integers
-
-    added = checked.assembly.run.added
-    own = {fqn: shape for fqn, shape in checked.shapes.items() if fqn not in added}
-    with reading(path, "checkpoint.init_from"):
-        check_weights(path, own, checked.ties, checked.parts, integers(checked.assembly.model))
 
 
 def _check_optimizer(path: Path, manifest: Manifest, checked: "Checked") -> None:

@@ -11,6 +11,7 @@ COMMANDS = {  # name -> distribution
     "plan": "plait-plan",
     "ray": "plait-ray",
     "report": "plait-report",
+    "sample": "plait-use",
     "verify": "plait-testing",
 }
 

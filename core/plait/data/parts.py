@@ -1,13 +1,26 @@
 """A stream in a fixed number of parts, which any number of data ranks read together."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from plait.contract.batch import Batch
+from plait.contract.config import Train
 from plait.contract.errors import PlaitError
 from plait.data.batches import Batches
+from plait.data.source import blaming_source
+
+
+def open_batches(source: Any, train: Train, global_batch_size: int, dp: tuple[int, int]) -> tuple[Batches, int]:
+    """(the batches of data rank `dp` = (index, count) of a run, the number of parts in which a stream is read; 0 if any
+    batch is available at any time)."""
+    shape = {"seq_len": train.seq_len, "global_batch_size": global_batch_size}
+    opens = functools.partial(source.open, seed=train.seed, **shape)
+    parts = 0 if source.indexable else train.data_parts or dp[1]
+    with blaming_source(source, "open"):
+        return InParts(lambda part: opens(dp=part), parts, dp=dp, **shape) if parts else opens(dp=dp), parts
 
 
 class InParts(Batches):

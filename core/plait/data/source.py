@@ -67,13 +67,21 @@ class Source(ABC):
         return {}
 
     def special_ids(self) -> tuple[list[int], int | None]:
-        """(ids that end a text or an answer, the id that begins a text or None): those of the tokenizer, which an
-        export names in the files beside the weights. Asked if `data.tokenizer` names a tokenizer's file or folder."""
+        """(ids that end a text or an answer, the id that begins a text or None): those of the tokenizer. An export
+        names them in the files beside the weights, and what a model writes ends there."""
         return [], None
 
     def decoded(self, ids: Sequence[int]) -> str:
         """The tokens as text that people read: their numbers, unless the source has words for them."""
         return "".join(f"{number} " for number in ids)
+
+    def encoded(self, text: str) -> list[int]:
+        """The tokens of the beginning of a text, which a model is to continue: those that begin a document, too."""
+        raise PlaitError(f"data of {type(self).__name__} has no tokenizer for words").at("data.tokenizer")
+
+    def prompted(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The tokens of a conversation up to where its next answer begins. messages: each {"role", "content", ...}."""
+        raise PlaitError(f"data of {type(self).__name__} has no chat template").at("data.tokenizer")
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -86,7 +94,8 @@ class Source(ABC):
         part, if the source is not `indexable`."""
 
 
-OPTIONAL = ("shortened", "resumed", "special_ids", "decoded")  # methods that a source which is no `Source` may lack
+# methods that a source which is no `Source` may lack
+OPTIONAL = ("shortened", "resumed", "special_ids", "decoded", "encoded", "prompted")
 
 
 def shortened(source: Any, seq_len: int) -> str:

@@ -21,6 +21,7 @@ from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.launch import rank_end
 from plait.launch.rank_end import STOPPED, RankEnd
+from plait.launch.task import TASK, perform
 from plait.records.run_folder import Outcome, RunFolder, introduction
 from plait.system.errors import in_words, packed, shown
 from plait.system.exits import exits_noted
@@ -120,7 +121,8 @@ def run_rank(
     ):
         threading.excepthook = _to_log  # the code that waits for the thread reports it
         try:
-            return _train(folder, rank, file, ended, assembly)
+            task = folder.path / TASK
+            return perform(folder, rank) if task.is_file() else _train(folder, rank, file, ended, assembly)
         except BaseException as error:
             log.error("".join(traceback.format_exception(error)))
             end = rank_end.of_error(error, rank, time.time())

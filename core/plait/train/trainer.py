@@ -46,7 +46,7 @@ class Trainer:
         assembly: Assembly | None = None,
     ) -> None:
         from plait.data.ahead import Ahead  # not above: the data room is imported when a source is opened
-        from plait.data.parts import InParts
+        from plait.data.parts import open_batches
         from plait.data.source import blaming_source, shortened
         from plait.data.tokenizer_files import files_of, used_by
         from plait.train.validation import Validations  # not above: no step validates
@@ -78,11 +78,7 @@ class Trainer:
             if not prepared and (line := shortened(source, train.seq_len)):
                 say(f"data: {line}")
         dist.barrier()
-        with blaming_source(source, "open"):
-            shape = {"seq_len": train.seq_len, "global_batch_size": self.global_batch_size}
-            opens = functools.partial(source.open, seed=train.seed, **shape)
-            parts = 0 if source.indexable else train.data_parts or dp[1]
-            opened = InParts(lambda part: opens(dp=part), parts, dp=dp, **shape) if parts else opens(dp=dp)
+        opened, parts = open_batches(source, train, self.global_batch_size, dp)
         self.batches = Ahead(opened, source)
         if self.batches.sources:  # imported only by runs that need it
             from plait.train.loss_by_source import LossBySource

@@ -1,9 +1,41 @@
 """What a run computes on held-out data, and what follows from it: the best checkpoint, an early end."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+
+from plait.data.batches import Batches
+
+if TYPE_CHECKING:
+    from plait.parallel.applied import Applied
+
+
+@torch.no_grad()
+def validated(
+    applied: "Applied", batches: Batches, count: int, rows: int, doing: Callable[[str], None] = lambda batch: None
+) -> dict[str, tuple[float, int]]:
+    """Name of each validation set -> (the loss summed over the tokens of its first `count` global batches, how many
+    tokens have a label), over all ranks; "" is what has no name. Called by all ranks.
+
+    batches: of this data rank. rows: that a rank computes at once. doing: is told of each batch.
+    """
+    for part in applied.parts:
+        part.eval()
+    names = batches.validation_sets or ("",)
+    sums = torch.zeros(len(names), 2, dtype=torch.float64, device=applied.device)
+    for own, name in zip(sums, names, strict=True):
+        for index in range(count):
+            doing(f"batch {index + 1}{f' of {name}' * bool(name)}")
+            batch = applied.deal(batches.validation_of(name, index) if name else batches.validation(index))
+            parts = batch.to(applied.device).split(rows)
+            own[0] += applied.forward_backward(parts, 1)
+            own[1] += batch.valid()
+    if not applied.mesh.is_dp_leader():
+        sums.zero_()
+    dist.all_reduce(sums)
+    return {name: (loss, int(tokens)) for name, (loss, tokens) in zip(names, sums.tolist(), strict=True)}
 
 
 class Validations:
@@ -34,27 +66,16 @@ class Validations:
             self._compare(step, loss)
         return {"val_loss": loss, **{f"val_loss/{name}": each for name, each in losses.items() if name}}
 
-    @torch.no_grad()
     def _losses(self, step: int) -> dict[str, float]:
-        """Name of each set -> mean loss over the tokens of its batches, over all ranks; "" is what has no name."""
-        trainer, applied, batches = self.trainer, self.trainer.applied, self.trainer.batches
+        trainer = self.trainer
         trainer.watch.validate(step)
-        for part in trainer.parts:
-            part.eval()
-        names = batches.validation_sets or ("",)
-        sums = torch.zeros(len(names), 2, dtype=torch.float64, device=trainer.device)
-        for own, name in zip(sums, names, strict=True):
-            for index in range(self.conf.batches):
-                trainer.watch.doing(f"validation batch {index + 1}{f' of {name}' * bool(name)} after step {step}")
-                batch = applied.deal(batches.validation_of(name, index) if name else batches.validation(index))
-                parts = batch.to(trainer.device).split(trainer.config.train.local_batch_size)
-                own[0] += applied.forward_backward(parts, 1)
-                own[1] += batch.valid()
-        if not trainer.mesh.is_dp_leader():
-            sums.zero_()
-        dist.all_reduce(sums)
-        means = sums[:, 0] / sums[:, 1].clamp(min=1)
-        return dict(zip(names, means.tolist(), strict=True))
+
+        def doing(batch: str) -> None:
+            trainer.watch.doing(f"validation {batch} after step {step}")
+
+        rows = trainer.config.train.local_batch_size
+        sums = validated(trainer.applied, trainer.batches, self.conf.batches, rows, doing)
+        return {name: loss / max(tokens, 1) for name, (loss, tokens) in sums.items()}
 
     def _compare(self, step: int, loss: float) -> None:
         """Note the loss beside the lowest one, in what checkpoints hold."""

@@ -164,6 +164,14 @@ class Mix(Source):
         one = next((one for one in self.members.values() if hasattr(one, "decoded")), None)
         return str(one.decoded(ids)) if one is not None else super().decoded(ids)
 
+    def encoded(self, text: str) -> list[int]:
+        one = next((one for one in self.members.values() if hasattr(one, "encoded")), None)
+        return list(one.encoded(text)) if one is not None else super().encoded(text)
+
+    def prompted(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        one = next((one for one in self.members.values() if hasattr(one, "prompted")), None)
+        return list(one.prompted(messages)) if one is not None else super().prompted(messages)
+
     def fingerprint(self) -> str:
         """Of the sources: weights may change."""
         return hashlib.sha256(repr([(n, one.fingerprint()) for n, one in self.members.items()]).encode()).hexdigest()

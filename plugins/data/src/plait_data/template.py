@@ -145,6 +145,12 @@ class Template:
             encoded.append((ids, chosen))
         return encoded
 
+    def prompted(self, one: Conversation) -> list[int]:
+        """The ids up to where the next answer begins. Raises PlaitError if the template refuses the conversation."""
+        forms.check(one.messages, one.where)
+        _, text = forms.best(one.messages, lambda form: self._apply(one, form, add_generation_prompt=True))
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
     def ends_of_answers(self, special: Set[str]) -> list[int]:
         """The last of the tokens `special` in what is learned of a short conversation; empty if it has none."""
         messages = [{"role": "user", "content": "a"}, {"role": ANSWERS, "content": "a"}]

@@ -1,8 +1,10 @@
 """Sources of text, which a tokenizer turns into tokens: the options that they share."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
@@ -102,10 +104,26 @@ class TextSource(Source):
     def decoded(self, ids: Sequence[int]) -> str:
         return self.encoder.decode(ids)
 
+    def encoded(self, text: str) -> list[int]:
+        return [*self.encoder.begins, *self.encoder.encode([text.encode()])[0].tolist()]
+
+    def prompted(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        from plait_data.template import Conversation, Template, template_of
+
+        folder = Path(self.tokenizer).expanduser()
+        if not folder.is_dir():
+            raise misfit("data.tokenizer", self.tokenizer, "a folder with tokenizer.json and a chat template")
+        if find_spec("transformers") is None:
+            raise PlaitError("a chat template needs the library transformers: pip install 'plait-data[chat]'").at(
+                "data.template"
+            )
+        template = Template(folder, template_of(folder, getattr(self, "template", None)))
+        return template.prompted(Conversation([*map(dict, messages)], None, "the prompt"))
+
     def special_ids(self) -> tuple[list[int], int | None]:
         special = getattr(self.encoder, "special", None)
         if special is None:
-            return [], None
+            return [self.encoder.eod], None
         ends = [] if self.eod_token is None and special.eos is None else [self.encoder.eod]
         return [*ends, *sorted(special.stops - {*ends})], special.bos
 
