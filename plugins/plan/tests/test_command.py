@@ -12,7 +12,8 @@ import pytest
 
 from plait.host import check, compose
 from plait_plan import engine
-from plait_plan.side_by_side import PlannedJob, Ranking
+from plait_plan.job import PlannedJob
+from plait_plan.side_by_side import Ranking
 from tests.helpers.fakes import distribution, forget
 
 TINY = [
@@ -34,8 +35,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_tables_say_what_a_step_costs_and_draw_the_mesh(plait_project) -> None:
     done = plait_project("plan", *TINY, *FSDP, "strategy.fsdp2.replicate=2", "cluster=h100")
     assert done.code == 0, done.err
-    for said in ("16 ranks, fsdp2", "rank 0, 2 of 2 blocks", "the peak is in ", "fits on NVIDIA H100", "tokens/s"):
+    for said in ("16 ranks, fsdp2", "rank 0, 2 of 2 blocks", "the peak is in ", "tokens/s"):
         assert said in done.out
+    assert done.out.startswith("verdict  fits on NVIDIA H100"), "the first thing that one wants to know"
     drawing = done.out.split("ranks of the dense mesh\n")[1].split("\n\n")[0]
     assert [line.split() for line in drawing.splitlines()] == [
         ["dp_replicate", "dp_shard", "0", *map(str, range(1, 8))],
@@ -140,6 +142,15 @@ def test_a_model_that_cannot_be_traced_is_named(plait_project, site: Path) -> No
         (["cluster=h100", "cluster.achieved.links=[0.9,0.1]"], ["cluster.achieved.links", "the lower one first"]),
         (["cluster=h100,cpu"], ["cluster=h100,cpu"]),
         (["strategy=[fsdp2]", "world=4", "rank=4"], ["rank=4", "ranks are 0 to 3"]),
+        (["world=2,4"], ["world=2,4 are several values", "-m plans each"]),
+        (["world=0"], ["world is '0'", "at least 1, such as world=4"]),
+        (["price=2.5"], ["price= needs tokens=N"]),
+        (["tokens=many"], ["tokens is 'many'", "such as tokens=1e12"]),
+        (["tokens=1e9", "price=h100:0"], ["price is '0'", "price=h100:2.5"]),
+        (["--smallest", "world"], ["--smallest needs to know the machines' memory: cluster=h100"]),
+        (["--largest", "world", "cluster=h100"], ["use --smallest"]),
+        (["--largest", "seq_len", "--smallest", "world"], ["exclude each other"]),
+        (["--largest", "train.speed", "cluster=h100"], ["--largest train.speed", "such as world, train.seq_len"]),
         (["rank=first"], ["rank is 'first'", "such as rank=0"]),
         (["compile.enabled=true", "remat.mode=budget"], ["remat.mode=budget", "full or selective"]),
         (["--jason"], ["--jason"]),

@@ -1,27 +1,19 @@
 """`plait plan -m`: plans several runs one after another, and ranks them."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 
-from plait import PlaitError
-from plait.host import one_line, text
-from plait_plan.values import FULL, Plan
-
-
-@attrs.frozen
-class PlannedJob:
-    """One combination. label: the overrides in which it differs. why: the reason, if it could not be planned."""
-
-    label: str
-    plan: Plan | None = None
-    why: str = ""
+from plait_plan.job import PlannedJob, Request, planned, table
+from plait_plan.values import FULL
 
 
 @attrs.frozen
 class Ranking:
-    """The fastest first, by the middle of the band; then those that do not fit; then those that cannot run."""
+    """The cheapest first, or without prices the fastest, by the middle of the band; then those that do not fit; then
+    those that cannot run."""
 
     jobs: list[PlannedJob]
 
@@ -32,27 +24,10 @@ class Ranking:
         return 1 if not plans else 0 if any(plan.fits is not False for plan in plans) else FULL
 
     def as_json(self) -> list[dict[str, Any]]:
-        return [{"job": j.label, "plan": j.plan.as_json() if j.plan else None, "why": j.why} for j in self.jobs]
+        return [job.as_json() for job in self.jobs]
 
     def text(self) -> str:
-        rows = [("", "job", "peak", "step", "tokens/s", "")]
-        for place, job in enumerate(self.jobs, 1):
-            if job.plan is None:
-                rows.append(("-", job.label, "", "", "", job.why))
-                continue
-            time = job.plan.time
-            step = f"{time.step[0]:.3f} to {time.step[1]:.3f} s" if time else ""
-            speed = f"{time.tokens_per_second[0]:,.0f} to {time.tokens_per_second[1]:,.0f}" if time else ""
-            over = -(job.plan.free or 0)
-            remark = (
-                f"does not fit: {text.size(over)} too much"
-                if job.plan.fits is False
-                else f"bound by {time.bound}"
-                if time
-                else ""
-            )
-            rows.append((str(place), job.label, text.size(job.plan.memory.peak), step, speed, remark))
-        return "\n".join(text.table(rows, left=(0, 1, 5)))
+        return "\n".join(table(self.jobs))
 
 
 def jobs(overrides: list[str]) -> list[tuple[str, list[str]]]:
@@ -76,25 +51,19 @@ def jobs(overrides: list[str]) -> list[tuple[str, list[str]]]:
     found = []
     for picked in itertools.product(*choices):
         label = " ".join(text for text, swept in picked if swept)
-        found.append((label or "as given", [text for text, _ in picked]))
+        found.append((label, [text for text, _ in picked]))
     return found
 
 
-def side_by_side(wanted: list[tuple[str, list[str]]], world: int | None, rank: int | None) -> Ranking:
-    from plait.host import compose
-    from plait_plan.engine import plan
-
-    done = []
-    for label, overrides in wanted:
-        try:
-            done.append(PlannedJob(label, plan(compose(overrides), world, rank)))
-        except PlaitError as error:
-            done.append(PlannedJob(label, why=one_line(error)))
-    return Ranking(sorted(done, key=_order))
+def side_by_side(wanted: list[tuple[str, Request]], make: Callable[[Request, str], PlannedJob] = planned) -> Ranking:
+    """make: plans one of them, and gives it its label."""
+    return Ranking(sorted((make(ask, label) for label, ask in wanted), key=_order))
 
 
 def _order(job: PlannedJob) -> tuple[int, float]:
-    if job.plan is None:
+    if (plan := job.plan) is None:
         return 2, 0.0
-    time = job.plan.time
-    return int(job.plan.fits is False), sum(time.step) / job.plan.tokens if time else float(job.plan.memory.peak)
+    full, time = int(plan.fits is False), plan.time
+    if job.cost and job.cost.dollars:
+        return full, sum(job.cost.dollars)
+    return full, sum(time.step) / plan.tokens if time else float(plan.memory.peak)

@@ -1,5 +1,6 @@
 """From the step of a rank to its plan: memory, collectives, operators and time in all."""
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from plait_plan.stages.step import StageStep
 
     Step: TypeAlias = Whole | StageStep
+
+
+ASSUMED = (
+    "precision.storage", "precision.param", "remat.mode", "compile.enabled", "train.seq_len", "train.local_batch_size",
+    "train.global_batch_size",
+)  # fmt: skip
 
 
 def _tokens(checked: Checked, found: "Step") -> int:
@@ -65,6 +72,7 @@ def plan_of(
         cluster=cluster.name if cluster else None,
         node=cluster.node if cluster else None,
         traced=(len(found.base.places), sum(len(g.fqns) for g in found.base.groups)),
+        assumed={key: functools.reduce(getattr, key.split("."), config) for key in ASSUMED},
         stages=stages,
         copies=_copies(checked, cluster, *(stages.ranks if stages else (memory,))),
         notes=notes,

@@ -1,14 +1,13 @@
 """A plan as text for a terminal."""
 
-from collections.abc import Sequence
-
 from plait.host import text
 from plait_plan.drawing import drawn
 from plait_plan.values import KINDS, Plan
+from plait_plan.verdict import band
 
 
 def page(plan: Plan) -> str:
-    """The whole plan, in tables."""
+    """The whole plan but its verdict, in tables."""
     lines = [
         f"model    {plan.model}, {plan.parameters:,} parameters",
         f"run      {plan.world} ranks, {', '.join(plan.strategies) or 'no strategy'}; {plan.tokens:,} tokens per step",
@@ -62,12 +61,6 @@ def memory(plan: Plan) -> list[str]:
     )
     if plan.copies is not None:
         lines.append(f"copies in memory take {text.size(plan.copies)} of a machine's main memory")
-    if plan.fits is None:
-        return [*lines, "no cluster is given, so whether this fits is not known: cluster=h100"]
-    said = "fits" if plan.fits else "DOES NOT FIT"
-    said = f"the largest rank {said}" if plan.stages else said
-    more = f"{text.size(abs(plan.free or 0))} {'are left' if plan.fits else 'too much'}"
-    lines.append(f"{said} on {plan.cluster}: {text.size(plan.capacity or 0)} for torch, {more}")
     if plan.fits and expandable > (plan.capacity or 0):
         lines.append("it fits only because torch gives back what it has cached, which makes steps slower")
     return lines
@@ -116,19 +109,15 @@ def work(plan: Plan, most: int = 8) -> list[str]:
 
 def time(plan: Plan) -> list[str]:
     if plan.time is None:
-        return ["no cluster is given, so the time of a step is not known: cluster=h100"]
+        return []
     one = plan.time
-    lines = [
-        f"step        {_band(one.step, 's')}",
-        f"  compute   {_band(one.compute, 's')}",
-        f"  exchange  {_band(one.exchange, 's')}, hidden or not",
-        f"tokens/s    {_band(one.tokens_per_second, '', 0)}",
-        f"  per rank  {_band([t / plan.world for t in one.tokens_per_second], '', 0)}",
+    slow, fast = one.tokens_per_second
+    rows = [
+        ("of a step", ""),
+        ("compute", f"{band(one.compute, 4)} s"),
+        ("exchange", f"{band(one.exchange, 4)} s, hidden or not"),
+        ("tokens/s per rank", band((slow / plan.world, fast / plan.world))),
     ]
     if one.mfu is not None:
-        lines.append(f"MFU         {_band([100 * m for m in one.mfu], '%', 1)}")
-    return [*lines, f"bound by    {one.bound}"]
-
-
-def _band(values: Sequence[float], unit: str, digits: int = 4) -> str:
-    return f"{values[0]:,.{digits}f} to {values[1]:,.{digits}f}{' ' if unit and unit != '%' else ''}{unit}"
+        rows.append(("MFU", f"{band((100 * one.mfu[0], 100 * one.mfu[1]), 1)}%"))
+    return text.table(rows)

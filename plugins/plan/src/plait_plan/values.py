@@ -154,7 +154,7 @@ class Plan:
     fits: whether the peak is below the free memory of the cluster's device; None without a cluster.
     free: bytes left at the peak; negative if it does not fit. node: ranks per node of the cluster.
     copies: bytes of main memory per machine, at most, that `checkpoint.memory_steps` takes; None without it.
-    traced: (traced blocks, blocks). reports: by name, of strategies.
+    traced: (traced blocks, blocks). reports: by name, of strategies. assumed: key -> value of what decides most.
     """
 
     model: str
@@ -175,6 +175,7 @@ class Plan:
     cluster: str | None
     node: int | None
     traced: tuple[int, int]
+    assumed: dict[str, Any]
     stages: Stages | None = None
     copies: int | None = None
     notes: list[str] = attrs.field(factory=list)

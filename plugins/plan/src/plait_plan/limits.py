@@ -1,0 +1,116 @@
+"""`plait plan --smallest KEY` and `--largest KEY`: the value at which a run begins, or ceases, to fit."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from plait import Cluster, PlaitError
+from plait.host import compose, one_line, text
+from plait_plan.edge import edge
+from plait_plan.job import PlannedJob, Request
+from plait_plan.values import Plan
+
+MOST_RANKS, MOST = 2**16, 2**24
+
+
+@attrs.frozen
+class Limit:
+    """ask, plan: the run with the value. beyond: the next value, which does not fit, and its plan."""
+
+    key: str
+    value: int
+    largest: bool
+    ask: Request
+    plan: Plan
+    beyond: tuple[int, Plan] | None
+
+    def text(self) -> str:
+        said = f"{self.key}={self.value} is the {'largest' if self.largest else 'smallest'} that fits"
+        if self.beyond is None:
+            return f"{said}, and no {'larger' if self.largest else 'smaller'} one is possible"
+        value, plan = self.beyond
+        return f"{said}; with {self.key}={value} {text.size(-(plan.free or 0))} are too much"
+
+    def as_json(self) -> dict[str, Any]:
+        return {"key": self.key, "value": self.value, "beyond": self.beyond[0] if self.beyond else None}
+
+
+def found(ask: Request, label: str, key: str, largest: bool) -> PlannedJob:
+    """The run of one line of a table."""
+    try:
+        reached = limit(ask, key, largest)
+    except PlaitError as error:
+        return PlannedJob(label, why=one_line(error))
+    told = " ".join(part for part in (label, f"{reached.key}={reached.value}") if part)
+    return PlannedJob(told, reached.plan, cost=reached.ask.cost(reached.plan))
+
+
+def limit(ask: Request, key: str, largest: bool) -> Limit:
+    """Raises PlaitError if no value fits, there is no cluster, or the key has no whole number."""
+    config = compose(ask.overrides)
+    cluster = Cluster.of(config.cluster)
+    option = "--largest" if largest else "--smallest"
+    if cluster is None:
+        raise PlaitError(f"{option} needs to know the machines' memory: cluster=h100").at("cluster")
+    key = key if key == "world" or "." in key else f"train.{key}"
+    if key == "world" and largest:
+        raise PlaitError("more ranks need no more memory each, so --largest world has no answer; use --smallest").at(
+            option, key, fits="--smallest world"
+        )
+    if key == "world":
+        values: Sequence[int] = worlds(cluster)
+        start = values.index(ask.world) if ask.world in values else min(cluster.node, len(values)) - 1
+    else:
+        values, start = range(1, MOST), _whole_number(config.plain(), key, option) - 1
+    plans = Plans(lambda value: ask.changed({key: value}))
+    inside, outside = edge(values, plans.free, start, rising=largest, inverse=key == "world")
+    if inside is None:
+        if outside is None and plans.error is not None:
+            raise plans.error
+        assert outside is not None
+        raise PlaitError(
+            f"no {key} fits on {cluster.name}: with {key}={outside} {text.size(-(plans.of(outside).free or 0))} are "
+            f"too much; plait plan without {option} says what would help"
+        ).at(key, outside)
+    beyond = None if outside is None else (outside, plans.of(outside))
+    return Limit(key, inside, largest, ask.changed({key: inside}), plans.of(inside), beyond)
+
+
+class Plans:
+    """Plans by a value, each made once. error: the last reason why one could not be."""
+
+    def __init__(self, ask: Callable[[Any], Request]) -> None:
+        self._ask = ask
+        self._made: dict[Any, Plan] = {}
+        self.error: PlaitError | None = None
+
+    def of(self, value: Any) -> Plan:
+        if value not in self._made:
+            self._made[value] = self._ask(value).plan()
+        return self._made[value]
+
+    def free(self, value: Any) -> float | None:
+        """Bytes that are left, None if there can be no such run."""
+        try:
+            return self.of(value).free
+        except PlaitError as error:
+            self.error = error
+            return None
+
+
+def worlds(cluster: Cluster) -> list[int]:
+    """Numbers of ranks that one rents: any on one machine, beyond it whole machines."""
+    return [*range(1, cluster.node + 1), *range(2 * cluster.node, MOST_RANKS + 1, cluster.node)]
+
+
+def _whole_number(config: dict[str, Any], key: str, option: str) -> int:
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise PlaitError(
+            f"{option} {key}: the run has no whole number there from which to begin; such as world, train.seq_len, "
+            f"train.local_batch_size; if {key} exists, give it a value"
+        ).at(option, key, fits="world, train.seq_len, train.local_batch_size")
+    return value

@@ -1,0 +1,54 @@
+"""The value that is named fits, and the next one does not."""
+
+from typing import Any
+
+import pytest
+
+from plait import PlaitError
+from plait.host import compose
+from plait_plan.engine import plan
+from plait_plan.job import Request
+from plait_plan.limits import found, limit
+
+TINY = [
+    *("strategy=[fsdp2]", "cluster=h100", "model.dim=128", "model.n_layers=2", "model.n_heads=2", "model.n_kv_heads=1"),
+    *("model.ffn_dim=256", "train.seq_len=16", "train.local_batch_size=1", "validation.interval=0"),
+]
+
+
+def with_room(bytes_: int) -> list[str]:
+    """TINY on machines with room for so much."""
+    return [*TINY, f"cluster.reserved={80_000_000_000 - bytes_}"]
+
+
+@pytest.mark.parametrize(
+    ("more", "before"), [([], 5), pytest.param(["strategy.fsdp2.replicate=2"], 4, marks=pytest.mark.slow)]
+)
+def test_one_rank_less_than_the_smallest_world_is_too_few(more: list[str], before: int) -> None:
+    run = [*with_room(plan(compose([*TINY, *more]), 6).memory.peak), *more]
+    reached = limit(Request(run), "world", largest=False)
+    assert reached.beyond is not None
+    assert (reached.value, reached.beyond[0]) == (6, before)
+    assert [plan(compose(run), world).fits for world in (6, before)] == [True, False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["seq_len", "train.local_batch_size"])
+def test_one_more_than_the_largest_is_too_much(key: str) -> None:
+    run = with_room(plan(compose(TINY), 1).memory.peak + 50_000)
+    reached = limit(Request(run, 1), key, largest=True)
+    full = f"train.{key.removeprefix('train.')}"
+    assert reached.key == full
+    fits = [plan(compose([*run, f"{full}={value}"]), 1).fits for value in (reached.value, reached.value + 1)]
+    assert fits == [True, False]
+    assert f"{full}={reached.value} is the largest that fits; with {full}={reached.value + 1} " in reached.text()
+
+
+@pytest.mark.slow
+def test_what_no_world_can_hold_is_said() -> None:
+    run = [*TINY, "cluster.reserved=79.9999e9"]  # leaves 100 kB
+    with pytest.raises(PlaitError, match=r"no world fits on NVIDIA H100 SXM: with world=[0-9]+ .* are too much"):
+        limit(Request(run), "world", largest=False)
+    refused: Any = found(Request(run), "a=1", "world", False)
+    assert (refused.label, refused.plan) == ("a=1", None)
+    assert "no world fits" in refused.why
