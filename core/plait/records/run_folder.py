@@ -166,14 +166,14 @@ class RunFolder:
 
 
 def is_live(path: Path) -> bool:
-    """Whether a process holds the run in the folder `path`."""
-    lock = path / ".lock"
-    if not lock.exists():
-        return False
-    handle = try_lock(lock)
-    if handle is not None:
-        unlock(handle)
-    return handle is None
+    """Whether a process holds the run, or the sweep, in the folder `path`."""
+    for lock in (path / ".lock", path / ".live"):
+        if lock.exists():
+            handle = try_lock(lock)
+            if handle is None:
+                return True
+            unlock(handle)
+    return False
 
 
 def introduction(pid: int) -> str:

@@ -1,77 +1,35 @@
-"""`plait report`: what is on the page, and how a real browser shows it."""
+"""`plait report`: what is on the page. test_in_a_browser.py tests how a browser shows it."""
 
 import json
 import re
-import shutil
-import subprocess
 import time
+from html.parser import HTMLParser
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
-import attrs
 import pytest
 
-from plait.host import Job, Ledger, Outcome, RunFolder, metrics
+from plait import PlaitError
+from plait.host import RunFolder, locked
 from plait_report.charts import AXES, Chart, Curve
+from plait_report.looks import look
 from plait_report.meshes import drawn
 from plait_report.pictures import draw
+from plait_report.recorded import going_on, recorded
+from plait_report.serve import Server
+from plugins.report.tests.made_runs import LONG, make_run, make_sweep
 
-pytest.importorskip("plotly")
-
-LONG = "ValueError: made to fail; " + "a_reason_without_any_space_in_it_" * 12
-MESH = {
-    "world_size": 8,
-    "dense": [
-        {"name": "dp", "degree": 4, "splits": "batch", "shards": ["embed"], "strategy": "fsdp2"},
-        {"name": "tp", "degree": 2, "splits": None, "shards": ["heads", "ffn"], "strategy": "tensor_parallel"},
-    ],
-    "views": {},
-}
-
-
-def make_run(path, lr=1e-3, steps=30, outcome="finished", mesh=MESH, name=None, experts=False):
-    folder = RunFolder(path)
-    folder.ranks.mkdir(parents=True)
-    config = {
-        "run": {"name": name},
-        "optimizer": {"lr": lr},
-        "strategy": {"fsdp2": {"shard": -1}},
-        "train": {"steps": steps},
-    }
-    folder.write_config(config)
-    folder.write_versions({"python": "3.11.7", "plait": "0.1.0", "torch": "2.13.0"})
-    folder.write_mesh(mesh)
-    folder.log_of(0).write_text("process 1 on node-a\nwaits on node-aa\nprocess 2 on node-b\n")
-    file = metrics.MetricsFile(path / "metrics.jsonl")
-    for step in range(1, steps + 1):
-        row = {"step": step, "loss": 5.0 - lr * 100 * step / steps, "grad_norm": 1.0, "tokens": 100 * step}
-        row |= {"tokens_per_second": 50.0, "peak_memory_bytes": 2 << 30}
-        row |= {"val_loss": 5.0} if step == steps else {}
-        row |= {"experts/layers.0/max_over_mean": 2.0, "experts/layers.1/max_over_mean": None} if experts else {}
-        file.log(row)
-    if outcome:
-        folder.set_outcome(Outcome(outcome, f"it {outcome}", step=steps))
-
-
-def make_sweep(path):
-    make_run(path / "0", 1e-3)
-    make_run(path / "1", 2e-3, steps=7, outcome="failed")
-    jobs = [
-        Job(0, "0", "finished", overrides=["optimizer.lr=1e-3"], planned_memory_bytes=3 << 29),
-        Job(1, "1", "failed", overrides=["optimizer.lr=2e-3"], reason=LONG),
-        Job(2, "2", "pruned", overrides=["optimizer.lr=3e-3"], reason="does not fit </script><b>"),
-    ]
-    with Ledger(path).changing(["-m"]) as written:
-        written[:] = jobs
-
+get_plotlyjs = pytest.importorskip("plotly.offline").get_plotlyjs
 
 pytestmark = pytest.mark.usefixtures("plait_project")
 
 
 def data_of(page):
-    return json.loads(re.search(r"const report = (.*?);</script>", page)[1])
+    return json.loads(re.search(r'id="report">(.*?)</script>', page)[1])
 
 
 def text_of(page):
-    return re.sub(r"<[^>]*>", " ", re.sub(r"<(script|style)>.*?</\1>", "", page, flags=re.S))
+    return re.sub(r"<[^>]*>", " ", re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.S))
 
 
 def test_a_page_of_a_sweep_and_a_run(plait_project, tmp_path):
@@ -82,20 +40,18 @@ def test_a_page_of_a_sweep_and_a_run(plait_project, tmp_path):
     page = (tmp_path / "out/page.html").read_text()
     data = data_of(page)
     charts = {chart["key"]: chart for chart in data["charts"]}
-    assert list(charts) == ["loss", "grad_norm", "tokens_per_second", "memory", "balance"]
+    assert list(charts) == ["loss", "val_loss", "grad_norm", "tokens_per_second", "memory", "balance"]
     loss = charts["loss"]["curves"]
-    assert [curve["name"] for curve in loss] == [
-        *("alone", "0 (optimizer.lr=1e-3)", "1 (optimizer.lr=2e-3)"),
-        *(f"{name}, validation" for name in ("alone", "0 (optimizer.lr=1e-3)", "1 (optimizer.lr=2e-3)")),
-    ]
+    assert [curve["name"] for curve in loss] == data["names"][:3]
+    assert data["names"][:3] == ["alone", "0 (optimizer.lr=1e-3)", "1 (optimizer.lr=2e-3)"]
     assert loss[2]["x"] == {
         "steps": [1, 2, 3, 4, 5, 6, 7],
         "tokens": [100 * i for i in range(1, 8)],
         "time": [2.0 * i for i in range(1, 8)],
     }
     assert loss[2]["y"][-1] == pytest.approx(4.8)
-    assert loss[2]["run"] == loss[5]["run"] == 2
-    planned = [curve for curve in charts["memory"]["curves"] if curve["dashed"]]
+    assert [curve["run"] for curve in loss] == [0, 1, 2]
+    planned = [curve for curve in charts["memory"]["curves"] if curve["planned"]]
     assert [(curve["name"], set(curve["y"])) for curve in planned] == [("0 (optimizer.lr=1e-3), planned", {1.5})]
     assert set(charts["balance"]["curves"][0]["y"]) == {2.0}
     text = text_of(page)
@@ -108,11 +64,14 @@ def test_a_page_of_a_sweep_and_a_run(plait_project, tmp_path):
         "node-a, node-b",
         "2.13.0",
         "dp  = 4",
+        "4.9 at step 30",
     ):
         assert said in text, said
-    differences = text[text.index("Where the configs differ") : text.index("Mesh")]
-    assert "optimizer.lr" in differences
-    assert "strategy" not in differences
+    assert re.findall(r'data-sort="(.*?)"', page)[4:6] == ["optimizer.lr", "train.steps"]  # no other key differs
+    assert " and 1 (optimizer.lr=2e-3): validation loss 5.0000, the lowest of 3 runs." in text
+    assert "The runs stand at different steps, 7 to 30." in text
+    assert re.findall(r'<span class="best"( hidden)?>', page) == ["", "", "", " hidden"]
+    assert "Equal at every step: alone, 0 (optimizer.lr=1e-3)." in text
     assert "http" not in page.partition("<script>")[0]  # nothing is loaded
 
 
@@ -130,10 +89,11 @@ def test_a_mesh_shows_every_rank_once_and_of_a_long_axis_the_ends():
 
 def test_pictures(plait_project, tmp_path):
     pytest.importorskip("matplotlib")
-    make_run(tmp_path / "a")
+    make_run(tmp_path / "a", steps=1)
+    (tmp_path / "a/metrics.jsonl").write_text('{"step": 1, "loss": 5.0, "peak_memory_bytes": 1024}\n')
     assert plait_project("report", "a", "--png=pictures").code == 0
     names = {path.name for path in (tmp_path / "pictures").iterdir()}
-    assert names >= {"loss-over-steps.png", "loss-over-tokens.png", "loss-over-time.png", "memory.png"}
+    assert names == {"loss-over-steps.png", "loss-over-tokens.png", "loss-over-time.png", "memory.png"}
     assert all((tmp_path / "pictures" / name).read_bytes()[:4] == b"\x89PNG" for name in names)
 
 
@@ -178,7 +138,7 @@ def test_damaged_and_old_runs_are_shown_as_far_as_they_go(plait_project, tmp_pat
     assert "a and 1 more" not in text
 
 
-def test_watch_ends_with_the_runs(plait_project, tmp_path):
+def test_watch_serves_the_page_until_the_runs_end(plait_project, tmp_path):
     make_run(tmp_path / "a", outcome=None)
     folder = RunFolder(tmp_path / "a")
     folder.lock()
@@ -186,27 +146,112 @@ def test_watch_ends_with_the_runs(plait_project, tmp_path):
 
     def sleep(seconds):
         page = (tmp_path / "report.html").read_text()
-        seen.append((seconds, '<meta http-equiv="refresh" content="3">' in page, "1 running" in page))
+        seen.append((seconds, data_of(page)["refresh"], "1 running" in page))
         folder.unlock()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "sleep", sleep)
         done = plait_project("report", "a", "--watch=3")
     assert done.code == 0
-    assert seen == [(3, True, True)]
-    assert 'http-equiv="refresh"' not in (tmp_path / "report.html").read_text()
+    assert re.fullmatch(r"report: report.html, and live at http://127.0.0.1:\d+/ until all runs have ended\n", done.out)
+    assert seen == [(3, 3, True)]
+    assert data_of((tmp_path / "report.html").read_text())["refresh"] is None
 
 
-TAKES = "DIR..., --out PAGE.html, --png FOLDER, --watch[=SECONDS]"
+def test_only_a_browser_of_this_machine_gets_the_page():
+    server = Server(0)
+    try:
+        server.show("<script>" + get_plotlyjs() + "</script>rest")
+        assert urlopen(server.address).read().endswith(b"</script>rest")
+        assert urlopen(f"{server.address}live").read() == b"<script></script>rest"
+        for path, host in (("", "stranger.example"), ("other", "localhost:1")):
+            with pytest.raises(HTTPError, match="403" if host.startswith("s") else "404"):
+                urlopen(Request(server.address + path, headers={"Host": host}))
+        with pytest.raises(PlaitError, match="it must be a port that is free"):
+            Server(int(server.address.split(":")[2].strip("/")))
+    finally:
+        server.close(0)
+
+
+def test_a_sweep_goes_on_between_its_jobs(tmp_path):
+    make_sweep(tmp_path / "sweep")
+    assert not going_on(recorded([tmp_path]))
+    with locked(tmp_path / "sweep/.live"):
+        assert going_on(recorded([tmp_path]))
+
+
+def test_columns_with_names_and_seeds_of_one_config(plait_project, tmp_path):
+    for seed, value in ((1, 2.0), (2, 2.5)):
+        named = {"val_loss/web": value, "loss/code": 1.0, "epoch/code": 0.5, "epoch": 0.25, "loss": 3.0 + seed}
+        make_run(tmp_path / f"runs/{seed}", seed=seed, more=named.items())
+    make_run(tmp_path / "runs/other", lr=2e-3)
+    assert plait_project("report", "runs").code == 0
+    page = (tmp_path / "report.html").read_text()
+    data = data_of(page)
+    assert [(chart["title"], len(chart["curves"])) for chart in data["charts"]][:6] == [
+        *(("Loss", 3), ("Validation loss", 3), ("Validation loss of web", 2), ("Loss of code", 2)),
+        *(("Passes over code", 2), ("Gradient norm, before clipping", 3)),
+    ]
+    assert [each["title"] for each in data["best"]] == [
+        *("validation loss", "validation loss of web", "loss", "loss of code", "tokens/s", "memory")
+    ]
+    assert data["best"][1]["sentence"] == "1: validation loss of web 2.0000, the lowest of 2 runs."
+    assert data["leaders"] == [0, 0, 2]
+    assert "4.5000 (4.0000 to 5.0000)" in text_of(page)
+
+
+class Headings(HTMLParser):
+    """What a screen reader needs: `wrong` has each table, heading of a table, control and chart that lacks it."""
+
+    def __init__(self):
+        super().__init__()
+        self.wrong, self.open, self.tables, self.captions = [], [], 0, 0
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.tables += tag == "table"
+        self.captions += tag == "caption"
+        if tag == "th" and "scope" not in given:
+            self.wrong.append("th")
+        if tag in ("input", "select") and "label" not in self.open:
+            self.wrong.append(given)
+        if given.get("class") == "chart" and not (given["role"] == "img" and given["aria-label"]):
+            self.wrong.append(given)
+        if tag not in ("input", "meta", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop() != tag:
+            pass
+
+
+def test_a_screen_reader_is_told_what_each_table_and_control_is(plait_project, tmp_path):
+    make_sweep(tmp_path / "runs/sweep")
+    assert plait_project("report", "runs").code == 0
+    page = re.sub(r"<(script|style)\b.*?</\1>", "", (tmp_path / "report.html").read_text(), flags=re.S)
+    headings = Headings()
+    headings.feed(page)
+    assert headings.wrong == []
+    assert headings.tables == headings.captions > 5
+    assert 'id="run-2" aria-pressed="true"' in page
+
+
+def test_runs_are_told_apart_without_color():
+    assert len({(look(run).marker, look(run).dash) for run in range(28)}) == 28
+
+
+USAGE = "DIR... [--out PAGE.html] [--png FOLDER] [--watch[=SECONDS]] [--port N]"
+TAKES = "DIR..., --out PAGE.html, --png FOLDER, --watch[=SECONDS], --port N"
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "plait report needs DIR: plait report DIR... [--out PAGE.html] [--png FOLDER] [--watch[=SECONDS]]"),
+        ([], f"plait report needs DIR: plait report {USAGE}"),
         (["nowhere"], "nowhere is not a folder: give folders of runs or sweeps, such as runs/a or runs"),
         (["."], ". holds no run and no sweep: neither config.yaml nor sweep.json is in it or below"),
         ([".", "--watch=0"], "--watch is '0'; it must be a whole number of seconds, such as --watch=10"),
+        ([".", "--port=x"], "--port is 'x'; it must be the number of a port, such as 8000, or 0 for a free one"),
         ([".", "--pgn"], f"plait report has no option --pgn; it takes {TAKES}; did you mean '--png'?"),
         ([".", "--out"], "--out needs a value: --out PAGE.html"),
     ],
@@ -221,69 +266,3 @@ def test_without_plotly(plait_project, monkeypatch, tmp_path):
     monkeypatch.setattr("plait_report.page.find_spec", lambda name: None)
     done = plait_project("report", "a")
     assert done.err.endswith("draws with plotly, which is not installed: pip install 'plait-report[charts]'\n")
-
-
-BROWSERS = ("chromium-headless-shell", "chromium", "chrome-headless-shell", "google-chrome", "chromium-browser")
-PROBE = """<script>addEventListener("load", () => {
-  const wide = [...document.querySelectorAll("body *")].filter(e => !e.closest(".wide, .ranks, .chart")
-    && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.tagName + "." + e.className);
-  document.body.dataset.measured = JSON.stringify({ wide, page: document.documentElement.scrollWidth - innerWidth,
-    curves: document.querySelectorAll(".scatterlayer .trace").length,
-    charts: document.querySelectorAll(".chart .main-svg").length,
-    dark: getComputedStyle(document.body).backgroundColor });
-});</script>"""
-
-
-@attrs.frozen
-class Browser:
-    """Chromium without a window, and without a network."""
-
-    path: str
-
-    def __call__(self, page, *options):
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=10000"]
-        flags += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={page.parent / 'browser'}"]
-        command = [self.path, *flags, *options, page.as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-
-@pytest.fixture
-def browser():
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        pytest.skip(f"no headless browser: none of {', '.join(BROWSERS)}")
-    return Browser(path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 500])
-def test_a_browser_shows_all_of_it(plait_project, browser, tmp_path, width, dark):
-    """Nothing sticks out at either width, each curve is drawn, and the picture is not empty."""
-    from PIL import Image
-
-    make_sweep(tmp_path / "runs/sweep")
-    make_run(tmp_path / "runs/alone", experts=True)
-    assert plait_project("report", "runs").code == 0
-    page = tmp_path / "report.html"
-    page.write_text(page.read_text().replace("</body>", PROBE + "</body>"))
-    options = (f"--window-size={width},5000", f"--blink-settings=preferredColorScheme={0 if dark else 1}")
-    shown = browser(page, "--dump-dom", *options)
-    measured = json.loads(re.search(r'data-measured="(.*?)"', shown)[1].replace("&quot;", '"'))
-    assert measured["wide"] == []
-    assert measured["page"] <= 0
-    data = data_of(page.read_text())
-    assert measured["curves"] == sum(len(chart["curves"]) for chart in data["charts"])
-    assert measured["charts"] >= len(data["charts"])
-    assert measured["dark"] == ("rgb(15, 19, 24)" if dark else "rgb(255, 255, 255)")
-    picture = tmp_path / "page.png"
-    browser(page, f"--screenshot={picture}", *options)
-    image = Image.open(picture).convert("RGB")
-    assert image.width == width
-    colors = {color: count for count, color in image.getcolors(1 << 24)}
-    assert max(colors.values()) < 0.97 * image.width * image.height
-    for run in range(3):  # the color of each run's curves is there
-        wanted = tuple(int(data["colors"][run][i : i + 2], 16) for i in (1, 3, 5))
-        assert colors.get(wanted, 0) > 100, run

@@ -16,7 +16,8 @@ def drawn(mesh: dict[str, Any]) -> str:
         )
         boxes = _boxes([(axis["name"], axis["degree"]) for axis in axes], 0)
         parts.append(
-            f'<div class="mesh"><h4>{escape(title)}</h4><ul>{lines}</ul><div class="ranks">{boxes}</div></div>'
+            f'<div class="mesh"><h3>{escape(title)}</h3><ul>{lines}</ul>'
+            f'<div class="ranks" aria-hidden="true">{boxes}</div></div>'
         )
     return "".join(parts)
 

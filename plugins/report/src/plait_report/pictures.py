@@ -5,7 +5,7 @@ from pathlib import Path
 
 from plait import PlaitError
 from plait_report.charts import AXES, Chart
-from plait_report.page import COLORS
+from plait_report.looks import drawn_with
 
 
 def check_library() -> None:
@@ -33,16 +33,11 @@ def _draw(chart: Chart, axis: str, path: Path) -> None:
     plot = figure.subplots()
     for curve in chart.curves:
         y = [float("nan") if value is None else value for value in curve.y]
-        plot.plot(
-            curve.x[axis],
-            y,
-            label=curve.name,
-            color=COLORS[curve.run % len(COLORS)],
-            linestyle="--" if curve.dashed else ":" if curve.marked else "-",
-            marker="o" if curve.marked or len(y) == 1 else None,
-            markersize=4,
-            linewidth=1.4,
-        )
+        look = drawn_with(curve.run) | ({"linestyle": ":", "marker": ""} if curve.planned else {})
+        every = 1 if curve.sparse else -(-len(y) // 6)  # six markers, at other places for each run
+        places = (7 * curve.run % every, every)
+        [line] = plot.plot(curve.x[axis], y, label=curve.name, linewidth=1.4, markersize=5, markerfacecolor="none")
+        line.set(**look, markevery=places)
     plot.set(title=chart.title, xlabel=AXES[axis], ylabel=chart.unit)
     plot.grid(alpha=0.3)
     if 1 < len(chart.curves) <= 12:

@@ -19,7 +19,8 @@ Row = dict[str, Any]
 class Recorded:
     """One run, or a job of a sweep that may never have started.
 
-    name: short and unique. seconds: of training up to each row. starts: how often it was started.
+    name: short and unique. seconds: of training up to each row. starts: how often it was started. sweep: the folder of
+    the one that `job` belongs to.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Recorded:
     hosts: list[str]
     starts: int
     job: Job | None = None
+    sweep: Path | None = None
 
     def last(self, key: str) -> Any:
         return next((row[key] for row in reversed(self.rows) if row.get(key) is not None), None)
@@ -44,7 +46,7 @@ def recorded(folders: list[Path]) -> list[Recorded]:
 
     Raises PlaitError for a folder without any, and for damaged files.
     """
-    jobs: dict[Path, Job | None] = {}
+    jobs: dict[Path, tuple[Job, Path] | None] = {}
     for folder in folders:
         if not folder.is_dir():
             raise PlaitError(f"{folder} is not a folder: give folders of runs or sweeps, such as runs/a or runs")
@@ -59,10 +61,15 @@ def recorded(folders: list[Path]) -> list[Recorded]:
     return [_read(path, names[path], job) for path, job in jobs.items()]
 
 
-def _runs(folder: Path) -> Iterator[tuple[Path, Job | None]]:
+def going_on(runs: list[Recorded]) -> bool:
+    """Whether one of the runs is running, or a sweep may still start one."""
+    return any(run.state == "running" for run in runs) or any(map(is_live, {run.sweep for run in runs if run.sweep}))
+
+
+def _runs(folder: Path) -> Iterator[tuple[Path, tuple[Job, Path] | None]]:
     if (folder / "sweep.json").is_file():
         for job in Ledger(folder).read():
-            yield (folder / job.folder).resolve(), job
+            yield (folder / job.folder).resolve(), (job, folder)
     elif (folder / "config.yaml").is_file() and not (folder / ".hydra").exists():
         yield folder.resolve(), None
     else:
@@ -79,7 +86,9 @@ def _names(paths: list[Path]) -> dict[Path, str]:
     return {path: str(path) for path in paths}
 
 
-def _read(path: Path, name: str, job: Job | None) -> Recorded:
+def _read(path: Path, name: str, of_sweep: tuple[Job, Path] | None) -> Recorded:
+    job, sweep = of_sweep or (None, None)
+    live = is_live(path)  # before its rows: those of a run that has ended are all there
     rows, damage = [], ""
     try:
         rows = metrics.read(path / metrics.FILE) if (path / metrics.FILE).exists() else []
@@ -87,7 +96,7 @@ def _read(path: Path, name: str, job: Job | None) -> Recorded:
         damage = str(error)
     folder = RunFolder(path)
     outcome = folder.outcome()
-    if is_live(path):
+    if live:
         state, reason = "running", ""
     elif outcome is not None:
         state, reason = outcome.kind, outcome.reason
@@ -113,6 +122,7 @@ def _read(path: Path, name: str, job: Job | None) -> Recorded:
         hosts=sorted(set(introductions)),
         starts=len(introductions),
         job=job,
+        sweep=sweep,
     )
 
 
