@@ -7,6 +7,7 @@ COMMANDS = {  # name -> distribution
     "compare": "plait-report",
     "convert": "plait-models",
     "data": "plait-data",
+    "eval": "plait-use",
     "new": "plait-testing",
     "plan": "plait-plan",
     "ray": "plait-ray",

@@ -1,0 +1,110 @@
+"""`plait eval`: the loss of a trained model on held-out data."""
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from plait import Config
+    from plait.host import Checked, Parser
+    from plait_use.trained import Trained
+
+help = "evaluate a trained model on held-out data"
+
+
+def arguments(parser: "Parser") -> None:
+    parser.description = """\
+Prints the loss, the perplexity and the number of tokens of the model of RUN on what its run validates on, or on other
+data: data.path=held.jsonl takes all of these files, 'data.validation_path={a: a.jsonl, b: b.jsonl}' each by its name.
+RUN is a run or its name, a checkpoint, such as runs/NAME/checkpoints/best, an exported folder, or a folder of Hugging
+Face's. The loss is that which training would print for the same samples, in every layout."""
+    parser.add_argument("run", metavar="RUN", help="what is evaluated")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.take_overrides()
+
+
+def run(args: "Namespace") -> int:
+    from plait.host import make_data, on_ranks, overrides_of
+    from plait_use.trained import find
+
+    trained = find(args.run, overrides_of(args))
+    config = on_held_out(trained.config, args.overrides)
+
+    def given(checked: "Checked") -> Mapping[str, Any]:
+        from plait.host import check_trained
+
+        check_trained(checked, trained.checkpoint)
+        size = batch_of(trained, checked)
+        make_data(checked, lambda line: print(line, file=sys.stderr, flush=True))
+        checkpoint = None if trained.checkpoint is None else str(trained.checkpoint)
+        return {"checkpoint": checkpoint, "global_batch_size": size}
+
+    sums = on_ranks(config, "plait_use.evaluate:evaluate", given)
+    rows = {name: {"loss": loss / max(tokens, 1), "tokens": tokens} for name, (loss, tokens) in sums.items()}
+    told = {"model": str(trained.path), "step": trained.step, **of_sets(rows)}
+    print(json.dumps(told) if args.json else table(trained, rows))
+    return 0
+
+
+def on_held_out(config: "Config", overrides: Sequence[str]) -> "Config":
+    """The config of an evaluation: of files that the overrides name, all is held out, and of a set to validate on
+    nothing else is read. Raises PlaitError if nothing is held out."""
+    keys = {each.lstrip("+").partition("=")[0] for each in overrides}
+    held = config.data.get("validation_path")
+    if "data.path" in keys and not keys & {"data.validation_path", "data.validation_fraction"}:
+        config = config.with_value("data.validation_path", config.data["path"])
+    elif held and config.data.get("path") and "data.path" not in keys:
+        config = config.with_value("data.path", held if isinstance(held, str) else next(iter(held.values())))
+    size = config.train.global_batch_size  # known to the ranks; the check would compare it with their number
+    config = config.with_value("train.global_batch_size", None) if size else config
+    return config.with_value("validation.interval", max(config.validation.interval, 1))
+
+
+def batch_of(trained: "Trained", checked: "Checked") -> int:
+    """Samples of a global batch: those of the run, so that every layout takes the same samples. Raises PlaitError if
+    they do not divide among this layout's data ranks."""
+    from plait import PlaitError
+
+    train, ranks = trained.config.train, checked.layout.count("batch")
+    size = train.global_batch_size or trained.batch or train.local_batch_size * ranks
+    if size % ranks:
+        raise PlaitError(
+            f"the run's global batch of {size} samples does not divide among {ranks} data ranks: take another number "
+            f"of ranks, or another batch, such as train.global_batch_size={size // ranks * ranks or ranks}"
+        ).at("train.global_batch_size", size, fits=f"a multiple of {ranks}")
+    return size
+
+
+def evaluate(config: "Config", checkpoint: str | None, global_batch_size: int) -> dict[str, tuple[float, int]]:
+    """What `plait.host.validated` returns for the model. Called by all ranks."""
+    from plait.host import build_source, load_model, open_batches, validated
+
+    applied = load_model(config, checkpoint)
+    data = applied.mesh.rank_and_size("batch")
+    batches, _ = open_batches(build_source(config.data), config.train, global_batch_size, data)
+    rows = math.gcd(config.train.local_batch_size, global_batch_size // data[1])
+    return validated(applied, batches, config.validation.batches, rows)
+
+
+def of_sets(rows: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """The mean loss, as `val_loss` of a run, all tokens, and the rows of sets with names."""
+    loss = sum(row["loss"] for row in rows.values()) / len(rows)
+    named = {name: row for name, row in rows.items() if name}
+    total: dict[str, Any] = {"loss": loss, "tokens": sum(row["tokens"] for row in rows.values())}
+    return {**total, "sets": named} if named else total
+
+
+def table(trained: "Trained", rows: Mapping[str, Mapping[str, float]]) -> str:
+    from plait.host import text
+
+    whole = of_sets(rows)
+    named = whole.get("sets", {})
+    lines = [["", "loss", "perplexity", "tokens"]]
+    for name, row in {**named, "all": whole}.items():
+        lines.append([name, f"{row['loss']:.4f}", f"{math.exp(min(row['loss'], 700)):.4g}", f"{row['tokens']:,}"])
+    lines = lines if named else [line[1:] for line in lines]
+    return "\n".join([f"model: {trained}", *text.table(lines)])
