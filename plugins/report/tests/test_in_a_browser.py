@@ -68,7 +68,7 @@ def test_it_shows_all_of_a_page(browser, tmp_path, width, dark):
 
 def test_what_a_reader_can_do(browser, tmp_path):
     for i, (lr, seed) in enumerate(((1e-3, 1), (1e-3, 2), (3e-3, 1), (2e-3, 1))):
-        more = {"val_loss": 4.0 - i, "tokens_per_second": 50.0 - i}
+        more = {"val_loss": 4.0 - i, "tokens_per_second": 50.0 - i, "grad_norm": 1e-3}
         make_run(tmp_path / f"runs/{i}", lr=lr, seed=seed, more=more.items())
     window = browser()
     window.open(written(tmp_path, tmp_path / "runs"))
@@ -124,6 +124,7 @@ def test_what_a_reader_can_do(browser, tmp_path):
     weights = [0.9**i for i in range(30)]
     expected = sum(w * (5 - 0.1 * (30 - i) / 30) for i, w in enumerate(weights)) / sum(weights)
     assert window.value(f"{data}[1].y[29]") == pytest.approx(expected)
+    assert window.value("new Set(document.getElementById('chart-2').data[1].y).size") == 1  # what is constant stays so
     put("smooth", "0")
     put("logy", True)
     window.until("document.getElementById('chart-0').layout.yaxis.type === 'log'")
@@ -158,6 +159,7 @@ def test_a_live_page_gets_new_rows_and_keeps_what_was_chosen(browser, tmp_path):
         window.until(f"{DRAWN} === 2")
         window.value("document.getElementById('run-1').focus(); document.getElementById('run-1').click()")
         window.until(f"{DRAWN} === 1")
+        make_run(tmp_path / "runs/c")
         with (tmp_path / "runs/a/metrics.jsonl").open("a") as file:
             file.write('{"step": 31, "loss": 1.25, "val_loss": 5.0, "tokens": 3100}\n')
         folder.unlock()
@@ -165,7 +167,8 @@ def test_a_live_page_gets_new_rows_and_keeps_what_was_chosen(browser, tmp_path):
         window.until("document.querySelector('#runs').textContent.includes('1.2500')")
         window.until("document.getElementById('chart-0').data[0].y.at(-1) === 1.25")
         assert window.value("document.activeElement.id") == "run-1"
-        assert window.value("document.getElementById('shown').textContent") == "1 of 2 shown"
+        assert window.value("document.getElementById('shown').textContent") == "2 of 3 shown"
+        assert window.value("document.querySelector('h1').textContent") == "3 runs"
         assert window.value("document.getElementById('live').textContent") == ""
         assert window.said == []
     finally:

@@ -135,8 +135,9 @@ def _fewer(points: list[Any]) -> tuple[list[Any], list[float | None] | None]:
     for start in range(0, len(points), size):
         known = [i for i in range(start, min(start + size, len(points))) if points[i][2] is not None]
         if known:
-            middle = fmean(points[i][2] for i in known)
-            mean |= {min(known, key=lambda i: points[i][2]): middle, max(known, key=lambda i: points[i][2]): middle}
+            low, high = min(known, key=lambda i: points[i][2]), max(known, key=lambda i: points[i][2])
+            middle = min(max(fmean(points[i][2] for i in known), points[low][2]), points[high][2])  # but for rounding
+            mean |= {low: middle, high: middle}
     kept = sorted(mean)
     return [points[i] for i in kept], [mean[i] for i in kept]
 

@@ -65,11 +65,11 @@ function show() {
 
 // The running mean that weighs each older value by `weight` once more; it begins at the first value.
 function smoothed(y, weight) {
-  let sum = 0, count = 0;
+  let mean = 0, count = 0;
   return y.map(value => {
     if (value === null) return null;
-    sum = sum * weight + value; count = count * weight + 1;
-    return sum / count;
+    count = count * weight + 1;
+    return mean += (value - mean) / count; // so that equal values stay exactly what they are
   });
 }
 
@@ -107,7 +107,7 @@ function bandTraces(curves, leader, axis, weight) {
   const ys = curves.map(curve => along(xs, curve.x[axis], valuesOf(curve, weight)));
   const each = what => xs.map((_, i) => ys.some(y => y[i] === null) ? null : what(ys.map(y => y[i])));
   const keep = each(() => true), kept = list => list.filter((_, i) => keep[i]), x = kept(xs);
-  const [low, mean, high] = [values => Math.min(...values), values => values.reduce((a, b) => a + b) / values.length,
+  const [low, mean, high] = [values => Math.min(...values), values => values[0] + values.reduce((sum, y) => sum + y - values[0], 0) / values.length,
     values => Math.max(...values)].map(what => kept(each(what)));
   const edge = { x, mode: "lines", hoverinfo: "skip", line: { width: 0, color } };
   const rgb = [1, 3, 5].map(i => parseInt(color.slice(i, i + 2), 16)), names = curves.map(curve => curve.name).join(", ");
@@ -131,7 +131,7 @@ function draw(chart, id, shown) {
   Plotly.react(id, traces.map(trace => ({ type: "scatter", connectgaps: false, showlegend: false, ...trace })), {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: style("--text"), size: 12 },
     margin: { l: 50, r: 34, t: 12, b: 40 }, hovermode: "x unified", hoverlabel: { bgcolor: style("--card"), namelength: 40 },
-    xaxis: { ...lines, type: state.logx ? "log" : "linear", title: { text: report.axes[axis], standoff: 6 } },
+    xaxis: { ...lines, exponentformat: "SI", type: state.logx ? "log" : "linear", title: { text: report.axes[axis], standoff: 6 } },
     yaxis: { ...lines, type: state.logy ? "log" : "linear", title: { text: chart.unit } },
     uirevision: `${axis} ${state.logx} ${state.logy}`,
     modebar: { orientation: "v", bgcolor: "rgba(0,0,0,0)", color: style("--dim"), activecolor: style("--text") },
@@ -163,7 +163,7 @@ async function update() {
 function wait() {
   const now = new Date().toLocaleTimeString();
   if (report.refresh) setTimeout(update, 1000 * report.refresh);
-  $("live").textContent = report.refresh ? `Live: of ${now}, again every ${report.refresh} seconds.` : "";
+  $("live").textContent = report.refresh ? `Live: as of ${now}, again every ${report.refresh} seconds.` : "";
 }
 
 inputs.forEach(input => input.addEventListener("input", choose));

@@ -45,15 +45,15 @@ def page(runs: list[Recorded], refresh: int | None = None) -> str:
     }
     states = {run.state: sum(other.state == run.state for other in runs) for run in runs}
     counts = ", ".join(f"{count} {escape(state)}" for state, count in states.items())
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     return "".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">',
             "<title>Plait report</title>",
             f"<style>{(own / 'page.css').read_text(encoding='utf-8')}</style></head><body><main>",
-            f"<h1>{escape(runs[0].name if len(runs) == 1 else f'{len(runs)} runs')}</h1>",
-            _kept("counts", f"<p>{counts}</p>"),
-            '<p id="live" role="status"></p>',
+            _kept("title", f"<h1>{escape(title)}</h1><p>{counts}</p>"),
+            '<p id="live"></p>',
             f"<h2>Runs</h2>{_controls_of_runs(bests)}",
             _kept("overview", overview(runs, table_columns, bests)),
             _kept("seeds", seeds_table(runs)),
