@@ -40,7 +40,7 @@ def cluster() -> list[str]:
 def taken(overrides: list[str]) -> tuple[int, int, float]:
     """(Peak of what was allocated, peak of what the allocator reserved, in bytes; seconds of a step, median), of the
     steps after the first ones."""
-    from plait.compose.build import build_source
+    from plait.compose.targets import build_source
     from plait.host import check, compose, make_optimizer
     from plait.parallel.apply import set_up
     from plait.parallel.process_group import device_of, start_group

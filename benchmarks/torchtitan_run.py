@@ -137,7 +137,7 @@ def register(config: Config) -> None:
     from torchtitan.models.moe import MoEArgs
     from torchtitan.protocols.train_spec import get_train_spec, register_train_spec
 
-    from plait.compose.build import build_source
+    from plait.compose.targets import build_source
 
     family = FAMILIES[config["model"]["_target_"]]
     arguments = family(config["model"])

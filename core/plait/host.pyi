@@ -19,10 +19,10 @@ from plait.commands.arguments import overrides_of as overrides_of
 from plait.commands.arguments import whole as whole
 from plait.commands.start import preload as preload
 from plait.compose.build import build_model as build_model
-from plait.compose.build import build_source as build_source
 from plait.compose.compose import compose as compose
 from plait.compose.compose import explained as explained
 from plait.compose.recorded import recompose as recompose
+from plait.compose.targets import build_source as build_source
 from plait.contract.config import accumulation as accumulation
 from plait.contract.planned import crowded as crowded
 from plait.contract.planned import is_crowded as is_crowded

@@ -15,7 +15,7 @@ NOTES = """
 import os, sys, threading, time
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "torch":
+        if name == "torch._C":  # found only to be imported
             with open(os.environ["NOTES"], "a") as file:
                 file.write(f"{os.getpid()}\\n")
 sys.meta_path.insert(0, Finder())

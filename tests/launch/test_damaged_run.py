@@ -44,6 +44,19 @@ def put(store, step, checked, *, shapes=None, **more):
     return store.commit(whole, manifest)
 
 
+def test_a_new_folder_is_the_runs_while_its_data_are_made_and_gone_if_that_fails(tmp_path, checked):
+    folder = RunFolder(tmp_path / "runs" / "new")
+
+    def make():
+        with pytest.raises(PlaitError, match="is already running"):
+            RunFolder(folder.path).lock()
+        raise PlaitError("too little text")
+
+    with pytest.raises(PlaitError, match="too little text"):
+        prepare(checked, folder, print, make)
+    assert not folder.path.exists()
+
+
 @pytest.fixture
 def run(tmp_path, checked):
     """A run that was killed in step 13, with checkpoints of steps 5 and 10."""

@@ -11,8 +11,8 @@ from plait.check.resume import differences
 from plait.checkpoint.store import Manifest
 from plait.commands import main
 from plait.compose import moved
-from plait.compose.build import build_source, target_of
 from plait.compose.compose import compose
+from plait.compose.targets import build_source, target_of
 from plait.records.ledger import Job
 from plait.strategies import registry
 from plait.sweep import prune

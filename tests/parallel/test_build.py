@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from plait.compose.build import build_source, make
+from plait.compose.targets import build_source, make
 from plait.data.source import Source
 from plait.testing import raises_about
 

@@ -1,7 +1,6 @@
 """Everything that can be checked before a rank starts: typed config, strategies, model, mesh, batch, data."""
 
 import contextlib
-import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,18 +9,18 @@ from typing import Any
 import attrs
 import torch
 
+from plait.check.before_torch import check_copies, check_rate
 from plait.check.checked import Checked
 from plait.check.elastic import machine_counts
 from plait.check.epochs import check_epochs
 from plait.check.facts import CORE, code_of
 from plait.check.resumed_data import batch_to_keep
-from plait.compose.build import build_source
-from plait.contract.config import Checkpoint, Config, accumulation
+from plait.compose.targets import build_source
+from plait.contract.config import Config, accumulation
 from plait.contract.errors import PlaitError, in_yaml, misfit, near_miss
 from plait.contract.kinds import KINDS
 from plait.contract.model_spec import ModelSpec
 from plait.contract.run import Run
-from plait.contract.schema import fit
 from plait.contract.weight_part import parts_by_fqn, weight_parts
 from plait.data.parts import unshared
 from plait.data.source import blaming_source
@@ -34,7 +33,6 @@ from plait.records.sinks import check as check_metrics
 from plait.records.sinks import selected
 from plait.records.text import any_of
 from plait.strategies.registry import create_all, distributions
-from plait.system.held_memory import possible
 from plait.train.optimizer_options import check_optimizer
 from plait.train.schedule import learning_rate
 
@@ -155,7 +153,7 @@ def _check(
     check_epochs(config, source.indexable)
     check_metrics(config.metrics)
     check_size()
-    _check_copies(config.checkpoint)
+    check_copies(config.checkpoint)
     _check_backend(config)
     _check_profile(config, ranks, device_type)
     by_package = distributions()
@@ -224,9 +222,7 @@ def _check_model(config: Config, model: Any, spec: ModelSpec) -> None:
         raise PlaitError(
             f"train.seq_len={config.train.seq_len} is longer than the model's: model.max_seq_len={longest}"
         ).at("train.seq_len", config.train.seq_len, fits=f"at most {longest}")
-    lr = fit(config.optimizer.get("lr"), float, "optimizer.lr")  # the schedule scales it
-    if not 0 <= lr < math.inf:
-        raise misfit("optimizer.lr", lr, "finite and not negative")
+    check_rate(config.optimizer)
     check_optimizer(config.optimizer, groups_of([model], spec))
 
 
@@ -252,25 +248,6 @@ def _check_validation(config: Config, held_out: bool) -> None:
             raise PlaitError(f"{key}={in_yaml(value)} keeps the best checkpoint, but checkpoint.enabled=false").at(
                 "checkpoint.enabled", False, fits=(True,)
             )
-
-
-def _check_copies(conf: Checkpoint) -> None:
-    every, key = conf.memory_steps, f"checkpoint.memory_steps={conf.memory_steps}"
-    if every is None:
-        return
-    if not conf.enabled:
-        raise PlaitError(
-            f"{key} copies to memory what checkpoint.enabled=false does not save: enable checkpoints, or set "
-            "checkpoint.memory_steps=null"
-        ).at("checkpoint.memory_steps", every, fits=(None,))
-    if conf.interval and every > conf.interval:
-        raise PlaitError(
-            f"{key} is more than checkpoint.interval={conf.interval}: the disk would have newer checkpoints than memory"
-        ).at("checkpoint.memory_steps", every, fits=f"at most {conf.interval}")
-    if not possible():
-        raise PlaitError(f"{key} needs memory that outlives a process, which only Linux has").at(
-            "checkpoint.memory_steps", every, fits=(None,)
-        )
 
 
 def _check_backend(config: Config) -> None:

@@ -45,7 +45,8 @@ def of_command(config: Config) -> Facts:
 def of_machine(config: Config) -> Facts:
     """Versions, source code, environment, data, and the files that the config names. Raises PlaitError for data that
     cannot be read."""
-    from plait.compose.build import build_model, build_source
+    from plait.compose.build import build_model
+    from plait.compose.targets import build_source
     from plait.parallel.process_group import device_of
 
     code = code_of(config)

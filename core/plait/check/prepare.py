@@ -20,7 +20,7 @@ from plait.parallel.assembly import Assembly
 from plait.parallel.process_group import device_of
 from plait.records.run_folder import Outcome, RunFolder, versions_of
 from plait.system.disk import can_be_written, could_be_written, reading, replace
-from plait.system.errors import DiskError, one_line, shown
+from plait.system.errors import one_line, shown
 from plait.system.scratch import CHECKED
 
 Say = Callable[[str], None]
@@ -29,13 +29,32 @@ Say = Callable[[str], None]
 def prepare(checked: Checked, folder: RunFolder, say: Say, make: Callable[[], None] | None = None) -> Outcome | None:
     """Lock the folder and prepare it for the ranks; an outcome means that there is nothing left to train.
 
-    make: makes the data, which may take hours; called before a new folder is created.
+    make: makes the data, which may take hours, once the folder is this run's. What is refused leaves no new folder.
     Raises PlaitError if a live run holds the folder, or what it would resume does not fit.
     """
-    import torch
+    new = [path for path in (folder.path, folder.path.parent) if not path.exists()]
+    ended = None
+    with contextlib.ExitStack() as undo:
+        if new:
+            undo.callback(_discard, folder, *new[1:])
+        ended = _prepared(checked, folder, say, make)
+        if ended is None:
+            undo.pop_all()
+    if ended is None:
+        _introduce(checked, folder, say)
+    return ended
 
-    new = not folder.path.exists()
-    if not new:
+
+def _discard(folder: RunFolder, *parents: Path) -> None:
+    """Remove a new folder, and those that were created for it."""
+    folder.discard()
+    for path in parents:
+        with contextlib.suppress(OSError):  # another run has come
+            path.rmdir()
+
+
+def _prepared(checked: Checked, folder: RunFolder, say: Say, make: Callable[[], None] | None) -> Outcome | None:
+    if folder.path.exists():
         folder.lock()
         folder.check()
     checkpoints = folder.checkpoints(checked.config.checkpoint.dir) if checked.config.checkpoint.enabled else None
@@ -44,7 +63,7 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, make: Callable[[], No
     def make_data_here() -> None:
         if make is None:
             return
-        could_be_written(folder.path, "the run's folder")  # else in vain
+        folder.lock()  # before hours of work: the disk may refuse it, and another start of the run may come
         if checkpoints:
             could_be_written(checkpoints, where)
         make()
@@ -53,7 +72,7 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, make: Callable[[], No
     if counted:
         make_data_here()
     with reading(checked.config.checkpoint.dir, "checkpoint.dir"):
-        start = find_checkpoint(checked, folder, say)  # if it refuses, no new folder is left behind
+        start = find_checkpoint(checked, folder, say)
     if start.finished:
         key = "train.steps" if start.config.train.epochs is None else "train.epochs"
         reason = f"{folder.path.name} is finished at step {start.step}: raise {key}, or set another run.name"
@@ -61,21 +80,23 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, make: Callable[[], No
     checked.assembly.run.config = start.config
     if not counted:
         make_data_here()
-    try:
-        folder.lock()
-        folder.clear_outcome()
-        folder.write_config(checked.config.plain())
-        for name, text in checked.files.items():
-            replace(folder.path / name, text)
-        folder.write_versions(versions_of(checked.distributions))
-        folder.write_mesh(checked.layout.as_json())
-        if checkpoints:
-            can_be_written(checkpoints, where)
-            claim(checkpoints, folder.path)
-    except DiskError:
-        if new:
-            folder.discard()
-        raise
+    folder.lock()
+    folder.clear_outcome()
+    folder.write_config(checked.config.plain())
+    for name, text in checked.files.items():
+        replace(folder.path / name, text)
+    folder.write_versions(versions_of(checked.distributions))
+    folder.write_mesh(checked.layout.as_json())
+    if checkpoints:
+        can_be_written(checkpoints, where)
+        claim(checkpoints, folder.path)
+    return None
+
+
+def _introduce(checked: Checked, folder: RunFolder, say: Say) -> None:
+    """Say what trains, and what of it is probably not meant."""
+    import torch
+
     for fact in introduced(checked):
         say(fact)
     if advice := all_warmup(checked.config):
@@ -95,7 +116,6 @@ def prepare(checked: Checked, folder: RunFolder, say: Say, make: Callable[[], No
     for line, _ in checked.said:
         say(line)
     say(f"run: {folder.path}")
-    return None
 
 
 def all_warmup(config: Config) -> str | None:

@@ -138,8 +138,12 @@ def _start_ranks(config: Config, folder: Any) -> Any:
     imports = ["plait.check.prepare"] if several else []  # what ranks that prepare the run need
     with forks(folder.path, imports) as ranks:  # they import torch while this process checks the run
         _say(f"check: {config.run.name}, with torch {version('torch')}")
-        if not several and (idle := left_idle()):
-            _say(idle)
+        if not several:
+            from plait.check.before_torch import check_before_torch
+
+            if idle := left_idle():
+                _say(idle)
+            check_before_torch(config, folder.path)
         return _check_and_start(config, folder, several, ranks)
 
 

@@ -43,8 +43,7 @@ class Source(ABC):
         none."""
         if seq_len < 1:
             raise misfit("train.seq_len", seq_len, "at least 1")
-        size = self.vocabulary
-        if size is not None and vocab_size is not None and size > vocab_size:
+        if vocab_size is not None and (size := self.vocabulary) is not None and size > vocab_size:
             raise PlaitError(
                 f"data has {size} different tokens but model.vocab_size={vocab_size}: "
                 f"set model.vocab_size to at least {size}"

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from plait.compose.build import check_options, options_of, target_of
+from plait.compose.targets import check_options, options_of, target_of
 from plait.contract.config import Schedule
 from plait.contract.errors import PlaitError, misfit
 from plait.parallel.agreement import on_all_ranks

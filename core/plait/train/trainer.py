@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from plait.checkpoint.manager import Checkpoints
-from plait.compose.build import build_source
+from plait.compose.targets import build_source
 from plait.contract.batch import Batch
 from plait.contract.config import Config, accumulation
 from plait.contract.observer import Observer, Together
