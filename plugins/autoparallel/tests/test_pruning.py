@@ -8,8 +8,11 @@ import pytest
 from plait import Cluster, planning
 from plait.host import compose
 from plait.parallel.assembly import assemble
+from plait_autoparallel.bounds import Bounds, by_core
 from plait_autoparallel.constraints import Constraints
 from plait_autoparallel.search import search
+from plait_autoparallel.solve import bound
+from plait_autoparallel.solve import traced as with_modes
 from plait_autoparallel.watch import Watch
 from plait_plan.memo import Memo
 from plait_plan.pricing import pieces, traces
@@ -43,6 +46,35 @@ def forget(monkeypatch):
     """As in another process."""
     for module in (pieces, traces):
         monkeypatch.setattr(module, "PIECES", Memo(512))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("names", "model"),
+    [
+        (("fsdp2", "zero", "tensor_parallel"), (*SMALL, "precision.param=bfloat16")),
+        (("fsdp2", "expert_parallel"), ("model=qwen3_moe_debug", "model.n_layers=2")),
+    ],
+)
+def test_no_family_takes_less_than_any_other_of_its_core_says(names, model):
+    searched = Searched(4, names, *model, "cluster=h100")
+    given = searched.run, searched.layouts, list(range(len(searched.layouts))), {}, searched.cluster.granularity
+    traced = {i: family.pieces for family in planning.families(*given, first=True) for i in family.members}
+    compared = 0
+    for families in by_core(searched.layouts, traced):
+        bounds = [Bounds(searched.layouts, searched.cluster, searched.wanted, None) for _ in families]
+        for own, family in zip(bounds, families, strict=True):
+            own.learn({i: traced[i] for i in family})
+        for i in (i for family in families for i in family):
+            layout, segments = searched.layouts[i].layout, searched.wanted.segments(traced[i][0])
+            for number, (rows, micro) in enumerate(searched.wanted.batches(layout)):
+                price = planning.price(traced[i], layout, searched.cluster, rows)
+                least = bound(price, with_modes(segments, price), micro)
+                for own in bounds:
+                    said = list(own.candidates(i))[number]
+                    assert 0 < bound(said.price, said.segments, micro) <= least * (1 + 1e-9), searched.layouts[i].text()
+                    compared += 1
+    assert compared > 10
 
 
 CASES = [
@@ -79,9 +111,9 @@ def test_the_plan_is_that_of_the_full_search(world, names, more, tmp_path, monke
 class Over(Watch):
     """As if the search's seconds were over after its first family."""
 
-    def see(self, family, best):
+    def see(self, *given):
         self._start = float("-inf")
-        super().see(family, best)
+        super().see(*given)
 
 
 def pressed(line):
@@ -91,7 +123,7 @@ def pressed(line):
 @pytest.mark.parametrize(
     ("watch", "said"),
     [
-        (Over(1.0), "ended by strategy.autoparallel.seconds=1, when 1 of "),
+        (Over(1.0), "ended by strategy.autoparallel.seconds=1, when 1 of at most "),
         (Watch(tell=pressed), "ended by Ctrl-C, when "),
     ],
 )

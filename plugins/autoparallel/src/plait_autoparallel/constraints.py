@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from plait import REMAT, ModelSpec, PlaitError, matches, near_miss, planning
+from plait import REMAT, MeshLayout, ModelSpec, PlaitError, matches, near_miss, planning
 from plait_autoparallel.solve import Segment
 
 KEY = "strategy.autoparallel"
@@ -92,6 +92,11 @@ class Constraints:
             else:
                 segments.append(Segment((block,), kind_of[block], ways))
         return segments
+
+    def batches(self, layout: MeshLayout) -> list[tuple[int, int]]:
+        """(samples at once, times) for a rank's part of the step's samples."""
+        own = self.samples // layout.count("batch")
+        return [(rows, own // rows) for rows in range(own, 0, -1) if own % rows == 0]
 
     def may_keep_all(self, blocks: Iterable[str]) -> bool:
         """Whether a plan may recompute nothing."""

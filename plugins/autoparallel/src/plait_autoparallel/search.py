@@ -10,6 +10,7 @@ import attrs
 from plait import Cluster, PlaitError, Run, planning
 from plait.host import crowded, is_crowded
 from plait_autoparallel import stages
+from plait_autoparallel.bounds import Bounds, by_core
 from plait_autoparallel.candidates import Candidate, Priced, Scored, Short
 from plait_autoparallel.constraints import Constraints, Infeasible
 from plait_autoparallel.solve import Segment, kinds_of, traced
@@ -47,8 +48,8 @@ class SearchResult:
     undivided: the model's logical axes that no layout divides.
     unlimited: seconds of the fastest step if memory were no limit. worst: the plan's step if all tokens go to the
     experts of one rank; None if no ranks share experts, or if the plan is for that.
-    slower: how many compositions would need recomputation to fit and take longer without it. ended: why the search
-    ended before all was traced; "" if it did not.
+    slower: how many compositions of whole models are known to take longer and were not traced, or not in full.
+    ended: why the search ended before all was traced; "" if it did not.
     """
 
     best: Scored
@@ -90,22 +91,38 @@ def search(
     places = {id(composition): i for i, composition in enumerate(layouts)}
     samples = wanted.samples
     shared = [places[id(c)] for c in fitting if samples % c.layout.count("batch") == 0]
-    standings, pieces, count = Standings(capacity), dict[int, list[planning.Pieces]](), 0
-    watch = watch or Watch()
+    standings, pieces, count = (Standings(capacity), dict[int, list[planning.Pieces]](), 0)
+    watch, plans = watch or Watch(), stages.Plans(run)
+    lazy = prune and wanted.may_keep_all(run.blocks)
+
+    def trace(chosen: list[int], first: bool, later: int = 0) -> None:
+        nonlocal count
+        before = count
+        for family in planning.families(run, layouts, chosen, fixed(run), cluster.granularity, first):
+            count = before + family.traced
+            pieces.update(dict.fromkeys(family.members, family.pieces))
+            standings.add([p for i in family.members for p in _priced(layouts[i], family, cluster, wanted)])
+            watch.see(count, before + family.of + later, family.fresh, standings.best)
+
     with watch.ending():
-        for first in (True, False) if prune and wanted.may_keep_all(run.blocks) else (False,):
-            for family in planning.families(run, layouts, shared, fixed(run), cluster.granularity, first):
-                pieces |= dict.fromkeys(family.members, family.pieces)
-                standings.add([p for i in family.members for p in _priced(layouts[i], family, cluster, wanted)])
-                count = max(count, family.traced)
-                watch.see(family, standings.best)
-            undecided = [one for one in standings.open.values() if one.least <= standings.limit]
-            undecided += stages.undecided(run, standings.divided.values(), cluster, standings.limit)
-            shared = sorted({places[id(one.candidate.composition)] for one in undecided if not one.whole})
+        cores = by_core(layouts, shared) if prune else [[[i] for i in shared]]
+        others = [families[1:] for families in cores] if prune else []
+        trace([i for families in cores for i in families[0]] if prune else shared, lazy, sum(map(len, others)))
+        bounds = Bounds(layouts, cluster, wanted, plans)
+        bounds.learn(pieces)
+        for families in sorted(filter(None, others), key=bounds.least):
+            others.remove(families)
+            trace(bounds.may_win(families, standings.limit), lazy, sum(map(len, others)))
+        if lazy:
+            total = count
+            few = [one for one in standings.open.values() if one.least <= standings.limit]
+            few += stages.undecided(plans, standings.divided.values(), cluster, standings.limit)
+            trace(sorted({places[id(one.candidate.composition)] for one in few}), first=False)
+            count = total
     if standings.empty():
         raise wanted.nothing(fitting, samples, reasons)
     divided = sorted((p for p in standings.divided.values() if p.whole), key=lambda p: (p.least, p.candidate.order()))
-    cut = stages.search(run, divided, cluster, capacity, samples, standings.best)
+    cut = stages.search(run, plans, divided, cluster, capacity, samples, standings.best)
     for made in cut.fit:
         standings.fits(made)
     for less in cut.short:
@@ -117,11 +134,11 @@ def search(
         raise PlaitError("a plan made by hand is faster than what the search found: please report this")
     own = pieces[places[id(best.candidate.composition)]]
     segments = wanted.segments(own[0])
-    ideal, undivided = _ideal(best.candidate, own, cluster, segments), _undivided(wanted, layouts)
+    ideal, undivided = (_ideal(best.candidate, own, cluster, segments), _undivided(wanted, layouts))
     unlimited = min(best.mix.total.seconds, cut.lost, standings.least)
     worst = _worst(run, best, segments, cluster)
-    slower = {one.candidate.composition.text() for one in standings.open.values()}
-    slower -= standings.scored.keys() | standings.short.keys()
+    known = standings.scored.keys() | standings.short.keys()
+    slower = {layouts[i].text() for i in shared if not layouts[i].divides} - known
     return SearchResult(
         *(best, standings.others(), standings.missing(), hand, segments, own, count, cut.estimated),
         *(reasons, ideal, undivided, unlimited, worst, len(slower), watch.ended),
@@ -137,7 +154,7 @@ def _priced(
         return []
     segments = wanted.segments(pieces[0])
     found = []
-    for rows, micro in _batches(wanted.samples, composition):
+    for rows, micro in wanted.batches(layout):
         price = planning.price(pieces, layout, cluster, rows)
         found.append(Priced(Candidate(composition, rows, micro), pieces, price, traced(segments, price), family.whole))
     return found
@@ -175,12 +192,6 @@ def _inside(composition: planning.Composition, cluster: Cluster) -> bool:
     waited = [a.name for a in composition.layout.dense if a.splits not in beside and a.degree > 1]
     groups = [planning.members(composition.layout, [name]) for name in waited]
     return all(len({rank // cluster.node for rank in group}) == 1 for group in groups)
-
-
-def _batches(samples: int, composition: planning.Composition) -> list[tuple[int, int]]:
-    """(samples at once, times) for a rank's part of the step's samples."""
-    own = samples // composition.layout.count("batch")
-    return [(rows, own // rows) for rows in range(own, 0, -1) if own % rows == 0]
 
 
 def fixed(run: Run) -> dict[str, Any]:

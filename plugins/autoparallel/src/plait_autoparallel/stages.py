@@ -1,12 +1,14 @@
 """Layouts that divide the layers: all are estimated from pieces of the whole model, and the best are planned stage by
 stage."""
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import attrs
+from torch import nn
 
-from plait import REMAT, Cluster, PlaitError, Run, StagePlan, planning
+from plait import REMAT, Cluster, ModelSpec, PlaitError, Run, StagePlan, planning
 from plait.host import build_model
 from plait_autoparallel.applied import config_under
 from plait_autoparallel.candidates import Candidate, Priced, Scored, Short
@@ -42,11 +44,17 @@ class StagedPlans:
 
 
 def search(
-    run: Run, divided: list[Priced], cluster: Cluster, capacity: float, samples: int, best: Scored | None
+    run: Run,
+    plans: "Plans",
+    divided: list[Priced],
+    cluster: Cluster,
+    capacity: float,
+    samples: int,
+    best: Scored | None,
 ) -> StagedPlans:
     """divided: the candidates, whose least time increases. best: the plan of a whole model."""
     limit = best.mix.total.seconds * SLACK if best else float("inf")
-    found, short, lost = _estimates(run, divided, cluster, capacity, limit)
+    found, short, lost = _estimates(plans, divided, cluster, capacity, limit)
     fit: list[Scored] = []
     more, tried = 1.0, 0  # how many times the estimated memory a plan needed
     for one in found:
@@ -74,32 +82,30 @@ def search(
     return StagedPlans(fit, short, lost, len(found))
 
 
-def undecided(run: Run, divided: Iterable[Priced], cluster: Cluster, best: float) -> list[Priced]:
-    """Those that may be planned, though only steps that keep everything were traced. best: seconds of a plan."""
-    limit = best * SLACK
-    few = [one for one in divided if not one.whole and one.least < limit]
-    plans = _Plans(run) if few else None
-    found = []
-    for one in few:
-        assert plans is not None
-        if (plan := plans.of(one.candidate)) is not None:
-            layout = one.candidate.composition.layout
+def undecided(plans: "Plans", divided: Iterable[Priced], cluster: Cluster, best: float) -> list[Priced]:
+    """Those that may be planned, of which not all modes of recomputation were traced. best: seconds of a plan."""
+    limit, found = best * SLACK, []
+    for one in divided:
+        if one.whole or one.least >= limit or (plan := plans.of(one.candidate)) is None:
+            continue
+        layout, kinds = one.candidate.composition.layout, kinds_of(one.segments)
+        if "none" in _modes(one):
             share = plans.shares(one.pieces[0], layout, plan)
-            kinds = kinds_of(one.segments)
-            if planning.stage_total(one.price, plan, kinds, "none", share, layout, cluster).seconds < limit:
-                found.append(one)
+            if planning.stage_total(one.price, plan, kinds, "none", share, layout, cluster).seconds >= limit:
+                continue
+        found.append(one)
     return found
 
 
 def _estimates(
-    run: Run, divided: list[Priced], cluster: Cluster, capacity: float, limit: float
+    plans: "Plans", divided: list[Priced], cluster: Cluster, capacity: float, limit: float
 ) -> tuple[list[Estimated], list[Short], float]:
     """(those that fit, fastest first; candidates of which none fits; seconds of the fastest that does not fit)."""
     estimates: list[Estimated] = []
     short: list[Short] = []
     if not divided:
         return estimates, short, float("inf")
-    plans, too_large = _Plans(run), float("inf")
+    too_large = float("inf")
     for priced in divided:
         if priced.least >= limit:
             break
@@ -132,21 +138,24 @@ def _modes(priced: Priced) -> Iterator[str]:
     return (mode for mode in REMAT if all(mode in segment.ways for segment in priced.segments))
 
 
-class _Plans:
+class Plans:
     """What the strategies that divide layers say of their stages; asked once for each question."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.model, self.spec = build_model(run.config.model)
         self._plans: dict[Any, StagePlan | None] = {}
         self._shares: dict[Any, list[float]] = {}
+
+    @functools.cached_property
+    def _built(self) -> tuple[nn.Module, ModelSpec]:
+        return build_model(self.run.config.model)
 
     def of(self, candidate: Candidate) -> StagePlan | None:
         """None if there are too few micro-batches, or not in equal rounds."""
         name = candidate.composition.divides
         key = str(name and candidate.composition.strategies.get(name)), candidate.micro
         if key not in self._plans:
-            asked = self.run, candidate.composition, candidate.micro, self.model, self.spec
+            asked = self.run, candidate.composition, candidate.micro, *self._built
             try:
                 self._plans[key] = planning.stage_plan(*asked)
             except PlaitError:
@@ -156,5 +165,5 @@ class _Plans:
     def shares(self, pieces: planning.Pieces, layout: Any, plan: StagePlan) -> list[float]:
         key = id(pieces), str(planning.degrees(layout)), plan.blocks
         if key not in self._shares:
-            self._shares[key] = planning.shares(pieces, layout, plan, self.model, self.spec)
+            self._shares[key] = planning.shares(pieces, layout, plan, *self._built)
         return self._shares[key]

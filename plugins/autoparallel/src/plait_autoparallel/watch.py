@@ -26,7 +26,7 @@ class Watch:
         self._start = time.monotonic()
         self._fresh = 0
         self._best: Any = None
-        self._now: Any = None
+        self._now = (0, 0)
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
@@ -45,26 +45,27 @@ class Watch:
         try:
             yield
         except Enough as enough:
-            traced = f"{self._now.traced} of {self._now.of} families were traced" if self._now else ""
-            self.ended = f"ended by {enough}, when {traced}"
+            traced, of = self._now
+            self.ended = f"ended by {enough}, when {traced} of at most {of} families were traced"
         finally:
             if handled:
                 signal.signal(signal.SIGINT, before)
 
-    def see(self, family: Any, best: Any) -> None:
-        """Raises Enough if the time is over."""
-        self._now, self._best = family, best
-        if not family.fresh:
+    def see(self, traced: int, of: int, fresh: bool, best: Any) -> None:
+        """A family is known, the one number `traced` of at most `of`; fresh: it was traced now. Raises Enough if the
+        time is over."""
+        self._now, self._best = (traced, of), best
+        if not fresh:
             return
         self._fresh += 1
         taken = time.monotonic() - self._start
-        left = taken / self._fresh * (family.of - family.traced)
+        left = taken / self._fresh * (of - traced)
         limited = left if self.seconds is None else min(left, max(self.seconds - taken, 0.0))
         so_far = "nothing fits yet"
         if best is not None:
             so_far = f"best so far {words.described(best.candidate)}: {words.time(best.mix.total.seconds)} a step"
-        self.tell(f"autoparallel: {family.traced} of {family.of} families, about {limited:.0f} s left; {so_far}")
-        if best is not None and self.seconds is not None and taken >= self.seconds and family.traced < family.of:
+        self.tell(f"autoparallel: {traced} of at most {of} families, about {limited:.0f} s left; {so_far}")
+        if best is not None and self.seconds is not None and taken >= self.seconds and traced < of:
             raise Enough(f"strategy.autoparallel.seconds={self.seconds:g}")
 
 

@@ -103,7 +103,7 @@ def explanation(found: Any, cluster: Any, capacity: float, given: Sequence[str] 
     if found.ended:
         lines.append(f"the search was {found.ended}: others may be faster")
     if found.slower:
-        lines.append(f"{found.slower} further layouts fit only if they recompute, and take longer without it")
+        lines.append(f"{found.slower} further layouts take longer in any case, and were not traced in full")
     if found.estimated:
         lines.append(
             f"{found.estimated} estimates of layouts that divide the layers are about as fast; the best are planned"

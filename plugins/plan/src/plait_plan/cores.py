@@ -14,13 +14,18 @@ def on_all_cores(act: Callable[..., Any], jobs: list[tuple[Any, ...]], apart: bo
     return [done[place] for place in range(len(jobs))]
 
 
-def as_they_end(act: Callable[..., Any], jobs: list[tuple[Any, ...]], apart: bool = False) -> Iterator[tuple[int, Any]]:
+def as_they_end(
+    act: Callable[..., Any], jobs: list[tuple[Any, ...]], apart: bool = False, warm: bool = False
+) -> Iterator[tuple[int, Any]]:
     """(place of a job, `act(*job)`) of each, in the order in which they end, in processes beside each other.
 
     A process that is already a rank cannot simulate others, so other processes do. What cannot be done in another
     process is done in this one, which then raises the error. apart: even a single job is done in another process, for
-    jobs that no signal interrupts. The processes end with the iterator.
+    jobs that no signal interrupts. warm: the first job is done here before the others begin, which then find what it
+    left in torch's caches; not beside a GPU, where torch's threads for backward allow no fork. The processes end with
+    the iterator.
     """
+    import torch
     import torch.distributed as dist
 
     ranked = dist.is_available() and dist.is_initialized()
@@ -29,9 +34,12 @@ def as_they_end(act: Callable[..., Any], jobs: list[tuple[Any, ...]], apart: boo
         for place, job in enumerate(jobs):
             yield place, act(*job)
         return
+    before = int(warm and not ranked and not torch.cuda.is_available())
+    if before:
+        yield 0, act(*jobs[0])
     failed = []
     with processes(max(min(len(jobs), cores()), 1), _begin, method="spawn" if ranked else "fork") as pool:
-        places = {pool.submit(act, *job): place for place, job in enumerate(jobs)}
+        places = {pool.submit(act, *job): place for place, job in enumerate(jobs) if place >= before}
         for future in as_completed(places):
             if future.exception() is None or ranked or apart:
                 yield places[future], future.result()

@@ -2,11 +2,12 @@
 
 from plait_plan.cluster_here import cluster_here
 from plait_plan.cores import on_all_cores
+from plait_plan.pricing.activations import activations
 from plait_plan.pricing.checked import needs
 from plait_plan.pricing.graph import block_graphs
 from plait_plan.pricing.pieces import Pieces
 from plait_plan.pricing.price import BlockCost, Price, Total, price, put_together
-from plait_plan.pricing.space import Composition, compositions, offering, stage_plan
+from plait_plan.pricing.space import Composition, compositions, offering, representatives, stage_plan
 from plait_plan.pricing.stage_price import StageTotal, planned_stages, shares, stage_total
 from plait_plan.pricing.traces import Family, families, traces
 from plait_plan.ranks import degrees, members
@@ -20,6 +21,7 @@ __all__ = [
     "Price",
     "StageTotal",
     "Total",
+    "activations",
     "block_graphs",
     "cluster_here",
     "compositions",
@@ -32,6 +34,7 @@ __all__ = [
     "planned_stages",
     "price",
     "put_together",
+    "representatives",
     "seconds_of",
     "seconds_to_send",
     "shares",

@@ -41,7 +41,8 @@ class Composition:
     strategy that divides the layers, if one does.
     family: equal for compositions that differ only in the degrees of axes that split the batch or the layers. kin:
     equal for those on as many ranks that differ only in degrees. inner: the axes that split neither, and whose degrees
-    may differ among kin.
+    may differ among kin. core: equal for compositions whose modules compute alike, because the strategies that change
+    what modules compute are equal.
     """
 
     strategies: dict[str, dict[str, Any]]
@@ -51,6 +52,7 @@ class Composition:
     family: str
     kin: str
     inner: dict[str, int]
+    core: str
 
     def text(self) -> str:
         return json.dumps(self.strategies, sort_keys=True)
@@ -163,7 +165,8 @@ def _composed(run: Run, picked: list[Alternative], fixed: set[str]) -> Compositi
     instances = {a.name: a.instance for a in picked}
     try:
         roles = plugins.claimed(instances)
-        places = [p.name for p in plugins.order(instances)]
+        turns = plugins.order(instances)
+        places = [turn.name for turn in turns]
         by_name = {a.name: a for a in picked}
         layout = join_axes([(name, by_name[name].axes) for name in places], run.world_size)
     except PlaitError:
@@ -192,7 +195,10 @@ def _composed(run: Run, picked: list[Alternative], fixed: set[str]) -> Compositi
     family = json.dumps([apart, still], sort_keys=True, default=str)
     ordered = dict(sorted(strategies.items()))
     own = {n: d for n, d in still.items() if n in inner}
-    return Composition(ordered, layout, pieces, divides, family, kin, own)
+    core = {turn.name: strategies.get(turn.name) for turn in turns if turn.phase == "model"}
+    return Composition(
+        ordered, layout, pieces, divides, family, kin, own, json.dumps(core, sort_keys=True, default=str)
+    )
 
 
 def stage_plan(run: Run, composition: Composition, micro: int, model: nn.Module, spec: ModelSpec) -> StagePlan:

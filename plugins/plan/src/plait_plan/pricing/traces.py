@@ -90,7 +90,7 @@ def _made(indices: Iterable[int], job: Callable[[int], PiecesOf]) -> Iterator[tu
             yield i, found, False
         else:
             rest.append(i)
-    for place, one in as_they_end(pieces, [job(i) for i in rest]):
+    for place, one in as_they_end(pieces, [job(i) for i in rest], warm=True):
         config, layout, own, granularity, _ = job(rest[place])
         for pattern, each in zip(patterns(config), one, strict=False):
             PIECES.keep(depends_on(config, layout, own, granularity, pattern), each)
@@ -98,11 +98,7 @@ def _made(indices: Iterable[int], job: Callable[[int], PiecesOf]) -> Iterator[tu
 
 
 def traces(
-    run: Run,
-    found: list[Composition],
-    wanted: list[int],
-    fixed: Mapping[str, Mapping[str, Any]],
-    granularity: int = 1,
+    run: Run, found: list[Composition], wanted: list[int], fixed: Mapping[str, Mapping[str, Any]], granularity: int = 1
 ) -> tuple[dict[int, list[Pieces]], int]:
     """(index of each of `wanted` -> its pieces, how many were traced for it); arguments as for `families`."""
     served: dict[int, list[Pieces]] = {}

@@ -1,0 +1,81 @@
+"""What a family that is not traced takes at least, from one that is: strategies that change what modules compute alike
+make them compute alike, and everything else comes on top."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from plait import Cluster, planning
+from plait_autoparallel.candidates import Candidate, Priced
+from plait_autoparallel.constraints import Constraints
+from plait_autoparallel.solve import traced
+from plait_autoparallel.stages import Plans, undecided
+
+Families = list[list[int]]  # indices of compositions, by the trace that serves them
+
+
+def by_core(layouts: list[planning.Composition], wanted: Iterable[int]) -> list[Families]:
+    """The families of each core, those with fewest strategies first."""
+    serves = planning.representatives(layouts)
+    found: dict[str, dict[int, list[int]]] = {}
+    for i in wanted:
+        found.setdefault(layouts[i].core, {}).setdefault(serves[i], []).append(i)
+
+    def simple(i: int) -> tuple[int, int, int]:
+        return layouts[i].layout.count("layers"), len(layouts[i].strategies), i
+
+    return [[found[core][key] for key in sorted(found[core], key=simple)] for core in sorted(found)]
+
+
+class Bounds:
+    """Of the candidates of `layouts`, from one traced family of each core."""
+
+    def __init__(
+        self, layouts: list[planning.Composition], cluster: Cluster, wanted: Constraints, plans: Plans
+    ) -> None:
+        self.layouts, self.cluster, self.wanted, self.plans = (layouts, cluster, wanted, plans)
+        self._pieces: dict[str, list[planning.Pieces]] = {}
+        self._prices: dict[Any, planning.Price] = {}
+
+    def learn(self, pieces: Mapping[int, list[planning.Pieces]]) -> None:
+        """pieces: of compositions by their indices."""
+        for i, own in pieces.items():
+            if (core := self.layouts[i].core) not in self._pieces:
+                self._pieces[core] = [planning.activations(one) for one in own]
+
+    def least(self, families: Families) -> float:
+        """Seconds: none of them takes less."""
+        candidates = (one for family in families for i in family for one in self.candidates(i))
+        return min((one.least for one in candidates), default=float("inf"))
+
+    def may_win(self, families: Families, best: float) -> list[int]:
+        """The compositions of the families in which one may be the plan. best: seconds of a plan."""
+        kept: list[int] = []
+        for family in families:
+            own = [one for i in family for one in self.candidates(i)]
+            whole = [one for one in own if not one.candidate.composition.divides]
+            cut = [one for one in own if one.candidate.composition.divides]
+            if any(one.least <= best for one in whole) or undecided(self.plans, cut, self.cluster, best):
+                kept += family
+        return kept
+
+    def candidates(self, i: int) -> Iterator[Priced]:
+        """Candidates of this composition, priced without what does not grow with the batch."""
+        composition = self.layouts[i]
+        pieces = self._pieces[composition.core]
+        segments = self.wanted.segments(pieces[0])
+        for rows, micro in self.wanted.batches(composition.layout):
+            price = self._price(composition, pieces, rows)
+            candidate = Candidate(composition, rows, micro)
+            yield Priced(candidate, pieces, price, traced(segments, price), whole=False)
+
+    def _price(self, composition: planning.Composition, pieces: list[planning.Pieces], rows: int) -> planning.Price:
+        """It depends on where the ranks are that exchange what grows with the batch."""
+        axes = sorted({operator.axis for one in pieces for operator in one.operators if operator.kind})
+        ranks = [planning.members(composition.layout, axis.split("*")) for axis in axes]
+        key = composition.core, rows, str(ranks)
+        if key not in self._prices:
+            made = planning.price(pieces, composition.layout, self.cluster, rows)
+            self._prices[key] = attrs.evolve(made, step=0.0, adds=0.0)
+        return self._prices[key]
