@@ -10,6 +10,7 @@ COMMANDS = {  # name -> distribution
     "eval": "plait-use",
     "new": "plait-testing",
     "plan": "plait-plan",
+    "push": "plait-use",
     "ray": "plait-ray",
     "report": "plait-report",
     "sample": "plait-use",

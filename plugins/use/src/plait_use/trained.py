@@ -42,17 +42,22 @@ class Trained:
         return f"{self.path}{f', step {self.step}' if self.step is not None else ''}"
 
 
+def located(word: str) -> Path:
+    """The path that `word` is, or the run of that name here. Raises PlaitError if there is none."""
+    path = Path(word).expanduser()
+    path = RUNS / path if not path.exists() and (RUNS / path).exists() else path
+    if not path.exists():
+        runs = sorted(each.name for each in RUNS.iterdir()) if RUNS.is_dir() else []
+        here = f"; in {RUNS} there are {', '.join(runs)}{near_miss(word, runs)}" if runs else ""
+        raise PlaitError(f"{word} is not there; it must be {FITS}{here}").at("RUN", word, fits=FITS)
+    return path
+
+
 def find(word: str, overrides: Sequence[str]) -> Trained:
     """What `word` names, under overrides as for `plait train`. Raises PlaitError if it names nothing, or a run that has
     saved nothing yet."""
-    path = Path(word).expanduser()
-    if not path.exists() and (RUNS / path).exists():
-        path = RUNS / path
-    with reading(path, "RUN"):
-        if not path.exists():
-            runs = sorted(each.name for each in RUNS.iterdir()) if RUNS.is_dir() else []
-            here = f"; in {RUNS} there are {', '.join(runs)}{near_miss(word, runs)}" if runs else ""
-            raise PlaitError(f"{word} is not there; it must be {FITS}{here}").at("RUN", word, fits=FITS)
+    with reading(word, "RUN"):
+        path = located(word)
         if (path / "manifest.json").is_file():
             return _of_checkpoint(path.parent / path.readlink() if path.is_symlink() else path, overrides)
         if (path / "config.yaml").is_file():
@@ -102,9 +107,14 @@ def _of_weights(path: Path, overrides: Sequence[str]) -> Trained:
     return Trained(path, compose([*own, *overrides]), None)
 
 
+def folder_above(path: Path) -> Path | None:
+    """The folder of the run in which `path` is."""
+    return next((each for each in path.absolute().parents[:2] if (each / "config.yaml").is_file()), None)
+
+
 def _config_above(path: Path) -> Mapping[str, Any]:
     """The config of the run in whose folder `path` is; empty if there is none."""
-    above = next((each for each in path.absolute().parents[:2] if (each / "config.yaml").is_file()), None)
+    above = folder_above(path)
     return RunFolder(above).read_config() if above else {}
 
 

@@ -1,0 +1,112 @@
+"""`plait push`: the model card says what the run recorded, and one commit has it beside the weights."""
+
+import json
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+import yaml
+
+from plait.host import Outcome, RunFolder, compose
+
+VALUES = ["train.steps=20", "optimizer.lr=0.002", "strategy=[fsdp2]", "run.name=done", "data=text"]
+
+
+@pytest.fixture
+def project(plait_project):
+    """A folder with a run `done`, which has exported, and a run `early` without weights."""
+    for name in ("done", "early"):
+        folder = RunFolder(plait_project.path / "runs" / name)
+        folder.path.mkdir(parents=True)
+        config = compose([*VALUES, f"data.path={plait_project.path / 'secret' / 'text.txt'}"])
+        folder.write_config(config.plain())
+        folder.write_versions({"torch": "2.99", "data": "digest"})
+        folder.write_mesh({"world_size": 2, "dense": [{"name": "dp_shard", "degree": 2}], "views": {}})
+        folder.set_outcome(Outcome("finished", "trained", step=20))
+        rows = [{"step": step, "loss": 9 - step / 10, "tokens": step * 512} for step in range(1, 21)]
+        rows[9] |= {"val_loss": 6.5, "val_loss/code": 6.0}
+        folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    export = plait_project.path / "runs/done/export"
+    export.mkdir()
+    (export / "model.safetensors").write_bytes(b"weights")
+    (export / "README.md").write_text("of the base model")
+    return plait_project
+
+
+def parts(text):
+    """(the front matter, the rest) of a card."""
+    _, head, rest = text.split("---\n", 2)
+    return yaml.safe_load(head), rest
+
+
+def test_the_card_says_what_the_run_recorded(project):
+    told = project("push", "done", "me/speller", "--folder", "out")
+    assert told.code == 0, told.err
+    assert {each.name for each in (project.path / "out").iterdir()} == {"README.md", "model.safetensors"}
+    head, rest = parts((project.path / "out/README.md").read_text())
+    assert head == {"tags": ["plait"]}
+    for line in (
+        "# speller",
+        "on `text.txt`, 20 steps.",
+        "| training loss | 7.0000 after step 20 |",
+        "| validation loss | 6.5000 after step 10 |",
+        "| validation loss, code | 6.0000 after step 10 |",
+        "| tokens seen | 10,240 |",
+        "| `optimizer.lr` | `0.002` |",
+        "| strategies | fsdp2 |",
+        "| mesh | dp_shard=2 |",
+        "| torch | 2.99 |",
+    ):
+        assert line in rest
+    assert str(project.path) not in rest  # no folder of this machine
+    recorded = yaml.safe_load(rest.split("```yaml\n")[1].split("```")[0])
+    assert recorded["train"]["steps"] == 20
+    assert "7 bytes  model.safetensors" in told.out
+
+
+def test_a_dry_run_writes_nothing(project):
+    before = sorted(project.path.rglob("*"))
+    told = project("push", "runs/done/export", "me/speller", "--dry-run")
+    assert (told.code, sorted(project.path.rglob("*"))) == (0, before)
+    assert "# speller" in told.out
+
+
+def test_one_commit_has_the_card_and_the_weights(project, monkeypatch):
+    made = []
+
+    class Api:
+        def create_repo(self, repo, private, exist_ok):
+            made.append((repo, private, exist_ok))
+
+        def create_commit(self, repo, operations, commit_message):
+            made.append({each.path_in_repo: each.path_or_fileobj for each in operations})
+            return SimpleNamespace(commit_url=f"https://hub/{repo}/commit/1")
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    told = project("push", "done", "me/speller", "--private")
+    assert (told.code, told.out) == (0, "https://hub/me/speller/commit/1\n")
+    assert made[0] == ("me/speller", True, True)
+    assert set(made[1]) == {"README.md", "model.safetensors"}
+    assert b"# speller" in made[1]["README.md"]
+
+
+def refusing(*_, **__):
+    raise OSError("no token")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["early", "me/a"], "early has no exported weights to publish"),
+        (["dene", "me/a"], "did you mean 'done'?"),
+        (["done", "a model"], "REPO is 'a model'"),
+        (["runs", "me/a"], "runs is in no run's folder"),
+        (["done", "me/a", "--folder", "runs"], "--folder runs is there already"),
+        (["done", "me/a"], "me/a cannot be published: OSError: no token; hf auth login sets a token"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(words, sentence, project, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refusing)
+    told = project("push", *words)
+    assert (told.code, told.err.count("\n")) == (1, 1)
+    assert sentence in told.err
