@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from plait_use import tasks
+
 if TYPE_CHECKING:
     from argparse import Namespace
 
@@ -24,6 +26,7 @@ RUN is a run or its name, a checkpoint, such as runs/NAME/checkpoints/best, an e
 Face's. The loss is that which training would print for the same samples, in every layout."""
     parser.add_argument("run", metavar="RUN", help="what is evaluated")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    tasks.add_arguments(parser)
     parser.take_overrides()
 
 
@@ -32,6 +35,8 @@ def run(args: "Namespace") -> int:
     from plait_use.trained import find
 
     trained = find(args.run, overrides_of(args))
+    if args.tasks is not None:
+        return tasks.run(args, trained)
     config = on_held_out(trained.config, args.overrides)
 
     def given(checked: "Checked") -> Mapping[str, Any]:

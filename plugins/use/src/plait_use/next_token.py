@@ -50,7 +50,7 @@ class NextToken:
     @torch.no_grad()
     def __call__(self, ids: Sequence[int], draw: Draw, text: int, place: int) -> int:
         """The token after `ids`, on all ranks, which call this together."""
-        window = self._window(len(ids))
+        window = self.window(len(ids))
         tokens = torch.zeros(1, window, dtype=torch.int64)  # what stands behind, no token attends to
         tokens[0, : len(ids)] = torch.tensor(ids)
         labels = torch.full((1, window), IGNORE)
@@ -68,7 +68,7 @@ class NextToken:
         self._applied.forward_backward([batch], 1, draws)
         return self._agreed(drawn)
 
-    def _window(self, count: int) -> int:
+    def window(self, count: int) -> int:
         """The least half, quarter, ... of the longest window that holds so many tokens, and divides evenly."""
         size = self.longest
         while size % (2 * self._step) == 0 and size // 2 >= max(count, LEAST):
