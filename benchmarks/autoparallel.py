@@ -1,12 +1,14 @@
 """How long a search takes, what it finds, and what it gains over plans that a person would make.
 
-    python benchmarks/autoparallel.py speed        # the time and memory of the search for large models
+    python benchmarks/autoparallel.py speed        # the time and memory of the search for large models; for the time
+                                                   # without kept traces, with PLAIT_CACHE at an empty folder
     python benchmarks/autoparallel.py gains        # over a grid of models, worlds, memory and batches; or of one model
     python benchmarks/autoparallel.py published    # beside the layouts of published runs
 
 Times of steps are planned ones, by the cost model of `plait plan`.
 """
 
+import functools
 import itertools
 import os
 import resource
@@ -36,11 +38,12 @@ PUBLISHED = [
 ]
 
 
-def found(overrides: list[str], world: int, common: Sequence[str] = COMMON) -> Any:
-    """What a search finds: `plait_autoparallel.search.Found`."""
+def found(overrides: list[str], world: int, common: Sequence[str] = COMMON, prune: bool = False) -> Any:
+    """What a search finds: `plait_autoparallel.search.SearchResult`. prune: as a run searches, without the layouts that
+    cannot win."""
     from plait import PlaitError
     from plait.host import check, compose
-    from plait_autoparallel import decide
+    from plait_autoparallel import decide, search
     from plait_plan.engine import _plannable
 
     caught: list[Any] = []
@@ -51,12 +54,13 @@ def found(overrides: list[str], world: int, common: Sequence[str] = COMMON) -> A
         return plain(result, *rest)
 
     decide.file.plan = noted
+    usual, search.search = search.search, functools.partial(search.search, prune=prune)
     try:
         check(_plannable(compose([*common, *overrides, OURS]), []), world)
     except PlaitError as error:
         return error
     finally:
-        decide.file.plan = plain
+        decide.file.plan, search.search = plain, usual
     return caught[0]
 
 
@@ -70,7 +74,7 @@ def speed(only: str = "") -> None:
 def one(name: str) -> None:
     world, overrides, limit = CASES[name]
     start = time.perf_counter()
-    result = found(overrides, world)
+    result = found(overrides, world, prune=True)
     taken = time.perf_counter() - start
     peak, others = (
         resource.getrusage(who).ru_maxrss / 2**20 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
@@ -111,18 +115,6 @@ def by_hand(one: Any) -> bool:
     )
 
 
-def once(act: Any, key: Any) -> Any:
-    """`act`, whose results are kept: the cases of a model and a number of ranks differ in memory and samples alone."""
-    kept: dict[Any, Any] = {}
-
-    def call(*given: Any) -> Any:
-        if key(*given) not in kept:
-            kept[key(*given)] = act(*given)
-        return kept[key(*given)]
-
-    return call
-
-
 def fastest(plans: list[Any]) -> Any:
     return min(plans, key=lambda one: one.mix.total.seconds, default=None)
 
@@ -145,10 +137,6 @@ def gains(only: str = "", ranks: str = "") -> None:
     from plait import planning
 
     planning.needs = lambda *_: 1.0
-    planning.traces = once(
-        planning.traces, lambda run, *_: (run.config.model["_target_"], run.parameters, run.world_size)
-    )
-    planning.price = once(planning.price, lambda pieces, layout, *rest: (id(pieces), str(layout), str(rest)))
     rows: list[dict[str, float]] = []
     print("| model | ranks | memory | samples | by hand | batch | axes and options | mixed recomputation | the plan | "
           "gain |\n|" + "---|" * 10)  # fmt: skip
