@@ -80,6 +80,19 @@ def test_a_template_that_marks_its_answers_gives_the_same(chats, folder, tmp_pat
         assert torch.equal(ours.labels, theirs.labels)
 
 
+def test_a_prompt_ends_where_the_answer_begins(chats, folder):
+    """What a model is to write on from is what stood before the answers that it learned."""
+    made, chat = source(chats, folder), CHATS[2]
+    ids = made.prompted(chat[:-1])
+    assert made.decoded(ids).endswith(f"{chat[-2]['content']}<|im_end|>\n<|im_start|>assistant\n")
+    (whole, learned), *_ = Template(Path(folder), CHATML).encode([Conversation(chat, None, "here")])
+    assert whole[: len(ids)].tolist() == ids
+    assert learned[len(ids)]
+    assert not learned[len(ids) - 1]
+    assert made.encoded("what") == made.encoder.encode([b"what"])[0].tolist()  # a text has no template
+    assert {made.decoded([number]) for number in made.special_ids()[0]} == {"<|endoftext|>", "<|im_end|>"}
+
+
 def test_every_conversation_once_an_epoch_on_any_number_of_ranks(chats, folder):
     whole = opened(chats, folder, seq_len=256, batch=4)
     rows = len(whole._train)
