@@ -229,7 +229,6 @@ COMPLETED = {
     "plait train strategy=fs": ["strategy=fsdp2"],
     "plait inspect train.ste": ["train.steps="],
     "plait train strategy=fsdp2 strategy.fsdp2.sh": ["strategy.fsdp2.shard="],
-    "plait train nonsense tr": [],
 }
 
 

@@ -37,6 +37,16 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("overrides", nargs="*", default=[])
         self.add_argument("--config-dir", "-cd", metavar="DIR", help="a folder with configuration of your own")
 
+    @property
+    def composes(self) -> bool:
+        """Whether it takes overrides of a run's configuration."""
+        return any(action.dest == "overrides" for action in self._actions)
+
+    def words(self) -> list[str]:
+        """What an argument may begin with: options, and `key=`."""
+        options = [word for action in self._actions for word in action.option_strings if word.startswith("--")]
+        return [*options, *(f"{key}=" for key in self._values)]
+
     def take_world(self, least: int = 1, default: str = "what the degrees and launch.* ask for") -> None:
         """An argument `world=N`, the number of ranks."""
         fits = f"a number of ranks, at least {least}, such as world=4"

@@ -110,7 +110,7 @@ def _command(arguments: list[str]) -> int:
         if completing:
             from plait.commands.completion import complete
 
-            return complete(arguments, commands)
+            return complete(arguments, commands, parser_of)
         return run(name, rest)
     from plait.contract.absent import absent_command
 
