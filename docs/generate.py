@@ -113,6 +113,9 @@ def configuration() -> str:
     parts += ["\n## strategy\n\nEach comes with an installed package. Those of this repository:"]
     for path in sorted(ROOT.glob("plugins/*/src/*/conf/strategy/*.yaml")):
         parts += packaged(path, f"`'strategy=[{path.stem}]'`", f"strategy.{path.stem}")
+    parts += ["\n## loss, of packages\n\nWithout one a run learns by cross-entropy. Those of this repository:"]
+    for path in sorted(ROOT.glob("plugins/*/src/*/conf/loss/*.yaml")):
+        parts += packaged(path, f"`loss={path.stem}`", f"loss.function.{path.stem}")
     parts += ["\n## sink\n\nBeside metrics.jsonl, and beside what `metrics` switches on:\n"]
     sinks = [*(CONF / "sink").glob("*.yaml"), *ROOT.glob("plugins/*/src/*/conf/sink/*.yaml")]
     options_of = [(path, keys_of(path)) for path in sorted(sinks, key=lambda path: path.stem)]

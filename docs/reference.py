@@ -20,7 +20,7 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "canonical whole_tensor is_loaded set_wire_form take_wire_form WireForm",
     "For hooks": "hookimpl hookspec Export",
     "A step": "apply Applied plait.strategies.hooks:Hooks Batch IGNORE Stepped Observer RunObserver",
-    "The loss": "Vocab divide_head",
+    "The loss": "Vocab Sequences divide_head",
     "Compilation": "outside_of_graph SELECTIVE_KEEPS budget_config",
     "Plans": "Choice StagePlan StageAction is_planning read_values planned_split",
     "Data": "Source Batches TOKENIZER_FILES",

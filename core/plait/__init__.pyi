@@ -50,6 +50,7 @@ from plait.parallel.initialize import held_indices as held_indices
 from plait.parallel.initialize import own_chunk as own_chunk
 from plait.parallel.mesh import Mesh as Mesh
 from plait.parallel.mix_in import mix_in as mix_in
+from plait.parallel.sequence_loss import Sequences as Sequences
 from plait.parallel.sharding import distribute_params as distribute_params
 from plait.parallel.sharding import shard_dim as shard_dim
 from plait.parallel.sharding import shard_of_parts as shard_of_parts

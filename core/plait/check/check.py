@@ -149,6 +149,10 @@ def _check(
         _check_parts(run, most, layout.count("batch"))
     with blaming_source(source, "check"):
         source.check(seq_len=config.train.seq_len, vocab_size=_model_option(config, model, "vocab_size"))
+    if config.loss.function or hasattr(source, "gives"):
+        from plait.parallel.sequence_loss import check_learns
+
+        check_learns(config, source)
     _check_validation(config, source.has_validation)
     check_epochs(config, source.indexable)
     check_metrics(config.metrics)

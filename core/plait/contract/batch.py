@@ -18,12 +18,17 @@ class Batch:
     positions: (B, T) int64, from 0 at the start of each sample and of each document in it; None if tokens attend
     across documents.
     sources: (B,) int64 on the CPU, which source of a mixture each row is from; None if there is one.
+    marks: (B,) int64 on the CPU, what each row is to a loss of sequences, such as 1 for a chosen answer and 0 for a
+    rejected one; None if rows are no sequences of their own.
+    texts: (B,) int64 on the CPU, which text of `Batches.texts` each row is; None with `marks`.
     """
 
     tokens: "Tensor"
     labels: "Tensor"
     positions: "Tensor | None" = None
     sources: "Tensor | None" = None
+    marks: "Tensor | None" = None
+    texts: "Tensor | None" = None
 
     def valid(self) -> int:
         """How many tokens have a label. Waits for the labels if they are on a GPU."""
@@ -45,7 +50,8 @@ class Batch:
     def split(self, rows: int) -> "list[Batch]":
         """The same by `rows` rows at a time; the last part may have fewer."""
         tokens, labels = self.tokens.split(rows), self.labels.split(rows)
-        others = ([None] * len(tokens) if x is None else x.split(rows) for x in (self.positions, self.sources))
+        given = (self.positions, self.sources, self.marks, self.texts)
+        others = ([None] * len(tokens) if x is None else x.split(rows) for x in given)
         return [Batch(*part) for part in zip(tokens, labels, *others, strict=True)]
 
     def arguments(self, labelled: bool = False) -> tuple[Any, ...]:

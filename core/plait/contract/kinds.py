@@ -79,7 +79,7 @@ KINDS = {
         PluginKind("source", "sources", choice="data", methods=("open", "check", "prepare")),
         PluginKind("optimizer", "optimizers", choice="optimizer"),
         PluginKind("schedule", "schedules", "schedule.shape", "schedule", methods=("factor",)),
-        PluginKind("loss", "losses", "loss.function", "loss", methods=("summed",)),
+        PluginKind("loss", "losses", "loss.function", "loss", some=("summed", "of_sequences")),
         PluginKind("observer", "observers", "observer", "observer", some=MOMENTS),
         PluginKind("sink", "sinks", "sink", "sink", methods=("open", "log", "close")),
         PluginKind("command", "commands", target=OBJECT, methods=("help", "arguments", "run")),

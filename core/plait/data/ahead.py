@@ -28,6 +28,7 @@ class Ahead(Batches):
         super().__init__(batches.seq_len, batches.global_batch_size, batches.dp)
         self._source = source
         self.epoch = getattr(batches, "epoch", None)  # strangers' may lack what follows
+        self.texts = getattr(batches, "texts", 0)
         self.sources, self.validation_sets = (getattr(batches, name, ()) for name in ("sources", "validation_sets"))
         self._batches, self._state = batches, copy.deepcopy(batches.state_dict())
         self._next: tuple[int, Future[Any]] | None = None  # the sample that it begins with, and what the thread reads

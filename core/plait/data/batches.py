@@ -19,6 +19,7 @@ class Batches(ABC):
     rows: (G / count,) the numbers of its samples in a global batch.
     epoch: how many samples one pass over the data has, at least 1; None: not known.
     sources: the names of a mixture's sources, which `Batch.sources` numbers; empty if there is one.
+    texts: how many texts `Batch.texts` numbers; 0: it numbers none.
     validation_sets: the names of further sets to validate on, in place of what `validation` gives.
 
     Samples are numbered from 0 in one endless sequence. A global batch is G consecutive samples, so a run may continue
@@ -28,6 +29,7 @@ class Batches(ABC):
     rows: np.ndarray
     epoch: int | None = None
     sources: tuple[str, ...] = ()
+    texts: int = 0
     validation_sets: tuple[str, ...] = ()
 
     def __init__(self, seq_len: int, global_batch_size: int, dp: tuple[int, int]) -> None:

@@ -58,7 +58,7 @@ class Applied:
     hooks: Hooks
     device: torch.device
     balance: Balance
-    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum
+    loss: Callable[[Tensor, Any], Tensor] = cross_entropy_sum
     whole: "WholeModel | None" = None
     steps: int = 0
     own_optimizer: torch.optim.Optimizer | None = None
@@ -123,7 +123,7 @@ class Applied:
         watch.start(self.steps + 1)
         dealt = self.deal(batch)
         watch.count(dealt)
-        tokens = (count or counted_with(self.mesh))(dealt)
+        tokens = (count or counted_with(self.units))(dealt)
         for part in self.parts:
             part.train()
         moved = dealt.to(self.device)
@@ -151,6 +151,11 @@ class Applied:
             )
         return attrs.evolve(batch, tokens=tokens, labels=labels, positions=positions)
 
+    def units(self, batch: Batch) -> int:
+        """How many of what the loss is divided by this rank counts for, in a dealt batch: tokens with a label, or the
+        groups of rows of a loss of sequences. 0 on ranks that see what another one counts."""
+        return getattr(self.loss, "units", Batch.valid)(batch) if self.mesh.is_dp_leader() else 0
+
     def forward_backward(
         self,
         micro_batches: Iterable[Batch],
@@ -172,14 +177,15 @@ class Applied:
         watch = every_moment(observer)
         chunked, divided = self.run.config.loss.chunks > 1, self.mesh.layout.count("layers") > 1
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        labels, computed = list[Tensor](), list[int]()  # of each micro-batch; the numbers of those with a loss
+        of_rows = loss is None and hasattr(self.loss, "units")  # a loss of sequences takes the whole micro-batch
+        batches, computed = list[Batch](), list[int]()  # the micro-batches; the numbers of those with a loss
         if divided and torch.is_grad_enabled():
             self._count(tokens)  # ranks without logits call no loss
 
         def arguments() -> Iterator[tuple[Any, ...]]:
             for micro, batch in enumerate(micro_batches):
                 watch.forward(micro)
-                labels.append(batch.labels)
+                batches.append(batch)
                 yield batch.arguments(labelled=chunked)
 
         with ExitStack() as context:
@@ -189,7 +195,8 @@ class Applied:
                     context.enter_context(loss_context(result))
                 computed.append(i)
                 watch.loss(i, None if chunked else result)
-                value = result if chunked else (loss or self.loss)(result, labels[i])
+                given: Any = batches[i] if of_rows else batches[i].labels
+                value = result if chunked else (loss or self.loss)(result, given)
                 total.add_(value.detach())
                 if not torch.is_grad_enabled():
                     return value
@@ -202,7 +209,7 @@ class Applied:
         if acting := self.hooks.implemented("forward_backward"):
             from plait.parallel.divided_layers import check_called
 
-            check_called(acting, self.parts, computed, len(labels), sum(1 for _ in inputs))
+            check_called(acting, self.parts, computed, len(batches), sum(1 for _ in inputs))
         if divided:  # imported only by runs that need it
             from plait.parallel.divided_layers import over_stages
 
@@ -219,7 +226,7 @@ class Applied:
     def _count(self, tokens: Any) -> Any:
         """The number of tokens of the step, which from now on also scales what balances experts."""
         count = tokens() if callable(tokens) else tokens
-        self.balance.scale(count)
+        self.balance.scale(count * getattr(self.loss, "places", 1))  # which are divided by tokens
         return count
 
     def clip_grads(self, max_norm: float, norm_type: float = 2.0) -> Tensor:

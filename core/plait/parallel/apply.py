@@ -93,7 +93,7 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
     for param in model.parameters():  # buffers keep the dtype that the model gave them
         if param.is_floating_point():
             param.data = param.data.to(dtype(run.config.precision.storage))
-    loss = _loss_of(model, run)
+    loss = _loss_of(model, run, mesh)
     arguments = {"mesh": mesh, "spec": run.spec, "run": run}
     if run.spec.row_means and mesh.layout.count("sequence") > 1:
         from plait.parallel.row_means import complete_row_means
@@ -136,18 +136,18 @@ def set_up(assembly: Assembly, fill: bool = True) -> Applied:
     return Applied(parts, mesh, run.spec, run, hooks, device, balance, loss, whole)
 
 
-def _loss_of(model: nn.Module, run: Run) -> Callable[[Tensor, Tensor], Tensor]:
+def _loss_of(model: nn.Module, run: Run, mesh: Mesh) -> Callable[[Tensor, Tensor], Tensor]:
     """The run's loss of logits. By chunks of tokens, the head of `model` computes the loss instead."""
     function, chunks, options = run.config.loss.function, run.config.loss.chunks, run.config.compile
 
     def compiler(plain: Callable[..., Any], fullgraph: bool = True) -> Callable[..., Any]:
         return compiled(plain, options, fullgraph) if options.enabled else plain
 
-    own = None
+    own: Any = None
     if function:  # imported only by runs that need it, as is what follows
-        from plait.parallel.plugin_loss import PluginLoss, made_loss
+        from plait.parallel.sequence_loss import loss_of
 
-        own = PluginLoss(*made_loss(function), compiler)
+        own = loss_of(run.config, mesh, compiler)
     if chunks > 1:
         from plait.parallel.chunked_loss import loss_and_gradient, loss_in_head
 

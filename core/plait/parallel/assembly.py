@@ -148,9 +148,9 @@ def assemble_model(
     _check_recomputation(config)
     _check_compiler(config)
     if config.loss.function:
-        from plait.parallel.plugin_loss import made_loss
+        from plait.parallel.sequence_loss import check_loss
 
-        made_loss(config.loss.function)  # a wrong option is refused before ranks start
+        check_loss(config)  # a wrong option is refused before ranks start
     if config.loss.chunks > 1:
         from plait.parallel.chunked_loss import check_head
 

@@ -13,6 +13,7 @@ from plait.parallel.vocab import Vocab
 from plait.strategies.blame import WrongAnswer, blaming
 from plait.strategies.registry import create_all, described
 
+METHODS = ("summed", "of_sequences")  # a loss has one of them
 METHOD = "method 'summed'"
 
 
@@ -22,7 +23,19 @@ def made_loss(function: Mapping[str, Any]) -> tuple[str, Any]:
     Raises PlaitError if it cannot be created.
     """
     ((name, given),) = function.items()
-    return name, given if hasattr(given, "summed") else create_all(function, "loss")[name]
+    made = any(hasattr(given, method) for method in METHODS)
+    return name, given if made else create_all(function, "loss")[name]
+
+
+def with_vocab(logits: Tensor, sharded: bool) -> tuple[Tensor, Vocab]:
+    """This rank's logits (..., V) and what they are of: of a part of the vocabulary if they are divided and `sharded`,
+    else of all."""
+    if not isinstance(logits, DTensor):
+        return logits, Vocab(logits.shape[-1])
+    size, mesh, columns = logits.shape[-1], logits.device_mesh, Shard(logits.dim() - 1)
+    if sharded and logits.placements == (columns,) and size % mesh.size() == 0:
+        return logits.to_local(grad_placements=[columns]), Vocab(size, mesh)
+    return logits.full_tensor(), Vocab(size)
 
 
 class PluginLoss:
@@ -40,12 +53,8 @@ class PluginLoss:
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Summed over this rank's tokens. logits: (B, T, V), or a DTensor that is equal on all its ranks or divided
         over the vocabulary. labels: (B, T)."""
-        if not isinstance(logits, DTensor):
-            return self._of(logits, labels, Vocab(logits.shape[-1]), compiles(logits))
-        size, mesh, columns = logits.shape[-1], logits.device_mesh, Shard(logits.dim() - 1)
-        if self.sharded and logits.placements == (columns,) and size % mesh.size() == 0:
-            return self._of(logits.to_local(grad_placements=[columns]), labels, Vocab(size, mesh))
-        return self._of(logits.full_tensor(), labels, Vocab(size))
+        own, vocab = with_vocab(logits, self.sharded)
+        return self._of(own, labels, vocab, compiles(logits))
 
     def of_chunk(self, logits_CV: Tensor, labels_C: Tensor, axis: Any, grads: bool) -> tuple[Tensor, Tensor]:
         """The loss of a chunk of tokens, and its gradient by `logits_CV`; see `loss_and_gradient`, its like."""

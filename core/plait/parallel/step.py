@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -11,11 +10,8 @@ from torch import Tensor
 
 from plait.contract.batch import Batch
 
-if TYPE_CHECKING:
-    from plait.parallel.mesh import Mesh
-
-# Starts to count the valid tokens of a step over all ranks. What it returns tells them, and may wait: it is called
-# after the first forward, which hides the exchange.
+# Starts to count over all ranks what the loss of a step is divided by. What it returns tells the number, and may wait:
+# it is called after the first forward, which hides the exchange.
 Count = Callable[[Batch], Callable[[], int]]
 
 
@@ -25,7 +21,7 @@ class Stepped:
 
     loss: the loss summed over this rank's tokens, divided by `tokens` (float64 scalar); summed over the ranks for which
     `mesh.is_dp_leader()`, it is the mean loss. norm: of all gradients before clipping (scalar tensor).
-    tokens: how many tokens had a label, over all ranks; at least 1.
+    tokens: how many tokens had a label, over all ranks; at least 1. Of a loss of sequences, the groups of rows.
     """
 
     loss: Tensor
@@ -33,11 +29,11 @@ class Stepped:
     tokens: int
 
 
-def counted_with(mesh: "Mesh") -> Count:
-    """A count by one sum of an integer over all ranks, on the CPU."""
+def counted_with(units: Callable[[Batch], int]) -> Count:
+    """A count by one sum of an integer over all ranks, on the CPU. units: `Applied.units`."""
 
     def count(batch: Batch) -> Callable[[], int]:
-        total = torch.tensor(batch.valid() if mesh.is_dp_leader() else 0)
+        total = torch.tensor(units(batch))
         summing = dist.all_reduce(total, async_op=True)
 
         @functools.cache

@@ -80,10 +80,10 @@ class Trainer:
         dist.barrier()
         opened, parts = open_batches(source, train, self.global_batch_size, dp)
         self.batches = Ahead(opened, source)
-        if self.batches.sources:  # imported only by runs that need it
-            from plait.train.loss_by_source import LossBySource
+        if self.batches.sources or hasattr(self.applied.loss, "units"):  # imported only by runs that need it
+            from plait.train.of_rows import add_observers
 
-            self.watch.all.append(LossBySource(self.batches.sources))
+            add_observers(self)
         self.tokens, self.samples = 0, 0
         data = {
             "fingerprint": source.fingerprint(),
@@ -185,7 +185,7 @@ class Trainer:
             """Starts the sum of tokens over all ranks, and with it of what else they must agree on: failed saves, due
             saves, signals. What it returns waits for the number of tokens, and raises on all ranks if a save failed."""
             nonlocal data_seconds
-            mine = dealt.valid() if self.mesh.is_dp_leader() else 0
+            mine = self.applied.units(dealt)
             asked = [int(self._asked == number) for number in ASKING]
             save = dist.get_rank() == 0 and self.checkpoints.due()
             ends = int(self.run.ending is not None)

@@ -31,7 +31,7 @@ def validated(
             batch = applied.deal(batches.validation_of(name, index) if name else batches.validation(index))
             parts = batch.to(applied.device).split(rows)
             own[0] += applied.forward_backward(parts, 1)
-            own[1] += batch.valid()
+            own[1] += applied.units(batch)
     if not applied.mesh.is_dp_leader():
         sums.zero_()
     dist.all_reduce(sums)

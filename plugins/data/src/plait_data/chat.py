@@ -60,11 +60,15 @@ class Chat(AtPath):
             raise misfit("data.tokenizer", self.tokenizer, "a folder with tokenizer.json and a chat template")
         super().check(seq_len=seq_len, vocab_size=vocab_size)
         if find_spec("transformers") is None:
-            raise PlaitError("data=chat needs the library transformers: pip install 'plait-data[chat]'").at(
-                "data", "chat"
-            )
-        next(conversations.conversations(self.files()[0], self.messages_key), None)  # the others are read in `prepare`
+            raise PlaitError(
+                f"data={type(self).__name__.lower()} needs the library transformers: pip install 'plait-data[chat]'"
+            ).at("data", type(self).__name__.lower())
+        self.check_rows(self.files()[0])  # the others are read in `prepare`
         self._template  # noqa: B018 (raises)
+
+    def check_rows(self, file: File) -> None:
+        """Raises PlaitError if the first row of `file` cannot be read."""
+        next(conversations.conversations(file, self.messages_key), None)
 
     @cached_property
     def _template(self) -> str:

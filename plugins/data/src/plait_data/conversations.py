@@ -66,48 +66,75 @@ def write(files: list[File], key: str | None, template: Template, folder: Path, 
     """
     size = sum(file.size for file in files)
     say(f"tokenising {size / 1e6:,.1f} MB of conversations in {len(files):,} file{'s' * (len(files) != 1)}")
-    progress, tokens, silent, learned = Progress(say, "tokenising", size), 0, 0, 0
-    lengths: list[int] = []
-    first: list[int] = []
-    keys: list[int] = []
+    progress, silent, kept = Progress(say, "tokenising", size), 0, TokenFiles(folder)
     others: Counter[str] = Counter()
     formats: Counter[str] = Counter()
     found = (one for file in files for one in conversations(file, key, others, formats))
-    with (folder / "tokens.bin").open("wb") as out:
+    with kept:
         while group := list(islice(found, GROUP)):
             for ids, answers in template.encode([one for one, _ in group]):
                 if not answers[1:].any():  # the first token has nothing to be predicted from
                     silent += 1
                     continue
-                out.write((ids | np.where(answers, LEARNED, np.uint32(0))).data)
-                lengths.append(len(ids))
-                first.append(1 + int(answers[1:].argmax()))
-                keys.append(digest64(ids.tobytes()))
-                tokens, learned = tokens + len(ids), learned + int(answers.sum())
+                kept.add(ids, answers, digest64(ids.tobytes()))
             progress.add(sum(length for _, length in group))
     say(row_formats.in_words(formats))
-    if not lengths:
+    if not kept.lengths:
         roles = ", ".join(f"{role!r} of {count:,}" for role, count in sorted(template.roles.items()))
         raise PlaitError(
             f"{files[0].path}: no conversation has a message of the role {ANSWERS!r} to learn from; roles: {roles}"
         )
-    np.array(lengths, np.uint32).tofile(folder / "lengths.bin")
-    np.array(first, np.uint32).tofile(folder / "answers.bin")
-    np.array(keys, np.uint64).tofile(folder / "keys.bin")
-    counts = {"tokens": tokens, "lengths": len(lengths), "answers": len(first), "keys": len(keys)}
-    (folder / "meta.json").write_text(json.dumps({"format": FORMAT, **counts}), encoding="utf-8")
+    kept.finish()
     without = f"; left out {silent:,} without an answer" if silent else ""
-    say(f"{tokens:,} tokens in {len(lengths):,} conversations, {learned:,} of them to learn{without}")
-    for line in of_ends(template.ends, template.stops, template.name):
+    say(f"{kept.tokens:,} tokens in {len(kept.lengths):,} conversations, {kept.learned:,} of them to learn{without}")
+    for line in told(template, others):
         say(line)
-    told = (
+
+
+class TokenFiles:
+    """The files of `read` in `folder`, as they are written: one conversation after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.tokens, self.learned = folder, 0, 0
+        self.lengths: list[int] = []
+        self._answers: list[int] = []
+        self._keys: list[int] = []
+        self._out = (folder / "tokens.bin").open("wb")
+
+    def __enter__(self) -> "TokenFiles":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._out.close()
+
+    def add(self, ids: np.ndarray, answers: np.ndarray, key: int) -> None:
+        """ids, answers: as the template encoded them, with one to learn behind the first at least. key: in `keys`."""
+        self._out.write((ids | np.where(answers, LEARNED, np.uint32(0))).data)
+        self.lengths.append(len(ids))
+        self._answers.append(1 + int(answers[1:].argmax()))
+        self._keys.append(key)
+        self.tokens, self.learned = self.tokens + len(ids), self.learned + int(answers.sum())
+
+    def finish(self) -> None:
+        """Last of all, the file that says that all are there."""
+        np.array(self.lengths, np.uint32).tofile(self.folder / "lengths.bin")
+        np.array(self._answers, np.uint32).tofile(self.folder / "answers.bin")
+        np.array(self._keys, np.uint64).tofile(self.folder / "keys.bin")
+        rows = len(self.lengths)
+        counts = {"tokens": self.tokens, "lengths": rows, "answers": rows, "keys": rows}
+        (self.folder / "meta.json").write_text(json.dumps({"format": FORMAT, **counts}), encoding="utf-8")
+
+
+def told(template: Template, others: Counter[str]) -> Iterator[str]:
+    """What a user must know about what was encoded. others: the keys of rows that were not read."""
+    yield from of_ends(template.ends, template.stops, template.name)
+    lines = (
         unread(others),
         strange_roles(template.roles),
         in_words(template.unrendered),
         spelt_in_words(template.spelt),
     )
-    for line in filter(None, told):
-        say(line)
+    yield from filter(None, lines)
 
 
 def of_ends(ends: Counter[int | None], stops: list[str], name: Callable[[int], str]) -> Iterator[str]:

@@ -96,6 +96,10 @@ class Mix(Source):
                     "share one, so set data.tokenizer alone"
                 ).at(f"data.sources.{name}.tokenizer", tokenizer, fits=shared)
         for name, each in made.items():
+            if hasattr(type(each), "gives"):
+                raise PlaitError(
+                    f"data.sources.{name} gives preferences, which no mixture takes: use data=pairs alone"
+                ).at(f"data.sources.{name}", fits="another source")
             if (template := getattr(each, "template", self.template)) != self.template:
                 raise PlaitError(
                     f"data.sources.{name}.template={template}: the sources of a mixture share one, which an export has "

@@ -42,8 +42,8 @@ def as_messages(row: Row, key: str | None, where: str) -> AsMessages:
     if named is not None:
         return _listed(row, named, where)
     if {"prompt", "completion"} <= row.keys():
-        before = [{**m, "weight": 0} if m["role"] == "assistant" else m for m in _turns(row, "prompt", "user", where)]
-        return AsMessages(PAIR, [*before, *_turns(row, "completion", "assistant", where)], {"prompt", "completion"})
+        before = [{**m, "weight": 0} if m["role"] == "assistant" else m for m in turns(row, "prompt", "user", where)]
+        return AsMessages(PAIR, [*before, *turns(row, "completion", "assistant", where)], {"prompt", "completion"})
     if {"instruction", "output"} <= row.keys():
         asked = "\n\n".join(filter(None, (_text(row, "instruction", where), _text(row, "input", where))))
         answer = {"role": "assistant", "content": _text(row, "output", where)}
@@ -85,7 +85,7 @@ def _checked(messages: list[Any], role: str, fits: str, where: str, *others: str
     return messages
 
 
-def _turns(row: Row, key: str, role: str, where: str) -> list[Row]:
+def turns(row: Row, key: str, role: str, where: str) -> list[Row]:
     """The messages under `key`: a list of them, or a text that `role` says."""
     if isinstance(row[key], list) and row[key]:
         return _checked(row[key], "role", "an object with a role and a content", f"{where}: {key}")

@@ -198,11 +198,22 @@ def forward_backward(applied: Applied, trial: Trial, step: int) -> float:
 
 
 def share(applied: Applied, trial: Trial, step: int) -> tuple[Batch, int]:
-    """(this data rank's rows of global batch `step`, on its device; the valid tokens of the whole batch)."""
+    """(this data rank's rows of global batch `step`, on its device; what the loss of the whole batch is divided by)."""
     index, count = applied.mesh.rank_and_size("batch")
     tokens, labels = (tensor.to(applied.device) for tensor in trial.batch(step))
     whole = Batch(tokens, labels, trial.positions(tokens, step))
-    return whole.split(len(tokens) // count)[index], whole.valid()
+    total = whole.valid()
+    if hasattr(applied.loss, "units"):  # a loss of whole rows
+        loss: Any = applied.loss
+        rows = torch.arange(len(tokens))
+        whole, total = attrs.evolve(whole, marks=1 - rows % 2, texts=rows), len(tokens) // loss.group
+        loss.reference = reference(len(tokens))
+    return whole.split(len(tokens) // count)[index], total
+
+
+def reference(rows: int) -> Tensor:
+    """(rows,) float64, log-probabilities of the rows of a batch, for a loss that compares with a reference."""
+    return -60 - 20 * torch.rand(rows, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
 
 
 def _over_ranks(applied: Applied, part: Tensor) -> float:

@@ -38,7 +38,10 @@ class ObservedSteps(Observer):
     ) -> None:
         self.applied, self._optimizer, self.recorder = applied, optimizer, recorder
         self.train, self.micro, self.driven = config.train, micro, driven
-        self._plain, applied.loss = applied.loss, self._loss
+        self._plain: Any = applied.loss
+        self._of_rows = hasattr(applied.loss, "units")
+        if not self._of_rows:
+            applied.loss = self._loss
         optimizer.register_step_post_hook(lambda *_: self._mark_states())
         self._waiting: list[Any] = []  # what the trainer keeps of the step before
 
@@ -48,6 +51,10 @@ class ObservedSteps(Observer):
         shape = self.micro * rows, self.train.seq_len
         tokens, labels = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
         batch = Driven(tokens, labels, driven=self.driven)
+        if self._of_rows:
+            rows_of = torch.zeros(shape[0], dtype=torch.int64)
+            batch = attrs.evolve(batch, marks=rows_of, texts=rows_of)
+            self._plain.reference = torch.zeros(1, dtype=torch.float64)
         done = self.applied.step(batch, self._optimizer, self._counted, self, rows=rows, max_norm=max_norm)
         self._report(done.loss, done.norm)
 

@@ -1,0 +1,96 @@
+"""What a run observes of the rows of its batches: which source they are from, and what a loss makes of each."""
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from plait.contract.errors import PlaitError
+from plait.contract.observer import RunObserver
+from plait.parallel.divided_layers import over_stages
+from plait.parallel.state import is_loaded
+
+
+def add_observers(trainer: Any) -> None:
+    """Of a run with a mixture of sources, or with a loss of sequences."""
+    loss = trainer.applied.loss
+    if hasattr(loss, "units"):
+        if not trainer.batches.texts:
+            raise PlaitError(f"loss={loss.name} learns from {loss.made.learns}, but the data give none").at("data")
+        trainer.watch.all.append(Columns(trainer))
+        if loss.needs_reference:
+            kept = trainer.applied.observers["reference_of_loss"] = Reference(trainer)
+            trainer.watch.all.append(kept)
+    if trainer.batches.sources:
+        from plait.train.loss_by_source import LossBySource
+
+        trainer.watch.all.append(LossBySource(trainer.batches.sources))
+
+
+class Columns(RunObserver):
+    """Puts the columns of a loss of sequences into the row of a step: their means over all ranks."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.applied, self.loss_of = trainer.applied, trainer.applied.loss
+
+    def clip(self) -> None:
+        """Every micro-batch is done. The same calls on all ranks."""
+        names, mesh = self.loss_of.made.columns, self.applied.mesh
+        sums = torch.zeros(len(names), 2, dtype=torch.float64, device=self.applied.device)
+        for own, name in zip(sums, names, strict=True):
+            own += self.loss_of.columns.get(name, 0)
+        self.loss_of.columns.clear()
+        over_stages(sums, mesh)
+        if not mesh.is_dp_leader() or mesh.rank_and_size("sequence")[0]:
+            sums.zero_()
+        dist.all_reduce(sums)
+        for (total, count), name in zip(sums, names, strict=True):
+            self.applied.run.log(name, total / count)
+
+
+class Reference(RunObserver):
+    """The log-probability of each text under the weights at the start of the run, in its checkpoints.
+
+    Computed before the first step, by the layout of the run: with new adapters, which add nothing yet, the weights are
+    those of the base.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.loss_of = trainer, trainer.applied.loss
+        self.table = torch.full((trainer.batches.texts,), -torch.inf, dtype=torch.float64)
+
+    def state(self, applied: Any) -> dict[str, Tensor]:
+        return {"logps": self.table}
+
+    def begin(self, applied: Any, optimizer: Any) -> None:
+        if not applied.steps:
+            self._compute()
+        elif not is_loaded(self.table):
+            raise PlaitError(
+                f"loss={self.loss_of.name} compares with the weights at the start of the run, and the checkpoint has "
+                "nothing of them: start a new run with checkpoint.init_from"
+            ).at("loss", self.loss_of.name)
+        self.loss_of.reference = self.table
+
+    @torch.no_grad()
+    def _compute(self) -> None:
+        """Over the samples that the run takes, each once, and those that it validates on."""
+        trainer, size = self.trainer, self.trainer.global_batch_size
+        config, batches = trainer.config, trainer.batches
+        samples = min(batches.epoch or config.train.steps * size, config.train.steps * size)
+        given = [partial(batches.take, first) for first in range(0, samples, size)]
+        if config.validation.interval:
+            takes = [partial(batches.validation_of, name) for name in batches.validation_sets] or [batches.validation]
+            given += [partial(take, index) for take in takes for index in range(config.validation.batches)]
+        trainer.say(f"loss: log-probabilities of {samples:,} rows under the weights at the start, for the reference")
+        for part in trainer.parts:
+            part.eval()
+        self.loss_of.recording = self.table
+        for number, take in enumerate(given, 1):
+            trainer.watch.doing(f"reference, batch {number} of {len(given)}")
+            parts = trainer.applied.deal(take()).to(trainer.device).split(config.train.local_batch_size)
+            trainer.applied.forward_backward(parts, 1)
+        self.loss_of.recording = None
+        dist.all_reduce(self.table, dist.ReduceOp.MAX)  # ranks that hold one row have one number

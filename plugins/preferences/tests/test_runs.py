@@ -1,0 +1,114 @@
+"""Whole runs on pairs: the reference is the weights at the start, in every layout and after a resume."""
+
+import json
+import math
+import sys
+
+import cloudpickle
+import pytest
+
+from plait.host import check, compose
+from plait_testing import whole_run
+from tests.helpers.chats import CHATS, tokenizer_in
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
+
+BOUND = 1e-9  # of a row's values, in float64
+STEPS = 3
+COLUMNS = ("loss", "rewards/chosen", "rewards/rejected", "rewards/margin", "rewards/accuracy")
+TINY = ("train.seq_len=64", "model.n_layers=2", "model.dim=16", "model.ffn_dim=16", "model.vocab_size=400")
+VALIDATED = ("validation.interval=2", "validation.batches=1", "data.validation_fraction=0.2", "optimizer.lr=0.01")
+
+
+def pairs(folder):
+    """Twenty pairs of conversations that differ in the last answer."""
+    path = folder / "pairs.jsonl"
+    rows = [
+        {"prompt": chat[:-1], "chosen": chat[-1:], "rejected": [{"role": "assistant", "content": f"no {number}"}]}
+        for number, chat in enumerate(CHATS[:20])
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PLAIT_CACHE", str(folder / "cache"))
+        tokenizer_in(folder / "tokenizer")
+        pairs(folder)
+        yield folder
+
+
+def config(home, strategies, world, *more, steps=STEPS):
+    given = whole_run.overrides(strategies, home, world, *TINY)
+    given = [one for one in given if not one.startswith("data")]
+    own = ("data=pairs", f"data.path={home}/pairs.jsonl", f"data.tokenizer={home}/tokenizer", "loss=dpo")
+    node = check(compose([*given, *own, *VALIDATED, f"data.cache_dir={home}/cache", *more]), world).config
+    for key in ("param", "storage", "reduce"):
+        node = node.with_value(f"precision.{key}", "float64")
+    return node.with_value("train.steps", steps)
+
+
+def off(rows, alone):
+    columns = (*COLUMNS, "val_loss")
+    both = [(mine[c], its[c]) for mine, its in zip(rows, alone, strict=True) for c in columns if c in its]
+    return max(abs(mine - its) / max(abs(its), 1e-3) for mine, its in both)
+
+
+def rows_of(node, folder):
+    """The rows of a run in `folder`, which goes on if it has a checkpoint."""
+    (folder / "versions.json").write_text("{}")
+    return whole_run.run(node, folder)
+
+
+@pytest.fixture(scope="module")
+def alone(plait_ranks, home, tmp_path_factory):
+    return plait_ranks.run(rows_of, config(home, {}, 1), tmp_path_factory.mktemp("alone"), world=1)[0]
+
+
+def test_at_first_nothing_is_preferred_to_the_reference(alone):
+    rows = alone
+    assert rows[0]["loss"] == pytest.approx(math.log(2), abs=1e-12)
+    assert abs(rows[0]["rewards/margin"]) < 1e-12
+    assert rows[-1]["rewards/margin"] > 1e-3
+    assert "val_loss" in rows[1]
+
+
+LAYOUTS = {
+    "fsdp2": ({"fsdp2": {}}, 2),
+    "pipeline and fsdp2": ({"pipeline": {"degree": 2}, "fsdp2": {}}, 4),
+    "context_parallel and tensor_parallel": (
+        {"context_parallel": {"degree": 2}, "tensor_parallel": {"degree": 2}, "fsdp2": {}},
+        4,
+    ),
+}
+
+
+SLOW = ("fsdp2", "pipeline and fsdp2")
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in LAYOUTS]
+)
+def test_every_layout_has_the_rows_of_one_process(plait_ranks, home, alone, tmp_path, layout):
+    strategies, world = LAYOUTS[layout]
+    found = plait_ranks.run(rows_of, config(home, strategies, world), tmp_path, world=world)[0]
+    assert off(found, alone) < BOUND
+
+
+def test_a_resumed_run_has_the_reference_of_its_start(plait_ranks, home, alone, tmp_path):
+    """Two steps on two ranks, then the third on one, whose weights have moved by then."""
+    plait_ranks.run(rows_of, config(home, {"fsdp2": {}}, 2, "checkpoint.interval=2", steps=2), tmp_path, world=2)
+    found = plait_ranks.run(rows_of, config(home, {}, 1), tmp_path, world=1)[0]
+    assert [row["step"] for row in found] == [3]
+    assert off(found, alone[2:]) < BOUND
+
+
+@pytest.mark.slow
+def test_with_lora_the_reference_is_the_base(plait_ranks, home, tmp_path):
+    lora = {"lora": {"rank": 2, "random_base": True}, "fsdp2": {}}
+    first, *_, last = plait_ranks.run(rows_of, config(home, lora, 2), tmp_path, world=2)[0]
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-12)
+    assert last["rewards/margin"] > 1e-4
