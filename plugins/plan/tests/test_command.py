@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from plait.host import check, compose
-from plait_plan import engine
+from plait_plan import advice, engine
 from plait_plan.job import PlannedJob
 from plait_plan.side_by_side import Ranking
 from tests.helpers.fakes import distribution, forget
@@ -46,7 +46,10 @@ def test_tables_say_what_a_step_costs_and_draw_the_mesh(plait_project) -> None:
     ]
 
 
-def test_json_has_the_promised_keys_and_the_exit_code_says_that_it_does_not_fit(plait_project) -> None:
+def test_json_has_the_promised_keys_and_the_exit_code_says_that_it_does_not_fit(
+    plait_project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advice, "advise", lambda *run: advice.Advice([PlannedJob("a=1")], None))  # it plans many runs
     done = plait_project("plan", *TINY, *FSDP, *SMALL, "--json")
     assert done.code == 3, done.err
     found = json.loads(done.out)
@@ -62,6 +65,7 @@ def test_json_has_the_promised_keys_and_the_exit_code_says_that_it_does_not_fit(
     assert {c["kind"] for c in found["collectives"]} == {"all_gather", "reduce_scatter", "all_reduce"}
     assert found["tokens"] == 16 * 2 * 32  # each rank has its own samples
     assert found["fits"] is False
+    assert found["instead"] == [{"job": "a=1", "plan": None, "cost": None, "why": ""}]
     assert found["free"] == found["capacity"] - memory["peak"] < 0
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from plait import Cluster
 from plait.host import check, compose
-from plait_plan.engine import _plannable, plan
+from plait_plan.engine import plan, plannable
 from plait_plan.pricing.pieces import pieces
 from plait_plan.pricing.price import BlockCost, Price, price, put_together
 from plait_plan.values import KINDS
@@ -39,7 +39,7 @@ CLOSE = {"one shard": 0.15}
 @pytest.mark.parametrize("case", CASES)
 def test_pieces_put_together_cost_what_the_whole_costs(case: str) -> None:
     base, others = CASES[case]
-    first = check(_plannable(compose([*SMALL, *base]), []), 8)
+    first = check(plannable(compose([*SMALL, *base]), []), 8)
     cluster = Cluster.of(first.config.cluster)
     found = pieces(first.config, first.layout, first.config.strategy, cluster.granularity)
     kind_of = {fqn: kind for kind, group in enumerate(found[0].groups) for fqn in group.fqns}
@@ -47,7 +47,7 @@ def test_pieces_put_together_cost_what_the_whole_costs(case: str) -> None:
     for more in others:
         node = compose([*SMALL, *base, *more])
         whole = plan(node, 8)
-        run = check(_plannable(node, []), 8)
+        run = check(plannable(node, []), 8)
         rows, samples = run.config.train.local_batch_size, run.config.train.global_batch_size
         micro = samples // run.layout.count("batch") // rows if samples else 1
         mode = run.config.remat.mode
@@ -58,7 +58,7 @@ def test_pieces_put_together_cost_what_the_whole_costs(case: str) -> None:
 
 def test_backward_of_a_block_has_its_own_gradients_beside_those_of_the_blocks_after_it() -> None:
     more = ["strategy=[]", "model.n_layers=5", "train.seq_len=8", "precision.param=float32", "train.local_batch_size=1"]
-    run = check(_plannable(compose([*SMALL, *more]), []), 1)
+    run = check(plannable(compose([*SMALL, *more]), []), 1)
     cluster = Cluster.of(run.config.cluster)
     found = price(pieces(run.config, run.layout, {}, 1), run.layout, cluster, 1)
     (gradients,) = found.gradients
@@ -69,7 +69,7 @@ def test_backward_of_a_block_has_its_own_gradients_beside_those_of_the_blocks_af
 def test_what_a_rank_always_holds_is_its_parameters_the_optimizer_and_buffers() -> None:
     """The more so the balance of experts, which lies in buffers."""
     more = ["model=deepseek_v3_debug", "strategy=[]", "model.n_dense_layers=0", "model.n_layers=5", "train.seq_len=8"]
-    run = check(_plannable(compose([*SMALL, *more]), []), 1)
+    run = check(plannable(compose([*SMALL, *more]), []), 1)
     cluster = Cluster.of(run.config.cluster)
     traced = pieces(run.config, run.layout, {}, 1)
     held = dict(zip(KINDS, traced[0].levels[0], strict=True))
@@ -82,7 +82,7 @@ def test_what_a_rank_always_holds_is_its_parameters_the_optimizer_and_buffers() 
 def test_more_shards_have_less_to_sum_over_copies() -> None:
     """Four ranks are traced. Eight have twice the shards, so each sums half as many gradients with its copies."""
     tiny = ["model.dim=32", "model.n_layers=5", "model.n_heads=2", "model.n_kv_heads=1", "model.ffn_dim=64"]
-    node = _plannable(compose([*SMALL, *HSDP, *tiny, "train.seq_len=8"]), [])
+    node = plannable(compose([*SMALL, *HSDP, *tiny, "train.seq_len=8"]), [])
     four, eight = (check(node, world) for world in (4, 8))
     cluster: Any = Cluster.of(eight.config.cluster)
     # Copies are on different nodes, and nothing hides what is sent between them.

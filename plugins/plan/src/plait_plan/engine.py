@@ -31,7 +31,7 @@ def plan(config: Config, world: int | None = None, rank: int | None = None, ever
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns about collectives that are known
     cluster = Cluster.of(config.cluster)
     notes: list[str] = []
-    checked = check(_plannable(config, notes), world)
+    checked = check(plannable(config, notes), world)
     notes += [details or line for line, details in checked.said]
     size = checked.layout.world_size
     if rank is not None and not 0 <= rank < size:
@@ -102,7 +102,7 @@ def _traced(config: Config, assembly: Assembly, rank: int, granularity: int, eve
     return whole(make, sizes, every)
 
 
-def _plannable(config: Config, notes: list[str]) -> Config:
+def plannable(config: Config, notes: list[str]) -> Config:
     """The config, changed so that a machine without the run's devices and without a compiler can run it."""
     changed = config.with_value("launch.device", "cpu").with_value("launch.nnodes", 1)
     if config.compile.enabled:

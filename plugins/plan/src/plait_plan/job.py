@@ -59,6 +59,10 @@ class PlannedJob:
     why: str = ""
     cost: Cost | None = None
 
+    @property
+    def fits(self) -> bool:
+        return self.plan is not None and self.plan.fits is True
+
     def as_json(self) -> dict[str, Any]:
         return {
             "job": self.label,
@@ -68,12 +72,12 @@ class PlannedJob:
         }
 
 
-def planned(ask: Request, label: str) -> PlannedJob:
+def planned(request: Request, label: str) -> PlannedJob:
     try:
-        plan = ask.plan()
+        plan = request.plan()
     except PlaitError as error:
         return PlannedJob(label, why=one_line(error))
-    return PlannedJob(label, plan, cost=ask.cost(plan))
+    return PlannedJob(label, plan, cost=request.cost(plan))
 
 
 def label_of(change: Change) -> str:

@@ -16,12 +16,12 @@ MOST_RANKS, MOST = 2**16, 2**24
 
 @attrs.frozen
 class Limit:
-    """ask, plan: the run with the value. beyond: the next value, which does not fit, and its plan."""
+    """request, plan: the run with the value. beyond: the next value, which does not fit, and its plan."""
 
     key: str
     value: int
     largest: bool
-    ask: Request
+    request: Request
     plan: Plan
     beyond: tuple[int, Plan] | None
 
@@ -36,19 +36,19 @@ class Limit:
         return {"key": self.key, "value": self.value, "beyond": self.beyond[0] if self.beyond else None}
 
 
-def found(ask: Request, label: str, key: str, largest: bool) -> PlannedJob:
+def found(request: Request, label: str, key: str, largest: bool) -> PlannedJob:
     """The run of one line of a table."""
     try:
-        reached = limit(ask, key, largest)
+        reached = limit(request, key, largest)
     except PlaitError as error:
         return PlannedJob(label, why=one_line(error))
     told = " ".join(part for part in (label, f"{reached.key}={reached.value}") if part)
-    return PlannedJob(told, reached.plan, cost=reached.ask.cost(reached.plan))
+    return PlannedJob(told, reached.plan, cost=reached.request.cost(reached.plan))
 
 
-def limit(ask: Request, key: str, largest: bool) -> Limit:
+def limit(request: Request, key: str, largest: bool) -> Limit:
     """Raises PlaitError if no value fits, there is no cluster, or the key has no whole number."""
-    config = compose(ask.overrides)
+    config = compose(request.overrides)
     cluster = Cluster.of(config.cluster)
     option = "--largest" if largest else "--smallest"
     if cluster is None:
@@ -60,10 +60,10 @@ def limit(ask: Request, key: str, largest: bool) -> Limit:
         )
     if key == "world":
         values: Sequence[int] = worlds(cluster)
-        start = values.index(ask.world) if ask.world in values else min(cluster.node, len(values)) - 1
+        start = values.index(request.world) if request.world in values else min(cluster.node, len(values)) - 1
     else:
         values, start = range(1, MOST), _whole_number(config.plain(), key, option) - 1
-    plans = Plans(lambda value: ask.changed({key: value}))
+    plans = Plans(lambda value: request.changed({key: value}))
     inside, outside = edge(values, plans.free, start, rising=largest, inverse=key == "world")
     if inside is None:
         if outside is None and plans.error is not None:
@@ -74,14 +74,14 @@ def limit(ask: Request, key: str, largest: bool) -> Limit:
             f"too much; plait plan without {option} says what would help"
         ).at(key, outside)
     beyond = None if outside is None else (outside, plans.of(outside))
-    return Limit(key, inside, largest, ask.changed({key: inside}), plans.of(inside), beyond)
+    return Limit(key, inside, largest, request.changed({key: inside}), plans.of(inside), beyond)
 
 
 class Plans:
     """Plans by a value, each made once. error: the last reason why one could not be."""
 
-    def __init__(self, ask: Callable[[Any], Request]) -> None:
-        self._ask = ask
+    def __init__(self, request: Callable[[Any], Request]) -> None:
+        self._ask = request
         self._made: dict[Any, Plan] = {}
         self.error: PlaitError | None = None
 

@@ -57,7 +57,7 @@ def jobs(overrides: list[str]) -> list[tuple[str, list[str]]]:
 
 def side_by_side(wanted: list[tuple[str, Request]], make: Callable[[Request, str], PlannedJob] = planned) -> Ranking:
     """make: plans one of them, and gives it its label."""
-    return Ranking(sorted((make(ask, label) for label, ask in wanted), key=_order))
+    return Ranking(sorted((make(request, label) for label, request in wanted), key=_order))
 
 
 def _order(job: PlannedJob) -> tuple[int, float]:

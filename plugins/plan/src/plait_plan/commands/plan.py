@@ -20,7 +20,7 @@ weights: whether it fits, the time of a step, what so many tokens cost; then mem
 collective, and operators. Time and money need the machines: cluster=h100, h200, b200, a100, mi300x, cpu, or your own
 file conf/cluster/NAME.yaml. If a run does not fit, the nearest that do are named."""
     parser.take_overrides()
-    parser.add_value("world", "N", _worlds, "the number of ranks (default: what the degrees and launch.* ask for)")
+    parser.add_value("world", "N", _worlds, "the number of ranks (default: what the degrees and launch.* request for)")
     rank = whole("rank", "the number of a rank, such as rank=0")
     parser.add_value("rank", "N", rank, "the rank to simulate (default: one that holds most)")
     routing = "worst: all tokens go to the experts of one rank, the one that is simulated (default: even)"
@@ -58,33 +58,40 @@ def _several(args: "Namespace") -> int:
             more = f"world={world}" if len(args.world or ()) > 1 else ""
             wanted.append((" ".join(part for part in (label, more) if part), _request(args, given, world)))
     limit = _limit(args)
-    ranking = side_by_side(wanted, (lambda ask, label: found(ask, label, *limit)) if limit else planned)
+    ranking = side_by_side(wanted, (lambda request, label: found(request, label, *limit)) if limit else planned)
     print(_in_json(ranking.as_json()) if args.json else ranking.text())
     return ranking.code
 
 
 def _one(args: "Namespace") -> int:
+    from plait_plan.advice import advise
     from plait_plan.cost import in_json
     from plait_plan.limits import limit
     from plait_plan.tables import page
     from plait_plan.values import FULL
     from plait_plan.verdict import verdict
 
-    ask = _request(args, args.overrides, args.world[0] if args.world else None)
+    request = _request(args, args.overrides, args.world[0] if args.world else None)
     more: dict[str, Any] = {}
     if wanted := _limit(args):
-        reached = limit(ask, *wanted)
-        ask, planned = reached.ask, reached.plan
+        reached = limit(request, *wanted)
+        request, planned = reached.request, reached.plan
         more["limit"] = reached.as_json()
         if not args.json:
             print(f"{reached.text()}\n")
     else:
-        planned = ask.plan()
-    cost = ask.cost(planned)
+        planned = request.plan()
+    cost = request.cost(planned)
+    if not args.json:
+        print("\n".join(verdict(planned, cost)), end="\n\n", flush=True)
+    if planned.fits is False:
+        advice = advise(request, planned)
+        more["instead"] = [job.as_json() for job in advice.jobs]
+        if not args.json:
+            print(advice.text(), end="\n\n", flush=True)
     if args.json:
         print(_in_json({**planned.as_json(), "cost": in_json(cost), **more}))
     else:
-        print("\n".join(verdict(planned, cost)), end="\n\n", flush=True)
         print(page(planned))
     return FULL if planned.fits is False else 0
 
