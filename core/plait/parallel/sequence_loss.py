@@ -117,9 +117,10 @@ class SequenceLoss:
             return torch.zeros(len(batch.tokens), dtype=torch.float64)
         if self.reference is None:
             raise PlaitError(
-                f"loss={self.name} compares with the weights at the start of the run, whose log-probabilities are not "
-                "known: set `applied.loss.reference`, as plait train does"
-            )
+                f"loss={self.name} compares with the weights at the start of a run, whose log-probabilities plait train "
+                "alone computes: take a loss without a reference here, or set `applied.loss.reference` in a loop of "
+                "your own"
+            ).at("loss", self.name)
         known: Tensor = self.reference[batch.texts]
         if not is_planning() and not known.isfinite().all():
             raise PlaitError(

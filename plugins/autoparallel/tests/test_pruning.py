@@ -80,7 +80,7 @@ def test_no_family_takes_less_than_any_other_of_its_core_says(names, model):
 CASES = [
     pytest.param(2, ("fsdp2",), SMALL, id="small"),
     *(
-        pytest.param(4, EVERY, (f"model={name}",), id=name, marks=pytest.mark.slow)
+        pytest.param(4, EVERY, (f"model={name}",), id=name, marks=(pytest.mark.slow, pytest.mark.timeout(1200)))
         for name in ("llama3_debug", "qwen3_debug", "deepseek_v3_debug", "qwen3_moe_debug")
     ),
 ]

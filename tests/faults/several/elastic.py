@@ -36,14 +36,20 @@ def elastic(scenario: Scenario) -> None:
 
 
 def _change(scenario: Scenario, cluster: Cluster, present: dict[str, Launcher]) -> None:
-    """The endpoint's machine stays: without it the run ends."""
+    """The last machine stays, and the one that holds the store does not leave by itself: that ends the run on all."""
     rng = scenario.rng
     absent = [name for name in cluster.names if name not in present]
-    others = [name for name in present if name != "alpha"]
+    leavers = [name for name in present if name != _holder(scenario, cluster)]
+    several = len(present) > 1
     what = rng.choice(
-        [*(["come"] * 4 if absent else []), "kill", *(("leave", "leave", "crash", "power_off") if others else ())]
+        [
+            *(["come"] * 4 if absent else []),
+            "kill",
+            *(("leave", "leave") if several and leavers else ()),
+            *(("crash", "power_off") if several else ()),
+        ]
     )
-    name = rng.choice(absent if what == "come" else [*present] if what == "kill" else others)
+    name = rng.choice(absent if what == "come" else leavers if what == "leave" else [*present])
     scenario.plant(f"{name}: {what}")
     if what == "come":
         present[name] = cluster.start(name, *STEPS)
@@ -62,15 +68,24 @@ def _change(scenario: Scenario, cluster: Cluster, present: dict[str, Launcher]) 
             cluster[name].boot()
 
 
+def _holder(scenario: Scenario, cluster: Cluster) -> str:
+    """The name of the machine that holds the store; the endpoint's before one has said so."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        host = json.loads((scenario.place.run_folder / ".host").read_text()).get("host")
+        return next((name for name in cluster.names if host in (name, cluster[name].address)), "alpha")
+    return "alpha"
+
+
 def _stop(scenario: Scenario, cluster: Cluster, present: dict[str, Launcher]) -> None:
-    """A signal to the endpoint's machine ends the run on all, unless it is at its end."""
-    if not cluster.live("alpha"):
+    """A signal to the machine that holds the store ends the run on all; to all, because it may just be moving."""
+    if not cluster.live():
         raise Defect(f"the run has ended:\n{cluster.text()}")
     before = cluster.last_row()
-    present["alpha"].signal(signal.SIGTERM)
+    for launcher in present.values():
+        launcher.signal(signal.SIGTERM)
     cluster.until(lambda: not cluster.live())
     for launcher in present.values():
-        cluster.judge(launcher, 0, 1, 143)  # 1: one that came as the endpoint's machine left
+        cluster.judge(launcher, 0, 1, 143)  # 1: one that came as the holder left
     cluster.clean()
     if cluster.last_row() < before:
         raise Defect(f"steps are lost: {cluster.last_row()} rows, and before there were {before}")
