@@ -117,9 +117,9 @@ class SequenceLoss:
             return torch.zeros(len(batch.tokens), dtype=torch.float64)
         if self.reference is None:
             raise PlaitError(
-                f"loss={self.name} compares with the weights at the start of a run, whose log-probabilities plait train "
-                "alone computes: take a loss without a reference here, or set `applied.loss.reference` in a loop of "
-                "your own"
+                f"loss={self.name} compares with the weights at the start of a run, whose log-probabilities plait "
+                "train alone computes: take a loss without a reference here, or set `applied.loss.reference` in a loop "
+                "of your own"
             ).at("loss", self.name)
         known: Tensor = self.reference[batch.texts]
         if not is_planning() and not known.isfinite().all():

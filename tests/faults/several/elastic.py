@@ -77,11 +77,15 @@ def _holder(scenario: Scenario, cluster: Cluster) -> str:
 
 
 def _stop(scenario: Scenario, cluster: Cluster, present: dict[str, Launcher]) -> None:
-    """A signal to the machine that holds the store ends the run on all; to all, because it may just be moving."""
+    """A signal to the machine that holds the store ends the run on all; then to the others, as it may have moved."""
     if not cluster.live():
         raise Defect(f"the run has ended:\n{cluster.text()}")
     before = cluster.last_row()
-    for launcher in present.values():
+    holder = _holder(scenario, cluster)
+    present[holder if holder in present else next(iter(present))].signal(signal.SIGTERM)
+    with contextlib.suppress(Defect):
+        cluster.until(lambda: not cluster.live(), 15)
+    for launcher in cluster.live():
         launcher.signal(signal.SIGTERM)
     cluster.until(lambda: not cluster.live())
     for launcher in present.values():
