@@ -4,10 +4,11 @@ import contextlib
 import math
 import os
 
-from plait.contract.config import Train
+from plait.check.resumed_data import local_batch
 from plait.contract.errors import PlaitError
 from plait.contract.run import Run
 from plait.parallel.assembly import Assembly
+from plait.parallel.sequence_loss import rows_together
 
 
 def machine_counts(assembly: Assembly, machines: int | None, planned: bool) -> tuple[tuple[int, ...], int]:
@@ -35,18 +36,16 @@ def machine_counts(assembly: Assembly, machines: int | None, planned: bool) -> t
     counts = []
     for count in (machines,) if planned else launch.machines:
         with contextlib.suppress(PlaitError):
-            if size % assembly.layout_for(count * per_machine).count("batch") == 0:
+            if size % (assembly.layout_for(count * per_machine).count("batch") * rows_together(run.config)) == 0:
                 counts.append(count)
     run.world_size = world
     if train.global_batch_size is not None or run.resumed_batch is None:  # else what resumes keeps the checkpoint's
         run.set("train.global_batch_size", size)
-        _fit_local(run, train, size, assembly.layout.count("batch") if machines < launch.most else 1)
+        _fit_local(run, size, assembly.layout.count("batch") if machines < launch.most else 1)
     return tuple(counts), math.gcd(size, parts)
 
 
-def _fit_local(run: Run, train: Train, size: int, data_ranks: int) -> None:
+def _fit_local(run: Run, size: int, data_ranks: int) -> None:
     rows, rest = divmod(size, data_ranks)
     if not rest and data_ranks > 1:
-        run.set(
-            "train.local_batch_size", max(n for n in range(1, min(train.local_batch_size, rows) + 1) if not rows % n)
-        )
+        run.set("train.local_batch_size", local_batch(run.config, rows))

@@ -10,6 +10,7 @@ from plait.contract.config import Checkpoint, Config
 from plait.contract.errors import PlaitError
 from plait.data.parts import unshared
 from plait.data.source import blaming_source
+from plait.parallel.sequence_loss import rows_together
 from plait.records.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -62,6 +63,18 @@ def with_parts_of(manifest: Manifest, config: Config) -> Config:
     return config.with_value("train.data_parts", len(states)) if states else config
 
 
+def local_batch(config: Config, rows: int) -> int:
+    """How many of a rank's `rows` are computed at once: at most `train.local_batch_size`, in equal parts that part no
+    group of the loss. Raises PlaitError if there are none."""
+    local, group = config.train.local_batch_size, rows_together(config)
+    if fits := [n for n in range(group, min(local, rows) + 1, group) if rows % n == 0]:
+        return fits[-1]
+    raise PlaitError(
+        f"the global batch leaves {rows} rows for each data rank, and the loss takes {group} together: use another "
+        "number of ranks"
+    ).at("train.local_batch_size", local, fits=f"a multiple of {group}")
+
+
 def batch_to_keep(conf: Checkpoint, folder: Path) -> int | None:
     """The global batch of the checkpoint that the run in `folder` would continue from; None if there is no sound
     one."""
@@ -97,7 +110,7 @@ def with_batch_of(manifest: Manifest, config: Config, data_ranks: int, say: Call
             f"{data_ranks} data ranks cannot share evenly: set train.global_batch_size={' or '.join(map(str, fits))}, "
             "or use another number of data ranks"
         ).at("train.global_batch_size", size, fits=fits)
-    smaller = max(n for n in range(1, min(local, rows) + 1) if rows % n == 0)
+    smaller = local_batch(config, rows)
     if size != local * data_ranks:
         say(
             f"data: the checkpoint's global batch of {size} samples is kept, in {rows // smaller} local "

@@ -36,16 +36,9 @@ class Batch:
 
     def to(self, device: "torch.device") -> "Batch":
         """The batch on `device`. From main memory to a GPU it is copied while the host goes on."""
-
-        def moved(tensor: "Tensor") -> "Tensor":
-            if device.type == "cuda" and tensor.device.type == "cpu":
-                tensor = tensor.pin_memory()  # from other memory a copy waits for the device
-            return tensor.to(device, non_blocking=True)
-
-        at = self.positions
-        return attrs.evolve(
-            self, tokens=moved(self.tokens), labels=moved(self.labels), positions=None if at is None else moved(at)
-        )
+        names = ("tokens", "labels", "positions")
+        given = {name: x for name in names if (x := getattr(self, name)) is not None}
+        return attrs.evolve(self, **{name: without_wait(x, device) for name, x in given.items()})
 
     def split(self, rows: int) -> "list[Batch]":
         """The same by `rows` rows at a time; the last part may have fewer."""
@@ -62,3 +55,10 @@ class Batch:
         if labelled:
             return self.tokens, self.positions, self.labels
         return (self.tokens,) if self.positions is None else (self.tokens, self.positions)
+
+
+def without_wait(tensor: "Tensor", device: "torch.device") -> "Tensor":
+    """`tensor` on `device`. From main memory to a GPU it is copied while the host goes on."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()  # from other memory a copy waits for the device
+    return tensor.to(device, non_blocking=True)

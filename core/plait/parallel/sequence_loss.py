@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from plait.contract.batch import IGNORE, Batch
+from plait.contract.batch import IGNORE, Batch, without_wait
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError, short
 from plait.contract.planned import is_planning
@@ -93,7 +93,8 @@ class SequenceLoss:
         assert batch.marks is not None
         logps = sums[0].detach().requires_grad_()
         with torch.enable_grad(), blaming(self.name, METHOD, "loss"):
-            rows = Sequences(logps, sums[1], batch.marks.to(sums.device), self._reference(batch).to(sums.device))
+            marks, reference = (without_wait(x, sums.device) for x in (batch.marks, self._reference(batch)))
+            rows = Sequences(logps, sums[1], marks, reference)
             answer = self.made.of_sequences(rows)
         loss, columns = answer if isinstance(answer, tuple) and len(answer) == 2 else (None, {})
         who = described(self.name, "loss")
@@ -174,9 +175,14 @@ def check_learns(config: Config, source: Any) -> None:
             f"the data give {gives}, but {f'loss={name}' if name else 'cross-entropy'} learns from "
             f"{learns or 'all answers alike'}: take loss={' or '.join(fits)}"
         ).at("loss", name or None, fits=fits)
-    group, rows = int(getattr(made, "group", 1)), config.train.local_batch_size
+    group, rows = rows_together(config), config.train.local_batch_size
     if rows % group:
         raise PlaitError(
             f"loss={name} takes {group} rows together, and train.local_batch_size={rows} would part them: take a "
             f"multiple of {group}"
         ).at("train.local_batch_size", rows, fits=f"a multiple of {group}")
+
+
+def rows_together(config: Config) -> int:
+    """Of how many rows a micro-batch has a multiple, so that the loss gets the rows of a group together."""
+    return int(getattr(made_loss(config.loss.function)[1], "group", 1)) if config.loss.function else 1

@@ -1,5 +1,6 @@
 """What a run observes of the rows of its batches: which source they are from, and what a loss makes of each."""
 
+import hashlib
 from functools import partial
 from typing import Any
 
@@ -60,26 +61,53 @@ class Reference(RunObserver):
     def __init__(self, trainer: Any) -> None:
         self.trainer, self.loss_of = trainer, trainer.applied.loss
         self.table = torch.full((trainer.batches.texts,), -torch.inf, dtype=torch.float64)
+        # which data the numbers are of, of how many samples to train and to validate on
+        self.data = torch.zeros(3, dtype=torch.int64)
 
     def state(self, applied: Any) -> dict[str, Tensor]:
-        return {"logps": self.table}
+        return {"logps": self.table, "data": self.data}
 
     def begin(self, applied: Any, optimizer: Any) -> None:
+        own = self._taken()
         if not applied.steps:
             self._compute()
+            self.data.copy_(torch.tensor(own))
         elif not is_loaded(self.table):
             raise PlaitError(
                 f"loss={self.loss_of.name} compares with the weights at the start of the run, and the checkpoint has "
                 "nothing of them: start a new run with checkpoint.init_from"
             ).at("loss", self.loss_of.name)
+        else:
+            self._check(*zip(self.data.tolist(), own, strict=True))
         self.loss_of.reference = self.table
+
+    def _taken(self) -> tuple[int, int, int]:
+        """(A number for the data, the samples that the run trains on, each once, and those that it validates on)."""
+        trainer, size = self.trainer, self.trainer.global_batch_size
+        digest = hashlib.sha256(trainer.checkpoints.data["fingerprint"].encode()).digest()
+        steps, validation = trainer.config.train.steps * size, trainer.config.validation
+        samples = min(trainer.batches.epoch or steps, steps)
+        return int.from_bytes(digest[:7], "big"), samples, validation.batches * size if validation.interval else 0
+
+    def _check(self, data: tuple[int, int], trained: tuple[int, int], validated: tuple[int, int]) -> None:
+        """Each: of the start, and of now."""
+        who = f"loss={self.loss_of.name} compares with the weights at the start of the run, which were asked about"
+        if data[0] != data[1]:
+            raise PlaitError(
+                f"{who} other data than these: start a new run with checkpoint.init_from, or give the data back"
+            ).at("data")
+        for key, (known, wanted) in {"train.steps": trained, "validation.batches": validated}.items():
+            if wanted > known:
+                raise PlaitError(
+                    f"{who} {known:,} samples, and with {key} and the global batch as they are now the run takes "
+                    f"{wanted:,}: lower them, or start a new run with checkpoint.init_from"
+                ).at(key)
 
     @torch.no_grad()
     def _compute(self) -> None:
         """Over the samples that the run takes, each once, and those that it validates on."""
         trainer, size = self.trainer, self.trainer.global_batch_size
-        config, batches = trainer.config, trainer.batches
-        samples = min(batches.epoch or config.train.steps * size, config.train.steps * size)
+        config, batches, samples = trainer.config, trainer.batches, self._taken()[1]
         given = [partial(batches.take, first) for first in range(0, samples, size)]
         if config.validation.interval:
             takes = [partial(batches.validation_of, name) for name in batches.validation_sets] or [batches.validation]

@@ -8,6 +8,7 @@ import torch
 
 from plait import PlaitError
 from plait_data.pairs import Pairs
+from plait_data.preference_rows import preferences
 from tests.helpers.chats import CHATS, tokenizer_in
 
 
@@ -92,6 +93,30 @@ def test_texts_of_a_validation_set_have_numbers_of_their_own(tmp_path, folder):
     batches = opened(tmp_path / "a.jsonl", folder, PAIRS, validation_path=str(tmp_path / "other.jsonl"))
     assert batches.texts == 26
     assert set(batches.validation(0).texts.tolist()) == {24, 25}
+
+
+def test_a_prompt_that_ends_within_a_turn_is_not_dropped(tmp_path, folder):
+    """Answers that begin with what a tool said follow the prompt."""
+    tool = {"role": "tool", "content": "9"}
+    row = {**PAIRS[0], "chosen": [tool, *said("it is 9")], "rejected": [tool, *said("it is 8")]}
+    one, other = next(preferences([("a", row, 1)], "pairs of answers")).rows
+    assert [message["role"] for message in one.messages] == [m["role"] for m in row["prompt"]] + ["tool", "assistant"]
+    assert one.messages[:-1] == other.messages[:-1]
+
+
+def test_all_files_tell_of_what_kind_the_rows_are(tmp_path, folder):
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in LABELS))
+    for first in ([], LABELS[:1]):
+        (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in first) or "\n")
+        made = Pairs(path=str(tmp_path), tokenizer=str(folder))
+        made.check(seq_len=96, vocab_size=512)
+        assert made.gives == "answers with labels"
+
+
+def test_a_set_of_the_other_kind_is_refused(tmp_path, folder):
+    (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in LABELS))
+    with pytest.raises(PlaitError, match=r"the set to validate on '.*' gives answers with labels"):
+        opened(tmp_path / "a.jsonl", folder, PAIRS, validation_path=str(tmp_path / "other.jsonl"))
 
 
 REFUSED = {

@@ -7,6 +7,7 @@ import sys
 import cloudpickle
 import pytest
 
+from plait.check.resumed_data import local_batch
 from plait.host import check, compose
 from plait_testing import whole_run
 from tests.helpers.chats import CHATS, tokenizer_in
@@ -104,6 +105,29 @@ def test_a_resumed_run_has_the_reference_of_its_start(plait_ranks, home, alone, 
     found = plait_ranks.run(rows_of, config(home, {}, 1), tmp_path, world=1)[0]
     assert [row["step"] for row in found] == [3]
     assert off(found, alone[2:]) < BOUND
+
+
+@pytest.mark.slow
+def test_what_the_start_was_not_asked_about_is_refused(plait_ranks, home, tmp_path):
+    """As many rows of other data, more steps, more to validate on."""
+    small = ("train.local_batch_size=2", "train.global_batch_size=2", "checkpoint.interval=2")
+    plait_ranks.run(rows_of, config(home, {}, 1, *small, steps=2), tmp_path, world=1)
+    lines = (home / "pairs.jsonl").read_text().splitlines()
+    (home / "other.jsonl").write_text("".join(f"{line}\n" for line in reversed(lines)))
+    refused = {
+        "other data than these": config(home, {}, 1, *small, f"data.path={home}/other.jsonl"),
+        "with train.steps and the global batch": config(home, {}, 1, *small, steps=4),
+        "with validation.batches and the global batch": config(home, {}, 1, *small, "validation.batches=2", steps=2),
+    }
+    for sentence, node in refused.items():
+        with pytest.raises(Exception, match=sentence):
+            plait_ranks.run(rows_of, node, tmp_path, world=1)
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(6, 2), (4, 4), (12, 4)])
+def test_a_local_batch_parts_no_pair(home, rows, expected):
+    """Six rows of a rank by at most four at once are three times two, not two times three."""
+    assert local_batch(config(home, {}, 1, "train.local_batch_size=4"), rows) == expected
 
 
 @pytest.mark.slow

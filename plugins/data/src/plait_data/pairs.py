@@ -1,8 +1,9 @@
 """Preferences to learn from: JSON lines with a chosen and a rejected answer, or with an answer and a label."""
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,15 @@ class Pairs(Chat):
     @cached_property
     def gives(self) -> str:
         """What a loss learns from: the first row tells."""
-        where, row, _ = next(rows(self.files()[0]))
-        return gives(row, where)
+        for where, row, _ in self._rows():
+            return gives(row, where)
+        raise PlaitError("the files have no rows").at("data.path")
+
+    def _rows(self) -> Iterator[tuple[str, Any, int]]:
+        return chain.from_iterable(map(rows, self.files()))
 
     def check_rows(self, file: File) -> None:
-        next(preferences(islice(rows(file), 2), self.gives), None)
+        next(preferences(islice(self._rows(), 2), self.gives), None)
 
     def key(self, files: list[File]) -> tuple[Any, ...]:
         return "pairs", *super().key(files)[1:]
@@ -82,6 +87,11 @@ class Pairs(Chat):
 
     def check_length(self, *, seq_len: int) -> None:
         self.of_sets(lambda each: each.check_length(seq_len=seq_len))
+        for name, kind in self.of_sets(lambda each: getattr(each, "gives", "nothing")).items():
+            if kind != self.gives:
+                raise PlaitError(
+                    f"data.path gives {self.gives}, but the set to validate on {name!r} gives {kind}: take one kind"
+                ).at("data.validation_path", name)
         tokens = conversations.read(self.folder)
         held, fit = self._held(tokens.keys), _fit(tokens, seq_len)
         if held.all():

@@ -9,6 +9,7 @@ from plait import PlaitError
 from plait_data.row_formats import Row, turns
 from plait_data.template import ANSWERS, Conversation
 
+BEGINS = ("system", "developer", "user")  # roles of a conversation's first message
 PAIRS, LABELS = "pairs of answers", "answers with labels"
 FITS = {
     PAIRS: "chosen and rejected, each a text beside prompt, or a list of messages",
@@ -89,8 +90,8 @@ def _with_other(own: tuple[Any, ...], other: list[Row]) -> Preference:
 
 
 def _after(prompt: list[Row], answer: list[Row]) -> list[Row]:
-    """The whole conversation; `answer` may be all of it."""
-    return [*prompt, *answer] if answer[0]["role"] == ANSWERS else answer
+    """The whole conversation; `answer` may be all of it, and then begins as conversations do."""
+    return answer if answer[0]["role"] in BEGINS else [*prompt, *answer]
 
 
 def _prompt(messages: list[Row], count: int) -> list[Row]:
