@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plait.check.before_torch import check_before_torch
-from plait.compose.stated import hints, lacks
+from plait.compose.stated import hints, lacks, may_define
 from plait.host import compose
 
 MISTAKES = {
@@ -25,6 +26,10 @@ MISTAKES = {
     "optimizer.weight_decay=x": "optimizer.weight_decay",
     "optimizer.lr=-1": "optimizer.lr",
     "strategy=[fsdp2] strategy.fsdp2.shard=x": "strategy.fsdp2.shard",
+    "strategy=[fsdp2] strategy.fsdp2=3": "strategy.fsdp2",
+    "strategy=[fsdp2] optimizer.lr=-1": "optimizer.lr",
+    "strategy=[simplefsdp] model.dim=???": "model.dim",
+    "data=text data.path=/proc/self/status data.tokenizer=bytes data.eod_token=x": "data.eod_token",
     "checkpoint.load=/nowhere": "checkpoint.load",
     "checkpoint.init_from=/nowhere": None,
     "checkpoint.dir=/proc/x": None,
@@ -57,8 +62,23 @@ def test_a_run_with_checkpoints_of_its_own_needs_no_others(tmp_path: Path) -> No
     check_before_torch(config, tmp_path)
 
 
-def test_a_tokenizer_that_the_model_may_bring_is_not_asked_for(tmp_path: Path) -> None:
-    check_before_torch(compose(["data=chat", "data.path=/nowhere"]), tmp_path)
+ALLOWED = {  # what the model, a strategy, or checkpoints elsewhere may bring
+    "the tokenizer": ["data=chat", "data.path=/nowhere"],
+    "that of a mixture": [
+        *("data=mix", "data.sources={web: {kind: text, path: TMP}, chat: {kind: chat, path: /nowhere}}"),
+        "data.weights={web: 3, chat: 1}",
+    ],
+    "the end of documents": ["data=text", "data.path=TMP", "data.eod_token='<|im_end|>'"],
+    "checkpoints": ["checkpoint.dir=TMP", "checkpoint.load=/nowhere", "checkpoint.init_from=/nowhere"],
+    "a rate": ["strategy=[simplefsdp]", "optimizer.lr=???"],
+    "a path": ["strategy=[simplefsdp]", "data=text"],
+}
+
+
+@pytest.mark.parametrize("overrides", ALLOWED.values(), ids=ALLOWED)
+def test_what_may_come_later_is_not_asked_for(overrides: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text", encoding="utf-8")
+    check_before_torch(compose([each.replace("TMP", str(tmp_path)) for each in overrides]), tmp_path / "new")
 
 
 SOURCES = {
@@ -70,7 +90,33 @@ SOURCES = {
     "    path: str = attrs.field(converter=str)\n    other: 'Any' = None\n    pair: tuple[int, ...] = ()\n",
     "base.py": "class Child(Parent):\n    x: int\nclass Made:\n    def __init__(self, x: bool): pass\n",
     "broken.py": "class (",
+    "wide/__init__.py": "from pkgutil import extend_path\n__path__ = extend_path(__path__, __name__)\n",
+    "late.py": "locals()['Late'] = int\n",
+    "hooks.py": "class Has:\n    def configure(self, run): pass\nclass Not: pass\nclass Child(Has): pass\n",
 }
+
+
+def write_sources(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, text in SOURCES.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+
+
+class Far:
+    """Knows a module that no folder has."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(name, None) if name == "pack.far" else None
+
+
+@pytest.mark.parametrize(
+    ("name", "may"), [("hooks.Has", True), ("hooks.Not", False), ("hooks.Child", True), ("gone.Anything", True)]
+)
+def test_which_classes_may_have_a_hook(name: str, may: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sources(tmp_path, monkeypatch)
+    assert may_define(name, "configure") is may
 
 
 @pytest.mark.parametrize(
@@ -88,6 +134,9 @@ SOURCES = {
         ("base.Child", "", {}),
         ("base.Made", "", {"x": bool}),
         ("broken.Anything", "", {}),
+        ("wide.elsewhere.Anything", "", {}),
+        ("late.Late", "", {}),
+        ("pack.far.Anything", "", {}),
         ("gone.Anything", "ModuleNotFoundError: No module named 'gone'", {}),
         ("not a name", "", {}),
         ("__main__.Anything", "", {}),
@@ -96,9 +145,7 @@ SOURCES = {
 def test_what_a_source_says(
     name: str, why: str, types: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for path, text in SOURCES.items():
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text(text, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
+    write_sources(tmp_path, monkeypatch)
+    monkeypatch.setattr(sys, "meta_path", [Far, *sys.meta_path])
     assert (lacks(name), hints(name)) == (why, types)
     assert not {path.partition(".")[0].partition("/")[0] for path in SOURCES} & sys.modules.keys()  # none is imported

@@ -57,6 +57,21 @@ def test_a_new_folder_is_the_runs_while_its_data_are_made_and_gone_if_that_fails
     assert not folder.path.exists()
 
 
+def test_a_folder_that_another_start_made_meanwhile_stays(tmp_path, checked):
+    folder = RunFolder(tmp_path / "runs" / "new")
+
+    def another_trains(line):
+        folder.path.mkdir(parents=True, exist_ok=True)
+        (folder.path / "its").touch()
+
+    def make():
+        raise PlaitError("too little text")
+
+    with pytest.raises(PlaitError, match="too little text"):
+        prepare(checked, folder, another_trains, make)
+    assert (folder.path / "its").exists()
+
+
 @pytest.fixture
 def run(tmp_path, checked):
     """A run that was killed in step 13, with checkpoints of steps 5 and 10."""

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from plait.compose.moved import current
-from plait.compose.stated import hints, lacks
+from plait.compose.recorded import TOKENIZER
+from plait.compose.stated import hints, lacks, may_define
 from plait.compose.targets import build_source, cannot, check_installed, options_of
 from plait.contract.config import Checkpoint, Config
 from plait.contract.errors import PlaitError, misfit, no_default
@@ -15,7 +16,7 @@ from plait.contract.kinds import KINDS
 from plait.contract.schema import MISSING, fit
 from plait.data.source import blaming_source
 from plait.records.sinks import check as check_metrics
-from plait.strategies.registry import usable
+from plait.strategies.registry import options_by_name, usable
 from plait.system.disk import could_be_written
 from plait.system.errors import shown
 from plait.system.held_memory import possible
@@ -27,22 +28,27 @@ def check_before_torch(config: Config, folder: Path) -> None:
 
     config: as asked for, before strategies configure it. folder: the run's, which may not exist yet.
     """
+    filled = any(may_define(_target_of(name), "configure") for name in config.strategy)  # values that are absent here
     for key in ("model", "data", "optimizer"):
-        _check_node(getattr(config, key), key)
+        _check_node(getattr(config, key), key, complete=key == "model" or not filled)
     for kind in KINDS.values():
         if kind.node:
             node, _, field = kind.node.partition(".")
             part = getattr(config, node)
-            for name, options in (getattr(part, field) if field else part).items():
-                target = usable(name, kind.name).target.replace(":", ".")
-                _check_types(options or {}, hints(target), f"{kind.node}.{name}")
-    check_rate(config.optimizer)
+            for name, options in options_by_name(getattr(part, field) if field else part, kind.name).items():
+                _check_types(options, hints(_target_of(name, kind.name)), f"{kind.node}.{name}")
+    if not filled:
+        check_rate(config.optimizer)
     check_metrics(config.metrics)
     check_copies(config.checkpoint)
     if not folder.exists():  # else it may have checkpoints of its own, which come first
         _check_places(config.checkpoint, folder)
-    if config.data.get("_target_"):
+    if config.data.get("_target_") and MISSING not in config.data.values():
         _check_data(config)
+
+
+def _target_of(name: str, kind: str = "strategy") -> str:
+    return usable(name, kind).target.replace(":", ".")
 
 
 def _check_data(config: Config) -> None:
@@ -51,11 +57,13 @@ def _check_data(config: Config) -> None:
         with blaming_source(source, "check"):
             source.check(seq_len=config.train.seq_len, vocab_size=None)
     except PlaitError as error:
-        if error.key != "data.tokenizer" or config.data.get("tokenizer") != "auto":  # which may be the model's
+        of_tokens = (error.key or "").rpartition(".")[2] in TOKENIZER  # also of a source in a mixture
+        if not of_tokens or config.data.get("tokenizer") != "auto":  # which may be the model's
             raise
 
 
-def _check_node(node: Mapping[str, Any], key: str) -> None:
+def _check_node(node: Mapping[str, Any], key: str, complete: bool) -> None:
+    """complete: whether all values must be there."""
     if not isinstance(node.get("_target_"), str):
         return  # `targets.target_of` says what is wrong
     name = current(node["_target_"])
@@ -64,7 +72,7 @@ def _check_node(node: Mapping[str, Any], key: str) -> None:
         raise cannot(node, key, why)
     options = options_of(node)
     for option, value in options.items():
-        if value == MISSING:
+        if value == MISSING and complete:
             raise no_default(f"{key}.{option}")
     _check_types(options, hints(name), key)
 
@@ -72,7 +80,7 @@ def _check_node(node: Mapping[str, Any], key: str) -> None:
 def _check_types(options: Mapping[str, Any], known: Mapping[str, Any], key: str) -> None:
     for option, value in options.items():
         nested = isinstance(value, Mapping) and "_target_" in value
-        if option in known and not nested:
+        if option in known and not nested and value != MISSING:
             fit(value, known[option], f"{key}.{option}")
 
 
@@ -88,6 +96,8 @@ def _check_places(conf: Checkpoint, folder: Path) -> None:
     could_be_written(folder, "the run's folder")
     if conf.enabled:
         could_be_written(folder / conf.dir, f"checkpoint.dir={shown(conf.dir)}:")
+    if os.path.lexists(os.path.abspath(folder / conf.dir)):  # outside the run's folder: it may have checkpoints
+        return
     if conf.enabled and conf.load not in ("latest", "never") and not os.path.lexists(conf.load):
         raise PlaitError(f"checkpoint.load={conf.load} cannot be loaded: there is no such folder").at(
             "checkpoint.load", conf.load

@@ -4,11 +4,14 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 PLAIN = {"int": int, "float": float, "str": str, "bool": bool, "list": list, "dict": dict, "tuple": tuple}
-MORE = ("__getattr__", "globals(", "vars(", "setattr(", "exec(", "sys.modules")  # a module that uses one may have more
+MORE = (  # a module that uses one may have more names or submodules than its source says
+    *("__getattr__", "globals(", "locals(", "vars(", "__dict__", "setattr(", "__setattr__", "exec("),
+    *("sys.modules", "meta_path", "__path__", "declare_namespace", "initpkg"),
+)
 FIELDS = ("define", "frozen", "mutable", "dataclass", "attrs", "s")  # decorators that make parameters of fields
 HOPS = 3  # modules that a name is followed through
 
@@ -32,22 +35,34 @@ def lacks(name: str) -> str:
 def hints(name: str) -> dict[str, Any]:
     """The hints of parameters of the class or function `name`, those made of plain types; {} if its source is not to
     be had, or does not say it."""
+    node = _definition(name)
+    return {} if node is None else _hints_of(node)
+
+
+def may_define(name: str, method: str) -> bool:
+    """Whether the class `name` may have `method`: False only if its source says that it has not."""
+    node = _definition(name)
+    return not isinstance(node, ast.ClassDef) or bool(node.bases) or method in _names_in(node)
+
+
+def _definition(name: str) -> ast.stmt | None:
+    """The class or function `name` in its source; None if that is not to be had, or does not say it."""
     for _ in range(HOPS):
         try:
             spec, rest = _module_of(name)
         except (ImportError, ValueError, AttributeError):
-            return {}
+            return None
         tree = _tree_of(spec) if spec is not None and len(rest) == 1 else None
         meant = [node for node in tree.body if _binds(node, rest[0])] if tree is not None else []
         if len(meant) != 1 or spec is None:
-            return {}
+            return None
         if not isinstance(meant[0], ast.ImportFrom):
-            return _hints_of(meant[0])
+            return meant[0]
         inside = spec.name if spec.submodule_search_locations is not None else spec.name.rpartition(".")[0]
         base = ".".join(inside.split(".")[: len(inside.split(".")) - meant[0].level + 1]) if meant[0].level else ""
         own = next(alias.name for alias in meant[0].names if rest[0] in (alias.asname, alias.name))
         name = ".".join(part for part in (base, meant[0].module or "", own) if part)
-    return {}
+    return None
 
 
 def _module_of(name: str) -> tuple[ModuleSpec | None, list[str]]:
@@ -57,11 +72,17 @@ def _module_of(name: str) -> tuple[ModuleSpec | None, list[str]]:
     if first in sys.modules and (spec is None or spec.name != first):
         raise ValueError(first)  # such as __main__
     while spec is not None and rest and spec.submodule_search_locations is not None:
-        inner = PathFinder.find_spec(f"{spec.name}.{rest[0]}", list(spec.submodule_search_locations))
+        inner = _spec_in(list(spec.submodule_search_locations), f"{spec.name}.{rest[0]}")
         if inner is None:
             break
         spec, rest = inner, rest[1:]
     return spec, rest
+
+
+def _spec_in(path: list[str], name: str) -> ModuleSpec | None:
+    """As `importlib.util.find_spec`, which would import the package that has the module."""
+    every = (finder.find_spec(name, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    return next((spec for spec in every if spec is not None), None)
 
 
 def _tree_of(spec: ModuleSpec) -> ast.Module | None:
@@ -79,7 +100,7 @@ class _Everything(frozenset[str]):
         return True
 
 
-def _names_in(tree: ast.Module) -> frozenset[str]:
+def _names_in(tree: ast.AST) -> frozenset[str]:
     """Every name that is bound anywhere in it, also inside functions: more than its attributes."""
     names = set()
     for node in ast.walk(tree):

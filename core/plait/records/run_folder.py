@@ -55,6 +55,7 @@ class RunFolder:
 
     path: Path = attrs.field(converter=_absolute)
     _lock: int | None = attrs.field(default=None, init=False)
+    _made: bool = attrs.field(default=False, init=False)  # by this process
 
     @property
     def ranks(self) -> Path:
@@ -80,7 +81,11 @@ class RunFolder:
             return
         _check_links(self.path)
         with writing(self.path, "the run's folder"):
-            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                self.path.mkdir(parents=True)
+                self._made = True
+            except FileExistsError:
+                self.path.mkdir(exist_ok=True)  # raises if it is a file
             self.ranks.mkdir(exist_ok=True)
             file = self.path / ".lock"
             try:
@@ -119,8 +124,8 @@ class RunFolder:
             self._lock = None
 
     def discard(self) -> None:
-        """Remove a folder that was just created, with its content if this process holds it."""
-        if self._lock is not None:
+        """Remove a folder that was just created; with its content if this process made it, and holds it."""
+        if self._lock is not None and self._made:
             shutil.rmtree(self.path, ignore_errors=True)
         for empty in (self.ranks, self.path):
             with contextlib.suppress(OSError):

@@ -158,8 +158,8 @@ def create(name: str, options: Mapping[str, Any], kind: str = "strategy") -> Any
         raise PlaitError(f"{described(name, kind)} cannot be created from its options: {why}").at(key) from error
 
 
-def create_all(selected: Mapping[str, Any], kind: str = "strategy") -> dict[str, Any]:
-    """Name -> instance, for the config's node of this kind. Raises PlaitError if one cannot be created."""
+def options_by_name(selected: Mapping[str, Any], kind: str) -> dict[str, Mapping[str, Any]]:
+    """Name -> options, for the config's node of this kind. Raises PlaitError for what is no node of options."""
     for name, options in selected.items():
         if not isinstance(options, Mapping | type(None)):
             key = KINDS[kind].key_of(name)
@@ -167,7 +167,12 @@ def create_all(selected: Mapping[str, Any], kind: str = "strategy") -> dict[str,
                 f"{key}={options!r} is not a node of options: its YAML begins with the line "
                 f"`# @package {KINDS[kind].node}.<its name>`"
             ).at(key, options, fits="a node of options")
-    return {name: create(name, options or {}, kind) for name, options in selected.items()}
+    return {name: options or {} for name, options in selected.items()}
+
+
+def create_all(selected: Mapping[str, Any], kind: str = "strategy") -> dict[str, Any]:
+    """Name -> instance, for the config's node of this kind. Raises PlaitError if one cannot be created."""
+    return {name: create(name, options, kind) for name, options in options_by_name(selected, kind).items()}
 
 
 def name_of(instance: Any, kind: str = "strategy") -> str:
