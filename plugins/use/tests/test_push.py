@@ -1,6 +1,7 @@
 """`plait push`: the model card says what the run recorded, and one commit has it beside the weights."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -8,6 +9,8 @@ import pytest
 import yaml
 
 from plait.host import Outcome, RunFolder, compose
+from plait_use.card import hub_id
+from plait_use.shareable import shortened
 
 VALUES = ["train.steps=20", "optimizer.lr=0.002", "strategy=[fsdp2]", "run.name=done", "data=text"]
 
@@ -62,6 +65,83 @@ def test_the_card_says_what_the_run_recorded(project):
     recorded = yaml.safe_load(rest.split("```yaml\n")[1].split("```")[0])
     assert recorded["train"]["steps"] == 20
     assert "7 bytes  model.safetensors" in told.out
+
+
+def test_the_card_has_no_secrets_and_no_folders(project):
+    config = compose(VALUES[:-1]).plain()
+    config["data"] |= {
+        "path": "https://planted:planted@host/set?sig=planted",
+        "token": "planted",
+        "data_files": {"/planted/me/train.jsonl": 1, "file:///planted/b": "file:///planted/me/held.jsonl"},
+        "options": ["/planted/me", "--dir=/planted/me/x", {"api_key": "planted", "credentials": {"user": "planted"}}],
+        "dsn": "host=db password=planted",
+        "eod_token": "</s>",
+        "tokenizer": "~/planted/tokens",
+    }
+    config["optimizer"] |= {"HF_TOKEN": "planted", "state": "/planted/state"}
+    config["checkpoint"]["init_from"] = "/planted/base"
+    config["launch"]["rdzv_endpoint"] = "planted.internal:29500"
+    config["sink"] = {"server": {"address": "http://planted.internal"}}
+    folder = RunFolder(project.path / "runs/done")
+    folder.write_config(config)
+    folder.metrics.write_text(json.dumps({"step": 20, "loss": 2.0, "val_loss//planted/me/x": 2.0}) + "\n")
+    told = project("push", "done", "me/speller", "--dry-run")
+    assert told.code == 0, told.err
+    assert "planted" not in told.out
+    data = yaml.safe_load(told.out.split("```yaml\n")[1].split("```")[0])["data"]
+    assert data["data_files"] == {"train.jsonl": 1, "b": "held.jsonl"}
+    assert (data["path"], data["token"], data["eod_token"]) == ("https://host/set", "(secret)", "</s>")
+    assert "Fine-tuned from `base`" in told.out
+
+
+@pytest.mark.parametrize("text", ["a/b", "./a/b", "s3://bucket/a/b", "{{ a / b }}</s></s>", "models.a:B", "/"])
+def test_what_is_no_secret_and_no_folder_stays(text):
+    assert shortened(text) == text
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("/cache/models--Qwen--Qwen3-0.6B/snapshots/1a2b", "Qwen/Qwen3-0.6B"),
+        ("/models/Qwen3", None),
+        ("runs/base/export", None),
+        ("runs/done", None),  # a folder that is there
+        (None, None),
+    ],
+)
+def test_the_base_model_is_one_of_the_hub(path, name, project, monkeypatch):
+    monkeypatch.chdir(project.path)
+    assert hub_id(path) == name
+
+
+def test_other_weights_of_the_run_have_no_step_and_no_results(project):
+    shutil.copytree(project.path / "runs/done/export", project.path / "runs/done/earlier")
+    told = project("push", "runs/done/earlier", "me/speller", "--dry-run")
+    assert told.code == 0, told.err
+    assert "## Results" not in told.out
+    assert "20 steps" not in told.out
+
+
+def test_a_loss_that_is_not_finite_is_said(project):
+    (project.path / "runs/done/metrics.jsonl").write_text('{"step": 20, "loss": null}\n')
+    told = project("push", "done", "me/speller", "--dry-run")
+    assert "| training loss | not finite after step 20 |" in told.out
+
+
+@pytest.mark.parametrize("case", ["stopped", "goes on", "finished without an export"])
+def test_weights_of_an_earlier_step_are_refused(case, project):
+    folder = RunFolder(project.path / "runs/done")
+    if case == "goes on":
+        folder.clear_outcome()
+    elif case == "stopped":
+        folder.set_outcome(Outcome("stopped", "by a signal", step=15))
+    else:
+        folder.write_config(compose([*VALUES, "data.path=x", "checkpoint.export=false"]).plain())
+    for word in ("done", "runs/done/export"):
+        told = project("push", word, "me/speller", "--dry-run")
+        assert (told.code, told.out, told.err.count("\n")) == (1, "", 1)
+        assert "has not exported its weights after its last step" in told.err
 
 
 def test_a_dry_run_writes_nothing(project):

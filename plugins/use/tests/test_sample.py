@@ -6,10 +6,10 @@ from unittest import mock
 import pytest
 import torch
 
-from plait import apply
+from plait import PlaitError, apply
 from plait.host import RunFolder, build_model, build_source, compose, fit
 from plait_use.next_token import Draw
-from plait_use.writing import write
+from plait_use.writing import Prompts, write
 
 DENSE = ["model=llama3_debug", "model.dim=32", "model.ffn_dim=48", "model.n_layers=2", "model.n_heads=4"]
 MOE = ["model=deepseek_v3_debug"]
@@ -88,6 +88,21 @@ def test_a_text_ends_at_its_end(plait_ranks):
 
     ((whole, short),) = plait_ranks.run(ended, world=1)
     assert short == whole[: whole.index(whole[1]) + 1] != whole
+
+
+def test_a_full_conversation_forgets_its_beginning(monkeypatch, capsys):
+    monkeypatch.setattr("plait_use.writing.dist.get_rank", lambda: 0)
+    source = mock.Mock(prompted=lambda messages: [ord(each) for one in messages for each in one["content"]])
+    prompts = Prompts(source, 10, chat=True)
+    for text, answer in (("ab", "cd"), ("ef", "gh")):
+        prompts.answered(text, answer)
+    with pytest.raises(PlaitError, match="the prompt has 10 tokens"):
+        prompts.ids("i" * 10)  # alone too long
+    assert (len(prompts.messages), capsys.readouterr().out) == (4, "")
+    assert bytes(prompts.ids("ij")) == b"efghij"
+    assert len(prompts.messages) == 2
+    assert capsys.readouterr().out == "(the oldest 2 messages are dropped: train.seq_len=10 is full)\n"
+    assert bytes(prompts.ids("ij")) == b"efghij"
 
 
 class Ending:

@@ -1,6 +1,5 @@
 """`plait push`: publishes exported weights with a model card."""
 
-import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ if TYPE_CHECKING:
     from plait.host import Parser
 
 CARD = "README.md"
-NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 help = "publish a trained model on the Hugging Face hub, with a model card"
 
@@ -20,7 +18,7 @@ def arguments(parser: "Parser") -> None:
     parser.description = """\
 Uploads the exported weights of RUN to the repository REPO of the Hugging Face hub, in one commit, with a README.md that
 is written from what the run recorded: results, data, values, layout and versions. RUN is a run or its name, or
-its exported folder. Absolute paths are shortened to their last part."""
+its exported folder. Secrets are left out, and absolute paths are shortened to their last part."""
     parser.add_argument("run", metavar="RUN", help="what is published")
     parser.add_argument("repo", metavar="REPO", help="such as me/my-model; it is made if it is not there")
     parser.add_argument("--dry-run", action="store_true", help="only show the card and the files")
@@ -30,12 +28,12 @@ its exported folder. Absolute paths are shortened to their last part."""
 
 def run(args: "Namespace") -> int:
     from plait import misfit
-    from plait_use.card import card
+    from plait_use.card import NAME, card
 
     if not NAME.fullmatch(args.repo):
         raise misfit("REPO", args.repo, "an owner and a name, such as me/my-model")
     weights, folder = published(args.run)
-    text = card(args.repo, folder)
+    text = card(args.repo, folder, ended=is_own(weights, folder))
     files = sorted(each for each in weights.iterdir() if each.is_file() and each.name != CARD)
     if args.dry_run:
         print(text)
@@ -51,8 +49,9 @@ def run(args: "Namespace") -> int:
 
 def published(word: str) -> tuple[Path, Path]:
     """(the folder of weights that `word` means, the folder of their run). Raises PlaitError if there are no exported
-    weights, or no run that says how they were made."""
-    from plait import PlaitError
+    weights, no run that says how they were made, or if its own may be of an earlier step than its last."""
+    from plait import Config, PlaitError
+    from plait.host import RunFolder
     from plait_use.trained import folder_above, located
 
     path = located(word)
@@ -67,7 +66,19 @@ def published(word: str) -> tuple[Path, Path]:
             f"{word} has no exported weights to publish: a run writes them after its last step if "
             "checkpoint.export=true, and plait convert makes them of a checkpoint"
         ).at("RUN", word, fits="a finished run, or its exported folder")
+    outcome, asked = RunFolder(run).outcome(), Config.of(RunFolder(run).read_config()).checkpoint
+    exported = outcome is not None and outcome.kind == "finished" and asked.enabled and asked.export
+    if is_own(weights, run) and not exported:
+        raise PlaitError(
+            f"{word} has not exported its weights after its last step, so those in {weights} may be of an earlier one: "
+            "move that folder away and let the run finish with checkpoint.export=true"
+        ).at("RUN", word, fits="a finished run")
     return weights, run
+
+
+def is_own(weights: Path, run: Path) -> bool:
+    """Whether `weights` is the folder into which the run itself exports."""
+    return weights.resolve() == (run / "export").resolve()
 
 
 def _write(out: Path, files: list[Path], text: str) -> None:

@@ -22,12 +22,16 @@ class Prompts:
         self.messages: list[dict[str, Any]] = []
 
     def ids(self, text: str) -> list[int]:
-        """Raises PlaitError for a text that leaves no room, and for a source that has no words for it."""
+        """The oldest messages of a full conversation are dropped, in pairs, and rank 0 says so. Raises PlaitError for a
+        text that alone leaves no room, and for a source that has no words for it."""
         method = "prompted" if self._chat else "encoded"
         if not hasattr(self._source, method):
             raise PlaitError(f"data of {type(self._source).__name__} has no {method!r}: it has no words for a prompt")
-        said = [*self.messages, {"role": "user", "content": text}]
-        ids: list[int] = self._source.prompted(said) if self._chat else self._source.encoded(text)
+        new, dropped = {"role": "user", "content": text}, 0
+        ids: list[int] = self._source.prompted([*self.messages, new]) if self._chat else self._source.encoded(text)
+        while len(ids) >= self._longest and dropped < len(self.messages):
+            dropped += 2  # a message and its answer
+            ids = self._source.prompted([*self.messages[dropped:], new])
         if not ids:
             raise PlaitError(
                 "an empty prompt: this tokenizer begins no text with a token, so give at least a character"
@@ -37,6 +41,10 @@ class Prompts:
                 f"the prompt has {len(ids):,} tokens, and train.seq_len={self._longest} leaves no room for more: "
                 "shorten it, or raise train.seq_len"
             ).at("train.seq_len", self._longest, fits=f"at least {len(ids) + 1}")
+        if dropped:
+            self.messages = self.messages[dropped:]
+            if dist.get_rank() == 0:
+                print(f"(the oldest {dropped} messages are dropped: train.seq_len={self._longest} is full)", flush=True)
         return ids
 
     def answered(self, text: str, answer: str) -> None:
