@@ -131,6 +131,10 @@ def test_what_a_reader_can_do(browser, tmp_path):
     put("band", True)
     window.until(f"{data}.some(trace => trace.fill === 'tonexty')")
     assert window.value(f"{data}.map(trace => trace.name).filter(Boolean)") == ["mean of 2: 0, 1", "2", "3"]
+
+    window.value("history.replaceState = () => { throw new DOMException('too often'); }; 0")  # as Safari does
+    put("band", False)
+    window.until(f"{data}.every(trace => trace.fill !== 'tonexty')")
     assert window.said == []
 
 

@@ -110,6 +110,17 @@ def test_a_picture_shows_values_over_their_axis(monkeypatch, tmp_path):
     assert shown == {f"loss-over-{axis}.png": (x, [5.0, 4.0], AXES[axis]) for axis, x in along.items()}
 
 
+def test_each_picture_is_a_file_of_its_own_in_the_folder_itself(monkeypatch, tmp_path):
+    monkeypatch.setattr("plait_report.pictures._draw", lambda chart, axis, path: path.touch())
+    keys = ["val_loss", "val_loss/web", "val_loss/../../web", "val_loss/a:b", "val_loss/a/b", "val_loss/A-b"]
+    draw([Chart(key, key, "nats per token", []) for key in keys], tmp_path / "pictures")
+    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
+    assert {path.name for path in (tmp_path / "pictures").iterdir()} == {
+        *("val_loss.png", "val_loss-web.png", "val_loss-..-..-web.png"),
+        *("val_loss-a-b.png", "val_loss-a-b-2.png", "val_loss-A-b-3.png"),
+    }
+
+
 def test_a_long_run_keeps_its_spikes(plait_project, tmp_path):
     make_run(tmp_path / "a", steps=9000)
     path = tmp_path / "a/metrics.jsonl"
@@ -253,7 +264,13 @@ TAKES = "DIR..., --out PAGE.html, --png FOLDER, --watch[=SECONDS], --port N"
         (["nowhere"], "nowhere is not a folder: give folders of runs or sweeps, such as runs/a or runs"),
         (["."], ". holds no run and no sweep: neither config.yaml nor sweep.json is in it or below"),
         ([".", "--watch=0"], "--watch is '0'; it must be a whole number of seconds, such as --watch=10"),
-        ([".", "--port=x"], "--port is 'x'; it must be the number of a port, such as 8000, or 0 for a free one"),
+        *(
+            (
+                [".", f"--port={port}"],
+                f"--port is '{port}'; it must be the number of a port, at most 65535, such as 8000, or 0 for a free one",
+            )
+            for port in ("x", "70000")
+        ),
         ([".", "--pgn"], f"plait report has no option --pgn; it takes {TAKES}; did you mean '--png'?"),
         ([".", "--out"], "--out needs a value: --out PAGE.html"),
     ],

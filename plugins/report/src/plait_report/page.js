@@ -58,9 +58,10 @@ function show() {
     rows().forEach(row => { row.querySelector(".best").hidden = !best.runs.includes(Number(row.dataset.run)); });
   }
   if ($("smoothing")) $("smoothing").textContent = state.smooth;
-  history.replaceState(null, "", "#" + encodeURIComponent(JSON.stringify(state)));
   cancelAnimationFrame(show.next);
   show.next = requestAnimationFrame(() => report.charts.forEach((chart, i) => draw(chart, `chart-${i}`, shown)));
+  const address = "#" + encodeURIComponent(JSON.stringify(state));
+  try { history.replaceState(null, "", address); } catch { /* Safari refuses more than 100 in 30 seconds */ }
 }
 
 // The running mean that weighs each older value by `weight` once more; it begins at the first value.

@@ -1,5 +1,7 @@
 """The charts of a report as PNG files, for papers and slides."""
 
+import itertools
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,13 +19,21 @@ def check_library() -> None:
 def draw(charts: list[Chart], folder: Path) -> list[Path]:
     """Write one file per chart, and one of the loss for each x axis."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    written: list[Path] = []
     for chart in charts:
         for axis in AXES if chart.key == "loss" else ["steps"]:
-            path = folder / (f"{chart.key}-over-{axis}.png" if chart.key == "loss" else f"{chart.key}.png")
+            path = _free(folder, f"{chart.key}-over-{axis}" if chart.key == "loss" else chart.key, written)
             _draw(chart, axis, path)
             written.append(path)
     return written
+
+
+def _free(folder: Path, name: str, written: list[Path]) -> Path:
+    """A file in the folder itself, whatever the name of a column holds, and none of `written`."""
+    plain = re.sub(r"[^\w.-]", "-", name)
+    names = itertools.chain([plain], (f"{plain}-{number}" for number in itertools.count(2)))
+    taken = {path.name.lower() for path in written}  # some disks do not tell A from a
+    return folder / next(f"{each}.png" for each in names if f"{each}.png".lower() not in taken)
 
 
 def _draw(chart: Chart, axis: str, path: Path) -> None:

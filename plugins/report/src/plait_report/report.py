@@ -3,6 +3,8 @@
 import time
 from typing import TYPE_CHECKING
 
+from plait import misfit
+
 if TYPE_CHECKING:
     from argparse import Namespace
     from pathlib import Path
@@ -32,9 +34,8 @@ Shows runs on one page: their curves, how each ended, where their configs differ
     )
     seconds = whole("--watch", f"a whole number of seconds, such as --watch={SECONDS}", least=1)
     parser.add_argument("--watch", metavar="SECONDS", nargs="?", const=SECONDS, type=seconds, help=watch)
-    port = whole("--port", "the number of a port, such as 8000, or 0 for a free one")
     parser.add_argument(
-        "--port", metavar="N", type=port, default=0, help="where --watch serves it (default: a free one)"
+        "--port", metavar="N", type=_port, default=0, help="where --watch serves it (default: a free one)"
     )
 
 
@@ -63,6 +64,12 @@ def run(args: "Namespace") -> int:
         server.show(_write(runs, out, png, watch if live else None))
     server.close(watch)
     return 0
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise misfit("--port", text, "the number of a port, at most 65535, such as 8000, or 0 for a free one")
+    return int(text)
 
 
 def _write(runs: "list[Recorded]", out: "Path", png: "Path | None", refresh: int | None = None) -> str:
