@@ -1,5 +1,7 @@
 """What is suggested fits when it is planned, and the smaller change before it does not."""
 
+import re
+
 import attrs
 import pytest
 
@@ -39,18 +41,22 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("room", "fitting"),
     [
-        (33, ["remat.mode=selective", "train.local_batch_size=4 train.global_batch_size=16", "world=16"]),
+        (33, ["remat.mode=selective", "train.local_batch_size=4 train.global_batch_size=16", "world=16 (128)"]),
         (25, ["remat.mode=full", "train.local_batch_size=4 train.global_batch_size=16"]),
         (16, ["train.local_batch_size=2 train.global_batch_size=16"]),
         (9, ["remat.mode=full train.local_batch_size=1 train.global_batch_size=16"]),
-        (7, ["remat.mode=full train.local_batch_size=1 world=3"]),
-        (4.85, ["remat.mode=full train.local_batch_size=1 precision.param=bfloat16 world=4"]),
+        (7, ["remat.mode=full train.local_batch_size=1 world=3 (3)"]),
+        (
+            4.85,
+            ["remat.mode=full train.local_batch_size=1 precision.param=bfloat16 world=4 train.global_batch_size=16"],
+        ),
     ],
 )
 def test_the_least_change_of_each_kind_or_all_of_them(
     monkeypatch: pytest.MonkeyPatch, room: float, fitting: list[str]
 ) -> None:
-    """Of a rank that needs 12 / world GiB of state, and 4 of activations for each sample."""
+    """Of a rank that needs 12 / world GiB of state, and 4 of activations for each sample. In parentheses: the samples
+    of a step, if they are others than the 16 of now."""
     base = plan(compose(["strategy=[fsdp2]", *TINY]), 2)
 
     def arithmetic(request: Request) -> Plan:
@@ -58,14 +64,28 @@ def test_the_least_change_of_each_kind_or_all_of_them(
         share = {"none": 1.0, "selective": 0.8, "full": 0.5}[keys.get("remat.mode", "none")]
         share *= 0.9 if "precision.param" in keys else 1
         world = request.world or 1
-        left = int(room * GIB - (12 / world + 4 * int(keys["train.local_batch_size"]) * share) * GIB)
-        return attrs.evolve(base, world=world, free=left, fits=left >= 0, capacity=room * GIB)
+        rows = int(keys["train.local_batch_size"])
+        samples = int(keys.get("train.global_batch_size", rows * world))
+        assert samples % (rows * world) == 0
+        left = int(room * GIB - (12 / world + 4 * rows * share) * GIB)
+        return attrs.evolve(base, world=world, tokens=64 * samples, free=left, fits=left >= 0, capacity=room * GIB)
 
     monkeypatch.setattr(Request, "plan", arithmetic)
     monkeypatch.setattr(advice, "_shardings", lambda config, checked: [])
     request = Request(["strategy=[fsdp2]", *TINY], 2)
     found = [job for job in advise(request, request.plan()).jobs if job.fits]
-    assert [job.label for job in found] == fitting
+    told = [re.sub("a step has (.*) samples, not 16", r"(\1)", job.note) for job in found]
+    assert [f"{job.label} {samples}".strip() for job, samples in zip(found, told, strict=True)] == fitting
+
+
+@pytest.mark.parametrize(
+    ("listed", "left"),
+    [("[fsdp2]", []), ("[zero,fsdp2]", ["++strategy.zero.stage=1"]), ("[]", [])],
+)
+def test_options_of_a_strategy_go_with_it(listed: str, left: list[str]) -> None:
+    given = Request(["strategy=[zero]", "++strategy.zero.stage=1", "strategy.zero_more.x=1", "train.steps=2"])
+    assert given.changed({"strategy": listed}).overrides == [*left, "train.steps=2", f"strategy={listed}"]
+    assert given.changed({"train.steps": 3}).overrides == [*given.overrides[:3], "train.steps=3"]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from plait.host import check, compose
-from plait_plan import advice, engine
+from plait_plan import advice, engine, job
 from plait_plan.job import PlannedJob
 from plait_plan.side_by_side import Ranking
 from tests.helpers.fakes import distribution, forget
@@ -151,6 +151,11 @@ def test_a_model_that_cannot_be_traced_is_named(plait_project, site: Path) -> No
         (["price=2.5"], ["price= needs tokens=N"]),
         (["tokens=many"], ["tokens is 'many'", "such as tokens=1e12"]),
         (["tokens=1e9", "price=h100:0"], ["price is '0'", "price=h100:2.5"]),
+        (
+            ["tokens=1e9", "price=h100:2,a:3", "cluster=h200"],
+            ["'h100:2,a:3'", "(price=h200:USD), or of any (price=USD)"],
+        ),
+        (["tokens=1e9", "price=h100:2"], ["price is 'h100:2'; it must be of a cluster that is planned, or of any"]),
         (["--smallest", "world"], ["--smallest needs to know the machines' memory: cluster=h100"]),
         (["--largest", "world", "cluster=h100"], ["use --smallest"]),
         (["--largest", "seq_len", "--smallest", "world"], ["exclude each other"]),
@@ -162,6 +167,13 @@ def test_a_model_that_cannot_be_traced_is_named(plait_project, site: Path) -> No
 )
 def test_bad_input_is_one_sentence_that_names_it(plait_project, wrong: list[str], said: list[str]) -> None:
     _refused(plait_project, [*TINY, *wrong], *said)
+
+
+def test_a_cluster_without_a_price_is_named(plait_project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "planned", lambda request, label: PlannedJob(label, why="not planned"))
+    done = plait_project("plan", "-m", *TINY, "cluster=h100,h200", "tokens=1e9", "price=h100:2")
+    assert done.err == "plait: price= has none of cluster=h200, so its dollars are not told\n"
+    assert not plait_project("plan", "-m", *TINY, "cluster=h100,h200", "tokens=1e9", "price=h100:2,h200:3").err
 
 
 def _refused(plait_project, arguments: list[str], *said: str) -> None:

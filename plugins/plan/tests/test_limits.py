@@ -1,5 +1,6 @@
 """The value that is named fits, and the next one does not."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +43,39 @@ def test_one_more_than_the_largest_is_too_much(key: str) -> None:
     fits = [plan(compose([*run, f"{full}={value}"]), 1).fits for value in (reached.value, reached.value + 1)]
     assert fits == [True, False]
     assert f"{full}={reached.value} is the largest that fits; with {full}={reached.value + 1} " in reached.text()
+
+
+@pytest.mark.parametrize(
+    ("start", "can_be", "largest", "said"),
+    [
+        (8, lambda n: n % 4 == 0, True, "=16 is the largest that fits; with KEY=20 3 B are too much"),
+        (8, lambda n: 1000 % n == 0 and n < 11, True, "=10 is the largest found that fits; values up to "),
+        (
+            300,
+            lambda n: n in (1, 200, 300),
+            True,
+            "=1 is the largest found that fits; with KEY=300 283 B are too much; not",
+        ),
+        (32, lambda n: n % 4 == 0, False, "=20 is the smallest that fits; with KEY=16 1 B are too much"),
+        (40, lambda n: n > 30, False, "=31 is the smallest that fits, and no smaller one is possible"),
+        (1000, lambda n: n > 900, False, "=1000 is the smallest found that fits; values down to 1 were tried, but not"),
+    ],
+)
+def test_it_claims_no_more_than_was_tried(
+    monkeypatch: pytest.MonkeyPatch, start: int, can_be: Any, largest: bool, said: str
+) -> None:
+    """Of runs whose edge is at 17."""
+
+    def arithmetic(request: Request) -> Any:
+        value = int(request.overrides[-1].partition("=")[2])
+        if not can_be(value):
+            raise PlaitError("cannot be")
+        return SimpleNamespace(free=17 - value if largest else value - 17)
+
+    monkeypatch.setattr(Request, "plan", arithmetic)
+    key = "train.local_batch_size"
+    reached = limit(Request([*TINY, f"{key}={start}"]), key, largest)
+    assert reached.text().replace(key, "KEY").startswith(f"KEY{said}")
 
 
 @pytest.mark.slow

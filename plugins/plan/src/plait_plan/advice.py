@@ -1,6 +1,7 @@
 """What would make a run fit: the least change of each kind, nearest first, and of several kinds together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import attrs
 
@@ -16,6 +17,7 @@ from plait_plan.values import Plan
 MODES = ("none", "selective", "full")  # from what keeps most to what keeps least
 BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 SHARDS, SUMS = "parameter_sharding", "gradient_sum"  # roles
+SAMPLES = "train.global_batch_size"
 
 
 @attrs.frozen
@@ -45,44 +47,58 @@ def advise(request: Request, plan: Plan) -> Advice:
     assert plan.capacity is not None
     request = attrs.evolve(request, world=plan.world)
     plans = Plans(lambda change: request.changed(dict(change)))
+    least = partial(_least, request, plans, _samples(plan))
     kinds = [_recomputations(plan), _batches(plan), _precisions(plan)]
     shardings = _shardings(config, checked)
     state = plan.memory.parameters + plan.memory.optimizer
     stuck = state > plan.capacity
-    jobs = [] if stuck else [_least(request, plans, {}, changes) for changes in kinds if changes]
+    jobs = [] if stuck else [least({}, changes) for changes in kinds if changes]
     if _shared_state(plan) <= plan.capacity:
-        jobs += [job for changes in shardings if (job := _least(request, plans, {}, changes)).fits]
+        jobs += [job for changes in shardings if (job := least({}, changes)).fits]
     more: list[Change] = [{"world": world} for world in worlds(cluster) if world > plan.world]
     shared = {} if _shards(config) or not shardings else shardings[0][0]  # copies on more machines save nothing
     enough = any(job.fits for job in jobs)
-    jobs.append(_least(request, plans, shared, more, machines=True))
+    jobs.append(least(shared, more, machines=True))
     if not enough:
-        jobs.append(_together(request, plans, kinds, shared, more, stuck))
+        jobs.append(_together(least, kinds, shared, more, stuck))
     return Advice([job for job in jobs if job.plan], state if stuck else None)
 
 
 def _least(
-    request: Request, plans: Plans, base: Change, changes: Sequence[Change], machines: bool = False
+    request: Request, plans: Plans, samples: int, base: Change, changes: Sequence[Change], machines: bool = False
 ) -> PlannedJob:
     """The first of `changes` that fits, on top of `base`; if none does, the last tried. Each needs less than the one
-    before."""
+    before. samples: of a step now, which it keeps if it can; else the job says how many it has."""
     scale = [change["world"] for change in changes] if machines else range(1, len(changes) + 1)
     merged = {at: {**base, **change} for at, change in zip(scale, changes, strict=True)}
     start = 0 if machines else len(changes) - 1
 
     def free(at: int) -> float | None:
-        return plans.free(tuple(merged[at].items()))
+        left = plans.free(tuple(merged[at].items()))
+        if left is None or samples % (own := _samples(plans.of(tuple(merged[at].items())))) or own == samples:
+            return left
+        same = {**merged[at], SAMPLES: samples}
+        if (accumulated := plans.free(tuple(same.items()))) is None:
+            return left
+        merged[at] = same
+        return accumulated
 
     fits, over = edge(scale, free, start, rising=False, inverse=machines)
     at = over if fits is None else fits
     if at is None:
         return PlannedJob("", why=str(plans.error))
     plan = plans.of(tuple(merged[at].items()))
-    return PlannedJob(label_of(merged[at]), plan, cost=request.cost(plan))
+    own = _samples(plan)
+    note = "" if own == samples else f"a step has {own:,} samples, not {samples:,}"
+    return PlannedJob(label_of(merged[at]), plan, cost=request.cost(plan), note=note)
+
+
+def _samples(plan: Plan) -> int:
+    return plan.tokens // plan.assumed["train.seq_len"]
 
 
 def _together(
-    request: Request, plans: Plans, kinds: list[list[Change]], shared: Change, more: list[Change], stuck: bool
+    least: Callable[..., PlannedJob], kinds: list[list[Change]], shared: Change, more: list[Change], stuck: bool
 ) -> PlannedJob:
     """Kind after kind, each as far as it goes, until it fits; if none does, on more machines, with as few kinds as the
     smallest number of machines takes."""
@@ -90,16 +106,16 @@ def _together(
     bases = [shared]
     for changes in kinds:
         if changes:
-            if not stuck and base and (job := _least(request, plans, base, changes)).fits:
+            if not stuck and base and (job := least(base, changes)).fits:
                 return job
             base = {**base, **changes[-1]}
-            grown = {key: value for key, value in base.items() if key != "train.global_batch_size"}
+            grown = {key: value for key, value in base.items() if key != SAMPLES}
             bases.append({**grown, **shared})  # a number of samples that was not set grows with the machines
-    most = _least(request, plans, bases[-1], more, machines=True)
+    most = least(bases[-1], more, machines=True)
     if not most.fits or most.plan is None:
         return most
     world = [{"world": most.plan.world}]
-    return next((job for base in bases if (job := _least(request, plans, base, world)).fits), most)
+    return next((job for base in bases if (job := least(base, world)).fits), most)
 
 
 def _recomputations(plan: Plan) -> list[Change]:
@@ -109,8 +125,8 @@ def _recomputations(plan: Plan) -> list[Change]:
 
 def _batches(plan: Plan) -> list[Change]:
     """Smaller batches, of which more are accumulated, so that a step has the same samples."""
-    rows, samples = plan.assumed["train.local_batch_size"], plan.tokens // plan.assumed["train.seq_len"]
-    same = {} if plan.assumed["train.global_batch_size"] else {"train.global_batch_size": samples}
+    rows = plan.assumed["train.local_batch_size"]
+    same = {} if plan.assumed[SAMPLES] else {SAMPLES: _samples(plan)}
     return [{"train.local_batch_size": n, **same} for n in range(rows - 1, 0, -1) if rows % n == 0]
 
 

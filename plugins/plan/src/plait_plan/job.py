@@ -29,7 +29,7 @@ class Request:
     def changed(self, change: Change) -> "Request":
         keys = dict(change)
         world = keys.pop("world", self.world)
-        kept = [text for text in self.overrides if key_of(text) not in keys]
+        kept = [text for text in self.overrides if key_of(text) not in keys and not _is_of_another(text, keys)]
         return attrs.evolve(self, overrides=[*kept, *(f"{key}={value}" for key, value in keys.items())], world=world)
 
     def plan(self) -> "Plan":
@@ -46,18 +46,27 @@ class Request:
         return next((o.partition("=")[2] for o in reversed(self.overrides) if key_of(o) == "cluster"), "")
 
 
+def _is_of_another(override: str, change: Change) -> bool:
+    """Whether it is an option of a strategy that is not in the list to which the change sets `strategy`."""
+    kind, _, option = key_of(override).partition(".")
+    listed = change.get("strategy")
+    return kind == "strategy" and listed is not None and option.partition(".")[0] not in listed.strip("[]").split(",")
+
+
 def key_of(override: str) -> str:
     return override.partition("=")[0].lstrip("+~")
 
 
 @attrs.frozen
 class PlannedJob:
-    """label: the overrides in which it differs from others. why: the reason, if it could not be planned."""
+    """label: the overrides in which it differs from others. why: the reason, if it could not be planned. note: what
+    else differs."""
 
     label: str
     plan: "Plan | None" = None
     why: str = ""
     cost: Cost | None = None
+    note: str = ""
 
     @property
     def fits(self) -> bool:
@@ -93,6 +102,9 @@ def table(jobs: list[PlannedJob], first: str = "job", numbered: bool = True) -> 
             continue
         time = plan.time
         full = plan.fits is False
+        limits = f"bound by {time.bound}" if time else ""
+        if full:
+            limits = f"does not fit: {text.size(-(plan.free or 0))} too much"
         rows.append(
             (
                 "-" if full else str(place),
@@ -102,11 +114,7 @@ def table(jobs: list[PlannedJob], first: str = "job", numbered: bool = True) -> 
                 band(time.tokens_per_second) if time else "",
                 rounded(job.cost.days) if job.cost else "",
                 dollars(job.cost) if job.cost else "",
-                f"does not fit: {text.size(-(plan.free or 0))} too much"
-                if full
-                else f"bound by {time.bound}"
-                if time
-                else "",
+                "; ".join(part for part in (limits, job.note) if part),
             )
         )
     named = [i for i in range(len(rows[0])) if i != 0 or numbered]

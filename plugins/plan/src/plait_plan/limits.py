@@ -16,7 +16,8 @@ MOST_RANKS, MOST = 2**16, 2**24
 
 @attrs.frozen
 class Limit:
-    """request, plan: the run with the value. beyond: the next value, which does not fit, and its plan."""
+    """request, plan: the run with the value. beyond: the next value, which does not fit, and its plan. sure: no value
+    between them, or if there is no such value no further one, can be. tried: the furthest value tried."""
 
     key: str
     value: int
@@ -24,16 +25,23 @@ class Limit:
     request: Request
     plan: Plan
     beyond: tuple[int, Plan] | None
+    sure: bool
+    tried: int
 
     def text(self) -> str:
-        said = f"{self.key}={self.value} is the {'largest' if self.largest else 'smallest'} that fits"
-        if self.beyond is None:
+        kind = ("largest" if self.largest else "smallest") + ("" if self.sure else " found")
+        said = f"{self.key}={self.value} is the {kind} that fits"
+        if self.beyond is None and self.sure:
             return f"{said}, and no {'larger' if self.largest else 'smaller'} one is possible"
+        if self.beyond is None:
+            return f"{said}; values {'up' if self.largest else 'down'} to {self.tried} were tried, but not all"
         value, plan = self.beyond
-        return f"{said}; with {self.key}={value} {text.size(-(plan.free or 0))} are too much"
+        between = "" if self.sure else "; not every value between was tried"
+        return f"{said}; with {self.key}={value} {text.size(-(plan.free or 0))} are too much{between}"
 
     def as_json(self) -> dict[str, Any]:
-        return {"key": self.key, "value": self.value, "beyond": self.beyond[0] if self.beyond else None}
+        beyond = self.beyond[0] if self.beyond else None
+        return {"key": self.key, "value": self.value, "beyond": beyond, "sure": self.sure}
 
 
 def found(request: Request, label: str, key: str, largest: bool) -> PlannedJob:
@@ -74,15 +82,21 @@ def limit(request: Request, key: str, largest: bool) -> Limit:
             f"too much; plait plan without {option} says what would help"
         ).at(key, outside)
     beyond = None if outside is None else (outside, plans.of(outside))
-    return Limit(key, inside, largest, request.changed({key: inside}), plans.of(inside), beyond)
+    place = values.index(inside)
+    low, high = sorted((place, -1 if outside is None else values.index(outside)))
+    sure = not (largest and outside is None) and plans.tried.issuperset(values[low + 1 : high])
+    tried = (max if largest else min)(plans.tried)
+    return Limit(key, inside, largest, request.changed({key: inside}), plans.of(inside), beyond, sure, tried)
 
 
 class Plans:
-    """Plans by a value, each made once. error: the last reason why one could not be."""
+    """Plans by a value, each made once. tried: of which `free` was asked. error: the last reason why one could not
+    be."""
 
     def __init__(self, request: Callable[[Any], Request]) -> None:
         self._ask = request
         self._made: dict[Any, Plan] = {}
+        self.tried: set[Any] = set()
         self.error: PlaitError | None = None
 
     def of(self, value: Any) -> Plan:
@@ -92,6 +106,7 @@ class Plans:
 
     def free(self, value: Any) -> float | None:
         """Bytes that are left, None if there can be no such run."""
+        self.tried.add(value)
         try:
             return self.of(value).free
         except PlaitError as error:

@@ -52,11 +52,12 @@ def _several(args: "Namespace") -> int:
     from plait_plan.limits import found
     from plait_plan.side_by_side import jobs, side_by_side
 
-    wanted = []
+    wanted: list[tuple[str, Request]] = []
     for label, given in jobs(args.overrides):
         for world in args.world or [None]:
             more = f"world={world}" if len(args.world or ()) > 1 else ""
             wanted.append((" ".join(part for part in (label, more) if part), _request(args, given, world)))
+    _check_prices([request for _, request in wanted])
     limit = _limit(args)
     ranking = side_by_side(wanted, (lambda request, label: found(request, label, *limit)) if limit else planned)
     print(_in_json(ranking.as_json()) if args.json else ranking.text())
@@ -72,6 +73,7 @@ def _one(args: "Namespace") -> int:
     from plait_plan.verdict import verdict
 
     request = _request(args, args.overrides, args.world[0] if args.world else None)
+    _check_prices([request])
     more: dict[str, Any] = {}
     if wanted := _limit(args):
         reached = limit(request, *wanted)
@@ -119,6 +121,23 @@ def _check(args: "Namespace") -> None:
     if len(args.world or ()) > 1 and not args.multirun:
         worlds = ",".join(map(str, args.world))
         raise PlaitError(f"world={worlds} are several values; plait plan -m plans each").at("world", worlds, fits="-m")
+
+
+def _check_prices(requests: "list[Request]") -> None:
+    """Raises PlaitError if prices have names, and none is of a cluster that is planned; says which have none."""
+    import sys
+
+    from plait import misfit
+
+    prices = requests[0].prices
+    without = dict.fromkeys(request.cluster for request in requests if request.cluster not in prices)
+    if not prices or "" in prices or not without:
+        return
+    if all(request.cluster in without for request in requests):
+        given = ",".join(f"{name}:{dollars:g}" for name, dollars in prices.items())
+        named = f" (price={','.join(f'{name}:USD' for name in without)})" if all(without) else ""
+        raise misfit("price", given, f"of a cluster that is planned{named}, or of any (price=USD)")
+    print(f"plait: price= has none of cluster={','.join(without)}, so its dollars are not told", file=sys.stderr)
 
 
 def _worlds(value: str) -> list[int]:
