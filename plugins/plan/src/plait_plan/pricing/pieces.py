@@ -157,7 +157,7 @@ def depends_on(
         del train[number]
     nodes = [config.model, config.optimizer, attrs.asdict(config.precision), attrs.asdict(config.loss), train]
     place = [granularity, is_crowded(), planned_device(config)]
-    return [nodes, attrs.asdict(layout), strategies, *place, list(pattern), named_files(config.model)]
+    return [nodes, attrs.asdict(layout), strategies, *place, list(pattern), named_files([nodes, strategies])]
 
 
 def patterns(config: Config) -> list[tuple[str, ...]]:
