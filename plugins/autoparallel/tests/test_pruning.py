@@ -1,7 +1,9 @@
 """What is left out of a search, and what is read from disk, changes no plan."""
 
 import signal
+from unittest import mock
 
+import attrs
 import pytest
 
 from plait import Cluster, planning
@@ -10,7 +12,7 @@ from plait.parallel.assembly import assemble
 from plait_autoparallel.bounds import Bounds, by_core
 from plait_autoparallel.constraints import Constraints
 from plait_autoparallel.search import search
-from plait_autoparallel.solve import bound
+from plait_autoparallel.solve import bound, solve
 from plait_autoparallel.solve import traced as with_modes
 from plait_autoparallel.watch import Watch
 from plait_plan.memo import Memo
@@ -138,3 +140,42 @@ def test_a_search_that_ends_early_has_the_best_of_what_it_saw_and_says_so(watch,
         signal.signal(signal.SIGINT, left or signal.default_int_handler)
     assert found.ended.startswith(said)
     assert found.best.mix.total.seconds > 0
+
+
+def slowly(*given):
+    """A mix that takes longer than what a person would try, as if the search ended before it solved a better one."""
+    mix = solve(*given)
+    assert mix is not None
+    return attrs.evolve(mix, total=attrs.evolve(mix.total, seconds=10 * mix.total.seconds))
+
+
+def test_a_search_that_ends_early_takes_what_it_had_by_hand(monkeypatch):
+    monkeypatch.setattr("plait_plan.cores.cores", lambda: 1)
+    monkeypatch.setattr("plait_autoparallel.standings.solve", slowly)
+    forget(monkeypatch)
+    monkeypatch.setattr("plait_plan.pricing.traces.kept", lambda *_: None)
+    found = Searched(2, ("fsdp2",), *SMALL)(watch=Over(1.0))
+    assert found.ended
+    assert found.best is found.hand[0]
+
+
+def test_after_ctrl_c_the_next_search_ends_with_its_first_plan(monkeypatch):
+    monkeypatch.setattr("plait_autoparallel.watch.words", mock.MagicMock())
+    left = signal.signal(signal.SIGINT, signal.default_int_handler)
+    watch, plan = Watch(), mock.MagicMock()
+    try:
+        with watch.ending():
+            watch.see(1, 9, True, plan)
+            signal.raise_signal(signal.SIGINT)
+        assert watch.ended.startswith("ended by Ctrl-C, when 1 of")
+        with watch.ending():
+            assert watch.ended == ""
+            with pytest.raises(KeyboardInterrupt):  # it has no plan of its own yet
+                signal.raise_signal(signal.SIGINT)
+            watch.see(2, 9, True, None)
+            watch.see(3, 9, False, plan)  # kept: took no time
+            watch.see(4, 9, True, plan)
+            watch.see(5, 9, True, plan)
+        assert watch.ended.startswith("ended by Ctrl-C, when 4 of")
+    finally:
+        signal.signal(signal.SIGINT, left or signal.default_int_handler)

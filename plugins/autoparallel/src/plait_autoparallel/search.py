@@ -127,7 +127,10 @@ def search(
         standings.fits(made)
     for less in cut.short:
         standings.lacks(less)
-    best, hand = standings.best, sorted(standings.hand, key=Scored.key)
+    hand = sorted(standings.hand, key=Scored.key)
+    if watch.ended and hand:  # perhaps before the search solved what it had already taken by hand
+        standings.fits(hand[0])
+    best = standings.best
     if best is None:
         raise wanted.too_little(standings.missing()[0], capacity)
     if hand and hand[0].mix.total.seconds < best.mix.total.seconds * (1 - 1e-9):

@@ -17,25 +17,29 @@ class Enough(BaseException):
 
 
 class Watch:
-    """seconds: after which the search ends, as soon as it has a plan; None: never. tell: gets a line for each family
-    that is traced."""
+    """For one search, or several for the same plan. seconds: after which they end, each as soon as it has a plan; None:
+    never. tell: gets a line for each family that is traced."""
 
     def __init__(self, seconds: float | None = None, tell: Any = None) -> None:
         self.seconds, self.tell = seconds, tell or (lambda line: None)
         self.ended = ""
         self._start = time.monotonic()
         self._fresh = 0
+        self._pressed = False
         self._best: Any = None
         self._now = (0, 0)
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        """Inside, Ctrl-C ends the block if there is a plan; `ended` then says why."""
+        """Around a search: Ctrl-C ends it if it has a plan; `ended` then says why. The searches after it end as soon
+        as they have a plan and traced one family."""
+        self.ended, self._best, self._now = "", None, (0, 0)
         main = threading.current_thread() is threading.main_thread()
         before: Any = signal.getsignal(signal.SIGINT) if main else signal.SIG_IGN
 
         def pressed(number: int, frame: Any) -> None:
             if self._best is not None:
+                self._pressed = True
                 raise Enough("Ctrl-C")
             before(number, frame)
 
@@ -65,7 +69,11 @@ class Watch:
         if best is not None:
             so_far = f"best so far {words.described(best.candidate)}: {words.time(best.mix.total.seconds)} a step"
         self.tell(f"autoparallel: {traced} of at most {of} families, about {limited:.0f} s left; {so_far}")
-        if best is not None and self.seconds is not None and taken >= self.seconds and traced < of:
+        if best is None or traced >= of:
+            return
+        if self._pressed:
+            raise Enough("Ctrl-C")
+        if self.seconds is not None and taken >= self.seconds:
             raise Enough(f"strategy.autoparallel.seconds={self.seconds:g}")
 
 
