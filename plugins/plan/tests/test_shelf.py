@@ -100,6 +100,7 @@ def test_damage_only_keeps_nothing_and_is_mended(code, tmp_path, name, damage):
     _anew()
     assert one.get(["a"]) is None
     one.keep(["a"], ARRAYS)
+    _anew()
     assert one.get(["a"]) is not None
 
 
