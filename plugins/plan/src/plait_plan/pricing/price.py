@@ -145,6 +145,7 @@ class _PricedTrace:
         head, tail = self.indices["head", ""], self.indices.get(("tail", ""), [])
         base = self._base()
         end = self.indices["end", ""]
+        always = float(self.levels.min())  # a workspace of matrix products has one size for any number of parameters
         whole, held = self._local(self.all), self._local([None, *traced])
         outside = {name: self._once(self.indices.get((name, ""), [])) for name in ("embed", "head", "tail")}
         return {
@@ -155,7 +156,7 @@ class _PricedTrace:
             "base": base,
             "head": float(self.levels[head].max()) - base - kept,
             "tail": float(self.levels[tail].max()) - base - gradients if len(tail) else 0.0,
-            "end": float(self.levels[end].max()) * whole / held,
+            "end": always + (float(self.levels[end].max()) - always) * whole / held,
             "after": outside["head"],
         }
 
