@@ -1,6 +1,5 @@
 """Whether a checkpoint, or weights, are those of a checked run's model; before any rank starts."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +28,7 @@ def check_checkpoint(manifest: Manifest, checked: "Checked") -> None:
     beside which it was trained."""
     # Which parameters do not train, the ranks know: each strategy may freeze some.
     absent = checked.shapes.keys() - manifest.parameters.keys() if manifest.data.get("frozen") else ()
-    shapes: Mapping[str, tuple[int, ...]] = {f: shape for f, shape in checked.shapes.items() if f not in absent}
-    Store.check_model(manifest, shapes)
+    Store.check_model(manifest, {fqn: shape for fqn, shape in checked.shapes.items() if fqn not in absent})
     start = checked.config.checkpoint.init_from
     if absent and start:
         check_start(start, checked)

@@ -90,8 +90,8 @@ class Reference(RunObserver):
         return int.from_bytes(digest[:7], "big"), samples, validation.batches * size if validation.interval else 0
 
     def _check(self, data: tuple[int, int], trained: tuple[int, int], validated: tuple[int, int]) -> None:
-        """Each: of the start, and of now."""
-        who = f"loss={self.loss_of.name} compares with the weights at the start of the run, which were asked about"
+        """Raises PlaitError for rows whose reference is not known. Each argument: at the start of the run, and now."""
+        who = f"the reference of loss={self.loss_of.name}, computed at the start of the run, is for"
         if data[0] != data[1]:
             raise PlaitError(
                 f"{who} other data than these: start a new run with checkpoint.init_from, or give the data back"

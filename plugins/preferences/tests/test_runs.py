@@ -108,7 +108,7 @@ def test_a_resumed_run_has_the_reference_of_its_start(plait_ranks, home, alone, 
 
 
 @pytest.mark.slow
-def test_what_the_start_was_not_asked_about_is_refused(plait_ranks, home, tmp_path):
+def test_rows_without_a_reference_are_refused(plait_ranks, home, tmp_path):
     """As many rows of other data, more steps, more to validate on."""
     small = ("train.local_batch_size=2", "train.global_batch_size=2", "checkpoint.interval=2")
     plait_ranks.run(rows_of, config(home, {}, 1, *small, steps=2), tmp_path, world=1)

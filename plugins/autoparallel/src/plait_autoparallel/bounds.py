@@ -34,7 +34,7 @@ class Bounds:
     def __init__(
         self, layouts: list[planning.Composition], cluster: Cluster, wanted: Constraints, plans: Plans
     ) -> None:
-        self.layouts, self.cluster, self.wanted, self.plans = (layouts, cluster, wanted, plans)
+        self.layouts, self.cluster, self.wanted, self.plans = layouts, cluster, wanted, plans
         self._pieces: dict[str, list[planning.Pieces]] = {}
         self._prices: dict[Any, planning.Price] = {}
 

@@ -91,7 +91,7 @@ def search(
     places = {id(composition): i for i, composition in enumerate(layouts)}
     samples = wanted.samples
     shared = [places[id(c)] for c in fitting if samples % c.layout.count("batch") == 0]
-    standings, pieces, count = (Standings(capacity), dict[int, list[planning.Pieces]](), 0)
+    standings, pieces, count = Standings(capacity), dict[int, list[planning.Pieces]](), 0
     watch, plans = watch or Watch(), stages.Plans(run)
     lazy = prune and wanted.may_keep_all(run.blocks)
 
@@ -137,7 +137,7 @@ def search(
         raise PlaitError("a plan made by hand is faster than what the search found: please report this")
     own = pieces[places[id(best.candidate.composition)]]
     segments = wanted.segments(own[0])
-    ideal, undivided = (_ideal(best.candidate, own, cluster, segments), _undivided(wanted, layouts))
+    ideal, undivided = _ideal(best.candidate, own, cluster, segments), _undivided(wanted, layouts)
     unlimited = min(best.mix.total.seconds, cut.lost, standings.least)
     worst = _worst(run, best, segments, cluster)
     known = standings.scored.keys() | standings.short.keys()

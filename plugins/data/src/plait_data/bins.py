@@ -6,8 +6,9 @@ from collections import defaultdict
 import numpy as np
 import torch
 
-from plait import IGNORE, Batch, Batches
-from plait_data.conversations import LEARNED, Tokens
+from plait import Batch
+from plait_data.conversation_batches import ConversationBatches
+from plait_data.conversations import Tokens
 from plait_data.order import epochs
 from plait_data.samples import nothing_held_out
 
@@ -40,7 +41,7 @@ def pack(sizes: np.ndarray, room: int) -> list[list[int]]:
     return bins
 
 
-class Bins(Batches):
+class Bins(ConversationBatches):
     """Rows of conversations, each attended within itself and in its own positions; only answers have labels.
 
     A conversation that is longer than a row is cut, and left out if no answer begins before that. Rows come epoch
@@ -57,10 +58,7 @@ class Bins(Batches):
         global_batch_size: int,
         dp: tuple[int, int],
     ) -> None:
-        super().__init__(seq_len, global_batch_size, dp)
-        self._ids, self._pad, self._seed = tokens.ids, pad, seed
-        self._starts = np.cumsum(tokens.lengths, dtype=np.int64) - tokens.lengths
-        self._sizes = np.minimum(tokens.lengths.astype(np.int64) - 1, seq_len)  # the last token is a label only
+        super().__init__(tokens, pad, seq_len, seed, global_batch_size, dp)
         answered = tokens.answers <= seq_len
         self._train = self._packed(np.flatnonzero(answered & ~held))
         self.epoch = len(self._train)
@@ -80,17 +78,12 @@ class Bins(Batches):
         return self._batch([self._validation[number] for number in numbers])
 
     def _batch(self, rows: list[np.ndarray]) -> Batch:
-        shape = (len(rows), self.seq_len)
-        tokens, labels = np.full(shape, self._pad, np.int64), np.full(shape, IGNORE, np.int64)
-        positions = np.zeros(shape, np.int64)
+        tokens, labels = self._empty(len(rows))
+        positions = np.zeros(tokens.shape, np.int64)
         for row, items in enumerate(rows):
             at = 0
             for item in items.tolist():
-                size = int(self._sizes[item])
-                stored = self._ids[self._starts[item] : self._starts[item] + size + 1]
-                ids = (stored & ~LEARNED).astype(np.int64)
-                tokens[row, at : at + size] = ids[:-1]
-                labels[row, at : at + size] = np.where(stored[1:] & LEARNED, ids[1:], IGNORE)
+                size = self._put(item, tokens[row, at:], labels[row, at:])
                 positions[row, at : at + size] = np.arange(size)
                 at += size
             positions[row, at:] = np.arange(self.seq_len - at)

@@ -11,12 +11,13 @@ import attrs
 import numpy as np
 import torch
 
-from plait import IGNORE, Batch, Batches, PlaitError
+from plait import Batch, Batches, PlaitError
 from plait_data import conversations
 from plait_data.cache import Progress
 from plait_data.cached import silent
 from plait_data.chat import Chat
-from plait_data.conversations import LEARNED, Tokens
+from plait_data.conversation_batches import ConversationBatches
+from plait_data.conversations import Tokens
 from plait_data.documents import File, rows
 from plait_data.order import digest64, epochs
 from plait_data.preference_rows import Preference, gives, preferences
@@ -137,7 +138,7 @@ class Pairs(Chat):
         return joined
 
 
-class PairBatches(Batches):
+class PairBatches(ConversationBatches):
     """Rows of one conversation each, filled up; rows 2i and 2i + 1 belong together. Pairs come epoch after epoch, each
     a permutation of all.
 
@@ -155,15 +156,13 @@ class PairBatches(Batches):
         global_batch_size: int,
         dp: tuple[int, int],
     ) -> None:
-        super().__init__(seq_len, global_batch_size, dp)
+        super().__init__(tokens, pad, seq_len, seed, global_batch_size, dp)
         if len(self.rows) % 2:
             raise PlaitError(
                 f"train.global_batch_size={global_batch_size} on {dp[1]} data ranks parts the two rows of a pair: take "
                 f"a multiple of {2 * dp[1]}"
             ).at("train.global_batch_size", global_batch_size, fits=f"a multiple of {2 * dp[1]}")
-        self._ids, self._marks, self._pad, self._seed = tokens.ids, marks, pad, seed
-        self._starts = np.cumsum(tokens.lengths, dtype=np.int64) - tokens.lengths
-        self._sizes = np.minimum(tokens.lengths.astype(np.int64) - 1, seq_len)  # the last token is a label only
+        self._marks = marks
         fit = _fit(tokens, seq_len)
         self._train, self._validation = np.flatnonzero(fit & ~held), np.flatnonzero(fit & held)
         self.epoch, self.texts, self.first = 2 * len(self._train), len(marks), 0
@@ -180,14 +179,9 @@ class PairBatches(Batches):
         return self._batch(2 * self._validation[samples // 2 % len(self._validation)] + samples % 2)
 
     def _batch(self, texts: np.ndarray) -> Batch:
-        shape = (len(texts), self.seq_len)
-        tokens, labels = np.full(shape, self._pad, np.int64), np.full(shape, IGNORE, np.int64)
+        tokens, labels = self._empty(len(texts))
         for row, text in enumerate(texts.tolist()):
-            size = int(self._sizes[text])
-            stored = self._ids[self._starts[text] : self._starts[text] + size + 1]
-            ids = (stored & ~LEARNED).astype(np.int64)
-            tokens[row, :size] = ids[:-1]
-            labels[row, :size] = np.where(stored[1:] & LEARNED, ids[1:], IGNORE)
+            self._put(text, tokens[row], labels[row])
         numbers = {"marks": torch.from_numpy(self._marks[texts]), "texts": torch.from_numpy(self.first + texts)}
         return Batch(torch.from_numpy(tokens), torch.from_numpy(labels), **numbers)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import attrs
+import torch
 
 from plait import Cluster, Config, Run
 from plait.host import Checked, check, compose, hooks_of, plugins, text
@@ -15,7 +16,6 @@ from plait_plan.pricing.space import offering
 from plait_plan.values import Plan
 
 MODES = ("none", "selective", "full")  # from what keeps most to what keeps least
-BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 SHARDS, SUMS = "parameter_sharding", "gradient_sum"  # roles
 SAMPLES = "train.global_batch_size"
 
@@ -182,5 +182,5 @@ def _listed(names: list[str]) -> str:
 
 def _shared_state(plan: Plan) -> float:
     """Bytes of parameters and optimizer per rank, if all ranks shared them equally."""
-    whole = plan.parameters * BYTES[plan.assumed["precision.storage"]]
+    whole = plan.parameters * getattr(torch, plan.assumed["precision.storage"]).itemsize
     return whole * (1 + plan.memory.optimizer / max(plan.memory.parameters, 1)) / plan.world

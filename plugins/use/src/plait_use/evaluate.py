@@ -40,12 +40,9 @@ def run(args: "Namespace") -> int:
     config = on_held_out(trained.config, args.overrides)
 
     def given(checked: "Checked") -> Mapping[str, Any]:
-        from plait.host import check_trained
-
-        check_trained(checked, trained.checkpoint)
+        checkpoint = trained.loadable(checked)
         size = batch_of(trained, checked)
         make_data(checked, lambda line: print(line, file=sys.stderr, flush=True))
-        checkpoint = None if trained.checkpoint is None else str(trained.checkpoint)
         return {"checkpoint": checkpoint, "global_batch_size": size}
 
     sums = on_ranks(config, "plait_use.evaluate:evaluate", given)

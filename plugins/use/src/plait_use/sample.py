@@ -40,7 +40,7 @@ The same seed draws the same text in every layout."""
 
 
 def run(args: "Namespace") -> int:
-    from plait.host import check_trained, on_ranks, overrides_of
+    from plait.host import on_ranks, overrides_of
     from plait_use.trained import find
     from plait_use.words import divided
 
@@ -49,7 +49,7 @@ def run(args: "Namespace") -> int:
     typed = not texts and sys.stdin.isatty()
     if not texts and not typed:
         texts = [sys.stdin.read().removesuffix("\n")]
-    config = trained.config.with_value("loss.chunks", 1).with_value("validation.interval", 0)
+    config = trained.for_logits
     if typed:
         config = config.with_value("launch.timeout_seconds", YEAR)
     asked = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "seed": args.seed}
@@ -58,12 +58,11 @@ def run(args: "Namespace") -> int:
     def given(checked: "Checked") -> Mapping[str, Any]:
         from plait_use.writing import Prompts
 
-        check_trained(checked, trained.checkpoint)
+        checkpoint = trained.loadable(checked)
         prompts = Prompts(checked.source, config.train.seq_len, args.chat)
         for text in texts:
             prompts.ids(text)  # refuses
         print(f"model: {trained}", file=sys.stderr, flush=True)
-        checkpoint = None if trained.checkpoint is None else str(trained.checkpoint)
         return {
             "checkpoint": checkpoint,
             "texts": None if typed else texts,

@@ -29,14 +29,11 @@ def run(args: "Namespace", trained: "Trained") -> int:
     if find_spec("lm_eval") is None:
         raise PlaitError("tasks= needs the library lm-eval: pip install 'plait-use[tasks]'").at("tasks", args.tasks)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    config = trained.config.with_value("loss.chunks", 1).with_value("validation.interval", 0)
+    config = trained.for_logits
 
     def given(checked: "Checked") -> Mapping[str, Any]:
-        from plait.host import check_trained
-
-        check_trained(checked, trained.checkpoint)
+        checkpoint = trained.loadable(checked)
         _check(args.tasks, args.tasks_dir, checked.source)
-        checkpoint = None if trained.checkpoint is None else str(trained.checkpoint)
         asked = {"tasks": args.tasks, "folder": args.tasks_dir, "shots": args.shots, "limit": args.limit}
         return {"checkpoint": checkpoint, **asked}
 

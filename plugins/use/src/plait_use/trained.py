@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from plait import Config, PlaitError, near_miss
-from plait.host import RunFolder, Store, compose, reading, recompose
+from plait.host import RunFolder, Store, check_trained, compose, reading, recompose
+
+if TYPE_CHECKING:
+    from plait.host import Checked
 
 RUNS = Path("runs")
 FITS = "a run, one of its checkpoints, its export, or a folder of Hugging Face's"
@@ -29,7 +32,7 @@ class Trained:
 
     path: of its checkpoint, or of a folder of weights. config: of its run, under the overrides. checkpoint: None if
     `config` names the weights. step: after which it was saved; None: not known. batch: samples of a global batch of its
-    run; None: not known. name: for people.
+    run; None: not known.
     """
 
     path: Path
@@ -37,6 +40,17 @@ class Trained:
     checkpoint: Path | None
     step: int | None = None
     batch: int | None = None
+
+    @property
+    def for_logits(self) -> Config:
+        """`config` for a use that needs whole logits, and no data to validate on."""
+        return self.config.with_value("loss.chunks", 1).with_value("validation.interval", 0)
+
+    def loadable(self, checked: "Checked") -> str | None:
+        """The checkpoint, as `load_model` takes it on the ranks. Raises PlaitError unless it has the model of
+        `checked`."""
+        check_trained(checked, self.checkpoint)
+        return None if self.checkpoint is None else str(self.checkpoint)
 
     def __str__(self) -> str:
         return f"{self.path}{f', step {self.step}' if self.step is not None else ''}"
