@@ -94,7 +94,7 @@ MUTANTS = [
     Mutant(
         "the balance of experts on ranks without logits is not scaled",
         "plait/parallel/applied.py",
-        "            self._count(tokens)  # ranks",
+        "            self._divisor(tokens)  # ranks",
         "            self.balance._scaled = True  # ranks",
         "test_models_equal_one_process",
         "gradients are wrong",

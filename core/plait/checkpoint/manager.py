@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoints:
-    """Saves and restores one run on its ranks. All ranks call every method together."""
+    """Saves and restores one run on its ranks. All ranks call every method together, but for `due`."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class MeshAxis:
     degree: its size; -1 takes the ranks that the other axes leave.
     splits: what is divided along it: "layers", "batch", "sequence" or None (every rank sees the same tokens).
     shards: the logical axes of parameters that are divided along it, for example ("heads", "ffn", "vocab").
-    sums:   whether gradients are summed along it. May be False only if the axis splits the batch or the sequence;
+    sums:   whether gradients are summed along it, if it splits the batch or the sequence. Only such may say False;
             parameters may then differ between its ranks (local SGD), and a checkpoint holds each rank's if the strategy
             says by `replicas` what another number of ranks loads. Such an axis lies outside others with the same
             `splits`, and no view is carved out of it.
@@ -72,7 +72,7 @@ class MeshView:
     """A second factoring of the same ranks, for some of the parameters: experts out of data and tensor ranks.
 
     name: unique in a run.
-    axes: carved out of the dense axes, innermost first, never from layers or from an axis with sums=False.
+    axes: taken from the dense axes, from the innermost outward, never from layers or from an axis with sums=False.
 
     Each rank of a view works on tokens of its own. Dense ranks that see the same tokens, such as tensor ranks, each
     take a part of them.
@@ -99,7 +99,7 @@ class MeshLayout:
     owner: Mapping[str, str]
 
     def data_axes(self, view: str | None = None) -> tuple[MeshAxis, ...]:
-        """The axes whose ranks hold the same parameters and see other tokens, so gradients are summed over them.
+        """The axes whose ranks hold the same parameters and see different tokens, so gradients are summed over them.
 
         In a view these are all axes that its own axes left over, tensor ranks included: every rank works on different
         tokens for a view's parameters.

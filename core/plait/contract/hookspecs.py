@@ -83,8 +83,9 @@ hookimpl = pluggy.HookimplMarker("plait")
 
 @hookspec
 def configure(run: "Run") -> None:
-    """May select and configure further strategies. Called once, before mesh and layout are checked; ranks
-    that a launcher starts read its result."""
+    """May select and configure further strategies, before mesh and layout are checked. Each instance is asked once; a
+    start may make several, one for each number of ranks that it checks. Ranks that a launcher starts read the result.
+    """
 
 
 @hookspec

@@ -15,7 +15,8 @@ if TYPE_CHECKING:  # `import plait` must not import torch
 
 
 class Observer:
-    """The moments of one step on this rank, in their order. Each is called before what it names begins."""
+    """The moments of one step on this rank, in their order. Each is called before what it names begins. A validation
+    has none of them."""
 
     def start(self, step: int) -> None:
         """Step `step` (from 1): its batch is dealt."""
@@ -30,7 +31,7 @@ class Observer:
         """The loss of micro-batch `micro` is computed; logits None: the head has computed it already."""
 
     def backward(self, micro: int) -> None:
-        """The loss of micro-batch `micro` goes to backward, which stages may run later. Not in validation."""
+        """The loss of micro-batch `micro` goes to backward, which stages may run later."""
 
     def clip(self) -> None:
         """Clipping begins: all gradients of the step are complete."""

@@ -96,7 +96,8 @@ class Run:
         self.said.append((line, details))
 
     def log(self, name: str, value: Any) -> None:
-        """Put a value into the row of this step in metrics.jsonl, which every sink gets.
+        """Put a value into the row of this step in metrics.jsonl, which every sink gets. An observer does so up to
+        `after`, or in `validated`: what it logs later stands in a later row.
 
         name: `<who>/<what>`, such as "norms/layers.0"; the last value of a name in a step counts.
         value: a number, or a tensor of one element, which is copied now, and read one step later so that no step waits

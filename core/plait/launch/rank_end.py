@@ -23,7 +23,7 @@ from plait.system.signals import name as signal_name
 
 HUNG = 70  # the exit code of a rank that its watchdog ended
 OWN = ("killed", "failed", "exited", "aborted")  # causes; of causes at nearly the same time the first kind counts
-MOMENT = 0.5  # seconds: deaths are noticed 0.1 s late, and clocks of machines differ
+MOMENT = 0.5  # seconds: deaths are noticed late, and clocks of machines differ
 STOPPED = "stopped"  # a file in the scratch folder: ranks of this machine were asked to stop, and did
 PEERS_SECONDS = 5  # after a rank has died: those that wait for it inside NCCL cannot answer a signal, and are killed
 PATIENCE = PEERS_SECONDS - 1  # seconds: who is killed later than that after the first end did not answer

@@ -167,7 +167,7 @@ class Applied:
 
         micro_batches: dealt, on this rank's device.
         tokens: the number of valid tokens of the step, over all ranks; or a function that returns it, called before
-        each backward, so that counting may run beside the first forward.
+        each backward, so that counting may run beside the first forward; before all of it if there are stages.
         loss: (logits, labels) -> the loss summed over this rank's tokens; None: `self.loss`. Not called if
         `loss.chunks` is above 1.
 
@@ -180,7 +180,7 @@ class Applied:
         of_rows = loss is None and hasattr(self.loss, "units")  # a loss of sequences takes the whole micro-batch
         batches, computed = list[Batch](), list[int]()  # the micro-batches; the numbers of those with a loss
         if divided and torch.is_grad_enabled():
-            self._count(tokens)  # ranks without logits call no loss
+            self._divisor(tokens)  # ranks without logits call no loss
 
         def arguments() -> Iterator[tuple[Any, ...]]:
             for micro, batch in enumerate(micro_batches):
@@ -200,7 +200,7 @@ class Applied:
                 total.add_(value.detach())
                 if not torch.is_grad_enabled():
                     return value
-                count = self._count(tokens)  # it may wait, so before backward is announced
+                count = self._divisor(tokens)  # it may wait, so before backward is announced
                 watch.backward(i)
                 return value / count
 
@@ -221,12 +221,12 @@ class Applied:
 
         loss_sum: summed over its tokens. tokens: the number of valid tokens of the step, over all ranks.
         """
-        (loss_sum / self._count(tokens)).backward()
+        (loss_sum / self._divisor(tokens)).backward()
 
-    def _count(self, tokens: Any) -> Any:
-        """The number of tokens of the step, which from now on also scales what balances experts."""
+    def _divisor(self, tokens: Any) -> Any:
+        """What the loss of the step is divided by, which from now on also scales what balances experts."""
         count = tokens() if callable(tokens) else tokens
-        self.balance.scale(count * getattr(self.loss, "places", 1))  # which are divided by tokens
+        self.balance.scale(count * getattr(self.loss, "places", 1))  # balance is per token: a group has `places`
         return count
 
     def clip_grads(self, max_norm: float, norm_type: float = 2.0) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from plait.contract.batch import Batch
 
 # Starts to count over all ranks what the loss of a step is divided by. What it returns tells the number, and may wait:
-# it is called after the first forward, which hides the exchange.
+# it is called after the first forward, which hides the exchange; if the model is divided into stages, before it.
 Count = Callable[[Batch], Callable[[], int]]
 
 

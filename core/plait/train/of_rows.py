@@ -1,4 +1,4 @@
-"""What a run observes of the rows of its batches: which source they are from, and what a loss makes of each."""
+"""What a run observes of the rows of its batches: what a loss makes of each."""
 
 import hashlib
 from functools import partial

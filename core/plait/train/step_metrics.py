@@ -95,7 +95,7 @@ class StepMetrics:
         self._loss: float | None = None
 
     def add(self, values: Row) -> None:
-        """Put values into the row that strategies and observers logged: numbers, and tensors without dims."""
+        """Add to the row what strategies and observers logged: numbers, and tensors without dims."""
         device = self.run.applied.device
         late = {name: value for name, value in values.items() if isinstance(value, torch.Tensor) and value.is_cuda}
         self.extra |= {name: float(value) for name, value in values.items() if name not in late}

@@ -151,6 +151,7 @@ class Trainer:
                 if any(where):
                     self._report(previous)  # first: a NaN must not be saved, nor a step whose row could be lost
                     previous = None
+                    self.watch.doing(f"the checkpoint of step {self.step}")
                     self.checkpoints.save(self.step, self.tokens, self.samples, *where)
                 if collect and self.step % collect == 0:
                     gc.collect(1)
@@ -224,7 +225,7 @@ class Trainer:
 
 def fit(config: Config, folder: Path, observers: Iterable[Any] = ()) -> str:
     """Train the run of `config` on the ranks that call this together, as those of `plait train` do, from the checkpoint
-    that it asks for. Returns "finished", or "stopped" if an observer ended it.
+    that it asks for. Returns "finished", also if an observer ended it early.
 
     folder: of the run, which exists. observers: of it, beside those that the config selects. Shows nothing.
     """
