@@ -36,6 +36,7 @@ from plait.parallel.apply import set_up as set_up
 from plait.parallel.assembly import Assembly as Assembly
 from plait.parallel.assembly import assemble as assemble
 from plait.parallel.initialize import materialise as materialise
+from plait.parallel.sequence_loss import rows_together as rows_together
 from plait.parallel.simulated import simulated as simulated
 from plait.parallel.step import Stepped as Stepped
 from plait.records import metrics as metrics

@@ -1,6 +1,8 @@
 """What is suggested fits when it is planned, and the smaller change before it does not."""
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import attrs
 import pytest
@@ -76,6 +78,12 @@ def test_the_least_change_of_each_kind_or_all_of_them(
     found = [job for job in advise(request, request.plan()).jobs if job.fits]
     told = [re.sub("a step has (.*) samples, not 16", r"(\1)", job.note) for job in found]
     assert [f"{job.label} {samples}".strip() for job, samples in zip(found, told, strict=True)] == fitting
+
+
+@pytest.mark.parametrize(("together", "smaller"), [(1, [6, 4, 3, 2, 1]), (2, [6, 4, 2]), (3, [6, 3]), (12, [])])
+def test_no_smaller_batch_parts_the_rows_that_a_loss_compares(together: int, smaller: list[int]) -> None:
+    now: Any = SimpleNamespace(assumed={"train.local_batch_size": 12, "train.global_batch_size": 24})
+    assert advice._batches(now, together) == [{"train.local_batch_size": n} for n in smaller]
 
 
 @pytest.mark.parametrize(

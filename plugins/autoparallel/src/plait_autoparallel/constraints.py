@@ -20,6 +20,7 @@ class Constraints:
     """axes: name -> degree. require, forbid: pattern -> names of axes or modes of recomputation. spec: the model's.
 
     samples: of a step, over all ranks. shapes: of the parameters. mode: `remat.mode`, which decides if it is not none.
+    together: rows that the loss compares, such as 2 of pairs, which no micro-batch parts.
     """
 
     axes: Mapping[str, int]
@@ -29,6 +30,7 @@ class Constraints:
     shapes: Mapping[str, Any]
     samples: int
     mode: str = "none"
+    together: int = 1
 
     def axes_fit(self, found: list[Any], world: int, reasons: Mapping[str, str]) -> list[Any]:
         """Those with the required degrees. Raises PlaitError if an axis does not exist, or cannot have such a
@@ -95,8 +97,12 @@ class Constraints:
 
     def batches(self, layout: MeshLayout) -> list[tuple[int, int]]:
         """(samples at once, times) for a rank's part of the step's samples."""
-        own = self.samples // layout.count("batch")
-        return [(rows, own // rows) for rows in range(own, 0, -1) if own % rows == 0]
+        own, together = self.samples // layout.count("batch"), self.together
+        return [(rows, own // rows) for rows in range(own, 0, -1) if own % rows == 0 and rows % together == 0]
+
+    def shared_by(self, layout: MeshLayout) -> bool:
+        """Whether all data ranks get the same number of samples, and no group of the loss is parted."""
+        return self.samples % (layout.count("batch") * self.together) == 0
 
     def may_keep_all(self, blocks: Iterable[str]) -> bool:
         """Whether a plan may recompute nothing."""
@@ -164,11 +170,14 @@ class Constraints:
                 f"fits the run's ranks{f': {why}' if why else ''}"
             ).at(f"{KEY}.strategies")
         shares = sorted({c.layout.count("batch") for c in found})
-        if all(samples % share for share in shares):
+        if not any(self.shared_by(c.layout) for c in found):
+            each = shares[0] * self.together
+            fits = each * max(samples // each, 1)
+            together = f", and the loss takes {self.together} together" if self.together > 1 else ""
             return PlaitError(
                 f"a step's {samples} samples (train.global_batch_size) fit no layout, whose numbers of data ranks "
-                f"are {', '.join(map(str, shares))}; {shares[0] * max(samples // shares[0], 1)} would fit"
-            ).at("train.global_batch_size", samples, fits=(shares[0] * max(samples // shares[0], 1),))
+                f"are {', '.join(map(str, shares))}{together}; {fits} would fit"
+            ).at("train.global_batch_size", samples, fits=(fits,))
         asked = {key: value for key, value in (("require", self.require), ("forbid", self.forbid)) if value}
         asked_for = " and ".join(f"{key} {_written(value)}" for key, value in asked.items())
         (key, value), *_ = asked.items()

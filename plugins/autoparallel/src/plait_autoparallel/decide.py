@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait import Cluster, PlaitError, Run, near_miss, planning
+from plait.host import rows_together
 from plait_autoparallel import file, words
 from plait_autoparallel.applied import apply, config_under
 from plait_autoparallel.constraints import Constraints
@@ -88,8 +89,9 @@ def _search(options: "AutoParallel", run: Run, blocks: list[str], kept: file.Tex
             "the model's spec names no blocks, so autoparallel cannot tell what repeats: set spec.blocks"
         ).at("spec.blocks")
     require, forbid = _lists(options.require or {}), _lists(options.forbid or {})
-    wanted = Constraints(options.axes or {}, require, forbid, run.spec, run.shapes, samples, run.config.remat.mode)
-    layouts, reasons = planning.compositions(_in_single_samples(run, samples), offered)
+    mode, together = run.config.remat.mode, rows_together(run.config)
+    wanted = Constraints(options.axes or {}, require, forbid, run.spec, run.shapes, samples, mode, together)
+    layouts, reasons = planning.compositions(_in_smallest_batches(run, samples, together), offered)
     wanted.check(blocks, {a for c in layouts for a in _axes(c)})
     limit, watch = capacity, Watch(options.seconds, to_console)
     for _ in range(TRIES):
@@ -160,10 +162,10 @@ def decision_of(found: Any, samples: int) -> file.Decision:
     return file.Decision(best.candidate.composition.strategies, best.candidate.rows, samples, modes)
 
 
-def _in_single_samples(run: Run, samples: int) -> Run:
+def _in_smallest_batches(run: Run, samples: int, rows: int) -> Run:
     """The run with as many micro-batches as can be: how many there will be is not known yet."""
     trial = copy.copy(run)
-    trial.set("train.local_batch_size", 1)
+    trial.set("train.local_batch_size", rows)
     trial.set("train.global_batch_size", samples)
     return trial
 

@@ -90,7 +90,7 @@ def search(
         fitting, layouts = kept, inside  # so no other layout is traced
     places = {id(composition): i for i, composition in enumerate(layouts)}
     samples = wanted.samples
-    shared = [places[id(c)] for c in fitting if samples % c.layout.count("batch") == 0]
+    shared = [places[id(c)] for c in fitting if wanted.shared_by(c.layout)]
     standings, pieces, count = Standings(capacity), dict[int, list[planning.Pieces]](), 0
     watch, plans = watch or Watch(), stages.Plans(run)
     lazy = prune and wanted.may_keep_all(run.blocks)

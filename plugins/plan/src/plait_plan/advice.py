@@ -7,7 +7,7 @@ import attrs
 import torch
 
 from plait import Cluster, Config, Run
-from plait.host import Checked, check, compose, hooks_of, plugins, text
+from plait.host import Checked, check, compose, hooks_of, plugins, rows_together, text
 from plait_plan.edge import edge
 from plait_plan.engine import plannable
 from plait_plan.job import Change, PlannedJob, Request, label_of, table
@@ -48,7 +48,7 @@ def advise(request: Request, plan: Plan) -> Advice:
     request = attrs.evolve(request, world=plan.world)
     plans = Plans(lambda change: request.changed(dict(change)))
     least = partial(_least, request, plans, _samples(plan))
-    kinds = [_recomputations(plan), _batches(plan), _precisions(plan)]
+    kinds = [_recomputations(plan), _batches(plan, rows_together(config)), _precisions(plan)]
     shardings = _shardings(config, checked)
     state = plan.memory.parameters + plan.memory.optimizer
     stuck = state > plan.capacity
@@ -123,11 +123,12 @@ def _recomputations(plan: Plan) -> list[Change]:
     return [{"remat.mode": more} for more in MODES[MODES.index(mode) + 1 if mode in MODES else -1 :]]
 
 
-def _batches(plan: Plan) -> list[Change]:
-    """Smaller batches, of which more are accumulated, so that a step has the same samples."""
+def _batches(plan: Plan, together: int) -> list[Change]:
+    """Smaller batches, of which more are accumulated, so that a step has the same samples. together: rows that the loss
+    compares, which stay in one batch."""
     rows = plan.assumed["train.local_batch_size"]
     same = {} if plan.assumed[SAMPLES] else {SAMPLES: _samples(plan)}
-    return [{"train.local_batch_size": n, **same} for n in range(rows - 1, 0, -1) if rows % n == 0]
+    return [{"train.local_batch_size": n, **same} for n in range(rows - together, 0, -together) if rows % n == 0]
 
 
 def _precisions(plan: Plan) -> list[Change]:
