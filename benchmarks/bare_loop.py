@@ -21,7 +21,7 @@ class BareLoop:
 
     def __init__(self, config: dict[str, Any]) -> None:
         def options(key: str) -> dict[str, Any]:
-            return {name: value for name, value in config[key].items() if name not in ("_target_", "groups")}
+            return {name: value for name, value in config[key].items() if name not in ("_target_", "groups", "decays")}
 
         train, world = config["train"], dist.get_world_size()
         torch.manual_seed(train["seed"])

@@ -33,7 +33,9 @@ def own(config: Config) -> nn.Module:
 def built(config: Config) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     torch.manual_seed(config["train"]["seed"])
     model = own(config["model"])
-    options = {name: value for name, value in config["optimizer"].items() if name not in ("_target_", "groups")}
+    options = {
+        name: value for name, value in config["optimizer"].items() if name not in ("_target_", "groups", "decays")
+    }
     optimizer = torch.optim.AdamW(model.parameters(), **{**options, "fused": True})
     warmup = max(config["schedule"]["warmup_steps"], 1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / warmup, 1.0))

@@ -146,6 +146,8 @@ def test_inspect(plait_project):
     ]
     whole = 4 * (2 * 272 * 256 + 256 + 2 * 256 + 2 * 256 * 256 + 2 * 128 * 256 + 3 * 640 * 256)
     assert f"parameters: {whole:,} bytes in all, {whole // 4:,} on rank 0" in done.out
+    assert "optimizer torch.optim.AdamW: lr 0.003, " in done.out
+    assert "  3 of 12 parameters, norms and biases: weight_decay 0.0\n" in done.out
     assert not os.listdir()
 
 

@@ -1,5 +1,6 @@
 """An optimizer knows what it updates, and some parameters have options of their own."""
 
+import functools
 import sys
 from typing import Any
 
@@ -13,6 +14,7 @@ from plait.parallel.optimizer_groups import groups_of
 from plait.testing import Trial, raises_about, take_step
 from plait.train.optimizer import make_optimizer
 from plait.train.optimizer_options import check_optimizer, state_keys
+from plait.train.option_groups import is_vector
 from plait_testing import whole_run
 from plait_testing.models import llama3
 from tests.helpers.keepers import parameters
@@ -21,6 +23,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot impo
 
 ADAMW = {"_target_": "torch.optim.AdamW", "lr": 0.1, "weight_decay": 0.5}
 BY_AXES = {"_target_": "tests.helpers.keepers.ByAxes", "lr": 0.1}
+ALL = {**ADAMW, "decays": "all"}
 PATTERNS: dict[str, dict[str, Any]] = {
     "norm.weight": {"weight_decay": 0.0},
     "layers.*.attention_norm.weight": {"weight_decay": 0.0, "lr": 0.2},
@@ -80,6 +83,53 @@ def test_the_first_pattern_counts(plait_ranks):
     assert went["norm.weight"] == pytest.approx(0.1, rel=1e-3)
 
 
+def every_group():
+    """Of each of some nodes, the names of the parameters that are not decayed."""
+    applied = Trial().apply({})
+    found = []
+    for node in NODES:
+        groups = applied.optimizer(functools.partial(make_optimizer, node)).param_groups
+        found.append({name for group in groups for name in group["names"] if not group["weight_decay"]})
+    plain = make_optimizer(ADAMW, applied.parameters()).param_groups
+    sizes = [{p.dim() for p in group["params"]} for group in plain]
+    return found, [(dims, group["weight_decay"]) for dims, group in zip(sizes, plain, strict=True)]
+
+
+NODES = [
+    ADAMW,
+    {"_target_": "torch.optim.AdamW", "lr": 0.1},  # torch's own decay
+    {
+        **ADAMW,
+        "groups": {"@vocab.*": {"weight_decay": 0.0}, "norm.weight": {"weight_decay": 0.1}, "@embed": {"lr": 1.0}},
+    },
+    ALL,
+    {**ALL, "groups": {"@embed": {"weight_decay": 0.0}}},
+]
+
+
+def test_norms_are_not_decayed_unless_the_config_says_so(plait_ranks):
+    ((found, plain),) = plait_ranks.run(every_group, world=1)
+    norms = {name for name, _ in llama3().named_parameters() if "norm" in name}
+    ends = {"tok_embeddings.weight", "output.weight"}
+    assert found == [norms, norms, norms - {"norm.weight"} | ends, set(), norms]
+    assert plain == [({2}, 0.5), ({1}, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("logical", "vector"),
+    [
+        (("experts", "ffn"), True),
+        (("experts",), True),
+        (("experts", "ffn", "embed"), False),
+        ((None, "embed"), False),
+        ((), True),
+    ],
+)
+def test_experts_are_counted_one_by_one(logical, vector):
+    params = [torch.zeros([2] * len(logical))]
+    assert is_vector({"params": params, "logical": [logical]}, 0) == vector
+
+
 def split_over_stages(patterns):
     applied = Trial().apply({"pipeline": {}})
     try:
@@ -98,6 +148,8 @@ def test_a_pattern_may_match_on_another_rank(plait_ranks):
 GROUPS = "optimizer.groups"
 BAD = [
     ({"*.wieght": {"lr": 0.1}}, (GROUPS, "*.wieght")),
+    ({"@vocb.embed": {"lr": 0.1}}, (GROUPS, "@vocb.embed")),
+    ({"@embed.vocab": {"lr": 0.1}}, (GROUPS, "@embed.vocab")),
     ({"norm.weight": {"momentum": 0.1}}, (f"{GROUPS}.norm.weight.momentum",)),
     ({"norm.weight": {"fused": True}}, (f"{GROUPS}.norm.weight.fused",)),
     ({"norm.weight": {"params": []}}, (f"{GROUPS}.norm.weight.params",)),
@@ -119,6 +171,17 @@ def test_what_is_wrong_is_named_before_there_are_ranks(groups, about):
     with raises_about(*about):
         check_optimizer({**ADAMW, "groups": groups}, given)
     check_optimizer({**ADAMW, "groups": PATTERNS}, given)
+
+
+def test_the_nearest_name_is_said():
+    with torch.device("meta"):
+        model = llama3()
+    given = groups_of([model], model.spec())
+    for pattern, near in (("@vocb.embed", "@vocab.embed"), ("outptu.weight", "output.weight")):
+        with pytest.raises(PlaitError, match=f"did you mean '{near}'"):
+            check_optimizer({**ADAMW, "groups": {pattern: {"lr": 0.1}}}, given)
+    with raises_about("optimizer.decays", "norms"):
+        check_optimizer({**ADAMW, "decays": "norms"}, given)
 
 
 def test_patterns_need_names():

@@ -70,7 +70,13 @@ def test_the_losses_of_transformers(folder, tmp_path):
         "data.validation_fraction=0.1",
     )
     sizes = (f"train.seq_len={LENGTH}", "train.local_batch_size=1", f"train.global_batch_size={ROWS}")
-    more = (f"train.steps={STEPS}", "schedule.warmup_steps=2", "validation.batches=1", "metrics.tensorboard=false")
+    more = (
+        f"train.steps={STEPS}",
+        "optimizer.decays=all",
+        "schedule.warmup_steps=2",
+        "validation.batches=1",
+        "metrics.tensorboard=false",
+    )
     command = ("train", "model=transformers", f"model.path={folder}", *data, *sizes, *more, "checkpoint.interval=5")
     done = plait(*command, "strategy=[fsdp2]", "run.name=a", "launch.device=cpu", cwd=tmp_path)
     assert done.code == 0, done.err

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from plait.contract.config import Config
 
 Row = tuple[str, str, str, str, str]
-Param = namedtuple("Param", "row whole held")  # of a parameter its line, and its bytes: in all, on a rank
+# Of a parameter: its line; its bytes in all and on a rank; which options the optimizer has for it, None: it is frozen.
+Param = namedtuple("Param", "row whole held choice")
 BLOCK = re.compile(r"(.*?\.)(\d+)\.(.*)")  # an FQN with the number of a block
 
 help = "show what a run would set up, without starting it"
@@ -21,7 +22,8 @@ help = "show what a run would set up, without starting it"
 def arguments(parser: "Parser") -> None:
     parser.description = """\
 Shows, for the overrides of `plait train`, what the run will do: the order of the strategies and why, the mesh, and
-every parameter with its logical axes, shape, placements and bytes per rank; equal blocks are shown once.
+every parameter with its logical axes, shape, placements and bytes per rank; equal blocks are shown once; and which
+parameters the optimizer updates with options of their own.
 If the model derives its spec itself, it shows how. Nothing is started and no memory is used."""
     parser.take_overrides()
     parser.take_world()
@@ -60,6 +62,13 @@ def _parameters(applied: Any) -> list[Param]:
     """What rank 0 of those with these stages holds."""
     from torch.distributed.tensor import DTensor
 
+    from plait.parallel.state import canonical
+    from plait.train.option_groups import options_and_rules
+
+    _, rules = options_and_rules(applied.run.config.optimizer)
+    choices: dict[str, Any] = {}
+    for group in applied.groups():
+        choices |= dict(zip(group["names"], rules.choices(group), strict=True))
     rows = []
     for part in applied.parts:
         for fqn, param in part.named_parameters():
@@ -68,7 +77,7 @@ def _parameters(applied: Any) -> list[Param]:
             axes = ", ".join(str(a) for a in applied.spec.axes_of(fqn))
             place = _placements(param) if sharded else "-"
             row = (fqn, f"({axes})", "x".join(map(str, param.shape)) or "()", place, f"{local:,}")
-            rows.append(Param(row, param.numel() * param.element_size(), local))
+            rows.append(Param(row, param.numel() * param.element_size(), local, choices.get(canonical(fqn))))
     return rows
 
 
@@ -76,6 +85,7 @@ def _lines(checked: Any, held: list[list[Param]]) -> list[str]:
     from plait.contract.config import accumulation
     from plait.records.text import table
     from plait.strategies.registry import described
+    from plait.train.option_groups import options_and_rules
 
     config, layout, run, hooks = checked.config, checked.layout, checked.assembly.run, checked.assembly.hooks
     data_ranks = layout.count("batch")
@@ -109,8 +119,24 @@ def _lines(checked: Any, held: list[list[Param]]) -> list[str]:
         for i, stage in enumerate(held)
     ]
     lines += ["", f"parameters: {whole:,} bytes in all, {', '.join(each)}"]
+    lines += ["", *_optimizer(*options_and_rules(config.optimizer), ordered)]
     derived: dict[str, str] = getattr(checked.assembly.model, "derived", dict)()
     lines += ["", "how the spec was derived", *(f"  {key}: {how}" for key, how in derived.items())] if derived else []
+    return lines
+
+
+def _optimizer(node: dict[str, Any], rules: Any, every: list[Param]) -> list[str]:
+    """The optimizer's options, and which of these parameters have others."""
+
+    def said(options: Any) -> str:
+        return ", ".join(f"{key} {value}" for key, value in options.items() if value is not None)
+
+    lines = [f"optimizer {node['_target_']}: {said({**node, '_target_': None})}"]
+    trained = [param.choice for param in every if param.choice]
+    for choice in dict.fromkeys(trained):
+        if own := rules.options(choice):
+            who = [choice[0]] * bool(choice[0]) + ["norms and biases"] * choice[1]
+            lines.append(f"  {trained.count(choice)} of {len(trained)} parameters, {', '.join(who)}: {said(own)}")
     return lines
 
 

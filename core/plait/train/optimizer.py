@@ -47,12 +47,13 @@ def make_optimizer(
     `schedule` that changes the rate, or, if it is `saved`, keeps what no checkpoint holds.
     values: whether tensors have values. Without values, as in a plan, any step that runs counts as correct.
     """
-    from plait.train.rehearsal import KindsOfGroup, compare_shards, try_step, try_step_without_values  # no step's need
+    from plait.train.option_groups import divided, options_and_rules  # no step's need, nor the next
+    from plait.train.rehearsal import KindsOfGroup, compare_shards, try_step, try_step_without_values
 
-    node, patterns = options_and_patterns(node)
-    groups = divided_by(groups_by_mesh(parameters), patterns)
-    if patterns and values:
-        check_patterns(groups, patterns)
+    node, rules = options_and_rules(node)
+    groups = divided(groups_by_mesh(parameters), rules)
+    if rules.patterns and values:
+        check_patterns(groups, rules.patterns)
     kinds = [KindsOfGroup.of(group) for group in groups]
     cls, options = class_and_options(node)
     exact = getattr(cls, "numerics", "exact") == "exact"  # "own": it differs on purpose
@@ -112,25 +113,6 @@ def groups_by_mesh(parameters: Iterable[Any]) -> list[ParamGroup]:
     for param in [param for param in every if param.requires_grad] or every:
         groups.setdefault(mesh_of(param), []).append(param)
     return [{"params": group} for group in groups.values()]
-
-
-def options_and_patterns(node: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """(`node` without its `groups`, pattern -> options of those)."""
-    own = {key: value for key, value in node.items() if key != "groups"}
-    if node.get("groups") is None:
-        return own, {}
-    from plait.train.option_groups import patterns_of  # imported only by runs that need it
-
-    return own, patterns_of(node["groups"])
-
-
-def divided_by(groups: Iterable[ParamGroup], patterns: Mapping[str, Mapping[str, Any]]) -> list[ParamGroup]:
-    """The groups, each divided by the patterns that match."""
-    if not patterns:
-        return list(groups)
-    from plait.train.option_groups import divided
-
-    return divided(groups, patterns)
 
 
 def class_and_options(node: Mapping[str, Any], where: str = "optimizer") -> tuple[Callable[..., Any], dict[str, Any]]:

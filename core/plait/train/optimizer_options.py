@@ -17,12 +17,10 @@ from plait.train.optimizer import (
     built,
     check_patterns,
     class_and_options,
-    divided_by,
     groups_by_mesh,
     kernels_to_try,
-    options_and_patterns,
 )
-from plait.train.option_groups import check_known
+from plait.train.option_groups import check_known, divided, options_and_rules
 from plait.train.rehearsal import KindsOfGroup
 
 SMALL = 2**20  # the largest parameter, in elements, on which a step is tried before there are ranks
@@ -35,16 +33,16 @@ def check_optimizer(node: Mapping[str, Any], parameters: Iterable[nn.Parameter] 
     parameters: as for `make_optimizer`, of the whole model; they may be on meta. No step is made, because its kernels
     may need a device that this process lacks.
     """
-    node, patterns = options_and_patterns(node)
+    node, rules = options_and_rules(node)
     cls, options = class_and_options(node)
     kernels = kernels_to_try(cls, options, torch.device("cpu"))[-1]
-    groups = divided_by(groups_by_mesh(parameters), patterns)
+    groups = divided(groups_by_mesh(parameters), rules)
     made = []
     for group in map(KindsOfGroup.of, groups):
         made.append(group.with_params([nn.Parameter(torch.zeros(kind.shape)) for kind in group.kinds]))
-    if patterns:
-        check_patterns(groups, patterns, alone=True)
-    for pattern, own in patterns.items():
+    if rules.patterns:
+        check_patterns(groups, rules.patterns, alone=True)
+    for pattern, own in rules.patterns.items():
         _check_own_options(node, pattern, own, made)
     with _without_compiler():
         built(node, builder(cls, {**options, **kernels}), made)
@@ -81,12 +79,12 @@ def state_keys(node: Mapping[str, Any], groups: Iterable[ParamGroup]) -> dict[st
 
     groups: with names. Leaves out large parameters, and those that the class refuses.
     """
-    node, patterns = options_and_patterns(node)
+    node, rules = options_and_rules(node)
     cls, options = class_and_options(node)
     build = builder(cls, {**options, **kernels_to_try(cls, options, torch.device("cpu"))[-1]})
     known: dict[Any, set[str]] = {}
     found = {}
-    for number, group in enumerate(divided_by(groups, patterns)):
+    for number, group in enumerate(divided(groups, rules)):
         for i, (fqn, param) in enumerate(zip(group["names"], group["params"], strict=True)):
             kind = number, param.shape, tuple(map(str, group["logical"][i]))
             if kind not in known and param.numel() <= SMALL:

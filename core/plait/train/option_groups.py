@@ -1,15 +1,65 @@
-"""`optimizer.groups`: parameters, by patterns of their names, that an optimizer updates with options of their own."""
+"""Options of some parameters: those of `optimizer.groups`, by patterns of names or axes, and no decay of vectors."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from plait.contract.errors import PlaitError, misfit
-from plait.contract.exact import fitted
+import attrs
+
+from plait.compose.targets import target_of
+from plait.contract.errors import PlaitError, misfit, near_miss
+from plait.contract.exact import fitted, parameters_of
 from plait.contract.model_spec import matches
+from plait.contract.packed import Packed
 from plait.parallel.group import ParamGroup, part_of
 
-KEY = "optimizer.groups"
+KEY, DECAYS = "optimizer.groups", "optimizer.decays"
 FITS = "a mapping from patterns of names to options, such as {layers.*.*.weight: {weight_decay: 0.0}}"
+WHICH = ("matrices", "all")  # the values of `optimizer.decays`
+Ruled = tuple[str | None, bool]  # of a parameter: the first pattern that matches it, whether it is spared
+
+
+@attrs.frozen
+class Rules:
+    """Which parameters have options of their own.
+
+    patterns: of names, or of logical axes behind an @ -> options, in the config's order.
+    spares: whether `weight_decay` spares vectors, if no pattern gives them another.
+    """
+
+    patterns: Mapping[str, Mapping[str, Any]]
+    spares: bool
+
+    def options(self, choice: Ruled) -> dict[str, Any]:
+        """What parameters of this choice have of their own."""
+        pattern, spared = choice
+        return {**({"weight_decay": 0.0} if spared else {}), **(self.patterns[pattern] if pattern else {})}
+
+    def choices(self, group: ParamGroup) -> list[Ruled]:
+        """Of each parameter of `group`. Raises PlaitError if there are patterns and no names."""
+        if self.patterns and "names" not in group:
+            raise PlaitError(
+                f"{KEY} tells parameters by their names, and make_optimizer got none: pass it on as "
+                "applied.optimizer(make), or give it applied.groups()"
+            ).at(KEY)
+        found = []
+        for i in range(len(group["params"])):
+            pattern = next((p for p in self.patterns if _means(p, group, i)), None)
+            decided = "weight_decay" in group or (pattern and "weight_decay" in self.patterns[pattern])
+            found.append((pattern, self.spares and not decided and is_vector(group, i)))
+        return found
+
+
+def options_and_rules(node: Mapping[str, Any]) -> tuple[dict[str, Any], Rules]:
+    """(`node` without its `groups` and `decays`, what these say). Raises PlaitError for values that do not fit."""
+    own = {key: value for key, value in node.items() if key not in ("groups", "decays")}
+    which = node.get("decays", WHICH[0])
+    if which not in WHICH:
+        raise misfit(DECAYS, which, " or ".join(WHICH))
+    if "weight_decay" in own:
+        decay = own["weight_decay"]
+    else:
+        decay = getattr((parameters_of(target_of(own, "optimizer")) or {}).get("weight_decay"), "default", 0)
+    return own, Rules(patterns_of(node.get("groups")), bool(decay) and which == WHICH[0])
 
 
 def patterns_of(value: Any) -> dict[str, dict[str, Any]]:
@@ -36,36 +86,52 @@ def _check_rate(value: Any, key: str) -> None:
         raise misfit(key, value, "a number that is not negative")
 
 
-def divided(groups: Iterable[ParamGroup], patterns: Mapping[str, Mapping[str, Any]]) -> list[ParamGroup]:
-    """`groups`, each divided by the first pattern that matches a parameter's name: first what none matches, then in the
-    patterns' order, with their options in the group. Raises PlaitError if there are patterns and no names."""
+def is_vector(group: ParamGroup, number: int) -> bool:
+    """Whether this parameter of `group` has at most one dim, as norms and biases do, not counting that of experts."""
+    if "logical" in group:
+        return sum(axis != "experts" for axis in group["logical"][number]) <= 1
+    return group["params"][number].dim() <= 1
+
+
+def _axes(group: ParamGroup, number: int) -> str:
+    """The logical axes of this parameter, as a pattern means them: `@ffn.embed`."""
+    axes = group["logical"][number] if "logical" in group else ()
+    return "@" + ".".join(str(axis.axis if isinstance(axis, Packed) else axis) for axis in axes)
+
+
+def _means(pattern: str, group: ParamGroup, number: int) -> bool:
+    return matches(pattern, _axes(group, number) if pattern.startswith("@") else group["names"][number])
+
+
+def divided(groups: Iterable[ParamGroup], rules: Rules) -> list[ParamGroup]:
+    """`groups`, each divided by what its parameters have of their own, with these options in the group: first those
+    that no pattern matches, then in the patterns' order; spared ones after others."""
+    order = {pattern: i for i, pattern in enumerate((None, *rules.patterns))}
     found = []
     for group in groups:
-        if "names" not in group:
-            raise PlaitError(
-                f"{KEY} tells parameters by their names, and make_optimizer got none: pass it on as "
-                "applied.optimizer(make), or give it applied.groups()"
-            ).at(KEY)
-        first = [next((p for p in patterns if matches(p, fqn)), None) for fqn in group["names"]]
-        for pattern in (None, *patterns):
-            if numbers := [i for i, matched in enumerate(first) if matched == pattern]:
-                found.append({**part_of(group, numbers), **(patterns[pattern] if pattern else {})})
+        choices = rules.choices(group)
+        for choice in sorted(set(choices), key=lambda choice: (order[choice[0]], choice[1])):
+            numbers = [i for i, own in enumerate(choices) if own == choice]
+            found.append({**part_of(group, numbers), **rules.options(choice)})
     return found
 
 
 def unmatched(groups: Iterable[ParamGroup], patterns: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The patterns that match the name of no parameter in `groups`."""
-    names = [fqn for group in groups for fqn in group.get("names", ())]
-    return [pattern for pattern in patterns if not any(matches(pattern, fqn) for fqn in names)]
+    """The patterns that match no parameter in `groups`."""
+    every = [(group, i) for group in groups for i in range(len(group.get("names", ())))]
+    return [pattern for pattern in patterns if not any(_means(pattern, *each) for each in every)]
 
 
 def refused(pattern: str, groups: Iterable[ParamGroup]) -> PlaitError:
     """The error for a pattern that matches nothing."""
-    names = [fqn for group in groups for fqn in group.get("names", ())]
+    every = [(group, i) for group in groups for i in range(len(group.get("names", ())))]
+    by_axes = pattern.startswith("@")
+    names = list(dict.fromkeys(_axes(group, i) if by_axes else group["names"][i] for group, i in every))
     some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    what = "axis" if by_axes else "name"
     return PlaitError(
-        f"{KEY}: the pattern {pattern!r} matches no parameter that trains; * stands for one name, and there are "
-        f"{some or 'none'}"
+        f"{KEY}: the pattern {pattern!r} matches no parameter that trains; * stands for one {what}, and there are "
+        f"{some or 'none'}{near_miss(pattern, names)}"
     ).at(KEY, pattern, fits=names)
 
 
@@ -79,4 +145,5 @@ def check_known(node: Mapping[str, Any], pattern: str, own: Iterable[str], defau
         if name not in takes:
             raise PlaitError(
                 f"unknown option {KEY}.{pattern}.{name}; a group of {node['_target_']} takes {', '.join(takes)}"
+                f"{near_miss(name, takes)}"
             ).at(f"{KEY}.{pattern}.{name}", fits=takes)
