@@ -79,14 +79,14 @@ class Command:
     def output(self) -> str:
         return "".join(f"[{at:6.1f}] {line}\n" for at, line in self.lines)
 
-    def code(self, within: float = 120) -> int:
+    def code(self, within: float = 300) -> int:
         """Its exit code, once it has ended."""
         return self._process.wait(within)
 
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def seen(self, words: str, within: float = 60, count: int = 1) -> float:
+    def seen(self, words: str, within: float = 180, count: int = 1) -> float:
         """The seconds at which it printed them for the `count`-th time; waits for it. Raises AssertionError if it ends
         without."""
 

@@ -50,6 +50,14 @@ def test_nobody_takes_the_place_of_one_that_ended(tmp_path, holder):
     other.end()
 
 
+def test_another_takes_the_place_of_one_that_left(tmp_path, holder):
+    holder.say("alpha", 29500)
+    holder.end(goes_on=True)
+    other = Hosting(tmp_path)
+    assert other.take(again=True)
+    other.end()
+
+
 def test_not_while_rank_0_of_the_lost_machine_lives(tmp_path, holder):
     killed(holder)
     rank_0 = try_lock(tmp_path / ".lock")

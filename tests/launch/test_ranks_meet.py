@@ -93,3 +93,19 @@ def test_clocks_of_machines_differ(monkeypatch):
             holder._sanitize()
         assert ("beta" in holder.state.wait_list) == present, seconds
         assert holder.state.last_heartbeats == ({"beta": sign} if present else {})
+
+
+def test_a_look_outlives_the_members_of_the_last_start(monkeypatch):
+    """The main thread forgets them for the next rendezvous, while another thread asks who is there."""
+    looks: Any = handler.MeetingHandler.__new__(handler.MeetingHandler)
+    state = types.SimpleNamespace(participants={}, wait_list=set(), last_heartbeats={})
+    looks._state_holder, looks._looked, looks._beats = types.SimpleNamespace(state=state), time.monotonic(), {}
+    looks._counts, looks._this_node, looks.known, looks.members = [1, 2], "alpha", {}, {"alpha"}
+
+    def forget(self):
+        self.members = None
+        return 0
+
+    monkeypatch.setattr(handler.DynamicRendezvousHandler, "num_nodes_waiting", forget)
+    looks.look()
+    assert looks.waiting == 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 import time
 
@@ -15,6 +16,7 @@ from tests.helpers.together import codes, outputs
 EXACT = [f"precision.{each}=float64" for each in ("param", "reduce", "storage")]
 RUN = ["strategy=[fsdp2]", "run.name=a", "train.global_batch_size=8", "checkpoint.interval=10", *EXACT]
 RUN += ["schedule.min_lr_ratio=1", "validation.interval=0", "checkpoint.export=false"]
+MOE = ["model=qwen3_moe_debug", "model.head_dim=8", "model.n_experts=4", "model.ffn_dim=16"]
 ENDLESS = "train.steps=100000"
 
 
@@ -32,7 +34,7 @@ def begin(machine, cwd, *overrides, ranks=1, nnodes="1:2"):
     return machine.plait("train", *SMALL, *RUN, ENDLESS, *together, *overrides, cwd=cwd)
 
 
-def wait_for_step(tmp_path, least, world, *runs, within=120):
+def wait_for_step(tmp_path, least, world, *runs, within=300):
     """Until the last step is `least` or a later one, on `world` ranks."""
     path, deadline = tmp_path / "runs" / "a" / "metrics.jsonl", time.monotonic() + within
     while not (path.exists() and (last := rows(path.parent)[-1:]) and last[0]["world_size"] == world) or (
@@ -58,11 +60,11 @@ def compare(tmp_path, reference):
 
 
 def stop(tmp_path, *runs, alike=()):
-    """End the run by a signal to the endpoint's machine, and compare it with as many steps on one rank.
+    """End the run by Ctrl-C on the machine that holds the store, and compare it with as many steps on one rank.
 
     alike: what that rank is told, too."""
-    runs[0].signal(signal.SIGTERM)
-    assert codes(*runs) == [143] * len(runs), outputs(*runs)
+    runs[0].signal(signal.SIGINT)
+    assert codes(*runs) == [130] * len(runs), outputs(*runs)
     assert "; saved step " in runs[0].output
     (tmp_path / "one").mkdir()
     here = [*RUN, *alike, f"train.steps={len(rows(tmp_path / 'runs' / 'a'))}", "launch.nproc_per_node=1"]
@@ -175,18 +177,24 @@ def test_a_stream_goes_on_with_the_same_samples(machines, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_asked_to_leave_loses_no_step(machines, tmp_path):
+@pytest.mark.parametrize(("leaves", "stays"), [("beta", "alpha"), ("alpha", "beta")])
+def test_a_machine_that_is_asked_to_leave_loses_no_step(leaves, stays, machines, tmp_path):
+    """Also the one that holds the store."""
     more = ["checkpoint.interval=0"]
-    runs = [begin(machine, tmp_path, *more) for machine in machines]
-    wait_for_step(tmp_path, 5, 2, *runs)
-    runs[1].signal(signal.SIGTERM)
-    assert runs[1].code() == 143, outputs(*runs)
-    runs[0].seen("beta left; going on with 1 machine: alpha")
-    wait_for_step(tmp_path, 10, 1, *runs)
-    again = begin(machines["beta"], tmp_path, *more)
-    runs[0].seen("beta came; going on with 2 machines: alpha, beta")
-    wait_for_step(tmp_path, 15, 2, runs[0], again)
-    stop(tmp_path, runs[0], again)
+    runs = {machine.name: begin(machine, tmp_path, *more) for machine in machines}
+    wait_for_step(tmp_path, 30, 2, *runs.values())
+    began = time.monotonic()
+    runs[leaves].signal(signal.SIGTERM)
+    assert runs[leaves].code() == 143, outputs(*runs.values())
+    assert "; saved step " in runs[leaves].output
+    runs[stays].seen(f"{leaves} left; going on with 1 machine: {stays}")
+    assert time.monotonic() - began < 15, outputs(*runs.values())
+    assert ("beta holds the store now, in the place of alpha" in runs["beta"].output) == (leaves == "alpha")
+    wait_for_step(tmp_path, 40, 1, *runs.values())
+    runs[leaves] = begin(machines[leaves], tmp_path, *more)
+    runs[stays].seen(f"{leaves} came; going on with 2 machines: alpha, beta")
+    wait_for_step(tmp_path, 50, 2, *runs.values())
+    stop(tmp_path, runs[stays], runs[leaves])
     assert worlds(tmp_path)[-3:] == [2, 1, 2]
 
 
@@ -207,7 +215,8 @@ def test_a_plan_for_each_number_of_machines_is_ready(machines, tmp_path):
 def test_a_run_that_was_stopped_resumes_on_another_number_of_machines(machines, tmp_path):
     runs = [begin(machine, tmp_path) for machine in machines]
     wait_for_step(tmp_path, 5, 2, *runs)
-    runs[0].signal(signal.SIGTERM)
+    for run in runs:
+        run.signal(signal.SIGTERM)
     assert codes(*runs) == [143, 143], outputs(*runs)
     on_alpha = begin(machines["alpha"], tmp_path)
     wait_for_step(tmp_path, 10, 1, on_alpha)
@@ -226,6 +235,27 @@ def test_a_machine_more_than_the_most_replaces_one_that_is_lost(some_machines, t
     runs[0].seen("beta left; gamma came; going on with 2 machines: alpha, gamma")
     wait_for_step(tmp_path, rows(tmp_path / "runs" / "a")[-1]["step"] + 15, 2, *runs)
     stop(tmp_path, runs[0], runs[2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["tensor_parallel", "pipeline", "expert_parallel"])
+def test_a_spare_takes_over_under_a_fixed_degree(strategy, some_machines, tmp_path):
+    """Of three machines two fit. The third is told so, and takes the place of one that is asked to leave."""
+    machines = some_machines("alpha", "beta", "gamma")
+    model = MOE if strategy == "expert_parallel" else []
+    more = [f"strategy=[{strategy},fsdp2]", f"strategy.{strategy}.degree=2", *model]
+    runs = {machine.name: begin(machine, tmp_path, *more, nnodes="2:4") for machine in machines}
+    runs["alpha"].seen("2 or 4 machines meet at")
+    wait_for_step(tmp_path, 10, 2, *runs.values())
+    leaves = "beta" if "beta" in re.findall("with 2 machines: (.*)", runs["alpha"].output)[-1] else "gamma"
+    spare = "gamma" if leaves == "beta" else "beta"
+    runs[spare].seen(f"{spare} is a spare: alpha, {leaves} train already")
+    runs[leaves].signal(signal.SIGTERM)
+    assert runs.pop(leaves).code() == 143, outputs(*runs.values())
+    runs["alpha"].seen(f"{leaves} left; {spare} came; going on with 2 machines: alpha, {spare}")
+    wait_for_step(tmp_path, rows(tmp_path / "runs" / "a")[-1]["step"] + 10, 2, *runs.values())
+    stop(tmp_path, *runs.values(), alike=model)
+    assert worlds(tmp_path) == [2]
 
 
 @pytest.mark.slow

@@ -151,7 +151,7 @@ class Agent(LocalElasticAgent):
             self._send(number)
             number = signal.SIGTERM
         if self.meeting is not None:
-            self.meeting.says_stop()
+            self.meeting.says_stop(STOP_SIGNALS.number)
         began, STOP_SIGNALS.again = time.monotonic(), lambda: self._send(signal.SIGKILL)
         self._pcontext.close(number, timeout=self.grace_seconds)  # type: ignore[arg-type] # a float will do
         self.overdue |= not STOP_SIGNALS.impatient and time.monotonic() - began >= self.grace_seconds

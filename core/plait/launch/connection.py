@@ -28,6 +28,7 @@ class Connection:
 
     store: None until it is reached. broken: when it was lost, or looking for it was given up. trouble: why. answered:
     when it last answered. refusal: another machine's. taken: another machine has taken this one's place as the holder.
+    has_heir: another may, if this one holds the store and leaves.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Connection:
         self.again, self.own = again, own
         self.store: Store | None = None
         self.handler: MeetingHandler | None = None
-        self.is_host = self.taken = False
+        self.is_host = self.taken = self.has_heir = False
         self.refusal: str | None = None
         self.broken: float | None = None
         self.trouble, self.answered, self.left = "nothing listens there", time.monotonic(), threading.Event()
@@ -126,11 +127,16 @@ class Connection:
                 if not self.is_host:
                     if not hosting.proven and self.store.check(["hosts"]):
                         hosting.prove(self.store.get("hosts").decode())
+                    if hosting.proven and not told and self.handler is not None:
+                        self.handler.offer()
+                        told = True
                 elif not hosting.is_own():
                     self.taken = True
                 elif not told and hosting.held:
                     self.store.set("hosts", hosting.say(self.host, self.port))
                     told = True
+                elif told and self.handler is not None:
+                    self.has_heir = self.handler.has_heir()
             except (RuntimeError, OSError, PlaitError):  # the store is lost, or the folder cannot be read now
                 continue
 

@@ -188,6 +188,15 @@ class MeetingHandler(DynamicRendezvousHandler):
         finally:
             self._idle = False
 
+    def offer(self) -> None:
+        """Say that this machine may hold the store if the one that does leaves."""
+        self._notes.set(f"may hold/{self._this_node!r}", "1")
+
+    def has_heir(self) -> bool:
+        """Whether another machine that takes part, or waits to, may hold the store."""
+        others = [node for node in self._present() if node != self._this_node]
+        return any(self._notes.check([f"may hold/{node!r}"]) for node in others)
+
     def depart(self) -> None:
         """Leave the machines that train: the others need not wait for signs of life."""
         self._stop_heartbeats()
@@ -196,14 +205,14 @@ class MeetingHandler(DynamicRendezvousHandler):
 
     def look(self) -> None:
         """Ask the store who is there. Raises RendezvousError or RuntimeError if it cannot be reached."""
-        if self.members is not None:
+        if (members := self.members) is not None:  # another thread may set it to None now
             waiting = super().num_nodes_waiting()
             there = set(self._state_holder.state.participants)
-            more = self._fitting(len(there) + waiting) > len(self.members & there)
+            more = self._fitting(len(there) + waiting) > len(members & there)
             now = time.monotonic()
             self._since = (self._since or now) if waiting and more else None
             self.waiting = waiting if self._since is not None and now >= self._since + PAUSE else 0
-            self._note_beats(self.members)
+            self._note_beats(members)
         self._learn_names(self._present())
 
     def _learn_names(self, nodes: Iterable[Any]) -> None:

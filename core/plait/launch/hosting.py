@@ -103,12 +103,13 @@ class Hosting:
         self.seen = time.monotonic()
         return told.get("word", self._word) != self._word
 
-    def end(self) -> None:
-        """Nobody shall take this process's place. The last call."""
+    def end(self, goes_on: bool = False) -> None:
+        """Another process may take this one's place if the run goes on; else nobody shall. The last call."""
         with self._one:
             self._over = True
             if self._handle is not None:
-                self._write({"ended": True})
+                if not goes_on:
+                    self._write({"ended": True})
                 unlock(self._handle)
                 self._handle = None
 

@@ -135,7 +135,7 @@ def start_ranks(
                 raise unpacked(problem.read_text(encoding="utf-8"))
     except (Stopped, SignalException) as stop:
         number = stop.number if isinstance(stop, Stopped) else int(stop.sigval)
-        overdue, leaves = agent is not None and agent.overdue, meeting is not None and meeting.leaves()
+        overdue, leaves = agent is not None and agent.overdue, meeting is not None and meeting.leaves(number)
         return stopped_outcome(config, folder, number, overdue, STOP_SIGNALS.impatient, leaves)
     except Apart as parted:
         outcome = folder.outcome() if _written(folder) != earlier else None  # the run has ended, and others have left

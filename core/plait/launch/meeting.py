@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from signal import SIGINT
 from typing import Any, TypeVar
 
 from torch.distributed import DistError
@@ -69,7 +70,7 @@ class Meeting:
         self.changed = False  # whether other machines met for this start of the ranks than for the one before
         self._silent, self._asked, self._spare, self._lost = 0.0, time.monotonic(), False, ""
         self._left, self._threads = threading.Event(), list[threading.Thread]()
-        self._hosting = Hosting(folder)
+        self._hosting, self._leaves = Hosting(folder), False
         host = host.strip("[]")
         self._at = self._connection(host, int(port), own=host if is_here(host, int(port)) else "")
         self._watch()
@@ -97,7 +98,7 @@ class Meeting:
     def __exit__(self, *_: object) -> None:
         """End the threads, if they do not wait for a machine that is off: none may be inside torch when Python ends."""
         deadline = time.monotonic() + GOODBYE
-        self._begin(self._hosting.end).join(GOODBYE)
+        self._begin(lambda: self._hosting.end(goes_on=self._leaves)).join(GOODBYE)
         for event in (self._left, self._at.left):
             event.set()
         if self.handler is not None:
@@ -304,7 +305,7 @@ class Meeting:
             if self._is_gone():
                 return f"{self._holder} is gone"
             raise self.apart()
-        if now - at.answered < 2.0:
+        if now - at.answered < 2.0 or at.is_host:  # its own store answers, however slow this machine is
             self._silent = 0.0
         if self._silent > SILENT:
             self._silent = 0.0
@@ -323,24 +324,34 @@ class Meeting:
 
     # --- the end
 
-    def says_stop(self) -> None:
-        """A signal ends the run if it came to the machine that holds the store; another one only leaves an elastic
-        run."""
+    def says_stop(self, number: int) -> None:
+        """Signal `number` ends the run on all machines, if this one does not only leave it."""
         store = self._at.store
-        if self._at.is_host and store is not None:
+        if not self.leaves(number) and self._at.is_host and store is not None:
             self._begin(lambda: store.set("stopped", "1")).join(1)
 
-    def leaves(self) -> bool:
-        """Whether a signal to this machine lets the others go on without it."""
-        return self.launch.elastic and self.handler is not None and not self._at.is_host
+    def leaves(self, number: int) -> bool:
+        """Whether signal `number` to this machine lets the others go on without it. Ctrl-C where the store is, and the
+        progress is shown, ends the run."""
+        heir = not self._at.is_host or (self._at.has_heir and number != SIGINT)
+        self._leaves = self.launch.elastic and self.handler is not None and heir
+        return self._leaves
 
     def goes_on(self) -> bool:
         """Whether the run goes on without a machine that was asked to stop."""
-        store = self._at.store
-        if not self.launch.elastic or store is None:
+        store, handler = self._at.store, self.handler
+        if not self.launch.elastic or store is None or handler is None:
             return False
+
+        def told() -> bool:
+            if store.check(["stopped"]):
+                return False
+            store.add(f"ended/{handler.round()}", 1)  # for the machine that holds the store, if it leaves
+            return True
+
         with contextlib.suppress(TimeoutError, RuntimeError, RendezvousError, PlaitError, Apart):
-            return not self.patiently(lambda: store.check(["stopped"]), GOODBYE)
+            return self.patiently(told, GOODBYE)
+        self._left.wait(1.0)  # if the store's machine is gone, the connection knows by then
         return self._is_gone()
 
     def leave(self, machines: int) -> None:

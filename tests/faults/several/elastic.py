@@ -36,10 +36,12 @@ def elastic(scenario: Scenario) -> None:
 
 
 def _change(scenario: Scenario, cluster: Cluster, present: dict[str, Launcher]) -> None:
-    """The last machine stays, and the one that holds the store does not leave by itself: that ends the run on all."""
+    """The last machine stays. The one that holds the store leaves by itself only if all train, so that another may take
+    its place."""
     rng = scenario.rng
     absent = [name for name in cluster.names if name not in present]
-    leavers = [name for name in present if name != _holder(scenario, cluster)]
+    holder = "" if _world_size(scenario) == len(present) else _holder(scenario, cluster)
+    leavers = [name for name in present if name != holder]
     several = len(present) > 1
     what = rng.choice(
         [
@@ -68,6 +70,13 @@ def _change(scenario: Scenario, cluster: Cluster, present: dict[str, Launcher]) 
             cluster[name].boot()
 
 
+def _world_size(scenario: Scenario) -> int:
+    """That of the last step."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return json.loads((scenario.place.run_folder / "metrics.jsonl").read_text().splitlines()[-1])["world_size"]
+    return 0
+
+
 def _holder(scenario: Scenario, cluster: Cluster) -> str:
     """The name of the machine that holds the store; the endpoint's before one has said so."""
     with contextlib.suppress(FileNotFoundError, ValueError):
@@ -77,19 +86,19 @@ def _holder(scenario: Scenario, cluster: Cluster) -> str:
 
 
 def _stop(scenario: Scenario, cluster: Cluster, present: dict[str, Launcher]) -> None:
-    """A signal to the machine that holds the store ends the run on all; then to the others, as it may have moved."""
+    """Ctrl-C on the machine that holds the store ends the run on all; SIGTERM to the others if it has moved."""
     if not cluster.live():
         raise Defect(f"the run has ended:\n{cluster.text()}")
     before = cluster.last_row()
     holder = _holder(scenario, cluster)
-    present[holder if holder in present else next(iter(present))].signal(signal.SIGTERM)
+    present[holder if holder in present else next(iter(present))].signal(signal.SIGINT)
     with contextlib.suppress(Defect):
         cluster.until(lambda: not cluster.live(), 15)
     for launcher in cluster.live():
         launcher.signal(signal.SIGTERM)
     cluster.until(lambda: not cluster.live())
     for launcher in present.values():
-        cluster.judge(launcher, 0, 1, 143)  # 1: one that came as the holder left
+        cluster.judge(launcher, 0, 1, 130, 143)  # 1: one that came as the holder left
     cluster.clean()
     if cluster.last_row() < before:
         raise Defect(f"steps are lost: {cluster.last_row()} rows, and before there were {before}")
