@@ -1,8 +1,11 @@
 """Whole sweeps, with ranks: on this machine, beside each other, in a launcher's processes, and killed in the middle."""
 
+import contextlib
 import json
+import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -103,6 +106,37 @@ def test_a_sweep_that_is_told_to_stop_goes_on(tmp_path):
     assert "checkpoint: resuming after step" in done.out
     assert (tmp_path / "runs/sweep/0/metrics.jsonl").stat().st_mtime_ns == written
     assert [row["step"] for row in rows(second)] == list(range(1, 61))
+
+
+@pytest.mark.slow
+def test_a_job_whose_process_is_killed_takes_no_other_with_it(tmp_path):
+    jobs_of = ["-m", "train.seed=1,2,3", "strategy=[]", *SMALL, "validation.interval=0", "hydra.sweep.dir=runs/sweep"]
+    beside = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "train.steps=60"]
+    sweep = whole_run.start([*jobs_of, *beside], tmp_path, environment())
+    folders = [tmp_path / "runs/sweep" / str(number) for number in range(3)]
+    try:
+        for folder in folders[:2]:
+            wait_for_step(folder, 5, sweep)
+        os.kill(launcher_of(folders[0]), signal.SIGKILL)
+        code = sweep.wait(120)
+    finally:
+        kill_all(sweep, folders[1])
+    assert code == 3
+    assert [each["state"] for each in jobs(tmp_path)] == ["failed", "finished", "finished"]
+    assert jobs(tmp_path)[0]["reason"] == "its process was killed by SIGKILL"
+    assert [row["step"] for row in rows(folders[1])] == list(range(1, 61))
+
+
+def launcher_of(run):
+    """The process that started the fork server of this run."""
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (place / "cmdline").read_text().split("\0")
+            here = (place / "cwd").resolve()
+            if "plait.launch.fork_server" in words and run.resolve() in [(here / word).resolve() for word in words]:
+                stat = (place / "stat").read_text()
+                return int(stat.rpartition(")")[2].split()[1])
+    raise AssertionError(f"nothing runs {run}")
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from plait.compose.overrides import LISTS, check_sweep, parsed
 from plait.compose.train_help import train_help
 from plait.contract.errors import PlaitError, near_miss
 from plait.launch.launched import rank_here
+from plait.sweep.beside import is_beside, run_apart
 from plait.sweep.command import Command
 from plait.sweep.submitted import QUEUE, is_submitted
 
@@ -83,6 +84,8 @@ class JobLoader(Loader):
             self.command.hold()
             if is_submitted(cfg.hydra):
                 QUEUE.watch(self.command)
+            elif is_beside(cfg.hydra):
+                run_apart(self.command)
 
     def _count(self, sweeper: DictConfig, overrides: list[Override]) -> int | None:
         """How many jobs a sweeper makes of these, the last of a key; None if it does not say."""
