@@ -22,14 +22,22 @@ TINY = [
     *("schedule.warmup_steps=4", "schedule.min_lr_ratio=1", "checkpoint.interval=100", "checkpoint.mode=sync"),
     *(f"precision.{each}=float64" for each in ("storage", "param", "reduce")),
 ]
-MIXES = {  # name -> (strategies and their options, the model's options, numbers of machines that fit)
+MIXES = {  # name -> (strategies and their options, options of one process too, numbers of machines that fit)
     "fsdp2": (["strategy=[fsdp2]"], [], (2, 3, 4)),
     "replicate": (["strategy=[fsdp2]", "strategy.fsdp2.shard=1", "strategy.fsdp2.replicate=-1"], [], (2, 3, 4)),
     "tensor_parallel": (["strategy=[tensor_parallel,fsdp2]", "strategy.tensor_parallel.degree=2"], [], (2, 4)),
     "context_parallel": (["strategy=[context_parallel,fsdp2]", "strategy.context_parallel.degree=2"], [], (2, 4)),
     "pipeline": (["strategy=[pipeline,fsdp2]", "strategy.pipeline.degree=2"], [], (2, 4)),
     "expert_parallel": (["strategy=[expert_parallel,fsdp2]", "strategy.expert_parallel.degree=2"], MOE, (2, 4)),
+    "accumulation": (["strategy=[fsdp2]", "train.local_batch_size=1"], [], (2, 3, 4)),
+    "zero": (["strategy=[zero]"], [], (2, 3, 4)),
+    "lora": (["strategy=[lora,fsdp2]"], ["strategy.lora.random_base=true"], (2, 3, 4)),
+    **{
+        name: ([f"strategy=[{name},fsdp2]"], [f"strategy.{name}.degree=2", f"strategy.{name}.every=2"], (2, 4))
+        for name in ("local_sgd", "diloco")
+    },
 }
+ALONE = {"lora": ("lora", 1), "local_sgd": ("local_sgd", 2), "diloco": ("diloco", 2)}  # mix -> what trains undisturbed
 
 
 def texts(folder):
@@ -78,8 +86,9 @@ def test_each_step_is_that_of_one_process(mix, data, plait_ranks, tmp_path, monk
         rows += more
     (tmp_path / "one").mkdir()
     parts = [f"train.data_parts={4 if len(fit) == 3 else 2}"]
-    alone = [*model, *source, *parts, "strategy=[]", f"train.steps={len(CAME) * STEPS}"]
-    _, reference = trained(plait_ranks, tmp_path / "one", 1, *alone)
+    strategy, world = ALONE.get(mix, ("", 1))  # workers that train apart are as many ranks
+    alone = [*model, *source, *parts, f"strategy=[{strategy}]", f"train.steps={len(CAME) * STEPS}"]
+    _, reference = trained(plait_ranks, tmp_path / "one", world, *alone)
     assert [row["step"] for row in rows] == [row["step"] for row in reference]
     for mine, other in zip(rows, reference, strict=True):
         assert mine["tokens"] == other["tokens"]
