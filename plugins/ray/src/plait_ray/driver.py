@@ -22,6 +22,7 @@ from plait_ray.machine import PASSED, Machine, Place
 
 PATIENCE = 10.0  # seconds without a line
 POLL = 0.5  # seconds
+SIGNALLED = 128  # exit codes above tell of a signal
 NODE = "ray.io/node-id"  # Ray's label of a node
 
 
@@ -57,10 +58,11 @@ def wanted(launch: Any, address: str, pack: bool, wait: bool) -> Need:
 
 @attrs.define(eq=False)
 class Member:
-    """One machine of the run: a bundle of a placement group, and the actor on it."""
+    """One machine of the run: a bundle of a placement group, and the actor on it. number: one in its place has it."""
 
     group: PlacementGroup
     bundle: int
+    number: int | None = None
     actor: Any = None
     place: Place | None = None  # once it is known
     begun: bool = False
@@ -78,7 +80,8 @@ class Driver:
         self.asked: list[int] = []  # signals
         self.sent = 0  # of them
         self.lost = 0  # nodes that count as restarts
-        self.met = False  # whether machine 0 listens for the others
+        self.endpoint: tuple[str, int] | None = None  # where the machines meet
+        self.met = False  # whether the first of them listens there
         self.printed: dict[str, Member] = {}  # a line -> the machine that said it first
         self.said = time.monotonic()  # when a wait was last told of
 
@@ -101,7 +104,7 @@ class Driver:
             self._end(member)
         for group in self.groups:
             remove_placement_group(group)
-        self.members, self.groups, self.met = [], [], False
+        self.members, self.groups, self.endpoint, self.met = [], [], None, False
 
     def _run(self) -> int:
         ended = None
@@ -121,11 +124,16 @@ class Driver:
                     print(f"plait: stopped by {signal.Signals(number).name}, before training began", file=sys.stderr)
                     return 128 + number
             self._say_what_is_missing()
-            if (code := self.members[0].code) is not None:
+            if (code := self._first().code) is not None:
                 ended = ended or time.monotonic()
                 alone = all(member.code is not None for member in self.members if member.begun)
                 if alone or time.monotonic() > ended + self.launch.grace_seconds:
                     return code if code >= 0 else 128 - code
+
+    def _first(self) -> Member:
+        """The machine whose exit code is the run's: of an elastic run, the first that did not leave by a signal."""
+        stay = (member for member in self.members if member.begun and (member.code or 0) <= SIGNALLED)
+        return next(stay, self.members[0]) if self.launch.elastic else self.members[0]
 
     def _ready(self) -> list[Any]:
         """What was answered; waits for it a moment."""
@@ -171,7 +179,7 @@ class Driver:
         elif method == "begin":
             if answer:
                 raise PlaitError(f"the node {member.place}: {answer}")
-            if member is self.members[0]:
+            if not self.met:
                 self.met = True
                 self._begin_placed()
             self._ask(member, "output")
@@ -187,29 +195,31 @@ class Driver:
 
     def _begin_placed(self) -> None:
         """Start the run on all machines whose place is known, once as many are as must begin. Machine 0, where they
-        meet, is this node if it is one of them: if it is lost, so is this command. It begins first: another one on the
-        same node would hold the store in its place, and end the run when it is lost."""
-        if not any(member.begun for member in self.members):
+        meet, is this node if it is one of them: if it is lost, so is this command. It begins first, and the
+        others once it listens."""
+        if self.endpoint is None:
             here, gang = ray.get_runtime_context().get_node_id(), self.groups[0]
             if not all(member.place for member in self.members if member.group is gang):
                 return
             self.members.sort(
                 key=lambda member: (member.group is not gang, member.place is None or member.place.node != here)
             )
-        first = self.members[0].place
-        assert first is not None
-        host = f"[{first.ip}]" if ":" in first.ip else first.ip
+            first = self.members[0].place
+            assert first is not None
+            self.endpoint = first.ip, first.port
+        host, port = self.endpoint
         for index, member in enumerate(self.members):
             if member.place is None or member.begun or (index and not self.met):
                 continue
             member.begun = True
-            self.say(f"ray: machine {index} is {member.place}")
-            told = {"nnodes": self.launch.nnodes, "index": index, "nproc_per_node": self.need.count}
+            member.number = index if member.number is None else member.number
+            self.say(f"ray: machine {member.number} is {member.place}")
+            told = {"nnodes": self.launch.nnodes, "index": member.number, "nproc_per_node": self.need.count}
             if self.launch.most > 1:
-                told["rdzv_endpoint"] = f"{host}:{first.port}"
+                told["rdzv_endpoint"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             env = {name: value for name, value in os.environ.items() if name.startswith(PASSED)}
             env |= {VARIABLES[key]: str(value) for key, value in told.items()}
-            listens = None if index or self.launch.most == 1 else (first.ip, first.port)
+            listens = None if self.met or self.launch.most == 1 else self.endpoint
             self._ask(member, "begin", os.getcwd(), [*self.overrides, "launch.mode=ray"], env, listens)
 
     def _print(self, member: Member, texts: list[tuple[int, str]]) -> None:
@@ -228,7 +238,8 @@ class Driver:
             member.code, member.begun = 128 + self.asked[0], True
             return
         self.said = time.monotonic()
-        if self.launch.elastic and member is not self.members[0]:
+        if self.launch.elastic and any(each.begun for each in self.members):
+            self.members.sort(key=lambda each: not each.begun)  # those that go on come first
             self.say(f"ray: {what}; the run goes on with the others")
             return
         self.lost += 1
@@ -237,7 +248,7 @@ class Driver:
                 "launch.max_restarts", most, fits=f"at least {self.lost}"
             )
         self.say(f"ray: {what}; waiting for a node in its place (restart {self.lost} of {most})")
-        if member is self.members[0]:  # the others meet there
+        if self.launch.elastic or member is self.members[0]:  # the others meet there
             self._give_back()
             self._ask_for_least()
 
