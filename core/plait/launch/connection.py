@@ -96,7 +96,7 @@ class Connection:
         else:
             self.host, self.port = endpoint
         with socket.create_connection((self.host, self.port), 2):
-            self.trouble = "another program listens there"
+            self.trouble = "what listens there has not answered, and may be another program"
         self._reach(self.host, self.port, is_master=False)
 
     def watch(self) -> None:
