@@ -110,6 +110,9 @@ def configuration() -> str:
     models = {*ROOT.glob("plugins/*/src/*/conf/model/*.yaml")} - {*folder_of("model", defaults["model"]).glob("*.yaml")}
     for path in sorted(models):
         parts += packaged(path, f"`model={path.stem}`", "model")
+    parts += ["\n## optimizer, of packages\n\nThose of this repository:"]
+    for path in sorted(ROOT.glob("plugins/*/src/*/conf/optimizer/*.yaml")):
+        parts += packaged(path, f"`optimizer={path.stem}`", "optimizer")
     parts += ["\n## strategy\n\nEach comes with an installed package. Those of this repository:"]
     for path in sorted(ROOT.glob("plugins/*/src/*/conf/strategy/*.yaml")):
         parts += packaged(path, f"`'strategy=[{path.stem}]'`", f"strategy.{path.stem}")

@@ -16,7 +16,7 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "near_miss Cluster REMAT",
     "The mesh": "MeshAxis MeshView Mesh MeshLayout join_axes divisors valid_degree",
     "The model": "ModelSpec matches Packed WeightPart stage stream_into",
-    "Parameters": "transform_param mix_in distribute_params shard_dim shard_of_parts own_chunk held_indices "
+    "Parameters": "transform_param mix_in distribute_params shard_dim shard_of_parts own_chunk held_indices held_by "
     "canonical whole_tensor is_loaded set_wire_form take_wire_form WireForm",
     "For hooks": "hookimpl hookspec Export",
     "A step": "apply Applied plait.strategies.hooks:Hooks Batch IGNORE Stepped Observer RunObserver",

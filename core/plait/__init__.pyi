@@ -46,6 +46,7 @@ from plait.parallel.chunked_loss import divide_head as divide_head
 from plait.parallel.compile import SELECTIVE_KEEPS as SELECTIVE_KEEPS
 from plait.parallel.compile import budget_config as budget_config
 from plait.parallel.compile import outside_of_graph as outside_of_graph
+from plait.parallel.holders import held_by as held_by
 from plait.parallel.initialize import held_indices as held_indices
 from plait.parallel.initialize import own_chunk as own_chunk
 from plait.parallel.mesh import Mesh as Mesh

@@ -27,7 +27,7 @@ FILES = {
     "local_sgd": "examples/local_sgd",
     "float8": "examples/float8",
     "zero": "plugins/zero",
-    "muon": "examples/muon",
+    "muon": "plugins/muon",
     "diloco": "examples/diloco",
 }
 

@@ -8,7 +8,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from plait.parallel.initialize import held_indices
+from plait.parallel.holders import held_by
+from plait.parallel.initialize import held_indices, held_runs
 from plait.parallel.simulated import simulated
 from tests.helpers.made import Made
 
@@ -35,6 +36,24 @@ def test_every_rank_holds_what_torch_gives_it(placements: list[Any], shape: tupl
             param = distribute_tensor(whole, mesh, placements, src_data_rank=None)
             rows, columns = held_indices(param, 0), held_indices(param, 1)
             assert torch.equal(whole[rows][:, columns], param.to_local())
+
+
+@pytest.mark.parametrize("axes", [("b", "c"), ("a", "c"), ("a", "b"), ("c",), ("a",)], ids="".join)
+def test_every_rank_knows_what_the_others_hold(axes: tuple[str, ...]) -> None:
+    """Of a parameter that lives on some axes of the mesh, whose other axes hold copies; a plain tensor is whole."""
+    own, told = [], []
+    for rank in range(8):
+        with simulated(8, rank):
+            holders, mesh = (
+                init_device_mesh("cpu", (8,)),
+                init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c")),
+            )
+            placements = [_StridedShard(0, split_factor=2), Shard(0)] if len(axes) == 2 else [Shard(1)]
+            param = distribute_tensor(torch.zeros(7, 5), mesh[axes], placements, src_data_rank=None)
+            own.append(tuple(held_runs(param, dim) for dim in range(2)))
+            told.append(held_by(param, holders))
+            assert held_by(torch.zeros(7, 5), holders) == [(((0, 7),), ((0, 5),))] * 8
+    assert all(of_rank == own for of_rank in told)
 
 
 @pytest.mark.parametrize("over", [1, 2], ids=["ranks", "tensor ranks"])

@@ -12,7 +12,8 @@ if TYPE_CHECKING:  # `import plait` must not import torch
 
 
 class Mesh(Protocol):
-    """All meshes of a run. world: 1-D, over all ranks. dense, views: one dim per axis that has several ranks."""
+    """All meshes of a run. world: 1-D, over all ranks. dense, views: one dim per axis that has several ranks. holders:
+    1-D, over all ranks that hold parts or copies of this rank's parameters; None: this rank alone."""
 
     layout: MeshLayout
     device_type: str
@@ -21,6 +22,7 @@ class Mesh(Protocol):
     world: "DeviceMesh"
     dense: "DeviceMesh | None"
     views: "Mapping[str, DeviceMesh | None]"
+    holders: "DeviceMesh | None"
 
     def __getitem__(self, name: str) -> "DeviceMesh":
         """The 1-D mesh of axis `name`."""

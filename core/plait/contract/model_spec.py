@@ -79,6 +79,12 @@ class ModelSpec:
         """How many times each dim of parameter `fqn` holds all units of its axis: 1, or the parts of `Packed`."""
         return tuple(a.parts if isinstance(a, Packed) else 1 for a in self.axes_of(fqn))
 
+    def units_of(self, fqn: str) -> tuple[int, ...]:
+        """How many equal units each dim of parameter `fqn` holds: those of its axis in `sizes`, else 1, for each part
+        of `Packed`."""
+        sizes = [self.sizes.get(str(name), 1) for name in self.names_of(fqn)]
+        return tuple(size * parts for size, parts in zip(sizes, self.parts_of(fqn), strict=True))
+
     def init_of(self, fqn: str) -> Callable[[Any, Any], Any]:
         """The function that fills parameter or buffer `fqn`. Raises PlaitError if no pattern names it."""
         return lookup(self.init, fqn, "init")

@@ -70,8 +70,8 @@ class Applied:
 
     def groups(self) -> list[ParamGroup]:
         """The parameters for an optimizer, as torch's groups: dicts with `params`, the `names` and `logical` axes of
-        each, their `block` and their `mesh`."""
-        return groups_of(self.parts, self.spec)
+        each, their `block` and `units`, their `mesh` and its `holders`."""
+        return groups_of(self.parts, self.spec, self.mesh.holders)
 
     def optimizer(self, make: Callable[[list[ParamGroup]], torch.optim.Optimizer]) -> torch.optim.Optimizer:
         """The optimizer of this rank's parameters: `make(groups)`, or what a strategy that owns its state makes of it.

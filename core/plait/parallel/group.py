@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 ParamGroup = dict[str, Any]
-EACH = ("params", "names", "logical", "block")  # lists with an entry per parameter; all else is the group's
+EACH = ("params", "names", "logical", "block", "units")  # lists with an entry per parameter; all else is the group's
 
 
 def part_of(group: ParamGroup, numbers: Sequence[int]) -> ParamGroup:

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +15,7 @@ from plait.contract.exact import parameters_of
 from plait.contract.model_spec import ModelSpec
 from plait.system.torch_internals.dtensors import split_of
 
+Runs = tuple[tuple[int, int], ...]
 MANY = 100_000  # values that are worth another thread's turn
 
 
@@ -120,18 +121,37 @@ def held_indices(param: Tensor, dim: int) -> Tensor:
     A strided shard (FSDP over tensor parallelism, or a share of each part of a packed dim) is a part of each of
     `split_factor` pieces. Raises PlaitError for a packed dim that another strategy divides too.
     """
-    held = torch.arange(param.shape[dim])
+    return torch.cat([torch.arange(*run) for run in held_runs(param, dim)] or [torch.arange(0)])
+
+
+def held_runs(param: Tensor, dim: int, at: Sequence[int] | None = None) -> Runs:
+    """The same as runs of consecutive indices, (start, end) each. at: the coordinates of another rank on the mesh that
+    `param` lives on; None: of this one."""
+    runs: Runs = ((0, param.shape[dim]),)
     for axis, placement in enumerate(param.placements if isinstance(param, DTensor) else ()):
         divided, pieces = split_of(placement)
         if divided == dim:
-            ranks, rank = param.device_mesh.size(axis), param.device_mesh.get_local_rank(axis)  # type: ignore[attr-defined]
-            if pieces > 1 and len(held) < param.shape[dim]:
+            mesh, size = param.device_mesh, sum(end - start for start, end in runs)  # type: ignore[attr-defined]
+            if pieces > 1 and size < param.shape[dim]:
                 raise PlaitError(
                     f"dim {dim} of a parameter of shape {tuple(param.shape)} holds {pieces} parts, of which ranks have "
                     "shares, and another strategy divides it too; it must divide the dim that plait.shard_dim says"
                 )
-            held = torch.cat([own_chunk(own_chunk(held, pieces, i), ranks, rank) for i in range(pieces)])
-    return held
+            rank = mesh.get_local_rank(axis) if at is None else at[axis]
+            each = [_chunk(runs, pieces, i) for i in range(pieces)]
+            runs = tuple(run for piece in each for run in _chunk(piece, mesh.size(axis), rank))
+    return runs
+
+
+def _chunk(runs: Runs, ranks: int, rank: int) -> Runs:
+    """`own_chunk` of the indices in `runs`."""
+    length = -(-sum(end - start for start, end in runs) // ranks)
+    kept, before = [], 0
+    for start, end in runs:
+        first, last = start + max(length * rank - before, 0), start + min(length * (rank + 1) - before, end - start)
+        kept += [(first, last)] if first < last else []
+        before += end - start
+    return tuple(kept)
 
 
 def _keys(seed: int, fqn: str) -> tuple[int, int]:

@@ -31,6 +31,8 @@ class Mesh(contract.Mesh):
     dense: one dim per axis; None if no axis is left. Axes of one rank are left out if there are several ranks: torch
     would make a group for every rank of the world on each rank.
     views: name -> the same of a view.
+    holders: 1-D, over all ranks that hold parts or copies of this rank's parameters, by number: those of its stage, and
+    of its replica if replicas differ. None: this rank alone.
     joined: names of several axes -> the mesh of one flat dim that joins them; made for gradients that are summed over
     all of them.
 
@@ -49,6 +51,9 @@ class Mesh(contract.Mesh):
         self.views = {name: self._factor(axes) for name, axes in layout.views.items()}
         self._axes = {axis.name: self._axis(axis.name) for axis in all_axes}
         self.joined: dict[tuple[str, ...], DeviceMesh] = {}
+        names = [a.name for a in layout.dense if a.degree > 1 and a.splits != "layers" and a.sums]
+        whole = math.prod(a.degree for a in layout.dense if a.name in names) == layout.world_size
+        self.holders = self.world if whole else self._join(names, "holders") if names else None
         self._data = functools.cache(self._find_data)
         for view in (None, *layout.views):  # groups must be created in the same order on all ranks, so now
             for outer in (None, *(a.name.rpartition(".")[2] for a in layout.data_axes(view))):

@@ -12,14 +12,16 @@ from plait.parallel.group import EACH, ParamGroup
 from plait.parallel.state import canonical
 
 
-def groups_of(parts: Iterable[nn.Module], spec: ModelSpec) -> list[ParamGroup]:
+def groups_of(parts: Iterable[nn.Module], spec: ModelSpec, holders: Any = None) -> list[ParamGroup]:
     """One group per mesh, of the parameters of `parts` that train; of all, if none does. A tied one stands in it once.
 
     params:  the parameters.
     names:   FQN of each, as in a checkpoint; of a tied one the first.
     logical: the logical axes of each, as the spec gives them.
     block:   FQN of the block that each is in, or None.
+    units:   of each, per dim, how many units the dim holds, such as its heads: `ModelSpec.units_of`.
     mesh:    the DeviceMesh that all of them live on; None: they are plain tensors.
+    holders: `Mesh.holders`, of all groups; None: there are no others.
     """
     found: dict[int, tuple[nn.Parameter, str, str | None]] = {}
     for part in parts:
@@ -32,8 +34,8 @@ def groups_of(parts: Iterable[nn.Module], spec: ModelSpec) -> list[ParamGroup]:
     groups: dict[Any, ParamGroup] = {}
     for param, fqn, block in [each for each in every if each[0].requires_grad] or every:
         mesh = mesh_of(param)
-        group = groups.setdefault(mesh, {**{key: [] for key in EACH}, "mesh": mesh})
-        for key, value in zip(EACH, (param, fqn, spec.axes_of(fqn), block), strict=True):
+        group = groups.setdefault(mesh, {**{key: [] for key in EACH}, "mesh": mesh, "holders": holders})
+        for key, value in zip(EACH, (param, fqn, spec.axes_of(fqn), block, spec.units_of(fqn)), strict=True):
             group[key].append(value)
     return list(groups.values())
 

@@ -103,7 +103,7 @@ def keeps_parts(build: Build, groups: Groups) -> str | None:
         for seed, param in enumerate(stand_ins.params):
             for key, value in stand_ins.optimizer.state.get(param, {}).items():
                 if isinstance(value, Tensor) and not isinstance(value, DTensor):
-                    kept[seed, str(kinds[seed]), kinds[seed].shape, key] = _digest(value)
+                    kept[seed, str(kinds[seed]), kinds[seed].logical, kinds[seed].shape, key] = _digest(value)
 
     if any(kind.sharded for kind in kinds):
         _tried(groups, once)

@@ -4,10 +4,10 @@ from typing import ClassVar
 
 import pytest
 import torch
-from plait_muon.muon import Muon
 from torch import nn
 
 from plait.testing import Layout, OptimizerSuite
+from plait_muon.muon import Muon
 
 FSDP2, TENSOR, EXPERT = {"fsdp2": {}}, {"tensor_parallel": {"degree": 2}}, {"expert_parallel": {"degree": 2}}
 MATRICES = {  # shape, logical axes, and block
@@ -19,20 +19,20 @@ OTHERS = {
     "norm": ((6,), ("embed",), "layers.0"),
     "windows": ((3, 4, 5), (None, "embed", None), "layers.0"),
     "head": ((8, 6), ("vocab", "embed"), None),
+    "a head in a block": ((8, 6), ("vocab", "embed"), "layers.0"),
 }
 SMALL = ("launch.device=cpu", "model.n_layers=1", "model.dim=32", "train.seq_len=16", "train.local_batch_size=2")
 
 
 class TestMuon(OptimizerSuite):
-    optimizer: ClassVar = {"_target_": "plait_muon.muon.Muon", "lr": 0.01}
+    """With all that is an option, and several buckets; tests/test_layouts.py has many more layouts."""
+
+    optimizer: ClassVar = {
+        "_target_": "plait_muon.muon.Muon",
+        **{"lr": 0.01, "adamw_lr": 0.005, "normuon": True, "split": "heads", "bucket": 500},
+    }
     model = "moe"
     layouts: ClassVar = {
-        "shards": Layout(4, beside=FSDP2),
-        "copies of shards": Layout(4, beside={"fsdp2": {"replicate": 2}}),
-        "simplefsdp": Layout(2, beside={"simplefsdp": {}}),
-        "zero": Layout(2, beside={"zero": {}}),
-        "stages of shards": Layout(4, beside={"pipeline": {"degree": 2}, **FSDP2}),
-        "experts": Layout(4, beside={**EXPERT, **FSDP2}),
         "experts and shards of tensor ranks": Layout(4, beside={**EXPERT, **TENSOR, **FSDP2}),
         "tensor ranks": Layout(2, beside=TENSOR),
     }
@@ -47,7 +47,8 @@ def ours(kind, value, **options):
     _, logical, block = kind
     param = nn.Parameter(value.clone())
     named = {"params": [param], "names": ["a"], "logical": [logical], "block": [block], "mesh": None}
-    return [param], Muon([named], lr=0.05, weight_decay=0.3, **options)
+    named |= {"units": [options.pop("units", (1,) * len(logical))], "holders": None}
+    return [param], Muon([named], lr=0.05, **{"weight_decay": 0.3, **options})
 
 
 def of_muon(value):
@@ -56,9 +57,9 @@ def of_muon(value):
     return params, torch.optim.Muon(params, lr=0.05, weight_decay=0.3, adjust_lr_fn="match_rms_adamw")
 
 
-def of_adamw(value):
+def of_adamw(value, lr=0.05, decay=0.3):
     params = [nn.Parameter(value)]
-    return params, torch.optim.AdamW(params, lr=0.05, weight_decay=0.3, betas=(0.9, 0.95))
+    return params, torch.optim.AdamW(params, lr=lr, weight_decay=decay, betas=(0.9, 0.95))
 
 
 def end(made, start):
@@ -81,6 +82,8 @@ def test_each_parameter_goes_as_torchs_optimizer_takes_it(monkeypatch, dtype, bo
         *((kind, of_muon, {}) for kind in matrices),
         *((kind, of_adamw, {}) for kind in others),
         *((kind, of_adamw, {"matrices": False}) for kind in matrices),
+        (MATRICES["wide"], of_adamw, {"adamw_axes": ["ffn"]}),
+        *((kind, lambda x: of_adamw(x, 0.01, 0.2), {"adamw_lr": 0.01, "adamw_weight_decay": 0.2}) for kind in others),
     ):
         start = drawn(kind[0], 0, dtype)
         got = end(ours(kind, start, **options), start)
@@ -88,14 +91,47 @@ def test_each_parameter_goes_as_torchs_optimizer_takes_it(monkeypatch, dtype, bo
         assert (got - expected).norm() <= bound * (expected - start).norm(), (kind, options)
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_heads_are_matrices_of_their_own(dim):
+    """Those of a dim go as parameters of their own would."""
+    shape, axes, units = [(6, 8), (8, 6)][dim], ["embed", "embed"], [1, 1]
+    axes[dim], units[dim] = "heads", 3
+    kind, start = (shape, tuple(axes), "layers.0"), drawn(shape, 0, torch.float64)
+    param, optimizer = ours(kind, start, split="heads", units=tuple(units), normuon=True)
+    apart = [ours(kind, part, normuon=True) for part in start.chunk(3, dim)]
+    for step in range(1, 4):
+        param[0].grad = drawn(shape, step, torch.float64)
+        for ((own,), _), grad in zip(apart, param[0].grad.chunk(3, dim), strict=True):
+            own.grad = grad
+        for each in (optimizer, *(made for _, made in apart)):
+            each.step()
+    torch.testing.assert_close(param[0], torch.cat([own for (own,), _ in apart], dim), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("scale", "size"), [("rms", 0.2 * 4), ("rows", 2.0), ("spectral", 2.0)])
+def test_normuon_keeps_the_size_of_an_update(scale, size):
+    """16 rows, 4 columns, singular values of 1: 4 times the size is the norm of the update."""
+    kind, start = ((16, 4), ("ffn", "embed"), "layers.0"), drawn((16, 4), 0, torch.float64)
+    (param,), optimizer = ours(kind, start, normuon=True, scale=scale, weight_decay=0.0)
+    param.grad = drawn((16, 4), 1, torch.float64)
+    optimizer.step()
+    assert float((param.detach() - start).norm()) == pytest.approx(0.05 * size * 2, rel=1e-6)
+    (rows,) = optimizer.state[param]["rows"]
+    assert float(rows.sum()) == pytest.approx(0.05 * 1, rel=0.3)  # of the mean squares of an orthogonal matrix
+
+
 def test_options_that_do_not_fit(plait_project):
-    for key, value in (("precision", "half"), ("momentum", "1.5")):
-        done = plait_project("train", "optimizer=muon", f"optimizer.{key}={value}", *SMALL)
-        assert (done.code, done.error.key) == (1, f"optimizer.{key}"), done.err
+    wrong = {"precision": "half", "momentum": 1.5, "split": "rows", "scale": "large", "bucket": 0, "iterations": 0}
+    for key, value in wrong.items():
+        with pytest.raises(ValueError, match=f"^{key} must be "):
+            ours(MATRICES["wide"], torch.zeros(6, 9), **{key: value})
+    done = plait_project("train", "optimizer=muon", "optimizer.precision=half", *SMALL)
+    assert (done.code, done.error.key) == (1, "optimizer.precision"), done.err
     with pytest.raises(ValueError, match=r"give it the groups of applied\.groups\(\)"):
         Muon([nn.Parameter(torch.zeros(2, 2))], lr=0.1)
 
 
+@pytest.mark.slow
 def test_a_run(plait_project):
     """In bfloat16, with a rule of its own for one matrix of each block."""
     rule = "optimizer.groups={layers.*.attention.wq.weight: {matrices: false, lr: 0.001}}"
