@@ -84,6 +84,16 @@ def test_a_machine_that_comes_takes_part(machines, tmp_path):
 
 
 @pytest.mark.slow
+def test_an_endpoint_with_a_name_of_loopback_waits_for_another(machines, tmp_path):
+    machines["alpha"].knows({"alpha": "127.0.1.1", "beta": machines["beta"].address})
+    on_alpha = begin(machines["alpha"], tmp_path)
+    on_alpha.seen("waiting for another machine: launch.rdzv_endpoint=alpha:29500 is loopback here")
+    on_beta = begin(machines["beta"], tmp_path)
+    wait_for_step(tmp_path, 1, 2, on_alpha, on_beta)
+    stop(tmp_path, on_alpha, on_beta)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "how"),
     [(["fsdp2"], "crash"), (["fsdp2"], "power_off"), (["tensor_parallel", "fsdp2"], "crash")],

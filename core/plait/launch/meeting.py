@@ -284,6 +284,8 @@ class Meeting:
         missing = self.counts[0] - len(here)
         if missing > 0:
             return f"waiting for {missing} of {self.counts[0]} machines; here: {', '.join(here)}"
+        if self.handler is None and at.is_host:
+            return f"waiting for another machine: {self._where} is loopback here, and only an address could begin alone"
         if self.handler is None:
             return f"waiting for {self._holder}, which checks the run"
         return f"waiting for {' and '.join(name for name in here if name != self.name) or 'others'}, to begin together"
