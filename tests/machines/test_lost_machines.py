@@ -20,7 +20,7 @@ def steps(tmp_path, least):
     return (path / "metrics.jsonl").exists() and len(rows(path)) >= least
 
 
-def wait(seen, *commands, within=60):
+def wait(seen, *commands, within=300):
     deadline = time.monotonic() + within
     while not seen():
         assert time.monotonic() < deadline, outputs(*commands)
