@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -97,11 +98,21 @@ class Pool:
         return self.kept[key]
 
     def _answers(self, world: int, seconds: float) -> tuple[dict[int, tuple[bool, Any]], str]:
-        """What the ranks answered within `seconds`, by rank; and why others did not."""
+        """What the ranks answered within `seconds`, by rank; and why others did not. Time in which a rank, or this
+        process, could run and got no core is not counted: on a busy machine all are late, and none hangs."""
         answers: dict[int, tuple[bool, Any]] = {}
+        pids = [os.getpid(), *(process.pid for process, _ in self._ranks[:world])]
+        before = [_starved_seconds(pid) for pid in pids]
         deadline = time.monotonic() + seconds
+
+        def is_late() -> bool:
+            if time.monotonic() < deadline:
+                return False
+            own, *ranks = (_starved_seconds(pid) - at_start for pid, at_start in zip(pids, before, strict=True))
+            return time.monotonic() >= deadline + own + max(ranks)
+
         why = f"did not answer within {seconds:g} s: they hang"
-        while len(answers) < world and time.monotonic() < deadline:
+        while len(answers) < world and not is_late():
             for rank, (process, pipe) in enumerate(self._ranks[:world]):
                 if rank not in answers and pipe.poll(0.005):
                     try:
@@ -172,6 +183,14 @@ class Pool:
             time.sleep(0.1)
         time.sleep(0.5)  # until each has written all of it
         return "\n".join(f"{file.stem}:\n{file.read_text(encoding='utf-8')}" for file in files)
+
+
+def _starved_seconds(pid: int | None) -> float:
+    """Seconds that the main thread of a process was ready to run and had no core, so far; 0 where no kernel tells."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def _serve(rank: int, pipe: Connection, stack_file: str, backend: str) -> None:
