@@ -62,6 +62,7 @@ from plait.system.scratch import Scratch as Scratch
 from plait.system.torch_internals.dtensors import forget_plans as forget_plans
 from plait.train import exchange as exchange
 from plait.train.optimizer import make_optimizer as make_optimizer
+from plait.train.rounding import Rounding as Rounding
 from plait.train.schedule import learning_rate as learning_rate
 from plait.train.trainer import fit as fit
 from plait.train.validation import validated as validated

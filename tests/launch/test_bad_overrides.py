@@ -88,7 +88,7 @@ def options() -> tuple[Option, ...]:
 MODEL_SIZES = ("dim", "n_layers", "n_heads", "n_kv_heads", "ffn_dim", "vocab_size", "max_seq_len")
 NODES = [each.name for each in attrs.fields(Config) if each.name not in ("strategy", "model", "data", "optimizer")]
 FREE = ("run.name", "launch.run_id", "launch.nproc_per_node")  # of several types
-LEGAL_INFINITE = ("train.max_norm",)
+LEGAL_INFINITE = ("train.max_norm", "train.skip")
 
 
 def _is_ours(name: str) -> bool:

@@ -226,6 +226,11 @@ def _check_model(config: Config, model: Any, spec: ModelSpec) -> None:
         raise PlaitError(
             f"train.seq_len={config.train.seq_len} is longer than the model's: model.max_seq_len={longest}"
         ).at("train.seq_len", config.train.seq_len, fits=f"at most {longest}")
+    precision = config.precision
+    if precision.rounding == "stochastic" and precision.storage != "bfloat16":
+        raise PlaitError(
+            f"precision.rounding=stochastic is for parameters in bfloat16, and precision.storage={precision.storage}"
+        ).at("precision.rounding", "stochastic", fits="nearest, or precision.storage=bfloat16")
     check_rate(config.optimizer)
     check_optimizer(config.optimizer, groups_of([model], spec))
 

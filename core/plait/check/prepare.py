@@ -165,12 +165,12 @@ def lost_steps(precision: Precision, lr: float | None) -> str | None:
     import torch
 
     least = torch.finfo(getattr(torch, precision.storage)).eps / 4
-    if lr is None or precision.storage != "bfloat16" or lr >= least:
+    if lr is None or precision.storage != "bfloat16" or precision.rounding == "stochastic" or lr >= least:
         return None
     return (
         f"precision: small steps are rounded away in {precision.storage}: optimizer.lr={lr:g} cannot change a weight "
         f"near 1, such as a norm's, which needs steps of {least:.1g}; precision.storage=float32 with "
-        "precision.param=bfloat16 computes in bfloat16 and loses none"
+        "precision.param=bfloat16 computes in bfloat16 and loses none, and by precision.rounding=stochastic they add up"
     )
 
 

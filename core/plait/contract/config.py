@@ -72,6 +72,7 @@ class Train:
     seed: int = attrs.field(default=0, validator=ge(0))
     deterministic: bool = False
     max_norm: float = attrs.field(default=1.0, validator=gt(0))
+    skip: float | None = attrs.field(default=None, validator=optional(gt(1)))
     gc_interval: int = attrs.field(default=50, validator=ge(0))
 
 
@@ -82,6 +83,8 @@ class Precision:
     storage: str = _one_of("float32", "float64", "bfloat16")
     param: str = _one_of("float32", "float64", "bfloat16")
     reduce: str = _one_of("float32", "float64", "bfloat16")
+    optimizer: str | None = attrs.field(default=None, validator=optional(in_(("bfloat16",))))
+    rounding: str = _one_of("nearest", "stochastic")
 
 
 REMAT = ("none", "full", "selective")  # the modes of a single block

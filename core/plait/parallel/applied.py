@@ -107,6 +107,7 @@ class Applied:
         *,
         rows: int | None = None,
         max_norm: float = math.inf,
+        skip: Callable[[Tensor], bool] | None = None,
     ) -> Stepped:
         """One training step: nothing else in Plait trains. Afterwards parameters are new and gradients are gone.
 
@@ -114,6 +115,8 @@ class Applied:
         count: how the step's tokens are counted over all ranks; None: by one sum.
         rows: per micro-batch; None: one micro-batch. Gradients of micro-batches add up.
         max_norm: gradients are clipped to this norm.
+        skip: whether the step whose gradients have this norm is skipped, the same on all ranks. Then it is over: beside
+        `steps`, it has changed nothing, and the moments and hooks after clipping are left out.
 
         Collective over all ranks. Raises whatever a strategy's hook raises, and PlaitError for another optimizer than
         the one that a strategy made.
@@ -130,12 +133,19 @@ class Applied:
         total = self.forward_backward(moved.split(rows or len(moved.tokens)), tokens, observer=watch)
         watch.clip()
         norm = self.clip_grads(max_norm)
-        watch.optimizer()
-        optimizer.step()
-        optimizer.zero_grad()
+        skipped = skip is not None and skip(norm)
         self.steps += 1
-        self.after_step(optimizer, self.steps, watch)
-        return Stepped(total / tokens(), norm, tokens())
+        if skipped:
+            self.balance.forget()
+            for param in self.parameters():  # a strategy's optimizer has others
+                param.grad = None
+        else:
+            watch.optimizer()
+            optimizer.step()
+        optimizer.zero_grad()
+        if not skipped:
+            self.after_step(optimizer, self.steps, watch)
+        return Stepped(total / tokens(), norm, tokens(), skipped)
 
     def deal(self, batch: Batch) -> Batch:
         """What this rank sees of a batch whose rows are its own: all of it, unless an axis splits the sequence.

@@ -88,6 +88,12 @@ class Balance:
         if self._everywhere is not None:
             self.counted = self._everywhere(self._routers)
 
+    def forget(self) -> None:
+        """The step is skipped: what was seen in it counts for nothing."""
+        for router in self._routers.values():
+            router.seen.zero_()
+        self.counted, self._scaled = None, False
+
     def _update(self) -> None:
         routers = list(self._routers.values())
         seen = torch.cat([r.seen for r in routers])

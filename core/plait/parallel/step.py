@@ -22,11 +22,13 @@ class Stepped:
     loss: the loss summed over this rank's tokens, divided by `tokens` (float64 scalar); summed over the ranks for which
     `mesh.is_dp_leader()`, it is the mean loss. norm: of all gradients before clipping (scalar tensor).
     tokens: how many tokens had a label, over all ranks; at least 1. Of a loss of sequences, the groups of rows.
+    skipped: whether nothing was changed.
     """
 
     loss: Tensor
     norm: Tensor
     tokens: int
+    skipped: bool = False
 
 
 def counted_with(units: Callable[[Batch], int]) -> Count:

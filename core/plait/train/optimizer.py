@@ -21,6 +21,7 @@ from plait.train.schedule import changes_rate
 
 if TYPE_CHECKING:
     from plait.train.rehearsal import Build, KindsOfGroup
+    from plait.train.rounding import Rounding
 
 FUSED_ON = ("cuda", "cpu", "mps", "xpu")  # devices for which torch has fused kernels
 KERNELS = ("fused", "foreach")  # arguments that choose kernels, in torch's optimizers
@@ -33,6 +34,7 @@ def make_optimizer(
     values: bool = True,
     schedule: Schedule | None = None,
     saved: bool = True,
+    rounding: "Rounding | None" = None,
 ) -> torch.optim.Optimizer:
     """The `_target_` of `node` over the parameters, with one group per mesh that they live on. Called by all ranks.
 
@@ -45,6 +47,7 @@ def make_optimizer(
     do not train are left out, unless a rank has no others. Raises PlaitError for options that the class refuses, a
     pattern that matches no parameter on any rank, and if the class makes no correct step on such parameters, ignores a
     `schedule` that changes the rate, or, if it is `saved`, keeps what no checkpoint holds.
+    rounding: how what the optimizer keeps is rounded to bfloat16.
     values: whether tensors have values. Without values, as in a plan, any step that runs counts as correct.
     """
     from plait.train.option_groups import divided, options_and_rules  # no step's need, nor the next
@@ -69,7 +72,10 @@ def make_optimizer(
         if problem is None:
             if values:
                 _check_run(node, build, kinds, schedule, saved)
-            return built(node, build, groups)
+            optimizer = built(node, build, groups)
+            if rounding is not None:
+                rounding.attach(optimizer)
+            return optimizer
     key = next((name for name in KERNELS if options.get(name) is not None), None)
     error = PlaitError(_sentence(node, options, str(problem)))
     raise error.at(f"optimizer.{key}", options[key], (None,)) if key else error.at("optimizer")

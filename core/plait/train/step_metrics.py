@@ -83,6 +83,7 @@ class StepMetrics:
         self.step, self.tokens = run.applied.steps, tokens
         self.data_seconds = data_seconds
         self.extra: Row = {}
+        self._skipped = done.skipped
         self._logged: list[tuple[list[str], OnHost]] = []
         memory, self.memory_kind = peak_memory(run.applied.device)
         mine = done.loss if run.applied.mesh.is_dp_leader() else torch.zeros_like(done.loss)
@@ -104,7 +105,8 @@ class StepMetrics:
             self._logged.append((list(late), OnHost([stacked], lambda: None)))
 
     def check(self) -> float:
-        """The loss over all ranks. Raises PlaitError if the loss or the gradient norm is not finite."""
+        """The loss over all ranks. Raises PlaitError if the loss or the gradient norm is not finite, unless the
+        step was skipped."""
         if self._loss is None:
             gathered, norm, *counts = self._values.read()
             if self._experts:
@@ -113,7 +115,7 @@ class StepMetrics:
             self._memory = int(gathered[1::2].max())
             self._norm = float(norm)
             for what, value in (("loss", self._loss), ("norm of the gradients", self._norm)):
-                if not math.isfinite(value):
+                if not math.isfinite(value) and not self._skipped:
                     raise PlaitError(
                         f"the {what} of step {self.step} is {value}: the run stops; {self.run.where_to_go_on()}"
                     )

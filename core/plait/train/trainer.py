@@ -49,6 +49,8 @@ class Trainer:
         from plait.data.parts import open_batches
         from plait.data.source import blaming_source, shortened
         from plait.data.tokenizer_files import files_of, used_by
+        from plait.train.rounding import Rounding
+        from plait.train.skip import Skips
         from plait.train.validation import Validations  # not above: no step validates
 
         self.config, self.say, self.watch = config, say, Together(observers)
@@ -61,10 +63,12 @@ class Trainer:
         self.run: Run = assembly.run
         self.watch.doing("setting up the strategies")
         self.applied = set_up(assembly)
-        self.applied.observers = selected
+        self.skip = Skips.of(train.skip)
+        self.applied.observers = selected | ({"train.skip": self.skip} if self.skip else {})
         self.mesh, self.parts, self.device = self.applied.mesh, self.applied.parts, self.applied.device
-        schedule, saved = config.schedule, config.checkpoint.enabled
-        make = functools.partial(make_optimizer, config.optimizer, schedule=schedule, saved=saved)
+        self._rounding = Rounding.of(config.precision, train.seed)
+        more: Any = {"schedule": config.schedule, "saved": config.checkpoint.enabled, "rounding": self._rounding}
+        make = functools.partial(make_optimizer, config.optimizer, **more)
         self.optimizer = self.applied.optimizer(make)
         self._rates = [group.get("lr", config.optimizer["lr"]) for group in self.optimizer.param_groups]
         dp = self.mesh.rank_and_size("batch")  # this data rank, of how many
@@ -180,6 +184,8 @@ class Trainer:
         lr = of(self.config.optimizer["lr"])
         for group, peak in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = of(peak)
+        if self._rounding:
+            self._rounding.step = self.step
         data_seconds, signals = 0.0, list[int]()
 
         def count(dealt: Batch) -> Callable[[], int]:
@@ -207,7 +213,7 @@ class Trainer:
             return agreed
 
         rows, norm = train.local_batch_size, train.max_norm
-        done = self.applied.step(batch, self.optimizer, count, self.watch, rows=rows, max_norm=norm)
+        done = self.applied.step(batch, self.optimizer, count, self.watch, rows=rows, max_norm=norm, skip=self.skip)
         self.samples += self.global_batch_size
         self.tokens += self._facts.tokens
         seconds = self._laps.end()
@@ -216,6 +222,8 @@ class Trainer:
             self.ended_by = next(filter(None, on_all_ranks(lambda: self.run.ending, dist.group.WORLD)))
         metrics = StepMetrics(self._facts, done, self.tokens, lr, seconds, data_seconds)
         metrics.add(self.batches.passes(self.samples) | self.run.take_logged())
+        if self.skip:
+            metrics.add({"skipped": done.skipped})
         return metrics, self.stopped_by is not None or self._ending
 
     def _report(self, metrics: StepMetrics) -> None:

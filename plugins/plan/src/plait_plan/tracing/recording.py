@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from plait import Config, ModelSpec
-from plait.host import Applied, assemble, make_optimizer, set_up, simulated
+from plait.host import Applied, Rounding, assemble, make_optimizer, set_up, simulated
 from plait_plan.cannot import refuse_divided_layers
 from plait_plan.tracing.fake import fake, materialise_fake
 from plait_plan.tracing.kernels import WORKSPACES, kernels_of, planned_device
@@ -88,7 +88,9 @@ def recording(
                     recorder.mark([*part.parameters(), *part.buffers()], "parameters")
                 if stand_in is not None:
                     stand_in.recorder = recorder
-                optimizer = applied.optimizer(functools.partial(make_optimizer, config.optimizer, values=False))
+                rounding = Rounding.of(config.precision, config.train.seed)
+                make = functools.partial(make_optimizer, config.optimizer, values=False, rounding=rounding)
+                optimizer = applied.optimizer(make)
                 yield Recording(
                     applied, axes, ObservedSteps(applied, optimizer, config, recorder, 1, 1), recorder, where
                 )
