@@ -7,20 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from plait.compose.targets import check_options, options_of, target_of
 from plait.contract.config import Schedule
 from plait.contract.errors import PlaitError, misfit
-from plait.parallel.agreement import on_all_ranks
 from plait.parallel.group import ParamGroup
-from plait.parallel.optimizer_groups import mesh_of
 from plait.system.errors import one_line
-from plait.train.schedule import changes_rate
 
 if TYPE_CHECKING:
-    from plait.train.rehearsal import Build, KindsOfGroup
+    from plait.train.rehearsal import Build
     from plait.train.rounding import Rounding
 
 FUSED_ON = ("cuda", "cpu", "mps", "xpu")  # devices for which torch has fused kernels
@@ -50,7 +46,8 @@ def make_optimizer(
     rounding: how what the optimizer keeps is rounded to bfloat16.
     values: whether tensors have values. Without values, as in a plan, any step that runs counts as correct.
     """
-    from plait.train.option_groups import divided, options_and_rules  # no step's need, nor the next
+    from plait.train.optimizer_trials import agreed, check_run
+    from plait.train.option_groups import check_patterns, divided, groups_by_mesh, options_and_rules  # no step's need
     from plait.train.rehearsal import KindsOfGroup, compare_shards, try_step, try_step_without_values
 
     node, rules = options_and_rules(node)
@@ -64,14 +61,14 @@ def make_optimizer(
     for kernels in kernels_to_try(cls, options, groups[0]["params"][0].device):
         build = builder(cls, {**options, **kernels})
         if values:
-            problem = _agreed(try_step(build, kinds))
+            problem = agreed(try_step(build, kinds))
             if problem is None and exact:
-                problem = _agreed(compare_shards(build, plainest, kinds))
+                problem = agreed(compare_shards(build, plainest, kinds))
         else:
             problem = try_step_without_values(build, kinds)
         if problem is None:
             if values:
-                _check_run(node, build, kinds, schedule, saved)
+                check_run(node, build, kinds, schedule, saved)
             optimizer = built(node, build, groups)
             if rounding is not None:
                 rounding.attach(optimizer)
@@ -79,46 +76,6 @@ def make_optimizer(
     key = next((name for name in KERNELS if options.get(name) is not None), None)
     error = PlaitError(_sentence(node, options, str(problem)))
     raise error.at(f"optimizer.{key}", options[key], (None,)) if key else error.at("optimizer")
-
-
-def _check_run(
-    node: Mapping[str, Any], build: "Build", kinds: "list[KindsOfGroup]", schedule: Schedule | None, saved: bool
-) -> None:
-    from plait.train.optimizer_trials import ignores_schedule, keeps_parts, loses_state
-
-    problem = None
-    if schedule is not None and changes_rate(schedule):
-        problem = _agreed(ignores_schedule(build, kinds, node["lr"]))
-    if problem is None and saved:
-        problem = _agreed(loses_state(build, kinds)) or keeps_parts(build, kinds)
-    if problem is not None:
-        target = node["_target_"]
-        raise PlaitError(f"optimizer: {target} {problem}").at("optimizer._target_", target, fits="torch.optim.AdamW")
-
-
-def check_patterns(groups: list[ParamGroup], patterns: Mapping[str, Any], alone: bool = False) -> None:
-    """Raises PlaitError if a pattern matches a parameter on no rank: each may have only some of the model's layers.
-
-    alone: this process has all of them.
-    """
-    from plait.train.option_groups import refused, unmatched
-
-    group = dist.group.WORLD if dist.is_initialized() and not alone else None
-    answers = on_all_ranks(lambda: unmatched(groups, patterns), group=group)
-    for pattern in patterns:
-        if all(pattern in without for without in answers):
-            raise refused(pattern, groups)
-
-
-def groups_by_mesh(parameters: Iterable[Any]) -> list[ParamGroup]:
-    """The given groups, or plain parameters that train, or all if none does, with one group per mesh."""
-    every = list(parameters)
-    if every and isinstance(every[0], Mapping):
-        return [dict(group) for group in every]
-    groups: dict[object, list[nn.Parameter]] = {}
-    for param in [param for param in every if param.requires_grad] or every:
-        groups.setdefault(mesh_of(param), []).append(param)
-    return [{"params": group} for group in groups.values()]
 
 
 def class_and_options(node: Mapping[str, Any], where: str = "optimizer") -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -169,12 +126,6 @@ def built(node: Mapping[str, Any], build: "Build", groups: list[ParamGroup], whe
             "optimizer._target_", node["_target_"], fits="an optimizer"
         )
     return made
-
-
-def _agreed(problem: str | None) -> str | None:
-    """The problem of the first rank that has one, on all ranks."""
-    group = dist.group.WORLD if dist.is_initialized() else None
-    return next(filter(None, on_all_ranks(lambda: problem, group=group)), None)
 
 
 def _sentence(node: Mapping[str, Any], options: Mapping[str, Any], problem: str) -> str:

@@ -15,12 +15,10 @@ from plait.train.optimizer import (
     KERNELS,
     builder,
     built,
-    check_patterns,
     class_and_options,
-    groups_by_mesh,
     kernels_to_try,
 )
-from plait.train.option_groups import check_known, divided, options_and_rules
+from plait.train.option_groups import check_known, check_patterns, divided, groups_by_mesh, options_and_rules
 from plait.train.rehearsal import KindsOfGroup
 
 SMALL = 2**20  # the largest parameter, in elements, on which a step is tried before there are ranks

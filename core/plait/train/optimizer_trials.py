@@ -1,7 +1,7 @@
 """Tries on stand-ins what a run asks of an optimizer beside a step: that it follows the schedule, and that a checkpoint
 holds all that it keeps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -9,16 +9,37 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from plait.contract.config import Schedule
 from plait.contract.errors import PlaitError
 from plait.parallel.agreement import on_all_ranks
 from plait.parallel.outside_state import own_attributes
 from plait.parallel.stand_in import undisturbed
 from plait.parallel.state import canonical_state, mark
 from plait.train.rehearsal import Build, Kind, KindsOfGroup, drawn, every_kind
+from plait.train.schedule import changes_rate
 
 BEFORE, AFTER = 2, 12  # steps before a checkpoint, and after it: state that is used every few steps shows too
 OFF = 1e-6  # of the way: how far two optimizers may be apart that go on from the same state
 Groups = list[KindsOfGroup]
+
+
+def check_run(node: Mapping[str, Any], build: Build, kinds: Groups, schedule: Schedule | None, saved: bool) -> None:
+    """Raises PlaitError if the class ignores a `schedule` that changes the rate or, if it is `saved`, keeps what no
+    checkpoint holds. Collective."""
+    problem = None
+    if schedule is not None and changes_rate(schedule):
+        problem = agreed(ignores_schedule(build, kinds, node["lr"]))
+    if problem is None and saved:
+        problem = agreed(loses_state(build, kinds)) or keeps_parts(build, kinds)
+    if problem is not None:
+        target = node["_target_"]
+        raise PlaitError(f"optimizer: {target} {problem}").at("optimizer._target_", target, fits="torch.optim.AdamW")
+
+
+def agreed(problem: str | None) -> str | None:
+    """The problem of the first rank that has one, on all ranks."""
+    group = dist.group.WORLD if dist.is_initialized() else None
+    return next(filter(None, on_all_ranks(lambda: problem, group=group)), None)
 
 
 def ignores_schedule(build: Build, groups: Groups, lr: float) -> str | None:

@@ -4,13 +4,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
+import torch.distributed as dist
+from torch import nn
 
 from plait.compose.targets import target_of
 from plait.contract.errors import PlaitError, misfit, near_miss
 from plait.contract.exact import fitted, parameters_of
 from plait.contract.model_spec import matches
 from plait.contract.packed import Packed
+from plait.parallel.agreement import on_all_ranks
 from plait.parallel.group import ParamGroup, part_of
+from plait.parallel.optimizer_groups import mesh_of
 
 KEY, DECAYS = "optimizer.groups", "optimizer.decays"
 FITS = "a mapping from patterns of names to options, such as {layers.*.*.weight: {weight_decay: 0.0}}"
@@ -133,6 +137,29 @@ def refused(pattern: str, groups: Iterable[ParamGroup]) -> PlaitError:
         f"{KEY}: the pattern {pattern!r} matches no parameter that trains; * stands for one {what}, and there are "
         f"{some or 'none'}{near_miss(pattern, names)}"
     ).at(KEY, pattern, fits=names)
+
+
+def check_patterns(groups: list[ParamGroup], patterns: Mapping[str, Any], alone: bool = False) -> None:
+    """Raises PlaitError if a pattern matches a parameter on no rank: each may have only some of the model's layers.
+
+    alone: this process has all of them.
+    """
+    group = dist.group.WORLD if dist.is_initialized() and not alone else None
+    answers = on_all_ranks(lambda: unmatched(groups, patterns), group=group)
+    for pattern in patterns:
+        if all(pattern in without for without in answers):
+            raise refused(pattern, groups)
+
+
+def groups_by_mesh(parameters: Iterable[Any]) -> list[ParamGroup]:
+    """The given groups, or plain parameters that train, or all if none does, with one group per mesh."""
+    every = list(parameters)
+    if every and isinstance(every[0], Mapping):
+        return [dict(group) for group in every]
+    groups: dict[object, list[nn.Parameter]] = {}
+    for param in [param for param in every if param.requires_grad] or every:
+        groups.setdefault(mesh_of(param), []).append(param)
+    return [{"params": group} for group in groups.values()]
 
 
 def check_known(node: Mapping[str, Any], pattern: str, own: Iterable[str], defaults: Iterable[str]) -> None:
