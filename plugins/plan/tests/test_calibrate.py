@@ -1,5 +1,6 @@
 """`plait calibrate`: what it measures, the file that it writes, and what it refuses."""
 
+import itertools
 import math
 import time
 from pathlib import Path
@@ -13,7 +14,8 @@ import torch.multiprocessing
 from omegaconf import OmegaConf
 
 from plait import Cluster
-from plait_plan.calibrate import DTYPES, SENDS, SIZES, TIMES, Measured, Sizes, links
+from plait_plan import calibrate
+from plait_plan.calibrate import DTYPES, LEAST, MOST, SENDS, SIZES, Measured, Sizes, links
 from plait_plan.commands.calibrate import measured, written
 from plait_testing.pool import Pool
 
@@ -46,8 +48,6 @@ def test_the_file_is_a_cluster() -> None:
 
 def _calls(slow: float, on_last: float = 0.0) -> int:
     """How often a rank calls what takes the last one `on_last` seconds, if more than `slow` is long."""
-    from plait_plan import calibrate
-
     calls: list[float] = []
     takes = on_last * dist.get_rank()
 
@@ -60,10 +60,18 @@ def _calls(slow: float, on_last: float = 0.0) -> int:
     return len(calls)
 
 
-def test_what_takes_long_is_called_once_on_all_ranks(plait_ranks: Pool) -> None:
+def test_all_ranks_make_the_same_calls_and_one_of_what_takes_long(plait_ranks: Pool) -> None:
     assert plait_ranks.run(_calls, -1.0, world=2) == [1, 1]
     assert plait_ranks.run(_calls, 0.1, 0.2, world=2) == [1, 1]
-    assert plait_ranks.run(_calls, math.inf, world=2) == [TIMES + 1] * 2
+    assert plait_ranks.run(_calls, math.inf, 0.05, world=2) in ([n + 1] * 2 for n in range(LEAST, MOST + 1))
+
+
+def test_a_call_that_waits_for_a_core_counts_as_often_as_it_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call of ten is ten times as slow, as a median does not see."""
+    times = itertools.cycle([0.01] * 9 + [0.1])
+    monkeypatch.setattr(calibrate, "_slowest", lambda device_type, seconds: seconds)
+    monkeypatch.setattr(calibrate, "_call", lambda device_type, work: next(times))
+    assert calibrate._seconds("cpu", lambda: None) == pytest.approx(0.019)
 
 
 @pytest.mark.parametrize("given", [None, Sizes(2**16, (32, 64), (2**10, 2**14))], ids=["none", "some"])

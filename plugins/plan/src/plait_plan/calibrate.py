@@ -19,7 +19,8 @@ from plait.host import cores
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed them
 _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-TIMES = 5  # each measurement; the median counts
+LEAST, MOST = 5, 200  # calls of each measurement
+WINDOW = 0.2  # seconds that its calls take together, if that needs no more than MOST
 SLOW = 1.0  # seconds; of what takes longer, the first call counts: float16 on a CPU takes 10 s per product
 
 
@@ -103,6 +104,7 @@ def _copies(device_type: str, size: int) -> tuple[float, float]:
         source, target = (torch.ones(n // 4, device=device_type) for _ in range(2))
         rates.append(2 * n / _seconds(device_type, functools.partial(target.copy_, source)))
         rates.append(2 * n / _seconds(device_type, functools.partial(torch.mul, source, 2.0, out=target)))
+        rates.append(2 * n / _seconds(device_type, functools.partial(torch.exp, source, out=target)))
     return max(rates), min(rates)
 
 
@@ -167,11 +169,17 @@ def _send(device_type: str, kind: str, size: int) -> float:
 
 
 def _seconds(device_type: str, work: Callable[[], Any]) -> float:
-    """The median time of several calls after a first one, each of which begins when all ranks are ready."""
+    """The mean time of several calls after a first one, each of which begins when all ranks are ready.
+
+    A step is a sum of many calls, so the mean counts: where ranks or other programs share the cores, a short call is
+    mostly undisturbed, and a median knows nothing of those that wait for a core.
+    """
     first = _call(device_type, work)
-    if _slowest(device_type, first) > SLOW:
+    slowest = _slowest(device_type, first)
+    if slowest > SLOW:
         return first
-    return max(statistics.median(_call(device_type, work) for _ in range(TIMES)), 1e-9)
+    times = min(max(math.ceil(WINDOW / max(slowest, 1e-9)), LEAST), MOST)
+    return max(statistics.fmean(_call(device_type, work) for _ in range(times)), 1e-9)
 
 
 def _call(device_type: str, work: Callable[[], Any]) -> float:

@@ -21,7 +21,7 @@ reserved: {held:.4e} # bytes in use before there is a model, measured
 granularity: {granularity} # bytes; {allocator}
 products: # operations per second in matrix products, by dtype, measured, at the best size
 {products}
-bandwidth: {bandwidth:.4e} # bytes per second of memory, read and written, measured with copies
+bandwidth: {bandwidth:.4e} # bytes per second of memory, read and written, measured with copies and exponentials
 node: {node} # ranks that share the inside links
 inside: # links between this machine's ranks
   bandwidth: {link:.4e} # bytes per second that one rank sends, measured with the fastest kind of collective
