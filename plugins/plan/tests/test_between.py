@@ -27,6 +27,11 @@ def composed(*more):
     return run, found, sorted(set(representatives(found).values()))
 
 
+def serving(found):
+    """Index of each layout with fsdp2 -> index of the one whose trace serves it."""
+    return {i: by for i, by in representatives(found).items() if "fsdp2" in found[i].strategies}
+
+
 def test_only_the_ends_are_traced():
     run, found, chosen = composed()
     mixes = ends(run, found, chosen)
@@ -36,6 +41,14 @@ def test_only_the_ends_are_traced():
         assert [found[j].inner["tp"] for _, j in mix] == [2, 8]
         assert sum(weight for weight, _ in mix) == pytest.approx(1)
         assert sum(weight / found[j].inner["tp"] for weight, j in mix) == pytest.approx(1 / 4)
+
+
+def test_a_trace_with_shards_serves_no_layout_without_them():
+    """FSDP2 casts the parameters of a block one by one if there is one shard: a fifth of a small model's step."""
+    _, found, _ = composed()
+    shards = {i: planning.degrees(found[i].pieces)["dp_shard"] for i in serving(found)}
+    assert set(shards.values()) > {1}
+    assert all((shards[i] == 1) == (shards[by] == 1) for i, by in serving(found).items())
 
 
 def test_a_degree_that_shares_heads_is_no_end():

@@ -39,7 +39,8 @@ class Composition:
 
     pieces: the mesh of the ranks that have the same layers; a step of them is traced with the whole model. divides: the
     strategy that divides the layers, if one does.
-    family: equal for compositions that differ only in the degrees of axes that split the batch or the layers. kin:
+    family: equal for compositions that differ only in the degrees of axes that split the batch or the layers, and all
+    have several shards of parameters, or all have one, with which a strategy may do other things. kin:
     equal for those on as many ranks that differ only in degrees. inner: the axes that split neither, and whose degrees
     may differ among kin. core: equal for compositions whose modules compute alike, because the strategies that change
     what modules compute are equal.
@@ -175,6 +176,7 @@ def _composed(run: Run, picked: list[Alternative], fixed: set[str]) -> Compositi
         return None
     if layout.summed_axes() and "gradient_sum" not in roles:
         return None
+    sharding = roles.get("parameter_sharding")
     cut = {a.name for a in layout.dense if a.splits == "layers" and a.degree > 1}
     divides = next((layout.owner[name] for name in cut), None)
     if divides is not None and (
@@ -192,7 +194,8 @@ def _composed(run: Run, picked: list[Alternative], fixed: set[str]) -> Compositi
     apart = {n: {k: v for k, v in options.items() if (n, k) not in sets} for n, options in rest.items()}
     same = [pieces.world_size, apart, {n: 0 if n in inner else d for n, d in still.items()}]
     kin = json.dumps(same, sort_keys=True, default=str)
-    family = json.dumps([apart, still], sort_keys=True, default=str)
+    shards = [a.degree for a in by_name[sharding].axes if isinstance(a, MeshAxis)] if sharding else []
+    family = json.dumps([apart, still, shards[-1:] == [1]], sort_keys=True, default=str)  # copies are outside of shards
     ordered = dict(sorted(strategies.items()))
     own = {n: d for n, d in still.items() if n in inner}
     core = {turn.name: strategies.get(turn.name) for turn in turns if turn.phase == "model"}
