@@ -9,7 +9,7 @@ TORCH_PYTHON ?= python3
 GPU_PYTHON ?= 3.12
 PARALLEL := -n 2 --dist loadgroup --durations=10 # one process for tests that share the pool of ranks, one for the others
 
-.PHONY: install train check test test-all gpu gpu-wheels gpu-dry figures faults mutants grid board third-parties lint docs release clean
+.PHONY: install train check test test-all gpu gpu-wheels gpu-dry gpu-host figures faults mutants grid board third-parties lint docs release clean
 
 install: .venv/.installed
 
@@ -63,6 +63,11 @@ gpu: # on that machine: tests and benchmarks, with the torch of TORCH_PYTHON. GP
 
 gpu-dry: install # the same parts with small models on the CPU, into .gpu
 	$(BIN)/python benchmarks/gpu.py --dry-run --results .gpu $(GPU)
+
+gpu-host: install # the host's side of GPU steps on a simulated GPU: tests and counts; 3 GB, of which 0.8 are downloaded
+	$(BIN)/python -m tools.simulated_gpu.environment
+	$(BIN)/python -m pytest -m 'not gpu' tools/simulated_gpu
+	.gpu-host/bin/python -m tools.simulated_gpu.count 'strategy=[fsdp2]' model=llama3_1b precision.param=bfloat16
 
 figures: install # start, save, resume, set-up and tokenising beside peers, one after the other, on an idle machine
 	for each in startup peers second_start checkpoints worlds tokenising; do \

@@ -1,0 +1,132 @@
+"""Fills the table of layouts in benchmarks/README.md: what a step asks of a simulated GPU, beside its plan.
+
+    .venv/bin/python -m tools.simulated_gpu.table [--only NAMES] [--write]
+
+The plan is made here, with this environment's torch; the step is counted by that of `make gpu-host`.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from tools.simulated_gpu.counter import PYTHON, ROOT
+
+PAGE = ROOT / "benchmarks/README.md"
+HEAD = (
+    "| run | kernels | by Triton | copies, MiB | collectives, MiB | waits: marked, other | peak, GiB | plan | error |\n"
+)
+
+HALF = ("precision.param=bfloat16",)
+LLAMA = ("model=llama3_1b", "train.seq_len=4096", "train.local_batch_size=4", *HALF)
+LARGE = ("model=llama3_8b", "train.seq_len=8192", "train.local_batch_size=1", *HALF)
+QWEN = ("model=qwen3_0.6b", "train.seq_len=4096", "train.local_batch_size=4", *HALF)
+MIXTURE = ("model=deepseek_v3_16b", "model.n_layers=6", "train.seq_len=4096", "train.local_batch_size=2", *HALF)
+FULL, FSDP = ("remat.mode=full",), ("strategy=[fsdp2]",)
+
+
+def divided(strategy: str, degree: int = 2) -> tuple[str, ...]:
+    return f"strategy=[{strategy},fsdp2]", f"strategy.{strategy}.degree={degree}"
+
+
+ROWS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "llama3_1b": (1, ("strategy=[]", *LLAMA)),
+    "llama3_1b, fsdp2": (1, (*FSDP, *LLAMA)),
+    "llama3_1b, fsdp2, float32": (1, (*FSDP, *LLAMA, "precision.param=float32", "train.local_batch_size=1")),
+    "llama3_1b, fsdp2, loss.chunks=8": (1, (*FSDP, *LLAMA, "loss.chunks=8")),
+    "llama3_1b, fsdp2, remat full": (1, (*FSDP, *LLAMA, *FULL)),
+    "llama3_1b, fsdp2, remat selective": (1, (*FSDP, *LLAMA, "remat.mode=selective")),
+    "llama3_1b, fsdp2, compiled": (1, (*FSDP, *LLAMA, "compile.enabled=true")),
+    "llama3_1b, lora": (1, ("strategy=[lora,fsdp2]", *LLAMA)),
+    "llama3_1b, fsdp2 on 8": (8, (*FSDP, *LLAMA)),
+    "llama3_1b, HSDP 2 x 4": (8, (*FSDP, "strategy.fsdp2.replicate=2", *LLAMA)),
+    "llama3_1b, tensor 2 x fsdp2 4": (8, (*divided("tensor_parallel"), *LLAMA)),
+    "llama3_1b, context 2 x fsdp2 4": (8, (*divided("context_parallel"), *LLAMA)),
+    "llama3_1b, simplefsdp on 8": (8, ("strategy=[simplefsdp]", *LLAMA)),
+    "qwen3_0.6b, fsdp2": (1, (*FSDP, *QWEN)),
+    "deepseek_v3_16b, 6 blocks, fsdp2": (1, (*FSDP, *MIXTURE)),
+    "deepseek_v3_16b, 6 blocks, expert 8 x fsdp2": (8, (*divided("expert_parallel", 8), *MIXTURE)),
+    "llama3_8b, fsdp2 on 8, remat full": (8, (*FSDP, *LARGE, *FULL)),
+    "llama3_8b, tensor 2 x fsdp2 4": (8, (*divided("tensor_parallel"), *LARGE)),
+    "llama3_8b, context 2 x fsdp2 4": (8, (*divided("context_parallel"), *LARGE)),
+    "llama3_8b, lora, 1 x 4096": (1, ("strategy=[lora,fsdp2]", *LARGE, "train.seq_len=4096")),
+}
+
+
+def counted(world: int, overrides: tuple[str, ...]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "counts.json"
+        command = [str(PYTHON), "-m", "tools.simulated_gpu.count", f"--world={world}", f"--json={file}", *overrides]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-3000:])
+        return json.loads(file.read_text(encoding="utf-8"))
+
+
+def planned(world: int, overrides: tuple[str, ...]) -> int:
+    """Bytes at the peak, by `plait plan`."""
+    from plait.host import compose
+    from plait_plan.engine import plan
+
+    return plan(compose(["cluster=h100", "validation.interval=0", *overrides]), world).memory.peak
+
+
+def row(name: str, told: dict[str, Any], plan: int) -> str:
+    marked, others = (sum(told[kind].values()) for kind in ("marked waits", "waits"))
+    gib = 2**30
+    cells = [
+        name,
+        f"{told['kernels']:,.0f}",
+        f"{told['triton']:,.0f}",
+        f"{told['copies']:.0f}, {told['copied'] / 2**20:,.1f}",
+        f"{told['collectives']:.0f}, {told['travelled'] / 2**20:,.0f}",
+        f"{marked:.0f}, {others:.0f}",
+        f"{told['peak'] / gib:.2f}",
+        f"{plan / gib:.2f}",
+        f"{plan / told['peak'] - 1:+.1%}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="NAME", help="rows, as patterns of their names")
+    parser.add_argument("--write", action="store_true", help="put the rows into the table of the page")
+    asked, failed = parser.parse_args(), 0
+    print(HEAD, end="")
+    for name, (world, overrides) in ROWS.items():
+        if not any(fnmatch(name, pattern) for pattern in asked.only):
+            continue
+        try:
+            told = counted(world, overrides)
+            line = row(name, told, planned(world, overrides))
+        except RuntimeError as error:
+            failed += 1
+            print(f"{name}: {error}", file=sys.stderr)
+            continue
+        print(line, flush=True)
+        for wait, n in told["waits"].items():
+            print(f"    {n:.0f} x {wait}", flush=True)
+        if asked.write:
+            write(name, line)
+    return failed
+
+
+def write(name: str, line: str) -> None:
+    """Put the row into the page in place of the one before, or at the end of the table."""
+    page = PAGE.read_text(encoding="utf-8")
+    before, head, rest = page.partition(HEAD)
+    table, _, after = rest.partition("\n\n")
+    rows = {match[1]: each for each in table.splitlines()[1:] if (match := re.match(r"\| (.+?) \|", each))}
+    rows[name] = line
+    sorted_rows = [rows[each] for each in ROWS if each in rows]
+    PAGE.write_text(before + head + "\n".join([table.splitlines()[0], *sorted_rows]) + "\n\n" + after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

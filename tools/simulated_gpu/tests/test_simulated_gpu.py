@@ -1,0 +1,139 @@
+"""The simulated device counts what it is asked for, and steps of Plait on it do not wait.
+
+Needs the environment of `make gpu-host`; none of it belongs to the default install.
+"""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.simulated_gpu.counter import LIBRARY, PYTHON, ROOT, variables
+
+pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="no simulated GPU: make gpu-host")
+
+FORM = """
+import json, sys, tempfile, pathlib
+from tools.simulated_gpu.counter import Counter
+import torch
+counter = Counter(pathlib.Path(tempfile.mkdtemp()))
+a = torch.ones(64, 64, device="cuda")
+counter.start()
+{body}
+counts = counter.stop()
+told = {{f"{{kind}}: {{name}}": given for (kind, name), given in counts.kinds.items()}}
+print(json.dumps([told, [[wait.what, *wait.where] for wait in counts.waits]]))
+"""
+
+
+def ran(body: str, **more: str) -> tuple[dict[str, Any], list[list[str]]]:
+    """(what was counted while the lines ran; each wait and its lines)."""
+    environ = {"PATH": "/usr/bin:/bin", **variables(), **more}
+    command = [str(PYTHON), "-c", FORM.format(body=body)]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    counts, waits = json.loads(done.stdout.splitlines()[-1])
+    return counts, waits
+
+
+def counted(tmp_path: Path, *options: str) -> dict[str, Any]:
+    """What a step of `plait train` asks for."""
+    file = tmp_path / "counts.json"
+    command = [str(PYTHON), "-m", "tools.simulated_gpu.count", f"--json={file}", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(file.read_text())
+
+
+def test_kernels_products_copies_and_waits_are_counted() -> None:
+    body = """
+b = a @ a
+b += 1
+c = torch.arange(8.0).to("cuda")
+d = torch.arange(8.0).pin_memory().to("cuda", non_blocking=True)
+numbers = c.tolist(), d.cpu()
+assert numbers[0] == numbers[1].tolist() == list(range(8))
+"""
+    counts, waits = ran(body)
+    assert counts["product: cublasSgemm_v2"] == [1, 0]
+    assert counts["copy: host to device, pageable"] == [1, 32]
+    assert counts["copy: host to device"] == [1, 32]
+    assert counts["copy: device to host, pageable"] == [2, 64]
+    assert sum(calls for name, (calls, _) in counts.items() if name.startswith("kernel: ") and "add" in name) == 1
+    assert {what for what, *_ in waits} == {"copy device to host, pageable"}
+    assert any(re.search(r"<string>:\d+ <module>", line) for _, *lines in waits for line in lines)
+
+
+def test_the_allocator_is_torchs_and_the_device_ends() -> None:
+    body = """
+before = torch.cuda.memory_allocated()
+x = torch.empty(2**28, dtype=torch.bfloat16, device="cuda")
+assert torch.cuda.memory_allocated() - before == 2**29
+try:
+    torch.empty(2**30, dtype=torch.float32, device="cuda")
+    raise SystemExit("4 GiB fit into 2")
+except torch.OutOfMemoryError as error:
+    assert "2.00 GiB" in str(error), error
+"""
+    counts, _ = ran(body, SIMULATED_GPU_GIB="2", PYTORCH_ALLOC_CONF="expandable_segments:True")
+    assert sum(size for name, (_, size) in counts.items() if name == "call: cuMemCreate") >= 2**29
+
+
+def test_what_is_not_simulated_says_its_name() -> None:
+    environ = {"PATH": "/usr/bin:/bin", **variables()}
+    code = "import torch; torch.fft.fft(torch.ones(8, device='cuda'))"
+    done = subprocess.run([str(PYTHON), "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert re.search(r"simulated GPU: cufft\w+ is not simulated", done.stderr)
+
+
+SMALL = ("model=llama3_debug", "precision.param=bfloat16", "train.seq_len=256")
+MIXTURE = ("model=deepseek_v3_debug", *SMALL[1:])
+LAYOUTS: dict[str, tuple[str, ...]] = {
+    "alone": ("strategy=[]", *SMALL),
+    "fsdp2": ("--world=8", "strategy=[fsdp2]", *SMALL),
+    "HSDP": ("--world=8", "strategy=[fsdp2]", "strategy.fsdp2.replicate=2", *SMALL),
+    "tensor": ("--world=8", "strategy=[tensor_parallel,fsdp2]", "strategy.tensor_parallel.degree=2", *SMALL),
+    "context": ("--world=8", "strategy=[context_parallel,fsdp2]", "strategy.context_parallel.degree=2", *SMALL),
+    "expert": ("--world=8", "strategy=[expert_parallel,fsdp2]", "strategy.expert_parallel.degree=2", *MIXTURE),
+    "simplefsdp": ("--world=8", "strategy=[simplefsdp]", *SMALL),
+    "lora": ("strategy=[lora,fsdp2]", *SMALL),
+}
+QUICK = ("fsdp2",)
+NEEDED = {"expert": "plait_expert_parallel/"}  # rows per expert decide shapes on the host
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS])
+def test_no_step_waits_but_for_the_row_of_the_step_before(name: str, tmp_path: Path) -> None:
+    told = counted(tmp_path, *LAYOUTS[name])
+    others = [wait for wait in told["waits"] if f"| {NEEDED.get(name, '-')}" not in wait]
+    assert others == []
+    assert sum(told["marked waits"].values()) == 2  # its values, and the event at its end
+    assert told["kernels"] > 100
+    assert not any("pageable" in copy for copy in told["by name"] if name not in NEEDED)
+
+
+def test_a_wait_in_a_step_is_told_with_its_line(tmp_path: Path) -> None:
+    """A planted one: otherwise a count of 0 would prove nothing."""
+    planted = "from plait.train import trainer; import torch\\nplain = trainer.Trainer.train_step"
+    code = f'''
+import sys
+exec("{planted}")
+def train_step(self):
+    torch.ones(1, device="cuda").item()
+    return plain(self)
+trainer.Trainer.train_step = train_step
+from tools.simulated_gpu.count import main
+main()
+'''
+    file = tmp_path / "counts.json"
+    command = [str(PYTHON), "-c", code, f"--json={file}", *LAYOUTS["alone"]]
+    environ = {"PATH": "/usr/bin:/bin", **variables()}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    waits = json.loads(file.read_text())["waits"]
+    assert list(waits.values()) == [1.0]
+    assert " | plait/train/trainer.py:" in next(iter(waits))
