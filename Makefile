@@ -7,9 +7,10 @@ PACKAGES := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.to
 BIN := .venv/bin
 TORCH_PYTHON ?= python3
 GPU_PYTHON ?= 3.12
+TORCH ?= 2.11
 PARALLEL := -n 2 --dist loadgroup --durations=10 # one process for tests that share the pool of ranks, one for the others
 
-.PHONY: install train check test test-all gpu gpu-wheels gpu-dry gpu-host figures faults mutants grid board third-parties lint docs release clean
+.PHONY: install train check test test-all test-torch gpu gpu-wheels gpu-dry gpu-host figures faults mutants grid board third-parties lint docs release clean
 
 install: .venv/.installed
 
@@ -41,7 +42,7 @@ release: install # VERSION=0.2.0: sets the version of all packages, writes CHANG
 	$(BIN)/python tools/release.py $(VERSION) $(INDEX)
 
 # If this is set, every process that a test starts compiles Plait's source again.
-test test-all: export PYTHONDONTWRITEBYTECODE :=
+test test-all test-torch: export PYTHONDONTWRITEBYTECODE :=
 
 # What one runs between two edits: the quick tests of the packages that changed, or of the core.
 check: export PYTHONDONTWRITEBYTECODE :=
@@ -53,6 +54,9 @@ test: lint # AGAIN=1: what fails is run once more, alone, and counts as unstable
 
 test-all: lint
 	$(BIN)/python -m pytest -m 'not gpu' $(PARALLEL)
+
+test-torch: install # the quick tests with another torch, in .torch-$(TORCH): TORCH=2.11 TESTS='tests/contract plugins/fsdp2'
+	$(BIN)/python -m tools.other_torch $(TORCH) $(TESTS)
 
 gpu-wheels: # where there is a network: what a machine with a GPU and Python $(GPU_PYTHON) lacks, into .gpu-wheels
 	$(PYTHON) benchmarks/gpu_setup.py wheels --python $(GPU_PYTHON)

@@ -20,9 +20,25 @@ from tools.simulated_gpu.counter import DEVICE, PYTHON, ROOT
 PLAIN = {"PIP_CONSTRAINT": "", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
 
 
-def install(*packages: str) -> None:
-    command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-deps", *packages]
-    subprocess.run(command, check=True, env={**os.environ, **PLAIN})
+def torch_over_these_packages(here: Path, version: str) -> Path:
+    """The packages of an environment in `here` that has this torch, such as "2.11", and all else from the environment
+    of this Python. It is made if it does not exist."""
+    packages = here / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    mark = here / f"torch-{version}"
+    if mark.exists():
+        return packages
+    print(f"{here}: torch {version} for CUDA, 0.8 GB to download", flush=True)
+    venv.EnvBuilder(with_pip=True, clear=True, symlinks=True).create(here)
+    pip = [str(here / "bin/python"), "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-deps"]
+    environ = {**os.environ, **PLAIN}
+    whole = version if version.count(".") > 1 else f"{version}.*"
+    subprocess.run([*pip, f"torch=={whole}"], check=True, env=environ)
+    subprocess.run([*pip, triton_of(packages)], check=True, env=environ)
+    others = sysconfig.get_path("purelib")
+    # As a line of code, because the files of editable packages there must be read too.
+    (packages / "others.pth").write_text(f"import site; site.addsitedir({others!r})\n", encoding="utf-8")
+    mark.touch()
+    return packages
 
 
 def triton_of(packages: Path) -> str:
@@ -31,23 +47,20 @@ def triton_of(packages: Path) -> str:
     return next(match[0] for need in torch.requires or () if (match := re.match(r"triton==[\d.]+", need)))
 
 
+def build(packages: Path, out: Path, devices: int) -> None:
+    """Put the simulated device into `out`, with the names by which the torch in `packages` asks for NVIDIA's libraries.
+
+    devices: how many a process sees that does not say otherwise.
+    """
+    where = {"TORCH": packages / "torch/lib", "CUDA": packages / "triton/backends/nvidia/include", "OUT": out}
+    given = [f"{name}={path}" for name, path in where.items()]
+    command = ["make", "--silent", "-C", str(ROOT / "tools/simulated_gpu/device"), *given, f"DEVICES={devices}"]
+    subprocess.run(command, check=True)
+
+
 def main() -> None:
-    here = PYTHON.parents[1]
-    packages = here / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     version = importlib.metadata.version("torch").partition("+")[0]
-    mark = here / f"torch-{version}"
-    if not mark.exists():
-        print(f"{here}: torch {version} for CUDA, 0.8 GB to download", flush=True)
-        venv.EnvBuilder(with_pip=True, clear=True, symlinks=True).create(here)
-        install(f"torch=={version}")
-        install(triton_of(packages))
-        others = sysconfig.get_path("purelib")
-        # As a line of code, because the files of editable packages there must be read too.
-        (packages / "others.pth").write_text(f"import site; site.addsitedir({others!r})\n", encoding="utf-8")
-        mark.touch()
-    where = {"TORCH": packages / "torch/lib", "CUDA": packages / "triton/backends/nvidia/include", "OUT": DEVICE}
-    command = ["make", "--silent", "-C", str(ROOT / "tools/simulated_gpu/device")]
-    subprocess.run([*command, *(f"{name}={path}" for name, path in where.items())], check=True)
+    build(torch_over_these_packages(PYTHON.parents[1], version), DEVICE, devices=1)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ static const char *setting(const char *name, const char *otherwise) {
 int this_device(void) { return current; }
 
 int device_count(void) {
-    int n = atoi(setting("SIMULATED_GPU_COUNT", "1"));
+    int n = atoi(setting("SIMULATED_GPU_COUNT", DEVICES_SEEN));
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     if (visible) {
         int seen = *visible != 0;
@@ -139,6 +139,8 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute wanted, CUdevice de
     return CUDA_SUCCESS;
 }
 
+// Headers before CUDA 13 rename it, and have another struct: they do for a process that sees no device.
+#undef cudaGetDeviceProperties
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *told, int device) {
     memset(told, 0, sizeof *told);
     snprintf(told->name, sizeof told->name, "%s", device_name());

@@ -111,6 +111,8 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
 
 // ---- nothing is captured into graphs ----
 
+#undef cudaStreamGetCaptureInfo // headers before CUDA 13 give the name to an older form
+
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
     *status = cudaStreamCaptureStatusNone;
     return cudaSuccess;

@@ -131,7 +131,7 @@ class Enumeration:
         if sharding.needs_redistribute and sharding.redistribute_schema is not None:
             asked = sharding.redistribute_schema
         taken = [s for s in tree_leaves((asked.args_schema, asked.kwargs_schema), is_leaf=_spec) if _spec(s)]
-        made = sharding.output_spec
+        made: Any = sharding.output_spec
         made = [made] if _spec(made) else list(made or ())
         if len(taken) != len(inputs) or len(made) < results:
             return None
