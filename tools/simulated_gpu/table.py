@@ -88,7 +88,7 @@ def row(name: str, told: dict[str, Any], plan: int) -> str:
         f"{marked:.0f}, {others:.0f}",
         f"{told['peak'] / gib:.2f}",
         f"{plan / gib:.2f}",
-        f"{plan / told['peak'] - 1:+.1%}",
+        f"{plan / told['peak'] - 1:+.1%}".replace("-0.0%", "+0.0%"),
     ]
     return "| " + " | ".join(cells) + " |"
 
