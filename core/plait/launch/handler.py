@@ -225,11 +225,14 @@ class MeetingHandler(DynamicRendezvousHandler):
         now, beats = time.monotonic(), {**self._state_holder.state.last_heartbeats}
         if now - self._looked > SILENT / 2:  # this process was stopped for some time, and has no right to judge
             self._beats = {}
+        before, seen = self._beats, dict[Any, tuple[Any, float]]()
         self._looked = now
         for node in members:
-            last, seen = self._beats.get(node, (None, now))
-            self._beats[node] = (beats[node], now) if beats.get(node, last) != last else (last, seen)
-        silent = [node for node in members if now - self._beats[node][1] > SILENT and node != self._this_node]
+            last, since = before.get(node, (None, now))
+            seen[node] = (beats[node], now) if beats.get(node, last) != last else (last, since)
+        if self.members is members:  # no other start of the ranks has begun meanwhile
+            self._beats = seen
+        silent = [node for node in members if now - seen[node][1] > SILENT and node != self._this_node]
         self._silent = [self.known.get(node, node.addr) for node in sorted(silent)]
 
     def num_nodes_waiting(self) -> int:

@@ -307,7 +307,7 @@ class Meeting:
             if self._is_gone():
                 return f"{self._holder} is gone"
             raise self.apart()
-        if now - at.answered < 2.0 or at.is_host:  # its own store answers, however slow this machine is
+        if now - at.answered < 2.0:
             self._silent = 0.0
         if self._silent > SILENT:
             self._silent = 0.0
