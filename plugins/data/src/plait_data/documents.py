@@ -1,23 +1,27 @@
-"""The documents in the files of a corpus: text files, JSON lines and parquet."""
+"""The documents in the files of a corpus: text files, JSON lines, JSON arrays and parquet."""
 
+import codecs
 import glob
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import attrs
 
 from plait import PlaitError, near_miss
 from plait.host import reading
 from plait_data.left_out import COMPRESSED, EMPTY_FILES, HALF_PAIRS, NO_TEXT, LeftOut, some
-from plait_data.opened import inner_suffix, opened, strange
+from plait_data.opened import MARK, inner_suffix, opened, strange
 from plait_data.walk import hidden, matches, walk
 
 LINES = (".jsonl", ".json", ".ndjson")
 PARQUET = (".parquet", ".pq")
 PIECE = 1 << 18  # bytes; a longer text file is read in pieces, so that a corpus in one file needs little memory
+BEFORE_ITEM = re.compile(r"\s*\[\s*"), re.compile(r"\s*,\s*")  # the first of a JSON array, and each other one
+END = re.compile(r"\s*(\[\s*)?\]\s*\Z")  # of an array, also of an empty one
 
 
 @attrs.frozen
@@ -179,24 +183,55 @@ def _lines(file: File, text_key: str, lost: LeftOut) -> Iterator[TextPiece]:
 
 
 def rows(file: File) -> Iterator[tuple[str, dict[str, Any], int]]:
-    """(file and line in words, the object, its bytes) of each line of JSON lines. Raises PlaitError that names both."""
+    """(file and place in words, the object, its bytes) of each line of JSON lines, or of each item of a JSON array.
+    Raises PlaitError that names both."""
     with opened(file.path) as source:
         if what := strange(file.path, source.head):
             raise PlaitError(f"{file.path} is {what}, and JSON lines are read in UTF-8: convert it")
-        done = 0
-        for number, line in enumerate(source.content, 1):
-            if not line.strip():
-                continue
-            where = f"{file.path}, line {number}"
-            try:
-                row = json.loads(line.rstrip())
-            except ValueError as error:
-                reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
-                raise PlaitError(f"{where}: each line must be a JSON object, but this one is not: {reason}") from error
+        listed = source.head.removeprefix(MARK).lstrip().startswith(b"[")
+        kind, done = "item" if listed else "line", 0
+        for number, row in (_items if listed else _rows)(file.path, source.content):
+            where = f"{file.path}, {kind} {number}"
             if not isinstance(row, dict):
-                raise PlaitError(f"{where}: each line must be a JSON object, but this is of type {type(row).__name__}")
+                given = type(row).__name__
+                raise PlaitError(f"{where}: each {kind} must be a JSON object, but this is of type {given}")
             before, done = done, source.position()
             yield where, row, done - before
+
+
+def _rows(path: Path, content: IO[bytes]) -> Iterator[tuple[int, Any]]:
+    """(number, value) of each line that is not empty."""
+    for number, line in enumerate(content, 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line.rstrip())
+            except ValueError as error:
+                reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+                raise PlaitError(
+                    f"{path}, line {number}: each line must be a JSON object, but this one is not: {reason}"
+                ) from error
+
+
+def _items(path: Path, content: IO[bytes]) -> Iterator[tuple[int, Any]]:
+    """(number, value) of each item of a JSON array, of which a part is in memory at a time."""
+    reader, decode, number, text, at = codecs.getreader("utf-8")(content), json.JSONDecoder().raw_decode, 1, "", 0
+    while True:
+        before = BEFORE_ITEM[number > 1].match(text, at)
+        try:
+            item, end = decode(text, before.end() if before else len(text))
+        except ValueError as error:  # perhaps because the rest is not read yet
+            try:
+                more = reader.read(max(PIECE, len(text) - at))
+            except ValueError as wrong:
+                raise PlaitError(f"{path}, item {number}: {wrong}") from wrong
+            if not more and END.match(text, at):
+                return
+            if not more:
+                raise PlaitError(f"{path}, item {number}: the JSON array is damaged or cut here") from error
+            text, at = text[at:] + more, 0
+            continue
+        yield number, item
+        number, at = number + 1, end
 
 
 def encode(value: Any, row: dict[str, Any], text_key: str, where: str, lost: LeftOut | None = None) -> bytes:
