@@ -12,8 +12,8 @@ import pytest
 
 from plait.host import check, compose
 from plait_plan import advice, engine, job
-from plait_plan.job import PlannedJob
-from plait_plan.side_by_side import Ranking
+from plait_plan.job import PlannedJob, Request
+from plait_plan.side_by_side import Ranking, side_by_side
 from tests.helpers.fakes import distribution, forget
 
 TINY = [
@@ -205,6 +205,16 @@ def test_a_table_of_runs_has_the_speed_of_those_whose_time_is_known() -> None:
     assert " to " not in shown[-2]
     assert shown[-1].startswith("-")
     assert shown[-1].endswith("it cannot run")
+
+
+def test_runs_without_a_price_come_after_those_with_one() -> None:
+    """Seconds are not to be compared with dollars."""
+    memory, time = SimpleNamespace(peak=1), SimpleNamespace(step=(1.0, 2.0))
+    plan = SimpleNamespace(time=time, memory=memory, fits=True, tokens=64)
+    costs = {"cheap": (5.0, 10.0), "free": None, "dear": (10.0, 20.0)}
+    made = iter([PlannedJob(label, plan, cost=SimpleNamespace(dollars=span)) for label, span in costs.items()])
+    ranked = side_by_side([(label, Request([])) for label in costs], lambda request, label: next(made))
+    assert [job.label for job in ranked.jobs] == ["cheap", "dear", "free"]
 
 
 def test_one_run_that_fits_is_enough() -> None:

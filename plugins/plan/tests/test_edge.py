@@ -41,6 +41,9 @@ def test_values_that_cannot_be_are_passed_over() -> None:
     """As numbers of ranks that do not divide a batch."""
     (fits, over), _ = tried(lambda n: None if 1024 % n else 70 - (10 + 60 * 300 / n), WORLDS, 7, False, inverse=True)
     assert (fits, over) == (512, 256)
+    (fits, over), calls = tried(lambda n: None if 16_384 % n else 70 - 60 * 5000 / n, WORLDS, 7, False, inverse=True)
+    assert (fits, over) == (8192, 4096)  # with 511 places between them
+    assert calls <= 300
     assert tried(lambda n: None, WORLDS, 7, False)[0] == (None, None)
 
 

@@ -1,6 +1,6 @@
 """Finds the last of rising values that fits, or the first, with few tries."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +38,7 @@ def edge(
                 step, hopeless = step * FAR, True
             target = low + step if below else high - step if above else start
             step *= 2
-        place = _possible(at, min(max(target, low + 1), high - 1), low, high)
+        place = _possible(at, min(max(target, low + 1), high - 1), low, high, values)
         if place is None:
             break
         left = at(place)
@@ -48,10 +48,13 @@ def edge(
     return (small, large) if rising else (large, small)
 
 
-def _possible(at: Callable[[int], Any], target: int, low: int, high: int) -> int | None:
-    """The place nearest to `target` whose value can be: first those above it, then those below."""
+def _possible(at: Callable[[int], Any], target: int, low: int, high: int, values: Sequence[int]) -> int | None:
+    """A place between `low` and `high` whose value can be: the nearest above `target`, else the nearest below, and if
+    all of these cannot be, the nearest power of 2, of which far ones divide a batch."""
     above, below = range(target, min(high, target + TRIES)), range(target - 1, max(low, target - TRIES), -1)
-    return next((place for place in (*above, *below) if at(place) is not None), None)
+    powers = [place for k in range(64) if low < (place := bisect_left(values, 1 << k)) < high]
+    far = sorted({place for place in powers if not values[place] & values[place] - 1}, key=lambda p: abs(p - target))
+    return next((place for place in (*above, *below, *far) if at(place) is not None), None)
 
 
 def _at_infinity(values: Sequence[int], seen: Mapping[int, float | None]) -> float:

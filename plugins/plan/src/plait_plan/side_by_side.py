@@ -60,10 +60,10 @@ def side_by_side(wanted: list[tuple[str, Request]], make: Callable[[Request, str
     return Ranking(sorted((make(request, label) for label, request in wanted), key=_order))
 
 
-def _order(job: PlannedJob) -> tuple[int, float]:
+def _order(job: PlannedJob) -> tuple[int, bool, float]:
     if (plan := job.plan) is None:
-        return 2, 0.0
+        return 2, True, 0.0
     full, time = int(plan.fits is False), plan.time
     if job.cost and job.cost.dollars:
-        return full, sum(job.cost.dollars)
-    return full, sum(time.step) / plan.tokens if time else float(plan.memory.peak)
+        return full, False, sum(job.cost.dollars)
+    return full, True, sum(time.step) / plan.tokens if time else float(plan.memory.peak)
