@@ -311,6 +311,10 @@ def test_a_strategy_with_mathematics_of_its_own(plait_project, tmp_path_factory,
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
+        (
+            ("strategy=[fsdp2]", "loss=dpo"),
+            "trains on random tokens, and loss=dpo learns from pairs of answers: verify",
+        ),
         (("strategy=[]",), "compares strategies with one process, but no strategy is selected; installed: "),
         (("world=1",), "a number of ranks, at least 2"),
         (("world=two",), "a number of ranks, at least 2"),

@@ -92,6 +92,12 @@ def plan(config: "Config", world: int | None = None) -> "Checked":
         launch=attrs.evolve(config.launch, **HERE),
         train=attrs.evolve(config.train, local_batch_size=2, global_batch_size=None),
     )
+    for name in config.loss.function or ():
+        if learns := getattr(plugins.load(name, "loss"), "learns", ""):
+            raise PlaitError(
+                f"plait verify trains on random tokens, and loss={name} learns from {learns}: verify the strategies "
+                "without loss=, which is with cross-entropy"
+            ).at("loss", name, fits="the default")
     if not config.strategy:
         known = ", ".join(others()) or "none"
         raise PlaitError(
