@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -289,3 +290,29 @@ def test_a_disk_that_is_real(tmp_path: Path) -> None:
 def test_a_name_that_is_no_utf_8_does_not_keep_a_text_from_being_written(tmp_path: Path) -> None:
     replace(tmp_path / "a", f"runs/{os.fsdecode(bytes([0xFC]))}")
     assert (tmp_path / "a").read_text(encoding="utf-8") == "runs/\\udcfc"
+
+
+def test_threads_may_replace_one_file_at_once(tmp_path):
+    """Each has a temporary file of its own."""
+    together = threading.Barrier(2)
+    real, errors = os.fsync, []
+
+    def fsync(handle):
+        real(handle)
+        together.wait(60)  # both have written, neither has moved it
+
+    def write(content):
+        try:
+            replace(tmp_path / "a", content)
+        except DiskError as error:
+            errors.append(error)
+
+    with mock.patch.object(os, "fsync", fsync):
+        threads = [threading.Thread(target=write, args=(letter * 1000,)) for letter in "xy"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not errors
+    assert (tmp_path / "a").read_text() in ("x" * 1000, "y" * 1000)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -93,7 +93,7 @@ def _continued(path: Path, store: Store, checked: "Checked", folder: "RunFolder"
         if rows < manifest.step:
             say(f"metrics: {metrics.FILE} has only {rows} rows of the {manifest.step} steps before")
     exported = not conf.export or (
-        _exported(folder.path / "export", say) and not _exports_otherwise(checked, folder, say)
+        _is_exported(manifest.step, folder, say) and not _exports_otherwise(checked, folder, say)
     )
     config = with_steps(checked, config, manifest)
     done = _is_at_its_end(manifest.step, config.train.steps, folder) and exported
@@ -140,9 +140,11 @@ def _check_optimizer(path: Path, manifest: Manifest, checked: "Checked") -> None
     check_optimizer_state(path, Reader(path).shapes, ours)
 
 
-def _exported(export: Path, say: Say) -> bool:
-    """Whether the final weights exist undamaged; otherwise they will be written again."""
-    if not any(export.glob("*.safetensors*")):
+def _is_exported(step: int, folder: "RunFolder", say: Say) -> bool:
+    """Whether the weights after `step` are there undamaged; otherwise they will be written again. The outcome of a run
+    is written after its export, and removed when it goes on."""
+    export, outcome = folder.path / "export", folder.outcome()
+    if not any(export.glob("*.safetensors*")) or outcome is None or (outcome.kind, outcome.step) != ("finished", step):
         return False
     try:
         check_sums(export)

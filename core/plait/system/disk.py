@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def replace(path: Path, content: bytes | str) -> None:
 
     Raises DiskError if it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")  # of this thread alone
     with writing(path):
         try:
             with temporary.open("wb") as file:
