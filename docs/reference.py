@@ -81,8 +81,8 @@ TOLD = {  # of what has no docstring of ours
     "text": ("text", "The module of numbers as people read them: `text.gib`, `text.size`, `text.quantity`, "
              "`text.clock`, `text.loss` and `text.table`."),
     "exchange": ("exchange", "The module of what ranks send each other in every step beside what strategies do: "
-                 "`exchange.sum_counts` sums `exchange.COUNTS` integers, `exchange.gather_metrics` gathers losses and "
-                 "peaks of memory."),
+                 "`exchange.sum_counts` sums `exchange.COUNTS` integers, `exchange.gather_metrics` gathers losses, "
+                 "peaks of memory and seconds of work."),
     "IGNORE": ("IGNORE: int", "-100: the label of a token from which nothing is learned."),
     "REMAT": ("REMAT: tuple[str, ...]", "The modes of recomputation of a single block."),
     "ones": ("ones", "`Constant(1.0)`."),

@@ -14,6 +14,7 @@ from plait.host import check, compose
 from plait_testing import whole_run
 
 SECONDS = 0.5  # what every step takes here
+BUSY = 0.3  # seconds of a processor that a slow rank takes more
 
 
 def seen(node, folder, ask=0, spoil=0, clock=None):
@@ -132,6 +133,57 @@ def test_data_takes_a_part_of_the_time(trained):
     taken = [row["data_seconds"] for row in found["rows"]]
     assert min(taken) > 0
     assert sum(taken) < found["seconds"]
+
+
+def collectives(node, folder, slow):
+    """(names of the collectives that follow the optimizer's in a step, its row of metrics) of a rank, of which number
+    `slow` has more work."""
+    import torch.distributed as dist
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from plait.parallel.applied import Applied
+    from plait.records.run_folder import RunFolder
+    from plait.train import trainer as module
+
+    names = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.namespace in ("c10d", "_c10d_functional") and "wait" not in func.name():
+                names.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    def work(*_):
+        until = time.thread_time() + BUSY * (dist.get_rank() == slow)
+        while time.thread_time() < until:
+            pass
+
+    def step(self, *arguments, **named):
+        done = real(self, *arguments, **named)
+        assert names  # of the strategy
+        names.clear()
+        return done
+
+    trainer, real = module.Trainer(node, RunFolder(folder), lambda text: None), Applied.step
+    trainer.restore()
+    trainer.train_step()[0].row()
+    trainer.parts[0].register_forward_pre_hook(work)
+    with mock.patch.object(Applied, "step", step), Watch():
+        metrics, _ = trainer.train_step()
+        row = metrics.row()
+    return names, row
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_slow_rank_is_named_without_a_further_collective(plait_ranks, tmp_path, slow):
+    """The others wait for it, which is no work: by the clock all ranks take the same time."""
+    node = check(compose(whole_run.overrides({"fsdp2": {}}, tmp_path, 2)), 2).config
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "versions.json").write_text("{}")
+    for names, row in plait_ranks.run(collectives, node, tmp_path / "own", slow, world=2):
+        assert row["slowest_rank"] == slow
+        assert row["slowest_seconds"] - row["rank_seconds"] > BUSY / 2
+        assert len(names) == 1, names  # with loss and memory
 
 
 def test_a_deterministic_run_asks_torch_for_repeatable_algorithms(trained):

@@ -18,7 +18,7 @@ OLD = "metrics.old.jsonl"  # the old rows of a run that started again at step 0
 FIRST = 10
 KEYS = (
     "step", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "mfu", "peak_memory_bytes", "data_seconds",
-    "world_size", "epoch", "val_loss",
+    "world_size", "rank_seconds", "slowest_rank", "slowest_seconds", "epoch", "val_loss",
 )  # fmt: skip
 
 

@@ -19,11 +19,11 @@ def sum_counts(counts: Tensor) -> Any:
     return dist.all_reduce(counts, async_op=True)
 
 
-def gather_metrics(loss: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Any]:
-    """Starts gathering the loss and the peak of memory of every rank, two float64 without dims.
+def gather_metrics(loss: Tensor, memory: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor, Any]:
+    """Starts gathering the loss, the peak of memory and the seconds of work of every rank, float64 without dims.
 
-    Returns (both of each rank in turn, what this rank sends, what to wait on before they are read).
+    Returns (them of each rank in turn, what this rank sends, what to wait on before they are read).
     """
-    sent = torch.stack([loss, memory])
-    gathered = torch.empty(2 * dist.get_world_size(), dtype=torch.float64, device=loss.device)
+    sent = torch.stack([loss, memory, seconds])
+    gathered = torch.empty(3 * dist.get_world_size(), dtype=torch.float64, device=loss.device)
     return gathered, sent, _all_gather(gathered, sent, async_op=True)

@@ -51,6 +51,17 @@ class Laps:
         return seconds
 
 
+def worked_seconds() -> float:
+    """How long this thread has run so far, or could have run if a core had been free: waiting for a device, a disk or
+    other ranks is not in it."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:  # not on all systems
+            ran, ready = file.read().split()[:2]
+    except OSError:
+        return time.thread_time()
+    return (int(ran) + int(ready)) / 1e9
+
+
 @attrs.frozen
 class RunFacts:
     """What the metrics of all steps of a run are computed with.
@@ -77,8 +88,9 @@ class StepMetrics:
         lr: float,
         seconds: Callable[[], float],
         data_seconds: float,
+        worked: float,
     ) -> None:
-        """tokens: of all steps so far."""
+        """tokens: of all steps so far. worked: seconds in which this rank did not wait for others."""
         self.run, self.lr = run, lr
         self.step, self.tokens = run.applied.steps, tokens
         self.data_seconds = data_seconds
@@ -88,7 +100,7 @@ class StepMetrics:
         memory, self.memory_kind = peak_memory(run.applied.device)
         mine = done.loss if run.applied.mesh.is_dp_leader() else torch.zeros_like(done.loss)
         # a kernel with a number waits for nothing
-        gathered, _, work = exchange.gather_metrics(mine, torch.full_like(mine, memory))
+        gathered, _, work = exchange.gather_metrics(mine, torch.full_like(mine, memory), torch.full_like(mine, worked))
         self._experts = run.applied.balance.counted
         counts = [self._experts.counts] if self._experts else []
         self._values = OnHost([gathered, done.norm.detach().to(gathered.device), *counts], work.wait)
@@ -111,8 +123,9 @@ class StepMetrics:
             gathered, norm, *counts = self._values.read()
             if self._experts:
                 self._experts = attrs.evolve(self._experts, counts=counts[0])
-            self._loss = float(gathered[0::2].sum())
-            self._memory = int(gathered[1::2].max())
+            self._loss = float(gathered[0::3].sum())
+            self._memory = int(gathered[1::3].max())
+            self._worked = gathered[2::3]
             self._norm = float(norm)
             for what, value in (("loss", self._loss), ("norm of the gradients", self._norm)):
                 if not math.isfinite(value) and not self._skipped:
@@ -140,6 +153,7 @@ class StepMetrics:
             "memory_kind": self.memory_kind,
             "data_seconds": self.data_seconds,
             "world_size": dist.get_world_size(),
+            **(of_ranks(self._worked) if dist.get_world_size() > 1 else {}),
             **(self._experts.row() if self._experts else {}),
             **self.extra,
             **{
@@ -148,6 +162,12 @@ class StepMetrics:
                 for name, x in zip(names, values.read()[0], strict=True)
             },
         }
+
+
+def of_ranks(worked: torch.Tensor) -> Row:
+    """The columns of how evenly the ranks worked. worked: (ranks) their seconds of a step."""
+    longest, rank = worked.max(0)
+    return {"rank_seconds": float(worked.median()), "slowest_rank": int(rank), "slowest_seconds": float(longest)}
 
 
 def peak_memory(device: torch.device) -> tuple[int, str]:

@@ -27,7 +27,7 @@ from plait.train import exchange
 from plait.train.observers import selected_observers
 from plait.train.optimizer import make_optimizer
 from plait.train.schedule import learning_rate
-from plait.train.step_metrics import Laps, Row, RunFacts, StepMetrics
+from plait.train.step_metrics import Laps, Row, RunFacts, StepMetrics, worked_seconds
 
 
 class Trainer:
@@ -186,19 +186,19 @@ class Trainer:
             group["lr"] = of(peak)
         if self._rounding:
             self._rounding.step = self.step
-        data_seconds, signals = 0.0, list[int]()
+        data_seconds, before, signals = 0.0, 0.0, list[int]()
 
         def count(dealt: Batch) -> Callable[[], int]:
             """Starts the sum of tokens over all ranks, and with it of what else they must agree on: failed saves, due
             saves, signals. What it returns waits for the number of tokens, and raises on all ranks if a save failed."""
-            nonlocal data_seconds
+            nonlocal data_seconds, before
             mine = self.applied.units(dealt)
             asked = [int(self._asked == number) for number in ASKING]
             save = dist.get_rank() == 0 and self.checkpoints.due()
             ends = int(self.run.ending is not None)
             counts = torch.tensor([mine, int(self.checkpoints.failed()), int(save), ends, *asked])
             counting = exchange.sum_counts(counts)  # on the CPU, while forward runs
-            data_seconds = time.perf_counter() - began
+            data_seconds, before = time.perf_counter() - began, worked_seconds()
 
             @functools.cache
             def agreed() -> int:
@@ -214,13 +214,14 @@ class Trainer:
 
         rows, norm = train.local_batch_size, train.max_norm
         done = self.applied.step(batch, self.optimizer, count, self.watch, rows=rows, max_norm=norm, skip=self.skip)
+        worked = data_seconds + worked_seconds() - before
         self.samples += self.global_batch_size
         self.tokens += self._facts.tokens
         seconds = self._laps.end()
         self.stopped_by = next(iter(signals), None)
         if self._ending and self.step < train.steps:
             self.ended_by = next(filter(None, on_all_ranks(lambda: self.run.ending, dist.group.WORLD)))
-        metrics = StepMetrics(self._facts, done, self.tokens, lr, seconds, data_seconds)
+        metrics = StepMetrics(self._facts, done, self.tokens, lr, seconds, data_seconds, worked)
         metrics.add(self.batches.passes(self.samples) | self.run.take_logged())
         if self.skip:
             metrics.add({"skipped": done.skipped})

@@ -75,6 +75,25 @@ def test_a_page_of_a_sweep_and_a_run(plait_project, tmp_path):
     assert "http" not in page.partition("<script>")[0]  # nothing is loaded
 
 
+def test_the_slow_rank_of_a_run_is_named(plait_project, tmp_path):
+    """Without the first steps, which compile; a run of one rank has none."""
+    make_run(tmp_path / "runs/alone")
+    make_run(tmp_path / "runs/divided", steps=30)
+    file = tmp_path / "runs/divided" / "metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:
+        slow, seconds = (3, 0.3) if 10 < row["step"] <= 25 else (1, 9.0)
+        row |= {"world_size": 4, "rank_seconds": 0.2, "slowest_rank": slow, "slowest_seconds": seconds}
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert plait_project("report", "runs").code == 0
+    page = (tmp_path / "report.html").read_text()
+    chart = next(each for each in data_of(page)["charts"] if each["key"] == "ranks")
+    assert [curve["name"] for curve in chart["curves"]] == ["divided"]
+    assert chart["curves"][0]["y"][10] == pytest.approx(0.5)
+    shown = " ".join(text_of(page.partition("<h2>Slow ranks</h2>")[2]).split())
+    assert "divided 4 3 15 of 20 (75%) 0.3 s 0.2 s 50% rank 1 in 25%" in shown
+
+
 def ranks_drawn(*degrees):
     axes = [{"name": f"a{i}", "degree": n, "splits": None, "shards": [], "strategy": ""} for i, n in enumerate(degrees)]
     return re.findall(r'class="rank">(\d+)<', drawn({"dense": axes, "views": {}}))

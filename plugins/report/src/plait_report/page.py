@@ -16,6 +16,7 @@ from plait_report.meshes import drawn
 from plait_report.overview import MOST_KEYS, Best, best, columns, overview
 from plait_report.recorded import Recorded
 from plait_report.seeds import leaders, seeds, seeds_table
+from plait_report.slow_ranks import slow_ranks
 from plait_report.tables import Cell, number, table, words
 
 
@@ -59,6 +60,7 @@ def page(runs: list[Recorded], refresh: int | None = None) -> str:
             _kept("seeds", seeds_table(runs)),
             _curves(drawings, runs) if drawings else "",
             _kept("differences", _differences(runs)),
+            _kept("ranks", slow_ranks(runs)),
             _kept("meshes", _meshes(runs)),
             _kept("environment", f"<h2>Environment</h2>{_environment(runs)}"),
             f"</main><script>{get_plotlyjs()}</script>",

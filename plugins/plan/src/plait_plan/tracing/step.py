@@ -121,4 +121,5 @@ class ObservedSteps(Observer):
 
     def _report(self, loss: Tensor, norm: Tensor) -> None:
         """What the ranks send each other for the line of metrics."""
-        self._waiting = [loss, norm, *exchange.gather_metrics(loss, torch.zeros((), dtype=torch.float64))]
+        none = torch.zeros((), dtype=torch.float64)
+        self._waiting = [loss, norm, *exchange.gather_metrics(loss, none, none)]
