@@ -55,14 +55,37 @@ def test_what_may_follow_is_told_without_composing(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == [LINES, []], done.stderr
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_in_a_real_bash() -> None:
-    script = """
+SCRIPTS = {
+    "bash": """
         eval "$(plait -sc install=bash)"
         COMP_LINE="plait train train.ste --later" COMP_POINT=21 COMP_CWORD=2
         hydra_bash_completion
         echo "${COMPREPLY[@]}"
-    """
+    """,
+    "zsh": """
+        autoload -Uz compinit bashcompinit && compinit -u -D && bashcompinit
+        eval "$(plait -sc install=bash)"
+        as_bash() {  # as bashcompinit calls it
+            emulate -L sh; setopt kshglob noshglob braceexpand
+            COMP_LINE="plait train train.ste --later" COMP_POINT=21 COMP_CWORD=2
+            typeset -h words
+            hydra_bash_completion
+        }
+        as_bash; echo "${COMPREPLY[@]}"
+    """,
+    "fish": """
+        plait -sc install=fish | source
+        complete -C"plait train train.ste"
+    """,
+}
+
+
+@pytest.mark.parametrize("shell", SCRIPTS)
+def test_in_a_real_shell(shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env={**os.environ, "PATH": path})
+    done = subprocess.run(
+        [shell, "-c", SCRIPTS[shell]], capture_output=True, text=True, env={**os.environ, "PATH": path}
+    )
     assert (done.stdout, done.stderr) == ("train.steps=\n", "")
