@@ -12,6 +12,7 @@ from plait.contract.errors import PlaitError
 from plait.contract.observer import RunObserver
 from plait.parallel.divided_layers import over_stages
 from plait.parallel.state import is_loaded
+from plait.system.signals import ASKING
 
 
 def add_observers(trainer: Any) -> None:
@@ -70,7 +71,7 @@ class Reference(RunObserver):
     def begin(self, applied: Any, optimizer: Any) -> None:
         own = self._taken()
         if not applied.steps:
-            self._compute()
+            self._compute()  # or a part of it: a run that a signal stops here takes no step, and saves nothing
             self.data.copy_(torch.tensor(own))
         elif not is_loaded(self.table):
             raise PlaitError(
@@ -118,7 +119,17 @@ class Reference(RunObserver):
         self.loss_of.recording = self.table
         for number, take in enumerate(given, 1):
             trainer.watch.doing(f"reference, batch {number} of {len(given)}")
+            if _stopped(trainer):
+                break
             parts = trainer.applied.deal(take()).to(trainer.device).split(config.train.local_batch_size)
             trainer.applied.forward_backward(parts, 1)
         self.loss_of.recording = None
         dist.all_reduce(self.table, dist.ReduceOp.MAX)  # ranks that hold one row have one number
+
+
+def _stopped(trainer: Any) -> bool:
+    """Whether a signal has asked some rank to stop, which is then noted on all of them. Called by all ranks."""
+    asked = torch.tensor([int(trainer.asked == number) for number in ASKING])
+    dist.all_reduce(asked)
+    trainer.stopped_by = next((number for number, ranks in zip(ASKING, asked.tolist(), strict=True) if ranks), None)
+    return trainer.stopped_by is not None

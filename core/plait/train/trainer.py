@@ -108,7 +108,7 @@ class Trainer:
         self._laps = Laps(self.device)
         self.last_row: Row = {}  # the line of metrics.jsonl of the step reported last
         self.stopped_by: int | None = None  # the signal that the ranks agreed to stop for
-        self._asked: int | None = None  # the signal that this rank got
+        self.asked: int | None = None  # the signal that this rank got
         self.ended_by: str | None = None  # what asked for the end, if the run ends before its last step
         self._due = False  # whether this step is saved because of the time since the last save
         self._ending = False  # whether a plugin of some rank asks for the end
@@ -137,7 +137,7 @@ class Trainer:
             gc.collect()
         self._laps = Laps(self.device)
         previous: StepMetrics | None = None
-        stopping = False
+        stopping = self.stopped_by is not None  # before the first step
         try:
             while self.step < steps and not stopping:
                 self.watch.doing(f"step {self.step + 1}")
@@ -173,7 +173,7 @@ class Trainer:
 
     def ask_to_stop(self, number: int) -> None:
         """Finish a step, save and stop. All ranks agree on the step and on the signal, whichever rank got it."""
-        self._asked = number
+        self.asked = number
 
     def train_step(self) -> tuple[StepMetrics, bool]:
         """Takes the next step. Returns (its metrics, which may not be on the host yet; whether it is to be the
@@ -193,7 +193,7 @@ class Trainer:
             saves, signals. What it returns waits for the number of tokens, and raises on all ranks if a save failed."""
             nonlocal data_seconds, before
             mine = self.applied.units(dealt)
-            asked = [int(self._asked == number) for number in ASKING]
+            asked = [int(self.asked == number) for number in ASKING]
             save = dist.get_rank() == 0 and self.checkpoints.due()
             ends = int(self.run.ending is not None)
             counts = torch.tensor([mine, int(self.checkpoints.failed()), int(save), ends, *asked])
