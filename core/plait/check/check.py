@@ -224,7 +224,8 @@ def _check_model(config: Config, model: Any, spec: ModelSpec) -> None:
     longest = _model_option(config, model, "max_seq_len")
     if longest is not None and config.train.seq_len > longest:
         raise PlaitError(
-            f"train.seq_len={config.train.seq_len} is longer than the model's: model.max_seq_len={longest}"
+            f"train.seq_len={config.train.seq_len} is longer than the model's: model.max_seq_len={longest}; "
+            f"set at most train.seq_len={longest}"
         ).at("train.seq_len", config.train.seq_len, fits=f"at most {longest}")
     precision = config.precision
     if precision.rounding == "stochastic" and precision.storage != "bfloat16":

@@ -65,7 +65,11 @@ class Ahead(Batches):
             _about(count, "epoch") + f" of {name.removeprefix('epoch/')}" * (name != "epoch")
             for name, count in whole.items()
         ]
-        return f"data: {epoch}{_about(steps, 'step')} are {', '.join(passes)}" if passes else ""
+        size, few = self.global_batch_size, ""
+        if self.epoch and self.epoch < size:
+            few = f"; a step takes {size} samples, of {self.epoch}: a smaller train.global_batch_size makes more steps"
+        are = "is" if steps == 1 else "are"
+        return f"data: {epoch}{_about(steps, 'step')} {are} {', '.join(passes)}{few}" if passes else ""
 
     def validation(self, index: int) -> Batch:
         batch: Batch = self._ask(self._batches.validation, index).result()
