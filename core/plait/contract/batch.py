@@ -9,6 +9,7 @@ if TYPE_CHECKING:  # `import plait` must not import torch
     from torch import Tensor
 
 IGNORE = -100  # the label of a token from which nothing is learned
+NO_TEXT = -1  # of a row that stands in for one, so that all ranks have as many; its labels are IGNORE
 
 
 @attrs.frozen(eq=False)

@@ -68,6 +68,11 @@ class Batches(ABC):
         """The same of one of the `validation_sets`."""
         raise KeyError(name)
 
+    def held_out(self, name: str = "") -> int | None:
+        """How many samples `validation`, or `validation_of` a set of that name, has before it begins again; None: not
+        known."""
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs besides the number of samples, as JSON takes it. Called after each batch, if the
         source is not `indexable`."""

@@ -63,6 +63,9 @@ class InParts(Batches):
     def validation_of(self, name: str, index: int) -> Batch:
         return self._rows_of(lambda part: part.validation_of(name, index))
 
+    def held_out(self, name: str = "") -> int | None:
+        return next(iter(self._parts.values())).held_out(name)
+
     def _rows_of(self, given: Callable[[Batches], Batch]) -> Batch:
         batches = [(given(part), self._rows[number]) for number, part in self._parts.items()]
         columns = zip(*((b.tokens, b.labels, b.positions, b.sources) for b, _ in batches), strict=True)

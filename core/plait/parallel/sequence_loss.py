@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from plait.contract.batch import IGNORE, Batch, without_wait
+from plait.contract.batch import IGNORE, NO_TEXT, Batch, without_wait
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError, short
 from plait.contract.planned import is_planning
@@ -65,7 +65,7 @@ class SequenceLoss:
 
     def units(self, batch: Batch) -> int:
         """How many groups of rows this rank counts for."""
-        return len(batch.tokens) // self.group * self._counts
+        return len(_real(batch)) // self.group * self._counts
 
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         """Summed over the groups of rows that this rank counts for: float64, without dims. logits: as a `PluginLoss`
@@ -78,8 +78,12 @@ class SequenceLoss:
         sums = torch.stack([own.detach(), valid.sum(1, dtype=torch.float64)])
         for axis in self._axes:
             sums = reduced(sums, "sum", axis)
+        if len(real := _real(batch)) < len(batch.tokens):  # in an evaluation
+            sums = sums[:, without_wait(real, sums.device)]
+            batch = attrs.evolve(batch, **{name: getattr(batch, name)[real] for name in ("tokens", "marks", "texts")})
         if self.recording is not None:
             self.recording[batch.texts] = sums[0].to(self.recording.device)
+        if self.recording is not None or not len(real):
             return own.new_zeros(())
         loss, weights = self._of(sums, batch)
         value = loss if self._counts else torch.zeros_like(loss)
@@ -118,9 +122,9 @@ class SequenceLoss:
             return torch.zeros(len(batch.tokens), dtype=torch.float64)
         if self.reference is None:
             raise PlaitError(
-                f"loss={self.name} compares with the weights at the start of a run, whose log-probabilities plait "
-                "train alone computes: take a loss without a reference here, or set `applied.loss.reference` in a loop "
-                "of your own"
+                f"loss={self.name} compares with the weights at the start of a run, which are not known here: take a "
+                "checkpoint of the run, or a loss without a reference, or set `applied.loss.reference` in a loop of "
+                "your own"
             ).at("loss", self.name)
         known: Tensor = self.reference[batch.texts]
         if not is_planning() and not known.isfinite().all():
@@ -141,6 +145,14 @@ class SequenceLoss:
                 f"loss={self.name} takes {self.group} rows together, but a micro-batch has {len(batch.tokens)}: set "
                 f"train.local_batch_size to a multiple of {self.group}"
             ).at("train.local_batch_size", len(batch.tokens), fits=f"a multiple of {self.group}")
+
+
+def _real(batch: Batch) -> Tensor:
+    """(n,) on the CPU: the rows that are texts. While a model is trained, all are."""
+    rows = torch.arange(len(batch.tokens))
+    if batch.texts is None or torch.is_grad_enabled() or is_planning():
+        return rows
+    return rows[batch.texts != NO_TEXT]
 
 
 def check_loss(config: Config) -> None:

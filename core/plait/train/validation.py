@@ -1,11 +1,16 @@
 """What a run computes on held-out data, and what follows from it: the best checkpoint, an early end."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from plait.contract.batch import IGNORE, NO_TEXT, Batch
+from plait.contract.errors import PlaitError
 from plait.data.batches import Batches
 
 if TYPE_CHECKING:
@@ -14,21 +19,36 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def validated(
-    applied: "Applied", batches: Batches, count: int, rows: int, doing: Callable[[str], None] = lambda batch: None
+    applied: "Applied",
+    batches: Batches,
+    count: int | None,
+    rows: int,
+    doing: Callable[[str], None] = lambda batch: None,
 ) -> dict[str, tuple[float, int]]:
     """Name of each validation set -> (the loss summed over the tokens of its first `count` global batches, how many
     tokens have a label), over all ranks; "" is what has no name. Called by all ranks.
 
-    batches: of this data rank. rows: that a rank computes at once. doing: is told of each batch.
+    batches: of this data rank. count: None: as many as take each sample of a set once. rows: that a rank computes at
+    once. doing: is told of each batch. Raises PlaitError for a set whose length is not known and shall be taken whole.
     """
     for part in applied.parts:
         part.eval()
     names = batches.validation_sets or ("",)
     sums = torch.zeros(len(names), 2, dtype=torch.float64, device=applied.device)
     for own, name in zip(sums, names, strict=True):
-        for index in range(count):
+        take = partial(batches.validation_of, name) if name else batches.validation
+        samples, size = batches.held_out(name) if count is None else None, batches.global_batch_size
+        if count is None and samples is None:
+            raise PlaitError(
+                "this data does not know how much of it is held out, so it cannot be taken whole: say how many global "
+                "batches by validation.batches=N"
+            ).at("validation.batches", fits="a number")
+        for index in range(-(-(samples or 0) // size) if count is None else count):
             doing(f"batch {index + 1}{f' of {name}' * bool(name)}")
-            batch = applied.deal(batches.validation_of(name, index) if name else batches.validation(index))
+            batch = take(index)
+            if samples is not None:
+                batch = _without(batch, torch.from_numpy(index * size + batches.rows) >= samples)
+            batch = applied.deal(batch)
             parts = batch.to(applied.device).split(rows)
             own[0] += applied.forward_backward(parts, 1)
             own[1] += applied.units(batch)
@@ -36,6 +56,14 @@ def validated(
         sums.zero_()
     dist.all_reduce(sums)
     return {name: (loss, int(tokens)) for name, (loss, tokens) in zip(names, sums.tolist(), strict=True)}
+
+
+def _without(batch: Batch, repeated: Tensor) -> Batch:
+    """The batch, of which the rows `repeated` (B,) count for nothing: all ranks run the same micro-batches."""
+    if not repeated.any():
+        return batch
+    texts = None if batch.texts is None else batch.texts.masked_fill(repeated, NO_TEXT)
+    return attrs.evolve(batch, labels=batch.labels.masked_fill(repeated[:, None], IGNORE), texts=texts)
 
 
 class Validations:

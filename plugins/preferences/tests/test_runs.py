@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 import sys
 
 import cloudpickle
@@ -122,6 +123,57 @@ def test_rows_without_a_reference_are_refused(plait_ranks, home, tmp_path):
     for sentence, node in refused.items():
         with pytest.raises(Exception, match=sentence):
             plait_ranks.run(rows_of, node, tmp_path, world=1)
+
+
+def evaluated(node, checkpoint, size, whole):
+    from plait_use.evaluate import evaluate
+
+    return evaluate(node, checkpoint, size, whole)
+
+
+def test_an_evaluation_compares_with_the_weights_at_the_start(plait_ranks, home, tmp_path):
+    """It has the loss of the run's own validation, and of a whole set the same by any batch and layout."""
+    pytest.importorskip("plait_use")
+    held = "data.validation_fraction=0.6"
+    node = config(home, {"fsdp2": {}}, 2, "checkpoint.interval=2", held, steps=2)
+    row = plait_ranks.run(rows_of, node, tmp_path, world=2)[0][-1]
+    path, size = str(tmp_path / "checkpoints/step-2"), node.train.global_batch_size
+    loss, count = plait_ranks.run(evaluated, node, path, size, False, world=2)[0][""]
+    assert loss / count == pytest.approx(row["val_loss"], rel=1e-9)
+    loss, count = plait_ranks.run(evaluated, node, path, 12, True, world=2)[0][""]
+    alone, pairs = plait_ranks.run(evaluated, config(home, {}, 1, held), path, 2, True, world=1)[0][""]
+    assert pairs == count
+    assert count % 6
+    assert loss == pytest.approx(alone, rel=1e-9)
+
+
+def stopped(node, folder):
+    """(how a run ended that rank 1 alone is asked to stop with the reference half computed, the rank's forwards)."""
+    import torch.distributed as dist
+
+    from plait import RunObserver
+    from plait.host import RunFolder
+    from plait.train.trainer import Trainer
+
+    forwards: list[int] = []
+
+    class Asks(RunObserver):
+        def doing(self, what):
+            if what.startswith("reference, batch 2 ") and dist.get_rank() == 1:
+                trainer.ask_to_stop(signal.SIGTERM)
+
+    (folder / "versions.json").write_text("{}")
+    trainer = Trainer(node, RunFolder(folder), lambda line: None, [Asks()])
+    trainer.restore()
+    trainer.parts[0].register_forward_pre_hook(lambda *_: forwards.append(1))
+    return trainer.fit(), trainer.step, trainer.stopped_by, len(forwards)
+
+
+def test_a_signal_is_heard_before_the_reference_is_whole(plait_ranks, home, tmp_path):
+    node = config(home, {"fsdp2": {}}, 2, "train.local_batch_size=2", "train.global_batch_size=4", steps=20)
+    for kind, step, number, forwards in plait_ranks.run(stopped, node, tmp_path, world=2):
+        assert (kind, step, number, forwards) == ("stopped", 0, signal.SIGTERM, 1)
+    assert not [*(tmp_path / "checkpoints").glob("*")]
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(6, 2), (4, 4), (12, 4)])

@@ -9,7 +9,7 @@ import torch
 
 from plait import PlaitError, apply
 from plait.host import RunFolder, build_model, build_source, check, compose, fit, load
-from plait_use.evaluate import batch_of, evaluate, on_held_out
+from plait_use.evaluate import batch_of, evaluate, on_held_out, takes_all
 from plait_use.trained import find
 
 MODELS = {
@@ -77,7 +77,8 @@ def evaluated(path, overrides):
     found = find(str(path), overrides)
     config = on_held_out(found.config, overrides)
     world = torch.distributed.get_world_size()
-    return evaluate(config, str(found.checkpoint), batch_of(found, check(config, world)))
+    whole = takes_all(overrides)
+    return evaluate(config, str(found.checkpoint), batch_of(found, check(config, world), whole), whole)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -93,24 +94,39 @@ def test_every_layout_has_the_loss_of_training(layout, runs, plait_ranks):
 
 
 def by_hand(path, file):
-    """The mean loss of a plain model on the first 16 samples of a file of 64 tokens each, by torch alone."""
+    """(the mean loss of a plain model on all samples of 64 tokens of a file, by torch alone, their number)."""
     found = find(str(path), [])
     config = found.config
     applied = apply(*build_model(config.model), precision=config.precision)
     load(found.checkpoint, applied.checkpoint()[0])
     source = build_source({**config.data, "path": str(file), "validation_path": None, "validation_fraction": 0.0})
-    batch = source.open(seq_len=64, seed=0, global_batch_size=8, dp=(0, 1)).take(0)
+    count = source.open(seq_len=64, seed=0, global_batch_size=1, dp=(0, 1)).epoch
+    batch = source.open(seq_len=64, seed=0, global_batch_size=count, dp=(0, 1)).take(0)
     with torch.no_grad():
         logits = applied.parts[0].eval()(batch.tokens)
-        return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten()))
+        return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())), count
 
 
 def test_other_data_are_taken_whole(runs, plait_ranks):
-    """data.path alone names what is held out, and nothing of it is left to train on."""
-    sums = plait_ranks.run(evaluated, runs / "runs/dense", [f"data.path={runs / 'other.txt'}"], world=2)[0]
-    (loss, tokens) = sums[""]
-    (expected,) = plait_ranks.run(by_hand, runs / "runs/dense", runs / "other.txt", world=1)
-    assert loss / tokens == pytest.approx(expected, rel=1e-12)
+    """data.path alone names what is held out, and nothing of it is left to train on. Each sample counts once, also if
+    the batches do not divide them."""
+    other = f"data.path={runs / 'other.txt'}"
+    ((expected, count),) = plait_ranks.run(by_hand, runs / "runs/dense", runs / "other.txt", world=1)
+    assert count % 4
+    for more, world in (
+        ([], 2),
+        (["strategy=[context_parallel,fsdp2]", "train.local_batch_size=5"], 2),
+        (["strategy=[]"], 1),
+    ):
+        (loss, tokens) = plait_ranks.run(evaluated, runs / "runs/dense", [other, *more], world=world)[0][""]
+        assert tokens == count * 64
+        assert loss / tokens == pytest.approx(expected, rel=1e-12)
+
+
+def test_of_other_data_so_many_batches_are_taken(runs):
+    assert not takes_all(["data.path=a", "validation.batches=3"])
+    assert not takes_all(["train.local_batch_size=3"])
+    assert takes_all(["data=text", "+data.validation_path={a: b}"])
 
 
 def test_what_is_printed(runs, plait_project, monkeypatch):

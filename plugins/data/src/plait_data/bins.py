@@ -77,6 +77,9 @@ class Bins(ConversationBatches):
         numbers = (index * self.global_batch_size + self.rows) % len(self._validation)
         return self._batch([self._validation[number] for number in numbers])
 
+    def held_out(self, name: str = "") -> int:
+        return len(self._validation)
+
     def _batch(self, rows: list[np.ndarray]) -> Batch:
         tokens, labels = self._empty(len(rows))
         positions = np.zeros(tokens.shape, np.int64)

@@ -43,6 +43,9 @@ class PackedBatches(Batches):
         samples = (index * self.global_batch_size + self.rows) % len(self._validation)
         return to_batch(self._validation[samples], self._eod, self._attention)
 
+    def held_out(self, name: str = "") -> int:
+        return len(self._validation)
+
 
 def _read(folder: Path, split: str) -> np.ndarray:
     meta = read_meta(folder)

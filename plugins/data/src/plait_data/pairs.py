@@ -178,6 +178,9 @@ class PairBatches(ConversationBatches):
         samples = index * self.global_batch_size + self.rows
         return self._batch(2 * self._validation[samples // 2 % len(self._validation)] + samples % 2)
 
+    def held_out(self, name: str = "") -> int:
+        return 2 * len(self._validation)
+
     def _batch(self, texts: np.ndarray) -> Batch:
         tokens, labels = self._empty(len(texts))
         for row, text in enumerate(texts.tolist()):

@@ -50,6 +50,11 @@ class WithSets(Batches):
     def validation_of(self, name: str, index: int) -> Batch:
         return self._sets[name].train(index)
 
+    def held_out(self, name: str = "") -> int | None:
+        """Of several sets without their names: not known, because they take turns."""
+        one = name or next(iter(self._sets)) if len(self._sets) == 1 else name
+        return self._sets[one].epoch if one in self._sets else None
+
     def state_dict(self) -> dict[str, Any]:
         return self._batches.state_dict()
 

@@ -21,7 +21,8 @@ help = "evaluate a trained model on held-out data"
 def arguments(parser: "Parser") -> None:
     parser.description = """\
 Prints the loss, the perplexity and the number of tokens of the model of RUN on what its run validates on, or on other
-data: data.path=held.jsonl takes all of these files, 'data.validation_path={a: a.jsonl, b: b.jsonl}' each by its name.
+data: data.path=held.jsonl takes all of these files, 'data.validation_path={a: a.jsonl, b: b.jsonl}' each by its name,
+every sample once unless validation.batches=N says how many global batches.
 RUN is a run or its name, a checkpoint, such as runs/NAME/checkpoints/best, an exported folder, or a folder of Hugging
 Face's. The loss is that which training would print for the same samples, in every layout."""
     parser.add_argument("run", metavar="RUN", help="what is evaluated")
@@ -37,13 +38,13 @@ def run(args: "Namespace") -> int:
     trained = find(args.run, overrides_of(args))
     if args.tasks is not None:
         return tasks.run(args, trained)
-    config = on_held_out(trained.config, args.overrides)
+    config, whole = on_held_out(trained.config, args.overrides), takes_all(args.overrides)
 
     def given(checked: "Checked") -> Mapping[str, Any]:
         checkpoint = trained.loadable(checked)
-        size = batch_of(trained, checked)
+        size = batch_of(trained, checked, whole)
         make_data(checked, lambda line: print(line, file=sys.stderr, flush=True))
-        return {"checkpoint": checkpoint, "global_batch_size": size}
+        return {"checkpoint": checkpoint, "global_batch_size": size, "whole": whole}
 
     sums = on_ranks(config, "plait_use.evaluate:evaluate", given)
     rows = {name: {"loss": loss / max(tokens, 1), "tokens": tokens} for name, (loss, tokens) in sums.items()}
@@ -52,10 +53,20 @@ def run(args: "Namespace") -> int:
     return 0
 
 
+def takes_all(overrides: Sequence[str]) -> bool:
+    """Whether each sample is taken once: of data that the overrides name, unless they say how many batches."""
+    keys = _keys(overrides)
+    return bool(keys & {"data.path", "data.validation_path"}) and "validation.batches" not in keys
+
+
+def _keys(overrides: Sequence[str]) -> set[str]:
+    return {each.lstrip("+").partition("=")[0] for each in overrides}
+
+
 def on_held_out(config: "Config", overrides: Sequence[str]) -> "Config":
     """The config of an evaluation: of files that the overrides name, all is held out, and of a set to validate on
     nothing else is read. Raises PlaitError if nothing is held out."""
-    keys = {each.lstrip("+").partition("=")[0] for each in overrides}
+    keys = _keys(overrides)
     held = config.data.get("validation_path")
     if "data.path" in keys and not keys & {"data.validation_path", "data.validation_fraction"}:
         config = config.with_value("data.validation_path", config.data["path"])
@@ -66,12 +77,14 @@ def on_held_out(config: "Config", overrides: Sequence[str]) -> "Config":
     return config.with_value("validation.interval", max(config.validation.interval, 1))
 
 
-def batch_of(trained: "Trained", checked: "Checked") -> int:
+def batch_of(trained: "Trained", checked: "Checked", whole: bool = False) -> int:
     """Samples of a global batch: those of the run, so that every layout takes the same samples. Raises PlaitError if
-    they do not divide among this layout's data ranks."""
+    they do not divide among this layout's data ranks. whole: each sample is taken once, by any batch."""
     from plait import PlaitError
 
     train, ranks = trained.config.train, checked.layout.count("batch")
+    if whole:
+        return train.local_batch_size * ranks
     size = train.global_batch_size or trained.batch or train.local_batch_size * ranks
     if size % ranks:
         raise PlaitError(
@@ -81,15 +94,38 @@ def batch_of(trained: "Trained", checked: "Checked") -> int:
     return size
 
 
-def evaluate(config: "Config", checkpoint: str | None, global_batch_size: int) -> dict[str, tuple[float, int]]:
-    """What `plait.host.validated` returns for the model. Called by all ranks."""
-    from plait.host import build_source, load_model, open_batches, validated
+def evaluate(
+    config: "Config", checkpoint: str | None, global_batch_size: int, whole: bool
+) -> dict[str, tuple[float, int]]:
+    """What `plait.host.validated` returns for the model. whole: of each sample once. Called by all ranks."""
+    import torch
+    import torch.distributed as dist
 
-    applied = load_model(config, checkpoint)
+    from plait.host import build_source, load, load_model, open_batches, validated
+
+    compared = checkpoint if needs_reference(config) else None  # with the weights at the start of the run
+    applied = load_model(config, None if compared else checkpoint)
     data = applied.mesh.rank_and_size("batch")
     batches, _ = open_batches(build_source(config.data), config.train, global_batch_size, data)
     rows = math.gcd(config.train.local_batch_size, global_batch_size // data[1])
-    return validated(applied, batches, config.validation.batches, rows)
+    count = None if whole else config.validation.batches
+    if compared is not None:
+        loss: Any = applied.loss
+        table = torch.full((batches.texts,), -torch.inf, dtype=torch.float64)
+        loss.recording = table
+        validated(applied, batches, count, rows)
+        loss.recording = None
+        dist.all_reduce(table, dist.ReduceOp.MAX)  # ranks that hold one row have one number
+        loss.reference = table
+        load(compared, *applied.checkpoint())
+    return validated(applied, batches, count, rows)
+
+
+def needs_reference(config: "Config") -> bool:
+    """Whether the loss compares with the weights at the start of the run."""
+    from plait.host import plugins
+
+    return any(getattr(plugins.load(name, "loss"), "reference", False) for name in config.loss.function or ())
 
 
 def of_sets(rows: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
