@@ -5,6 +5,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -55,11 +56,10 @@ def worked_seconds() -> float:
     """How long this thread has run so far, or could have run if a core had been free: waiting for a device, a disk or
     other ranks is not in it."""
     try:
-        with open("/proc/thread-self/schedstat", "rb") as file:  # not on all systems
-            ran, ready = file.read().split()[:2]
-    except OSError:
+        ran, ready, _ = map(int, Path("/proc/thread-self/schedstat").read_text(encoding="utf-8").split())
+    except OSError:  # not on all systems
         return time.thread_time()
-    return (int(ran) + int(ready)) / 1e9
+    return (ran + ready) / 1e9
 
 
 @attrs.frozen
@@ -81,19 +81,13 @@ class StepMetrics:
     """The metrics of a step whose values are not on the host yet: they are read one step later, so no step waits."""
 
     def __init__(
-        self,
-        run: RunFacts,
-        done: Stepped,
-        tokens: int,
-        lr: float,
-        seconds: Callable[[], float],
-        data_seconds: float,
-        worked: float,
+        self, run: RunFacts, done: Stepped, tokens: int, lr: float, lap: Callable[[], float], took: tuple[float, float]
     ) -> None:
-        """tokens: of all steps so far. worked: seconds in which this rank did not wait for others."""
+        """tokens: of all steps so far. lap: as `Laps.end` returns it. took: seconds of waiting for the batch, and those
+        in which this rank waited for no other."""
         self.run, self.lr = run, lr
         self.step, self.tokens = run.applied.steps, tokens
-        self.data_seconds = data_seconds
+        self.data_seconds, worked = took
         self.extra: Row = {}
         self._skipped = done.skipped
         self._logged: list[tuple[list[str], OnHost]] = []
@@ -104,7 +98,7 @@ class StepMetrics:
         self._experts = run.applied.balance.counted
         counts = [self._experts.counts] if self._experts else []
         self._values = OnHost([gathered, done.norm.detach().to(gathered.device), *counts], work.wait)
-        self._seconds = seconds
+        self._seconds = lap
         self._loss: float | None = None
 
     def add(self, values: Row) -> None:
@@ -138,9 +132,7 @@ class StepMetrics:
         """The line of metrics.jsonl."""
         loss, run = self.check(), self.run
         speed = run.tokens / self._seconds()
-        mfu = None
-        if run.flops and run.peak:
-            mfu = run.flops * speed / (run.peak * dist.get_world_size())
+        mfu = run.flops * speed / (run.peak * dist.get_world_size()) if run.flops and run.peak else None
         return {
             "step": self.step,
             "loss": loss,
@@ -156,11 +148,7 @@ class StepMetrics:
             **(of_ranks(self._worked) if dist.get_world_size() > 1 else {}),
             **(self._experts.row() if self._experts else {}),
             **self.extra,
-            **{
-                name: float(x)
-                for names, values in self._logged
-                for name, x in zip(names, values.read()[0], strict=True)
-            },
+            **{key: float(x) for keys, late in self._logged for key, x in zip(keys, late.read()[0], strict=True)},
         }
 
 

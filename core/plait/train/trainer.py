@@ -221,7 +221,7 @@ class Trainer:
         self.stopped_by = next(iter(signals), None)
         if self._ending and self.step < train.steps:
             self.ended_by = next(filter(None, on_all_ranks(lambda: self.run.ending, dist.group.WORLD)))
-        metrics = StepMetrics(self._facts, done, self.tokens, lr, seconds, data_seconds, worked)
+        metrics = StepMetrics(self._facts, done, self.tokens, lr, seconds, (data_seconds, worked))
         metrics.add(self.batches.passes(self.samples) | self.run.take_logged())
         if self.skip:
             metrics.add({"skipped": done.skipped})
