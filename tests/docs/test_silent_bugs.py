@@ -29,6 +29,7 @@ def test_planted_bugs_are_planted():
 def test_tests_exist():
     files = [*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("plugins/*/tests/*.py")]
     files += ROOT.glob("plugins/testing/src/plait_testing/suite/*.py")
+    files += ROOT.glob("plugins/testing/src/plait_testing/*_suite.py")
     text = "\n".join(file.read_text() for file in files)
     for name in set(re.findall(r"`(test_\w+)`", PAGE)):
         assert f"def {name}(" in text, name

@@ -83,13 +83,15 @@ class Whole:
 def whole(make: Callable[[list[int] | None], StepTrace], sizes: list[int], every: bool = False) -> Whole:
     """The step of a model with `sizes[i]` blocks of group i, of which `make(counts)` traces fewer.
 
-    A few blocks stand for all if blocks add up: all other operators are unchanged when a block is added, and the new
-    block does what its neighbour does. Otherwise, or with `every`, all blocks are traced.
+    A few blocks stand for all if blocks add up: all other operators are unchanged when a block is added, the new block
+    does what its neighbour does, and the optimizer sends nothing. Otherwise, or with `every`, all blocks are traced.
     """
     least = LEAST
     while not every and any(size > least + 1 for size in sizes):
         counts = [size if size <= least + 1 else least for size in sizes]
         base = make(counts)
+        if any(operator.kind and operator.phase == "optimizer" for operator in base.operators):
+            break  # what an optimizer sends of all blocks, such as whole matrices, need not grow with their number
         more = []
         for group, (size, count) in enumerate(zip(sizes, counts, strict=True)):
             if size > count:
