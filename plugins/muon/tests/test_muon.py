@@ -47,7 +47,7 @@ def ours(kind, value, **options):
     _, logical, block = kind
     param = nn.Parameter(value.clone())
     named = {"params": [param], "names": ["a"], "logical": [logical], "block": [block], "mesh": None}
-    named |= {"units": [options.pop("units", (1,) * len(logical))], "holders": None}
+    named |= {"units": [options.pop("units", (1,) * len(logical))], "holders": None, **options.pop("group", {})}
     return [param], Muon([named], lr=0.05, **{"weight_decay": 0.3, **options})
 
 
@@ -77,13 +77,14 @@ def end(made, start):
 def test_each_parameter_goes_as_torchs_optimizer_takes_it(monkeypatch, dtype, bound):
     if dtype == torch.float64:  # torch's Muon computes in bfloat16, whatever it gets
         monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
-    matrices, others = MATRICES.values(), OTHERS.values()
+    matrices, others, own = MATRICES.values(), OTHERS.values(), {"lr": 0.02, "weight_decay": 0.0}
     for kind, theirs, options in (
         *((kind, of_muon, {}) for kind in matrices),
         *((kind, of_adamw, {}) for kind in others),
         *((kind, of_adamw, {"matrices": False}) for kind in matrices),
         (MATRICES["wide"], of_adamw, {"adamw_axes": ["ffn"]}),
         *((kind, lambda x: of_adamw(x, 0.01, 0.2), {"adamw_lr": 0.01, "adamw_weight_decay": 0.2}) for kind in others),
+        (OTHERS["norm"], lambda x: of_adamw(x, 0.02, 0.0), {"adamw_lr": 0.01, "adamw_weight_decay": 0.2, "group": own}),
     ):
         start = drawn(kind[0], 0, dtype)
         got = end(ours(kind, start, **options), start)

@@ -1,1 +1,1 @@
-"""Muon for matrices of blocks, AdamW for all other parameters, in every layout: `optimizer=muon`."""
+"""Optimizers of whole matrices, in every layout: `optimizer=muon` and `optimizer=soap`."""

@@ -53,8 +53,9 @@ class MatrixOptimizer(torch.optim.Optimizer):
                 if numbers := [i for i, each in enumerate(whole) if each == wanted]:
                     part = {**group, **{key: [group[key][i] for i in numbers] for key in EACH}, "whole": wanted}
                     if not wanted:
-                        part["lr"] = _first(group["adamw_lr"], group["lr"])
-                        part["weight_decay"] = _first(group["adamw_weight_decay"], group["weight_decay"])
+                        for key in ("lr", "weight_decay"):  # of a group that has its own that one counts
+                            if group[f"adamw_{key}"] is not None and group[key] == options[key]:
+                                part[key] = group[f"adamw_{key}"]
                     self.param_groups.append(part)
 
     def check(self, group: Group) -> None:
@@ -63,6 +64,10 @@ class MatrixOptimizer(torch.optim.Optimizer):
     def cost(self, matrices: Matrices, group: Group) -> float:
         """Of the computation of one of them."""
         raise NotImplementedError
+
+    def gathered(self, group: Group, params: list[Tensor], matrices: list[Matrices], own: list[Matrix]) -> list[Matrix]:
+        """What owners gather for the matrices `own` of a bucket: one that keeps more than `params` say adds it."""
+        return own
 
     def step_others(self) -> None:
         for group in self.param_groups:
@@ -108,16 +113,13 @@ class MatrixOptimizer(torch.optim.Optimizer):
                     room = group["bucket"] * ranks
                 buckets[-1] += own
                 room -= params[own[0].param].numel()
-            found.append(Dealt(matrices, [Route.of(bucket, rank, ranks) for bucket in buckets]))
+            every = [self.gathered(group, params, matrices, bucket) for bucket in buckets]
+            found.append(Dealt(matrices, [Route.of(bucket, rank, ranks) for bucket in every]))
         return found
 
     def _is_whole(self, group: Group, number: int) -> bool:
         shape = tuple(group["params"][number].shape)
         return are_matrices(shape, group["logical"][number], group["block"][number], group["adamw_axes"])
-
-
-def _first(value: Any, otherwise: Any) -> Any:
-    return otherwise if value is None else value
 
 
 def _lies(param: Any) -> tuple[Any, ...]:
