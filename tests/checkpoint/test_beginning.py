@@ -1,6 +1,7 @@
 """A save begins on all ranks together: none makes its folder while rank 0 still removes an earlier attempt."""
 
 import time
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -11,18 +12,15 @@ from plait.checkpoint.store import Store
 
 def begin(folder):
     """Whether the folder was there, at the end of a long removal, on rank 0."""
-    seen, clear = [], save.clear
+    seen, make_room = [], Store.make_room
 
-    def slow(path):
-        clear(path)
+    def slow(store, step):
+        make_room(store, step)
         time.sleep(0.5)
-        seen.append(path.exists())
+        seen.append(store.temporary(step).exists())
 
-    save.clear = slow
-    try:
+    with mock.patch.object(Store, "make_room", slow):
         save.Saver(Store(folder), "sync").save({"weight": torch.full((4,), float(dist.get_rank()))}, 3)
-    finally:
-        save.clear = clear
     return seen
 
 

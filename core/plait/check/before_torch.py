@@ -15,6 +15,7 @@ from plait.contract.errors import PlaitError, misfit, no_default
 from plait.contract.kinds import KINDS
 from plait.contract.schema import MISSING, fit
 from plait.data.source import blaming_source
+from plait.records.run_folder import RunFolder
 from plait.records.sinks import check as check_metrics
 from plait.strategies.registry import options_by_name, usable
 from plait.system.disk import could_be_written
@@ -95,15 +96,19 @@ def _check_places(conf: Checkpoint, folder: Path) -> None:
     """Whether there is what a new run begins with, and it can write to its places."""
     could_be_written(folder, "the run's folder")
     if conf.enabled:
-        could_be_written(folder / conf.dir, f"checkpoint.dir={shown(conf.dir)}:")
-    if os.path.lexists(os.path.abspath(folder / conf.dir)):  # outside the run's folder: it may have checkpoints
+        could_be_written(RunFolder(folder).checkpoints(conf.dir), f"checkpoint.dir={shown(conf.dir)}:")
+    if "://" in conf.dir or os.path.lexists(os.path.abspath(folder / conf.dir)):  # it may have checkpoints
         return
-    if conf.enabled and conf.load not in ("latest", "never") and not os.path.lexists(conf.load):
+    if conf.enabled and conf.load not in ("latest", "never") and not _may_be_there(conf.load):
         raise PlaitError(f"checkpoint.load={conf.load} cannot be loaded: there is no such folder").at(
             "checkpoint.load", conf.load
         )
-    if conf.init_from is not None and not os.path.lexists(conf.init_from):
+    if conf.init_from is not None and not _may_be_there(conf.init_from):
         raise PlaitError(f"there are no weights at {conf.init_from}: no such file or folder")
+
+
+def _may_be_there(path: str) -> bool:
+    return "://" in path or os.path.lexists(path)
 
 
 def check_copies(conf: Checkpoint) -> None:

@@ -233,6 +233,7 @@ def prepare_together(
             ended = prepare(checked, folder, say, (lambda: make_data(checked, say)) if alone and by_epochs else None)
             conf = checked.config.checkpoint
             places = [folder.path, *([folder.checkpoints(conf.dir)] if conf.enabled else [])]
+            places = [each for each in places if isinstance(each, Path)]  # all machines see the same at an address
             return str(folder.path), ended, mark(places) if ended is None else {}
         except OSError as error:
             raise PlaitError(f"the run cannot be prepared: {one_line(error)}") from error

@@ -13,6 +13,7 @@ import attrs
 from plait.check.epochs import with_steps
 from plait.check.resumed_data import check_data, with_batch_of, with_data_of, with_parts_of
 from plait.check.trained import check_checkpoint, check_start
+from plait.checkpoint.at_address import open_store
 from plait.checkpoint.choose import Say, choose
 from plait.checkpoint.folder_owner import check_owner
 from plait.checkpoint.pieces import Damaged
@@ -53,7 +54,7 @@ def find_checkpoint(checked: "Checked", folder: "RunFolder", say: Say) -> Contin
     or if the requested checkpoint is damaged, is of another model, or its data cannot continue in this run.
     """
     conf = checked.config.checkpoint
-    store = Store(folder.checkpoints(conf.dir))
+    store = open_store(folder.checkpoints(conf.dir))
     check_owner(store.folder, folder.path)
     _keep_what_there_is(checked, store, folder)
     _keep_what_is_elsewhere(conf.dir, store, folder)
@@ -195,7 +196,7 @@ def _keep_what_is_elsewhere(directory: str, store: Store, folder: "RunFolder") -
         return
     with reading(folder.path / "config.yaml", "the run's folder"):
         before = (folder.read_config().get("checkpoint") or {}).get("dir", directory)
-    if folder.checkpoints(before) != store.folder and (old := Store(folder.checkpoints(before)).found()):
+    if folder.checkpoints(before) != store.folder and (old := open_store(folder.checkpoints(before)).found()):
         raise PlaitError(
             f"checkpoint.dir={directory} holds no checkpoint of this run, which has {len(old)}, the last {old[-1]}: "
             f"move them there, set checkpoint.dir={before}, or set another run.name"

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from plait.checkpoint.at_address import open_store
 from plait.checkpoint.choose import choose
 from plait.checkpoint.store import Manifest, Store, samples_of
 from plait.contract.config import Checkpoint, Config
@@ -81,7 +82,7 @@ def batch_to_keep(conf: Checkpoint, folder: Path) -> int | None:
     if not conf.enabled:
         return None
     try:
-        path = choose(conf, Store(RunFolder(folder).checkpoints(conf.dir)), lambda line: None)
+        path = choose(conf, open_store(RunFolder(folder).checkpoints(conf.dir)), lambda line: None)
         return Store.read(path).data.get("global_batch_size") if path else None
     except PlaitError:
         return None  # `find_checkpoint` says what is wrong

@@ -33,7 +33,7 @@ class CheckedFile:
             if not (folder / name).is_file():  # opening a pipe would never end
                 raise FileNotFoundError
             self._file = (folder / name).open("rb", buffering=0)
-            size = os.fstat(self._file.fileno()).st_size
+            size = self._file.seek(0, os.SEEK_END)
         if size != self.size:
             self._file.close()
             raise Damaged.because(folder, f"its file {name} has {size} bytes instead of {self.size}")

@@ -28,24 +28,31 @@ class HashedFiles(FileSystem):
     def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[Any]:
         """In another thread than this one an error goes to `failed`: torch would lose it there."""
         try:
-            with _Hashed(path, mode) as stream:
+            with _Hashed(self._new(path, mode)) as stream:
                 yield stream
-            self.pieces[Path(path).name] = stream.pieces()
+            self.pieces[Path(str(path)).name] = stream.pieces()
         except Exception as error:
             if threading.get_ident() == self._thread:
                 raise
             self.failed.append(error)
 
+    def _new(self, path: str | os.PathLike[str], mode: str) -> io.RawIOBase:
+        return io.FileIO(os.fspath(path), mode.replace("b", ""))
+
     def rename(self, path: str | os.PathLike, new_path: str | os.PathLike) -> None:
         super().rename(path, new_path)
         self.pieces[Path(new_path).name] = self.pieces.pop(Path(path).name)
+
+    def write(self, path: Path, text: str) -> None:
+        """Write a small file."""
+        write_synced(path, text)
 
     def seal(self, folder: Path) -> dict[str, Seal]:
         """The entries of these files for the manifest, by name. Writes the `.pieces` of each."""
         seals: dict[str, Seal] = {}
         for name, pieces in sorted(self.pieces.items()):
             lines = dumps(pieces)
-            write_synced(folder / (name + PIECES), lines)
+            self.write(folder / (name + PIECES), lines)
             seals[name] = sum(length for length, _ in pieces), None
             seals[name + PIECES] = len(lines), hashlib.sha256(lines.encode()).hexdigest()
         return seals
@@ -57,8 +64,8 @@ class _Hashed(io.BufferedWriter):
     A piece ends where `tell` is called, which torch does between the parts of tensors, or when it is LONGEST.
     """
 
-    def __init__(self, path: str | os.PathLike, mode: str) -> None:
-        super().__init__(io.FileIO(os.fspath(path), mode.replace("b", "")))
+    def __init__(self, raw: io.RawIOBase) -> None:
+        super().__init__(raw)
         self._ended: list[Piece] = []
         self._length = self._crc = 0
 

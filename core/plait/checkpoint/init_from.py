@@ -15,6 +15,7 @@ from plait.checkpoint.sums import check_sums
 from plait.checkpoint.weight_files import Files, check_floating, open_files
 from plait.contract.errors import PlaitError
 from plait.contract.weight_part import WeightPart, parts_by_fqn
+from plait.system.disk import place
 
 if TYPE_CHECKING:  # the parent checks weights without torch
     from torch import Tensor
@@ -48,8 +49,12 @@ def check_weights(
     parts: what the model's `weight_parts()` returns; without, files have the parameters' own names.
     integers: FQN of tensors (buffers) that hold no floating-point numbers.
     """
-    path = Path(path)
+    path = place(path)
     if not (path / MANIFEST).is_file():
+        if not isinstance(path, Path):
+            raise PlaitError(f"there is no checkpoint at {path}, and weights of another kind must be in a folder").at(
+                "checkpoint.init_from", str(path), fits="a checkpoint of Plait, or a folder"
+            )
         files = open_files(path)
         places = _found_in(files, parameters, ties or {}, parts or {}, integers)
         check_sums(path)
@@ -74,7 +79,7 @@ def read_weights(
     `check_weights`, except that a SHA256SUMS is not compared again. whole: FQN -> shape of the model, if `state` has
     only a part of it.
     """
-    path = Path(path)
+    path = place(path)
     parameters = whole or {fqn: tuple(tensor.shape) for fqn, tensor in state.items()}
     if (path / MANIFEST).is_file():
         Store.check_model(Store.read(path), parameters)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from plait.checkpoint.at_address import open_store
 from plait.checkpoint.restore import restore
-from plait.checkpoint.store import Store
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.parallel.apply import set_up
 from plait.parallel.assembly import assemble
 from plait.parallel.process_group import device_of, start_group
+from plait.system.disk import place
 
 if TYPE_CHECKING:
     from plait.parallel.applied import Applied
@@ -33,8 +34,8 @@ def load_model(
     """
     start_group(device_of(config.launch.device), config.launch.timeout_seconds)
     applied = set_up(assemble(config, dist.get_world_size()))
-    path = None if checkpoint is None else Path(checkpoint)
-    store = Store(Path() if path is None else path.parent)
+    path = None if checkpoint is None else place(checkpoint)
+    store = open_store(Path() if path is None else path.parent)
 
     def given() -> Path | None:
         if path in store.damaged:

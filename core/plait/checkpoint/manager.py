@@ -38,6 +38,7 @@ class Checkpoints:
     ) -> None:
         import torch.distributed as dist
 
+        from plait.checkpoint.at_address import open_store
         from plait.checkpoint.save import Saver
 
         self.config, self.conf = config, config.checkpoint
@@ -47,9 +48,9 @@ class Checkpoints:
         # Weights that some rank must have, if each rank has only some.
         self._known = list(applied.whole.shapes) if applied.whole else []
         self._base: Base | None = None
-        self.store = Store(folder.checkpoints(self.conf.dir))
+        self.store = open_store(folder.checkpoints(self.conf.dir))
         self.best: dict[str, Any] | None = None  # the lowest validation loss, its step, and the validations since
-        self._saver = Saver(self.store, self.conf.mode, self.conf.keep) if self.conf.enabled else None
+        self._saver = Saver(self.store, self.conf.mode, self.conf.keep, say=say) if self.conf.enabled else None
         self._copies = self._in_memory()
         self._saved_at = time.monotonic()
         self._metrics = MetricsSeal(folder.metrics)
@@ -160,7 +161,7 @@ class Checkpoints:
         if good is None:
             return "no checkpoint was saved yet"
         name = good.name if good.parent == self.store.folder else good
-        return f"the last good checkpoint is kept: {name}" if os.path.isdir(good) else f"the checkpoint {name} is gone"
+        return f"the last good checkpoint is kept: {name}" if good.is_dir() else f"the checkpoint {name} is gone"
 
     def where_to_go_on(self) -> str:
         """What a run that is no longer finite can continue from, in words, after the current save has ended.

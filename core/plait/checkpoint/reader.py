@@ -34,6 +34,7 @@ from plait.checkpoint.pickled import Refused, read
 from plait.checkpoint.pieces import Seal
 from plait.checkpoint.store import Store
 from plait.contract.errors import PlaitError
+from plait.system.disk import place
 from plait.system.torch_internals.checkpoint_files import MENTIONED, StorageInfo
 
 METADATA = ".metadata"
@@ -51,9 +52,10 @@ class Reader(dcp.FileSystemReader):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(path)
+        super().__init__(str(path))
+        self.path = place(path)
         self.manifest = Store.read(path)
-        self._folder, self._files = Path(path), self.manifest.files
+        self._folder, self._files = place(path), self.manifest.files
         try:
             self.metadata = _checked(_metadata(self._folder, self._files), self._files)
             entries: Mapping[str, Any] = self.metadata.state_dict_metadata
@@ -142,15 +144,15 @@ def _metadata(folder: Path, files: Mapping[str, Seal]) -> Any:
 def _checked(metadata: Any, files: Mapping[str, Seal]) -> Metadata:
     if type(metadata) is not Metadata:
         raise Refused("it holds something else")
-    for place in metadata.storage_data.values():
-        if type(place) is not StorageInfo or place.transform_descriptors:
+    for part in metadata.storage_data.values():
+        if type(part) is not StorageInfo or part.transform_descriptors:
             raise Refused("it says where tensors are in a form that Plait never writes")
-        if place.relative_path not in files:
-            raise Refused(f"it names the file {place.relative_path!r}, which the manifest does not list")
-        size, _ = files[place.relative_path]
-        if not 0 <= place.offset <= place.offset + place.length <= size:
+        if part.relative_path not in files:
+            raise Refused(f"it names the file {part.relative_path!r}, which the manifest does not list")
+        size, _ = files[part.relative_path]
+        if not 0 <= part.offset <= part.offset + part.length <= size:
             raise Refused(
-                f"it looks for bytes {place.offset} to {place.offset + place.length} in {place.relative_path}, "
+                f"it looks for bytes {part.offset} to {part.offset + part.length} in {part.relative_path}, "
                 f"which has {size}"
             )
     for key, entry in metadata.state_dict_metadata.items():

@@ -2,12 +2,14 @@
 
 import datetime
 import logging
+import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import attrs
 import torch
@@ -17,7 +19,6 @@ from torch import Tensor
 from torch.utils.serialization import config
 
 from plait.checkpoint.best import name_best
-from plait.checkpoint.files import clear
 from plait.checkpoint.finite import Extremes, where_to_go_on
 from plait.checkpoint.hashed import HashedFiles
 from plait.checkpoint.merged import merged
@@ -29,6 +30,7 @@ from plait.checkpoint.store import Manifest, Store
 from plait.contract.errors import PlaitError
 from plait.parallel.agreement import on_all_ranks
 from plait.parallel.state import is_absent, weights
+from plait.system import objects
 from plait.system.disk import writing
 from plait.system.errors import DiskError, refused, sentence
 
@@ -44,12 +46,20 @@ class Saver:
     memory, which a thread then writes. The thread uses its own gloo group, so that its collectives never mix with those
     of training; the constructor creates that group, so it is collective too.
     timeout_seconds: how long a rank waits there for the others.
+    say: gets a line on rank 0 if an object store cannot be reached for 10 seconds.
     resumed: the checkpoint that the run continued from, if its owner sets it.
     saved: the last step whose checkpoint is complete.
     """
 
-    def __init__(self, store: Store, mode: str = "async", keep: int = 2, timeout_seconds: float = 1800.0) -> None:
-        self.store, self.mode, self.keep = store, mode, keep
+    def __init__(
+        self,
+        store: Store,
+        mode: str = "async",
+        keep: int = 2,
+        timeout_seconds: float = 1800.0,
+        say: Callable[[str], None] = log.warning,
+    ) -> None:
+        self.store, self.mode, self.keep, self._say = store, mode, keep, say
         timeout = datetime.timedelta(seconds=timeout_seconds)
         self._group = dist.new_group(backend="gloo", timeout=timeout) if dist.is_initialized() else None
         self._rank = dist.get_rank() if self._group else 0
@@ -115,7 +125,7 @@ class Saver:
 
         def ready() -> str | None:
             if self._rank == 0:  # before any rank creates the folder, whose creation fails if it is removed meanwhile
-                clear(path)
+                self.store.make_room(manifest.step)
             return bad
 
         for rank, found in enumerate(self._all(ready)):
@@ -123,19 +133,41 @@ class Saver:
                 raise PlaitError(f"{found} (rank {rank}); {where_to_go_on(self.store, self.resumed, self.saved)}")
         manifest = attrs.evolve(manifest, parameters=merged(manifest.parameters, self._all, known)[0])
         try:
-            writer = _Writer(path, per_thread_copy_ahead=copy_ahead, thread_count=min(WRITERS, torch.get_num_threads()))
-            quiet = warnings.catch_warnings(action="ignore") if self._group is None else nullcontext()
-            # torch warns that there is no group. It never compares its own checksums, so it need not compute them.
-            with quiet, config.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
-                chunks, group = in_chunks(state), self._group
-                dcp.save(chunks, storage_writer=writer, process_group=group, no_dist=group is None)
-            files = {name: seal for own in self._all(writer.seal) for name, seal in own.items()}
+            files = self._until_reached(lambda: self._parts(path, state, copy_ahead))
             self._all(lambda: self._complete(path, manifest, files))
-        except (Exception, dcp.CheckpointException):
-            if self._rank == 0:  # an error in the wait above is raised on all ranks, so none is writing now
-                clear(path)
+        except (Exception, dcp.CheckpointException) as error:
+            if self._rank == 0 and not _unreachable(error):
+                with suppress(PlaitError):  # an error in the wait above is raised on all ranks, so none is writing now
+                    self.store.make_room(manifest.step)
             raise
         self.saved = manifest.step
+
+    def _parts(self, path: Path, state: dict[str, Tensor], copy_ahead: int) -> dict[str, Seal]:
+        """Write what all ranks have of `state`; the entries of their files for the manifest."""
+        writer = _Writer(path, per_thread_copy_ahead=copy_ahead, thread_count=min(WRITERS, torch.get_num_threads()))
+        quiet = warnings.catch_warnings(action="ignore") if self._group is None else nullcontext()
+        # torch warns that there is no group. It never compares its own checksums, so it need not compute them.
+        with quiet, config.patch("save.compute_crc32", False):  # type: ignore[attr-defined]
+            chunks, group = in_chunks(state), self._group
+            dcp.save(chunks, storage_writer=writer, process_group=group, no_dist=group is None)
+        return {name: seal for own in self._all(writer.seal) for name, seal in own.items()}
+
+    def _until_reached(self, write: Callable[[], T]) -> T:
+        """What `write` returns. If an object store cannot be reached, all ranks begin anew together, for a minute."""
+        begun, pause, told = time.monotonic(), 1.0, False
+        while True:
+            try:
+                return write()
+            except (Exception, dcp.CheckpointException) as error:
+                waited = time.monotonic() - begun
+                goes_on = bool(why := _unreachable(error)) and waited < objects.PATIENCE
+                if not self._all(partial(bool, goes_on))[0]:
+                    raise
+                if self._rank == 0 and waited > objects.QUIET and not told:
+                    self._say(f"{why}; trying again for up to {objects.PATIENCE:g} s, while training goes on")
+                    told = True
+            time.sleep(pause)
+            pause = min(2 * pause, 2.0)
 
     def _complete(self, path: Path, manifest: Manifest, files: dict[str, Seal]) -> None:
         if self._rank == 0:
@@ -156,9 +188,14 @@ class Saver:
 class _Writer(dcp.FileSystemWriter):
     """torch's writer, with errors that contain the system's: torch may hide it, and lose it between ranks."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fs = self.hashed = HashedFiles()
+    def __init__(self, path: Path, *args: Any, **kwargs: Any) -> None:
+        self.hashed = HashedFiles()
+        if at_address := not isinstance(path, Path):
+            from plait.checkpoint.hashed_objects import HashedObjects
+
+            self.hashed = HashedObjects()
+        super().__init__("" if at_address else path, *args, **kwargs)
+        self.path, self.fs, self.sync_files = path, self.hashed, not at_address
 
     def write_data(self, *args: Any, **kwargs: Any) -> Any:
         with writing(self.path):
@@ -174,7 +211,12 @@ class _Writer(dcp.FileSystemWriter):
     def seal(self) -> dict[str, Seal]:
         """The entries of this rank's files for the manifest."""
         with writing(self.path):
-            return self.hashed.seal(Path(self.path))
+            return self.hashed.seal(cast(Path, self.path))
+
+    @property
+    def checkpoint_id(self) -> Path | str:
+        """What `.metadata` holds of the place; nobody reads it."""
+        return self.path if isinstance(self.path, Path) else str(self.path)
 
 
 def _tell(step: int, work: Callable[[], None]) -> None:
@@ -190,4 +232,13 @@ def _named(error: BaseException, rank: int | None = None) -> PlaitError:
     if isinstance(error, dcp.CheckpointException):
         rank, (error, _) = next(iter(error.failures.items()))
     text = (sentence(error) if isinstance(error, OSError) else str(error)) or type(error).__name__
-    return (DiskError if refused(error) else PlaitError)(text if rank is None else f"{text} (rank {rank})")
+    kind = (
+        objects.Unreachable if isinstance(error, objects.Unreachable) else DiskError if refused(error) else PlaitError
+    )
+    return kind(text if rank is None else f"{text} (rank {rank})")
+
+
+def _unreachable(error: BaseException) -> str | None:
+    """Why, if an object store could not be reached on some rank."""
+    errors = [each for each, _ in error.failures.values()] if isinstance(error, dcp.CheckpointException) else [error]
+    return next((str(each) for each in errors if isinstance(each, objects.Unreachable)), None)

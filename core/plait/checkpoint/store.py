@@ -16,6 +16,7 @@ from plait.checkpoint.files import clear, put_in_place, remove, write_synced
 from plait.checkpoint.pieces import Damaged, Seal
 from plait.checkpoint.wellformed import flaw
 from plait.contract.errors import PlaitError, near_miss
+from plait.system.disk import place
 
 log = logging.getLogger("plait")
 FORMAT = 2
@@ -81,6 +82,7 @@ def samples_of(manifest: Manifest, global_batch_size: int) -> int:
 
 class Store:
     """`folder/step-<n>/`, one per checkpoint. `step-<n>.tmp` is being written, `step-<n>.old` being removed.
+    `open_store` also opens an address, such as s3://bucket/run.
 
     A checkpoint knows its step: if the manifest and the folder's name disagree, it is left alone.
     Only the holder of the run's lock may call `commit`, `prune` and `clean`.
@@ -88,7 +90,7 @@ class Store:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+        self.folder = place(folder)
         self.damaged: dict[Path, str] = {}
         self._unsound: set[Path] = set()  # found by `latest`
         self._said: set[Path] = set()
@@ -152,9 +154,9 @@ class Store:
     @staticmethod
     def quick_problem(path: str | os.PathLike[str]) -> str | None:
         """What is wrong with the checkpoint at `path`, as far as its manifest and the sizes of its files show."""
-        path = Path(path)
+        path = place(path)
         if not path.is_dir():
-            return "it is not a folder" if os.path.lexists(path) else "there is no such folder"
+            return "it is not a folder" if path.is_symlink() or path.exists() else "there is no such folder"
         if not (path / MANIFEST).is_file():  # nor a pipe, which would never end
             return f"it has no {MANIFEST}, so it was not written completely"
         try:
@@ -163,12 +165,12 @@ class Store:
             return f"its {MANIFEST} cannot be read ({error})"
         except ValueError as error:
             return str(error)
+        sizes = {file.name: file.stat().st_size for file in path.iterdir() if file.is_file()}
         for name, (size, _) in manifest.files.items():
-            file = path / name
-            if not file.is_file():
+            if name not in sizes:
                 return f"its file {name} is missing"
-            if file.stat().st_size != size:
-                return f"its file {name} has {file.stat().st_size} bytes instead of {size}"
+            if sizes[name] != size:
+                return f"its file {name} has {sizes[name]} bytes instead of {size}"
         return None
 
     @classmethod
@@ -178,7 +180,7 @@ class Store:
 
         if problem := cls.quick_problem(path):
             return problem
-        path, files = Path(path), cls.read(path).files
+        path, files = place(path), cls.read(path).files
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:  # hashing releases Python's lock
             changes = list(threads.map(lambda name: first_change(path, name, files), files))
         return next((why for why in changes if why), None)
@@ -187,9 +189,9 @@ class Store:
     def read(path: str | os.PathLike[str]) -> Manifest:
         """The manifest of the checkpoint at `path`. Raises Damaged if none can be read."""
         try:
-            if not (Path(path) / MANIFEST).is_file():
+            if not (manifest := place(path) / MANIFEST).is_file():
                 raise FileNotFoundError
-            return Manifest.loads((Path(path) / MANIFEST).read_bytes())
+            return Manifest.loads(manifest.read_bytes())
         except OSError:
             raise Damaged(f"{path} is not a checkpoint: it has no {MANIFEST} that can be read") from None
         except ValueError as error:
@@ -234,7 +236,15 @@ class Store:
         complete = [p for p in self.complete() if newest is None or _step(p) <= newest]
         for path in complete[: -max(keep, 1)]:
             if best is None or path != self.path_of(best):
-                remove(path)
+                self.remove(path)
+
+    def make_room(self, step: int) -> None:
+        """Remove what an earlier save of `step` left half done."""
+        clear(self.temporary(step))
+
+    def remove(self, path: Path) -> None:
+        """Remove the checkpoint at `path`."""
+        remove(path)
 
     def clean(self) -> None:
         """Remove what a killed run left half done, and rename what only lacked its final name."""

@@ -20,7 +20,7 @@ from plait.checkpoint.weight_files import INDEX, open_files
 from plait.contract.errors import PlaitError
 from plait.data.tokenizer_files import files_in, files_of
 from plait.parallel.state import canonical, tied_names
-from plait.system.disk import writing
+from plait.system.disk import place, writing
 
 DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
@@ -52,7 +52,7 @@ def read(path: str | os.PathLike[str]) -> Iterator[Weights]:
 
     Compares digests if there are any. Raises PlaitError for what cannot be read, or was changed.
     """
-    path = Path(path)
+    path = place(path)
     if (path / MANIFEST).is_file():
         if problem := Store.verify(path):
             raise PlaitError(f"the checkpoint {path} cannot be read: {problem}")

@@ -32,7 +32,8 @@ def _a_name(_: Any, attribute: attrs.Attribute, value: Any) -> None:
 
 
 def _a_place(_: Any, attribute: attrs.Attribute, value: str) -> None:
-    check_inside(value, f"'{attribute.name}'")
+    if "://" not in value:
+        check_inside(value, f"'{attribute.name}'")
 
 
 def _different(_: Any, attribute: attrs.Attribute, value: list[int]) -> None:

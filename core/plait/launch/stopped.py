@@ -3,7 +3,7 @@
 import contextlib
 from signal import SIGINT, SIGTERM
 
-from plait.checkpoint.store import Store
+from plait.checkpoint.at_address import open_store
 from plait.contract.config import Config
 from plait.contract.errors import PlaitError
 from plait.records.run_folder import Outcome, RunFolder
@@ -31,7 +31,7 @@ def stopped_outcome(
     if step is None:
         remove_half_done(config, folder)
     with contextlib.suppress(PlaitError):  # a folder that cannot be read
-        complete = Store(folder.checkpoints(config.checkpoint.dir)).complete()
+        complete = open_store(folder.checkpoints(config.checkpoint.dir)).complete()
     last = f"the last complete checkpoint is {complete[-1].name}" if complete else "no checkpoint was saved yet"
     if step is not None:
         reason += f" after step {step}"
@@ -61,4 +61,4 @@ def remove_half_done(config: Config, folder: RunFolder) -> None:
     if config.launch.most == 1:
         with contextlib.suppress(PlaitError, OSError):
             folder.remove_torn()
-            Store(folder.checkpoints(config.checkpoint.dir)).clean()
+            open_store(folder.checkpoints(config.checkpoint.dir)).clean()

@@ -17,7 +17,7 @@ import yaml
 
 from plait import __version__
 from plait.contract.errors import PlaitError
-from plait.system.disk import replace, writing
+from plait.system.disk import place, replace, writing
 from plait.system.errors import DiskError
 from plait.system.locks import try_lock, unlock
 
@@ -70,7 +70,7 @@ class RunFolder:
         return self.ranks / f"rank-{rank}.log"
 
     def checkpoints(self, directory: str) -> Path:
-        return self.path / directory  # an absolute `directory` is used as it is
+        return place(directory) if "://" in directory else self.path / directory  # an absolute one is used as it is
 
     def lock(self) -> None:
         """Lock the folder until this process ends; creates it if necessary.

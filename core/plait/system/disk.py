@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from plait.contract.errors import PlaitError
 from plait.system.errors import DiskError, in_words, number_of, shown
@@ -21,6 +22,16 @@ def writing(path: str | os.PathLike[str], what: str = "") -> contextlib.Abstract
 def reading(path: str | os.PathLike[str], key: str) -> contextlib.AbstractContextManager[None]:
     """Turns a system error inside into a DiskError: `KEY=PATH cannot be read: in words`."""
     return _refusing(path, f"{key}={shown(path)}", "cannot be read")
+
+
+def place(path: object) -> Path:
+    """The Path; for an address, such as s3://bucket/run, an Address, which has the methods of a Path that are used."""
+    text = str(path)
+    if "://" not in text or text.startswith("file://"):
+        return Path(text.removeprefix("file://"))
+    from plait.system.objects import Address
+
+    return cast(Path, Address(text))
 
 
 def check_regular(path: Path) -> None:
@@ -47,6 +58,8 @@ def can_be_written(folder: Path, what: str) -> None:
     """Create `folder` if necessary; raises DiskError, beginning with `what`, if no file can be written in it."""
     import tempfile
 
+    if not isinstance(folder, Path):
+        return folder.check(what)
     with writing(folder, what):
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -62,6 +75,8 @@ def could_be_written(folder: Path, what: str) -> None:
     """Raises DiskError, beginning with `what`, if `folder` could not be created or written in; creates nothing."""
     import tempfile
 
+    if not isinstance(folder, Path):
+        return folder.check(what)
     with writing(folder, what):
         there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
         try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from plait import Config, PlaitError, near_miss
-from plait.host import RunFolder, Store, check_trained, compose, reading, recompose
+from plait.host import RunFolder, Store, check_trained, compose, open_store, reading, recompose
 
 if TYPE_CHECKING:
     from plait.host import Checked
@@ -71,6 +71,8 @@ def find(word: str, overrides: Sequence[str]) -> Trained:
     """What `word` names, under overrides as for `plait train`. Raises PlaitError if it names nothing, or a run that has
     saved nothing yet."""
     with reading(word, "RUN"):
+        if "://" in word:
+            return _of_checkpoint(open_store(word).folder, overrides)
         path = located(word)
         if (path / "manifest.json").is_file():
             return _of_checkpoint(path.parent / path.readlink() if path.is_symlink() else path, overrides)
@@ -85,9 +87,9 @@ def _of_run(path: Path, overrides: Sequence[str]) -> Trained:
     folder = RunFolder(path)
     recorded = folder.read_config()
     where = (recorded.get("checkpoint") or {}).get("dir", "checkpoints")
-    newest = Store(folder.checkpoints(where)).latest()
+    newest = open_store(folder.checkpoints(where)).latest()
     if newest is not None:
-        return _of_checkpoint(path / where / newest.name, overrides)
+        return _of_checkpoint(newest if "://" in where else path / where / newest.name, overrides)
     if any((path / "export").glob("*.safetensors")):
         return _of_weights(path / "export", overrides)
     raise PlaitError(f"the run {path} has saved nothing yet: it has no checkpoint and no export").at(
