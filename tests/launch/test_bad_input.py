@@ -115,6 +115,7 @@ CASES = {  # arguments -> the key at fault, its value, what would fit
     "data=text data.path=text.tx": ("data.path", "text.tx", ("text.txt",)),
     "data=text data.path=empty.txt": ("data.path", "empty.txt"),
     "data=text data.path=nothing": ("data.path", "nothing"),
+    "data=text data.path=s3://runs/t.jsonl": ("data.path", "s3://runs/t.jsonl", ("a file, a folder or a glob",)),
     "data.tokenizer=nope": ("data.tokenizer", "nope", "'bytes', a file or a folder"),
     "model.vocab_size=100": ("model.vocab_size", 100, "at least 257"),
     "data.validation_fraction=0": ("validation.interval", 40, (0,)),

@@ -19,9 +19,10 @@ from plait.launch.rank_end import write as leave_end
 from plait.launch.spare import PLACE, clear, spare
 from plait.records.metrics import MetricsFile, read
 from plait.records.run_folder import RunFolder
-from plait.system.disk import can_be_written, replace, writing
+from plait.system.disk import replace, writing
 from plait.system.errors import DiskError, in_words, one_line, refused
 from plait.system.streams import forgiving
+from plait.system.writable import can_be_written
 from plait.testing import raises_about
 from tests.helpers.disks import CannotMount, fill, limited, small_disk
 

@@ -1,5 +1,6 @@
 """Whole runs with their checkpoints in an object store that is slow, goes away, or sees its run killed."""
 
+import json
 import time
 
 import pytest
@@ -79,6 +80,22 @@ def test_a_store_that_goes_away_for_a_while_and_for_good(server, in_a_folder, tm
     assert done.err.count("plait: ") == 1
     assert "s3://runs/a" in done.err
     assert "the store cannot be reached" in done.err
+
+
+def test_a_stream_from_an_address_gives_what_a_file_gives_and_resumes(server, tmp_path):
+    text = "".join(json.dumps({"text": f"document {i} " + "words and more " * (i * 7 % 13)}) + "\n" for i in range(600))
+    (tmp_path / "t.jsonl").write_text(text)
+    server.client.put_object(Bucket="runs", Key="t.jsonl", Body=text.encode())
+    stream = ("data=hf", "data.name=json", "data.validation_documents=0", "validation.interval=0")
+    more = (*stream, "schedule.min_lr_ratio=1", "checkpoint.export=false")
+    done = one_rank.train(*more, f"data.data_files={tmp_path / 't.jsonl'}", "run.name=b", cwd=tmp_path)
+    assert done.code == 0, done
+    for steps_now in (7, 20):
+        there = ("data.data_files=s3://runs/t.jsonl", "checkpoint.dir=s3://runs/a", "run.name=a")
+        done = one_rank.train(*more, *there, f"train.steps={steps_now}", cwd=tmp_path, **server.env)
+        assert done.code == 0, done
+    assert "checkpoint: resumed after step 7" in done.out
+    assert numbers(tmp_path / "runs" / "a") == numbers(tmp_path / "runs" / "b")
 
 
 def test_two_runs_at_one_address_and_a_lost_folder(server, tmp_path):

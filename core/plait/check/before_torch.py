@@ -18,9 +18,9 @@ from plait.data.source import blaming_source
 from plait.records.run_folder import RunFolder
 from plait.records.sinks import check as check_metrics
 from plait.strategies.registry import options_by_name, usable
-from plait.system.disk import could_be_written
 from plait.system.errors import shown
 from plait.system.held_memory import possible
+from plait.system.writable import could_be_written
 
 
 def check_before_torch(config: Config, folder: Path) -> None:

@@ -19,9 +19,10 @@ from plait.data.tokenizer_files import said_of_export
 from plait.parallel.assembly import Assembly
 from plait.parallel.process_group import device_of
 from plait.records.run_folder import Outcome, RunFolder, versions_of
-from plait.system.disk import can_be_written, could_be_written, reading, replace
+from plait.system.disk import reading, replace
 from plait.system.errors import one_line, shown
 from plait.system.scratch import CHECKED
+from plait.system.writable import can_be_written, could_be_written
 
 Say = Callable[[str], None]
 

@@ -15,9 +15,10 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_fun
 from plait.contract.config import Profile as Conf
 from plait.contract.observer import RunObserver
 from plait.records.flight_recorder import flight_record
-from plait.system.disk import can_be_written, writing
+from plait.system.disk import writing
 from plait.system.errors import DiskError
 from plait.system.torch_internals.memory import record_history, write_history
+from plait.system.writable import can_be_written
 
 if TYPE_CHECKING:
     from plait.parallel.applied import Applied

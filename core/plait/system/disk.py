@@ -54,39 +54,6 @@ def _refusing(path: str | os.PathLike[str], what: str, cannot: str) -> Iterator[
         raise DiskError(f"{what} {cannot}: {in_words(error, path)}{at}") from error
 
 
-def can_be_written(folder: Path, what: str) -> None:
-    """Create `folder` if necessary; raises DiskError, beginning with `what`, if no file can be written in it."""
-    import tempfile
-
-    if not isinstance(folder, Path):
-        return folder.check(what)
-    with writing(folder, what):
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with tempfile.TemporaryFile(dir=folder) as file:
-                file.write(bytes(1 << 12))
-        except OSError:
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # only the empty folder that was just created
-            raise
-
-
-def could_be_written(folder: Path, what: str) -> None:
-    """Raises DiskError, beginning with `what`, if `folder` could not be created or written in; creates nothing."""
-    import tempfile
-
-    if not isinstance(folder, Path):
-        return folder.check(what)
-    with writing(folder, what):
-        there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
-        try:
-            with tempfile.TemporaryFile(dir=there) as file:
-                file.write(bytes(1 << 12))
-        except OSError as error:
-            error.filename = str(there)  # instead of a name that nobody chose
-            raise
-
-
 def replace(path: Path, content: bytes | str) -> None:
     """Give `path` new content atomically: a concurrent reader never sees a partial file; on failure the old one stays.
     Text is UTF-8; bytes of a name that are none stand as `\\udc..`.

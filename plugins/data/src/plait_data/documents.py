@@ -72,6 +72,11 @@ def find(path: str, follow_links: bool = False) -> tuple[list[File], str]:
 
 
 def _find(path: str, follow_links: bool) -> tuple[list[File], str]:
+    if "://" in path:
+        raise PlaitError(
+            f"data.path={path} is an address, and files are read from a folder: copy them to one, or stream them from "
+            f"there with data=hf data.name=json 'data.data_files={path}'"
+        ).at("data.path", path, fits="a file, a folder or a glob")
     given = Path(path).expanduser()
     left: list[Path] = []
     try:
