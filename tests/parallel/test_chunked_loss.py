@@ -57,16 +57,19 @@ def applied_to(model, chunks, seq_len):
     return plait.apply(model, model.spec(), loss=plait.Loss(chunks), seq_len=seq_len)
 
 
-def peak_of_logits(chunks):
-    """(most bytes at any moment of tensors with a column per entry of the vocabulary, operations) of one step."""
+def peak_of_logits(chunks, frozen=False):
+    """(most bytes at any moment of tensors with a column per entry of the vocabulary, operations, products with a row
+    per entry) of one step. frozen: the head does not train."""
 
     class Watch(TorchDispatchMode):
         def __init__(self):
             super().__init__()
-            self.now, self.peak, self.known = 0, 0, set()
+            self.now, self.peak, self.known, self.scaled = 0, 0, set(), 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             result = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.mul.Tensor:
+                self.scaled += len(result) == VOCAB if result.dim() else 0
             for tensor in tree_leaves(result):
                 if isinstance(tensor, torch.Tensor) and tensor.dim() and tensor.shape[-1] == VOCAB:
                     self.see(tensor.untyped_storage())
@@ -85,18 +88,22 @@ def peak_of_logits(chunks):
             self.now -= size
 
     applied = applied_to(Tiny(VOCAB), chunks, TOKENS)
+    applied.parts[0].output.weight.requires_grad_(not frozen)
     ids = torch.arange(TOKENS)[None]
     with FlopCounterMode(display=False) as flops, Watch() as watch:
         applied.forward_backward([plait.Batch(ids, ids)], TOKENS)
-    return watch.peak, flops.get_total_flops()
+    return watch.peak, flops.get_total_flops(), watch.scaled
 
 
 def test_eight_chunks_need_a_sixth_of_the_memory_and_no_more_operations(plait_ranks):
-    ((plain, flops),) = plait_ranks.run(peak_of_logits, 1, world=1)
-    ((chunked, again),) = plait_ranks.run(peak_of_logits, 8, world=1)
+    ((plain, flops, _),) = plait_ranks.run(peak_of_logits, 1, world=1)
+    ((chunked, again, copies),) = plait_ranks.run(peak_of_logits, 8, world=1)
     assert again == flops == 3 * 2 * TOKENS * VOCAB * 8
     assert plain >= 2 * TOKENS * VOCAB * 4
     assert TOKENS * VOCAB * 4 // 8 <= chunked <= plain / 6
+    assert copies == 0  # the head's gradient, of gigabytes, is scaled where it is
+    ((_, without, _),) = plait_ranks.run(peak_of_logits, 8, frozen=True, world=1)
+    assert without == 2 * 2 * TOKENS * VOCAB * 8  # a head that does not train costs no gradient
 
 
 def asked(head, wrong=""):

@@ -133,13 +133,15 @@ class _ChunkedLoss(torch.autograd.Function):
         dtype = torch.promote_types(x_ND.dtype, torch.float32)
         loss = x_ND.new_zeros((), dtype=dtype)
         dx = []
-        dweight_VD = torch.zeros_like(weight_VD, dtype=dtype) if grads else None
-        dbias_V = torch.zeros_like(bias_V, dtype=dtype) if grads and bias_V is not None else None
+        of_weight, of_bias = ctx.needs_input_grad[2:4]  # a frozen head has none
+        dweight_VD = torch.zeros_like(weight_VD, dtype=dtype) if grads and of_weight else None
+        dbias_V = torch.zeros_like(bias_V, dtype=dtype) if grads and bias_V is not None and of_bias else None
         for x_CD, labels_C in zip(x_ND.tensor_split(chunks), labels_N.tensor_split(chunks), strict=True):
             chunk_loss, dlogits_CV = piece(F.linear(x_CD, weight_VD, bias_V), labels_C, axis, grads)
             loss = loss + chunk_loss
-            if dweight_VD is not None:
+            if grads:
                 dx.append(dlogits_CV @ weight_VD)
+            if dweight_VD is not None:
                 dweight_VD += dlogits_CV.T @ x_CD
             if dbias_V is not None:
                 dbias_V += dlogits_CV.sum(0, dtype=dtype)
@@ -153,8 +155,9 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Any) -> Any:
         dx_ND, dweight_VD, dbias_V = ctx.saved_tensors
         of_weight, of_bias = ctx.dtypes
-        dbias = None if dbias_V is None else (dbias_V * grad).to(of_bias)
-        return dx_ND * grad, None, (dweight_VD * grad).to(of_weight), dbias, None, None, None, None
+        dweight = None if dweight_VD is None else dweight_VD.mul_(grad).to(of_weight)  # in place: it may be gigabytes
+        dbias = None if dbias_V is None else dbias_V.mul_(grad).to(of_bias)
+        return dx_ND.mul_(grad), None, dweight, dbias, None, None, None, None
 
 
 def loss_and_gradient(logits_CV: Tensor, labels_C: Tensor, axis: Any, grads: bool) -> tuple[Tensor, Tensor]:
