@@ -1,5 +1,6 @@
 """Clocks of machines that meet, and what a rank reports if something fails before all are together."""
 
+import collections
 import datetime
 import json
 import time
@@ -95,12 +96,37 @@ def test_clocks_of_machines_differ(monkeypatch):
         assert holder.state.last_heartbeats == ({"beta": sign} if present else {})
 
 
-def test_a_look_outlives_the_members_of_the_last_start(monkeypatch):
-    """The main thread forgets them for the next rendezvous, while another thread asks who is there."""
+Node = collections.namedtuple("Node", "addr")
+ALPHA, BETA = Node("alpha"), Node("beta")
+
+
+def looking(*members) -> Any:
+    """The handler of machine ALPHA, which has met `members`."""
     looks: Any = handler.MeetingHandler.__new__(handler.MeetingHandler)
     state = types.SimpleNamespace(participants={}, wait_list=set(), last_heartbeats={})
     looks._state_holder, looks._looked, looks._beats = types.SimpleNamespace(state=state), time.monotonic(), {}
-    looks._counts, looks._this_node, looks.known, looks.members = [1, 2], "alpha", {}, {"alpha"}
+    looks._counts, looks._this_node, looks.known, looks.members = [1, 2], ALPHA, {}, {*members}
+    return looks
+
+
+@pytest.mark.parametrize(("gaps", "gone"), [([3, 3], False), ([3, 3, 3], True), ([60], False), ([0.5] * 11, True)])
+def test_who_is_silent_is_named_by_a_slow_machine_too(monkeypatch, gaps, gone):
+    """A busy machine looks late every time. One late look alone says nothing: this machine may have been stopped."""
+    looks, clock = looking(ALPHA, BETA), [time.monotonic()]
+    monkeypatch.setattr(handler.time, "monotonic", lambda: clock[0])
+    looks._state_holder.state.last_heartbeats = {ALPHA: 1, BETA: 1}
+    for gap in (0, *gaps):
+        clock[0] += gap
+        looks._note_beats(looks.members)
+    assert looks.gone() == (["beta"] if gone else [])
+    looks._state_holder.state.last_heartbeats = {ALPHA: 2, BETA: 2}
+    looks._note_beats(looks.members)
+    assert looks.gone() == []
+
+
+def test_a_look_outlives_the_members_of_the_last_start(monkeypatch):
+    """The main thread forgets them for the next rendezvous, while another thread asks who is there."""
+    looks = looking(ALPHA)
 
     def forget(self):
         self.members = None

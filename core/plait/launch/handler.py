@@ -125,7 +125,7 @@ class MeetingHandler(DynamicRendezvousHandler):
 
     _notes: Store
     _backend: _Backend
-    _beats: dict[Any, tuple[Any, float]]  # machine -> its last sign of life, and when this machine saw it
+    _beats: dict[Any, tuple[Any, float]]  # machine -> its last sign of life, and for how long there has been no other
     _looked: float
     _silent: list[str]
     _counts: Sequence[int]
@@ -221,19 +221,18 @@ class MeetingHandler(DynamicRendezvousHandler):
                 self.known[node] = self._notes.get(f"name/{node!r}").decode()
 
     def _note_beats(self, members: set[Any]) -> None:
-        """By this machine's clock alone, because clocks differ."""
+        """By this machine's clock alone, because clocks differ. A late look counts for half of SILENT at most: this
+        process may have been stopped, and on a busy machine each look may be late."""
         now, beats = time.monotonic(), {**self._state_holder.state.last_heartbeats}
-        if now - self._looked > SILENT / 2:  # this process was stopped for some time, and has no right to judge
-            self._beats = {}
+        passed, self._looked = min(now - self._looked, SILENT / 2), now
         before, seen = self._beats, dict[Any, tuple[Any, float]]()
-        self._looked = now
         for node in members:
-            last, since = before.get(node, (None, now))
-            seen[node] = (beats[node], now) if beats.get(node, last) != last else (last, since)
+            last, silent = before.get(node, (None, -passed))
+            seen[node] = (beats[node], 0.0) if beats.get(node, last) != last else (last, silent + passed)
         if self.members is members:  # no other start of the ranks has begun meanwhile
             self._beats = seen
-        silent = [node for node in members if now - seen[node][1] > SILENT and node != self._this_node]
-        self._silent = [self.known.get(node, node.addr) for node in sorted(silent)]
+        gone = [node for node in members if seen[node][1] > SILENT and node != self._this_node]
+        self._silent = [self.known.get(node, node.addr) for node in sorted(gone)]
 
     def num_nodes_waiting(self) -> int:
         return 0  # the agent asks `waiting`, of the handler of the current store
