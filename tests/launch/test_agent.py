@@ -3,11 +3,15 @@
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from plait.launch import agent
-from plait.launch.agent import _Rank
+from plait.launch.agent import Agent, _Rank
 from tests.helpers.pretending import pretend
 
 
@@ -44,3 +48,27 @@ def test_ranks_that_cannot_answer_are_killed_soon_after_one_has_died(tmp_path, m
     done = pretend(tmp_path, monkeypatch, BLOCKED, max_restarts=0)
     assert done.sentence.startswith("rank 1 was killed by SIGKILL")
     assert not (done.folder.path / "outlived").exists()
+
+
+@pytest.mark.parametrize("lost", [None, "beta has not answered for 5 s"])
+def test_ranks_that_make_room_do_not_wait_for_a_machine_that_is_lost_meanwhile(lost):
+    """A machine has come, so ranks finish their step; a machine that loses its power now takes no more part in it."""
+    killed, asked, sent = threading.Event(), [], []
+
+    def close(number, timeout):
+        asked.append((number, timeout))
+        assert killed.wait(60) or lost is None
+
+    one: Any = Agent.__new__(Agent)
+    one._pcontext, one.grace_seconds = SimpleNamespace(close=close), 30.0
+    one._send = lambda number: (sent.append(number), killed.set())
+    ends = iter([None, None])
+
+    def losing():
+        if lost is None:
+            killed.set()  # the ranks end by themselves
+        return next(ends, lost)
+
+    assert one._make_room(SimpleNamespace(lost=losing)) == lost
+    assert asked == [(signal.SIGTERM, 30.0)]
+    assert sent == ([signal.SIGKILL] if lost else [])

@@ -10,6 +10,7 @@ import copy
 import functools
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -98,11 +99,15 @@ class Agent(LocalElasticAgent):
         result = super()._monitor_workers(worker_group)
         if result.is_failed() and not self.failed(self._exits(result, looked)):
             self._remaining_restarts = 0
-        if result.state == WorkerState.HEALTHY and self.meeting is not None and (gone := self._gone(self.meeting)):
-            if not self.lost(gone):
-                self._remaining_restarts = 0
-            return RunResult(WorkerState.FAILED)
-        come = result.state == WorkerState.HEALTHY and self.meeting is not None and self.meeting.others_come()
+        meeting, come = self.meeting, False
+        if result.state == WorkerState.HEALTHY and meeting is not None:
+            gone = self._gone(meeting)
+            if gone is None and (come := meeting.others_come()):
+                gone = self._make_room(meeting)
+            if gone is not None:
+                if not self.lost(gone):
+                    self._remaining_restarts = 0
+                return RunResult(WorkerState.FAILED)
         if come or (result.state == WorkerState.SUCCEEDED and self._goes_on()):
             self._restart_workers(worker_group)
             return RunResult(WorkerState.HEALTHY)
@@ -111,6 +116,25 @@ class Agent(LocalElasticAgent):
     def _goes_on(self) -> bool:
         """Whether ranks ended because another machine leaves or comes, and the run goes on."""
         return self.meeting is not None and self.stopped() and self.meeting.goes_on()
+
+    def _make_room(self, meeting: Meeting) -> str | None:
+        """Ends the ranks, because a machine has come. Returns what to say of one that is lost meanwhile, for which they
+        would wait in vain: then they are killed."""
+        return self._close(signal.SIGTERM, lambda: self._gone(meeting), lambda _: self._send(signal.SIGKILL))
+
+    def _close(self, number: int, watch: Callable[[], str | None], act: Callable[[str], None]) -> str | None:
+        """Gives the ranks a signal, and time to finish a step and save it. Returns what `watch` said meanwhile, the
+        first time that it said anything; `act` got it then."""
+        assert self._pcontext is not None
+        close = functools.partial(self._pcontext.close, signal.Signals(number), timeout=self.grace_seconds)  # type: ignore[arg-type] # a float will do
+        closing, said = threading.Thread(target=close, daemon=True), None
+        closing.start()
+        while closing.is_alive() and said is None:
+            closing.join(0.1)
+            if (said := watch()) is not None:
+                act(said)
+        closing.join()
+        return said
 
     def _gone(self, meeting: Meeting) -> str | None:
         self._stuck = True
@@ -141,10 +165,7 @@ class Agent(LocalElasticAgent):
         if self._pcontext is None:
             return
         if STOP_SIGNALS.number is None:
-            members_change = self._worker_group.state == WorkerState.HEALTHY and not self._stuck
             death_sig, self._stuck = signal.SIGKILL if self._stuck else death_sig, False
-            if members_change:  # then they finish a step and save it
-                return self._pcontext.close(death_sig, timeout=self.grace_seconds)  # type: ignore[arg-type]
             return self._pcontext.close(death_sig)
         number = signal.Signals(STOP_SIGNALS.number)
         if hasattr(signal, "SIGQUIT") and number == signal.SIGQUIT:  # it makes ranks write their stacks, but not end
@@ -153,7 +174,12 @@ class Agent(LocalElasticAgent):
         if self.meeting is not None:
             self.meeting.says_stop(STOP_SIGNALS.number)
         began, STOP_SIGNALS.again = time.monotonic(), lambda: self._send(signal.SIGKILL)
-        self._pcontext.close(number, timeout=self.grace_seconds)  # type: ignore[arg-type] # a float will do
+        if self.meeting is None:
+            self._pcontext.close(number, timeout=self.grace_seconds)  # type: ignore[arg-type] # a float will do
+        else:
+            grace = f"the ranks here get launch.grace_seconds={self.grace_seconds:g} to save without it"
+            say = self.meeting.say
+            self._close(number, self.meeting.silent, lambda gone: say(f"{gone}; {grace}"))
         self.overdue |= not STOP_SIGNALS.impatient and time.monotonic() - began >= self.grace_seconds
         STOP_SIGNALS.again = None
         if self.meeting is not None and self._worker_group.group_world_size:

@@ -316,6 +316,10 @@ class Meeting:
             alone = at.handler.members is not None and len(at.handler.members) == 1
             if alone and now > self._hosting.seen + FOLDER_SILENT:
                 return f"the run's folder has not answered for {FOLDER_SILENT:g} s"
+        return self.silent()
+
+    def silent(self) -> str | None:
+        """What to say of machines with which the ranks were started, and that give no sign of life; None if all do."""
         if self.handler is None or not (gone := self.handler.gone()):
             return None
         return f"{' and '.join(gone)} {'has' if len(gone) == 1 else 'have'} not answered for {SILENT:g} s"
