@@ -23,7 +23,13 @@ OTHER = {  # of each field another value; a new field has to be added here
     SimpleFsdp: {"shard": 2, "replicate": 2, "reshard_after_forward": "never", "passes": ["reorder", "bucket_block"]},
     Remat: {"mode": "full", "budget": 0.25, "blocks": {"steps.0": "full"}},
     Compile: {"enabled": True, "backend": "aot_eager", "mode": "max-autotune-no-cudagraphs", "fullgraph": False},
-    Precision: {"storage": "float64", "param": "bfloat16", "reduce": "float64"},
+    Precision: {
+        "storage": "float64",
+        "param": "bfloat16",
+        "reduce": "float64",
+        "optimizer": "bfloat16",
+        "rounding": "stochastic",
+    },
     Machine: {
         "name": "other",
         "flops": {torch.float32: 2.0},
