@@ -52,4 +52,14 @@ MUTANTS = [
         "Muon cannot be saved: Muon keeps 'momenta' of its parameters elsewhere than in `state`",
         strategy="muon",
     ),
+    Mutant(
+        "the basis of factors without full rank is what rounding makes of it",
+        "plait_muon/soap.py",
+        "SHIFT * factor_SS.diagonal().mean()",
+        "0 * factor_SS.diagonal().mean()",
+        "test_steps_equal_one_process",
+        "went elsewhere than in one process",
+        strategy="soap",
+        on={"layout": "experts and shards of tensor ranks"},
+    ),
 ]

@@ -28,6 +28,7 @@ FILES = {
     "float8": "examples/float8",
     "zero": "plugins/zero",
     "muon": "plugins/muon",
+    "soap": "plugins/muon",
     "diloco": "examples/diloco",
 }
 
