@@ -3,15 +3,20 @@
 import contextlib
 import json
 import os
+import threading
 from unittest import mock
 
 import pytest
 import torch.distributed as dist
 
+from plait.checkpoint.copies import MemoryCopies
 from plait.checkpoint.neighbour import serving
 from plait.checkpoint.slot import BEGIN, Slot
+from plait.contract.observer import RunObserver
 from plait.host import check, compose
+from plait.records.run_folder import RunFolder
 from plait.system.held_memory import EACH, PLACES, held, of_this_machine
+from plait.train.trainer import Trainer
 from plait_testing import whole_run
 
 NOTES = {"step": 7}
@@ -86,9 +91,6 @@ def run(node, folder, until=0, harm=None, machines=None):
 
     harm: (what happens to the memory, of which rank) before. machines: the number of each rank's, if each has its own.
     """
-    from plait.records.run_folder import RunFolder
-    from plait.train.trainer import Trainer
-
     rank = dist.get_rank()
     if machines:
         own = places = [folder / f"memory-{machines[rank]}-{number}" for number in range(2 * EACH)]
@@ -126,6 +128,41 @@ def run(node, folder, until=0, harm=None, machines=None):
             trainer.fit()
         dist.barrier()
     return start, said, seen.rows
+
+
+def order_of_rows_and_copies(node, folder):
+    """What happened on this rank to the row of step 4 and the copy of step 2, whose checksums take long."""
+    events, written = [], threading.Event()
+    complete = MemoryCopies._complete
+
+    def late(self, slot, size, notes):
+        if notes["step"] == 2:
+            written.wait(0.5)
+        complete(self, slot, size, notes)
+        events.append(("copy", notes["step"]))
+
+    class Watch(RunObserver):
+        def row(self, row):
+            events.append(("row", row["step"]))
+            if row["step"] == 4:
+                written.set()
+
+    places = [folder / f"memory-{number}" for number in range(EACH * dist.get_world_size())]
+    for place in places:
+        place.touch()
+    dist.barrier()
+    env = {PLACES: ":".join(map(str, places)), "LOCAL_RANK": str(dist.get_rank())}
+    with mock.patch.dict(os.environ, env), mock.patch.object(MemoryCopies, "_complete", late):
+        trainer = Trainer(node, RunFolder(folder), lambda line: None, [Watch()])
+        trainer.restore()
+        trainer.fit()
+    return [event for event in events if event in (("row", 4), ("copy", 2))]
+
+
+def test_who_sees_a_row_may_count_on_the_copy_before_it(plait_ranks, tmp_path):
+    folder = started(tmp_path / "run")
+    node = node_of(folder, FSDP, 2, "train.steps=5", "checkpoint.interval=0")
+    assert plait_ranks.run(order_of_rows_and_copies, node, folder, world=2) == [[("copy", 2), ("row", 4)]] * 2
 
 
 def spoil(slot):

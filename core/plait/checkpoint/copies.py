@@ -84,11 +84,12 @@ class MemoryCopies:
         self._forms: dict[str, list[Any]] = {}
         self._table: Table = {}
 
-    def save(self, state: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
+    def save(self, state: Mapping[str, Tensor], notes: Mapping[str, Any], before: Callable[[], None]) -> None:
         """Copy `state`, with notes in JSON, of which `step` is one. A thread takes the checksums, and sends the copy to
         the next machine.
 
-        Nothing is copied if some of it is not finite on any rank.
+        Nothing is copied if some of it is not finite on any rank. before: called when the last copy is whole on all
+        ranks.
         """
         present = {key: tensor for key, tensor in state.items() if not is_absent(tensor)}
 
@@ -96,7 +97,9 @@ class MemoryCopies:
             self.wait()
             return Extremes(present).first_bad()
 
-        if any(on_all_ranks(ready, _world())):  # only now is the last copy whole on all ranks, and the other one free
+        bad = any(on_all_ranks(ready, _world()))  # only now is the last copy whole on all ranks, and the other one free
+        before()
+        if bad:
             return
         slot, table = self._own[self._next], self._table_of(present)
         places, size = places_of(table)

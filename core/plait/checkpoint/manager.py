@@ -114,14 +114,29 @@ class Checkpoints:
         """Whether the state after `step` is to be copied to memory."""
         return self._copies is not None and step % (self.conf.memory_steps or 1) == 0
 
-    def save(self, step: int, tokens: int, samples: int, on_disk: bool = True, in_memory: bool = False) -> None:
-        """Save the state after `step`; with `checkpoint.mode=async` it is written while training continues."""
+    def save(
+        self,
+        step: int,
+        tokens: int,
+        samples: int,
+        report: Callable[[], None],
+        on_disk: bool = True,
+        in_memory: bool = False,
+    ) -> None:
+        """Save the state after `step`; with `checkpoint.mode=async` it is written while training continues.
+
+        report: writes the row of `step`. It is called before anything is saved, because a NaN must not be saved, nor a
+        step whose row could be lost; and when the last copy in memory is whole on all ranks, because a run whose rows
+        reach `step` promises to go on from that one at least.
+        """
         state, _ = self.applied.checkpoint(self.optimizer)
         state, known, frozen = self._base.without(state, self._known) if self._base else (state, self._known, {})
         if in_memory and self._copies is not None:
             position = {"step": step, "tokens": tokens, "samples": samples, "best": self.best}
             position["state"] = self.batches.state_dict()
-            self._copies.save(state, position)
+            self._copies.save(state, position, report)
+        else:
+            report()
         if not on_disk:
             return
         assert self._saver is not None

@@ -153,10 +153,10 @@ class Trainer:
                 saves = is_last or self._due or validation.gained or bool(every and self.step % every == 0)
                 where = save.enabled and saves, not is_last and self.checkpoints.copies_at(self.step)
                 if any(where):
-                    self._report(previous)  # first: a NaN must not be saved, nor a step whose row could be lost
-                    previous = None
                     self.watch.doing(f"the checkpoint of step {self.step}")
-                    self.checkpoints.save(self.step, self.tokens, self.samples, *where)
+                    report = functools.partial(self._report, previous)
+                    self.checkpoints.save(self.step, self.tokens, self.samples, report, *where)
+                    previous = None
                 if collect and self.step % collect == 0:
                     gc.collect(1)
                 self.watch.end(self.step)
