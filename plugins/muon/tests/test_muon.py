@@ -109,6 +109,26 @@ def test_heads_are_matrices_of_their_own(dim):
     torch.testing.assert_close(param[0], torch.cat([own for (own,), _ in apart], dim), rtol=1e-12, atol=0)
 
 
+def test_parameters_may_be_stepped_in_pieces():
+    """As by what rounds states to bfloat16. Here the heads of one divide its rows, those of the other its columns."""
+    each = {"names": ["wq", "wo"], "logical": [("heads", "embed"), ("embed", "heads")], "units": [(2, 1), (1, 2)]}
+
+    def stepped(pieces):
+        params = [nn.Parameter(drawn((8, 8), 0, torch.float64)) for _ in range(2)]
+        group = {"params": params, **each, "block": ["layers.0"] * 2, "mesh": None, "holders": None}
+        optimizer = Muon([group], lr=0.05, split="heads")
+        for param in params:
+            param.grad = drawn((8, 8), 1, torch.float64)
+        (whole,) = optimizer.param_groups
+        for numbers in pieces:
+            part = {key: [whole[key][i] for i in numbers] for key in ("params", *each, "block")}
+            optimizer.param_groups = [{**whole, **part}]
+            optimizer.step()
+        return torch.stack([param.detach() for param in params])
+
+    assert torch.equal(stepped([[0], [1]]), stepped([[0, 1]]))
+
+
 @pytest.mark.parametrize(("scale", "size"), [("rms", 0.2 * 4), ("rows", 2.0), ("spectral", 2.0)])
 def test_normuon_keeps_the_size_of_an_update(scale, size):
     """16 rows, 4 columns, singular values of 1: 4 times the size is the norm of the update."""
@@ -126,6 +146,8 @@ def test_options_that_do_not_fit(plait_project):
     for key, value in wrong.items():
         with pytest.raises(ValueError, match=f"^{key} must be "):
             ours(MATRICES["wide"], torch.zeros(6, 9), **{key: value})
+    with pytest.raises(ValueError, match=r"^adamw_weight_decay needs a weight_decay above 0"):
+        ours(MATRICES["wide"], torch.zeros(6, 9), weight_decay=0.0, adamw_weight_decay=0.1)
     done = plait_project("train", "optimizer=muon", "optimizer.precision=half", *SMALL)
     assert (done.code, done.error.key) == (1, "optimizer.precision"), done.err
     with pytest.raises(ValueError, match=r"give it the groups of applied\.groups\(\)"):

@@ -38,8 +38,8 @@ class Matrix:
     """One matrix.
 
     param: number of its parameter among those dealt. number: its own in the parameter. shape: (rows, columns).
-    owner: the rank that computes it. tiles: rank -> its tiles. senders: the ranks that send theirs to the owner: one
-    of those that hold copies.
+    owner: the rank that computes it. tiles: rank -> its tiles. senders: the ranks that send their tiles to the owner;
+    of ranks with copies of the same tiles, one. returned: whether the owner sends it back.
     """
 
     param: int
@@ -48,6 +48,7 @@ class Matrix:
     owner: int
     tiles: dict[int, list[Tile]]
     senders: tuple[int, ...]
+    returned: bool = True
 
 
 def dealt(

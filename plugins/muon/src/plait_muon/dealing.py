@@ -1,6 +1,7 @@
 """An optimizer of whole matrices: its groups, and the deal of their matrices in buckets."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
@@ -35,6 +36,9 @@ class MatrixOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Iterable[Any], options: dict[str, Any]) -> None:
         super().__init__(params, options)
         self._deals: dict[Any, list[Dealt]] = {}
+        self._loads: list[float] = []  # of each of the holders, in all deals
+        if options["adamw_weight_decay"] and not options["weight_decay"]:  # no group tells which vectors are spared
+            raise ValueError("adamw_weight_decay needs a weight_decay above 0: optimizer.groups decays others alone")
         given, self.param_groups = self.param_groups, []
         for group in given:
             if not group.keys() >= NEEDED:
@@ -53,7 +57,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
                 if numbers := [i for i, each in enumerate(whole) if each == wanted]:
                     part = {**group, **{key: [group[key][i] for i in numbers] for key in EACH}, "whole": wanted}
                     if not wanted:
-                        for key in ("lr", "weight_decay"):  # of a group that has its own that one counts
+                        for key in ("lr", "weight_decay"):  # the value that a group has for itself counts
                             if group[f"adamw_{key}"] is not None and group[key] == options[key]:
                                 part[key] = group[f"adamw_{key}"]
                     self.param_groups.append(part)
@@ -66,8 +70,20 @@ class MatrixOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def gathered(self, group: Group, params: list[Tensor], matrices: list[Matrices], own: list[Matrix]) -> list[Matrix]:
-        """What owners gather for the matrices `own` of a bucket: one that keeps more than `params` say adds it."""
+        """What owners gather for the matrices `own` of a parameter: one that keeps more than `params` say adds it."""
         return own
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override] # a run passes no closure
+        trained, meanwhile = self.trained(), self.step_others
+        for (group, numbers), own in zip(trained, self.deal(trained), strict=True):
+            self.step_matrices(group, [group["params"][i] for i in numbers], own, meanwhile)
+            meanwhile = _nothing
+        meanwhile()
+
+    def step_matrices(self, group: Group, params: list[Tensor], own: Dealt, meanwhile: Callable[[], None]) -> None:
+        """Step the matrices of one group. meanwhile: called while the first of them are gathered."""
+        raise NotImplementedError
 
     def step_others(self) -> None:
         for group in self.param_groups:
@@ -82,11 +98,9 @@ class MatrixOptimizer(torch.optim.Optimizer):
         return [(group, own) for group, own in zip(every, numbers, strict=True) if own]
 
     def deal(self, trained: list[tuple[Group, list[int]]]) -> list[Dealt]:
-        """The deal of the matrices of each group; the same every time."""
-        key = tuple(
-            (group["split"], group["bucket"], tuple(_lies(group["params"][i]) for i in numbers))
-            for group, numbers in trained
-        )
+        """The deal of the matrices of each group; the same every time. A step may come in pieces, of other parameters
+        each: whoever rounds what the optimizer keeps steps some at a time."""
+        key = tuple(tuple(group["names"][i] for i in numbers) for group, numbers in trained)
         if key not in self._deals:
             self._deals[key] = self._dealt(trained)
         return self._deals[key]
@@ -95,7 +109,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         found = []
         holders = trained[0][0]["holders"] if trained else None
         ranks, rank = (holders.size(), holders.get_local_rank()) if holders is not None else (1, 0)
-        loads = [0.0] * ranks
+        self._loads = self._loads or [0.0] * ranks
         for group, numbers in trained:
             params = [group["params"][i] for i in numbers]
             matrices = [
@@ -104,26 +118,22 @@ class MatrixOptimizer(torch.optim.Optimizer):
             ]
             costs = [self.cost(each, group) for each in matrices]
             order = sorted(range(len(params)), key=lambda i: -costs[i])
-            mine = dealt(params, matrices, holders, costs, loads, order)
+            mine = dealt(params, matrices, holders, costs, self._loads, order)
             buckets: list[list[Matrix]] = []
             room = 0
             for own in mine:
                 if room <= 0:
                     buckets.append([])
                     room = group["bucket"] * ranks
-                buckets[-1] += own
-                room -= params[own[0].param].numel()
-            every = [self.gathered(group, params, matrices, bucket) for bucket in buckets]
-            found.append(Dealt(matrices, [Route.of(bucket, rank, ranks) for bucket in every]))
+                gathered = self.gathered(group, params, matrices, own)
+                buckets[-1] += gathered
+                room -= sum(math.prod(each.shape) for each in gathered)
+            found.append(Dealt(matrices, [Route.of(bucket, rank, ranks) for bucket in buckets]))
         return found
 
     def _is_whole(self, group: Group, number: int) -> bool:
         shape = tuple(group["params"][number].shape)
         return are_matrices(shape, group["logical"][number], group["block"][number], group["adamw_axes"])
-
-
-def _lies(param: Any) -> tuple[Any, ...]:
-    return (param.shape, param.placements, id(param.device_mesh)) if isinstance(param, DTensor) else (param.shape,)
 
 
 def local(tensor: Any) -> Tensor:
@@ -136,3 +146,7 @@ def message_like(group: Group, param: Tensor) -> Tensor:
     device = group["holders"].device_type if group["holders"] is not None else param.device
     dtype = param.dtype if param.dtype == torch.float64 else getattr(torch, group["precision"])
     return torch.empty(0, device=device, dtype=dtype)
+
+
+def _nothing() -> None:
+    pass

@@ -51,12 +51,14 @@ class Route:
                 slot = slots[each.param, each.number]
                 for other, tiles in each.tiles.items():
                     parts = [Part(tile, slot=slot) for tile in tiles]
-                    to["results"].setdefault(other, []).extend(parts)
+                    if each.returned:
+                        to["results"].setdefault(other, []).extend(parts)
                     if other in each.senders:
                         to["given"].setdefault(other, []).extend(parts)
             if rank in each.tiles:
                 parts = [Part(tile, param=each.param) for tile in each.tiles[rank]]
-                to["returned"].setdefault(each.owner, []).extend(parts)
+                if each.returned:
+                    to["returned"].setdefault(each.owner, []).extend(parts)
                 if rank in each.senders:
                     to["mine"].setdefault(each.owner, []).extend(parts)
 
@@ -75,7 +77,7 @@ class Route:
             returned=ordered("returned"),
             counts=((counted("mine"), counted("given")), (counted("results"), counted("returned"))),
             there=any(sender != each.owner for each in matrices for sender in each.senders),
-            back=any(other != each.owner for each in matrices for other in each.tiles),
+            back=any(other != each.owner for each in matrices if each.returned for other in each.tiles),
         )
 
 
@@ -163,12 +165,11 @@ def through(
         for part, value in zip(route.returned, sent.arrived(), strict=True):
             put(part.param, part.tile, value)
 
-    gathering = start(routes[0]) if routes else None
+    gathering = start(routes[0])
     meanwhile()
     returning = None
     for number, route in enumerate(routes):
-        following = start(routes[number + 1]) if number + 1 < len(routes) else None
-        assert gathering is not None
+        following = start(routes[number + 1]) if number + 1 < len(routes) else gathering
         stacks, wholes = empty(route, like)
         for part, value in zip(route.given, gathering.arrived(), strict=True):
             place_of(wholes[part.slot], part.tile).copy_(value)

@@ -77,15 +77,7 @@ class Muon(MatrixOptimizer):
     def cost(self, matrices: Matrices, group: Group) -> float:
         return flops(*matrices.shape, group["iterations"])
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override] # a run passes no closure
-        trained, meanwhile = self.trained(), self.step_others
-        for (group, numbers), own in zip(trained, self.deal(trained), strict=True):
-            self._step_matrices(group, [group["params"][i] for i in numbers], own, meanwhile)
-            meanwhile = _nothing
-        meanwhile()
-
-    def _step_matrices(self, group: Group, params: list[Tensor], own: Dealt, meanwhile: Callable[[], None]) -> None:
+    def step_matrices(self, group: Group, params: list[Tensor], own: Dealt, meanwhile: Callable[[], None]) -> None:
         like = message_like(group, params[0])
         rows = Rows(params, own.matrices, [self.state[p] for p in params]) if group["normuon"] else None
 
@@ -119,7 +111,3 @@ class Muon(MatrixOptimizer):
         kept, grad, decay = local(state["momentum_buffer"]), local(param.grad), group["momentum"]
         kept.lerp_(grad, 1 - decay)
         return grad.lerp(kept, decay) if group["nesterov"] else kept
-
-
-def _nothing() -> None:
-    pass

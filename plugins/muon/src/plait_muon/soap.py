@@ -69,32 +69,24 @@ class Soap(MatrixOptimizer):
 
     def gathered(self, group: Group, params: list[Tensor], matrices: list[Matrices], own: list[Matrix]) -> list[Matrix]:
         """The matrices themselves, and with the same owners their moments, factors and bases, as numbers of tensors."""
-        tiles: dict[tuple[int, int], Any] = {}
+        tiles: dict[str, Any] = {}
         found = []
         for each in own:
             param = params[each.param]
             for kind, name in enumerate(KINDS):
                 number = len(KINDS) * each.param + kind
                 if name not in SIDES:
-                    found.append(attrs.evolve(each, param=number))
+                    found.append(attrs.evolve(each, param=number, returned=name != "exp_avg"))
                     continue
                 side, count = each.shape[SIDES[name]], matrices[each.param].count
-                if (each.param, kind) not in tiles:
+                if name not in tiles:
                     held = held_by(self._state(param, matrices[each.param], group)[name], group["holders"])
-                    tiles[each.param, kind] = tiles_of((count * side, side), Matrices((count, 1), (side, side)), held)
-                of_ranks = tiles[each.param, kind][each.number]
+                    tiles[name] = tiles_of((1, count * side, side), Matrices((1, count, 1), (side, side)), held)
+                of_ranks = tiles[name][each.number]
                 found.append(Matrix(number, each.number, (side, side), each.owner, of_ranks, tuple(sorted(of_ranks))))
         return found
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override] # a run passes no closure
-        trained, meanwhile = self.trained(), self.step_others
-        for (group, numbers), own in zip(trained, self.deal(trained), strict=True):
-            self._step_matrices(group, [group["params"][i] for i in numbers], own, meanwhile)
-            meanwhile = _nothing
-        meanwhile()
-
-    def _step_matrices(self, group: Group, params: list[Tensor], own: Dealt, meanwhile: Callable[[], None]) -> None:
+    def step_matrices(self, group: Group, params: list[Tensor], own: Dealt, meanwhile: Callable[[], None]) -> None:
         like, beta1 = message_like(group, params[0]), group["betas"][0]
         states = [self._state(param, each, group) for param, each in zip(params, own.matrices, strict=True)]
 
@@ -120,7 +112,7 @@ class Soap(MatrixOptimizer):
             if KINDS[kind] == "gradient":
                 mine = tile_of(local(params[number]), tile)
                 mine.add_(value.to(mine.device, mine.dtype), alpha=-group["lr"])
-            elif KINDS[kind] != "exp_avg":
+            else:
                 tile_of(local(states[number][KINDS[kind]]), tile).copy_(value)
 
         through(own.routes, group["holders"], like, held, compute, put, meanwhile)
@@ -132,11 +124,11 @@ class Soap(MatrixOptimizer):
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
             for name, dim in SIDES.items():
                 side = matrices.shape[dim]
-                shape = (matrices.count * side, side)
+                shape = (1, matrices.count * side, side)  # of three dims: it does not lie as the parameter does
                 if group["holders"] is None:
                     state[name] = torch.zeros(shape, dtype=param.dtype, device=param.device)
                 else:
-                    lies = {"device_mesh": group["holders"], "placements": [Shard(0)]}
+                    lies = {"device_mesh": group["holders"], "placements": [Shard(1)]}
                     state[name] = sharded_zeros(*shape, dtype=param.dtype, **lies).to(param.device)
         return state
 
@@ -176,7 +168,3 @@ def renewed(factor_SS: Tensor, basis_SS: Tensor | None) -> Tensor:
     shifted_SS = factor_SS + (SHIFT * factor_SS.diagonal().mean() + SMALLEST) * eye_SS
     new_SS, upper_SS = torch.linalg.qr(shifted_SS if basis_SS is None else shifted_SS @ basis_SS)
     return new_SS * torch.where(upper_SS.diagonal() < 0, -1.0, 1.0)  # else signs are the library's choice
-
-
-def _nothing() -> None:
-    pass
