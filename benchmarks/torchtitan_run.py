@@ -201,7 +201,7 @@ def job(config: Config, folder: str) -> Any:
     made.training.mixed_precision_param = config["precision"]["param"]
     made.optimizer.lr, made.optimizer.eps = optimizer["lr"], optimizer["eps"]
     made.optimizer.beta1, made.optimizer.beta2 = optimizer["betas"]
-    made.optimizer.weight_decay = optimizer["weight_decay"]  # of all parameters: optimizer.decays=all does the same
+    made.optimizer.weight_decay = optimizer["weight_decay"]  # of all parameters, as by optimizer.decays=all
     made.lr_scheduler.warmup_steps = min(schedule["warmup_steps"], train["steps"])
     made.activation_checkpoint.mode = remat["mode"]
     made.compile.enable, made.compile.backend = config["compile"]["enabled"], config["compile"]["backend"]

@@ -11,12 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tools.simulated_gpu.environment import build, torch_over_these_packages
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(version: str, tests: list[str]) -> int:
-    from tools.simulated_gpu.environment import build, torch_over_these_packages
-
     here = ROOT / f".torch-{version}"
     packages = torch_over_these_packages(here, version)
     build(packages, packages / "torch/lib", devices=0)

@@ -20,10 +20,8 @@ import attrs
 
 from tools.simulated_gpu.counter import LAUNCHES, Counter, Counts, run_on_the_device
 
-MARKED = (
-    "plait/train/on_host.py",
-    "plait/train/step_metrics.py",
-)  # the row of the step before, whose event has long passed
+# Files that read the row of the step before, whose event has long passed.
+MARKED = ("plait/train/on_host.py", "plait/train/step_metrics.py")
 
 
 @attrs.frozen
@@ -99,8 +97,8 @@ def count(overrides: Sequence[str], world: int, first: int, last: int) -> Counte
         return peak, kind
 
     totals = list[tuple[int, int]]()
-    steps = [f"train.steps={last + 1}", "train.gc_interval=0", "validation.interval=0", "checkpoint.enabled=false"]
-    config = compose([*steps, *overrides])
+    plain = ["train.gc_interval=0", "validation.interval=0", "checkpoint.enabled=false"]
+    config = compose([*plain, *overrides, f"train.steps={last + 1}"])
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         counter = Counter(folder)
@@ -130,6 +128,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file that the counts go to")
     parser.add_argument("--kernels", action="store_true", help="list them by name")
     asked, overrides = parser.parse_known_args()
+    if not 1 <= asked.steps[0] <= asked.steps[1]:
+        parser.error("--steps: FROM is at least 1 and at most TO")
     run_on_the_device()
     done = count(overrides, asked.world, *asked.steps)
     told = done.as_json()

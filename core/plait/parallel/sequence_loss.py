@@ -5,10 +5,13 @@ from the whole sums on all of them, and its derivative by each sum is the weight
 sum over the tokens that a rank has, which needs no exchange: gradients are exact in every layout.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from plait.contract.batch import IGNORE, NO_TEXT, Batch, without_wait
@@ -62,6 +65,14 @@ class SequenceLoss:
         self.reference: Tensor | None = None
         self.recording: Tensor | None = None
         self.columns: dict[str, Tensor] = {}
+
+    @contextlib.contextmanager
+    def recorded(self, table: Tensor) -> Iterator[None]:
+        """Inside, the sums of micro-batches go into `table`; afterwards all ranks have those of all. Collective."""
+        self.recording = table
+        yield
+        self.recording = None
+        dist.all_reduce(table, dist.ReduceOp.MAX)  # ranks that hold one row have one number
 
     def units(self, batch: Batch) -> int:
         """How many groups of rows this rank counts for."""

@@ -116,15 +116,13 @@ class Reference(RunObserver):
         trainer.say(f"loss: log-probabilities of {samples:,} rows under the weights at the start, for the reference")
         for part in trainer.parts:
             part.eval()
-        self.loss_of.recording = self.table
-        for number, take in enumerate(given, 1):
-            trainer.watch.doing(f"reference, batch {number} of {len(given)}")
-            if _stopped(trainer):
-                break
-            parts = trainer.applied.deal(take()).to(trainer.device).split(config.train.local_batch_size)
-            trainer.applied.forward_backward(parts, 1)
-        self.loss_of.recording = None
-        dist.all_reduce(self.table, dist.ReduceOp.MAX)  # ranks that hold one row have one number
+        with self.loss_of.recorded(self.table):
+            for number, take in enumerate(given, 1):
+                trainer.watch.doing(f"reference, batch {number} of {len(given)}")
+                if _stopped(trainer):
+                    break
+                parts = trainer.applied.deal(take()).to(trainer.device).split(config.train.local_batch_size)
+                trainer.applied.forward_backward(parts, 1)
 
 
 def _stopped(trainer: Any) -> bool:

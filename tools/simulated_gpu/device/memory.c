@@ -85,7 +85,10 @@ static void *pages(size_t size, int protection) {
 cudaError_t cudaMalloc(void **address, size_t size) {
     count("call", "cudaMalloc", size);
     if (!take(this_device(), size)) return cudaErrorMemoryAllocation;
-    if (!(*address = pages(size, PROT_READ | PROT_WRITE))) return cudaErrorMemoryAllocation;
+    if (!(*address = pages(size, PROT_READ | PROT_WRITE))) {
+        give(this_device(), size);
+        return cudaErrorMemoryAllocation;
+    }
     add_range(*address, size, DEVICE);
     return cudaSuccess;
 }

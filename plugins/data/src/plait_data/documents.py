@@ -225,8 +225,9 @@ def _items(path: Path, content: IO[bytes]) -> Iterator[tuple[int, Any]]:
         try:
             item, end = decode(text, before.end() if before else len(text))
         except ValueError as error:  # perhaps because the rest is not read yet
+            apart = before is not None or text[at : at + 64].strip()[:1] in ("", "]")  # else more text helps nothing
             try:
-                more = reader.read(max(PIECE, len(text) - at))
+                more = reader.read(max(PIECE, len(text) - at)) if apart else ""
             except ValueError as wrong:
                 raise PlaitError(f"{path}, item {number}: {wrong}") from wrong
             if not more and END.match(text, at):

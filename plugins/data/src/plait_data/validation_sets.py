@@ -52,7 +52,7 @@ class WithSets(Batches):
 
     def held_out(self, name: str = "") -> int | None:
         """Of several sets without their names: not known, because they take turns."""
-        one = name or next(iter(self._sets)) if len(self._sets) == 1 else name
+        one = name or (next(iter(self._sets)) if len(self._sets) == 1 else "")
         return self._sets[one].epoch if one in self._sets else None
 
     def state_dict(self) -> dict[str, Any]:

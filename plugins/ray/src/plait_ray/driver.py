@@ -58,7 +58,7 @@ def wanted(launch: Any, address: str, pack: bool, wait: bool) -> Need:
 
 @attrs.define(eq=False)
 class Member:
-    """One machine of the run: a bundle of a placement group, and the actor on it. number: one in its place has it."""
+    """One machine of the run: a bundle of a placement group, and the actor on it. number: None until it begins."""
 
     group: PlacementGroup
     bundle: int
@@ -132,7 +132,7 @@ class Driver:
 
     def _first(self) -> Member:
         """The machine whose exit code is the run's: of an elastic run, the first that did not leave by a signal."""
-        stay = (member for member in self.members if member.begun and (member.code or 0) <= SIGNALLED)
+        stay = (member for member in self.members if member.begun and 0 <= (member.code or 0) <= SIGNALLED)
         return next(stay, self.members[0]) if self.launch.elastic else self.members[0]
 
     def _ready(self) -> list[Any]:

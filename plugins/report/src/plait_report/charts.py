@@ -62,7 +62,12 @@ def charts(runs: list[Recorded]) -> list[Chart]:
         Chart("tokens_per_second", "Throughput", "tokens per second, all ranks", _each(runs, "tokens_per_second")),
         Chart("mfu", "Model FLOP utilisation", "share of the peak", _each(runs, "mfu")),
         Chart("memory", "Peak memory of the worst rank", "GiB", [*_memory(runs), *_planned(runs)]),
-        Chart("ranks", "Work of the slowest rank beyond the median rank's", "share of it", _curves(runs, longer)),
+        Chart(
+            "ranks",
+            "How much longer the slowest rank worked than the median",
+            "share of it",
+            _curves(runs, longer),
+        ),
         Chart("balance", "Balance of experts: the busiest over the mean, worst block", "1 is even", _balance(runs)),
     ]
     return [chart for chart in made if chart.curves]

@@ -12,8 +12,8 @@ from plait_report.tables import Cell, number, table, words
 def slow_ranks(runs: list[Recorded]) -> str:
     """HTML: a row for each run of several ranks, with the rank that was most often the slowest; empty without one."""
     rows = [row for run in runs if (row := _row(run))]
-    heads = ["run", "ranks", "slowest rank", "in so many steps", "worked", "median rank", "longer by", "next slowest"]
-    what = "The rank that worked longest most often; the others waited for it"
+    heads = ["run", "ranks", "slowest rank", "slowest in", "worked", "median rank", "longer by", "next slowest"]
+    what = "The rank that was most often the slowest; the others waited for it"
     return f"<h2>Slow ranks</h2>{table(what, heads, rows)}" if rows else ""
 
 

@@ -99,7 +99,6 @@ def evaluate(
 ) -> dict[str, tuple[float, int]]:
     """What `plait.host.validated` returns for the model. whole: of each sample once. Called by all ranks."""
     import torch
-    import torch.distributed as dist
 
     from plait.host import build_source, load, load_model, open_batches, validated
 
@@ -112,10 +111,8 @@ def evaluate(
     if compared is not None:
         loss: Any = applied.loss
         table = torch.full((batches.texts,), -torch.inf, dtype=torch.float64)
-        loss.recording = table
-        validated(applied, batches, count, rows)
-        loss.recording = None
-        dist.all_reduce(table, dist.ReduceOp.MAX)  # ranks that hold one row have one number
+        with loss.recorded(table):
+            validated(applied, batches, count, rows)
         loss.reference = table
         load(compared, *applied.checkpoint())
     return validated(applied, batches, count, rows)

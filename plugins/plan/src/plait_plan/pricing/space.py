@@ -39,11 +39,11 @@ class Composition:
 
     pieces: the mesh of the ranks that have the same layers; a step of them is traced with the whole model. divides: the
     strategy that divides the layers, if one does.
-    family: equal for compositions that differ only in the degrees of axes that split the batch or the layers, and all
-    have several shards of parameters, or all have one, with which a strategy may do other things. kin:
-    equal for those on as many ranks that differ only in degrees. inner: the axes that split neither, and whose degrees
-    may differ among kin. core: equal for compositions whose modules compute alike, because the strategies that change
-    what modules compute are equal.
+    family: equal for compositions that differ only in the degrees of axes that split the batch or the layers; those
+    with one shard of parameters and those with several are two, because strategies may compute otherwise without
+    shards. kin: equal for those on as many ranks that differ only in degrees. inner: the axes that split neither, and
+    whose degrees may differ among kin. core: equal for compositions whose modules compute alike, because the strategies
+    that change what modules compute are equal.
     """
 
     strategies: dict[str, dict[str, Any]]
