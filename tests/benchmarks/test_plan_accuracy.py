@@ -7,7 +7,6 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 BOUND = 0.05  # set before the comparison
-QUICK = "llama3_405b_l4_tp8_pp1_dp1"  # the cheapest
 
 with (FOLDER / "simumax.csv").open(encoding="utf-8") as file:
     ROWS = list(csv.DictReader(file))
@@ -18,7 +17,8 @@ def test_all_published_runs_are_there() -> None:
     assert (len(ROWS), len(LAYOUTS)) == (43, 19)
 
 
-@pytest.mark.parametrize("layout", [n if n == QUICK else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_plan_needs_what_was_measured(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     accuracy = __import__("plan_accuracy")

@@ -3,13 +3,9 @@
 import pytest
 import torch
 
-pytest.importorskip("s3fs")
-pytest.importorskip("moto")
-
 from plait.checkpoint.at_address import open_store
 from plait.checkpoint.folder_owner import OWNER, check_owner, claim
 from plait.checkpoint.load import load_latest
-from plait.checkpoint.pieces import Damaged
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import MANIFEST, NoneSound, Store
 from plait.contract.errors import PlaitError
@@ -78,7 +74,7 @@ def test_a_damaged_object_is_refused(damage):
     assert any("its file __0_0.distcp" in line for line in said)
     assert bool((held["weight"] == 1).all())
     store.remove(store.path_of(1))
-    with pytest.raises((NoneSound, Damaged)):
+    with pytest.raises(NoneSound):
         load_latest(store, held)
     saver.save(state(2), 2)  # in place of the damaged one
     assert load_latest(open_store("memory://damaged"), held) == store.path_of(2)

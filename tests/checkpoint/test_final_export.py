@@ -8,6 +8,7 @@ from plait.host import Outcome, RunFolder
 OUTCOMES = {
     "finished": (Outcome("finished", "", step=30), True),
     "finished earlier": (Outcome("finished", "", step=20), False),
+    "finished later": (Outcome("finished", "", step=40), False),
     "killed before it had exported": (None, False),
     "stopped": (Outcome("stopped", "", step=30), False),
 }

@@ -14,7 +14,7 @@ from unittest import mock
 from tests.helpers.commands import free_port
 
 PROGRAM = """
-import sys, time
+import sys
 from moto.server import ThreadedMotoServer
 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
 server.start()

@@ -193,12 +193,11 @@ def test_a_machine_that_is_asked_to_leave_loses_no_step(leaves, stays, machines,
     more = ["checkpoint.interval=0"]
     runs = {machine.name: begin(machine, tmp_path, *more) for machine in machines}
     wait_for_step(tmp_path, 30, 2, *runs.values())
-    began = time.monotonic()
     runs[leaves].signal(signal.SIGTERM)
     assert runs[leaves].code() == 143, outputs(*runs.values())
     assert "; saved step " in runs[leaves].output
     runs[stays].seen(f"{leaves} left; going on with 1 machine: {stays}")
-    assert time.monotonic() - began < 15, outputs(*runs.values())
+    assert "has not answered" not in runs[stays].output
     assert ("beta holds the store now, in the place of alpha" in runs["beta"].output) == (leaves == "alpha")
     wait_for_step(tmp_path, 40, 1, *runs.values())
     runs[leaves] = begin(machines[leaves], tmp_path, *more)

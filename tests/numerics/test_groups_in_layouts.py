@@ -11,6 +11,7 @@ import pytest
 
 from plait_testing.models import moe
 from plait_testing.trial import Trial, train
+from tests.helpers.layouts import LAYOUTS, farthest, in_one_process
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
@@ -20,13 +21,6 @@ GROUPS = {
     "layers.*.attention_norm.weight": {"weight_decay": 0.5},
     "@experts.*.*": {"betas": [0.5, 0.5]},
     "layers.1.*.*.weight": {"lr": 5e-3, "betas": [0.8, 0.9]},
-}
-LAYOUTS = {
-    "fsdp2": {"fsdp2": {}},
-    "tensor_parallel": {"tensor_parallel": {"degree": 2}},
-    "pipeline": {"pipeline": {"degree": 2}},
-    "expert_parallel": {"expert_parallel": {"degree": 2}, "fsdp2": {}},
-    "ddp, 2 micro-batches": {"ddp": {}},
 }
 
 
@@ -38,34 +32,19 @@ def trained(strategies, model, groups):
     return train(Trial(model, steps=5, micro=2, trains_with=node), strategies)
 
 
-def of_one_process(ranks, model, groups):
-    key = ("groups of one process", str(model), str(groups))
-    if key not in ranks.kept:
-        (ranks.kept[key],) = ranks.run(trained, {}, model, groups, world=1)
-    return ranks.kept[key]
-
-
-def farthest(one, other):
-    """Of all parameters, the largest distance between their ends, as a share of the way that each went in `one`."""
-    return max(
-        float((other.final[fqn] - end).norm()) / float((one.initial[fqn] - end).norm())
-        for fqn, end in one.final.items()
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_layout_gives_what_one_process_does(plait_ranks, layout):
-    model = moe if layout == "expert_parallel" else "llama3"
-    one = of_one_process(plait_ranks, model, GROUPS)
-    for found in plait_ranks.run(trained, LAYOUTS[layout], model, GROUPS, world=2):
+    model, strategies = LAYOUTS[layout]
+    one = in_one_process(plait_ranks, trained, {}, model, GROUPS)
+    for found in plait_ranks.run(trained, strategies, model, GROUPS, world=2):
         assert farthest(one, found) <= 1e-10
 
 
 @pytest.mark.slow
 def test_each_group_shows(plait_ranks):
     """The table could not tell a layout that forgets one of the groups if the group changed nothing."""
-    one = of_one_process(plait_ranks, moe, GROUPS)
+    one = in_one_process(plait_ranks, trained, {}, moe, GROUPS)
     for left_out in GROUPS:
         rest = {pattern: own for pattern, own in GROUPS.items() if pattern != left_out}
-        assert farthest(one, of_one_process(plait_ranks, moe, rest)) > 1e-3
+        assert farthest(one, in_one_process(plait_ranks, trained, {}, moe, rest)) > 1e-3

@@ -5,19 +5,24 @@ float32 that decide how a value is rounded, so after 5 steps no parameter is off
 """
 
 import sys
+from functools import partial
 
 import attrs
 import cloudpickle
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from plait import Precision
+from plait.parallel.simulated import simulated
 from plait.testing import Trial
+from plait.train import rounding as module
 from plait.train.optimizer import make_optimizer
 from plait.train.rounding import Rounding, stochastic
-from plait_testing.models import moe
 from plait_testing.trial import train
+from tests.helpers.layouts import LAYOUTS, farthest, in_one_process
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
@@ -26,57 +31,56 @@ ADAMW = {"_target_": "torch.optim.AdamW", "lr": 1e-2}
 
 @attrs.frozen
 class Rounded(Trial):
-    """A trial whose optimizer keeps its states in bfloat16, and rounds parameters that are stored so."""
+    """A trial whose optimizer keeps its states in bfloat16."""
 
     def optimizer(self, groups):
-        rounding = Rounding(True, self.dtype == "bfloat16", seed=0)
+        rounding = Rounding(True, False, seed=0)
         made = make_optimizer(ADAMW, groups, rounding=rounding)
         made.register_step_post_hook(lambda *_: setattr(rounding, "step", rounding.step + 1))
         return made
 
 
-LAYOUTS = {
-    "fsdp2": ("llama3", {"fsdp2": {}}),
-    "tensor_parallel": ("llama3", {"tensor_parallel": {"degree": 2}}),
-    "pipeline": ("llama3", {"pipeline": {"degree": 2}}),
-    "expert_parallel": (moe, {"expert_parallel": {"degree": 2}, "fsdp2": {}}),
-    "zero": ("llama3", {"zero": {}}),
-    "ddp, 2 micro-batches": ("llama3", {"ddp": {}}),
-}
-
-
-def trained(strategies, model, kind=Rounded):
+def trained(strategies, model, kind):
     return train(kind(model, steps=5, micro=2), strategies)
-
-
-def of_one_process(ranks, model, kind=Rounded):
-    key = ("rounded in one process", str(model), kind.__name__)
-    if key not in ranks.kept:
-        (ranks.kept[key],) = ranks.run(trained, {}, model, kind, world=1)
-    return ranks.kept[key]
-
-
-def farthest(one, other):
-    ways = {fqn: float((end - one.initial[fqn]).norm()) for fqn, end in one.final.items()}
-    return max(float((other.final[fqn] - end).norm()) / ways[fqn] for fqn, end in one.final.items())
-
-
-def compared(ranks, layout):
-    model, strategies = LAYOUTS[layout]
-    one = of_one_process(ranks, model)
-    for found in ranks.run(trained, strategies, model, world=2):
-        assert farthest(one, found) <= 1e-10
-
-
-def test_tensor_parallel_rounds_as_one_process(plait_ranks):
-    compared(plait_ranks, "tensor_parallel")
-    assert farthest(*(of_one_process(plait_ranks, "llama3", kind) for kind in (Trial, Rounded))) > 1e-4, "it shows"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_rounds_as_one_process(plait_ranks, layout):
-    compared(plait_ranks, layout)
+    ranks, (model, strategies) = plait_ranks, LAYOUTS[layout]
+    one = in_one_process(ranks, trained, {}, model, Rounded)
+    for found in ranks.run(trained, strategies, model, Rounded, world=2):
+        assert farthest(one, found) <= 1e-10
+
+    plain = in_one_process(ranks, trained, {}, model, Trial)
+    assert farthest(plain, one) > 1e-4, "it shows"
+
+
+def stepped(wrap):
+    """Four alike parameters in bfloat16 and their first moments, on this rank, after a step of AdamW."""
+    values = torch.linspace(0.5, 2, 40).view(8, 5)
+    params = [nn.Parameter(wrap(values.bfloat16())) for _ in range(4)]
+    names = [f"w{i}" for i in range(4)]
+    group = {"params": params, "names": names, "logical": [("a", "b")] * 4, "block": [None] * 4, "mesh": None}
+    node = {"_target_": "torch.optim.AdamW", "lr": 1e-3, "foreach": False}
+    optimizer = make_optimizer(node, [group], rounding=Rounding(True, True, seed=0))
+    for param in params:
+        param.grad = wrap(values.bfloat16() / 3)
+    optimizer.step()
+    both = [each for param in params for each in (param.detach(), optimizer.state[param]["exp_avg"])]
+    return [getattr(each, "to_local", lambda each=each: each)().clone() for each in both]
+
+
+def test_a_shard_a_piece_and_a_name_have_digits_of_their_own(monkeypatch):
+    whole = stepped(lambda value: value)
+    assert not torch.equal(whole[0], whole[2])  # alike but for the name
+    monkeypatch.setattr(module, "PIECE", 100)  # two parameters
+    assert all(map(torch.equal, stepped(lambda value: value), whole))
+    for rank in range(2):
+        with simulated(2, rank):
+            mesh = init_device_mesh("cpu", (2,))
+            own = stepped(partial(distribute_tensor, device_mesh=mesh, placements=[Shard(0)], src_data_rank=None))
+        assert all(torch.equal(part, each.chunk(2)[rank]) for part, each in zip(own, whole, strict=True))
 
 
 def test_small_steps_add_up():

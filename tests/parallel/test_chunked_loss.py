@@ -68,8 +68,8 @@ def peak_of_logits(chunks, frozen=False):
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             result = func(*args, **(kwargs or {}))
-            if func is torch.ops.aten.mul.Tensor:
-                self.scaled += len(result) == VOCAB if result.dim() else 0
+            if func in (torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor):
+                self.scaled += bool(result.dim()) and len(result) == VOCAB
             for tensor in tree_leaves(result):
                 if isinstance(tensor, torch.Tensor) and tensor.dim() and tensor.shape[-1] == VOCAB:
                     self.see(tensor.untyped_storage())
