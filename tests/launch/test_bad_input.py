@@ -88,7 +88,7 @@ CASES = {  # arguments -> the key at fault, its value, what would fit
     "checkpoint.keep_best=true validation.interval=0": ("validation.interval", 0, "at least 1"),
     "validation.patience=2 checkpoint.enabled=false": ("checkpoint.enabled", False, (True,)),
     "precision.param=fp16": ("precision.param", "fp16", ("float32", "float64", "bfloat16")),
-    "precision.optimizer=fp8": ("precision.optimizer", "fp8", ("bfloat16",)),
+    "precision.optimizer=fp8": ("precision.optimizer", "fp8", ("bfloat16", "8bit")),
     "precision.rounding=stochastic": ("precision.rounding", "stochastic", "precision.storage=bfloat16"),
     "train.skip=1": ("train.skip", 1, "> 1"),
     "schedule.decay_steps=-3": ("schedule.decay_steps", -3, ">= 0"),

@@ -1,4 +1,4 @@
-"""What an optimizer keeps in bfloat16 is rounded alike in every layout, and so that small steps add up.
+"""What an optimizer keeps in bfloat16 or 8 bits is rounded alike in every layout, and so that small steps add up.
 
 The bound, stated before it was measured: gradients in float64 differ between layouts by 1e-15, far below the digits of
 float32 that decide how a value is rounded, so after 5 steps no parameter is off by more than 1e-10 of the way it went.
@@ -6,6 +6,7 @@ float32 that decide how a value is rounded, so after 5 steps no parameter is off
 
 import sys
 from functools import partial
+from typing import ClassVar
 
 import attrs
 import cloudpickle
@@ -20,7 +21,7 @@ from plait.parallel.simulated import simulated
 from plait.testing import Trial
 from plait.train import rounding as module
 from plait.train.optimizer import make_optimizer
-from plait.train.rounding import Rounding, stochastic
+from plait.train.rounding import Rounding, random_digits, stochastic
 from plait_testing.trial import train
 from tests.helpers.layouts import LAYOUTS, farthest, in_one_process
 
@@ -33,11 +34,28 @@ ADAMW = {"_target_": "torch.optim.AdamW", "lr": 1e-2}
 class Rounded(Trial):
     """A trial whose optimizer keeps its states in bfloat16."""
 
+    kept: ClassVar = "bfloat16"
+    node: ClassVar = ADAMW
+
     def optimizer(self, groups):
-        rounding = Rounding(True, False, seed=0)
-        made = make_optimizer(ADAMW, groups, rounding=rounding)
+        rounding = Rounding(self.kept, False, seed=0)
+        made = make_optimizer(self.node, groups, rounding=rounding)
         made.register_step_post_hook(lambda *_: setattr(rounding, "step", rounding.step + 1))
         return made
+
+
+@attrs.frozen
+class InEightBits(Rounded):
+    """In 8 bits."""
+
+    kept: ClassVar = "8bit"
+
+
+@attrs.frozen
+class MuonInEightBits(InEightBits):
+    """Muon, which sends matrices between ranks while some are wide."""
+
+    node: ClassVar = {"_target_": "plait_muon.muon.Muon", "lr": 1e-2}
 
 
 def trained(strategies, model, kind):
@@ -45,11 +63,12 @@ def trained(strategies, model, kind):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [Rounded, InEightBits, MuonInEightBits])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_rounds_as_one_process(plait_ranks, layout):
+def test_every_layout_rounds_as_one_process(plait_ranks, layout, kind):
     ranks, (model, strategies) = plait_ranks, LAYOUTS[layout]
-    one = in_one_process(ranks, trained, {}, model, Rounded)
-    for found in ranks.run(trained, strategies, model, Rounded, world=2):
+    one = in_one_process(ranks, trained, {}, model, kind)
+    for found in ranks.run(trained, strategies, model, kind, world=2):
         assert farthest(one, found) <= 1e-10
 
     plain = in_one_process(ranks, trained, {}, model, Trial)
@@ -63,7 +82,7 @@ def stepped(wrap):
     names = [f"w{i}" for i in range(4)]
     group = {"params": params, "names": names, "logical": [("a", "b")] * 4, "block": [None] * 4, "mesh": None}
     node = {"_target_": "torch.optim.AdamW", "lr": 1e-3, "foreach": False}
-    optimizer = make_optimizer(node, [group], rounding=Rounding(True, True, seed=0))
+    optimizer = make_optimizer(node, [group], rounding=Rounding("bfloat16", True, seed=0))
     for param in params:
         param.grad = wrap(values.bfloat16() / 3)
     optimizer.step()
@@ -90,7 +109,7 @@ def test_small_steps_add_up():
         param = nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))
         node = {"_target_": "torch.optim.SGD", "lr": 2.0**-17}
         group = {"params": [param], "names": ["w"], "logical": [("a", "b")], "block": [None], "mesh": None}
-        rounding = Rounding(False, parameters, seed=0)
+        rounding = Rounding(None, parameters, seed=0)
         optimizer = make_optimizer(node, [group], rounding=rounding if parameters else None)
         for step in range(1024):
             rounding.step = step
@@ -105,19 +124,20 @@ def test_the_digits_are_those_of_the_whole():
     """Their mean is right, and a part of a tensor has those of its place."""
     value = torch.full((256, 256), 1 + 2.0**-10)
     whole = [torch.arange(256), torch.arange(256)]
-    low = stochastic(value, whole, "key")
+    low = stochastic(value, random_digits(whole, "key"))
     assert set(low.float().unique().tolist()) == {1.0, 1 + 2.0**-7}
     assert float(low.float().mean()) == pytest.approx(float(value.mean()), abs=2e-5)
     part = [whole[0][3::7], whole[1][100:]]
-    assert torch.equal(stochastic(value[3::7, 100:], part, "key"), low[3::7, 100:])
-    assert not torch.equal(stochastic(value, whole, "other key"), low)
+    assert torch.equal(stochastic(value[3::7, 100:], random_digits(part, "key")), low[3::7, 100:])
+    assert not torch.equal(stochastic(value, random_digits(whole, "other key")), low)
     odd = torch.tensor([float("nan"), float("inf"), -1.5, 0.0])
-    assert torch.equal(stochastic(odd, [torch.arange(4)], "key").isnan(), odd.isnan())
-    assert stochastic(odd, [torch.arange(4)], "key").tolist()[1:] == [float("inf"), -1.5, 0.0]
+    rounded = stochastic(odd, random_digits([torch.arange(4)], "key"))
+    assert torch.equal(rounded.isnan(), odd.isnan())
+    assert rounded.tolist()[1:] == [float("inf"), -1.5, 0.0]
 
 
 @pytest.mark.parametrize(
-    ("precision", "expected"), [(Precision(), None), (Precision(optimizer="bfloat16"), (True, False))]
+    ("precision", "expected"), [(Precision(), None), (Precision(optimizer="bfloat16"), ("bfloat16", False))]
 )
 def test_what_a_config_asks_for(precision, expected):
     rounding = Rounding.of(precision, 0)

@@ -154,15 +154,16 @@ def run(config, folder, until=None):
 
 
 @pytest.mark.timeout(120)
-def test_a_resumed_run_skips_and_rounds_as_it_would_have(plait_ranks, tmp_path):
-    """The 9th step is a spike by norms of steps before the stop, after the 5th; states are in bfloat16."""
+@pytest.mark.parametrize("states", [pytest.param("bfloat16", marks=pytest.mark.slow), "8bit"])
+def test_a_resumed_run_skips_and_rounds_as_it_would_have(plait_ranks, tmp_path, states):
+    """The 9th step is a spike by norms of steps before the stop, after the 5th."""
     ends = []
     for name, stops in (("whole", [None]), ("resumed", [5, None])):
         folder = tmp_path / name
         folder.mkdir()
         more = [
             "train.skip=5",
-            "precision.optimizer=bfloat16",
+            f"precision.optimizer={states}",
             "model.vocab_size=257",
             "validation.interval=0",
             f"run.name={name}",

@@ -127,16 +127,25 @@ def _is_at_its_end(step: int, steps: int, folder: "RunFolder") -> bool:
 
 def _check_optimizer(path: Path, manifest: Manifest, checked: "Checked") -> None:
     """Raises PlaitError if this run's optimizer has other state than the checkpoint's; ranks would find that late."""
-    optimizer = checked.config.optimizer
+    optimizer, kept = checked.config.optimizer, checked.config.precision.optimizer
+    before = manifest.config.get("precision", {}).get("optimizer")
+    if before != kept and "8bit" in (before, kept):
+        raise PlaitError(
+            f"precision.optimizer={kept or 'null'}: the checkpoint {path} keeps the optimizer's states as "
+            f"precision.optimizer={before or 'null'} says, and nothing turns 8 bits into others or others into 8 bits; "
+            "take the checkpoint's, or begin another run with its weights (checkpoint.init_from)"
+        ).at("precision.optimizer", kept, fits=(before,))
     if manifest.config.get("optimizer") == optimizer:
         return
     from plait.checkpoint.load import check_optimizer_state
     from plait.checkpoint.reader import Reader
     from plait.parallel.optimizer_groups import groups_of
     from plait.train.optimizer_options import state_keys
+    from plait.train.rounding import Rounding
 
     assembly = checked.assembly
-    keys = state_keys(optimizer, groups_of([assembly.model], assembly.run.spec))
+    rounding = Rounding.of(checked.config.precision, 0)
+    keys = state_keys(optimizer, groups_of([assembly.model], assembly.run.spec), rounding)
     ours = [f"optimizer.{name}.{key}" for name in keys for key in keys[name]]
     check_optimizer_state(path, Reader(path).shapes, ours)
 

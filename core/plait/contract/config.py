@@ -84,7 +84,7 @@ class Precision:
     storage: str = _one_of("float32", "float64", "bfloat16")
     param: str = _one_of("float32", "float64", "bfloat16")
     reduce: str = _one_of("float32", "float64", "bfloat16")
-    optimizer: str | None = attrs.field(default=None, validator=optional(in_(("bfloat16",))))
+    optimizer: str | None = attrs.field(default=None, validator=optional(in_(("bfloat16", "8bit"))))
     rounding: str = _one_of("nearest", "stochastic")
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from plait.train.optimizer import (
 )
 from plait.train.option_groups import check_known, check_patterns, divided, groups_by_mesh, options_and_rules
 from plait.train.rehearsal import KindsOfGroup
+
+if TYPE_CHECKING:
+    from plait.train.rounding import Rounding
 
 SMALL = 2**20  # the largest parameter, in elements, on which a step is tried before there are ranks
 
@@ -72,10 +75,12 @@ def _without_compiler() -> Iterator[None]:
         optimizer.add_param_group = guarded
 
 
-def state_keys(node: Mapping[str, Any], groups: Iterable[ParamGroup]) -> dict[str, set[str]]:
+def state_keys(
+    node: Mapping[str, Any], groups: Iterable[ParamGroup], rounding: "Rounding | None" = None
+) -> dict[str, set[str]]:
     """FQN -> the names of the state that this optimizer keeps for that parameter, found by one step of each kind.
 
-    groups: with names. Leaves out large parameters, and those that the class refuses.
+    groups: with names. rounding: of what it keeps. Leaves out large parameters, and those that the class refuses.
     """
     node, rules = options_and_rules(node)
     cls, options = class_and_options(node)
@@ -88,7 +93,10 @@ def state_keys(node: Mapping[str, Any], groups: Iterable[ParamGroup]) -> dict[st
             if kind not in known and param.numel() <= SMALL:
                 with contextlib.suppress(Exception):
                     only = nn.ParameterList([nn.Parameter(torch.zeros(param.shape))])
-                    state, _ = canonical_state(only, build([{**part_of(group, [i]), "params": list(only)}]))
+                    made = build([{**part_of(group, [i]), "params": list(only)}])
+                    if rounding is not None:
+                        rounding.attach(made)
+                    state, _ = canonical_state(only, made)
                     keys = {key.removeprefix("optimizer.0.") for key in state if key.startswith("optimizer.0.")}
                     known[kind] = keys
             if kind in known:
