@@ -15,7 +15,7 @@ from plait.check.elastic import machine_counts
 from plait.check.epochs import check_epochs
 from plait.check.facts import CORE, code_of
 from plait.check.resumed_data import batch_to_keep
-from plait.compose.targets import build_source
+from plait.compose.targets import build_source, target_of
 from plait.contract.config import Config, accumulation
 from plait.contract.errors import PlaitError, in_yaml, misfit, near_miss
 from plait.contract.kinds import KINDS
@@ -232,6 +232,15 @@ def _check_model(config: Config, model: Any, spec: ModelSpec) -> None:
         raise PlaitError(
             f"precision.rounding=stochastic is for parameters in bfloat16, and precision.storage={precision.storage}"
         ).at("precision.rounding", "stochastic", fits="nearest, or precision.storage=bfloat16")
+    if (precision.optimizer or precision.storage == "bfloat16") and hasattr(
+        target_of(config.optimizer, "optimizer"), "begin"
+    ):
+        key = "optimizer" if precision.optimizer else "storage"
+        value, target = getattr(precision, key), config.optimizer["_target_"]
+        raise PlaitError(
+            f"precision.{key}={value}: {target} keeps a mean of weights, whose small steps need more digits; take "
+            f"precision.{key}={'null' if precision.optimizer else 'float32'}"
+        ).at(f"precision.{key}", value, fits=(None,) if precision.optimizer else ("float32", "float64"))
     check_rate(config.optimizer)
     check_optimizer(config.optimizer, groups_of([model], spec))
 

@@ -124,6 +124,7 @@ class Applied:
         self._check_optimizer(optimizer)
         watch = every_moment(observer)
         watch.start(self.steps + 1)
+        getattr(optimizer, "begin", bool)()  # some take gradients elsewhere than at the weights that are saved
         dealt = self.deal(batch)
         watch.count(dealt)
         tokens = (count or counted_with(self.units))(dealt)
@@ -139,6 +140,7 @@ class Applied:
             self.balance.forget()
             for param in self.parameters():  # a strategy's optimizer has others
                 param.grad = None
+            getattr(optimizer, "undo", bool)()
         else:
             watch.optimizer()
             optimizer.step()

@@ -1,5 +1,6 @@
 """The optimizer of a run over this rank's shares of the parameters, which it puts together after every step."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +62,16 @@ def over_shards(
     if units:
         optimizer.register_step_pre_hook(lambda *_: _before(units))
         optimizer.register_step_post_hook(lambda *_: _gather(list(units.values())))
+        for name in ("begin", "undo"):  # they move parameters too
+            if (plain := getattr(optimizer, name, None)) is not None:
+                setattr(optimizer, name, functools.partial(_moving, plain, units))
     return optimizer
+
+
+def _moving(move: Callable[[], None], units: dict[Any, list[Updated]]) -> None:
+    _before(units)
+    move()
+    _gather(list(units.values()))
 
 
 @torch.no_grad()
