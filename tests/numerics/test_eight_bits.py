@@ -93,10 +93,10 @@ def test_shards_of_rows_and_of_columns_have_the_codes_of_the_whole(plait_ranks, 
 @pytest.mark.slow
 def test_a_checkpoint_with_states_in_another_form_is_refused(plait_project):
     run = ("model=llama3_debug", "model.n_layers=1", "model.dim=32", "train.steps=2", "train.seq_len=16")
-    run = (*run, "train.local_batch_size=1", "validation.interval=0", "metrics.tensorboard=false", "run.name=a")
-    assert plait_project("train", *run, "precision.optimizer=8bit", ranks=1).code == 0
-    done = plait_project("train", *run, "train.steps=3")
+    more = ("train.local_batch_size=1", "validation.interval=0", "metrics.tensorboard=false", "run.name=a")
+    assert plait_project("train", *run, *more, "precision.optimizer=8bit", ranks=1).code == 0
+    done = plait_project("train", *run, *more, "train.steps=3")
     assert (done.code, done.error.key, done.error.fits) == (1, "precision.optimizer", ("8bit",)), done.err
-    again = plait_project("train", *run, "precision.optimizer=8bit", "train.steps=3", ranks=1)
+    again = plait_project("train", *run, *more, "precision.optimizer=8bit", "train.steps=3", ranks=1)
     assert again.code == 0, again.err
     assert [row["step"] for row in plait_project.rows("a")] == [1, 2, 3]

@@ -1,6 +1,6 @@
 """Schedule-free AdamW: the formulas of the paper, weights that are a mean between steps, the same in every layout."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def skipped_and_not(strategies):
     it was."""
     trial = Trial("llama3", steps=3, trains_with=NODE)
     applied = trial.apply(strategies)
-    optimizer = applied.optimizer(trial.optimizer)
+    optimizer: Any = applied.optimizer(trial.optimizer)
     seen = []
     begin = optimizer.begin
     optimizer.begin = lambda: (begin(), seen.append(copies(applied)))
