@@ -44,7 +44,8 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "Plugins": "plait.host:plugins",
     "Commands": "plait.host:Parser plait.host:whole plait.host:one_of plait.host:overrides_of "
     "plait.host:one_line plait.host:explained",
-    "plait.testing": "Trial TrialResult train take_step forward_backward share batch documents full whole unequal "
+    "plait.testing": "compare Comparison Parallel Share random_tokens RandomTokens Report "
+    "Trial TrialResult train take_step forward_backward share batch documents full whole unequal "
     "worst_gradient apart assert_same Layout Collective Counting raises_about is_about",
 }
 SHOWN = {

@@ -4,6 +4,13 @@ from plait_testing.count import Collective as Collective
 from plait_testing.count import Counting as Counting
 from plait_testing.errors import is_about as is_about
 from plait_testing.errors import raises_about as raises_about
+from plait_testing.foreign.batches import RandomTokens as RandomTokens
+from plait_testing.foreign.batches import random_tokens as random_tokens
+from plait_testing.foreign.compare import compare as compare
+from plait_testing.foreign.report import Report as Report
+from plait_testing.foreign.subject import Comparison as Comparison
+from plait_testing.foreign.subject import Parallel as Parallel
+from plait_testing.foreign.subject import Share as Share
 from plait_testing.model_suite import ModelSuite as ModelSuite
 from plait_testing.optimizer_suite import OptimizerSuite as OptimizerSuite
 from plait_testing.parity import apart as apart

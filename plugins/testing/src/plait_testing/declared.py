@@ -16,13 +16,13 @@ from torch import Tensor
 
 from plait import IGNORE, Applied, Config, PlaitError
 from plait.host import Checked, check, make_optimizer
-from plait_testing.parity import BOUNDS, FAINT, FLOOR, apart, common_factor, gradient_errors, untrained
+from plait_testing.finding import GRADIENT, LOSS, Finding, bitwise, gradients_apart, numbers_apart
+from plait_testing.parity import FAINT, untrained
 from plait_testing.touched import touched
 from plait_testing.trial import Trial, TrialResult, train
 from plait_testing.widened import Widened
 
 STEPS = 3
-GRADIENT, LOSS = BOUNDS["float64"]
 FIRST, LAST = "gradients, step 1", f"gradients, step {STEPS}"
 LOSSES, NORMS = f"losses of {STEPS} steps", f"norms of {STEPS} steps"
 EXACT = "exact training"
@@ -66,38 +66,6 @@ class OfRun(Trial):
         return check(attrs.evolve(self.config, strategy=dict(strategies)), dist.get_world_size())
 
 
-@attrs.frozen
-class Finding:
-    """One comparison with one process, over all ranks.
-
-    what: a name from above. error: the largest, and `at` which parameter or step. wrong: parameter -> its error, if
-    above the bound. count: how many were compared. skipped: the reason for not comparing. factor: what all gradients
-    are multiplied with, if it is one number other than 1. untrained: parameters whose gradients are zero in both, in
-    all steps; unseen: the strategies that change only such.
-    """
-
-    what: str
-    bound: float
-    error: float = 0.0
-    at: str = ""
-    wrong: Mapping[str, float] = attrs.Factory(dict)
-    count: int = 0
-    skipped: str = ""
-    factor: float | None = None
-    untrained: tuple[str, ...] = ()
-    unseen: tuple[str, ...] = ()
-
-    @property
-    def fine(self) -> bool:
-        return self.error <= self.bound
-
-    def joined(self, other: "Finding") -> "Finding":
-        """For everything the worse of two ranks' results."""
-        names = self.wrong.keys() | other.wrong.keys()
-        wrong = {name: max(self.wrong.get(name, 0.0), other.wrong.get(name, 0.0)) for name in names}
-        return attrs.evolve(self if self.error >= other.error else other, wrong=wrong)
-
-
 def reference(
     trial: OfRun, strategies: Mapping[str, Any], folder: Path, exact: Mapping[str, Any] | None = None
 ) -> float:
@@ -109,7 +77,7 @@ def reference(
     Raises PlaitError if there is nothing to compare with: values that are random or not finite; and if the run's
     optimizer, with which none of this trains, would ignore its schedule, or keeps what no checkpoint holds.
     """
-    with _noted(folder):
+    with noted(folder):
         start = time.monotonic()
         applied, config = trial.apply(strategies), trial.config
         schedule, saved = config.schedule, config.checkpoint.enabled
@@ -146,19 +114,19 @@ def compare(
 
     distance: how far gradients may be from those of exact training, if `reference` wrote them.
     """
-    with _noted(folder):
+    with noted(folder):
         result = train(trial, strategies)
         expected = TrialResult(**torch.load(folder / "reference.pt", mmap=True, weights_only=True))
         model = trial.checked(strategies).assembly.model
         saved = set(model.state_dict())
         found = [
-            _bitwise(INITIAL, result.initial, expected.initial),
-            _gradients(FIRST, result.gradients, expected.gradients, GRADIENT),
-            _steps(LOSSES, result.losses, expected.losses),
-            _steps(NORMS, result.norms, expected.norms),
+            bitwise(INITIAL, result.initial, expected.initial),
+            gradients_apart(FIRST, result.gradients, expected.gradients, GRADIENT),
+            numbers_apart(LOSSES, result.losses, expected.losses),
+            numbers_apart(NORMS, result.norms, expected.norms),
         ]
         if all(finding.fine for finding in found):
-            found.append(_gradients(LAST, result.last, expected.last, LOSS))
+            found.append(gradients_apart(LAST, result.last, expected.last, LOSS))
         else:
             found.append(Finding(LAST, LOSS, skipped="not compared: they come after something wrong"))
         trains = {name for name, p in model.named_parameters() if p.requires_grad}
@@ -167,9 +135,9 @@ def compare(
             found[1] = attrs.evolve(found[1], untrained=tuple(never), unseen=unseen)
         if (file := folder / "exact.pt").exists():
             exact = torch.load(file, mmap=True, weights_only=True)
-            found.insert(2, _gradients(EXACT, result.gradients, exact, distance, FAINT))
+            found.insert(2, gradients_apart(EXACT, result.gradients, exact, distance, FAINT))
         mine, theirs = ({k: b for k, b in t.buffers.items() if k in saved} for t in (result, expected))
-        return [*found, *([_bitwise(BUFFERS, mine, theirs)] if theirs else [])], result.placements
+        return [*found, *([bitwise(BUFFERS, mine, theirs)] if theirs else [])], result.placements
 
 
 def _unseen(trial: OfRun, strategies: Mapping[str, Any], trains: set[str], never: set[str]) -> tuple[str, ...]:
@@ -230,63 +198,21 @@ def meaning(findings: list[Finding], documents: bool) -> list[str]:
     return said
 
 
-def _bitwise(what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Finding:
-    errors = dict.fromkeys(tensors.keys() ^ expected.keys(), math.inf)
-    for name in tensors.keys() & expected.keys():
-        a, b = tensors[name], expected[name]
-        if a.shape != b.shape or a.dtype != b.dtype:
-            errors[name] = math.inf
-        else:
-            error = 0.0 if torch.equal(a, b) else float((a.double() - b.double()).abs().max())
-            errors[name] = math.inf if math.isnan(error) else error
-    return _worst(what, errors, 0.0)
-
-
-def _gradients(
-    what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], bound: float, floor: float = FLOOR
-) -> Finding:
-    both = [dict(expected), dict(tensors)]
-    for name in expected.keys() ^ tensors.keys():  # None is the same as zero
-        for each, other in (both, both[::-1]):
-            if name not in each:
-                each[name] = torch.zeros_like(other[name])
-    result, reference = (TrialResult({}, gradients, [], [], {}) for gradients in both[::-1])
-    return attrs.evolve(
-        _worst(what, gradient_errors(result, reference, floor), bound),
-        factor=common_factor(result, reference, max(1e-3, bound / 5)),
-    )
-
-
-def _steps(what: str, numbers: list[float], expected: list[float]) -> Finding:
-    error, step = apart(numbers, expected)
-    return Finding(what, LOSS, error, f"step {step}" if error <= LOSS else _first(numbers, expected), count=STEPS)
-
-
-def _first(numbers: list[float], expected: list[float]) -> str:
-    """The first wrong step: later steps start from other parameters."""
-    steps = range(1, len(expected) + 1)
-    return next(f"step {i}" for i in steps if apart(numbers[i - 1 : i], expected[i - 1 : i])[0] > LOSS)
-
-
-def _worst(what: str, errors: dict[str, float], bound: float) -> Finding:
-    at = max(errors, key=errors.__getitem__)
-    wrong = {name: error for name, error in errors.items() if not error <= bound}
-    return Finding(what, bound, errors[at], at, wrong, len(errors))
-
-
 @attrs.frozen
 class Failed:
-    """What one rank raised. when: time of day. ours: whether it is already a sentence for the user."""
+    """What one rank raised. when: time of day. ours: whether it is already a sentence for the user. key: what it is
+    about, if that is known."""
 
     when: float
     rank: int
     ours: bool
     sentence: str
     text: str
+    key: str | None = None
 
 
 @contextlib.contextmanager
-def _noted(folder: Path) -> Iterator[None]:
+def noted(folder: Path) -> Iterator[None]:
     """Write the error to `folder`: other ranks may fail after this one, and because of it."""
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns of what is slow, not wrong
     try:
@@ -295,7 +221,7 @@ def _noted(folder: Path) -> Iterator[None]:
         rank = dist.get_rank()
         ours, said = isinstance(error, PlaitError), "; ".join([str(error), *getattr(error, "__notes__", ())])
         sentence = said if ours else f"{type(error).__name__}: {said}"
-        note = Failed(time.time(), rank, ours, sentence, traceback.format_exc())
+        note = Failed(time.time(), rank, ours, sentence, traceback.format_exc(), getattr(error, "key", None))
         torch.save(attrs.asdict(note), folder / f"failed-{rank}.pt")
         raise
 

@@ -2,8 +2,8 @@
 
 Needs `torch.utils._python_dispatch`, `torch.utils._pytree`, `_schema` of operators, `UntypedStorage._cdata`,
 `_world.pg_map` (all process groups), `torch.distributed._functional_collectives`, the tables of hooks of modules,
-tensors and optimizers, `_len_torch_function_stack`, and `reset` of `torch._dynamo`, in torch 2.11 to 2.13. Tests:
-plugins/testing/tests/test_torch_internals.py.
+tensors and optimizers, `_len_torch_function_stack`, `reset` of `torch._dynamo`, and handles of FSDP1's flat parameters,
+in torch 2.11 to 2.13. Tests: plugins/testing/tests/test_torch_internals.py and test_foreign.py.
 """
 
 import importlib
@@ -18,6 +18,7 @@ __all__ = [
     "PRELOADED",
     "TorchDispatchMode",
     "all_groups",
+    "flat_gradients",
     "forget_compiled",
     "functional_collectives",
     "global_hooks",
@@ -96,3 +97,29 @@ def forget_compiled() -> None:
     """Forget all compiled code, if there can be any."""
     if COMPILER in sys.modules:
         sys.modules[COMPILER].reset()
+
+
+def flat_gradients(model: Any) -> dict[str, Any] | None:
+    """FQN -> the whole gradient of each parameter that FSDP1 keeps in flat ones, or that none keeps. None: it keeps the
+    original parameters, whose gradients `summon_full_params(with_grads=True)` gathers. Collective."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    found = {}
+    for prefix, module in model.named_modules():
+        if not isinstance(module, FullyShardedDataParallel) or module._handle is None:
+            continue
+        if module._handle._use_orig_params:
+            return None
+        flat, group = module._handle.flat_param, module.process_group
+        shard = torch.zeros_like(flat._local_shard) if flat.grad is None else flat.grad
+        whole = shard.new_empty(shard.numel() * dist.get_world_size(group))
+        dist.all_gather_into_tensor(whole, shard.contiguous(), group=group)
+        sizes, padding = flat._numels_with_padding, flat._is_padding_mask
+        pieces = whole[: sum(sizes)].split(list(sizes))
+        kept = [piece for piece, padded in zip(pieces, padding, strict=True) if not padded]
+        for fqn, shape, piece in zip(flat._fqns, flat._shapes, kept, strict=True):
+            found[f"{prefix}.{fqn}" if prefix else fqn] = piece.view(shape)
+    flats = [(name, p) for name, p in model.named_parameters() if "_flat_param" not in name and p.grad is not None]
+    return found | {name: p.grad for name, p in flats}

@@ -8,15 +8,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from plait import PlaitError
+from plait_testing.foreign import command
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from plait import Config, ModelSpec
     from plait.host import Assembly, Checked, Parser
-    from plait_testing.declared import Finding
+    from plait_testing.finding import Finding
 
-help = "check that a model under strategies computes what one process does"
+help = "check that a model under strategies, or any parallel PyTorch code, computes what one process does"
 LARGEST = 100_000_000  # parameters; above that, minutes become hours
 SHOWN = 10
 HERE: dict[str, Any] = {"device": "cpu", "nnodes": 1, "nproc_per_node": "auto"}
@@ -27,13 +28,18 @@ def arguments(parser: "Parser") -> None:
 Checks that a model's spec is correct. For the overrides of `plait train` it takes three steps on random tokens, in
 one process and then on N processes under the strategies, and compares initial parameters, the gradient of every
 parameter, losses and norms. All of it runs in float64 on this machine's processor: use a small size of the model.
-Shows what is wrong and the usual causes. Exit code: 0 if everything agrees, 1 if not."""
+Shows what is wrong and the usual causes. Exit code: 0 if everything agrees, 1 if not.
+
+With FILE.py::function, or module:function, it compares parallel code of any framework, which the function describes by
+a plait.testing.Comparison (docs/verify-any-code.md). Exit code 2: it could not be compared."""
     parser.take_overrides()
     parser.take_world(least=2, default="the fewest with which each of the strategies' axes has more than one")
+    command.arguments(parser)
     parser.epilog = """\
 Needs cloudpickle: pip install 'plait-testing[testing]'.
 
-Example: plait verify model=mine model.n_layers=2 train.seq_len=64 'strategy=[NAME]'"""
+Example: plait verify model=mine model.n_layers=2 train.seq_len=64 'strategy=[NAME]'
+Example: plait verify mine.py::tensor_parallel --sarif found.sarif"""
 
 
 def run(args: "Namespace") -> int:
@@ -45,6 +51,8 @@ def run(args: "Namespace") -> int:
         raise PlaitError(
             "plait verify needs cloudpickle, which is not installed: pip install 'plait-testing[testing]'"
         ) from None
+    if (code := command.run(args)) is not None:
+        return code
     return verify(compose(overrides_of(args)), args.world)
 
 

@@ -1,0 +1,190 @@
+"""`plait.testing.compare`: runs a comparison on ranks that it starts, and says what is wrong."""
+
+import contextlib
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from plait import PlaitError
+from plait.host import Scratch, check_ranks
+from plait_testing.declared import failed, noted
+from plait_testing.finding import Finding
+from plait_testing.foreign import asked, guesses
+from plait_testing.foreign.asked import PLAIN, Answer
+from plait_testing.foreign.bisected import Diverged, Looking, first_apart
+from plait_testing.foreign.causes import Cause, cause
+from plait_testing.foreign.report import First, Report
+from plait_testing.foreign.rounding import Bounds
+from plait_testing.foreign.runs import Ran, Variant, run
+from plait_testing.foreign.subject import Comparison
+from plait_testing.pool import Pool, RankError
+
+PATIENCE = 300.0  # seconds of the ranks in one question, and 20 times what one process took
+UNCLEAR = ("other", "scaled", "part", "parts scaled", "copies differ", "not summed, scaled")  # guessed at once more
+PLAINLY = 1e-6  # two gradients that are this near are one
+
+
+def compare(comparison: Comparison, pool: Pool | None = None) -> Report:
+    """Compare parallel code with one process, on ranks over gloo on this machine's processor.
+
+    pool: ranks to run on; None: they are started, and ended. In a script call it below `if __name__ == "__main__":`.
+    Raises PlaitError if there is nothing to compare: one process fails, or the two sides have other parameters.
+    """
+    check_ranks(comparison.world, "cpu")
+    with contextlib.ExitStack() as stack:
+        folder: Path = stack.enter_context(Scratch())
+        if pool is None:
+            pool = Pool(comparison.world)
+            stack.callback(pool.close)
+        return _Compared(comparison, pool, folder).report()
+
+
+class _Compared:
+    def __init__(self, comparison: Comparison, pool: Pool, folder: Path) -> None:
+        self.comparison, self.pool, self.folder = comparison, pool, folder
+        self.variants, self.skipped = asked.variants(comparison)
+        self.ranks: dict[str, list[Ran]] = {}
+
+    def report(self) -> Report:
+        started = time.monotonic()
+        about = self._call(_one_process, self.comparison, self.variants, self.folder, world=1)
+        if isinstance(about, str):
+            raise PlaitError(f"one process fails: {about}")
+        alone = time.monotonic() - started
+        self.one: dict[str, Ran]
+        self.bounds: dict[str, Bounds]
+        self.one, self.bounds = torch.load(self.folder / "one.pt", weights_only=False)
+        answers = [*self.skipped]
+        for variant in self.variants:
+            answers += self._answers(variant, PATIENCE + 20 * alone)
+        found = {answer.key: answer for answer in answers}
+        first = self._first(found)
+        forward = None if found["loss"].fine or PLAIN not in self.ranks else self._forward()
+        both = (alone, time.monotonic() - started - alone)
+        return Report(self.comparison, about["model"], about["parameters"], answers, first, forward, both)
+
+    def _call(self, fn: Any, *args: Any, world: int, timeout: float = PATIENCE) -> Any:
+        """What the first rank answers; a str: what the code under test raised. Raises its PlaitErrors."""
+        for file in self.folder.glob("failed-*.pt"):
+            file.unlink()
+        try:
+            return self.pool.run(fn, *args, world=world, timeout=timeout)[0]
+        except RankError as error:
+            note = failed(self.folder)
+            if note is None:
+                return str(error).splitlines()[0]
+            if note.ours:
+                about = PlaitError(note.sentence)
+                raise (about.at(note.key) if note.key else about) from None
+            return f"{note.sentence} (rank {note.rank}, {_where(note.text)})"
+
+    def _answers(self, variant: Variant, patience: float) -> list[Answer]:
+        done = self._call(
+            _on_ranks, self.comparison, variant, self.folder, world=self.comparison.world, timeout=patience
+        )
+        if isinstance(done, str):
+            if variant.key != PLAIN:
+                return [Answer(variant.key, raised=done)]
+            raise PlaitError(f"the ranks fail: {done}")
+        files = [self.folder / f"{variant.key}-{rank}.pt" for rank in range(self.comparison.world)]
+        self.ranks[variant.key] = [torch.load(file, weights_only=False) for file in files]
+        return asked.answers(
+            self.comparison, variant, self.one[variant.key], self.ranks[variant.key], self.bounds[variant.key]
+        )
+
+    def _first(self, found: Mapping[str, Answer]) -> First | None:
+        for variant in self.variants:
+            key = "gradients" if variant.key == PLAIN else variant.key
+            answer = found.get(key)
+            if answer is not None and (finding := answer.finding) is not None and not finding.fine and finding.wrong:
+                return self._first_of(key, variant, finding)
+        return None
+
+    def _first_of(self, key: str, variant: Variant, finding: Finding) -> First:
+        one, ranks = self.one[variant.key], self.ranks[variant.key]
+        expected = asked.ordered(one)
+        names = [name for name in (*expected, *finding.wrong) if name in finding.wrong]
+        within = max(PLAINLY, 3 * finding.bound if self.comparison.dtype != "float64" else 0.0)
+        gradients = [ran.gradients for ran in ranks]
+        found = cause(self.comparison, names[0], gradients, expected, within)
+        if found.kind in UNCLEAR:
+            found = self._guessed(variant, gradients, within) or found
+        lies = ranks[0].lies.get(names[0], "unknown")
+        count = (len(finding.wrong), finding.count)
+        return First(
+            key, names[0], finding.wrong[names[0]], finding.bound, lies, found, count, list(dict.fromkeys(names))[-1]
+        )
+
+    def _guessed(self, variant: Variant, ranks: Sequence[Mapping[str, Tensor]], within: float) -> Cause | None:
+        done = self._call(_guess, self.comparison, variant, self.folder, world=1)
+        if isinstance(done, str):
+            return None
+        found = torch.load(self.folder / "guesses.pt", weights_only=False)
+        if (match := guesses.matching(found, ranks, within)) is None:
+            return None
+        guess, factor = match
+        return Cause(guess.kind, guess.sentence, factor=factor)
+
+    def _forward(self) -> Diverged | None:
+        done = self._call(_look, self.comparison, self.folder, False, world=1)
+        if isinstance(done, str) or isinstance(
+            self._call(_look, self.comparison, self.folder, True, world=self.comparison.world), str
+        ):
+            return None
+        one = torch.load(self.folder / "forward.pt", weights_only=False)
+        files = [self.folder / f"forward-{rank}.pt" for rank in range(self.comparison.world)]
+        ranks = [torch.load(file, weights_only=False)[0] for file in files]
+        bound = self.bounds[PLAIN].loss if self.comparison.dtype == "float64" else 0.1
+        return first_apart(self.comparison, one[0], one[1], ranks, bound)
+
+
+@contextlib.contextmanager
+def _quiet(folder: Path) -> Iterator[None]:
+    """Errors are noted in `folder`. What libraries warn of is left out: it comes from every rank, in every question."""
+    with noted(folder), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _one_process(comparison: Comparison, variants: Sequence[Variant], folder: Path) -> dict[str, Any]:
+    with _quiet(folder):
+        return {"model": type(comparison.build()).__name__, **asked.one_process(comparison, variants, folder)}
+
+
+def _on_ranks(comparison: Comparison, variant: Variant, folder: Path) -> None:
+    with _quiet(folder):
+        asked.on_ranks(comparison, variant, folder)
+
+
+def _guess(comparison: Comparison, variant: Variant, folder: Path) -> None:
+    with _quiet(folder):
+        values = torch.load(folder / "initial.pt", weights_only=True)
+        torch.save(guesses.guesses(comparison, variant, values), folder / "guesses.pt")
+
+
+def _look(comparison: Comparison, folder: Path, ranks: bool) -> None:
+    import torch.distributed as dist
+
+    with _quiet(folder):
+        looking = Looking()
+        values = torch.load(folder / "initial.pt", weights_only=True)
+        if not ranks and comparison.dtype != "float64":
+            comparison = attrs.evolve(comparison, dtype="float64")
+            values = {name: value.double() for name, value in values.items()}
+        run(comparison, Variant(PLAIN), values, ranks=ranks, look=looking.look)
+        name = f"forward-{dist.get_rank()}.pt" if ranks else "forward.pt"
+        torch.save((looking.outputs, looking.kinds), folder / name)
+
+
+def _where(traceback: str) -> str:
+    """The last line of the traceback that names a file, shortened."""
+    lines = [line.strip() for line in traceback.splitlines() if line.strip().startswith("File ")]
+    own = [line for line in lines if "plait_testing" not in line]
+    said = (own or lines or ["an unknown place"])[-1]
+    return said.replace("File ", "").replace('"', "").replace(", line ", ":").partition(", in ")[0]

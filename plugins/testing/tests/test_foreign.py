@@ -1,0 +1,214 @@
+"""`plait.testing.compare`: right code of plain torch agrees, and a mistake is named with its parameter and kind."""
+
+import attrs
+import pytest
+import torch
+from torch import nn
+
+from plait import whole_tensor
+from plait.testing import Parallel, compare, raises_about
+from tests.helpers import foreign
+from tests.helpers.foreign import RIGHT, comparison, right
+
+FEW = dict.fromkeys(("saved", "steps", "accumulation", "recomputation", "documents", "frozen"), "asked elsewhere")
+
+
+def found(report):
+    return {answer.key: answer.status for answer in report.answers}
+
+
+def test_fsdp2_agrees(plait_ranks):
+    report = compare(right("fsdp2", off={k: v for k, v in FEW.items() if k != "saved"}), plait_ranks)
+    assert report.agrees, report.text()
+    asked = {key for key, status in found(report).items() if status == "ok"}
+    assert asked == {"initial", "loss", "gradients", "norm", "saved", "unequal"}
+    assert "asked elsewhere" in report.text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_code_agrees(plait_ranks, name, dtype):
+    report = compare(right(name, dtype=dtype), plait_ranks)
+    assert report.agrees, report.text()
+    assert sum(status == "ok" for status in found(report).values()) >= 9, report.text()
+
+
+def unsummed(model, mesh):
+    """A norm's weight inside of what tensor ranks divide: each has the gradient of its part."""
+    foreign.tensor_parallel(model, mesh)
+    for block in model.blocks:
+        block.norm.weight.register_hook(lambda g: g * (mesh.get_rank() == 0))
+    return model
+
+
+def twice(model, mesh):
+    return Parallel(foreign.replicated(model, mesh), backward=lambda loss: (loss / 2).backward())
+
+
+def alone(model, mesh):
+    return model
+
+
+def dead(model, mesh):
+    model.tokens.register_forward_hook(lambda module, args, output: output.detach())
+    return foreign.replicated(model, mesh)
+
+
+def louder(model, mesh):
+    foreign.tensor_parallel(model, mesh)
+    model.blocks[1].down.register_forward_hook(lambda module, args, output: output * 1.5)
+    return model
+
+
+def too_long(model, mesh):
+    made = foreign.sharded(model, mesh)
+    clip = nn.utils.clip_grad_norm_
+    return Parallel(made, clip=lambda largest: 2 * whole_tensor(clip(made.parameters(), largest)))
+
+
+def forgets(model, mesh):
+    """What is saved is not what is loaded: one weight stays as it was."""
+    made = foreign.sharded(model, mesh)
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1, momentum=0.9)
+    kept = {}
+
+    def save(folder):
+        torch.save({n: p.to_local() for n, p in made.named_parameters()}, f"{folder}-{mesh.get_rank()}.pt")
+
+    def load(folder):
+        kept.update(torch.load(f"{folder}-{mesh.get_rank()}.pt"))
+        with torch.no_grad():
+            for name, param in made.named_parameters():
+                if name != "norm.weight":
+                    param.to_local().copy_(kept[name])
+
+    return Parallel(made, optimizer=optimizer, save=save, load=load)
+
+
+def shifted_late(model, batch):
+    """Each sequence rank shifts its own part of the labels, and borders are lost."""
+    labels = batch["labels"].clone()
+    if batch.ranks > 1:
+        labels[:, labels.shape[1] // 2 - 1] = -100
+    return foreign.loss(model, type(batch)({**batch, "labels": labels}, batch.total, batch.ranks, batch.parts))
+
+
+# mistake -> (parallelize, mesh, changes, question, first wrong parameter, kind, axis)
+WRONG = {
+    "not summed over tp": (unsummed, {"tp": 2}, {}, "gradients", "blocks.0.norm.weight", "not summed", "tp"),
+    "divided by dp twice": (twice, {"dp": 2}, {}, "gradients", "tokens.weight", "divided", "dp"),
+    "not averaged over dp": (alone, {"dp": 2}, {}, "gradients", "tokens.weight", "not summed", "dp"),
+    "dead": (dead, {"dp": 2}, {}, "gradients", "tokens.weight", "dead", ""),
+    "own counts": (
+        *(foreign.replicated, {"dp": 2}, {"loss": foreign.own_mean}),
+        *("unequal", "tokens.weight", "own counts", ""),
+    ),
+    "labels shifted after the split": (
+        *(foreign.replicated, {"dp": 2}, {"loss": shifted_late}),
+        *("gradients", "tokens.weight", "labels shifted after the split", ""),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [each if each.startswith("not summed") else pytest.param(each, marks=pytest.mark.slow) for each in WRONG]
+)
+def test_a_mistake_is_named(plait_ranks, name):
+    parallelize, mesh, changes, question, parameter, kind, axis = WRONG[name]
+    report = compare(comparison(parallelize, mesh, off=FEW, **changes), plait_ranks)
+    assert report.exit_code == 1
+    first = report.first
+    assert (first.question, first.parameter, first.cause.kind, first.cause.axis) == (question, parameter, kind, axis)
+    assert parameter in report.text()
+    assert first.cause.sentence in report.text()
+
+
+@pytest.mark.slow
+def test_where_activations_first_differ(plait_ranks):
+    report = compare(comparison(louder, {"tp": 2}, off=FEW), plait_ranks)
+    assert (report.forward.module, report.forward.before) == ("blocks.1.down", "blocks.1.up")
+    assert found(report)["loss"] == "wrong"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parallelize", "question"), [(too_long, "norm"), (forgets, "saved")], ids=["a norm", "a weight that is not loaded"]
+)
+def test_what_no_gradient_shows(plait_ranks, parallelize, question):
+    off = {key: reason for key, reason in FEW.items() if key != "saved"}
+    report = compare(comparison(parallelize, {"dp": 2}, off=off), plait_ranks)
+    assert [key for key, status in found(report).items() if status == "wrong"] == [question], report.text()
+
+
+def local(model, mesh):
+    """Tensor parallelism by hand: plain tensors, of which each rank holds a part."""
+    group, size, rank = mesh["tp"].get_group(), mesh["tp"].size(), mesh["tp"].get_local_rank()
+
+    class Summed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            x = x.clone()
+            torch.distributed.all_reduce(x, group=group)
+            return x
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    class Copied(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            grad = grad.clone()
+            torch.distributed.all_reduce(grad, group=group)
+            return grad
+
+    for block in model.blocks:
+        for linear, dim in ((block.up, 0), (block.down, 1)):
+            linear.weight = nn.Parameter(linear.weight.detach().chunk(size, dim)[rank].clone())
+        block.up.bias = nn.Parameter(block.up.bias.detach().chunk(size)[rank].clone())
+        block.up.register_forward_pre_hook(lambda module, args: Copied.apply(args[0]))
+        block.down.register_forward_hook(lambda module, args, output: Summed.apply(output))
+    shards = {"*.up.*": (0, "tp"), "*.down.weight": (1, "tp")}
+    return Parallel(model, shards=shards)
+
+
+@pytest.mark.slow
+def test_a_mapping_of_plain_tensors(plait_ranks):
+    off = {key: reason for key, reason in FEW.items() if key in ("saved", "steps")}
+    report = compare(comparison(local, {"tp": 2}, off={**off, "norm": "by hand"}), plait_ranks)
+    assert report.agrees, report.text()
+    assert sum(status == "ok" for status in found(report).values()) == 8
+
+
+def renamed(model, mesh):
+    made = nn.Module()
+    made.inner, made.forward = model, model.forward
+    return made
+
+
+def test_other_names_are_refused(plait_ranks):
+    with raises_about("names"):
+        compare(comparison(renamed, {"dp": 2}, off=FEW), plait_ranks)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fits"),
+    [
+        ("mesh", {"tp": 1}, "two ranks"),
+        ("mesh", {"tp": "2"}, "two ranks"),
+        ("losses", "max", "'sum'"),
+        ("dtype", "float16", "'bfloat16'"),
+        ("off.norms", "x", ["norm"]),
+        ("off.norm", "", "reason"),
+        ("data", "cp", "tp"),
+    ],
+)
+def test_what_does_not_fit_is_refused(key, value, fits):
+    given = {"off": {key[4:]: value}} if key.startswith("off.") else {key: (value,) if key == "data" else value}
+    with raises_about(key, value, fits):
+        attrs.evolve(comparison(alone, {"tp": 2}), **given)
