@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import torch
 
+from plait.check.ramp import check_ramp
 from plait.check.before_torch import check_copies, check_rate
 from plait.check.checked import Checked
 from plait.check.elastic import machine_counts
@@ -145,6 +146,8 @@ def _check(
     _check_model(config, model, run.spec)
     accumulation(config, layout.count("batch"))
     source = build_source(config.data)
+    if config.train.ramp:
+        check_ramp(config, layout.count("batch"), source.indexable)
     if not source.indexable and run.resumed_batch is None:
         _check_parts(run, most, layout.count("batch"))
     with blaming_source(source, "check"):

@@ -30,6 +30,7 @@ class Ahead(Batches):
         self.epoch = getattr(batches, "epoch", None)  # strangers' may lack what follows
         self.texts = getattr(batches, "texts", 0)
         self.sources, self.validation_sets = (getattr(batches, name, ()) for name in ("sources", "validation_sets"))
+        self.ramp = getattr(batches, "ramp", None)
         self._batches, self._state = batches, copy.deepcopy(batches.state_dict())
         self._next: tuple[int, Future[Any]] | None = None  # the sample that it begins with, and what the thread reads
         self._calls: Calls = queue.SimpleQueue()
@@ -48,9 +49,13 @@ class Ahead(Batches):
             reading = self._ask(_take, self._batches, first)
         batch, self._state = reading.result()
         if not last:
-            following = first + self.global_batch_size
+            following = self.after(first, 1)
             self._next = following, self._ask(_take, self._batches, following)
         return batch
+
+    def after(self, samples: int, steps: int) -> int:
+        """How many samples are taken when `steps` more steps follow `samples`."""
+        return self.ramp.after(samples, steps) if self.ramp else samples + steps * self.global_batch_size
 
     def passes(self, samples: int) -> dict[str, float]:
         own: Callable[[int], dict[str, float]] = getattr(self._batches, "passes", super().passes)
@@ -59,7 +64,7 @@ class Ahead(Batches):
     def said_of_epochs(self, samples: int, step: int, steps: int) -> str:
         """The length of an epoch in steps, and the number of epochs in the whole run, of each source of a mixture too,
         in one line; "" if no length is known. samples: what the run has taken in `step` of its `steps`."""
-        whole = self.passes(samples + (steps - step) * self.global_batch_size)
+        whole = self.passes(self.after(samples, steps - step))
         epoch = f"an epoch is {_about(self.epoch / self.global_batch_size, 'step')}; " if self.epoch else ""
         passes = [
             _about(count, "epoch") + f" of {name.removeprefix('epoch/')}" * (name != "epoch")

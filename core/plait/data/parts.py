@@ -18,6 +18,15 @@ def open_batches(source: Any, train: Train, global_batch_size: int, dp: tuple[in
     batch is available at any time)."""
     shape = {"seq_len": train.seq_len, "global_batch_size": global_batch_size}
     opens = functools.partial(source.open, seed=train.seed, **shape)
+    if train.ramp:
+        from plait.data.ramp import Ramp  # imported only by runs that need it
+        from plait.data.ramped import Ramped
+
+        def opened(size: int) -> Batches:
+            with blaming_source(source, "open"):
+                return opens(dp=dp, global_batch_size=size)
+
+        return Ramped(opened, Ramp.of(train, global_batch_size)), 0
     parts = 0 if source.indexable else train.data_parts or dp[1]
     with blaming_source(source, "open"):
         return InParts(lambda part: opens(dp=part), parts, dp=dp, **shape) if parts else opens(dp=dp), parts

@@ -17,8 +17,12 @@ from plait.system.signals import ASKING
 
 def add_observers(trainer: Any) -> None:
     """Of a run with a mixture of sources, or with a loss of sequences."""
-    loss = trainer.applied.loss
+    loss, ramp = trainer.applied.loss, trainer.config.train.ramp
     if hasattr(loss, "units"):
+        if ramp:
+            raise PlaitError(
+                f"train.ramp: loss={loss.name} learns from whole rows, in batches of one size: set train.ramp=null"
+            ).at("train.ramp", ramp, (None,))
         if not trainer.batches.texts:
             raise PlaitError(f"loss={loss.name} learns from {loss.made.learns}, but the data give none").at("data")
         trainer.watch.all.append(Columns(trainer))

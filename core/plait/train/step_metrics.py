@@ -66,13 +66,12 @@ def worked_seconds() -> float:
 class RunFacts:
     """What the metrics of all steps of a run are computed with.
 
-    tokens: of a step, over all ranks. flops: operations per token. peak: operations per second of a device; None: not
+    flops: length of a row -> operations per token; None: not known. peak: operations per second of a device; None: not
     known. where_to_go_on: tells the user what to start from after a loss that is no number.
     """
 
     applied: Applied
-    tokens: int
-    flops: int | None
+    flops: Callable[[int], int] | None
     peak: float | None
     where_to_go_on: Callable[[], str]
 
@@ -81,12 +80,19 @@ class StepMetrics:
     """The metrics of a step whose values are not on the host yet: they are read one step later, so no step waits."""
 
     def __init__(
-        self, run: RunFacts, done: Stepped, tokens: int, lr: float, lap: Callable[[], float], took: tuple[float, float]
+        self,
+        run: RunFacts,
+        done: Stepped,
+        tokens: int,
+        taken: tuple[int, int],
+        lr: float,
+        lap: Callable[[], float],
+        took: tuple[float, float],
     ) -> None:
-        """tokens: of all steps so far. lap: as `Laps.end` returns it. took: seconds of waiting for the batch, and those
+        """tokens: of all steps so far. taken: tokens of this one, over all ranks; tokens of a row. lap: as `Laps.end` returns it. took: seconds of waiting for the batch, and those
         in which this rank waited for no other."""
         self.run, self.lr = run, lr
-        self.step, self.tokens = run.applied.steps, tokens
+        self.step, self.tokens, self.taken = run.applied.steps, tokens, taken
         self.data_seconds, worked = took
         self.extra: Row = {}
         self._skipped = done.skipped
@@ -131,8 +137,9 @@ class StepMetrics:
     def row(self) -> Row:
         """The line of metrics.jsonl."""
         loss, run = self.check(), self.run
-        speed = run.tokens / self._seconds()
-        mfu = run.flops * speed / (run.peak * dist.get_world_size()) if run.flops and run.peak else None
+        tokens, length = self.taken
+        speed = tokens / self._seconds()
+        mfu = run.flops(length) * speed / (run.peak * dist.get_world_size()) if run.flops and run.peak else None
         return {
             "step": self.step,
             "loss": loss,
