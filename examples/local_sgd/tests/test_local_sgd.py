@@ -11,8 +11,9 @@ from plait_local_sgd import LocalSgd
 from plait_local_sgd.reference import simulate
 from plait_local_sgd.workers import set_to_mean
 
+from plait import Batch
 from plait.host import Saver, Store, load
-from plait.testing import Trial, TrialResult, apart, full, take_step, train, unequal, whole
+from plait.testing import Trial, TrialResult, apart, batch, full, take_step, train, unequal, whole
 
 
 @attrs.frozen
@@ -148,3 +149,28 @@ def test_workers_share_the_batch_and_no_gradients(plait_ranks):
         assert share == (rank, 4)
         assert workers == [rank % 2, rank % 2 + 2]
         assert data == [rank // 2 * 2, rank // 2 * 2 + 1]
+
+
+def skipping(strategies, skipped):
+    """Of each of six steps, whether it changed the same parameters to the same values on all workers."""
+    trial = Trial(steps=6)
+    applied = trial.apply(strategies)
+    optimizer = applied.optimizer(trial.optimizer)
+    together = []
+    for number in range(6):
+        tokens, labels = batch(number)
+        index, count = applied.mesh.rank_and_size("batch")
+        own = Batch(tokens.chunk(count)[index], labels.chunk(count)[index])
+        applied.step(own, optimizer, skip=lambda norm, number=number: number + 1 == skipped)
+        first = next(iter(applied.parameters())).detach().clone()
+        values = [torch.zeros_like(first) for _ in range(count)]
+        dist.all_gather(values, first)
+        together.append(all(torch.equal(value, first) for value in values))
+    return together
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd", "diloco"])
+def test_workers_meet_after_the_next_step_if_one_is_skipped(plait_ranks, strategy):
+    """Every third step, of which the third is skipped."""
+    found = plait_ranks.run(skipping, {strategy: {"every": 3}}, 3, world=2)
+    assert found == [[False, False, False, True, False, True]] * 2

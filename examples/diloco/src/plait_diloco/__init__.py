@@ -44,9 +44,9 @@ class DiLoCo(LocalSgd):
     @hookimpl
     def state(self) -> "dict[str, Tensor]":
         assert self.outer is not None
-        return self.outer.state
+        return self.outer.state | {"met_at": self._met_at()}
 
     @hookimpl
     def after_step(self, model: "nn.Module", optimizer: "torch.optim.Optimizer", mesh: "Mesh", step: int) -> None:
-        if step % self.every == 0 and self.outer is not None:
+        if self.outer is not None and self.due(step):
             self.outer.step(model, mesh["worker"], self.outer_lr, self.outer_momentum)

@@ -12,7 +12,7 @@ from plait import MeshAxis, hookimpl
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
     from plait import Mesh
 
@@ -28,6 +28,8 @@ class LocalSgd:
 
     degree: int = -1
     every: int = attrs.field(default=10, validator=ge(1))
+    met: "Tensor | None" = attrs.field(init=False, default=None)  # the step after which workers met last
+    begun: bool = attrs.field(init=False, default=False)
 
     @hookimpl
     def build_mesh(self) -> list[MeshAxis]:
@@ -48,5 +50,29 @@ class LocalSgd:
     def after_step(self, model: "nn.Module", optimizer: "torch.optim.Optimizer", mesh: "Mesh", step: int) -> None:
         from plait_local_sgd.workers import average
 
-        if step % self.every == 0:
+        if self.due(step):
             average(model, optimizer, mesh["worker"])
+
+    @hookimpl
+    def state(self) -> "dict[str, Tensor]":
+        return {"met_at": self._met_at()}
+
+    def due(self, step: int) -> bool:
+        """Whether workers meet after `step`: once in `every` steps, later if that one was skipped (`train.skip`), for
+        then this is not called."""
+        from plait import is_loaded
+
+        met_at = self._met_at()
+        if not (self.begun or is_loaded(met_at)):
+            met_at.fill_(step - 1)  # a new run, or one of a checkpoint that does not say it
+        self.begun = True
+        if step // self.every > int(met_at) // self.every:
+            met_at.fill_(step)
+        return int(met_at) == step  # also for the further parts of a model that is cut
+
+    def _met_at(self) -> "Tensor":
+        import torch
+
+        if self.met is None:
+            self.met = torch.zeros((), dtype=torch.int64)
+        return self.met
