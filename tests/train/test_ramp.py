@@ -40,8 +40,10 @@ def test_a_cut_batch_has_the_same_tokens_in_order():
     batch = cut(Batch(tokens, tokens + 1, positions, torch.tensor([0, 1, 0])), 4)
     assert batch.tokens.tolist() == tokens.view(6, 4).tolist()
     assert torch.equal(batch.labels, batch.tokens + 1)
-    assert batch.positions is not None and batch.positions[1].tolist() == [4, 5, 6, 7]
-    assert batch.sources is not None and batch.sources.tolist() == [0, 0, 1, 1, 0, 0]
+    assert batch.positions is not None
+    assert batch.sources is not None
+    assert batch.positions[1].tolist() == [4, 5, 6, 7]
+    assert batch.sources.tolist() == [0, 0, 1, 1, 0, 0]
 
 
 def run(config, folder, until):

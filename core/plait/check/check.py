@@ -9,12 +9,12 @@ from typing import Any
 import attrs
 import torch
 
-from plait.check.ramp import check_ramp
 from plait.check.before_torch import check_copies, check_rate
 from plait.check.checked import Checked
 from plait.check.elastic import machine_counts
 from plait.check.epochs import check_epochs
 from plait.check.facts import CORE, code_of
+from plait.check.ramp import check_ramp
 from plait.check.resumed_data import batch_to_keep
 from plait.compose.targets import build_source, target_of
 from plait.contract.config import Config, accumulation

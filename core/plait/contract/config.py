@@ -57,19 +57,6 @@ def _one(_: Any, attribute: attrs.Attribute, value: dict[str, Any]) -> None:
         raise ValueError(f"'{attribute.name}' names {' and '.join(value)}; a run has one")
 
 
-RAMPED = ("global_batch_size", "seq_len")  # what a stage of `train.ramp` may set
-
-
-def _a_ramp(_: Any, attribute: attrs.Attribute, stages: list[dict[str, int]]) -> None:
-    ends = [0, *(stage.get("until", 0) for stage in stages)]
-    known = all(stage.keys() - {"until"} and stage.keys() <= {"until", *RAMPED} for stage in stages)
-    if not known or any(value < 1 for stage in stages for value in stage.values()) or sorted(set(ends)) != ends:
-        raise ValueError(
-            f"'{attribute.name}' must be stages such as {{until: 1000, global_batch_size: 8, seq_len: 512}}, each "
-            f"until a larger number of samples, with one of {' and '.join(RAMPED)} or both: {stages}"
-        )
-
-
 @attrs.frozen
 class Named:
     name: str | int | None = attrs.field(default=None, validator=_a_name)
@@ -82,7 +69,7 @@ class Train:
     seq_len: int = attrs.field(default=256, validator=ge(1))
     local_batch_size: int = attrs.field(default=8, validator=ge(1))
     global_batch_size: int | None = attrs.field(default=None, validator=optional(ge(1)))
-    ramp: list[dict[str, int]] | None = attrs.field(default=None, validator=optional(_a_ramp))
+    ramp: list[dict[str, int]] | None = None
     data_parts: int | None = attrs.field(default=None, validator=optional(ge(1)))
     seed: int = attrs.field(default=0, validator=ge(0))
     deterministic: bool = False

@@ -30,7 +30,7 @@ class Ahead(Batches):
         self.epoch = getattr(batches, "epoch", None)  # strangers' may lack what follows
         self.texts = getattr(batches, "texts", 0)
         self.sources, self.validation_sets = (getattr(batches, name, ()) for name in ("sources", "validation_sets"))
-        self.ramp = getattr(batches, "ramp", None)
+        self.ramp: Any = getattr(batches, "ramp", None)
         self._batches, self._state = batches, copy.deepcopy(batches.state_dict())
         self._next: tuple[int, Future[Any]] | None = None  # the sample that it begins with, and what the thread reads
         self._calls: Calls = queue.SimpleQueue()
@@ -56,6 +56,10 @@ class Ahead(Batches):
     def after(self, samples: int, steps: int) -> int:
         """How many samples are taken when `steps` more steps follow `samples`."""
         return self.ramp.after(samples, steps) if self.ramp else samples + steps * self.global_batch_size
+
+    def row_at(self, samples: int) -> int:
+        """How many tokens the rows of the step have before which `samples` are taken."""
+        return self.ramp.at(samples).seq_len if self.ramp else self.seq_len
 
     def passes(self, samples: int) -> dict[str, float]:
         own: Callable[[int], dict[str, float]] = getattr(self._batches, "passes", super().passes)

@@ -1,5 +1,7 @@
 """`train.ramp`: how many samples a step takes, and how long its rows are, by the samples taken before it."""
 
+from typing import Any
+
 import attrs
 
 from plait.contract.batch import Batch
@@ -44,13 +46,21 @@ class Ramp:
             samples, steps = samples + taken * shape.samples, steps - taken
         return samples + steps * self.last.samples
 
+    def told(self, facts: Any, taken: tuple[int, int], spec: Any) -> tuple[Any, dict[str, float]]:
+        """(`facts` of a run, an attrs object, as those of a step that has `taken` (samples, tokens of a row), the
+        columns of its row)."""
+        samples, length = taken
+        flops = spec.flops(length) if spec.flops else None
+        columns: dict[str, float] = {"global_batch_size": samples, "seq_len": length}
+        return attrs.evolve(facts, tokens=samples * self.last.seq_len, flops=flops), columns
+
     def check(self, local_batch_size: int, data_ranks: int) -> None:
         """Raises PlaitError, naming the key, for a stage that the ranks cannot take, or that is larger than what
         follows the ramp."""
         unit = local_batch_size * data_ranks
         for number, (_, shape) in enumerate(self.stages):
             if shape.samples % unit or shape.samples > self.last.samples:
-                fits = [size for size in range(unit, self.last.samples + 1, unit)][:4]
+                fits = list(range(unit, self.last.samples + 1, unit))[:4]
                 raise PlaitError(
                     f"train.ramp: global_batch_size={shape.samples} of stage {number + 1} must be a multiple of "
                     f"{unit} (train.local_batch_size={local_batch_size} on {data_ranks} data ranks), and at most the "
@@ -68,7 +78,9 @@ def cut(batch: Batch, seq_len: int) -> Batch:
     pieces = batch.tokens.shape[1] // seq_len
     if pieces == 1:
         return batch
-    rows = {name: None if (x := getattr(batch, name)) is None else x.reshape(-1, seq_len) for name in ROWS}
+    rows: dict[str, Any] = {
+        name: None if (x := getattr(batch, name)) is None else x.reshape(-1, seq_len) for name in ROWS
+    }
     sources = None if batch.sources is None else batch.sources.repeat_interleave(pieces)
     return attrs.evolve(batch, **rows, sources=sources)
 

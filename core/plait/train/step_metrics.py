@@ -64,14 +64,15 @@ def worked_seconds() -> float:
 
 @attrs.frozen
 class RunFacts:
-    """What the metrics of all steps of a run are computed with.
+    """What the metrics of a step are computed with.
 
-    flops: length of a row -> operations per token; None: not known. peak: operations per second of a device; None: not
+    tokens: of the step, over all ranks. flops: operations per token. peak: operations per second of a device; None: not
     known. where_to_go_on: tells the user what to start from after a loss that is no number.
     """
 
     applied: Applied
-    flops: Callable[[int], int] | None
+    tokens: int
+    flops: int | None
     peak: float | None
     where_to_go_on: Callable[[], str]
 
@@ -80,19 +81,12 @@ class StepMetrics:
     """The metrics of a step whose values are not on the host yet: they are read one step later, so no step waits."""
 
     def __init__(
-        self,
-        run: RunFacts,
-        done: Stepped,
-        tokens: int,
-        taken: tuple[int, int],
-        lr: float,
-        lap: Callable[[], float],
-        took: tuple[float, float],
+        self, run: RunFacts, done: Stepped, tokens: int, lr: float, lap: Callable[[], float], took: tuple[float, float]
     ) -> None:
-        """tokens: of all steps so far. taken: tokens of this one, over all ranks; tokens of a row. lap: as `Laps.end` returns it. took: seconds of waiting for the batch, and those
+        """tokens: of all steps so far. lap: as `Laps.end` returns it. took: seconds of waiting for the batch, and those
         in which this rank waited for no other."""
         self.run, self.lr = run, lr
-        self.step, self.tokens, self.taken = run.applied.steps, tokens, taken
+        self.step, self.tokens = run.applied.steps, tokens
         self.data_seconds, worked = took
         self.extra: Row = {}
         self._skipped = done.skipped
@@ -137,9 +131,8 @@ class StepMetrics:
     def row(self) -> Row:
         """The line of metrics.jsonl."""
         loss, run = self.check(), self.run
-        tokens, length = self.taken
-        speed = tokens / self._seconds()
-        mfu = run.flops(length) * speed / (run.peak * dist.get_world_size()) if run.flops and run.peak else None
+        speed = run.tokens / self._seconds()
+        mfu = run.flops * speed / (run.peak * dist.get_world_size()) if run.flops and run.peak else None
         return {
             "step": self.step,
             "loss": loss,

@@ -99,7 +99,8 @@ class Trainer:
         flops, device_type = self.run.spec.flops, self.run.device_type
         self._facts = RunFacts(
             self.applied,
-            flops,
+            self.global_batch_size * train.seq_len,
+            flops(train.seq_len) if flops else None,
             peak_flops(device_type, self.run.device_name, config.precision.param),
             self.checkpoints.where_to_go_on,
         )
@@ -178,8 +179,7 @@ class Trainer:
         """Takes the next step. Returns (its metrics, which may not be on the host yet; whether it is to be the
         last)."""
         began, train = time.perf_counter(), self.config.train
-        samples = self.batches.after(self.samples, 1) - self.samples
-        length = self.batches.ramp.at(self.samples).seq_len if self.batches.ramp else train.seq_len
+        taken = self.batches.after(self.samples, 1) - self.samples, self.batches.row_at(self.samples)
         batch = self.batches.take(self.samples, last=self.step + 1 == train.steps)
         of = functools.partial(learning_rate, self.config.schedule, step=self.step, steps=train.steps)
         lr = of(self.config.optimizer["lr"])
@@ -213,22 +213,20 @@ class Trainer:
 
             return agreed
 
-        rows, norm = train.local_batch_size * (train.seq_len // length), train.max_norm
+        rows, norm = train.local_batch_size * (train.seq_len // taken[1]), train.max_norm
         done = self.applied.step(batch, self.optimizer, count, self.watch, rows=rows, max_norm=norm, skip=self.skip)
         worked = data_seconds + worked_seconds() - before
-        self.samples += samples
-        self.tokens += samples * train.seq_len
+        self.samples += taken[0]
+        self.tokens += taken[0] * train.seq_len
         seconds = self._laps.end()
         self.stopped_by = next(iter(signals), None)
         if self._ending and self.step < train.steps:
             self.ended_by = next(filter(None, on_all_ranks(lambda: self.run.ending, dist.group.WORLD)))
-        taken = samples * train.seq_len, length
-        metrics = StepMetrics(self._facts, done, self.tokens, taken, lr, seconds, (data_seconds, worked))
-        metrics.add(self.batches.passes(self.samples) | self.run.take_logged())
+        facts, columns = self.batches.ramp.told(self._facts, taken, self.run.spec) if train.ramp else (self._facts, {})
+        metrics = StepMetrics(facts, done, self.tokens, lr, seconds, (data_seconds, worked))
+        metrics.add(self.batches.passes(self.samples) | self.run.take_logged() | columns)
         if self.skip:
             metrics.add({"skipped": done.skipped})
-        if train.ramp:
-            metrics.extra |= {"global_batch_size": samples, "seq_len": length}
         return metrics, self.stopped_by is not None or self._ending
 
     def _report(self, metrics: StepMetrics) -> None:
