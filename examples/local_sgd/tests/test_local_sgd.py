@@ -161,7 +161,7 @@ def skipping(strategies, skipped):
         tokens, labels = batch(number)
         index, count = applied.mesh.rank_and_size("batch")
         own = Batch(tokens.chunk(count)[index], labels.chunk(count)[index])
-        applied.step(own, optimizer, skip=lambda norm, number=number: number + 1 == skipped)
+        applied.step(own, optimizer, skip=(lambda norm: True) if number + 1 == skipped else None)
         first = next(iter(applied.parameters())).detach().clone()
         values = [torch.zeros_like(first) for _ in range(count)]
         dist.all_gather(values, first)
