@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from plait import whole_tensor
 from plait.testing import Parallel, compare, raises_about
 from tests.helpers import foreign
 from tests.helpers.foreign import RIGHT, comparison, right
+from tests.helpers.foreign_bugs import BUGS
 
 FEW = dict.fromkeys(("saved", "steps", "accumulation", "recomputation", "documents", "frozen"), "asked elsewhere")
 
@@ -34,94 +34,30 @@ def test_right_code_agrees(plait_ranks, name, dtype):
     assert sum(status == "ok" for status in found(report).values()) >= 9, report.text()
 
 
-def unsummed(model, mesh):
-    """A norm's weight inside of what tensor ranks divide: each has the gradient of its part."""
-    foreign.tensor_parallel(model, mesh)
-    for block in model.blocks:
-        block.norm.weight.register_hook(lambda g: g * (mesh.get_rank() == 0))
-    return model
+QUICK = "a norm is not summed over tensor ranks"
 
 
-def twice(model, mesh):
-    return Parallel(foreign.replicated(model, mesh), backward=lambda loss: (loss / 2).backward())
-
-
-def alone(model, mesh):
-    return model
-
-
-def dead(model, mesh):
-    model.tokens.register_forward_hook(lambda module, args, output: output.detach())
-    return foreign.replicated(model, mesh)
+@pytest.mark.parametrize(
+    "name", [each if each == QUICK else pytest.param(each, marks=pytest.mark.slow) for each in BUGS]
+)
+def test_a_mistake_is_named(plait_ranks, name):
+    bug = BUGS[name]
+    off = {key: reason for key, reason in FEW.items() if key != bug.question}
+    report = compare(comparison(bug.parallelize, bug.mesh, off=off, **bug.changes), plait_ranks)
+    assert report.exit_code == 1
+    if not bug.kind:
+        assert [key for key, status in found(report).items() if status == "wrong"] == [bug.question], report.text()
+        return
+    first = report.first
+    named = (first.question, first.parameter, first.cause.kind, first.cause.axis)
+    assert named == (bug.question, bug.parameter, bug.kind, bug.axis), report.text()
+    assert first.cause.sentence in report.text()
 
 
 def louder(model, mesh):
     foreign.tensor_parallel(model, mesh)
     model.blocks[1].down.register_forward_hook(lambda module, args, output: output * 1.5)
     return model
-
-
-def too_long(model, mesh):
-    made = foreign.sharded(model, mesh)
-    clip = nn.utils.clip_grad_norm_
-    return Parallel(made, clip=lambda largest: 2 * whole_tensor(clip(made.parameters(), largest)))
-
-
-def forgets(model, mesh):
-    """What is saved is not what is loaded: one weight stays as it was."""
-    made = foreign.sharded(model, mesh)
-    optimizer = torch.optim.SGD(made.parameters(), lr=0.1, momentum=0.9)
-    kept = {}
-
-    def save(folder):
-        torch.save({n: p.to_local() for n, p in made.named_parameters()}, f"{folder}-{mesh.get_rank()}.pt")
-
-    def load(folder):
-        kept.update(torch.load(f"{folder}-{mesh.get_rank()}.pt"))
-        with torch.no_grad():
-            for name, param in made.named_parameters():
-                if name != "norm.weight":
-                    param.to_local().copy_(kept[name])
-
-    return Parallel(made, optimizer=optimizer, save=save, load=load)
-
-
-def shifted_late(model, batch):
-    """Each sequence rank shifts its own part of the labels, and borders are lost."""
-    labels = batch["labels"].clone()
-    if batch.ranks > 1:
-        labels[:, labels.shape[1] // 2 - 1] = -100
-    return foreign.loss(model, type(batch)({**batch, "labels": labels}, batch.total, batch.ranks, batch.parts))
-
-
-# mistake -> (parallelize, mesh, changes, question, first wrong parameter, kind, axis)
-WRONG = {
-    "not summed over tp": (unsummed, {"tp": 2}, {}, "gradients", "blocks.0.norm.weight", "not summed", "tp"),
-    "divided by dp twice": (twice, {"dp": 2}, {}, "gradients", "tokens.weight", "divided", "dp"),
-    "not averaged over dp": (alone, {"dp": 2}, {}, "gradients", "tokens.weight", "not summed", "dp"),
-    "dead": (dead, {"dp": 2}, {}, "gradients", "tokens.weight", "dead", ""),
-    "own counts": (
-        *(foreign.replicated, {"dp": 2}, {"loss": foreign.own_mean}),
-        *("unequal", "tokens.weight", "own counts", ""),
-    ),
-    "labels shifted after the split": (
-        *(foreign.replicated, {"dp": 2}, {"loss": shifted_late}),
-        *("gradients", "tokens.weight", "labels shifted after the split", ""),
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "name", [each if each.startswith("not summed") else pytest.param(each, marks=pytest.mark.slow) for each in WRONG]
-)
-def test_a_mistake_is_named(plait_ranks, name):
-    parallelize, mesh, changes, question, parameter, kind, axis = WRONG[name]
-    report = compare(comparison(parallelize, mesh, off=FEW, **changes), plait_ranks)
-    assert report.exit_code == 1
-    first = report.first
-    assert (first.question, first.parameter, first.cause.kind, first.cause.axis) == (question, parameter, kind, axis)
-    assert parameter in report.text()
-    assert first.cause.sentence in report.text()
 
 
 @pytest.mark.slow
@@ -131,14 +67,8 @@ def test_where_activations_first_differ(plait_ranks):
     assert found(report)["loss"] == "wrong"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("parallelize", "question"), [(too_long, "norm"), (forgets, "saved")], ids=["a norm", "a weight that is not loaded"]
-)
-def test_what_no_gradient_shows(plait_ranks, parallelize, question):
-    off = {key: reason for key, reason in FEW.items() if key != "saved"}
-    report = compare(comparison(parallelize, {"dp": 2}, off=off), plait_ranks)
-    assert [key for key, status in found(report).items() if status == "wrong"] == [question], report.text()
+def alone(model, mesh):
+    return model
 
 
 def local(model, mesh):

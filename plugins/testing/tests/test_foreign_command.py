@@ -68,7 +68,7 @@ def test_the_action_runs_what_its_users_would(mine):
 
 
 def test_the_page_says_what_a_newcomer_needs():
-    """The example of transformers has ten lines."""
+    """The example of transformers has ten lines at most."""
     text = next(block.text for block in blocks(PAGE) if block.file == "check.py")
     code = [line for line in text.splitlines() if line and not line.startswith("#")]
-    assert len(code) == 10, code
+    assert 5 < len(code) <= 10, code

@@ -1,8 +1,10 @@
 """`plait.testing.compare`: runs a comparison on ranks that it starts, and says what is wrong."""
 
 import contextlib
+import os
 import time
 import warnings
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from plait_testing.foreign.subject import Comparison
 from plait_testing.pool import Pool, RankError
 
 PATIENCE = 300.0  # seconds of the ranks in one question, and 20 times what one process took
-UNCLEAR = ("other", "scaled", "part", "parts scaled", "copies differ", "not summed, scaled")  # guessed at once more
+UNCLEAR = ("other", "part", "parts scaled", "copies differ", "not summed, scaled")  # guessed at once more
 PLAINLY = 1e-6  # two gradients that are this near are one
 
 
@@ -147,9 +149,30 @@ class _Compared:
 @contextlib.contextmanager
 def _quiet(folder: Path) -> Iterator[None]:
     """Errors are noted in `folder`. What libraries warn of is left out: it comes from every rank, in every question."""
-    with noted(folder), warnings.catch_warnings():
+    with noted(folder), _as_under_torchrun(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@contextlib.contextmanager
+def _as_under_torchrun(folder: Path) -> Iterator[None]:
+    """Inside, the environment says which rank this is: Accelerate and others ask it, not the process group."""
+    import torch.distributed as dist
+
+    rank, world = str(dist.get_rank()), str(dist.get_world_size())
+    port = str(20000 + zlib.crc32(folder.name.encode()) % 20000)  # the same on all ranks; the group is there already
+    said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "GROUP_RANK": "0"}
+    said |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": folder.name}
+    before = {key: os.environ.get(key) for key in said}
+    os.environ.update(said)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
 
 
 def _one_process(comparison: Comparison, variants: Sequence[Variant], folder: Path) -> dict[str, Any]:

@@ -75,6 +75,8 @@ def _mistakes(comparison: Comparison, variant: Variant, batch: dict[str, Tensor]
         yield "labels shifted", f"labels are shifted {told}", with_(labels=rolled)
     if variant.packed:
         said = "tokens see the document before their own, as if a row were one document"
+        itself = "the model itself does not keep documents apart: one process computes the same from packed rows"
+        yield "documents see each other", itself, with_()
         straight = torch.arange(length).expand(rows, length)
         yield "documents see each other", said, with_(**{comparison.positions: straight})
 

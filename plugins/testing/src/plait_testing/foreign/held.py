@@ -17,7 +17,8 @@ from plait_testing.foreign.subject import Parallel
 from plait_testing.torch_internals import flat_gradients
 
 WRAPPERS = re.compile(
-    r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|_forward_module)\.|^module\."
+    r"(?<![^.])(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\."
+    r"|^(?:_forward_module\.)?(?:_orig_mod\.)?(?:module\.)+|^_forward_module\."
 )
 SHOWN = 5
 

@@ -211,8 +211,8 @@ def _save_and_load(side: Side, folder: str) -> None:
         dist.barrier()
         side.place({name: torch.zeros_like(value) for name, value in side.ran.final.items()})
         (side.parallel.load or (lambda where: load(side.parallel, where)))(folder)
-    except CheckpointException as error:  # all ranks raise it
-        first = next(iter(error.failures.values()))[0]
+    except (CheckpointException, RuntimeError) as error:  # all ranks raise it
+        first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
         side.ran.unsaved = f"{type(first).__name__}: {str(first).splitlines()[0]}"
         return
     side.ran.restored = side.held.values()

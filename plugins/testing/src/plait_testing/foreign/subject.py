@@ -73,6 +73,12 @@ def _sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
+def _of_transformers(model: Any, batch: Share) -> Tensor:
+    """Its own, divided by the labels of all, times the ranks over which gradients are averaged."""
+    loss: Tensor = model(**batch, num_items_in_batch=batch.total / batch.ranks).loss
+    return loss
+
+
 @attrs.frozen(kw_only=True)
 class Comparison:
     """Parallel code that is compared with one process.
@@ -81,7 +87,8 @@ class Comparison:
     parallelize: (model, DeviceMesh) -> the parallel model, or a `Parallel`. The model has the values of one process; it
                  may be changed in place, or another one returned.
     batch:       step -> the whole batch: tensors with the rows in dim 0, by name. `random_tokens` makes one.
-    loss:        (model, Share) -> what backward is called on. In one process the Share is the whole batch.
+    loss:        (model, Share) -> what backward is called on. In one process the Share is the whole batch. None: that
+                 of causal models of transformers, over all labels.
     mesh:        name of each axis -> its ranks, outermost first.
     data:        axes whose ranks get different rows. None: those named like `dp` or `fsdp`.
     losses:      how the losses of data ranks are joined: "mean" if the framework averages gradients, else "sum".
@@ -98,7 +105,7 @@ class Comparison:
     build: Callable[[], nn.Module]
     parallelize: Callable[[nn.Module, Any], "nn.Module | Parallel"]
     batch: Callable[[int], Mapping[str, Tensor]]
-    loss: Callable[[Any, Share], Tensor]
+    loss: Callable[[Any, Share], Tensor] = _of_transformers
     mesh: Mapping[str, int] = attrs.field()
     data: tuple[str, ...] | None = None
     losses: str = attrs.field(default="mean")
