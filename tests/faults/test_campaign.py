@@ -138,6 +138,28 @@ def test_a_wait_of_which_nobody_tells_is_a_defect(last, silent, place, monkeypat
         sleeper.wait()
 
 
+def test_a_line_that_ends_a_wait_while_it_is_judged_is_no_defect(place, monkeypatch):
+    monkeypatch.setattr(cluster, "SILENCE", 0.0)
+    monkeypatch.setattr(cluster, "LOOK", 0.0)
+    console = place.root / "console"
+    console.write_text("waiting for beta\n")
+    sleeper = subprocess.Popen(["sleep", "60"], cwd=place.work)
+    one = Cluster(place, 2, 1, (), "2", launchers=[Launcher(sleeper.pid, console, 0.0)])
+    live = Cluster.live
+
+    def late(self):
+        console.write_text("waiting for beta\nbeta left; going on with 1 machine: gamma\n")
+        return live(self)
+
+    try:
+        one._listen()
+        monkeypatch.setattr(Cluster, "live", late)
+        one._listen()
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
 @pytest.mark.parametrize(
     ("processes", "passed", "idle"),
     [

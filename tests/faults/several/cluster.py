@@ -190,21 +190,24 @@ class Cluster:
 
     def _listen(self) -> None:
         """Note news: a longer console, or metrics.jsonl. Without any, nobody computes while all wait."""
-        paths = [each.console for each in self.launchers] + [self.place.run_folder / "metrics.jsonl"]
-        sizes = {}
-        for path in paths:
-            with contextlib.suppress(OSError):
-                sizes[str(path)] = path.stat().st_size
-        if sizes != self._seen:
+        if (sizes := self._sizes()) != self._seen:
             self._seen, self._news, self._time.idle = sizes, self._time.passed, 0.0
         if time.monotonic() - self._looked < LOOK:
             return
         _ = self.seconds
         if (silent := self._time.idle) > SILENCE and (live := self.live()):
             told = any(WAITS.search((each.text().splitlines() or [""])[-1]) for each in live)
-            if told and silent < TOLD:
+            if (told and silent < TOLD) or self._sizes() != self._seen:  # a line may just have ended a wait
                 return
             raise Defect(f"silent for more than {TOLD if told else SILENCE:g} s, without computing:\n{self.text()}")
+
+    def _sizes(self) -> dict[str, int]:
+        """Of the consoles and metrics.jsonl, in bytes, by path."""
+        sizes = {}
+        for path in [*(each.console for each in self.launchers), self.place.run_folder / "metrics.jsonl"]:
+            with contextlib.suppress(OSError):
+                sizes[str(path)] = path.stat().st_size
+        return sizes
 
     # --- the end
 
