@@ -27,7 +27,7 @@ def odd():
         return MODELS["odd"]()
 
 
-FIELDS = ["blocks", "branches", "routers", "row_means", "before", "after", "attention", "documents"]
+FIELDS = ["blocks", "branches", "routers", "row_means", "before", "after", "attention", "mixers", "documents"]
 
 
 @pytest.mark.parametrize("field", FIELDS)

@@ -32,6 +32,8 @@ class ModelSpec:
                each, the mean of values weighted by the softmax of the scaled products of queries and keys; a token sees
                those up to itself, of its own document if there are positions. Anything else is a keyword of the call:
                `scale`, `window`, `softcap`, `sinks` (`plait.ops.CausalAttention`).
+    mixers:    patterns of the modules that mix the tokens of a row in a way of their own, such as a recurrence, a
+               convolution or attention of another form: they need whole rows, so no strategy divides sequences.
     documents: FQN of a module `forward(positions, dtype)`, called once in a forward if there are positions: attention's
                inner functions get what it makes of them, such as a mask, instead of positions. dtype: of queries.
     init:      FQN pattern of a parameter or buffer -> `fn(tensor, generator)` that fills it in place. Parameters are
@@ -57,6 +59,7 @@ class ModelSpec:
     sizes: Mapping[str, int] = attrs.field(factory=dict)
     branches: tuple[str, ...] = attrs.field(default=(), converter=_names)
     attention: str | None = None
+    mixers: tuple[str, ...] = attrs.field(default=(), converter=_names)
     documents: str | None = None
     init: Mapping[str, Callable[[Any, Any], Any]] = attrs.field(factory=dict)
     flops: Callable[[int], int] | None = None

@@ -95,6 +95,11 @@ class Assembly:
                 f"the axes {describe(divided, layout.owner)} split sequences, but no selected strategy lets attention "
                 "see the rest of them: the run would train wrong; add a strategy that claims 'sequence'"
             )
+        if divided and self.run.spec.mixers:
+            raise PlaitError(
+                f"the axes {describe(divided, layout.owner)} split sequences, but {self.run.spec.mixers[0]!r} of the "
+                "model mixes the tokens of a whole row in a way of its own; divide the batch instead"
+            ).at("strategy", layout.owner[divided[0].name], fits="strategies that divide no sequences")
         if layout.count("layers") > 1:  # imported only by runs that need it
             from plait.parallel.divided_layers import check_divided
 

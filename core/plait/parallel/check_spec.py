@@ -18,7 +18,7 @@ def check_spec(model: nn.Module, spec: ModelSpec) -> None:
                 raise PlaitError(
                     f"the model's spec gives {fqn!r} the axis {axis}, but {size} is no multiple of {parts}"
                 )
-    for field in ("blocks", "branches", "routers", "row_means", "before", "after", "attention", "documents"):
+    for field in ("blocks", "branches", "routers", "row_means", "before", "after", "attention", "mixers", "documents"):
         for pattern in (patterns,) if isinstance(patterns := getattr(spec, field) or (), str) else patterns:
             if not named(model, (pattern,)):
                 raise PlaitError(f"the model's spec names {pattern!r} in `{field}`, but no module matches that pattern")

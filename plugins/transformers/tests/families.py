@@ -30,6 +30,12 @@ SIZES = {
     "n_group": 1,
     "topk_group": 1,
     "first_k_dense_replace": 1,
+    # of recurrences
+    **{"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1},
+    **{"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "mamba_d_ssm": 64},
+    **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    # of what chooses keys, and of rotations of a part of a head
+    **{"index_topk": 6, "index_head_dim": 8, "index_n_heads": 2, "rotary_dim": 4},
 }
 LATENT = {  # where a model has latent attention
     **{"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
@@ -39,6 +45,7 @@ MORE: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3_text": {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention", "full_attention"]},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "granite": {"attention_multiplier": 0.3, "residual_multiplier": 0.5, "logits_scaling": 2.0},
 }
 
@@ -50,7 +57,21 @@ def keys_of(kind: str) -> dict[str, Any]:
     known = CONFIG_MAPPING[kind]()
     sizes = SIZES | LATENT if _takes(known, "kv_lora_rank") else SIZES
     fits = {name: value for name, value in sizes.items() if _takes(known, name)}
-    return {"model_type": kind, **fits, **MORE.get(kind, {})}
+    return {"model_type": kind, **fits, **_with_attention(kind, fits | MORE.get(kind, {})), **MORE.get(kind, {})}
+
+
+def _with_attention(kind: str, fits: dict[str, Any]) -> dict[str, Any]:
+    """The kinds of layers that the family has, if its first ones alone have no attention."""
+    from transformers import CONFIG_MAPPING
+
+    try:
+        usual = dict.fromkeys(CONFIG_MAPPING[kind]().layer_types)
+        small = CONFIG_MAPPING[kind].from_dict(fits).layer_types
+    except Exception:  # a family without such a list, or whose sizes do not fit: it is refused, with a sentence
+        return {}
+    if len(usual) < 2 or any("attention" in each and "linear" not in each for each in small):
+        return {}
+    return {"num_hidden_layers": len(usual), "layer_types": list(usual)}
 
 
 def _takes(config: Any, name: str) -> bool:

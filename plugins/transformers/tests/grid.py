@@ -1,6 +1,8 @@
 """`make grid`: every family of decoders of transformers under strategies, against one process; the README's table.
 
 python plugins/transformers/tests/grid.py [FAMILY ...] [--write PAGE]
+
+With families, only their rows of the page change, and the page says which day they are of.
 """
 
 import argparse
@@ -98,8 +100,15 @@ def _divided(answer: Any, parts: Mapping[str, str]) -> str:
     return f"; {', '.join(what for axis, what in parts.items() if axis in shared) or 'nothing'} divided"
 
 
-def table(found: Mapping[str, Mapping[str, Outcome]]) -> str:
-    """Families with the same outcome share a row; sentences follow, each once."""
+def table(found: Mapping[str, Mapping[str, Outcome]], worst: float = 0.0, days: Mapping[str, str] | None = None) -> str:
+    """Families with the same outcome share a row; sentences follow, each once.
+
+    worst: the worst error of outcomes that a page told. days: family -> when it was measured, if not all are of today.
+    """
+    by_day: dict[str, list[str]] = {}
+    for kind in found:
+        by_day.setdefault((days or {}).get(kind, str(date.today())), []).append(kind)
+    oldest, *later = sorted(by_day)
     rows: dict[tuple[str, ...], list[str]] = {}
     notes: dict[str, list[str]] = {}
     for kind, by_strategy in found.items():
@@ -115,9 +124,10 @@ def table(found: Mapping[str, Mapping[str, Outcome]]) -> str:
         rows.setdefault(tuple(cells), []).append(kind)
     trained = [one for by in found.values() for one in by.values() if one.said.startswith("exact")]
     lines = [
-        f"{date.today()}, transformers {version('transformers')}, torch {version('torch')}: {len(found)} families, "
+        f"{oldest}, transformers {version('transformers')}, torch {version('torch')}: {len(found)} families, "
         f"{sum(map(len, rows.values()))} of them train; the worst gradient that counts as exact is off by "
-        f"{max((one.error for one in trained), default=0.0):.1e}.",
+        f"{max((worst, *(one.error for one in trained))):.1e}.",
+        *(f"Measured on {day}: {', '.join(by_day[day])}." for day in later),
         "",
         f"| families | {' | '.join(UNDER)} |",
         f"|---{'|---' * len(UNDER)}|",
@@ -136,6 +146,34 @@ def told(page: Path) -> dict[str, dict[str, str]]:
     lines = [line for line in inside.splitlines() if line.startswith("| ")]
     (_, *names), *found = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines)
     return {kind: dict(zip(names, cells, strict=True)) for kinds, *cells in found for kind in kinds.split(", ")}
+
+
+def read(page: Path) -> tuple[dict[str, dict[str, Outcome]], float, dict[str, str]]:
+    """What the table in `page` says: the outcomes, the worst error, the day of each family's row."""
+    inside = page.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    found = {kind: {name: Outcome(said) for name, said in by.items()} for kind, by in told(page).items()}
+    for line in (line for line in inside.splitlines() if line.startswith("- ")):
+        names, _, note = line.removeprefix("- ").partition(": ")
+        strategy, _, why = note.partition(": ")
+        for kind in names.split(", "):
+            if kind in found and strategy in found[kind]:
+                found[kind][strategy] = attrs.evolve(found[kind][strategy], note=why)
+            else:
+                found[kind] = {"": Outcome("not trained", note=note)}
+    worst = re.search(r"off by (\S+)\.$", inside, re.MULTILINE)
+    first = re.search(r"^\d{4}-\d\d-\d\d", inside, re.MULTILINE)
+    days = dict.fromkeys(found, first[0] if first else "")
+    for day, names in re.findall(r"^Measured on (\S+): (.*)\.$", inside, re.MULTILINE):
+        days |= dict.fromkeys(names.split(", "), day)
+    return found, float(worst[1]) if worst else 0.0, days
+
+
+def merged(page: Path, new: Mapping[str, Mapping[str, Outcome]]) -> str:
+    """The table of `page`, with `new` rows in the place of those of the same families."""
+    old, worst, days = read(page)
+    days |= dict.fromkeys(new, str(date.today()))
+    both = {kind: {**old, **new}[kind] for kind in sorted({**old, **new})}
+    return table(both, worst, days)
 
 
 def of_any(sentence: str, kind: str) -> str:
@@ -160,11 +198,13 @@ def main() -> int:
     try:
         for kind in options.families or kinds():
             found[kind] = outcomes(pool, kind)
+            if options.write and options.families:
+                write(options.write, merged(options.write, {kind: found[kind]}))
             print(f"{kind}: {', '.join(f'{n} {o.said}'.strip() for n, o in found[kind].items())}", flush=True)
     finally:
         pool.close()
     print(f"\n{table(found)}")
-    if options.write:
+    if options.write and not options.families:
         write(options.write, table(found))
     return any(one.said == "WRONG" for by_strategy in found.values() for one in by_strategy.values())
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 from families import keys_of
 
-from plait import Packed, PlaitError
+from plait import Packed
+from plait.testing import raises_about
 from plait_transformers import attention, branch, proof, supposed
 from plait_transformers.build import decoder
 from plait_transformers.proof import facts_of
@@ -133,17 +134,12 @@ def test_initial_values_are_the_family_s_own():
     assert table(row, torch.Generator(), row=4).all()
 
 
-PLANTED = {
-    "window": ("mistral", "attention does not go through"),
-    "softcap": ("gemma2", "attention does not go through"),
-    "positions": ("llama", "packed documents would see each other"),
-    "causal": ("llama", "attention does not go through"),
-}
+PLANTED = {"window": "mistral", "softcap": "gemma2", "positions": "llama", "causal": "llama"}
 
 
 @pytest.mark.parametrize("fault", PLANTED)
-def test_attention_that_is_wrong_is_refused(fault, monkeypatch):
-    kind, why = PLANTED[fault]
+def test_attention_that_is_wrong_is_not_used(fault, monkeypatch):
+    """The family's own is used instead; wrong masks of packed documents are seen, and these are refused."""
     forward = attention.Inner.forward
 
     def broken(self, q, k, v, positions=None, **more):
@@ -153,8 +149,40 @@ def test_attention_that_is_wrong_is_refused(fault, monkeypatch):
         return forward(self, q, k, v, None if fault == "positions" else positions, **more)
 
     monkeypatch.setattr(attention.Inner, "forward", broken)
-    with pytest.raises(PlaitError, match=why):
-        built(kind).spec()
+    model = built(PLANTED[fault])
+    facts = facts_of(model.config)
+    if fault == "positions":
+        assert facts.why_no_documents
+        with raises_about("data.attention", "document", "across"), torch.device("meta"):
+            model(torch.zeros(1, 4, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.int64))
+    else:
+        assert (facts.how, model.spec().attention) == (attention.OWN, None)
+        assert model.spec().mixers == ("model.layers.*.self_attn",)
+
+
+def test_a_recurrence_is_told_to_strategies():
+    """A gated delta rule in one layer, attention in the other; the rule reads the convolution's weight."""
+    model = built("olmo_hybrid")
+    facts, spec = facts_of(model.config), model.spec()
+    assert spec.mixers == ("model.layers.*.linear_attn",)
+    assert spec.attention == "model.layers.*.self_attn.inner"
+    assert facts.why_no_documents == ""
+    assert facts.lent == ("model.layers.*.linear_attn.conv1d",)
+    assert facts.whole["model.layers.*.linear_attn"]
+
+
+def test_what_is_drawn_and_changed_is_drawn_again_by_a_generator():
+    """The logarithm of uniform numbers, and the inverse of softplus of others; torch's own state does not count."""
+    init = built("olmo_hybrid").spec().init
+    rate, step = (init[f"model.layers.*.linear_attn.{name}"] for name in ("A_log", "dt_bias"))
+    draws = [fill(torch.empty(4), torch.Generator().manual_seed(n)) for fill in (rate, step) for n in (3, 3, 4)]
+    for first, again, other in (draws[:3], draws[3:]):
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+    assert draws[0].exp().min() > 0
+    assert 1 < draws[0].exp().max() <= 16
+    steps = torch.nn.functional.softplus(draws[3])
+    assert 0.99e-3 < steps.min() < steps.max() < 0.101
 
 
 def test_wrong_roles_do_not_pass(monkeypatch):

@@ -24,7 +24,7 @@ def wrap_forward(
     name = next(iter(inspect.signature(module.forward).parameters))
 
     def change(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        x = args[0] if args else kwargs[name]
+        x = args[0] if args else kwargs[_first_of(kwargs, name)]
         moved = before(x)  # type: ignore[misc] # registered only if it is there
         for key, other in (*enumerate(args, 1), *kwargs.items()):
             if other is not x:
@@ -36,7 +36,7 @@ def wrap_forward(
         )
 
     def found(module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
-        x = args[0] if args else kwargs[name]
+        x = args[0] if args else kwargs[_first_of(kwargs, name)]
         if isinstance(result, tuple):
             return (after(result[0], x), *result[1:])  # type: ignore[misc] # registered only if it is there
         return after(result, x)  # type: ignore[misc] # registered only if it is there
@@ -45,6 +45,11 @@ def wrap_forward(
         module.register_forward_pre_hook(change, with_kwargs=True)
     if after is not None:
         module.register_forward_hook(found, with_kwargs=True)
+
+
+def _first_of(kwargs: Any, name: str) -> str:
+    """`name`, or the first keyword if a forward that was mixed in takes any."""
+    return name if name in kwargs else next(iter(kwargs))
 
 
 def _refuse_second(key: int | str, other: Any, x: Tensor, where: str) -> None:

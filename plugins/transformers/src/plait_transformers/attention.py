@@ -11,6 +11,7 @@ from plait import PlaitError
 from plait.ops import CausalAttention
 
 NAME = "plait"  # of the attention function in the registry
+OWN = "eager"  # transformers' name of the function that each family writes out itself
 
 
 class Inner(CausalAttention):

@@ -6,7 +6,8 @@ from typing import Any
 from torch import nn
 
 from plait import ModelSpec, PlaitError, WeightPart, mix_in
-from plait_transformers.called import of_config
+from plait_transformers.attention import NAME
+from plait_transformers.called import give_whole_rows, of_config
 from plait_transformers.one_sentence import one_sentence
 from plait_transformers.parts import parts_of
 from plait_transformers.proof import facts_of
@@ -27,8 +28,13 @@ def decoder(path: str | None = None, weights: str = "files", config: dict[str, A
     said = list[str]()
     read = read_config(path, config or {}, said.append)
     with one_sentence(f"model=transformers cannot build {read.model_type}: transformers ends with"):
-        model: Any = of_config(read)
+        facts = facts_of(read)
+        model: Any = of_config(
+            read, facts.how, mixers=facts.mixers if facts.how == NAME else (), lent=facts.lent, masked=facts.masked
+        )
+        give_whole_rows(model, facts.blocks.removesuffix(".*"))
         mix_in(model, PlaitDecoder)
+    model.why_no_documents = facts.why_no_documents
     model.source, model.kept, model.said = path, read.to_dict(), said
     if path is not None and weights == "files":
         model.weights_from = os.path.abspath(path)
@@ -62,4 +68,5 @@ class PlaitDecoder:
 
     def weight_parts(self) -> dict[str, WeightPart]:
         """What each tensor of a folder of the family is: of mixtures, a tensor per expert."""
-        return parts_of(type(self.config).from_dict(self.kept))
+        read = type(self.config).from_dict(self.kept)
+        return parts_of(read, facts_of(read).how)

@@ -1,7 +1,8 @@
 """A decoder of transformers as it is built here, and as Plait calls it: all that a small copy of one needs too."""
 
 import re
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -9,20 +10,33 @@ from torch import Tensor, nn
 from plait import PlaitError, mix_in
 from plait.ops import DocumentMask
 from plait_transformers.attention import NAME, give_inner, refused, register
+from plait_transformers.documents import give_documents, say_documents
 from plait_transformers.experts import give_sorted
+from plait_transformers.lent import give_lent
 
 RANDOM = re.compile("drop|jitter|noise")  # in the names of keys for what is drawn in training
 
 
-def of_config(config: Any, attention: str = NAME) -> nn.Module:
-    """The model of transformers' `config`, on the current device, in float32, without what is random in training."""
+def of_config(
+    config: Any,
+    attention: str = NAME,
+    plain: bool = False,
+    mixers: Iterable[str] = (),
+    lent: Iterable[str] = (),
+    masked: bool = False,
+) -> nn.Module:
+    """The model of transformers' `config`, on the current device, in float32, without what is random in training.
+
+    attention: the name of the function in transformers' registry; OWN: the family's own. plain: with transformers' own
+    experts too. mixers: patterns of the modules that compute each packed document as a row of its own. lent: of those
+    whose parameters the modules around them read. masked: the family's own attention gets masks from here.
+    """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     register()
     kept = config.to_dict()
-    _refuse_selection(kept)
     config = type(config).from_dict({**kept, **_nothing_random(kept), "use_cache": False})
     cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     config._attn_implementation = attention
@@ -34,29 +48,75 @@ def of_config(config: Any, attention: str = NAME) -> nn.Module:
         raise refused(config.model_type) from error  # it looks for the function in a dict of its own
     if attention == NAME:
         give_inner(model)
+    if not plain:
         give_sorted(model)
     _refuse_late_rope(model, config.model_type)
+    give_lent(model, lent)
+    give_documents(model, mixers)
     mix_in(model, Called)
-    model.documents = DocumentMask()
+    model.documents = DocumentMask() if attention == NAME or masked else None
+    model.always_masked = masked
     model.architecture = cls.__name__
     model.max_seq_len = getattr(config, "max_position_embeddings", None)
     model.vocab_size = config.vocab_size
     return model
 
 
+class WholeRows:
+    """Mixed into a block of a family that makes masks of the stream that it sees."""
+
+    tokens = 0  # in a row of this forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if args[0].shape[1] != self.tokens:
+            raise PlaitError(
+                f"this family makes its masks of the {args[0].shape[1]} tokens of a rank's part of the stream, and a "
+                f"row has {self.tokens}: it cannot be used with a strategy that divides tokens between branches, such "
+                "as sequence parallelism beside tensor parallelism"
+            )
+        plain: Any = super()
+        return plain.forward(*args, **kwargs)
+
+
+def give_whole_rows(model: Any, blocks: str) -> None:
+    """Let the blocks of the list `blocks` refuse a part of a row, if the family makes masks itself."""
+    if model.documents is None:
+        layers: Any = model.get_submodule(blocks)
+        for block in layers:
+            mix_in(block, WholeRows)
+        object.__setattr__(model, "whole_rows", tuple(layers))
+
+
 class Called:
     """Mixed into the class of transformers' model: called as Plait calls models."""
 
-    documents: DocumentMask
+    documents: DocumentMask | None  # None: the family makes its masks itself, of positions
+    always_masked = False  # also rows that are one document
+    whole_rows: tuple[Any, ...] = ()  # blocks that get masks of the family's
+    why_no_documents: str = ""  # if packed documents would see each other
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V). `positions` (B, T) restart at 0 where a packed document starts; None: a row is one."""
+        """Logits (B, T, V). `positions` (B, T) restart at 0 where a packed document starts; None: a row is one.
+
+        Raises PlaitError for packed documents, if the family cannot keep them apart.
+        """
+        plain: Any = super()
+        if positions is not None and self.why_no_documents:
+            raise PlaitError(
+                f"model=transformers trains {cast(Any, self).config.model_type} without packed documents: "
+                f"{self.why_no_documents}; data.attention=across lets tokens see all earlier ones of their row"
+            ).at("data.attention", "document", fits="across")
+        say_documents(cast(Any, self), positions is not None)
         places = positions
         if places is None:
             places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        # four dims: passed through to attention as it is
-        mask = None if positions is None else self.documents(positions)
-        plain: Any = super()
+        mask = None  # with four dims: passed through to attention as it is
+        if self.documents is not None and self.always_masked:
+            mask = self.documents(places, cast(Any, self).get_input_embeddings().weight.dtype)
+        elif self.documents is not None and positions is not None:
+            mask = self.documents(positions)
+        for block in self.whole_rows:
+            block.tokens = tokens.shape[1]
         return plain.forward(input_ids=tokens, attention_mask=mask, position_ids=places, use_cache=False).logits
 
     def warn_if_padding_and_no_attention_mask(self, *args: Any, **kwargs: Any) -> None:
@@ -65,15 +125,6 @@ class Called:
 
 def _nothing_random(config: dict[str, Any]) -> dict[str, float]:
     return {name: 0.0 for name, value in config.items() if RANDOM.search(name) and isinstance(value, float)}
-
-
-def _refuse_selection(config: dict[str, Any]) -> None:
-    """An indexer chooses keys only in long sequences: the small copy would not see it act."""
-    if keys := sorted(name for name, value in config.items() if name.startswith("index_") and value):
-        raise PlaitError(
-            f"model=transformers cannot train {config['model_type']}: an indexer chooses the keys that a token sees "
-            f"({keys[0]}={config[keys[0]]}), and Plait's attention does not know such a choice"
-        )
 
 
 def _refuse_late_rope(model: nn.Module, kind: str) -> None:

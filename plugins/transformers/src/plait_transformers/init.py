@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from plait import PlaitError
 from plait.ops import Constant, Normal, TruncNormal, ZeroRow
+from plait_transformers.made import Drawing, Drawn, Made
 
 Fill = Callable[..., Any]
 
@@ -67,6 +68,12 @@ def _uniform(tensor: Any, a: float = 0.0, b: float = 1.0, generator: Any = None)
     return Uniform(float(a), float(b))
 
 
+def _kaiming(tensor: Any, a: float = 0, mode: str = "fan_in", nonlinearity: Any = "leaky_relu", **_: Any) -> Fill:
+    fan = tensor[0].numel() if mode == "fan_in" else tensor.numel() // tensor.shape[1]
+    bound = nn.init.calculate_gain(nonlinearity, a) * (3 / fan) ** 0.5
+    return Uniform(-bound, bound)
+
+
 def _fill(tensor: Any, value: Any = 0.0) -> Fill | None:
     return Constant(float(value))
 
@@ -85,6 +92,7 @@ def _copy(tensor: Any, other: Any, *args: Any, **_: Any) -> Fill | None:
 
 FILLS: dict[Any, Callable[..., Fill | None]] = {
     **{nn.init.normal_: _normal, Tensor.normal_: _normal, nn.init.trunc_normal_: _trunc},
+    **{nn.init.kaiming_uniform_: _kaiming},
     **{nn.init.uniform_: _uniform, Tensor.uniform_: _uniform, nn.init.constant_: _constant, nn.init.ones_: _ones},
     **{nn.init.zeros_: _fill, Tensor.zero_: _fill, Tensor.fill_: _fill, Tensor.copy_: _copy},
 }
@@ -99,29 +107,44 @@ class _Recorder(TorchFunctionMode):
         self.fills: dict[str, Any] = {}
         self._views: dict[int, tuple[str, int]] = {}
         self._alive: list[Any] = []
+        self._drawing = Drawing()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         target = args[0] if args else kwargs.get("tensor")
         known = self.names.get(id(target)) if isinstance(target, Tensor) else None
-        if func in FILLS and isinstance(target, Tensor):
+        if func in FILLS and isinstance(target, Tensor) and (known is not None or id(target) in self._views):
             if known is not None:
-                self._note(known, FILLS[func](*args, **kwargs))
-            elif id(target) in self._views:
+                self._note(known, self._made(target, args[1:]) or FILLS[func](*args, **kwargs))
+                self._keep(target, known)
+            else:
                 fqn, index = self._views[id(target)]
                 zero = FILLS[func](*args, **kwargs) == Constant(0.0)
                 self._note(fqn, ZeroRow(self.fills[fqn], index) if zero and fqn in self.fills else None)
-            elif not target.is_meta:
-                return func(*args, **kwargs)
             return target
         result = func(*args, **kwargs)
-        if known is not None and isinstance(result, Tensor) and result is not target:
+        self._drawing.note(func, args, kwargs, result)
+        if known is not None and isinstance(result, Tensor):
+            if result is target:  # changed in place, such as scaled
+                self._note(known, self._made(target, (result,)))
             self._alive.append(result)  # so that no other tensor gets its id
             if func is Tensor.__getitem__ and isinstance(args[1], int):
                 self._views[id(result)] = (known, args[1])
+                self._drawing.forget(result)
             elif func is Tensor.data.__get__:  # type: ignore[attr-defined] # torch types a property as its value
                 self.names[id(result)] = known
         return result
+
+    def _made(self, target: Tensor, values: tuple[Any, ...]) -> Fill | None:
+        """What fills `target` with values that were drawn, if these are: whole, or row by row of what was filled."""
+        drawn = self._drawing.of(values[0]) if values else None
+        if drawn is None or not (drawn.is_random() or values[0].is_meta):
+            return None
+        return Made(drawn) if target.dim() < 2 or drawn.by_rows() else None
+
+    def _keep(self, target: Tensor, fqn: str) -> None:
+        if (fill := self.fills.get(fqn)) is not None:
+            self._drawing.put(target, Drawn(fill=fill))
 
     def _note(self, fqn: str, fill: Fill | None) -> None:
         self.fills.pop(fqn, None)

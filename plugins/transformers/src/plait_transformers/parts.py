@@ -21,15 +21,15 @@ class _NoCopies(TorchDispatchMode):
         return args[0] if func is torch.ops.aten.clone.default else func(*args, **(kwargs or {}))
 
 
-def parts_of(config: Any) -> dict[str, WeightPart]:
-    """Name in the files -> part, for models of transformers' `config`.
+def parts_of(config: Any, attention: str) -> dict[str, WeightPart]:
+    """Name in the files -> part, for models of transformers' `config`, built with this attention function.
 
     Raises PlaitError if a tensor of the files is not a part of one parameter.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
     with torch.device("meta"), torch.no_grad():
-        model: Any = of_config(config)
+        model: Any = of_config(config, attention)
         state = {fqn: torch.empty(tensor.shape) for fqn, tensor in model.state_dict().items()}
         owners = {memory_of(tensor): fqn for fqn, tensor in state.items()}
         with _NoCopies():

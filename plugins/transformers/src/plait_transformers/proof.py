@@ -18,18 +18,25 @@ import torch
 from torch import Tensor, nn
 
 from plait import PlaitError
-from plait_transformers.attention import refused
+from plait_transformers.attention import NAME, OWN, refused
 from plait_transformers.branch import Roles, divided, undivided
-from plait_transformers.called import Called, of_config
+from plait_transformers.called import of_config
+from plait_transformers.experiments import (
+    BOUND,
+    apart,
+    can_be_cut,
+    check_apart,
+    check_causal,
+    check_training,
+    mixes,
+    not_called,
+)
 from plait_transformers.init import recorded
-from plait_transformers.one_sentence import one_sentence
+from plait_transformers.one_sentence import in_a_line, one_sentence
 from plait_transformers.shrink import HEADS, VOCAB, shrunken
 from plait_transformers.supposed import Axis, name_of
 from plait_transformers.watch import Watch, watching
 
-BOUND = 1e-4  # families compute parts in float32 by hand; what is wrong is off by far more
-EXACT = 1e-9  # of one computation that is done again
-DRAWS = 20  # enough to see a layer that is left out one time in ten
 TOKENS = 12
 
 
@@ -37,15 +44,25 @@ TOKENS = 12
 class ModelFacts:
     """About a family; FQNs are patterns, in which `*` is the number of a block.
 
+    how:       the name of the attention function, in transformers' registry, with which it is built.
+    masked:    the family's own function gets masks from Plait.
+    why_no_documents: why packed documents would see each other; empty, if they do not.
     blocks:    the blocks. branches: modules that read the stream and return a summand of it.
+    mixers:    modules that mix tokens in a way of their own. lent: those that are not called themselves: modules around
+               them read their parameters.
     roles:     parameter -> its logical axes. whole: branch -> why it is not divided.
     widths:    parameter -> its rows, or columns, for each head that they are divided by.
     attention: the inner attention, if all layers have the same. head_width: of queries.
     first, last: modules with parameters before and after the blocks. head: whose result is the logits, unchanged.
     """
 
+    how: str
+    masked: bool
+    why_no_documents: str
     blocks: str
     branches: tuple[str, ...]
+    mixers: tuple[str, ...]
+    lent: tuple[str, ...]
     roles: dict[str, tuple[Axis, ...]]
     whole: dict[str, str]
     widths: dict[str, int]
@@ -57,8 +74,12 @@ class ModelFacts:
 
     def pattern(self, fqn: str) -> str:
         """The pattern of `fqn`: the number of its block as `*`."""
-        prefix = self.blocks.removesuffix("*")
-        return re.sub(rf"^{re.escape(prefix)}\d+(?=\.|$)", self.blocks, fqn)
+        return in_blocks(self.blocks.removesuffix(".*"), fqn)
+
+
+def in_blocks(blocks: str, fqn: str) -> str:
+    """`fqn`, in which the number of its block in the list `blocks` is `*`."""
+    return re.sub(rf"^{re.escape(blocks)}\.\d+(?=\.|$)", f"{blocks}.*", fqn)
 
 
 def facts_of(config: Any) -> ModelFacts:
@@ -74,16 +95,25 @@ def _facts(cls: Any, said: str) -> ModelFacts:
     failed = f"model=transformers cannot derive the spec of {kind}: a small copy of it fails with"
     with one_sentence(failed), torch.device("cpu"):
         small = shrunken(config)
-        model, own = _built(small), _built(small, own=True)
-        own.load_state_dict(model.state_dict())
-        return _tried(kind, model, own)
+        own = _built(small, OWN, plain=True)
+        first: Exception | None = None
+        for how, masked in ((NAME, False), (OWN, True), (OWN, False)):
+            try:
+                return _tried(kind, small, own, how, masked)
+            except Exception as error:
+                error.__cause__ = error.__cause__ or first
+                first = error
+        assert first is not None
+        raise first
 
 
-def _built(config: Any, own: bool = False) -> nn.Module:
-    """A model of `config` with random weights, in float64. own: with transformers' attention, masks and buffers."""
-    with torch.device("cpu" if own else "meta"), torch.random.fork_rng(devices=[]):
-        model: Any = of_config(config, **({"attention": "eager"} if own else {}))
-    if not own:
+def _built(
+    config: Any, attention: str, plain: bool = False, mixers: tuple[str, ...] = (), masked: bool = False
+) -> nn.Module:
+    """A model of `config` with random weights, in float64. plain: with transformers' experts, masks and buffers."""
+    with torch.device("cpu" if plain else "meta"), torch.random.fork_rng(devices=[]):
+        model: Any = of_config(config, attention, plain, mixers, masked=masked)
+    if not plain:
         fills = recorded(model)
         model.to_empty(device="cpu")
         generator = torch.Generator().manual_seed(0)
@@ -103,85 +133,40 @@ def _built(config: Any, own: bool = False) -> nn.Module:
 
 
 @torch.no_grad()
-def _tried(kind: str, model: nn.Module, own: nn.Module) -> ModelFacts:
+def _tried(kind: str, config: Any, own: nn.Module, how: str, masked: bool) -> ModelFacts:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(4, VOCAB, (2, TOKENS), generator=generator)
+    model = _built(config, how, masked=masked)
+    own.load_state_dict(model.state_dict())
+    wanted = check_causal(kind, own, tokens)
     with watching(model) as watch:
         logits = model(tokens)
-    wanted = _check_causal(kind, own, tokens)
-    if _apart(logits, wanted) > BOUND:
+    if apart(logits, wanted) > BOUND or any(call.masked for call in watch.attended.values()):
         raise refused(kind)
-    _check_training(kind, model, tokens, logits)
-    _check_documents(kind, model, tokens)
+    watch.tokens = (tokens,)
+    check_training(kind, model, tokens, logits)
     blocks = _blocks(model)
     branches = list(_branches(model, blocks))
-    _check_apart(kind, model, tokens, [model.get_submodule(b) for b in branches])
-    return _derived(model, watch, blocks, branches, logits)
+    check_apart(kind, model, tokens, [model.get_submodule(b) for b in branches])
+    mixers = tuple(dict.fromkeys(in_blocks(blocks, b) for b in branches if mixes(model, b, watch)))
+    lent = tuple(dict.fromkeys(in_blocks(blocks, fqn) for fqn in not_called(model, watch, branches)))
+    facts = _derived(model, watch, blocks, branches, logits)
+    why = _why_no_documents(config, model, how, mixers, tokens)
+    return attrs.evolve(facts, how=how, masked=masked, mixers=mixers, lent=lent, why_no_documents=why)
 
 
-def _apart(x: Tensor, y: Tensor) -> float:
-    return float((x - y).abs().max() / y.abs().max()) if x.shape == y.shape else float("inf")
-
-
-def _check_causal(kind: str, own: nn.Module, tokens: Tensor) -> Tensor:
-    """The logits of transformers' own forward."""
-    plain: Any = super(Called, own)
-    logits, other = (plain.forward(input_ids=ids, use_cache=False).logits for ids in (tokens, _with_other(tokens, -1)))
-    if _apart(other[:, :-1], logits[:, :-1]) > BOUND:
-        raise PlaitError(
-            f"{kind} is an encoder: its tokens see later ones; model=transformers trains models that predict the next "
-            "token"
-        )
-    return logits
-
-
-def _check_training(kind: str, model: nn.Module, tokens: Tensor, logits: Tensor) -> None:
-    """In training it computes the same logits, whatever is drawn."""
-    model.train()
-    with torch.random.fork_rng(devices=[]):
-        for seed in range(DRAWS):
-            torch.manual_seed(seed)
-            before, found = torch.get_rng_state(), model(tokens)
-            if _apart(found, logits) > EXACT:
-                raise PlaitError(
-                    f"model=transformers cannot train {kind}: its logits in training differ from those in evaluation, "
-                    "for example by noise from a generator that Plait does not seed"
-                )
-            if torch.equal(before, torch.get_rng_state()):
-                break
-    model.eval()
-
-
-def _with_other(tokens: Tensor, place: int) -> Tensor:
-    """`tokens`, of which the one at `place` in the first row is another one; the first 4 are left alone."""
-    other = tokens.clone()
-    other[0, place] = (other[0, place] - 3) % (VOCAB - 4) + 4
-    return other
-
-
-def _check_documents(kind: str, model: nn.Module, tokens: Tensor) -> None:
+def _why_no_documents(config: Any, model: nn.Module, how: str, mixers: tuple[str, ...], tokens: Tensor) -> str:
+    """Why packed documents would see each other; empty, if their logits are those of the documents alone."""
+    by_document = _built(config, how, mixers=mixers) if how == NAME else model
     cut = TOKENS // 2 - 1
     positions = torch.cat([torch.arange(cut), torch.arange(TOKENS - cut)]).expand_as(tokens)
-    apart = torch.cat([model(tokens[:, :cut]), model(tokens[:, cut:])], dim=1)
-    if _apart(model(tokens, positions), apart) > BOUND:
-        raise PlaitError(f"model=transformers cannot train {kind}: packed documents would see each other")
-
-
-def _check_apart(kind: str, model: nn.Module, tokens: Tensor, branches: list[nn.Module]) -> None:
-    """Without what the branches add, a token's logits depend on that token alone."""
-
-    def nothing(module: nn.Module, args: Any, result: Any) -> Any:
-        first = result[0] if isinstance(result, tuple) else result
-        none = torch.zeros_like(first)
-        return (none, *result[1:]) if isinstance(result, tuple) else none
-
-    hooks = [branch.register_forward_hook(nothing) for branch in branches]
-    change = (model(tokens) - model(_with_other(tokens, 3))).abs().amax(-1)
-    for hook in hooks:
-        hook.remove()
-    change[0, 3] = 0
-    if float(change.max()) > 0:
-        raise PlaitError(f"model=transformers cannot train {kind}: it mixes tokens outside attention and feed-forward")
+    alone = torch.cat([model(tokens[:, :cut]), model(tokens[:, cut:])], dim=1)
+    try:
+        if apart(by_document(tokens, positions), alone) <= BOUND:
+            return ""
+    except Exception as error:
+        return in_a_line(error)
+    return "packed documents would see each other"
 
 
 def _blocks(model: Any) -> str:
@@ -202,7 +187,7 @@ def _branches(model: nn.Module, blocks: str) -> Iterator[str]:
 
 
 def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], logits: Tensor) -> ModelFacts:
-    facts = ModelFacts(f"{blocks}.*", (), {}, {}, {}, None, 1, (), (), None)
+    facts = ModelFacts("", False, "", f"{blocks}.*", (), (), (), {}, {}, {}, None, 1, (), (), None)
     found: dict[str, list[Roles]] = {}
     for fqn in branches:
         found.setdefault(facts.pattern(fqn), []).append(divided(fqn, model.get_submodule(fqn), watch))
@@ -220,12 +205,12 @@ def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], l
                 alike |= {facts.pattern(n): a for n, a in undivided(fqn, model.get_submodule(fqn), watch).items()}
         roles |= alike
     roles |= _others(model, facts, roles)
-    first, last = _ends(model, watch, blocks)
+    begin, end = _ends(model, watch, blocks) if can_be_cut(model, watch, blocks, logits) else ((), ())
     head = next(
         (
             fqn
             for fqn, call in watch.calls.items()
-            if fqn in last
+            if fqn in _ends(model, watch, blocks)[1]
             and call.result is not None
             and call.result.data_ptr() == logits.data_ptr()
             and call.result.shape == logits.shape
@@ -250,8 +235,8 @@ def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], l
         },
         attention=attention.pop() if simple else None,
         head_width=max(widths, default=1),
-        first=first,
-        last=last,
+        first=begin,
+        last=end,
         head=head,
     )
 

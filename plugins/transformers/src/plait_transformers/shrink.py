@@ -5,7 +5,7 @@ from typing import Any
 
 VOCAB, HEADS, EXPERTS, WINDOW = 64, 4, 4, 5
 # What acts only on inputs longer than it: shortened, so that the few tokens of an experiment see it act.
-REACH = re.compile(r"(window|chunk|block)_size|local_attention|(sliding|attention)_window|floor_scale")
+REACH = re.compile(r"(window|chunk|block)_size|local_attention|(sliding|attention)_window|floor_scale|index_topk")
 
 
 def shrunken(config: Any) -> Any:
@@ -34,6 +34,11 @@ def shrunken(config: Any) -> Any:
         "bos_token_id": 2,
         "eos_token_id": 3,
     }
+    if said.get("linear_num_value_heads") and said.get("linear_num_key_heads"):
+        grouped = said["linear_num_value_heads"] != said["linear_num_key_heads"]
+        wanted |= {"linear_num_value_heads": HEADS, "linear_num_key_heads": HEADS // 2 if grouped else HEADS}
+    if said.get("mamba_n_heads") and type(said.get("mamba_d_head")) is int and said.get("mamba_expand"):
+        wanted["mamba_n_heads"] = said["mamba_expand"] * wanted["hidden_size"] // said["mamba_d_head"]
     changed = {}
     for name, value in wanted.items():
         own = alias.get(name, name)

@@ -4,6 +4,7 @@ from typing import Any
 
 from plait import ModelSpec, PlaitError
 from plait.ops import Flops
+from plait_transformers.attention import Inner
 from plait_transformers.init import patterns, recorded
 from plait_transformers.proof import ModelFacts, facts_of
 from plait_transformers.supposed import Axis, name_of
@@ -21,14 +22,16 @@ def spec_of(model: Any) -> ModelSpec:
     tied = any(p is embedding for p in (getattr(model.get_output_embeddings(), "weight", None),))
     matrices = sum(_multiplied(p, axes[facts.pattern(fqn)], model.config) for fqn, p in named.items())
     matrices -= 0 if tied else embedding.numel()
-    heads, layers = model.config.num_attention_heads, model.config.num_hidden_layers
+    heads = getattr(model.config, "num_attention_heads", 0)
+    layers = sum(isinstance(module, Inner) for module in model.modules()) or model.config.num_hidden_layers
     return ModelSpec(
         axes=axes,
         blocks=(facts.blocks,),
         sizes=sizes,
         branches=facts.branches,
         attention=facts.attention,
-        documents="documents",
+        mixers=facts.mixers,
+        documents=None if model.documents is None else "documents",
         init=patterns(recorded(model), facts.pattern),
         flops=Flops(parameters=matrices, attention=2 * layers * heads * facts.head_width),
         head=facts.head,
@@ -45,6 +48,8 @@ def how_found(facts: ModelFacts) -> dict[str, str]:
         divided = ", ".join(dict.fromkeys(a for a in axes if a not in (None, "embed", "experts")))
         why = facts.whole.get(branch)
         found[branch] = f"stays whole: {why}" if why else f"{divided} divided: its two halves add up to the whole"
+    for mixer in facts.mixers:
+        found[mixer] += "; mixes tokens in a way of its own: those of its result change with another token"
     if facts.attention:
         found[facts.attention] = "attention: with it the logits are those of transformers' own"
     if facts.head:

@@ -28,17 +28,19 @@ class Call:
 
 @attrs.frozen
 class Attended:
-    """Of an inner attention: shapes of queries, keys and values."""
+    """Of an inner attention: shapes of queries, keys and values. masked: it got a mask that the family made."""
 
     q: tuple[int, ...]
     k: tuple[int, ...]
     v: tuple[int, ...]
+    masked: bool = False
 
 
 @attrs.define
 class Watch:
     """calls: FQN -> the last call of a module. places: FQN -> when it was called. attended: of inner attentions."""
 
+    tokens: tuple[Tensor, ...] = ()
     calls: dict[str, Call] = attrs.Factory(dict)
     places: dict[str, list[int]] = attrs.Factory(dict)
     block_places: list[int] = attrs.Factory(list)
@@ -57,10 +59,10 @@ def watching(model: nn.Module) -> Iterator[Watch]:
             watch.places.setdefault(fqn, []).append(count[0])
             if fqn.rpartition(".")[0] in lists and any(True for _ in module.children()):
                 watch.block_places.append(count[0])
-            watch.calls[fqn] = Call(args, kwargs, _first((*args, *kwargs.values())), _first(result))
+            watch.calls[fqn] = Call(args, kwargs, first((*args, *kwargs.values())), first(result))
             if isinstance(module, Inner):
                 q, k, v = (tuple(x.shape) for x in args[:3])
-                watch.attended[fqn] = Attended(q, k, v)
+                watch.attended[fqn] = Attended(q, k, v, args[3] is not None)
 
         return after
 
@@ -74,7 +76,8 @@ def watching(model: nn.Module) -> Iterator[Watch]:
             hook.remove()
 
 
-def _first(values: Any) -> Tensor | None:
+def first(values: Any) -> Tensor | None:
+    """`values`, or the first tensor among them."""
     if isinstance(values, Tensor):
         return values
     return next((v for v in values if isinstance(v, Tensor)), None) if isinstance(values, tuple | list) else None

@@ -1,0 +1,126 @@
+"""The experiments on a small copy of a model: each says one thing that a spec may say, or refuses the family."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait import PlaitError
+from plait_transformers.attention import Inner
+from plait_transformers.called import Called
+from plait_transformers.shrink import VOCAB
+from plait_transformers.watch import Watch, first
+
+BOUND = 1e-4  # families compute parts in float32 by hand; what is wrong is off by far more
+EXACT = 1e-9  # of one computation that is done again
+DRAWS = 20  # enough to see a layer that is left out one time in ten
+
+
+def mixes(model: nn.Module, fqn: str, watch: Watch) -> bool:
+    """Whether the module `fqn` mixes tokens in a way of its own: without inner attention, too, others change with one.
+
+    True also for what cannot be told.
+    """
+    call = watch.calls.get(fqn)
+    if call is None or call.entered is None or call.result is None:
+        return True
+    at = (0, 3) if call.entered.dim() > 2 else (3,)
+    other = call.entered.clone()
+    other[at] += 1.0
+    changed = [other if each is call.entered else each for each in call.args]
+    named = {name: other if each is call.entered else each for name, each in call.kwargs.items()}
+    module = model.get_submodule(fqn)
+    hooks = [
+        m.register_forward_hook(lambda *_: torch.zeros_like(_[2])) for m in module.modules() if isinstance(m, Inner)
+    ]
+    found: list[Any] = [first(module(*a, **k)) for a, k in ((call.args, call.kwargs), (changed, named))]
+    for hook in hooks:
+        hook.remove()
+    change = (found[0] - found[1]).abs()
+    change[at] = 0
+    return float(change.max()) > EXACT * float(found[0].abs().max())
+
+
+def not_called(model: nn.Module, watch: Watch, branches: list[str]) -> Iterator[str]:
+    """Modules with parameters of their own that are not called, inside branches that are."""
+    for branch in branches:
+        for name, module in model.get_submodule(branch).named_modules():
+            fqn = f"{branch}.{name}"
+            if name and branch in watch.calls and fqn not in watch.calls and [*module.parameters(recurse=False)]:
+                yield fqn
+
+
+def apart(x: Tensor, y: Tensor) -> float:
+    return float((x - y).abs().max() / y.abs().max()) if x.shape == y.shape else float("inf")
+
+
+def check_causal(kind: str, own: nn.Module, tokens: Tensor) -> Tensor:
+    """The logits of transformers' own forward."""
+    plain: Any = super(Called, own)
+    logits, other = (plain.forward(input_ids=ids, use_cache=False).logits for ids in (tokens, _with_other(tokens, -1)))
+    if apart(other[:, :-1], logits[:, :-1]) > BOUND:
+        raise PlaitError(
+            f"{kind} is an encoder: its tokens see later ones; model=transformers trains models that predict the next "
+            "token"
+        )
+    return logits
+
+
+def check_training(kind: str, model: nn.Module, tokens: Tensor, logits: Tensor) -> None:
+    """In training it computes the same logits, whatever is drawn."""
+    model.train()
+    with torch.random.fork_rng(devices=[]):
+        for seed in range(DRAWS):
+            torch.manual_seed(seed)
+            before, found = torch.get_rng_state(), model(tokens)
+            if apart(found, logits) > EXACT:
+                raise PlaitError(
+                    f"model=transformers cannot train {kind}: its logits in training differ from those in evaluation, "
+                    "for example by noise from a generator that Plait does not seed"
+                )
+            if torch.equal(before, torch.get_rng_state()):
+                break
+    model.eval()
+
+
+def _with_other(tokens: Tensor, place: int) -> Tensor:
+    """`tokens`, of which the one at `place` in the first row is another one; the first 4 are left alone."""
+    other = tokens.clone()
+    other[0, place] = (other[0, place] - 3) % (VOCAB - 4) + 4
+    return other
+
+
+def check_apart(kind: str, model: nn.Module, tokens: Tensor, branches: list[nn.Module]) -> None:
+    """Without what the branches add, a token's logits depend on that token alone."""
+
+    def nothing(module: nn.Module, args: Any, result: Any) -> Any:
+        first = result[0] if isinstance(result, tuple) else result
+        none = torch.zeros_like(first)
+        return (none, *result[1:]) if isinstance(result, tuple) else none
+
+    hooks = [branch.register_forward_hook(nothing) for branch in branches]
+    change = (model(tokens) - model(_with_other(tokens, 3))).abs().amax(-1)
+    for hook in hooks:
+        hook.remove()
+    if float(change[0, 3]) == 0:
+        raise PlaitError(
+            f"model=transformers cannot train {kind}: what its attention or feed-forward returns is more than a "
+            "summand of the residual stream"
+        )
+    change[0, 3] = 0
+    if float(change.max()) > 0:
+        raise PlaitError(f"model=transformers cannot train {kind}: it mixes tokens outside attention and feed-forward")
+
+
+def can_be_cut(model: nn.Module, watch: Watch, blocks: str, logits: Tensor) -> bool:
+    """Whether blocks pass on nothing but the stream, so that a stage of a pipeline may begin with the second."""
+    layers: Any = model.get_submodule(blocks)
+    stream, (tokens, *_) = watch.calls[f"{blocks}.0"].result, watch.tokens
+    layers[0].forward = lambda *args, **kwargs: stream
+    try:
+        return apart(model(tokens), logits) <= EXACT
+    except Exception:
+        return False
+    finally:
+        del layers[0].forward
