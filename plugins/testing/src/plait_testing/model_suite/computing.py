@@ -72,21 +72,33 @@ class Computing(Subject):
         assert not moved, f"`constant` names {', '.join(moved)}, whose gradient is not zero"
 
     def test_gradients_equal_finite_differences(self) -> None:
-        """Of every parameter, along a direction of which half is its gradient and half is random."""
+        """Of every parameter, along a direction of which half is its gradient and half is random.
+
+        Parameters whose gradients are of about the same size move together. If that slope is wrong, each moves alone.
+        """
         model, _ = self.real()
         tokens, generator = tokens_for(model), torch.Generator().manual_seed(2)
         with Widened():
             grads = gradients_of(loss_of(model, tokens), model)
-        floor = FLOOR * norm(grads)
+        floor, ways = FLOOR * norm(grads), {}
         for name, grad in grads.items():
-            param, way = model.get_parameter(name), torch.randn(grad.shape, generator=generator, dtype=grad.dtype)
-            way = way / way.norm() + grad / grad.norm().clamp(min=1e-30)
-            found, told = _slope(model, tokens, param, way), float((grad * way).sum())
-            error = abs(found - told) / max(abs(told), floor)
-            assert error <= DIFFERENCE, (
-                f"the gradient of {name} says {told:.6e} along a way on which the loss changes by "
-            )
-            f"{found:.6e}"
+            way = torch.randn(grad.shape, generator=generator, dtype=grad.dtype)
+            ways[name] = way / way.norm() + grad / grad.norm().clamp(min=1e-30)
+        told = {name: float((grad * ways[name]).sum()) for name, grad in grads.items()}
+        size = {name: max(abs(slope), floor) for name, slope in told.items()}
+
+        def found(names: list[str]) -> float:
+            return _slope(model, tokens, {name: ways[name] for name in names})
+
+        for names in _of_like_size(size):
+            bound = DIFFERENCE * min(size[name] for name in names)
+            if abs(found(names) - sum(told[name] for name in names)) <= bound:
+                continue
+            for name in names:
+                slope = found([name])
+                assert abs(slope - told[name]) <= DIFFERENCE * size[name], (
+                    f"the gradient of {name} says {told[name]:.6e} along a way on which the loss changes by {slope:.6e}"
+                )
 
     @torch.no_grad()
     def test_no_token_sees_a_later_one(self) -> None:
@@ -184,15 +196,28 @@ class Graphs:
 
 
 @torch.no_grad()
-def _slope(model: nn.Module, tokens: Tensor, param: nn.Parameter, way: Tensor) -> float:
-    """How fast the loss changes if `param` goes along `way`."""
-    before, losses = param.detach().clone(), []
+def _slope(model: nn.Module, tokens: Tensor, ways: dict[str, Tensor]) -> float:
+    """How fast the loss changes if each parameter of `ways` goes along its own."""
+    params, losses = {name: model.get_parameter(name) for name in ways}, []
+    before = {name: param.detach().clone() for name, param in params.items()}
     for sign in (1, -1):
-        param.copy_(before + sign * STEP * way)
+        for name, param in params.items():
+            param.copy_(before[name] + sign * STEP * ways[name])
         with Widened():
             losses.append(float(loss_of(model, tokens)))
-    param.copy_(before)
+    for name, param in params.items():
+        param.copy_(before[name])
     return (losses[0] - losses[1]) / (2 * STEP)
+
+
+def _of_like_size(size: dict[str, float], most: int = 8, apart: float = 4.0) -> list[list[str]]:
+    """Names in groups of up to `most`, in which no size is over `apart` times another: none hides behind another."""
+    groups: list[list[str]] = []
+    for name in sorted(size, key=lambda name: size[name]):
+        if not groups or len(groups[-1]) == most or size[name] > apart * size[groups[-1][0]]:
+            groups.append([])
+        groups[-1].append(name)
+    return groups
 
 
 def _structure(block: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:
