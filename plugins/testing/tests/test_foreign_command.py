@@ -43,11 +43,24 @@ def test_right_and_wrong(plait_project, mine):
     assert places == {"mine.py"}
 
 
-def test_what_cannot_be_compared(plait_project, mine):
-    (mine / "broken.py").write_text("def broken():\n    return 1\n")
-    done = plait_project("verify", "broken.py::broken")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def it():\n    return 1\n", "Comparison"),
+        ("def it(model, batch):\n    pass\n", "it wants model, batch"),
+        ("def it():\n    return 1 / 0\n", "raised ZeroDivisionError: division by zero (own.py, line 2)"),
+        ("def it(:\n", "raised SyntaxError"),
+        ("import nowhere\n", "raised ModuleNotFoundError: No module named 'nowhere'"),
+        ("", "no function 'it'"),
+    ],
+)
+def test_what_cannot_be_compared(plait_project, tmp_path, monkeypatch, text, said):
+    monkeypatch.chdir(tmp_path)
+    name = f"own_{abs(hash(text))}"  # this process keeps what it has imported
+    (tmp_path / f"{name}.py").write_text(text)
+    done = plait_project("verify", f"{name}.py::it")
     assert (done.code, done.out) == (2, "")
-    assert "Comparison" in done.err
+    assert said in done.err.replace(name, "own")
 
 
 def test_the_action_runs_what_its_users_would(mine):

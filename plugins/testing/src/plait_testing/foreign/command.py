@@ -5,6 +5,8 @@ import importlib.util
 import inspect
 import re
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,19 +76,13 @@ def _found(target: str) -> tuple[Any, Path]:
         if not path.is_file():
             raise PlaitError(f"there is no file {path}").at("target", target, fits="FILE.py::function")
         sys.path.insert(0, str(path.resolve().parent))  # ranks import it by its name
-        module = importlib.import_module(path.stem)
+        module = _of_user(target, importlib.import_module, path.stem)
         if Path(str(module.__file__)).resolve() != path.resolve():
             raise PlaitError(
                 f"{path} cannot be imported as {path.stem!r}, which is the module {module.__file__}: rename it"
             ).at("target", target)
     else:
-        name = match["of_module"]
-        try:
-            module = importlib.import_module(match["module"])
-        except ModuleNotFoundError as error:
-            raise PlaitError(f"the module {match['module']!r} cannot be imported: {error}").at(
-                "target", target
-            ) from None
+        name, module = match["of_module"], _of_user(target, importlib.import_module, match["module"])
     function = getattr(module, name, None)
     if not callable(function):
         known = [
@@ -100,13 +96,29 @@ def _found(target: str) -> tuple[Any, Path]:
     return function, Path(str(module.__file__))
 
 
+def _of_user(target: str, work: Callable[..., Any], *given: Any) -> Any:
+    """What `work` returns. Raises PlaitError for what the user's code raises, with its place."""
+    try:
+        return work(*given)
+    except PlaitError:
+        raise
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        place = "" if isinstance(error, SyntaxError | ImportError) else f" ({Path(at.filename).name}, line {at.lineno})"
+        raise PlaitError(f"{target} raised {type(error).__name__}: {error}{place}").at("target", target) from error
+
+
 def _compared(target: str, function: Any, dtype: str | None) -> Any:
     import attrs
 
     from plait_testing.foreign.compare import compare
     from plait_testing.foreign.subject import Comparison
 
-    comparison = function()
+    if given := [each.name for each in inspect.signature(function).parameters.values() if each.default is each.empty]:
+        raise PlaitError(
+            f"{target} wants {', '.join(given)}: name a function without arguments that returns a Comparison"
+        ).at("target", target)
+    comparison = _of_user(target, function)
     if not isinstance(comparison, Comparison):
         raise PlaitError(
             f"{target} returned {type(comparison).__name__}; it must return a plait.testing.Comparison"
