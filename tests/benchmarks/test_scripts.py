@@ -41,6 +41,13 @@ def test_overhead_compares_three_loops(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "the run belongs into a folder of its own"
 
 
+@pytest.mark.slow
+def test_muon_comes_beside_its_parts(tmp_path: Path) -> None:
+    text = printed("muon.py", "--cycles=2", "--warm-up=1", cwd=tmp_path)
+    assert [text.count(name) for name in ("muon under fsdp2:", "its share alone:", "its collectives alone:")] == [1] * 3
+    assert "step / its parts: " in text
+
+
 def test_the_commands_of_a_second_start_compose(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not run here: four compiled starts take a minute of the processor."""
     from plait.host import compose

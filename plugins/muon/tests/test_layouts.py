@@ -9,7 +9,8 @@ from unittest import mock
 import attrs
 import pytest
 
-import plait_muon.muon as module
+import plait_muon.muon
+import plait_muon.soap
 from plait import Batch, canonical
 from plait.host import Saver, Store, load
 from plait.testing import Trial, batch, full
@@ -46,12 +47,19 @@ LAYOUTS = {  # the number of ranks, the model, strategies
     "adapters of copies": (2, "llama3", {**LORA, **DDP}),
 }
 OFTEN = ("stages of experts",)
-VARIANTS = {"muon": {}, "normuon by heads": {"normuon": True, "split": "heads"}}
+SOAP = {"_target_": "plait_muon.soap.Soap", "lr": 0.01, "adamw_lr": 0.005, "bucket": 500, "every": 2}
+VARIANTS = {
+    "muon": MUON,
+    "normuon by heads": {**MUON, "normuon": True, "split": "heads"},
+    "soap": SOAP,
+    "soap by parts": {**SOAP, "split": "parts"},
+}
 
 
 @attrs.frozen
 class Trained:
-    """initial, final: parameters by FQN. computed: matrices that this rank orthogonalised in all steps."""
+    """initial, final: parameters by FQN. computed: matrices that this rank computed in all steps: orthogonalised, or
+    stepped in their eigenbases."""
 
     initial: dict
     final: dict
@@ -69,13 +77,20 @@ def trained(trial, strategies, first=0, last=STEPS, folder=None, start=None):
     if start is not None:
         load(start, *applied.checkpoint(optimizer))
     initial, computed = taken(applied), []
-    plain = module.newton_schulz
+    newton_schulz, update = plait_muon.muon.newton_schulz, plait_muon.soap.update
 
-    def counted(x_NRC, iterations):
+    def orthogonalised(x_NRC, iterations):
         computed.append(len(x_NRC))
-        return plain(x_NRC, iterations)
+        return newton_schulz(x_NRC, iterations)
 
-    with mock.patch.object(module, "newton_schulz", counted):
+    def rotated(*matrix, **options):
+        computed.append(1)
+        update(*matrix, **options)
+
+    with (
+        mock.patch.object(plait_muon.muon, "newton_schulz", orthogonalised),
+        mock.patch.object(plait_muon.soap, "update", rotated),
+    ):
         for number in range(first, last):
             step(applied, optimizer, number)
     if folder is not None:
@@ -94,12 +109,12 @@ def step(applied, optimizer, number):
 
 
 def trial_of(model, variant):
-    return Trial(model, steps=STEPS, trains_with={**MUON, **VARIANTS[variant]})
+    return Trial(model, steps=STEPS, trains_with=VARIANTS[variant])
 
 
 def one_process(ranks, model, variant, strategies):
     alone = LORA if "lora" in strategies else {}
-    key = ("muon of one process", model, variant, str(alone))
+    key = ("a matrix optimizer in one process", model, variant, str(alone))
     if key not in ranks.kept:
         (ranks.kept[key],) = ranks.run(trained, trial_of(model, variant), alone, world=1)
     return ranks.kept[key]
@@ -123,7 +138,7 @@ def test_steps_equal_one_process_and_no_rank_computes_what_another_does(plait_ra
     found = plait_ranks.run(trained, trial_of(model, variant), strategies, world=world)
     compare(found, one, 1e-10)
     counts = [each.computed for each in found]
-    assert sum(counts) == one.computed, f"matrices orthogonalised by each rank: {counts}, in one process {one.computed}"
+    assert sum(counts) == one.computed, f"matrices computed by each rank: {counts}, in one process {one.computed}"
     assert all(counts), f"a rank had nothing to do: {counts}"
 
 
@@ -137,9 +152,9 @@ PAIRS = [
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("variant", ["normuon by heads", "soap"])
 @pytest.mark.parametrize(("saved", "resumed"), PAIRS)
-def test_a_run_goes_on_in_another_layout(plait_ranks, tmp_path, saved, resumed):
-    variant = "normuon by heads"
+def test_a_run_goes_on_in_another_layout(plait_ranks, tmp_path, saved, resumed, variant):
     world, model, strategies = LAYOUTS[saved]
     start = plait_ranks.run(trained, trial_of(model, variant), strategies, 0, SAVED, tmp_path, world=world)[0]
     world, _, strategies = LAYOUTS[resumed]
