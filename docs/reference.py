@@ -38,7 +38,8 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "plait.host:in_words plait.host:locked plait.host:processes plait.host:can_fork plait.host:cores "
     "plait.host:Scratch plait.host:check_threads plait.host:forget_plans",
     "A loop of your own": "plait.host:make_optimizer plait.host:Rounding plait.host:learning_rate plait.host:load "
-    "plait.host:load_latest plait.host:with_replicas plait.host:Saver plait.host:Store plait.host:open_store",
+    "plait.host:load_latest plait.host:with_replicas plait.host:Saver plait.host:Store plait.host:open_store "
+    "plait.host:checkpoint_at",
     "A trained model": "plait.host:recompose plait.host:check_trained plait.host:on_ranks plait.host:load_model "
     "plait.host:open_batches plait.host:validated",
     "Plugins": "plait.host:plugins",

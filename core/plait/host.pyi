@@ -8,6 +8,7 @@ from plait.check.prepare import make_data as make_data
 from plait.check.trained import check_trained as check_trained
 from plait.checkpoint import weights as weights
 from plait.checkpoint.at_address import open_store as open_store
+from plait.checkpoint.best import checkpoint_at as checkpoint_at
 from plait.checkpoint.load import load as load
 from plait.checkpoint.load import load_latest as load_latest
 from plait.checkpoint.load_model import load_model as load_model

@@ -4,10 +4,16 @@ import pytest
 import torch
 
 from plait.checkpoint.at_address import open_store
+from plait.checkpoint.best import checkpoint_at
+from plait.checkpoint.choose import choose
+from plait.checkpoint.export_at_address import copy_export
 from plait.checkpoint.folder_owner import OWNER, check_owner, claim
+from plait.checkpoint.init_from import read_weights
 from plait.checkpoint.load import load_latest
 from plait.checkpoint.save import Saver
 from plait.checkpoint.store import MANIFEST, NoneSound, Store
+from plait.checkpoint.weights import write
+from plait.contract.config import Checkpoint
 from plait.contract.errors import PlaitError
 from plait.system import objects
 from plait.system.disk import place
@@ -101,6 +107,46 @@ def test_a_later_start_ends_the_earlier_one_and_a_part_that_went_away_ends_a_sav
     assert [path.name for path in later.store.found()] == ["step-1", "step-2"]
 
 
+def test_best_leads_to_its_checkpoint(server):
+    store = open_store("s3://runs/best")
+    saver = Saver(store, "sync", keep=3)
+    for step in (1, 2):
+        weights = {f"model.{name}": tensor for name, tensor in state(step).items()}
+        saver.save(weights, step, data={"best": {"step": 1, "loss": 1.0, "waited": 0}})
+    best = "s3://runs/best/best"
+    assert checkpoint_at(best) == store.path_of(1)
+    assert checkpoint_at("s3://runs/best/step-2") == store.path_of(2)
+    assert choose(Checkpoint(load=best), open_store("s3://runs/other"), print) == store.path_of(1)
+    held = state(0)
+    read_weights(best, held)
+    assert bool((held["weight"] == 1).all())
+    (store.folder / "best").write_bytes(b"../other/step-9\n")
+    assert checkpoint_at(best) == place(best)
+
+
+def test_a_copy_of_an_export_is_whole_when_its_digests_are_there(server, tmp_path, impatient):
+    """What an earlier copy had is gone, and one that breaks off has no SHA256SUMS."""
+    export, at = tmp_path / "export", place("s3://runs/a/export")
+    write(export, {"w": 4}, lambda name: torch.ones(1), {"config.json": "{}"})
+    (at / "model-00001-of-00002.safetensors").write_bytes(b"old")
+    done = []
+    copy_export(export, at, done.append)
+    assert server.names("a/export/") == sorted(file.name for file in export.iterdir())
+    assert all((at / file.name).read_bytes() == file.read_bytes() for file in export.iterdir())
+    assert [line.split()[3] for line in done] == ["config.json", "model.safetensors", "SHA256SUMS"]
+
+    def cut(what):
+        if "model" in what:
+            server.gate.shut()
+
+    try:
+        with pytest.raises(DiskError, match=r"model.safetensors cannot be written: the store cannot be reached"):
+            copy_export(export, at, cut)
+    finally:
+        server.gate.open()
+    assert server.names("a/export/") == ["config.json"]
+
+
 def test_an_address_belongs_to_one_run(server, tmp_path):
     folder, mine, other = place("s3://runs/owned"), tmp_path / "a", tmp_path / "b"
     claim(folder, mine)
@@ -161,4 +207,5 @@ def test_what_a_start_refuses(server, monkeypatch, address, without, why):
     with pytest.raises(DiskError) as raised:
         objects.Address(address).check(f"checkpoint.dir={address}:")
     assert str(raised.value).startswith(f"checkpoint.dir={address}: {why}")
+    assert (raised.value.key, raised.value.value) == ("checkpoint.dir", address)
     S3FileSystem.clear_instance_cache()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.helpers import one_rank
-from tests.helpers.commands import kill_all, numbers, start, train
+from tests.helpers.commands import kill_all, numbers, plait, start, train
 from tests.helpers.object_server import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -54,6 +54,12 @@ def test_a_run_that_is_killed_in_the_middle_of_an_upload(server, in_a_folder, tm
     same(tmp_path / "runs" / "a", in_a_folder)
     assert steps(server, True) == {"step-15", "step-20"}
     assert steps(server, False) == set()
+    export = tmp_path / "runs/a/export"
+    assert server.names("a/export/") == sorted(file.name for file in export.iterdir())
+    copy = server.client.get_object(Bucket="runs", Key="a/export/model.safetensors")["Body"].read()
+    assert copy == (export / "model.safetensors").read_bytes()
+    said = plait("sample", "s3://runs/a", "def ", "tokens=2", "temperature=0", cwd=tmp_path, **server.env)
+    assert "model: s3://runs/a/step-20, step 20" in said.out, said
 
 
 def test_a_store_that_goes_away_for_a_while_and_for_good(server, in_a_folder, tmp_path):

@@ -104,7 +104,9 @@ def _check_places(conf: Checkpoint, folder: Path) -> None:
             "checkpoint.load", conf.load
         )
     if conf.init_from is not None and not _may_be_there(conf.init_from):
-        raise PlaitError(f"there are no weights at {conf.init_from}: no such file or folder")
+        raise PlaitError(f"there are no weights at {conf.init_from}: no such file or folder").at(
+            "checkpoint.init_from", conf.init_from
+        )
 
 
 def _may_be_there(path: str) -> bool:

@@ -48,7 +48,9 @@ class AddressStore(Store):
         self._take()
         problem = self.problem(path) if (path := self.path_of(step)) in self.found() else None
         if problem and "copied or renamed" in problem:
-            raise PlaitError(f"{path} cannot be written: {problem}; move it, or remove it")
+            raise PlaitError(f"{path} cannot be written: {problem}; move it, or remove it").at(
+                "checkpoint.dir", str(self.folder)
+            )
         self.remove(path)
 
     def commit(self, whole: Path, manifest: Manifest) -> Path:
@@ -93,4 +95,4 @@ class AddressStore(Store):
         return DiskError(
             f"{self.folder} cannot be written: another start of this run has begun to save there ({holder}); end one "
             "of them, or give one another checkpoint.dir"
-        )
+        ).at("checkpoint.dir", str(self.folder), "an address of its own")

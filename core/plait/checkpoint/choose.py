@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from plait.checkpoint.best import checkpoint_at
 from plait.checkpoint.store import NoneSound, Store
 from plait.contract.config import Checkpoint
 from plait.contract.errors import PlaitError
-from plait.system.disk import place, reading, writing
+from plait.system.disk import reading, writing
 
 if TYPE_CHECKING:
     from plait.records.run_folder import RunFolder
@@ -41,10 +42,11 @@ def choose(conf: Checkpoint, store: Store, say: Say) -> Path | None:
     if not named:
         return None
     with reading(conf.load, "checkpoint.load"):
-        problem = store.damaged.get(place(conf.load)) or Store.quick_problem(conf.load)
+        given = checkpoint_at(conf.load)
+        problem = store.damaged.get(given) or Store.quick_problem(given)
     if problem:
         raise PlaitError(f"checkpoint.load={conf.load} cannot be loaded: {problem}").at("checkpoint.load", conf.load)
-    return place(conf.load)
+    return given
 
 
 def choose_on_ranks(conf: Checkpoint, store: Store, folder: "RunFolder", say: Say) -> Path | None:

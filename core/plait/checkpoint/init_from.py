@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 from safetensors import safe_open
 
+from plait.checkpoint.best import checkpoint_at
 from plait.checkpoint.filled import fill
 from plait.checkpoint.saved_twice import check_as_read, check_same
 from plait.checkpoint.store import MANIFEST, Store, compare
@@ -15,7 +16,6 @@ from plait.checkpoint.sums import check_sums
 from plait.checkpoint.weight_files import Files, check_floating, open_files
 from plait.contract.errors import PlaitError
 from plait.contract.weight_part import WeightPart, parts_by_fqn
-from plait.system.disk import place
 
 if TYPE_CHECKING:  # the parent checks weights without torch
     from torch import Tensor
@@ -49,7 +49,7 @@ def check_weights(
     parts: what the model's `weight_parts()` returns; without, files have the parameters' own names.
     integers: FQN of tensors (buffers) that hold no floating-point numbers.
     """
-    path = place(path)
+    path = checkpoint_at(path)
     if not (path / MANIFEST).is_file():
         if not isinstance(path, Path):
             raise PlaitError(f"there is no checkpoint at {path}, and weights of another kind must be in a folder").at(
@@ -79,7 +79,7 @@ def read_weights(
     `check_weights`, except that a SHA256SUMS is not compared again. whole: FQN -> shape of the model, if `state` has
     only a part of it.
     """
-    path = place(path)
+    path = checkpoint_at(path)
     parameters = whole or {fqn: tuple(tensor.shape) for fqn, tensor in state.items()}
     if (path / MANIFEST).is_file():
         Store.check_model(Store.read(path), parameters)

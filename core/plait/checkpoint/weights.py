@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from plait.checkpoint.best import checkpoint_at
 from plait.checkpoint.files import put_in_place, sync, write_synced
 from plait.checkpoint.store import MANIFEST, Store
 from plait.checkpoint.sums import check_sums, write_sums
@@ -20,7 +21,7 @@ from plait.checkpoint.weight_files import INDEX, open_files
 from plait.contract.errors import PlaitError
 from plait.data.tokenizer_files import files_in, files_of
 from plait.parallel.state import canonical, tied_names
-from plait.system.disk import place, writing
+from plait.system.disk import writing
 
 DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
@@ -52,7 +53,7 @@ def read(path: str | os.PathLike[str]) -> Iterator[Weights]:
 
     Compares digests if there are any. Raises PlaitError for what cannot be read, or was changed.
     """
-    path = place(path)
+    path = checkpoint_at(path)
     if (path / MANIFEST).is_file():
         if problem := Store.verify(path):
             raise PlaitError(f"the checkpoint {path} cannot be read: {problem}")

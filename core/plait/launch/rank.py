@@ -179,18 +179,15 @@ def _train(
         _stop_by(StopSignals(trainer.ask_to_stop), file)
         kind = trainer.fit()
         exports = kind == "finished" and config.checkpoint.enabled and config.checkpoint.export
-        if exports:
-            watchdog.doing("the export of the weights")
-            trainer.checkpoints.export()
-        outcome = _outcome(trainer, kind, folder.path / "export" if exports else None)
+        outcome = _outcome(trainer, kind, trainer.checkpoints.export(watchdog.doing) if exports else "")
         if rank == 0:
             folder.set_outcome(outcome)
         end_group()
     return outcome
 
 
-def _outcome(trainer: "Trainer", kind: str, exported: Path | None) -> Outcome:
-    """How a run that trained ended. exported: where its weights are."""
+def _outcome(trainer: "Trainer", kind: str, exported: str) -> Outcome:
+    """How a run that trained ended. exported: where its weights are, in words."""
     if kind == "stopped":
         reason = f"stopped by a signal after step {trainer.step}"
         return Outcome(kind, reason, step=trainer.step, signal=trainer.stopped_by)

@@ -10,6 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -120,6 +121,10 @@ class Address:
             if self.read_bytes() != content:
                 raise
 
+    def put(self, file: Path) -> None:
+        """The content of a file: all of it is there, or nothing."""
+        self._call(lambda fs, path: fs.put_file(str(file), path), "cannot be written", lost=True)
+
     def upload(self) -> "Upload":
         """A stream for new content, which is there when it is closed."""
         return Upload(self)
@@ -140,7 +145,8 @@ class Address:
             probe._call(lambda fs, path: fs.pipe_file(path, b"plait\n"), patience=0, lost=True)
             probe._call(lambda fs, path: fs.rm_file(path), patience=0)
         except DiskError as error:
-            raise DiskError(f"{what} {str(error).partition(': ')[2]}") from None
+            told = DiskError(f"{what} {str(error).partition(': ')[2]}")
+            raise told.at("checkpoint.dir", str(self), "an address that can be written") from None
 
     def _kind(self) -> str | None:
         try:
@@ -156,7 +162,8 @@ class Address:
         lost: bool = False,
     ) -> T:
         """What `work(file system, path)` returns. lost: FileNotFoundError means that there is no such bucket."""
-        begun, pause, said = time.monotonic(), 0.25, False
+        failing: float | None = None  # since when: an upload may take longer than the patience, and fail once
+        pause, said = 0.25, False
         patience = PATIENCE if patience is None else patience
         while True:
             try:
@@ -166,7 +173,8 @@ class Address:
                     raise
                 raise refusal(self, error, cannot) from None
             except Exception as error:
-                refused, waited = refusal(self, error, cannot), time.monotonic() - begun
+                failing = time.monotonic() if failing is None else failing
+                refused, waited = refusal(self, error, cannot), time.monotonic() - failing
                 if not isinstance(refused, Unreachable) or waited + pause > patience:
                     raise refused from None
                 if waited > QUIET and not said:

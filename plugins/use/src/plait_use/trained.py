@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from plait import Config, PlaitError, near_miss
-from plait.host import RunFolder, Store, check_trained, compose, open_store, reading, recompose
+from plait.host import RunFolder, Store, check_trained, checkpoint_at, compose, open_store, reading, recompose
 
 if TYPE_CHECKING:
     from plait.host import Checked
@@ -72,7 +72,8 @@ def find(word: str, overrides: Sequence[str]) -> Trained:
     saved nothing yet."""
     with reading(word, "RUN"):
         if "://" in word:
-            return _of_checkpoint(open_store(word).folder, overrides)
+            at = checkpoint_at(word)
+            return _of_checkpoint(open_store(at).latest() or at, overrides)
         path = located(word)
         if (path / "manifest.json").is_file():
             return _of_checkpoint(path.parent / path.readlink() if path.is_symlink() else path, overrides)
@@ -103,7 +104,9 @@ def _of_checkpoint(path: Path, overrides: Sequence[str]) -> Trained:
     manifest = Store.read(path)
     recorded = manifest.config or _config_above(path)
     if not recorded:
-        raise PlaitError(f"the checkpoint {path} does not say of which model it is, and no run's folder is around it")
+        raise PlaitError(
+            f"the checkpoint {path} does not say of which model it is, and no run's folder is around it"
+        ).at("RUN", str(path), fits=FITS)
     batch = manifest.data.get("global_batch_size")
     return Trained(path, _composed(recorded, overrides), path, manifest.step, batch)
 
