@@ -1,6 +1,7 @@
 """A copy of an exported folder at an address, beside the checkpoints there."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,8 @@ def copy_export(folder: Path, to: "Address", doing: Callable[[str], None]) -> No
         (to / SUMS).unlink()
         to.rmtree()
         names = sorted(file.name for file in folder.iterdir())
-        return sorted(names, key=SUMS.__eq__)
+        return sorted(names, key=lambda name: name == SUMS)
 
     for name in together(begin) or []:
         doing(f"the copy of {name} to {to}")
-        together(lambda name=name: (to / name).put(folder / name))
+        together(partial((to / name).put, folder / name))
