@@ -1,17 +1,40 @@
-"""A copy of an exported folder at an address, beside the checkpoints there."""
+"""The export of a run, and a copy of it at an address, beside the checkpoints there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from plait.checkpoint.export import export_run
 from plait.checkpoint.sums import SUMS
 from plait.parallel.agreement import on_all_ranks
 
 if TYPE_CHECKING:
+    from plait.data.tokenizer_files import Used
+    from plait.parallel.applied import Applied
     from plait.system.objects import Address
+
+
+def export_and_copy(
+    applied: "Applied",
+    run: Path,
+    checkpoints: "Path | Address",
+    known: Collection[str],
+    tokenizer: "Callable[[], Used | None]",
+    doing: Callable[[str], None],
+) -> str:
+    """Export to the run's folder, and copy that beside its checkpoints if they are at an address. Called by all ranks.
+    Returns where the weights are, in words. known, tokenizer: as for `export_run`. doing: gets what is done, before
+    each part."""
+    folder, to = run / "export", checkpoints / "export"
+    doing("the export of the weights")
+    export_run(applied, folder, known, tokenizer)
+    if isinstance(to, Path):
+        return str(folder)
+    copy_export(folder, to, doing)
+    return f"{folder} and {to}"
 
 
 def copy_export(folder: Path, to: "Address", doing: Callable[[str], None]) -> None:

@@ -192,17 +192,9 @@ class Checkpoints:
     def export(self, doing: Callable[[str], None] = lambda what: None) -> str:
         """Write weights as safetensors into the run's folder `export/`, and a copy beside checkpoints at an address.
         Returns where they are, in words. doing: gets what is done, before each part that may take long."""
-        from plait.checkpoint.export import export_run
+        from plait.checkpoint.export_at_address import export_and_copy
 
-        export, copy = self.folder.path / "export", self.store.folder / "export"
-        doing("the export of the weights")
-        export_run(self.applied, export, self._known, self._tokenizer)
-        if isinstance(copy, Path):
-            return str(export)
-        from plait.checkpoint.export_at_address import copy_export
-
-        copy_export(export, copy, doing)
-        return f"{export} and {copy}"
+        return export_and_copy(self.applied, self.folder.path, self.store.folder, self._known, self._tokenizer, doing)
 
     def _states(self) -> list[Any]:
         """The state of every part of a stream, in order; empty if the number of samples is enough."""
