@@ -11,7 +11,8 @@ from plait_testing.pool import RankError
 
 ROOT = Path(plait.__file__).parents[2]
 PLAN = "plugins/plan/src/plait_plan/tracing/step.py"  # makes an optimizer's states, with no step
-TAKES_A_STEP = {"core/plait/parallel/applied.py", PLAN}
+FOREIGN = "plugins/testing/src/plait_testing/foreign/runs.py"  # steps what `plait verify FILE.py::function` is given
+TAKES_A_STEP = {"core/plait/parallel/applied.py", PLAN, FOREIGN}
 REHEARSES = {  # on tensors of no model
     f"core/plait/{name}.py" for name in ("train/rehearsal", "parallel/state", "train/optimizer_trials")
 }
