@@ -59,7 +59,7 @@ def test_a_run_that_is_killed_in_the_middle_of_an_upload(server, in_a_folder, tm
     copy = server.client.get_object(Bucket="runs", Key="a/export/model.safetensors")["Body"].read()
     assert copy == (export / "model.safetensors").read_bytes()
     said = plait("sample", "s3://runs/a", "def ", "tokens=2", "temperature=0", cwd=tmp_path, **server.env)
-    assert "model: s3://runs/a/step-20, step 20" in said.out, said
+    assert "model: s3://runs/a/step-20, step 20" in said.err, said
 
 
 def test_a_store_that_goes_away_for_a_while_and_for_good(server, in_a_folder, tmp_path):
