@@ -31,7 +31,7 @@ MISTAKES = {
     "strategy=[simplefsdp] model.dim=???": "model.dim",
     "data=text data.path=/proc/self/status data.tokenizer=bytes data.eod_token=x": "data.eod_token",
     "checkpoint.load=/nowhere": "checkpoint.load",
-    "checkpoint.init_from=/nowhere": None,
+    "checkpoint.init_from=/nowhere": "checkpoint.init_from",
     "checkpoint.dir=/proc/x": None,
     "checkpoint.memory_steps=100": "checkpoint.memory_steps",
 }
