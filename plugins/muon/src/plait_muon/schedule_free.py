@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from plait_muon.dealing import local
 
 
 class ScheduleFree(torch.optim.Optimizer):
@@ -77,9 +78,3 @@ class ScheduleFree(torch.optim.Optimizer):
         mean = self._means.pop(id(param), None)
         if mean is not None:
             local(param).copy_(mean)
-
-
-def local(tensor: Any) -> Tensor:
-    """What this rank holds of it."""
-    own: Tensor = tensor.detach()
-    return own.to_local() if isinstance(own, DTensor) else own

@@ -46,6 +46,7 @@ class Finding:
 
 
 def bitwise(what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Finding:
+    """How far tensors that should be equal to the last bit are apart; infinitely if shape or dtype differ."""
     errors = dict.fromkeys(tensors.keys() ^ expected.keys(), math.inf)
     for name in tensors.keys() & expected.keys():
         a, b = tensors[name], expected[name]
@@ -64,7 +65,7 @@ def gradients_apart(
     bound: float | Mapping[str, float],
     floor: float = FLOOR,
 ) -> Finding:
-    """bound: of all, or of each parameter."""
+    """How far gradients are apart, relative to their size. bound: of all, or of each parameter."""
     both = [dict(expected), dict(tensors)]
     for name in expected.keys() ^ tensors.keys():  # None is the same as zero
         for each, other in (both, both[::-1]):
@@ -72,17 +73,14 @@ def gradients_apart(
                 each[name] = torch.zeros_like(other[name])
     result, reference = (TrialResult({}, gradients, [], [], {}) for gradients in both[::-1])
     found = worst_of(what, gradient_errors(result, reference, floor), bound)
-    return attrs.evolve(
-        found,
-        factor=common_factor(result, reference, max(1e-3, found.bound / 5)),
-    )
+    return attrs.evolve(found, factor=common_factor(result, reference, max(1e-3, found.bound / 5)))
 
 
 def numbers_apart(what: str, numbers: list[float], expected: list[float], bound: float = LOSS) -> Finding:
+    """How far the numbers of steps are apart, and in which step: the first wrong one, or the worst."""
     error, step = apart(numbers, expected)
-    return Finding(
-        what, bound, error, f"step {step}" if error <= bound else _first(numbers, expected, bound), count=len(expected)
-    )
+    at = f"step {step}" if error <= bound else _first(numbers, expected, bound)
+    return Finding(what, bound, error, at, count=len(expected))
 
 
 def _first(numbers: list[float], expected: list[float], bound: float) -> str:
@@ -92,7 +90,8 @@ def _first(numbers: list[float], expected: list[float], bound: float) -> str:
 
 
 def worst_of(what: str, errors: Mapping[str, float], bound: float | Mapping[str, float]) -> Finding:
-    """bound: of all, or of each; then the worst is the one that is furthest above its own."""
+    """The worst of `errors`, and all above the bound. bound: of all, or of each; then the worst is the one that is
+    furthest above its own."""
     most = max(bound.values(), default=0.0) if isinstance(bound, Mapping) else bound
     bounds = {name: bound.get(name, most) if isinstance(bound, Mapping) else bound for name in errors}
     at = max(errors, key=lambda name: errors[name] / bounds[name] if bounds[name] else errors[name], default="")

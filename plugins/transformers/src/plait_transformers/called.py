@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from plait import PlaitError, mix_in
 from plait.ops import DocumentMask
 from plait_transformers.attention import NAME, give_inner, refused, register
-from plait_transformers.documents import give_documents, say_documents
+from plait_transformers.documents import give_documents
 from plait_transformers.experts import give_sorted
 from plait_transformers.lent import give_lent
 
@@ -93,6 +93,7 @@ class Called:
     documents: DocumentMask | None  # None: the family makes its masks itself, of positions
     always_masked = False  # also rows that are one document
     whole_rows: tuple[Any, ...] = ()  # blocks that get masks of the family's
+    by_document: tuple[Any, ...] = ()  # modules that compute each packed document as a row of its own
     why_no_documents: str = ""  # if packed documents would see each other
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -106,7 +107,8 @@ class Called:
                 f"model=transformers trains {cast(Any, self).config.model_type} without packed documents: "
                 f"{self.why_no_documents}; data.attention=across lets tokens see all earlier ones of their row"
             ).at("data.attention", "document", fits="across")
-        say_documents(cast(Any, self), positions is not None)
+        for mixer in self.by_document:
+            mixer.packed = positions is not None
         places = positions
         if places is None:
             places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)

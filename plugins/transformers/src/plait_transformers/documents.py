@@ -80,22 +80,17 @@ class _Rows:
 
 
 def give_documents(model: Any, mixers: Iterable[str]) -> None:
-    """Let the modules that the patterns `mixers` name keep packed documents apart."""
-    for fqn in in_model(model, mixers):
+    """Let the modules that the patterns `mixers` name keep packed documents apart: they are `model.by_document`."""
+    names = in_model(model, mixers)
+    for fqn in names:
         mix_in(model.get_submodule(fqn), ByDocument)
         block = model.get_submodule(fqn.rpartition(".")[0])
         if not isinstance(block, TellsPlaces):
             mix_in(block, TellsPlaces)
+    model.by_document = tuple(map(model.get_submodule, names))
 
 
 def in_model(model: nn.Module, patterns: Iterable[str]) -> list[str]:
     """The FQNs of the modules that `patterns` mean, in which `*` is the number of a block."""
     compiled = [re.compile(re.escape(pattern).replace(r"\*", r"\d+")) for pattern in patterns]
     return [fqn for fqn, _ in model.named_modules() if any(each.fullmatch(fqn) for each in compiled)]
-
-
-def say_documents(model: nn.Module, packed: bool) -> None:
-    """Tell the modules that keep documents apart whether the rows of this batch hold several."""
-    for module in model.modules():
-        if isinstance(module, ByDocument):
-            module.packed = packed

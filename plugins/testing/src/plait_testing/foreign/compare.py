@@ -61,7 +61,7 @@ class _Compared:
         alone = time.monotonic() - started
         self.one: dict[str, Ran]
         self.bounds: dict[str, Bounds]
-        self.one, self.bounds = torch.load(self.folder / "one.pt", weights_only=False)
+        self.one, self.bounds = self._read("one")
         answers = [*self.skipped]
         for variant in self.variants:
             answers += self._answers(variant, PATIENCE + 20 * alone)
@@ -94,8 +94,7 @@ class _Compared:
             if variant.key != PLAIN:
                 return [Answer(variant.key, raised=done)]
             raise PlaitError(f"the ranks fail: {done}")
-        files = [self.folder / f"{variant.key}-{rank}.pt" for rank in range(self.comparison.world)]
-        self.ranks[variant.key] = [torch.load(file, weights_only=False) for file in files]
+        self.ranks[variant.key] = self._read_all(variant.key)
         return asked.answers(
             self.comparison, variant, self.one[variant.key], self.ranks[variant.key], self.bounds[variant.key]
         )
@@ -127,8 +126,7 @@ class _Compared:
         done = self._call(_guess, self.comparison, variant, self.folder, world=1)
         if isinstance(done, str):
             return None
-        found = torch.load(self.folder / "guesses.pt", weights_only=False)
-        if (match := guesses.matching(found, ranks, within)) is None:
+        if (match := guesses.matching(self._read("guesses"), ranks, within)) is None:
             return None
         guess, factor = match
         return Cause(guess.kind, guess.sentence, factor=factor)
@@ -139,11 +137,18 @@ class _Compared:
             self._call(_look, self.comparison, self.folder, True, world=self.comparison.world), str
         ):
             return None
-        one = torch.load(self.folder / "forward.pt", weights_only=False)
-        files = [self.folder / f"forward-{rank}.pt" for rank in range(self.comparison.world)]
-        ranks = [torch.load(file, weights_only=False)[0] for file in files]
+        outputs, kinds = self._read("forward")
+        ranks = [each for each, _ in self._read_all("forward")]
         bound = self.bounds[PLAIN].loss if self.comparison.dtype == "float64" else 0.1
-        return first_apart(self.comparison, one[0], one[1], ranks, bound)
+        return first_apart(self.comparison, outputs, kinds, ranks, bound)
+
+    def _read_all(self, name: str) -> list[Any]:
+        """What each rank wrote under this name."""
+        return [self._read(f"{name}-{rank}") for rank in range(self.comparison.world)]
+
+    def _read(self, name: str) -> Any:
+        """What our own ranks wrote, of any type: the folder is one that only this user can read."""
+        return torch.load(self.folder / f"{name}.pt", weights_only=False)
 
 
 @contextlib.contextmanager
