@@ -261,7 +261,8 @@ def main() -> None:
     out, *overrides = sys.argv[1:]
     from plait.host import compose
     from plait.parallel.allocator import grow_segments
-    from plait.parallel.process_group import device_of, end_group, listen_on_loopback, local_device
+    from plait.parallel.process_group import device_of, end_group, local_device
+    from plait.system.sockets import listen_on_loopback
 
     config = compose(overrides).plain()
     if (kind := device_of(config["launch"]["device"])) == "cpu":

@@ -306,7 +306,7 @@ def _guess(config: Config, device_type: str) -> int:
     """The world size that strategies are shown first: what is asked for, else everything that this machine offers."""
     asked = config.launch.nproc_per_node
     if asked == "auto":
-        return (torch.cuda.device_count() if device_type == "cuda" else 2) * config.launch.most
+        return (2 if device_type == "cpu" else torch.accelerator.device_count()) * config.launch.most
     if type(asked) is not int or asked < 1:
         raise misfit("launch.nproc_per_node", asked, "'auto' or a number of at least 1")
     return asked * config.launch.most

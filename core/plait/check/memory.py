@@ -3,12 +3,11 @@
 import math
 import os
 
-import torch
-
 from plait.check.checked import Checked
 from plait.contract.errors import PlaitError
 from plait.parallel.precision import dtype
 from plait.records.text import size
+from plait.system.accelerator import total_memory
 
 
 def check_room(checked: Checked) -> None:
@@ -37,8 +36,7 @@ def check_room(checked: Checked) -> None:
 
 def _memory() -> int:
     """Bytes of this machine, its GPUs included."""
-    gpus = sum(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
-    return gpus + os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return total_memory() + os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _here(nnodes: int) -> str:

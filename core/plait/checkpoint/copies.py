@@ -278,8 +278,7 @@ class MemoryCopies:
         kept = self._rooms.get(number)
         if kept is None or kept.numel() != size:
             kept = self._rooms[number] = bytes_of(bytes_)
-            if torch.cuda.is_initialized():
-                lock(kept)
+            lock(kept)
         return kept
 
 

@@ -7,13 +7,15 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from plait.system.accelerator import is_accelerator
+
 
 class Staging:
     """The first copy takes memory; later ones take none, as long as keys, shapes, dtypes and layouts stay."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
-        self._stream: torch.cuda.Stream | None = None
+        self._stream: torch.Stream | None = None
 
     def copy(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A copy of each tensor, as `tensor.to("cpu", copy=True)` gives it, valid until the next call.
@@ -48,9 +50,9 @@ class Staging:
                 both[0].copy_(both[1])
         if on_gpu:
             device = on_gpu[0][1].device
-            self._stream = self._stream or torch.cuda.Stream(device)
-            self._stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(self._stream):
+            self._stream = self._stream or torch.Stream(device)
+            self._stream.wait_stream(torch.accelerator.current_stream(device))
+            with self._stream:
                 for room, part in on_gpu:
                     room.copy_(part, non_blocking=True)
             self._stream.synchronize()
@@ -62,7 +64,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def _on_gpu(tensor: Tensor) -> bool:
-    return local_part(tensor).is_cuda
+    return is_accelerator(local_part(tensor).device)
 
 
 def _same_form(room: Tensor, tensor: Tensor) -> bool:
@@ -78,8 +80,10 @@ def _same_form(room: Tensor, tensor: Tensor) -> bool:
 def lock(room: Tensor) -> None:
     """Lock this new memory, whose values are lost, so that a GPU writes to it directly. Without it copies are slower.
 
-    torch's own page-locked memory would be rounded up to a power of two.
+    torch's own page-locked memory would be rounded up to a power of two. Only CUDA and ROCm lock memory that exists.
     """
+    if not torch.cuda.is_initialized():
+        return
     room.zero_()  # takes the memory with all threads; the lock would take it with one
     runtime, storage = torch.cuda.cudart(), room.untyped_storage()
     if storage.nbytes() and int(runtime.cudaHostRegister(storage.data_ptr(), storage.nbytes(), 1)) == 0:

@@ -60,6 +60,6 @@ class Batch:
 
 def without_wait(tensor: "Tensor", device: "torch.device") -> "Tensor":
     """`tensor` on `device`. From main memory to a GPU it is copied while the host goes on."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
+    if device.type not in ("cpu", "meta") and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()  # from other memory a copy waits for the device
     return tensor.to(device, non_blocking=True)

@@ -31,6 +31,12 @@ def _a_name(_: Any, attribute: attrs.Attribute, value: Any) -> None:
         check_name(str(value), f"'{attribute.name}'")
 
 
+def _a_type_of_device(_: Any, attribute: attrs.Attribute, value: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", value):
+        fits = "auto, cpu or a type of torch's, such as cuda or xpu; which one a rank has, its number says"
+        raise ValueError(f"'{attribute.name}' must be {fits}; got {value!r}")
+
+
 def _a_place(_: Any, attribute: attrs.Attribute, value: str) -> None:
     if "://" not in value:
         check_inside(value, f"'{attribute.name}'")
@@ -178,7 +184,7 @@ class Launch:
     max_restarts: int = attrs.field(default=3, validator=ge(0))
     grace_seconds: float = attrs.field(default=30.0, validator=[gt(0), le(YEAR)])
     timeout_seconds: float = attrs.field(default=600.0, validator=[gt(0), le(YEAR)])
-    device: str = _one_of("auto", "cpu", "cuda")
+    device: str = attrs.field(default="auto", validator=_a_type_of_device)
 
     @property
     def machines(self) -> range:

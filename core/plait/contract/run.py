@@ -21,7 +21,7 @@ class Run:
 
     config:         all typed nodes: `run.config.precision.param`, `run.config.train.seq_len`, ...
     world_size:     the number of ranks.
-    device_type:    "cpu" or "cuda".
+    device_type:    "cpu", or the type of torch's accelerator, such as "cuda".
     spec:           what the model says about itself.
     parameters:     the number of the model's parameters.
     strategies:     name -> instance of every selected strategy.

@@ -85,11 +85,10 @@ def _serve(channel: socket.socket) -> dict[str, Any] | None:
 
 def _unfit() -> str | None:
     """Why no rank may be forked from this process. Libraries that support forks end their threads before one."""
-    import torch
-
+    from plait.system.accelerator import in_use
     from plait.system.torch_internals.memory import gpu_lost_by_fork
 
-    if torch.cuda.is_initialized():
+    if in_use():
         return "a GPU that is in use"
     if (pid := os.fork()) == 0:
         os._exit(int(gpu_lost_by_fork()))  # also after a mere count of GPUs

@@ -39,11 +39,13 @@ def counts_for_products(x_ND: Tensor, counts_X: Tensor) -> Tensor:
 
 def always_loops(x_ND: Tensor) -> bool:
     """Whether a GPU has no grouped product for rows like `x_ND`, whatever the weights are."""
-    return x_ND.device.type == "cuda" and not _gpu_runs_grouped(x_ND)
+    return x_ND.device.type not in ("cpu", "meta") and not _gpu_runs_grouped(x_ND)
 
 
 def _gpu_runs_grouped(x_ND: Tensor) -> bool:
-    return x_ND.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x_ND.device) >= (8, 0)
+    if x_ND.device.type != "cuda" or x_ND.dtype != torch.bfloat16:
+        return False
+    return torch.cuda.get_device_capability(x_ND.device) >= (8, 0)
 
 
 def runs_grouped(x_ND: Tensor, w_XFD: Tensor) -> bool:

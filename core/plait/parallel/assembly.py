@@ -15,10 +15,11 @@ from plait.contract.model_spec import ModelSpec
 from plait.contract.run import Run
 from plait.parallel.answers import ANSWERS
 from plait.parallel.defaults import Defaults
-from plait.parallel.process_group import device_name, device_of
+from plait.parallel.process_group import device_of
 from plait.parallel.ties import with_ties
 from plait.strategies.hooks import Hooks
 from plait.strategies.registry import create, create_all
+from plait.system.accelerator import device_name
 
 
 class Assembly:

@@ -24,7 +24,7 @@ class Mesh(contract.Mesh):
     """All meshes of a run, created together: every rank must construct it at the same time.
 
     layout: the axes with their degrees.
-    device_type: "cpu" or "cuda".
+    device_type: "cpu", or the type of torch's accelerator, such as "cuda".
     rank: of this process in the world.
     root: of all the others, so that torch joins data and model axes of one parameter into one DTensor mesh.
     world: 1-D over all ranks.

@@ -9,28 +9,29 @@ import torch.distributed as dist
 
 from plait.contract.errors import PlaitError
 from plait.parallel.allocator import grow_segments
-from plait.system.sockets import listen_on_loopback, listen_to_other_machines, local_store, one_machine
+from plait.system.accelerator import accelerator_type, has_collectives
 
 _GROUPS = itertools.count()  # those that this process starts, one after the other: one per job of a sweep
 
 
 def device_type_here() -> str:
-    """ "cuda" if torch sees a GPU, else "cpu"."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """The type of this machine's accelerator if torch has collectives for it, otherwise "cpu"."""
+    kind = accelerator_type()
+    return kind if kind and has_collectives(kind) else "cpu"
 
 
 def device_of(wanted: str) -> str:
-    """ "cpu" or "cuda" for `launch.device` auto, cpu or cuda. Raises PlaitError for cuda if there is none."""
-    if wanted == "cuda" and device_type_here() != "cuda":
-        raise PlaitError("launch.device=cuda, but torch sees no GPU here; use launch.device=cpu or auto").at(
-            "launch.device", "cuda", fits=("cpu", "auto")
+    """The type of device for a value of `launch.device`. Raises PlaitError for an accelerator that is not here."""
+    if wanted == "auto":
+        return device_type_here()
+    here = accelerator_type()
+    if wanted not in ("cpu", here):
+        fits = ("cpu", "auto", *([here] if here else []))
+        sees = f"torch sees {here or 'no GPU'} here"
+        raise PlaitError(f"launch.device={wanted}, but {sees}; use launch.device={' or '.join(fits)}").at(
+            "launch.device", wanted, fits=fits
         )
-    return device_type_here() if wanted == "auto" else wanted
-
-
-def device_name(device_type: str) -> str:
-    """The name of this machine's GPU, such as "NVIDIA H100 80GB HBM3"; "" for a CPU, or if there is no GPU."""
-    return torch.cuda.get_device_name() if device_type == "cuda" and torch.cuda.is_available() else ""
+    return wanted
 
 
 def local_device(device_type: str) -> torch.device:
@@ -59,10 +60,13 @@ def start_group(
 ) -> None:
     """Start the default process group from the environment (torchrun), or of this process alone.
 
-    gloo serves tensors on the CPU, nccl those on a GPU. An existing group is kept. If all ranks run on one machine,
-    this group and later ones listen on loopback alone, otherwise where the other machines reach this one.
+    gloo serves tensors on the CPU, torch's library for the device (nccl) those on a GPU. An existing group is kept. If
+    all ranks run on one machine, this group and later ones listen on loopback alone, otherwise where the other machines
+    reach this one.
     timeout_seconds: of collectives. meeting_seconds: how long the ranks wait for each other; None: as long.
     """
+    from plait.system.sockets import listen_on_loopback, listen_to_other_machines, local_store, one_machine
+
     if one_machine():
         listen_on_loopback()
     if dist.is_initialized():
@@ -73,11 +77,7 @@ def start_group(
         _check_gpus(index)
         grow_segments(local_device(kind))
         torch.accelerator.set_device_index(index)
-    backend = (
-        "gloo"
-        if kind == "cpu"
-        else f"cpu:gloo,{kind}:{'nccl' if kind == 'cuda' else dist.get_default_backend_for_device(kind)}"
-    )
+    backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}"
     timeout = datetime.timedelta(seconds=timeout_seconds)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

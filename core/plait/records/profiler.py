@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function, supported_activities
 
 from plait.contract.config import Profile as Conf
 from plait.contract.observer import RunObserver
@@ -53,7 +53,7 @@ class Profiler(RunObserver):
         self.axes, self.done, self.say = dict(axes or {}), done, say
         self.first, self.last = max(conf.start, done + 1), conf.start + conf.steps - 1
         self.enabled = conf.enabled and rank in conf.ranks and self.last > done
-        self.activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device_type == "cuda")
+        self.activities = {ProfilerActivity.CPU} if device_type == "cpu" else supported_activities()
         self._profile: profile | None = None
         self._hooks: list[Any] = []
         self._began = 0

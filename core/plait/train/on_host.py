@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.system.accelerator import is_accelerator
+
 
 class OnHost:
     """Copies of `tensors`, which `ready` completes on the current stream: a collective's wait, for example.
@@ -18,10 +20,10 @@ class OnHost:
     def __init__(self, tensors: Sequence[Tensor], ready: Callable[[], Any]) -> None:
         self._tensors, self._ready, self._event = tensors, ready, None
         device = tensors[0].device
-        if device.type == "cuda":
+        if is_accelerator(device):
             stream = _stream(device)
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
+            stream.wait_stream(torch.accelerator.current_stream(device))
+            with stream:
                 ready()
                 self._tensors = [_pinned(t) for t in tensors]
                 self._event = stream.record_event()
@@ -38,8 +40,8 @@ class OnHost:
 
 
 @functools.cache
-def _stream(device: torch.device) -> Any:
-    return torch.cuda.Stream(device)
+def _stream(device: torch.device) -> torch.Stream:
+    return torch.Stream(device)
 
 
 def _pinned(tensor: Tensor) -> Tensor:

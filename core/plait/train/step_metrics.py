@@ -15,6 +15,7 @@ import torch.distributed as dist
 from plait.contract.errors import PlaitError
 from plait.parallel.applied import Applied
 from plait.parallel.step import Stepped
+from plait.system.accelerator import is_accelerator
 from plait.train import exchange
 from plait.train.on_host import OnHost
 
@@ -28,13 +29,13 @@ class Laps:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._device = device
         self._last = self._mark()
 
     def _mark(self) -> Any:
-        if not self._cuda:
+        if not is_accelerator(self._device):
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.Event(self._device, enable_timing=True)
         event.record()
         return event
 
@@ -44,7 +45,7 @@ class Laps:
         self._last = after
 
         def seconds() -> float:
-            if not self._cuda:
+            if not is_accelerator(self._device):
                 return after - before
             after.synchronize()
             return before.elapsed_time(after) / 1000
@@ -160,9 +161,9 @@ def of_ranks(worked: torch.Tensor) -> Row:
 
 def peak_memory(device: torch.device) -> tuple[int, str]:
     """(bytes, kind): on a GPU the peak of torch's allocator in the step, on a CPU the process's resident peak."""
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        return peak, "cuda_allocator_peak"
+    if is_accelerator(device):
+        peak = torch.accelerator.max_memory_allocated(device)
+        torch.accelerator.reset_peak_memory_stats(device)
+        return peak, f"{device.type}_allocator_peak"
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, "resident_peak"

@@ -1,6 +1,6 @@
 """Memory: settings of the allocator, the history of a GPU's memory.
 
-Needs `torch._C._accelerator_setAllocatorSettings`, `torch.cuda._is_in_bad_fork`,
+Needs `torch._C._accelerator_setAllocatorSettings`, `_is_in_bad_fork` of `torch.cuda` and its like,
 `torch.cuda.memory._record_memory_history` and `_dump_snapshot`, in torch 2.11 to 2.13. Tests:
 tests/system/test_torch_internals.py.
 """
@@ -8,6 +8,8 @@ tests/system/test_torch_internals.py.
 from pathlib import Path
 
 import torch
+
+from plait.system.accelerator import device_module, known_type
 
 
 def set_allocator(settings: str) -> None:
@@ -17,7 +19,9 @@ def set_allocator(settings: str) -> None:
 
 def gpu_lost_by_fork() -> bool:
     """Whether this process is a fork of one that used a GPU, even if only to count them, so that it cannot use any."""
-    return torch.cuda._is_in_bad_fork()
+    kind = known_type()
+    lost = getattr(device_module(kind), "_is_in_bad_fork", None) if kind else None
+    return bool(lost and lost())
 
 
 def record_history(entries: int) -> None:

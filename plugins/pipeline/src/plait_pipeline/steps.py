@@ -155,7 +155,7 @@ class Steps:
 
     def _device(self) -> torch.device:
         kind = self._axis.device_type
-        return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+        return torch.device(kind) if kind == "cpu" else torch.device(kind, torch.accelerator.current_device_index())
 
 
 def _loss_dtype(like: Tensor) -> torch.dtype:

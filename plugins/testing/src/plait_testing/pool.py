@@ -234,7 +234,7 @@ def _serve(rank: int, pipe: Connection, stack_file: str, backend: str) -> None:
 def _gpus() -> int:
     import torch
 
-    return torch.cuda.device_count()
+    return torch.accelerator.device_count()
 
 
 def _join(backend: str, store: Any, rank: int, world: int) -> None:
@@ -244,7 +244,7 @@ def _join(backend: str, store: Any, rank: int, world: int) -> None:
 
     if backend == "nccl":
         os.environ["LOCAL_RANK"] = str(rank)
-        torch.cuda.set_device(rank)
+        torch.accelerator.set_device_index(rank)
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world)
 
