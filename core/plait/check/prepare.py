@@ -176,13 +176,31 @@ def lost_steps(precision: Precision, lr: float | None) -> str | None:
 
 
 def make_data(checked: Checked, say: Say) -> None:
-    """Prepare the data on this machine. Raises PlaitError if they are too few for one sample."""
+    """Prepare the data on this machine. Raises PlaitError if they are too few for one sample, and if their labels are
+    not for this model."""
+    _check_labels(checked)
     with blaming_source(checked.source, "prepare"):
         checked.source.prepare(say)
     with blaming_source(checked.source, "check_length"):
         checked.source.check_length(seq_len=checked.config.train.seq_len)
     if line := shortened(checked.source, checked.config.train.seq_len):
         say(f"data: {line}")
+
+
+def _check_labels(checked: Checked) -> None:
+    """Raise PlaitError if the model sees what it is to predict, or is asked for what it cannot see."""
+    causal, hides = checked.assembly.run.spec.causal, getattr(checked.source, "hides", False)
+    if causal != hides:
+        return
+    what, why, fits = (
+        ("earlier tokens only", "asks for hidden ones by what stands on both sides", "data=text, or another source")
+        if causal
+        else ("later tokens too", "asks for the next one, which is in sight", "data=masked, or data that hide tokens")
+    )
+    name = type(checked.source).__name__
+    raise PlaitError(f"a token of this model sees {what}, but data of {name} {why}: take {fits}").at(
+        "data", name, fits=fits
+    )
 
 
 def prepare_together(

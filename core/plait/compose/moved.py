@@ -10,7 +10,7 @@ PACKAGES = {  # a config of before names the one, and means the other
     "plait.models.": "plait_models.",
 }
 OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {  # distribution -> group -> names, or patterns of names
-    "plait-data": {"data": ("chat", "hf", "mix", "pairs", "stdlib", "text")},
+    "plait-data": {"data": ("chat", "hf", "masked", "mix", "pairs", "stdlib", "text")},
     "plait-models": {"model": ("llama3_*", "qwen3_*", "deepseek_v3_*")},
 }
 

@@ -36,6 +36,8 @@ class ModelSpec:
                convolution or attention of another form: they need whole rows, so no strategy divides sequences.
     documents: FQN of a module `forward(positions, dtype)`, called once in a forward if there are positions: attention's
                inner functions get what it makes of them, such as a mask, instead of positions. dtype: of queries.
+    causal:    whether no token sees a later one. False: the model is an encoder; attention's inner function shows a
+               token all of its document, so it trains on data that hide the tokens to predict.
     init:      FQN pattern of a parameter or buffer -> `fn(tensor, generator)` that fills it in place. Parameters are
                filled in fp32, one row of dim 0 at a time (1-D ones whole); the function sees one row, and if it
                has a parameter `row`, the row's index. Buffers are filled whole, in their own dtype.
@@ -61,6 +63,7 @@ class ModelSpec:
     attention: str | None = None
     mixers: tuple[str, ...] = attrs.field(default=(), converter=_names)
     documents: str | None = None
+    causal: bool = True
     init: Mapping[str, Callable[[Any, Any], Any]] = attrs.field(factory=dict)
     flops: Callable[[int], int] | None = None
     routers: tuple[str, ...] = attrs.field(default=(), converter=_names)
@@ -85,8 +88,7 @@ class ModelSpec:
     def units_of(self, fqn: str) -> tuple[int, ...]:
         """How many equal units each dim of parameter `fqn` holds: those of its axis in `sizes`, else 1, for each part
         of `Packed`."""
-        sizes = [self.sizes.get(str(name), 1) for name in self.names_of(fqn)]
-        return tuple(size * parts for size, parts in zip(sizes, self.parts_of(fqn), strict=True))
+        return tuple(self.sizes.get(str(n), 1) * p for n, p in zip(self.names_of(fqn), self.parts_of(fqn), strict=True))
 
     def init_of(self, fqn: str) -> Callable[[Any, Any], Any]:
         """The function that fills parameter or buffer `fqn`. Raises PlaitError if no pattern names it."""

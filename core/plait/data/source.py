@@ -22,11 +22,14 @@ class Source(ABC):
 
     indexable: whether any batch is available at any time. Another source is read in `train.data_parts` parts, each as
         one of so many data ranks; of each part a checkpoint keeps `Batches.state_dict`.
+    hides: whether labels are tokens that were hidden, each at its own place, for models whose tokens see both sides.
+        False: a label is the token that follows.
 
     Every method raises PlaitError that names the key.
     """
 
     indexable: ClassVar[bool]
+    hides: ClassVar[bool] = False
 
     @property
     def vocabulary(self) -> int | None:

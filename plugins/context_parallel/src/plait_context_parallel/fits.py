@@ -46,6 +46,11 @@ def check(options: "ContextParallel", run: Run) -> None:
             "strategy 'context_parallel' needs to know where the model's attention is, but its spec names no "
             "`attention`; leave the strategy out"
         ).at("strategy", "context_parallel")
+    if not run.spec.causal:
+        raise PlaitError(
+            "strategy 'context_parallel' divides causal attention, but in this model tokens see later ones; leave the "
+            "strategy out"
+        ).at("strategy", "context_parallel")
     heads = run.spec.sizes.get("heads")
     if options.method == "ulysses" and heads is not None and heads % degree:
         fits = tuple(d for d in range(1, heads + 1) if heads % d == 0)

@@ -3,15 +3,14 @@
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from plait import PlaitError, Source, misfit, near_miss
+from plait_data.inner import naming, with_target
 from plait_data.shares import Shares, whole_weights
 from plait_data.text_source import Say
 
@@ -105,15 +104,19 @@ class Mix(Source):
                     f"data.sources.{name}.template={template}: the sources of a mixture share one, which an export has "
                     "too, so set data.template alone"
                 ).at(f"data.sources.{name}.template", template, fits=(self.template,))
+        if len({getattr(each, "hides", False) for each in made.values()}) > 1:
+            raise PlaitError(
+                "in some of data.sources a label is the next token, in others a hidden one: a mixture takes data=masked "
+                "for all of its sources, or for none"
+            ).at("data.sources", self.names, fits="sources whose labels mean the same")
         return made
 
     def _made(self, name: str) -> Any:
         from plait.host import build_source
 
-        key, node = f"data.sources.{name}", dict(self.sources[name])
-        if "kind" in node:
-            node = {"_target_": _target(node.pop("kind"), f"{key}.kind"), **node}
-        with _naming(name):
+        key = f"data.sources.{name}"
+        node = with_target(self.sources[name], key, ("mix",))
+        with naming(key):
             made = build_source(node, key)
             shared = {}
             if getattr(made, "tokenizer", None) == "auto" != self.tokenizer:
@@ -136,6 +139,10 @@ class Mix(Source):
     def has_validation(self) -> bool:
         return any(self.members[name].has_validation for name in self._used())
 
+    @property
+    def hides(self) -> bool:  # type: ignore[override]
+        return any(getattr(each, "hides", False) for each in self.members.values())
+
     def _used(self) -> list[str]:
         """The sources that give samples."""
         return [name for name in self.names if self._chosen[1][name]]
@@ -147,7 +154,7 @@ class Mix(Source):
 
     def prepare(self, say: Say) -> None:
         for name, one in self.members.items():
-            with _naming(name):
+            with naming(f"data.sources.{name}"):
                 one.prepare(lambda line, name=name: say(f"{name}: {line}"))
 
     def check_length(self, *, seq_len: int) -> None:
@@ -231,39 +238,12 @@ class Mix(Source):
         epoch = sum(self._whole(*self._chosen, seq_len)) if self.tokens is not None else None
 
         def opened(name: str, size: int, at: tuple[int, int]) -> "Batches":
-            with _naming(name):
+            with naming(f"data.sources.{name}"):
                 return self.members[name].open(seq_len=seq_len, seed=seed, global_batch_size=size, dp=at)
 
         return Mixed(self.members, opened, self.shares(seq_len), epoch, seq_len, global_batch_size, dp, self._used())
 
     def _each(self, call: Callable[[Any], None]) -> None:
         for name, one in self.members.items():
-            with _naming(name):
+            with naming(f"data.sources.{name}"):
                 call(one)
-
-
-@contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Errors inside are those of the source `name`: keys that they name are of its config."""
-    key = f"data.sources.{name}"
-    try:
-        yield
-    except PlaitError as error:
-        if error.key is not None and error.key.startswith("data.") and not error.key.startswith(key):
-            error.args = (re.sub(r"\bdata\.(?!sources\.)(?=\w)", f"{key}.", str(error)),)
-            error.key = f"{key}.{error.key.removeprefix('data.')}"
-        elif key not in str(error):
-            error.args = (f"{key}: {error}",)
-        raise
-
-
-def _target(kind: Any, key: str) -> str:
-    """The class of the installed source `kind`, for `_target_`."""
-    known = {each.name: each.value.replace(":", ".") for each in entry_points(group="plait.sources")}
-    known.pop("mix", None)
-    if kind not in known:
-        names = sorted(known)
-        raise PlaitError(
-            f"{key}={kind} is not an installed source: {', '.join(names)}{near_miss(str(kind), names)}"
-        ).at(key, kind, fits=names)
-    return known[kind]

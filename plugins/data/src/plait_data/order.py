@@ -36,8 +36,8 @@ def epochs(numbers: np.ndarray, size: int, seed: int) -> np.ndarray:
 def _permute(cells: np.ndarray, height: int, width: int, key: tuple[int, ...]) -> np.ndarray:
     row, column = np.divmod(cells, np.uint64(width))
     for number in range(0, ROUNDS, 2):  # each half moves by an amount that depends only on the other half: invertible
-        row = (row + _mix(column + _round_key(key, number))) % np.uint64(height)
-        column = (column + _mix(row + _round_key(key, number + 1))) % np.uint64(width)
+        row = (row + mixed(column + _round_key(key, number))) % np.uint64(height)
+        column = (column + mixed(row + _round_key(key, number + 1))) % np.uint64(width)
     return row * np.uint64(width) + column
 
 
@@ -51,7 +51,7 @@ def digest64(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def mixed(x: np.ndarray) -> np.ndarray:
     """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014), modulo 2**64: every bit of x affects every bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -33,7 +33,7 @@ class SpecialTokens:
     bos: the id that the files call the beginning of a text, or None. begins: the ids that the tokenizer writes before
     each text; it may write none although there is a bos. stops: the ids that end an answer, eos among them.
     special: every token that the files call special, as it is written. said: what the files say of an end that could
-    not be taken, in words.
+    not be taken, in words. mask: the token that hides others, as they call it.
     """
 
     eos: int | None
@@ -43,6 +43,7 @@ class SpecialTokens:
     stops: frozenset[int]
     special: frozenset[str]
     said: str
+    mask: str | None = None
 
     def eod(self, tokenizer: str, vocab: dict[str, int], given: str | None) -> int:
         """The id that ends a document: that of the token `given`, or else eos. Raises PlaitError if there is none."""
@@ -98,6 +99,7 @@ def special_tokens(file: Path, inner: "Tokenizer") -> SpecialTokens:
         stops=frozenset(stops) | ({eos} if eos is not None else set()),
         special=special | {by_id[number] for number in (*begins, *stops, eos) if number in by_id},
         said=said,
+        mask=files.names.get("mask_token"),
     )
 
 

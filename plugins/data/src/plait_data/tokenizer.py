@@ -97,7 +97,7 @@ class FromFile:
         self._inner.no_padding()
         self._inner.encode_special_tokens = True
         self._encode = getattr(self._inner, "encode_batch_fast", self._inner.encode_batch)
-        vocab: dict[str, Any] = self._inner.get_vocab(with_added_tokens=True)
+        self.vocab = vocab = dict[str, int](self._inner.get_vocab(with_added_tokens=True))
         self.size = max(vocab.values(), default=-1) + 1  # ids may have gaps
         self.special = special_tokens(file, self._inner)
         self.eod = self.special.eod(name, vocab, eod_token)

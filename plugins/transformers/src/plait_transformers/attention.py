@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from plait import PlaitError
 from plait.ops import CausalAttention
+from plait_transformers.both_ways import both_ways
 
 NAME = "plait"  # of the attention function in the registry
 OWN = "eager"  # transformers' name of the function that each family writes out itself
@@ -16,6 +17,12 @@ OWN = "eager"  # transformers' name of the function that each family writes out 
 
 class Inner(CausalAttention):
     """Found by its class."""
+
+
+class InnerBothWays(Inner):
+    """Of an encoder."""
+
+    forward = staticmethod(both_ways)  # type: ignore[assignment] # its keywords are those of `attend` below
 
 
 def attend(
@@ -55,8 +62,8 @@ def refused(kind: str) -> PlaitError:
     )
 
 
-def give_inner(model: nn.Module) -> None:
-    """Give every attention of `model` an inner module."""
+def give_inner(model: nn.Module, causal: bool) -> None:
+    """Give every attention of `model` an inner module. causal: no token sees a later one."""
     for module in list(model.modules()):
         if "attention" in type(module).__name__.lower() and any(True for _ in module.parameters()):
-            module.inner = Inner()
+            module.inner = Inner() if causal else InnerBothWays()

@@ -10,9 +10,12 @@ from torch import Tensor, nn
 from plait import PlaitError, mix_in
 from plait.ops import DocumentMask
 from plait_transformers.attention import NAME, give_inner, refused, register
+from plait_transformers.both_ways import Documents
 from plait_transformers.documents import give_documents
+from plait_transformers.encoders import class_of, first_place, is_encoder
 from plait_transformers.experts import give_sorted
 from plait_transformers.lent import give_lent
+from plait_transformers.one_home import give_one_home
 
 RANDOM = re.compile("drop|jitter|noise")  # in the names of keys for what is drawn in training
 
@@ -31,14 +34,13 @@ def of_config(
     experts too. mixers: patterns of the modules that compute each packed document as a row of its own. lent: of those
     whose parameters the modules around them read. masked: the family's own attention gets masks from here.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     register()
     kept = config.to_dict()
     config = type(config).from_dict({**kept, **_nothing_random(kept), "use_cache": False})
-    cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    cls, causal = class_of(config), not is_encoder(config)
     config._attn_implementation = attention
     try:
         model = cls._from_config(config, attn_implementation=attention, experts_implementation="eager")
@@ -47,17 +49,21 @@ def of_config(
             raise
         raise refused(config.model_type) from error  # it looks for the function in a dict of its own
     if attention == NAME:
-        give_inner(model)
+        give_inner(model, causal)
     if not plain:
         give_sorted(model)
     _refuse_late_rope(model, config.model_type)
     give_lent(model, lent)
     give_documents(model, mixers)
     mix_in(model, Called)
-    model.documents = DocumentMask() if attention == NAME or masked else None
+    model.file_names = give_one_home(model)
+    mask = DocumentMask if causal else Documents
+    model.documents = mask() if attention == NAME or masked else None
+    model.causal, model.first_place = causal, first_place(model)
     model.always_masked = masked
     model.architecture = cls.__name__
-    model.max_seq_len = getattr(config, "max_position_embeddings", None)
+    longest = getattr(config, "max_position_embeddings", None)
+    model.max_seq_len = longest - model.first_place if isinstance(longest, int) else None
     model.vocab_size = config.vocab_size
     return model
 
@@ -90,7 +96,9 @@ def give_whole_rows(model: Any, blocks: str) -> None:
 class Called:
     """Mixed into the class of transformers' model: called as Plait calls models."""
 
-    documents: DocumentMask | None  # None: the family makes its masks itself, of positions
+    documents: nn.Module | None  # None: the family makes its masks itself, of positions
+    causal: bool
+    first_place: int  # the position of a row's first token
     always_masked = False  # also rows that are one document
     whole_rows: tuple[Any, ...] = ()  # blocks that get masks of the family's
     by_document: tuple[Any, ...] = ()  # modules that compute each packed document as a row of its own
@@ -103,10 +111,11 @@ class Called:
         """
         plain: Any = super()
         if positions is not None and self.why_no_documents:
+            key = "data.attention" if self.causal else "data.source.attention"
             raise PlaitError(
                 f"model=transformers trains {cast(Any, self).config.model_type} without packed documents: "
-                f"{self.why_no_documents}; data.attention=across lets tokens see all earlier ones of their row"
-            ).at("data.attention", "document", fits="across")
+                f"{self.why_no_documents}; {key}=across lets tokens see other documents of their row"
+            ).at(key, "document", fits="across")
         for mixer in self.by_document:
             mixer.packed = positions is not None
         places = positions
@@ -119,6 +128,7 @@ class Called:
             mask = self.documents(positions)
         for block in self.whole_rows:
             block.tokens = tokens.shape[1]
+        places = places + self.first_place if self.first_place else places
         return plain.forward(input_ids=tokens, attention_mask=mask, position_ids=places, use_cache=False).logits
 
     def warn_if_padding_and_no_attention_mask(self, *args: Any, **kwargs: Any) -> None:

@@ -55,14 +55,14 @@ def apart(x: Tensor, y: Tensor) -> float:
     return float((x - y).abs().max() / y.abs().max()) if x.shape == y.shape else float("inf")
 
 
-def check_causal(kind: str, own: nn.Module, tokens: Tensor) -> Tensor:
-    """The logits of transformers' own forward."""
+def check_causal(kind: str, own: nn.Module, tokens: Tensor, causal: bool) -> Tensor:
+    """The logits of transformers' own forward. Raises PlaitError if a token sees a later one although it is `causal`."""
     plain: Any = super(Called, own)
     logits, other = (plain.forward(input_ids=ids, use_cache=False).logits for ids in (tokens, _with_other(tokens, -1)))
-    if apart(other[:, :-1], logits[:, :-1]) > BOUND:
+    if causal and apart(other[:, :-1], logits[:, :-1]) > BOUND:
         raise PlaitError(
-            f"{kind} is an encoder: its tokens see later ones; model=transformers trains models that predict the next "
-            "token"
+            f"tokens of this {kind} see later ones: it cannot predict the next token; model=transformers trains it as an "
+            "encoder, with data=masked, if transformers has a class of it for masked tokens and `architectures` names it"
         )
     return logits
 
@@ -92,18 +92,24 @@ def _with_other(tokens: Tensor, place: int) -> Tensor:
 
 
 def check_apart(kind: str, model: nn.Module, tokens: Tensor, branches: list[nn.Module]) -> None:
-    """Without what the branches add, a token's logits depend on that token alone."""
+    """With branches that return what they get, a token's logits depend on that token alone.
 
-    def nothing(module: nn.Module, args: Any, result: Any) -> Any:
-        first = result[0] if isinstance(result, tuple) else result
-        none = torch.zeros_like(first)
-        return (none, *result[1:]) if isinstance(result, tuple) else none
+    Raises PlaitError also for a branch that gets the stream twice, such as once to add it to its result.
+    """
+    streams = list[int]()  # that a branch gets
 
-    hooks = [branch.register_forward_hook(nothing) for branch in branches]
+    def itself(module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
+        computed = first(result)
+        got = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.shape == computed.shape]
+        streams.append(len(got))
+        same = got[0] if got else torch.zeros_like(computed)
+        return (same, *result[1:]) if isinstance(result, tuple) else same
+
+    hooks = [branch.register_forward_hook(itself, with_kwargs=True) for branch in branches]
     change = (model(tokens) - model(_with_other(tokens, 3))).abs().amax(-1)
     for hook in hooks:
         hook.remove()
-    if float(change[0, 3]) == 0:
+    if max(streams, default=0) > 1 or float(change[0, 3]) == 0:
         raise PlaitError(
             f"model=transformers cannot train {kind}: what its attention or feed-forward returns is more than a "
             "summand of the residual stream"

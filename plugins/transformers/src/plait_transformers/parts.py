@@ -33,7 +33,8 @@ def parts_of(config: Any, attention: str) -> dict[str, WeightPart]:
         state = {fqn: torch.empty(tensor.shape) for fqn, tensor in model.state_dict().items()}
         owners = {memory_of(tensor): fqn for fqn, tensor in state.items()}
         with _NoCopies():
-            saved = revert_weight_conversion(model, dict(state))
+            named = {model.file_names.get(fqn, fqn): tensor for fqn, tensor in state.items()}
+            saved = revert_weight_conversion(model, named)
     found = {}
     for name, tensor in saved.items():
         fqn = owners.get(memory_of(tensor))

@@ -123,12 +123,12 @@ def _built(
                 param.normal_(0.0 if param.dim() > 1 else 1.0, 1.5 * scale, generator=generator)
             for fqn, buffer in model.named_buffers():
                 fills[fqn](buffer, generator)
-        model.tie_weights()
+        model.tie_weights(recompute_mapping=False)
     for module in model.modules():
         for name, held in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if held.is_floating_point():
                 module.register_parameter(name, nn.Parameter(held.detach().double()))
-    model.tie_weights()
+    model.tie_weights(recompute_mapping=False)
     return model.eval()
 
 
@@ -138,7 +138,7 @@ def _tried(kind: str, config: Any, own: nn.Module, how: str, masked: bool) -> Mo
     tokens = torch.randint(4, VOCAB, (2, TOKENS), generator=generator)
     model = _built(config, how, masked=masked)
     own.load_state_dict(model.state_dict())
-    wanted = check_causal(kind, own, tokens)
+    wanted = check_causal(kind, own, tokens, model.causal)
     with watching(model) as watch:
         logits = model(tokens)
     if apart(logits, wanted) > BOUND or any(call.masked for call in watch.attended.values()):
@@ -146,7 +146,7 @@ def _tried(kind: str, config: Any, own: nn.Module, how: str, masked: bool) -> Mo
     watch.tokens = (tokens,)
     check_training(kind, model, tokens, logits)
     blocks = _blocks(model)
-    branches = list(_branches(model, blocks))
+    branches = list(_branches(model, blocks, watch))
     check_apart(kind, model, tokens, [model.get_submodule(b) for b in branches])
     mixers = tuple(dict.fromkeys(in_blocks(blocks, b) for b in branches if mixes(model, b, watch)))
     lent = tuple(dict.fromkeys(in_blocks(blocks, fqn) for fqn in not_called(model, watch, branches)))
@@ -178,12 +178,17 @@ def _blocks(model: Any) -> str:
     raise PlaitError(f"{model.config.model_type} has no list of {count} blocks")
 
 
-def _branches(model: nn.Module, blocks: str) -> Iterator[str]:
+def _branches(model: nn.Module, blocks: str, watch: Watch) -> Iterator[str]:
+    """The parts of blocks that hold matrices, without those that, as their calls tell, do not get and return the
+    stream, such as half of a feed-forward."""
     layers: Any = model.get_submodule(blocks)
     for number, block in enumerate(layers):
         for name, child in block.named_children():
-            if any(p.dim() > 1 for p in child.parameters()):
-                yield f"{blocks}.{number}.{name}"
+            fqn = f"{blocks}.{number}.{name}"
+            call = watch.calls.get(fqn)
+            half = call and call.entered is not None and call.result is not None and len({*call.widths()}) > 1
+            if any(p.dim() > 1 for p in child.parameters()) and not half:
+                yield fqn
 
 
 def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], logits: Tensor) -> ModelFacts:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from plait import TOKENIZER_FILES, PlaitError
+from plait_transformers.encoders import class_of
 from plait_transformers.one_sentence import in_a_line
 
 CONFIG = "config.json"
@@ -17,12 +18,13 @@ KEPT = (*TOKENIZER_FILES, "generation_config.json")  # what lies beside the weig
 
 
 def read_config(path: str | None, given: Mapping[str, Any], say: Callable[[str], None] = lambda line: None) -> Any:
-    """transformers' configuration. Raises PlaitError, naming the key, for what is not that of a decoder.
+    """transformers' configuration. Raises PlaitError, naming the key, for what is not that of a decoder
+    or an encoder.
 
     say: gets a line if lists in the folder's are cut to fewer layers.
     """
     import transformers
-    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers import CONFIG_MAPPING
 
     stored = {} if path is None else _stored(Path(path))
     known = {**_with_layers(stored, given, say), **given}
@@ -47,11 +49,11 @@ def read_config(path: str | None, given: Mapping[str, Any], say: Callable[[str],
             f"model.config.{unknown[0]}", given[unknown[0]]
         )
     parts = set(getattr(config, "sub_configs", {})) - {"text_config"}
-    if config.is_encoder_decoder or parts or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if config.is_encoder_decoder or parts or class_of(config) is None:
         raise PlaitError(
-            f"{where} has model_type={kind}, which is not a decoder of text alone; model=transformers trains models "
-            "that predict the next token"
-        ).at(key, path, fits="a decoder of transformers")
+            f"{where} has model_type={kind}, which is not a decoder or an encoder of text alone; model=transformers "
+            "trains models that predict the next token, or masked ones"
+        ).at(key, path, fits="a decoder or an encoder of transformers")
     if (file := stored.get("transformers_weights")) is not None:
         raise PlaitError(
             f"{where} has transformers_weights={file}, and Plait reads model.safetensors or its index: give the file "

@@ -31,6 +31,7 @@ def spec_of(model: Any) -> ModelSpec:
         branches=facts.branches,
         attention=facts.attention,
         mixers=facts.mixers,
+        causal=model.causal,
         documents=None if model.documents is None else "documents",
         init=patterns(recorded(model), facts.pattern),
         flops=Flops(parameters=matrices, attention=2 * layers * heads * facts.head_width),
