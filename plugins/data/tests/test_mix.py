@@ -191,7 +191,12 @@ REFUSED = [
     ("data.weights", A, "{a: 0}", "at least one number above 0"),
     ("data.sources", "{a b: {kind: text, path: a.txt}}", "{a: 1}", "'a b' is no name of a source"),
     ("data.sources.a", "{a: text}", "{a: 1}", "a data config, such as"),
-    ("data.sources.a.kind", "{a: {kind: txt, path: a.txt}}", "{a: 1}", "txt is none of the installed sources that fit here: chat"),
+    (
+        "data.sources.a.kind",
+        "{a: {kind: txt, path: a.txt}}",
+        "{a: 1}",
+        "txt is none of the installed sources that fit here: chat",
+    ),
     ("data.sources.a.path", "{a: {kind: text}}", "{a: 1}", "data.sources.a.path"),
     ("data.sources.a.path", "{a: {kind: text, path: no.txt}}", "{a: 1}", "data.sources.a.path=no.txt does not exist"),
     ("data.sources.a.pth", "{a: {kind: text, path: a.txt, pth: x}}", "{a: 1}", "unknown key data.sources.a.pth"),

@@ -38,8 +38,8 @@ FLOATING, OWN_NAME = "a folder of weights in floating point", "a folder without 
         ("[]", "holds no object", ()),
         ("{}", "has no model_type", ()),
         ('{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}', "does not run the code of a folder", ()),
-        ('{"model_type": "t5"}', "not a decoder of text alone", ()),
-        ('{"model_type": "gemma3"}', "not a decoder of text alone", ()),
+        ('{"model_type": "t5"}', "not a decoder or an encoder of text alone", ()),
+        ('{"model_type": "gemma3"}', "not a decoder or an encoder of text alone", ()),
         ({**LLAMA, "quantization_config": {"quant_method": "fp8"}}, "", FLOATING),
         ({**LLAMA, "transformers_weights": "best.safetensors"}, "", OWN_NAME),
     ],
@@ -74,7 +74,7 @@ def test_what_a_folder_says_of_single_layers_is_cut_with_them(tmp_path):
 UNKNOWN = ("bert",)  # whose keys are their own
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 CONFIGS: list[tuple[str, dict[str, Any], str]] = [  # family, keys beside those of its small model, what is said
-    ("bert", {}, "bert is an encoder: its tokens see later ones"),
+    ("bert", {"architectures": ["BertLMHeadModel"]}, "tokens of this bert see later ones"),
     ("bloom", {}, "cannot train bloom: .* more than a summand of the residual stream"),
     ("llama", {"rope_parameters": DYNAMIC}, "rope_type=dynamic"),
     ("llama", {"layers": 3}, r"unknown key model\.config\.layers: a configuration of llama has no such key"),

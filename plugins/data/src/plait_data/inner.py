@@ -22,7 +22,8 @@ def with_target(node: Mapping[str, Any], key: str, without: tuple[str, ...]) -> 
     names = sorted(known.keys() - {*without})
     if (kind := node["kind"]) not in names:
         raise PlaitError(
-            f"{key}.kind={kind} is none of the installed sources that fit here: {', '.join(names)}{near_miss(str(kind), names)}"
+            f"{key}.kind={kind} is none of the installed sources that fit here: {', '.join(names)}"
+            f"{near_miss(str(kind), names)}"
         ).at(f"{key}.kind", kind, fits=names)
     return {"_target_": known[kind], **{name: value for name, value in node.items() if name != "kind"}}
 
@@ -31,7 +32,7 @@ def with_target(node: Mapping[str, Any], key: str, without: tuple[str, ...]) -> 
 def naming(key: str, *own: str) -> Iterator[None]:
     """Errors inside are those of the source whose config `key` holds: keys that they name are of that config, but for
     the names `own`, which are of the config around it."""
-    shared = "|".join((rf"{name}\b" for name in ("sources?", *own)))
+    shared = "|".join(rf"{name}\b" for name in ("sources?", *own))
     try:
         yield
     except PlaitError as error:

@@ -97,7 +97,7 @@ class Masked(Source):
         encoder, name = self.inner.encoder, self.inner.tokenizer
         vocab: dict[str, int] = getattr(encoder, "vocab", {})
         if not vocab:
-            raise PlaitError(f"data.tokenizer={name} has no token that hides others, as a folder's may have").at(
+            raise PlaitError(f"data.tokenizer={name} has no mask token, which hides others: take another tokenizer").at(
                 "data.tokenizer", name, fits="a folder or a file with a tokenizer that has a mask token"
             )
         token = self.mask_token or encoder.special.mask
@@ -109,7 +109,9 @@ class Masked(Source):
                 ).at("data.mask_token", None, fits="a token of the tokenizer")
             (token,) = usual
         mask = token_id("data.mask_token", token, name, vocab)
-        never = sorted({vocab[each] for each in encoder.special.special & vocab.keys()} | {encoder.eod, mask, *encoder.begins})
+        never = sorted(
+            {vocab[each] for each in encoder.special.special & vocab.keys()} | {encoder.eod, mask, *encoder.begins}
+        )
         starts = starts_of_words(name, vocab, never) if self.whole_words else None
         ordinary = np.setdiff1d(np.fromiter(vocab.values(), np.int64), never)
         return Masks(mask, np.array(never), ordinary, self.rate, tuple(map(float, self.replaced)), starts)

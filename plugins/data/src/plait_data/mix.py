@@ -106,8 +106,8 @@ class Mix(Source):
                 ).at(f"data.sources.{name}.template", template, fits=(self.template,))
         if len({getattr(each, "hides", False) for each in made.values()}) > 1:
             raise PlaitError(
-                "in some of data.sources a label is the next token, in others a hidden one: a mixture takes data=masked "
-                "for all of its sources, or for none"
+                "in some of data.sources a label is the next token, in others a hidden one: a mixture takes masked "
+                "data alone, or none"
             ).at("data.sources", self.names, fits="sources whose labels mean the same")
         return made
 

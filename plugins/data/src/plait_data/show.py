@@ -26,7 +26,8 @@ def arguments(parser: "Parser") -> None:
     parser.description = """\
 Shows, for the overrides of `plait train`, the data of the run: how long an epoch is, what is left out or cut, which
 share of the tokens is learned, and the first samples. If some tokens of a sample are not learned, those that are stand
-in {+ +}. Tokens are made, and kept in the cache, as the run would make them; nothing is trained."""
+in {+ +}; a hidden token stands behind what hides it. Tokens are made, and kept in the cache, as the run would make
+them; nothing is trained."""
     parser.take_overrides()
     parser.take_world()
     parser.add_value("rows", "N", whole("rows", "a whole number"), f"how many samples are shown (default: {SHOWN})")
@@ -66,9 +67,10 @@ def described(checked: "Checked", rows: int) -> Iterator[str]:
         count = f"; {passes[f'epoch/{name}']:.3g} epochs in the run" if f"epoch/{name}" in passes else ""
         yield f"{name:<9} {len(own):,} of these samples; {_learned(own)}{count}"
     decoded = getattr(checked.source, "decoded", partial(Source.decoded, checked.source))  # a stranger's may lack it
+    marked = _behind if getattr(checked.source, "hides", False) else _next
     for number, sample in enumerate(first[:rows]):
         yield ""
-        yield from _shown(f"{number} of {names[int(sample[3])]}" if names else f"{number}", sample[:3], decoded)
+        yield from _shown(f"{number} of {names[int(sample[3])]}" if names else f"{number}", sample[:3], decoded, marked)
 
 
 def _learned(samples: Sequence[tuple[Any, ...]]) -> str:
@@ -89,22 +91,39 @@ def _samples(batches: "Batches") -> Iterator[tuple[Any, Any, Any, Any]]:
         yield from zip(batch.tokens, batch.labels, *others, strict=False)
 
 
-def _shown(number: str, sample: tuple[Any, Any, Any], decoded: Decoded) -> Iterator[str]:
+Marked = list[tuple[int, bool]]  # tokens, and whether each is learned
+
+
+def _next(tokens: Sequence[int], labels: Sequence[int]) -> list[Marked]:
+    """Of each token, what is shown in its place: itself, learned by the one before; the last label is shown too."""
+    learned = [False, *(label != IGNORE for label in labels)]
+    shown = [[each] for each in zip(tokens, learned, strict=False)]
+    shown[-1] += [(labels[-1], True)] if learned[-1] else []
+    return shown
+
+
+def _behind(tokens: Sequence[int], labels: Sequence[int]) -> list[Marked]:
+    """The same of data that hide tokens: what is hidden stands behind what hides it."""
+    pairs = zip(tokens, labels, strict=True)
+    return [[(token, False), *([(label, True)] if label != IGNORE else [])] for token, label in pairs]
+
+
+def _shown(number: str, sample: tuple[Any, Any, Any], decoded: Decoded, marked: Any) -> Iterator[str]:
     """A sample, document by document if tokens attend within one; what is learned is marked if some is not."""
     tokens, labels, positions = sample
-    ids, learned = tokens.tolist(), [False, *(labels != IGNORE).tolist()]
-    yield f"sample {number}: {sum(learned):,} of {len(ids):,} tokens are learned"
-    if learned[-1]:
-        ids.append(int(labels[-1]))  # a label only
+    places: list[Marked] = marked(tokens.tolist(), labels.tolist())
+    count, whole = int((labels != IGNORE).sum()), bool((labels != IGNORE).all())
+    yield f"sample {number}: {count:,} of {len(tokens):,} tokens are learned"
     starts = [0] if positions is None else [i for i, place in enumerate(positions.tolist()) if place == 0]
-    for begin, end in pairwise([*starts, len(ids)]):
-        part, marks = ids[begin:end], learned[begin:end]
+    for begin, end in pairwise([*starts, len(tokens)]):
+        each = [one for place in places[begin:end] for one in place]
+        part, marks = [token for token, _ in each], [learned for _, learned in each]
         if len(starts) > 1:
             yield f"- tokens {begin:,} to {end - 1:,}"
         if len(part) > 1 and len({*part}) == 1 and not any(marks):
             yield f"  {decoded(part[:1])} {len(part):,} times"
         else:
-            yield f"  {_marked(part, marks if not all(learned[1:]) else [False] * len(part), decoded)}"
+            yield f"  {_marked(part, [False] * len(part) if whole else marks, decoded)}"
 
 
 def _marked(ids: list[int], learned: list[bool], decoded: Decoded) -> str:

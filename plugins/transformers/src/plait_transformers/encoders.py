@@ -19,7 +19,8 @@ def is_encoder(config: Any) -> bool:
     if family not in CAUSAL:
         return True
     said = config.architectures or ()
-    if (masked := MASKED[family].__name__ in said) != (CAUSAL[family].__name__ in said):
+    masked, causal = (getattr(classes[family], "__name__", "") in said for classes in (MASKED, CAUSAL))
+    if masked != causal:
         return masked
     return not getattr(config, "is_decoder", False)
 

@@ -56,13 +56,13 @@ def apart(x: Tensor, y: Tensor) -> float:
 
 
 def check_causal(kind: str, own: nn.Module, tokens: Tensor, causal: bool) -> Tensor:
-    """The logits of transformers' own forward. Raises PlaitError if a token sees a later one although it is `causal`."""
+    """The logits of transformers' own forward. Raises PlaitError if it should be causal, and is not."""
     plain: Any = super(Called, own)
     logits, other = (plain.forward(input_ids=ids, use_cache=False).logits for ids in (tokens, _with_other(tokens, -1)))
     if causal and apart(other[:, :-1], logits[:, :-1]) > BOUND:
         raise PlaitError(
-            f"tokens of this {kind} see later ones: it cannot predict the next token; model=transformers trains it as an "
-            "encoder, with data=masked, if transformers has a class of it for masked tokens and `architectures` names it"
+            f"tokens of this {kind} see later ones, so it cannot predict the next one; model=transformers trains it on "
+            "data=masked if transformers has it for masked tokens and model.config does not say otherwise"
         )
     return logits
 
@@ -99,7 +99,7 @@ def check_apart(kind: str, model: nn.Module, tokens: Tensor, branches: list[nn.M
     streams = list[int]()  # that a branch gets
 
     def itself(module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
-        computed = first(result)
+        computed: Any = first(result)
         got = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.shape == computed.shape]
         streams.append(len(got))
         same = got[0] if got else torch.zeros_like(computed)

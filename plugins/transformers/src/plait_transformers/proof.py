@@ -138,7 +138,7 @@ def _tried(kind: str, config: Any, own: nn.Module, how: str, masked: bool) -> Mo
     tokens = torch.randint(4, VOCAB, (2, TOKENS), generator=generator)
     model = _built(config, how, masked=masked)
     own.load_state_dict(model.state_dict())
-    wanted = check_causal(kind, own, tokens, model.causal)
+    wanted = check_causal(kind, own, tokens, bool(model.causal))
     with watching(model) as watch:
         logits = model(tokens)
     if apart(logits, wanted) > BOUND or any(call.masked for call in watch.attended.values()):

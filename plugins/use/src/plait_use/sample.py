@@ -58,7 +58,7 @@ def run(args: "Namespace") -> int:
     def given(checked: "Checked") -> Mapping[str, Any]:
         from plait_use.writing import Prompts
 
-        checkpoint = trained.loadable(checked)
+        checkpoint = trained.writes(checked)
         prompts = Prompts(checked.source, config.train.seq_len, args.chat)
         for text in texts:
             prompts.ids(text)  # refuses

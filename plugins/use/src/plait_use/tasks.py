@@ -32,7 +32,7 @@ def run(args: "Namespace", trained: "Trained") -> int:
     config = trained.for_logits
 
     def given(checked: "Checked") -> Mapping[str, Any]:
-        checkpoint = trained.loadable(checked)
+        checkpoint = trained.writes(checked)
         _check(args.tasks, args.tasks_dir, checked.source)
         asked = {"tasks": args.tasks, "folder": args.tasks_dir, "shots": args.shots, "limit": args.limit}
         return {"checkpoint": checkpoint, **asked}

@@ -52,6 +52,14 @@ class Trained:
         check_trained(checked, self.checkpoint)
         return None if self.checkpoint is None else str(self.checkpoint)
 
+    def writes(self, checked: "Checked") -> str | None:
+        """The same, of a model that predicts the next token. Raises PlaitError for others."""
+        if not checked.assembly.run.spec.causal:
+            raise PlaitError(
+                f"{self.path} is an encoder: it predicts hidden tokens, and writes no text; plait eval tells its loss"
+            ).at("RUN", str(self.path), fits="a model that predicts the next token")
+        return self.loadable(checked)
+
     def __str__(self) -> str:
         return f"{self.path}{f', step {self.step}' if self.step is not None else ''}"
 
