@@ -52,6 +52,12 @@ def opened(source, dp=(0, 1), size=4, seed=0):
     return source.open(seq_len=16, seed=seed, global_batch_size=size, dp=dp)
 
 
+def _labels_by_text(batch):
+    """What stood there -> the labels, of each row."""
+    original = torch.where(batch.labels != IGNORE, batch.labels, batch.tokens)
+    return {tuple(row): labels for row, labels in zip(original.tolist(), batch.labels.tolist(), strict=True)}
+
+
 def test_shares_are_those_that_are_asked_for():
     masks = Masks(2, np.arange(4), np.arange(4, 1000), 0.15, (0.8, 0.1, 0.1), None)
     tokens = np.random.default_rng(0).integers(0, 1000, (400, 512))
@@ -85,6 +91,10 @@ def test_every_layout_and_every_batch_size_sees_the_same(tokenizer, text):
 def test_an_epoch_later_other_tokens_are_hidden_but_in_validation_the_same(tokenizer, text):
     one, two = (opened(Masked(source=text, tokenizer=tokenizer), seed=seed) for seed in (0, 1))
     assert not one.take(0).labels.equal(two.take(0).labels)
+    passes = opened(Masked(source=text, tokenizer=tokenizer), size=one.epoch)
+    first, second = (_labels_by_text(passes.train(step)) for step in range(2))
+    assert first.keys() == second.keys()
+    assert sum(first[row] == second[row] for row in first) < len(first) / 10
     assert one.validation(1).tokens.equal(two.validation(1).tokens)
     assert one.validation(1).labels.equal(two.validation(1).labels)
     held = one.held_out()
