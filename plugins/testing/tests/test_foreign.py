@@ -115,6 +115,36 @@ def test_a_mapping_of_plain_tensors(plait_ranks):
     assert sum(status == "ok" for status in found(report).values()) == 8
 
 
+def in_its_own_way(model, mesh):
+    made = foreign.replicated(model, mesh)
+    return Parallel(made, gradients=lambda: {n.removeprefix("module."): p.grad for n, p in made.named_parameters()})
+
+
+def test_gradients_in_an_own_way_need_a_way_to_clip(plait_ranks):
+    with raises_about("clip"):
+        compare(comparison(in_its_own_way, {"dp": 2}, off=FEW), plait_ranks)
+
+
+class Flat(nn.Module):
+    """No list of modules: nothing says what to recompute."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(foreign.VOCAB, 8), nn.Linear(8, foreign.VOCAB)
+
+    def forward(self, tokens, positions=None):
+        return self.head(self.tokens(tokens))
+
+
+@pytest.mark.slow
+def test_what_cannot_be_asked_is_said(plait_ranks):
+    off = {key: reason for key, reason in FEW.items() if key not in ("recomputation", "frozen")}
+    report = compare(comparison(foreign.replicated, {"dp": 2}, build=Flat, off=off), plait_ranks)
+    assert report.agrees, report.text()
+    assert found(report)["recomputation"] == "skipped"
+    assert "give recompute=" in report.text()
+
+
 def renamed(model, mesh):
     made = nn.Module()
     made.inner, made.forward = model, model.forward

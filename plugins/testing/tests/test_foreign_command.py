@@ -63,6 +63,31 @@ def test_what_cannot_be_compared(plait_project, tmp_path, monkeypatch, text, sai
     assert said in done.err.replace(name, "own")
 
 
+NESTED = """
+import torch
+from plait.testing import Comparison
+from mine import Model, loss, random_tokens
+
+torch.set_on_ranks = True
+
+
+def made():
+    def parallelize(model, mesh):
+        assert torch.set_on_ranks
+        return torch.nn.parallel.DistributedDataParallel(model)
+
+    off = dict.fromkeys(["saved", "steps", "documents", "recomputation", "frozen", "norm"], "this is short")
+    batch = random_tokens(vocab=64, shifted=True)
+    return Comparison(build=Model, parallelize=parallelize, batch=batch, loss=loss, mesh={"dp": 2}, off=off)
+"""
+
+
+def test_what_a_file_sets_holds_on_ranks(plait_project, mine):
+    (mine / "nested.py").write_text(NESTED)
+    done = plait_project("verify", "nested.py::made")
+    assert done.code == 0, done.out + done.err
+
+
 def test_the_action_runs_what_its_users_would(mine):
     action = yaml.safe_load(ACTION.read_text())
     steps = {step["name"]: step for step in action["runs"]["steps"]}

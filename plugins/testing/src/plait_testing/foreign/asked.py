@@ -83,6 +83,8 @@ def on_ranks(comparison: Comparison, variant: Variant, folder: Path) -> None:
 
 def answers(comparison: Comparison, variant: Variant, one: Ran, ranks: Sequence[Ran], bounds: Bounds) -> list[Answer]:
     """How far the ranks are from one process in a variant."""
+    if ranks[0].unasked:
+        return [Answer(variant.key, skipped=ranks[0].unasked)]
     loss = numbers_apart("", joined(comparison, ranks), numbers(one.losses), bounds.loss)
     gradients = worst([gradients_apart("", ran.gradients, ordered(one), bounds.gradients) for ran in ranks])
     if variant.key != PLAIN:
@@ -108,7 +110,9 @@ def answers(comparison: Comparison, variant: Variant, one: Ran, ranks: Sequence[
     if "steps" in asked:
         ways = [gradients_apart("", way(ran, ran.final), way(one, one.final), bounds.way) for ran in ranks]
         found.append(Answer("steps", worst(ways)))
-    if "saved" in asked and (unsaved := next((ran.unsaved for ran in ranks if ran.unsaved), "")):
+    if "saved" in asked and ranks[0].unkept:
+        found.append(Answer("saved", skipped=ranks[0].unkept))
+    elif "saved" in asked and (unsaved := next((ran.unsaved for ran in ranks if ran.unsaved), "")):
         found.append(Answer("saved", raised=unsaved))
     elif "saved" in asked:
         restored = worst([bitwise("", ran.restored, ran.final) for ran in ranks])

@@ -1,7 +1,9 @@
 """`plait.testing.compare`: runs a comparison on ranks that it starts, and says what is wrong."""
 
 import contextlib
+import importlib
 import os
+import sys
 import time
 import warnings
 import zlib
@@ -152,10 +154,14 @@ class _Compared:
 
 
 @contextlib.contextmanager
-def _quiet(folder: Path) -> Iterator[None]:
-    """Errors are noted in `folder`. What libraries warn of is left out: it comes from every rank, in every question."""
+def _quiet(comparison: Comparison, folder: Path) -> Iterator[None]:
+    """Errors are noted in `folder`. What libraries warn of is left out: it comes from every rank, in every question.
+    The files of the user's functions are imported first: a function inside of another arrives without its file."""
     with noted(folder), _as_under_torchrun(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        for module in {getattr(each, "__module__", "__main__") for each in (comparison.build, comparison.parallelize)}:
+            if module != "__main__" and module not in sys.modules:
+                importlib.import_module(module)
         yield
 
 
@@ -181,17 +187,17 @@ def _as_under_torchrun(folder: Path) -> Iterator[None]:
 
 
 def _one_process(comparison: Comparison, variants: Sequence[Variant], folder: Path) -> dict[str, Any]:
-    with _quiet(folder):
+    with _quiet(comparison, folder):
         return {"model": type(comparison.build()).__name__, **asked.one_process(comparison, variants, folder)}
 
 
 def _on_ranks(comparison: Comparison, variant: Variant, folder: Path) -> None:
-    with _quiet(folder):
+    with _quiet(comparison, folder):
         asked.on_ranks(comparison, variant, folder)
 
 
 def _guess(comparison: Comparison, variant: Variant, folder: Path) -> None:
-    with _quiet(folder):
+    with _quiet(comparison, folder):
         values = torch.load(folder / "initial.pt", weights_only=True)
         torch.save(guesses.guesses(comparison, variant, values), folder / "guesses.pt")
 
@@ -199,7 +205,7 @@ def _guess(comparison: Comparison, variant: Variant, folder: Path) -> None:
 def _look(comparison: Comparison, folder: Path, ranks: bool) -> None:
     import torch.distributed as dist
 
-    with _quiet(folder):
+    with _quiet(comparison, folder):
         looking = Looking()
         values = torch.load(folder / "initial.pt", weights_only=True)
         if not ranks and comparison.dtype != "float64":

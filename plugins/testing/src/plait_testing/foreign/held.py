@@ -41,7 +41,7 @@ class Held:
         """Every gradient, whole, on the CPU, and of replicas this rank's own; none of parameters that have none.
         Collective."""
         if self.parallel.gradients is not None:
-            return {name: copied(value) for name, value in self.parallel.gradients().items()}
+            return {name: copied(value) for name, value in self.parallel.gradients().items() if value is not None}
         if self.flat and (found := flat_gradients(self.parallel.model)) is not None:
             return {plain_name(name): copied(value) for name, value in found.items()}
         with self._summoned(with_grads=True):

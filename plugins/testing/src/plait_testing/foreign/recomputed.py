@@ -1,27 +1,33 @@
 """Switches recomputation on in a model of any framework."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from plait import PlaitError
 
-
-def recompute(model: nn.Module) -> None:
-    """By transformers' own switch, else around each module in a ModuleList, inside of what wraps it.
-    Raises PlaitError if there is neither."""
+def recompute(model: nn.Module) -> bool:
+    """By transformers' own switch, else around each module in a ModuleList or ModuleDict, inside of what wraps it.
+    False if there is neither."""
     for module in model.modules():
         if callable(switch := getattr(module, "gradient_checkpointing_enable", None)):
-            return switch(gradient_checkpointing_kwargs={"use_reentrant": False})
-    blocks = [block for each in model.modules() if isinstance(each, nn.ModuleList) for block in each]
-    if not blocks:
-        raise PlaitError("the model has no ModuleList to recompute: give recompute=, or switch off recomputation")
+            switch(gradient_checkpointing_kwargs={"use_reentrant": False})
+            return True
+    blocks = list(_blocks(model))
     for block in blocks:
         inner: Any = block.module if isinstance(block, FullyShardedDataParallel) else block
         inner.forward = _recomputed(inner.forward)
-    return None
+    return bool(blocks)
+
+
+def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+    for each in model.modules():
+        if isinstance(each, nn.ModuleDict):
+            yield from each.values()
+        elif isinstance(each, nn.ModuleList):
+            yield from each
 
 
 def _recomputed(forward: Any) -> Any:

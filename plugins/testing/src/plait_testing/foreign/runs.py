@@ -44,8 +44,8 @@ class Ran:
 
     initial, final: parameters. gradients: of the first batch, before clipping; clipped: after it. losses, norms: of
     every step; a loss is None on a rank that computes none. restored: parameters after loading, and `later` those
-    after one more step. lies: how each parameter lies. order: modules in the order of forward. unclipped, unsaved: why
-    torch did not.
+    after one more step. lies: how each parameter lies. order: modules in the order of forward. unasked: why a variant
+    could not be run. unclipped, unkept: why clipping, or saving, could not be asked. unsaved: what saving raised.
     """
 
     initial: dict[str, Tensor] = attrs.Factory(dict)
@@ -58,7 +58,9 @@ class Ran:
     later: dict[str, Tensor] = attrs.Factory(dict)
     lies: dict[str, str] = attrs.Factory(dict)
     order: list[str] = attrs.Factory(list)
+    unasked: str = ""
     unclipped: str = ""
+    unkept: str = ""
     unsaved: str = ""
 
 
@@ -88,7 +90,10 @@ class Side:
         self.held = Held(self.parallel, self.mesh)
         _freeze(self.held.parameters(), frozen)
         if self.variant.recomputed and self.ranks:
-            (self.comparison.recompute or recompute)(self.parallel.model)
+            if self.comparison.recompute is not None:
+                self.comparison.recompute(self.parallel.model)
+            elif not recompute(self.parallel.model):
+                self.ran.unasked = "the model has no list of modules to recompute; give recompute="
         self.ran.initial = self.held.values()
         if expected is not None:
             check_names(self.ran.initial, expected)
@@ -133,7 +138,14 @@ class Side:
 
     def clip(self) -> None:
         model, largest = self.parallel.model, self.comparison.max_norm
+        if "norm" in self.comparison.off:
+            return
+        if self.parallel.clip is None and self.parallel.gradients is not None:
+            said = "Parallel(gradients=...) wants clip= too; or switch the question off: off={'norm': reason}"
+            raise PlaitError(said).at("clip")
         try:
+            if self.parallel.clip is None and self.parallel.shards:
+                raise NotImplementedError("only the framework knows the norm of what it keeps in its own way")
             if self.parallel.clip is not None:
                 norm = self.parallel.clip(largest)
             elif self.ranks and callable(own := getattr(model, "clip_grad_norm_", None)):
@@ -142,7 +154,7 @@ class Side:
                 norm = nn.utils.clip_grad_norm_(model.parameters(), largest)
         except RuntimeError as error:  # also NotImplementedError
             said = str(error).splitlines()[0].partition(", need to")[0].partition(", but got")[0]
-            self.ran.unclipped = f"torch's clip_grad_norm_ raised: {said}; give Parallel(clip=...)"
+            self.ran.unclipped = f"{said}; give Parallel(clip=...)"
             norm = self._clip_by_whole_gradients(largest)
         self.ran.norms.append(float(whole_tensor(norm) if isinstance(norm, Tensor) else norm))
 
@@ -194,7 +206,7 @@ def run(
             initial = ran.initial
             if side.ranks:
                 _save_and_load(side, str(folder))
-            if ran.unsaved:
+            if ran.unsaved or ran.unkept:
                 return ran
             side.step(variant.steps)
             ran.initial, ran.later = initial, side.held.values()
@@ -206,6 +218,9 @@ def _save_and_load(side: Side, folder: str) -> None:
     """Save, begin again with other values, and load."""
     from plait_testing.foreign.saved import load, save
 
+    if side.parallel.save is None and (side.parallel.values or side.parallel.shards):
+        side.ran.unkept = "only the framework can save what it keeps in its own way; give Parallel(save=..., load=...)"
+        return
     try:
         (side.parallel.save or (lambda where: save(side.parallel, where)))(folder)
         dist.barrier()

@@ -48,7 +48,8 @@ class Parallel:
     clip:      gets the largest norm; clips, and returns the norm. None: `model.clip_grad_norm_` if it has one, else
                torch's `clip_grad_norm_`.
     values, gradients: return whole tensors by the names that they have in one process. None: they are gathered from
-               plain parameters, DTensors and FSDP1's flat parameters.
+               plain parameters, DTensors and FSDP1's flat parameters. A gradient may be None. With `gradients` give
+               `clip` too, or switch that question off.
     fill:      gets whole values by name, and writes the parameters.
     save, load: get a folder. None: torch's distributed checkpoints of the model and the optimizer.
     names:     a parameter's name -> its name in one process. None: prefixes of torch's wrappers are cut.
@@ -61,7 +62,7 @@ class Parallel:
     run: Callable[[Sequence["Share"]], Any] | None = None
     clip: Callable[[float], Any] | None = None
     values: Callable[[], Mapping[str, Tensor]] | None = None
-    gradients: Callable[[], Mapping[str, Tensor]] | None = None
+    gradients: Callable[[], Mapping[str, Tensor | None]] | None = None
     fill: Callable[[Mapping[str, Tensor]], Any] | None = None
     save: Callable[[str], Any] | None = None
     load: Callable[[str], Any] | None = None
