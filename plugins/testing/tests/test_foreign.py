@@ -1,11 +1,15 @@
 """`plait.testing.compare`: right code of plain torch agrees, and a mistake is named with its parameter and kind."""
 
+import os
+import time
+
 import attrs
 import pytest
 import torch
 from torch import nn
 
-from plait.testing import Parallel, compare, raises_about
+from plait import PlaitError
+from plait.testing import Parallel, compare, raises_about, random_tokens
 from tests.helpers import foreign
 from tests.helpers.foreign import RIGHT, comparison, right
 from tests.helpers.foreign_bugs import BUGS
@@ -143,6 +147,57 @@ def test_what_cannot_be_asked_is_said(plait_ranks):
     assert report.agrees, report.text()
     assert found(report)["recomputation"] == "skipped"
     assert "give recompute=" in report.text()
+
+
+class Dropping(foreign.Tiny):
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, tokens, positions=None):
+        return self.drop(super().forward(tokens, positions))
+
+
+class Normalising(foreign.Tiny):
+    def __init__(self):
+        super().__init__()
+        self.batch = nn.BatchNorm1d(foreign.VOCAB)
+
+    def forward(self, tokens, positions=None):
+        return self.batch(super().forward(tokens, positions).transpose(1, 2)).transpose(1, 2)
+
+
+@pytest.mark.slow
+def test_rows_that_change_each_other(plait_ranks):
+    report = compare(comparison(foreign.replicated, {"dp": 2}, build=Normalising, off=FEW), plait_ranks)
+    assert report.first.cause.kind == "rows mix", report.text()
+
+
+@pytest.mark.parametrize(
+    ("about", "parallelize", "changed"),
+    [
+        ("build", foreign.replicated, {"build": Dropping}),
+        ("batch", foreign.replicated, {"batch": random_tokens(foreign.VOCAB, rows=7, shifted=True)}),
+        ("batch", foreign.replicated, {"batch": lambda step: torch.zeros(8, 3)}),
+        pytest.param("parallelize", lambda model, mesh: None, {}, marks=pytest.mark.slow),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(plait_ranks, about, parallelize, changed):
+    with raises_about(about):
+        compare(comparison(parallelize, {"dp": 2}, **{"off": FEW, **changed}), plait_ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("does", ["dies", "hangs"])
+def test_a_rank_that_does_not_answer_is_named(does):
+    def parallelize(model, mesh):
+        if mesh.get_rank() == 1:
+            os._exit(3) if does == "dies" else time.sleep(1000)
+        return foreign.replicated(model, mesh)
+
+    hangs = rf"they hang; .*rank 1 at {__file__}:\d+"
+    with pytest.raises(PlaitError, match=r"the process of rank 1 died \(exit code 3\)" if does == "dies" else hangs):
+        compare(comparison(parallelize, {"dp": 2}, off=FEW, patience=5.0))
 
 
 def renamed(model, mesh):

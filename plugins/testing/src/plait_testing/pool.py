@@ -118,6 +118,7 @@ class Pool:
                     try:
                         answers[rank] = pipe.recv()
                     except EOFError:
+                        process.join(1)  # else it has no exit code yet
                         stack = (self.folder / f"rank-{rank}.stack").read_text(encoding="utf-8")  # if it crashed
                         answers[rank] = (
                             False,

@@ -9,9 +9,11 @@ import attrs
 import torch
 from torch import Tensor
 
+from plait import PlaitError
 from plait_testing.finding import Finding, bitwise, gradients_apart, numbers_apart
+from plait_testing.foreign.batches import shares
 from plait_testing.foreign.rounding import Bounds
-from plait_testing.foreign.runs import Ran, Variant, in_order, run
+from plait_testing.foreign.runs import Ran, Variant, check_no_chance, in_order, run
 from plait_testing.foreign.subject import QUESTIONS, Comparison
 
 PLAIN = "plain"
@@ -41,7 +43,12 @@ class Answer:
 def variants(comparison: Comparison) -> tuple[list[Variant], list[Answer]]:
     """(what is run, the questions that are not asked)."""
     left_out = [Answer(key, skipped=reason) for key, reason in comparison.off.items()]
-    labels = "labels" in comparison.batch(0)
+    first = comparison.batch(0)
+    if not isinstance(first, Mapping) or not all(isinstance(each, Tensor) for each in first.values()):
+        raise PlaitError(
+            f"batch must return a dict of tensors with the rows in dim 0, and returned {type(first).__name__}"
+        ).at("batch")
+    labels = "labels" in first
     without = {
         "documents": "" if comparison.packed else "no batch of packed documents is given: packed=",
         "unequal": "" if labels else "the batch has no labels",
@@ -58,12 +65,16 @@ def variants(comparison: Comparison) -> tuple[list[Variant], list[Answer]]:
         Variant("recomputation", recomputed=True),
         Variant("frozen", frozen=True),
     ]
-    return [variant for variant in every if variant.key == PLAIN or variant.key in asked], left_out
+    asked_of = [variant for variant in every if variant.key == PLAIN or variant.key in asked]
+    for variant in asked_of:
+        shares(comparison, first, rank=0, parts=variant.parts)  # raises if the rows cannot be divided
+    return asked_of, left_out
 
 
 def one_process(comparison: Comparison, asked: Sequence[Variant], folder: Path) -> dict[str, Any]:
     """Writes to `folder` what one process computes in each variant, with the bounds of differences. Returns what is
     known of the model."""
+    check_no_chance(comparison)
     found, bounds = {}, {}
     for variant in asked:
         found[variant.key], bounds[variant.key] = Bounds.around(comparison, variant)

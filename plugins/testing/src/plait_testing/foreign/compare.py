@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+import re
 import sys
 import time
 import warnings
@@ -29,8 +30,10 @@ from plait_testing.foreign.runs import Ran, Variant, run
 from plait_testing.foreign.subject import Comparison
 from plait_testing.pool import Pool, RankError
 
-PATIENCE = 300.0  # seconds of the ranks in one question, and 20 times what one process took
+AS_LONG = 5  # times what one process took, beside the comparison's patience, may the ranks take for one question
 UNCLEAR = ("other", "part", "parts scaled", "copies differ", "not summed, scaled")  # guessed at once more
+DIED = re.compile(r"the process of rank \d+ died \(exit code [^)]*\)")
+LIBRARY = re.compile(r"site-packages|plait_testing|/lib/python3|^<")
 PLAINLY = 1e-6  # two gradients that are this near are one
 
 
@@ -66,23 +69,25 @@ class _Compared:
         self.one, self.bounds = self._read("one")
         answers = [*self.skipped]
         for variant in self.variants:
-            answers += self._answers(variant, PATIENCE + 20 * alone)
+            answers += self._answers(variant, self.comparison.patience + AS_LONG * alone)
         found = {answer.key: answer for answer in answers}
         first = self._first(found)
         forward = None if found["loss"].fine or PLAIN not in self.ranks else self._forward()
         both = (alone, time.monotonic() - started - alone)
         return Report(self.comparison, about["model"], about["parameters"], answers, first, forward, both)
 
-    def _call(self, fn: Any, *args: Any, world: int, timeout: float = PATIENCE) -> Any:
+    def _call(self, fn: Any, *args: Any, world: int, timeout: float | None = None) -> Any:
         """What the first rank answers; a str: what the code under test raised. Raises its PlaitErrors."""
         for file in self.folder.glob("failed-*.pt"):
             file.unlink()
         try:
-            return self.pool.run(fn, *args, world=world, timeout=timeout)[0]
+            return self.pool.run(fn, *args, world=world, timeout=timeout or 10 * self.comparison.patience)[0]
         except RankError as error:
-            note = failed(self.folder)
+            note, said = failed(self.folder), str(error)
+            if died := DIED.search(said):
+                return died[0]  # what the others say follows from it
             if note is None:
-                return str(error).splitlines()[0]
+                return said.splitlines()[0] + _stuck(said)
             if note.ours:
                 about = PlaitError(note.sentence)
                 raise (about.at(note.key) if note.key else about) from None
@@ -214,6 +219,17 @@ def _look(comparison: Comparison, folder: Path, ranks: bool) -> None:
         run(comparison, Variant(PLAIN), values, ranks=ranks, look=looking.look)
         name = f"forward-{dist.get_rank()}.pt" if ranks else "forward.pt"
         torch.save((looking.outputs, looking.kinds), folder / name)
+
+
+def _stuck(said: str) -> str:
+    """Where each rank that hangs stands, by the stacks in `said`."""
+    found = re.findall(r"^rank-(\d+):\n(.*?)(?=^rank-\d+:|\Z)", said, re.MULTILINE | re.DOTALL)
+    frames = {rank: re.findall(r'File "([^"]+)", line (\d+)', stack) for rank, stack in found}
+    own = {
+        rank: next((each for each in each_frame if not LIBRARY.search(each[0])), None)
+        for rank, each_frame in frames.items()
+    }
+    return "".join(f"; rank {rank} at {file}:{line}" for rank, (file, line) in ((r, f) for r, f in own.items() if f))
 
 
 def _where(traceback: str) -> str:

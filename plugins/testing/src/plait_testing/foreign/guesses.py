@@ -50,7 +50,14 @@ def _mistakes(comparison: Comparison, variant: Variant, batch: dict[str, Tensor]
     def with_(**changed: Tensor) -> list[Share]:
         return [batches.whole({**batch, **changed})]
 
-    if (count := comparison.data_ranks * variant.parts) > 1:
+    if (count := comparison.data_ranks * variant.parts) > 1 and len({each.total for each in _alone(batch, count)}) == 1:
+        yield (
+            "rows mix",
+            "the rows of a rank or micro-batch change each other's results, as in batch normalisation: one process "
+            "sees all rows at once, so the two cannot agree",
+            _alone(batch, count),
+        )
+    elif count > 1:
         yield (
             "own counts",
             "each rank or micro-batch divides by its own count of labels, so that a label weighs more where there are "

@@ -86,6 +86,10 @@ class Side:
             _copy_into(model, expected)
         _freeze(model.named_parameters(), frozen)
         made: Any = self.comparison.parallelize(model, self.mesh) if self.ranks else model
+        if not isinstance(made, Parallel | nn.Module):
+            raise PlaitError(
+                f"parallelize must return the parallel model, or a Parallel of it, and returned {type(made).__name__}"
+            ).at("parallelize")
         self.parallel = made if isinstance(made, Parallel) else Parallel(made)
         self.held = Held(self.parallel, self.mesh)
         _freeze(self.held.parameters(), frozen)
@@ -253,6 +257,23 @@ def in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:
     """Parameters in the order in which forward enters the modules that own them; those of others last."""
     place = {module: i for i, module in enumerate(order)}
     return sorted(names, key=lambda name: place.get(name.rpartition(".")[0], len(place)))
+
+
+def check_no_chance(comparison: Comparison) -> None:
+    """Raises PlaitError if one process computes another loss the second time: dropout, for example."""
+    side = Side(comparison, Variant("twice"), None, ranks=False)
+    losses = []
+    with torch.no_grad():
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            losses.append(float(comparison.loss(side.parallel.model, side.shares(0)[0])))
+    if losses[0] != losses[1] and all(map(math.isfinite, losses)):
+        drops = [name for name, module in side.parallel.model.named_modules() if "Dropout" in type(module).__name__]
+        named = f"; {', '.join(drops[:5])} may be why" if drops else ""
+        raise PlaitError(
+            f"one process computes another loss the second time, {losses[0]:.6g} and {losses[1]:.6g}: switch off "
+            f"dropout and other random values{named}"
+        ).at("build")
 
 
 def _copy_into(model: nn.Module, values: Mapping[str, Tensor]) -> None:

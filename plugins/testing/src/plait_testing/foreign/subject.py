@@ -101,6 +101,7 @@ class Comparison:
                  `checkpoint` around each module in a ModuleList.
     off:         question -> the reason for not asking it; the questions are in docs/verify-any-code.md.
     dtype:       "float64", "float32" or "bfloat16", of everything.
+    patience:    seconds that ranks have for one question, beside 5 times what one process took for all.
     """
 
     build: Callable[[], nn.Module]
@@ -119,6 +120,7 @@ class Comparison:
     recompute: Callable[[nn.Module], Any] | None = None
     off: Mapping[str, str] = attrs.field(factory=dict)
     dtype: str = attrs.field(default="float64")
+    patience: float = 120.0
 
     @mesh.validator
     def _ranks(self, _: Any, mesh: Any) -> None:
