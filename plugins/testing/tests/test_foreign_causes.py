@@ -81,6 +81,7 @@ def test_sarif_has_a_result_for_each_wrong_answer():
     assert "it is dead" in result["message"]["text"]
     place = result["locations"][0]["physicalLocation"]
     assert (place["artifactLocation"]["uri"], place["region"]["startLine"]) == ("mine.py", 12)
+    assert {"name", "version"} <= run["tool"]["driver"].keys()  # what GitHub and the format's own validator ask for
     assert report(True).sarif()["runs"][0]["results"] == []
 
 

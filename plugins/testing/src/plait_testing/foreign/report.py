@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 import attrs
@@ -109,7 +110,8 @@ class Report:
             if not answer.fine
         ]
         rules = [{"id": key, "shortDescription": {"text": words}} for key, words in WORDS.items()]
-        driver = {"name": "plait verify", "informationUri": "https://github.com/plait-train/plait", "rules": rules}
+        about = {"version": version("plait-testing"), "informationUri": "https://github.com/plait-train/plait"}
+        driver = {"name": "plait verify", **about, "rules": rules}
         return {
             "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
             "version": "2.1.0",
