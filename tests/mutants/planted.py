@@ -36,8 +36,9 @@ class Mutant:
     timeout: float | None = None
 
 
-def copied(folder: Path, mutant: Mutant | None = None) -> list[str]:
-    """Copy all sources into `folder`, with the bug of `mutant`; returns the folders to import from."""
+def copied(folder: Path, mutant: Any = None) -> list[str]:
+    """Copy all sources into `folder`, with the bug of `mutant`, which has a file, `old` and `new` as `Mutant` does;
+    returns the folders to import from."""
     places = []
     for source in SOURCES:
         shutil.copytree(ROOT / source, folder / source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))

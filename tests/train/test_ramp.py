@@ -18,7 +18,10 @@ from plait_testing.trial import held
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
-RAMP = [{"until": 8, "global_batch_size": 2, "seq_len": 8}, {"until": 20, "global_batch_size": 4}]
+RAMP = [
+    {"until": 7, "global_batch_size": 2, "seq_len": 8},
+    {"until": 18, "global_batch_size": 4},
+]  # none at a step's end
 ON_COMMAND = "train.ramp=[{until: 8, global_batch_size: 4, seq_len: 8}, {until: 21, seq_len: 16}]"
 
 

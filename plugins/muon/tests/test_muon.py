@@ -143,6 +143,7 @@ def test_normuon_keeps_the_size_of_an_update(scale, size):
 
 def test_options_that_do_not_fit(plait_project):
     wrong = {"precision": "half", "momentum": 1.5, "split": "rows", "scale": "large", "bucket": 0, "iterations": 0}
+    wrong |= {"betas": (0.9, 2.0), "eps": -1.0, "weight_decay": -0.1, "adamw_lr": -1.0, "adamw_weight_decay": -0.1}
     for key, value in wrong.items():
         with pytest.raises(ValueError, match=f"^{key} must be "):
             ours(MATRICES["wide"], torch.zeros(6, 9), **{key: value})

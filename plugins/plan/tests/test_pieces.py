@@ -2,18 +2,18 @@
 
 import numpy as np
 
-from plait_plan.pricing.pieces import PRIME, _of_batch, _parts, _sized
+from plait_plan.pricing.pieces import PRIME, _of_batch, _parts, sized
 from plait_plan.tracing.recorder import Operator
 
 
 def test_multiples_of_the_prime_are_scaled_to_the_batch_and_rounded() -> None:
     samples = 60 * PRIME
     for rows in (1, 2, 3):
-        sized = _sized(rows, samples, 512)
-        assert sized(samples * 1000) == -(-rows * 1000 // 512) * 512
-        assert sized(-samples * 1000) == -sized(samples * 1000)  # what is freed is what was allocated
-        assert sized(1000) == 1024
-        assert sized(0) == 0
+        of = sized(rows, samples, 512)
+        assert of(samples * 1000) == -(-rows * 1000 // 512) * 512
+        assert of(-samples * 1000) == -of(samples * 1000)  # what is freed is what was allocated
+        assert of(1000) == 1024
+        assert of(0) == 0
 
 
 def test_an_operator_has_a_part_that_grows_and_one_that_does_not() -> None:

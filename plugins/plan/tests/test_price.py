@@ -9,6 +9,7 @@ import pytest
 from plait import Cluster
 from plait.host import check, compose
 from plait_plan.engine import plan, plannable
+from plait_plan.pricing.optimizers import of_whole
 from plait_plan.pricing.pieces import pieces
 from plait_plan.pricing.price import BlockCost, Price, price, put_together
 from plait_plan.values import KINDS
@@ -22,6 +23,7 @@ TENSOR = ["strategy=[tensor_parallel,fsdp2]", "strategy.fsdp2.replicate=2"]
 COPIES = ["strategy=[tensor_parallel,fsdp2]", "strategy.fsdp2.replicate=4"]
 DEEP = ["model=deepseek_v3_debug", "model.n_dense_layers=5"]
 EXPERTS = ["strategy=[expert_parallel,fsdp2]", *DEEP]
+MUON = ["strategy=[fsdp2]", "optimizer=muon"]
 
 # What is traced, then runs whose step is put together of it.
 CASES = {
@@ -30,6 +32,8 @@ CASES = {
     "tensor": (TENSOR, [[], ["remat.mode=full"], ["strategy.fsdp2.replicate=1", "train.local_batch_size=2"]]),
     "one shard": (COPIES, [[], ["train.local_batch_size=2"]]),
     "experts": (EXPERTS, [[], ["remat.mode=full"], ["train.local_batch_size=4"]]),
+    "muon": (MUON, [[], ["strategy.fsdp2.replicate=2"], ["strategy.fsdp2.replicate=4"], ["remat.mode=full"]]),
+    "experts under muon": ([*EXPERTS, "optimizer=muon"], [[], ["train.local_batch_size=4"]]),
 }  # fmt: skip
 
 
@@ -49,6 +53,9 @@ def test_pieces_put_together_cost_what_the_whole_costs(case: str) -> None:
         rows, samples = run.config.train.local_batch_size, run.config.train.global_batch_size
         micro = samples // run.layout.count("batch") // rows if samples else 1
         mode = run.config.remat.mode
+        if found[-1].sends:
+            dealt = of_whole(run.config, run.layout, run.config.strategy, cluster.granularity)
+            found = [attrs.evolve(one, optimizer=dealt) for one in found]
         total = put_together(price(found, run.layout, cluster, rows), kinds, [mode] * len(kinds), micro)
         assert total.seconds == pytest.approx(sum(whole.time.step) / 2, rel=0.03), more
         assert total.peak == pytest.approx(whole.memory.peak, rel=0.05), more

@@ -36,6 +36,11 @@ class Priced:
     segments: list[Segment]
     whole: bool = True
 
+    @property
+    def partial(self) -> bool:
+        """Whether the step takes longer than its price, by what an optimizer does that sends something."""
+        return self.candidate.composition.divides is None and self.pieces[-1].partial
+
     @cached_property
     def least(self) -> float:
         """Seconds: no mix of recomputation takes less."""

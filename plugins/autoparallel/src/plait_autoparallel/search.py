@@ -95,14 +95,23 @@ def search(
     watch, plans = watch or Watch(), stages.Plans(run)
     lazy = prune and wanted.may_keep_all(run.blocks)
 
-    def trace(chosen: list[int], first: bool, later: int = 0) -> None:
+    def trace(chosen: list[int], first: bool, later: int = 0, exact: bool = not prune) -> None:
         nonlocal count
         before = count
-        for family in planning.families(run, layouts, chosen, fixed(run), cluster.granularity, first):
+        for family in planning.families(run, layouts, chosen, fixed(run), cluster.granularity, first, exact):
             count = before + family.traced
             pieces.update(dict.fromkeys(family.members, family.pieces))
             standings.add([p for i in family.members for p in _priced(layouts[i], family, cluster, wanted)])
             watch.see(count, before + family.of + later, family.fresh, standings.best)
+
+    def trace_optimizers(rounds: float = float("inf")) -> None:
+        """Of the layouts that may win, if an optimizer sends something; the likeliest first, a few at a time."""
+        nonlocal count
+        total = count
+        while rounds > 0 and (few := standings.likeliest()):
+            trace(sorted({places[id(one.candidate.composition)] for one in few}), first=False, exact=True)
+            rounds -= 1
+        count = total
 
     with watch.ending():
         cores = by_core(layouts, shared) if prune else [[[i] for i in shared]]
@@ -110,14 +119,16 @@ def search(
         trace([i for families in cores for i in families[0]] if prune else shared, lazy, sum(map(len, others)))
         bounds = Bounds(layouts, cluster, wanted, plans)
         bounds.learn(pieces)
+        trace_optimizers(rounds=1)  # so that there is a plan to compare with
         for families in sorted(filter(None, others), key=bounds.least):
             others.remove(families)
             trace(bounds.may_win(families, standings.limit), lazy, sum(map(len, others)))
+        trace_optimizers()
         if lazy:
             total = count
             few = [one for one in standings.open.values() if one.least <= standings.limit]
             few += stages.undecided(plans, standings.divided.values(), cluster, standings.limit)
-            trace(sorted({places[id(one.candidate.composition)] for one in few}), first=False)
+            trace(sorted({places[id(one.candidate.composition)] for one in few}), first=False, exact=True)
             count = total
     if standings.empty():
         raise wanted.nothing(fitting, samples, reasons)

@@ -8,6 +8,8 @@ from plait import planning
 from plait_autoparallel.candidates import Candidate, Priced, Scored, Short
 from plait_autoparallel.solve import Mix, Segment, kinds_of, smallest, solve
 
+AT_ONCE = 4  # candidates whose optimizers are traced before it is asked again which may win
+
 
 @attrs.define
 class Standings:
@@ -16,7 +18,8 @@ class Standings:
     fastest step if memory were no limit.
 
     open: by their order, candidates that do not fit unless they recompute, of which only steps that keep everything
-    were traced. divided: those that divide the layers.
+    were traced. partial: by their order, those of which the optimizer's part is not known. divided: those that divide
+    the layers.
     """
 
     capacity: float
@@ -26,6 +29,7 @@ class Standings:
     hand: list[Scored] = attrs.field(factory=list)
     least: float = float("inf")
     open: dict[Any, Priced] = attrs.field(factory=dict)
+    partial: dict[Any, Priced] = attrs.field(factory=dict)
     divided: dict[Any, Priced] = attrs.field(factory=dict)
 
     @property
@@ -34,7 +38,12 @@ class Standings:
         return self.best.mix.total.seconds if self.best else float("inf")
 
     def empty(self) -> bool:
-        return not (self.scored or self.short or self.open or self.divided)
+        return not (self.scored or self.short or self.open or self.partial or self.divided)
+
+    def likeliest(self) -> list[Priced]:
+        """Of those whose optimizer is not known, a few that may be the plan, the fastest first."""
+        may = sorted(self.partial.values(), key=lambda one: (one.least, one.candidate.order()))
+        return [one for one in may if one.least <= self.limit][:AT_ONCE]
 
     def add(self, priced: list[Priced]) -> None:
         """Enter the candidates of one family."""
@@ -48,6 +57,10 @@ class Standings:
         candidate, cost, segments = one.candidate, one.price, one.segments
         text = candidate.composition.text()
         self.open.pop(candidate.order(), None)
+        self.partial.pop(candidate.order(), None)
+        if one.partial:
+            self.partial[candidate.order()] = one
+            return
         self.least = min(self.least, one.least)
         self.hand += _uniform(candidate, cost, segments, self.capacity)
         if text in self.scored and self.scored[text].mix.total.seconds <= one.least:

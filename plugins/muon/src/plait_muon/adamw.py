@@ -6,6 +6,17 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+POSITIVE = ("eps", "weight_decay", "adamw_lr", "adamw_weight_decay")
+
+
+def check(options: dict[str, Any]) -> None:
+    """Raises ValueError for an option that no AdamW can have. Some optimizers have not all of them."""
+    if not all(0 <= beta < 1 for beta in options["betas"]):
+        raise ValueError("betas must be at least 0 and below 1")
+    for key in POSITIVE:
+        if (options.get(key) or 0) < 0:
+            raise ValueError(f"{key} must be at least 0")
+
 
 def step(params: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]) -> None:
     """Step the `params`, which have gradients. states: of each, filled by the first step. group: their options."""

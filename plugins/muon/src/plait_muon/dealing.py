@@ -51,6 +51,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
                 raise ValueError("split must be null, parts or heads")
             if group["bucket"] < 1:
                 raise ValueError("bucket must be at least 1")
+            adamw.check(group)
             self.check(group)
             whole = [bool(group["matrices"]) and self._is_whole(group, i) for i in range(len(group["params"]))]
             for wanted in (True, False):

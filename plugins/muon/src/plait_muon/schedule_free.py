@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait_muon import adamw
 from plait_muon.dealing import local
 
 
@@ -27,9 +28,9 @@ class ScheduleFree(torch.optim.Optimizer):
         weight_decay: float = 0.1,
         eps: float = 1e-8,
     ) -> None:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError("betas must be at least 0 and below 1")
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps})
+        for group in self.param_groups:
+            adamw.check(group)
         self._means: dict[int, Tensor] = {}  # x of this rank, by id of a parameter that is where gradients are taken
 
     @torch.no_grad()

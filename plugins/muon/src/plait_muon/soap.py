@@ -60,8 +60,6 @@ class Soap(MatrixOptimizer):
     def check(self, group: Group) -> None:
         if group["every"] < 1:
             raise ValueError("every must be at least 1")
-        if not all(0 <= beta < 1 for beta in group["betas"]):
-            raise ValueError("betas must be at least 0 and below 1")
 
     def cost(self, matrices: Matrices, group: Group) -> float:
         rows, columns = matrices.shape

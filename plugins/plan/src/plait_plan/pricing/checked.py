@@ -1,5 +1,7 @@
 """Compares a step that was put together from pieces with one that is traced as it will run."""
 
+import attrs
+
 from plait import Cluster, Config
 from plait.host import accumulation, assemble
 from plait_plan.cannot import in_words
@@ -26,7 +28,8 @@ def needs(config: Config, world: int, cluster: Cluster, found: list[Pieces]) -> 
         step = trace(config, world, 0, cluster.granularity, counts, first=True)
     blocks = [fqn for fqn in assembly.run.blocks if fqn in step.places]
     kind_of = {fqn: kind for kind, group in enumerate(found[0].groups) for fqn in group.fqns}
-    cost = price(found, assembly.layout, cluster, config.train.local_batch_size, blocks)
+    few = [attrs.evolve(one, optimizer=None) for one in found]  # a few blocks are compared
+    cost = price(few, assembly.layout, cluster, config.train.local_batch_size, blocks)
     micro = accumulation(config, assembly.layout.count("batch"))
     planned = put_together(cost, [kind_of[b] for b in blocks], [config.remat.mode_of(b) for b in blocks], micro)
     return max(map(sum, step.levels)) / planned.peak

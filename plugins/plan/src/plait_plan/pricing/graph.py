@@ -112,7 +112,7 @@ def block_graphs(
         return attrs.evolve(config, train=train, compile=compile_, remat=Remat("none", blocks=recompute))
 
     with in_words(config, strategies), recording(config, strategies, world, 0, 1, prepare) as made:
-        made.step.make_states()
+        made.step.optimize()
         made.forget()
         model = made.applied.parts[0]
         with _Tap(made.recorder, model) as tap:

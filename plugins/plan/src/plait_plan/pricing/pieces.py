@@ -5,6 +5,7 @@ size that is also a multiple of the prime grows with the batch, and every other 
 what a rank does for any batch size, any mix of recomputation, and any degrees of the axes that split the batch.
 """
 
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -63,6 +64,7 @@ class Pieces:
     grows:     bytes in use by kind that each further sample adds.
     tensors:   FQN -> placement of each parameter of the whole model.
     held:      FQNs of the parameters that were traced.
+    optimizer: what the optimizer does for the whole model in a layout; None: it is told by what was traced, or unknown.
     """
 
     layout: MeshLayout
@@ -76,6 +78,16 @@ class Pieces:
     grows: np.ndarray
     tensors: dict[str, ParamPlacement]
     held: tuple[str, ...]
+    optimizer: "Pieces | None" = None
+
+    @functools.cached_property
+    def sends(self) -> bool:
+        """Whether the optimizer sends something, such as whole matrices, of which a few blocks tell too little."""
+        return any(o.kind and o.phase == "optimizer" for o in self.operators)
+
+    @property
+    def partial(self) -> bool:
+        return self.sends and self.optimizer is None
 
     def as_arrays(self) -> dict[str, np.ndarray]:
         """All but the layout, which is known wherever the pieces are asked for."""
@@ -104,6 +116,7 @@ class Pieces:
                 for fqn, (block, shape, divided) in values["tensors"].items()
             },
             held=tuple(values["held"]),
+            optimizer=None,
             **{name: arrays[name] for name in ARRAYS},
         )
 
@@ -201,15 +214,14 @@ def _trace(
             compile=attrs.evolve(config.compile, enabled=False),
         )
 
-    with recording(config, strategies, layout.world_size, 0, 1, prepare, _joined, PRIME) as recorded:
+    with recording(config, strategies, layout.world_size, 0, 1, prepare, joined, PRIME) as recorded:
         mesh, model = recorded.applied.mesh, recorded.applied.parts[0]
-        recorded.step.make_states()
+        recorded.step.optimize()
         recorded.forget()
         recorded.step()
-        names = {(joint.mesh_dim_names or ("",))[0]: axes for axes, joint in mesh.joined.items()}
-        held = {fqn: _tensor(p, block_of(fqn, places), names) for fqn, p in model.named_parameters()}
+        held = placements(mesh, model, places)
         operators = recorded.recorder.operators
-        levels, two = (levels_of(recorded.recorder, _sized(n, samples, granularity)) for n in (1, 2))
+        levels, two = (levels_of(recorded.recorder, sized(n, samples, granularity)) for n in (1, 2))
     return Pieces(
         layout,
         alike,
@@ -224,16 +236,16 @@ def _trace(
     )
 
 
-def _sized(rows: int, samples: int, granularity: int) -> Callable[[int], int]:
+def sized(rows: int, samples: int, granularity: int) -> Callable[[int], int]:
     """Returns a function from the traced size of memory, with `samples` samples, to its size with `rows` samples."""
 
-    def sized(size: int) -> int:
+    def of(size: int) -> int:
         if size < 0:  # freed: the size with which it was allocated
-            return -sized(-size)
+            return -of(-size)
         size = -(-size * rows // samples) if size % PRIME == 0 else size
         return -(-size // granularity) * granularity
 
-    return sized
+    return of
 
 
 def _of_batch(operators: list[Operator], samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -279,9 +291,15 @@ def _direction(operator: Operator) -> str | None:
     )
 
 
-def _joined(mesh: Any) -> dict[str, str]:
+def joined(mesh: Any) -> dict[str, str]:
     """Name of a process group -> the names of the axes that it joins, with `*` between them."""
     return {str(joint.get_group().group_name): "*".join(names) for names, joint in mesh.joined.items()}
+
+
+def placements(mesh: Any, model: nn.Module, blocks: Mapping[str, Any]) -> dict[str, ParamPlacement]:
+    """FQN -> placement of each parameter of `model`."""
+    names = {(joint.mesh_dim_names or ("",))[0]: axes for axes, joint in mesh.joined.items()}
+    return {fqn: _tensor(p, block_of(fqn, blocks), names) for fqn, p in model.named_parameters()}
 
 
 def _tensor(param: Any, block: str | None, names: Mapping[str, tuple[str, ...]]) -> ParamPlacement:

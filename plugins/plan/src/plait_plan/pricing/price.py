@@ -81,6 +81,8 @@ def price(
         costs = {mode: cost for one in priced for mode in REMAT if (cost := one.block_cost(kind, mode)) is not None}
         kinds.append(costs)
     outside = first.outside()
+    if (optimizer := first.pieces.optimizer) is not None:
+        outside = _PricedTrace(optimizer, layout, cluster, 1, blocks).added_to(outside)
     return Price(tuple(kinds), tuple(first.left(kind) for kind in range(len(kinds))), **outside)
 
 
@@ -148,17 +150,31 @@ class _PricedTrace:
         always = float(self.levels.min())  # a workspace of matrix products has one size for any number of parameters
         whole, held = self._local(self.all), self._local([None, *traced])
         outside = {name: self._once(self.indices.get((name, ""), [])) for name in ("embed", "head", "tail")}
+        known = self.pieces.optimizer is not None
+        dealt = [i for i in end if self.pieces.sends and self.pieces.operators[i].phase == "optimizer"]
+        rest = sorted({*end}.difference(dealt))
+        step = self._once(self.indices["start", ""]) + self._once(rest, whole / held)
+        if not known:  # a rank does no less for all blocks; how much more is estimated only if the layers are divided
+            step += self._once(dealt, whole / held if self.layout.count("layers") > 1 else 1.0)
+        most = float(self.levels[rest if known else end].max(initial=always))
         return {
             "micro": sum(outside.values()),
-            "step": self._once(self.indices["start", ""]) + self._once(end, whole / held),
+            "step": step,
             "adds": self._adds(),
             "static": self._static(whole),
             "base": base,
             "head": float(self.levels[head].max()) - base - kept,
             "tail": float(self.levels[tail].max()) - base - gradients if len(tail) else 0.0,
-            "end": always + (float(self.levels[end].max()) - always) * whole / held,
+            "end": always + (most - always) * whole / held,
             "after": outside["head"],
         }
+
+    def added_to(self, outside: dict[str, float]) -> dict[str, float]:
+        """The fields of `outside`, of a step without its optimizer, with the optimizer that this trace is of."""
+        places = self.indices["end", ""]
+        end = max(outside["end"], float(self.levels[places].max()))
+        static = self._static(self._local(self.all))
+        return {**outside, "step": outside["step"] + self._once(places), "static": static, "end": end}
 
     def _example(self, kind: int, mode: str) -> str | None:
         """The traced block of this kind and mode to measure: if possible one between equal neighbours."""

@@ -8,6 +8,7 @@ import attrs
 from plait import Config, MeshLayout, Run
 from plait_plan.cores import as_they_end
 from plait_plan.pricing.between import between, ends
+from plait_plan.pricing.optimizers import of_whole
 from plait_plan.pricing.pieces import PIECES, Pieces, depends_on, kept, patterns, pieces
 from plait_plan.pricing.space import Composition, representatives
 
@@ -38,12 +39,38 @@ def families(
     fixed: Mapping[str, Mapping[str, Any]],
     granularity: int = 1,
     first: bool = False,
+    exact: bool = True,
 ) -> Iterator[Family]:
     """The pieces of `wanted` (indices among `found`), a family as soon as it is traced, in any order.
 
     found: all compositions, so that which of them are traced does not depend on what is wanted. fixed: name -> options
     of strategies that take part in each. granularity: what an allocator rounds sizes up to. first: see `pieces`.
+    exact: an optimizer that sends something is traced in each layout by itself, which is then a family of its own;
+    not in layouts that divide the layers. Otherwise its step takes longer than pieces tell.
     """
+    made = 0
+    for family in _families(run, found, wanted, fixed, granularity, first):
+        members = family.members if exact and family.pieces[-1].partial else []
+        alone = [i for i in members if found[i].divides is None]
+        rest = [i for i in family.members if i not in alone]
+        if rest or not alone:
+            yield attrs.evolve(family, members=rest, traced=family.traced + made, of=family.of + made)
+        jobs = [(run.config, found[i].pieces, {**fixed, **found[i].strategies}, granularity) for i in alone]
+        for place, one in as_they_end(of_whole, jobs, warm=True):
+            made += 1
+            own = [attrs.evolve(each, optimizer=one) for each in family.pieces]
+            count = family.of + made + len(alone) - place
+            yield Family([alone[place]], own, family.whole, family.traced + made, count, True)
+
+
+def _families(
+    run: Run,
+    found: list[Composition],
+    wanted: list[int],
+    fixed: Mapping[str, Mapping[str, Any]],
+    granularity: int,
+    first: bool,
+) -> Iterator[Family]:
     serves = representatives(found)
     mixes = ends(run, found, sorted(set(serves.values())))
     waiting = {serves[i]: [j for j in wanted if serves[j] == serves[i]] for i in wanted}

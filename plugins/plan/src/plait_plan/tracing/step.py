@@ -106,10 +106,13 @@ class ObservedSteps(Observer):
 
         return tokens
 
-    def make_states(self) -> None:
-        """Give the optimizer the states that its first step creates, without a step of the model."""
+    def optimize(self) -> None:
+        """The optimizer's part of a step alone. The first one creates its states."""
+        self._enter("start")
         for param in self.applied.parameters():
             param.grad = torch.zeros_like(param)
+        self.clip()
+        self.optimizer()
         self._optimizer.step()
         self._optimizer.zero_grad()
 

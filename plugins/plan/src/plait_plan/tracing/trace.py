@@ -71,7 +71,7 @@ def trace(
         applied, step = recorded.applied, recorded.step
         micro = accumulation(config, applied.mesh.rank_and_size("batch")[1])
         step.micro, step.driven = micro, min(micro, 2)
-        step.make_states() if first else step()
+        step.optimize() if first else step()
         recorded.forget()
         step()
         levels, held = levels_of(recorded.recorder), pools(recorded.recorder)
