@@ -34,7 +34,6 @@ BUGS = [
         "        dist.all_reduce(ends_R2, dist.ReduceOp.MAX, group=group)",
         "        pass",
         f"{EIGHT}test_shards_of_rows_and_of_columns_have_the_codes_of_the_whole[1]",
-        "RankError",
     ),
     Bug(
         "a second moment becomes zero, and a step is divided by it",

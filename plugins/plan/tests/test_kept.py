@@ -47,9 +47,16 @@ def test_the_oldest_plan_is_forgotten_when_there_are_too_many(monkeypatch: pytes
     assert made == ["a", "b", "c", "a"]
 
 
-def traced(config: Config, layout: MeshLayout, *_: object) -> list[MeshLayout]:
+@attrs.frozen
+class Traced:
     """In place of pieces, which take longer."""
-    return [layout]
+
+    layout: MeshLayout
+    partial = False
+
+
+def traced(config: Config, layout: MeshLayout, *_: object) -> list[Traced]:
+    return [Traced(layout)]
 
 
 def test_layouts_are_traced_even_if_they_are_more_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,5 +68,5 @@ def test_layouts_are_traced_even_if_they_are_more_than_are_kept(monkeypatch: pyt
     found, _ = planning.compositions(run, {n: s for n, s in planning.offering(run).items() if n == "fsdp2"})
     chosen = sorted(set(representatives(found).values()))
     assert len(chosen) > 1
-    made = {i: [found[i].pieces] for i in chosen}
+    made = {i: traced(run.config, found[i].pieces) for i in chosen}
     assert planning.traces(run, found, chosen, {}) == (made, len(chosen))
