@@ -15,7 +15,7 @@ SECTIONS = {  # title -> MODULE:NAME of each entry, in order; a name without a m
     "A run": "Run Config Precision Remat Compile Loss Schedule PlaitError misfit no_default unknown_key "
     "near_miss Cluster REMAT",
     "The mesh": "MeshAxis MeshView Mesh MeshLayout join_axes divisors valid_degree",
-    "The model": "ModelSpec matches Packed WeightPart stage stream_into",
+    "The model": "ModelSpec matches Packed UnequalParts WeightPart stage stream_into",
     "Parameters": "transform_param mix_in distribute_params shard_dim shard_of_parts own_chunk held_indices held_by "
     "canonical whole_tensor is_loaded set_wire_form take_wire_form WireForm",
     "For hooks": "hookimpl hookspec Export",

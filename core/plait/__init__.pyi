@@ -36,6 +36,7 @@ from plait.contract.planned import read_values as read_values
 from plait.contract.run import Run as Run
 from plait.contract.stage_plan import StageAction as StageAction
 from plait.contract.stage_plan import StagePlan as StagePlan
+from plait.contract.unequal_parts import UnequalParts as UnequalParts
 from plait.contract.weight_part import WeightPart as WeightPart
 from plait.data.batches import Batches as Batches
 from plait.data.source import Source as Source

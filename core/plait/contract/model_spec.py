@@ -23,8 +23,8 @@ class ModelSpec:
 
     axes:      FQN pattern of a parameter -> the logical axis (or None) of each of its dims, in torch's order: a
                `Linear(dim, ffn)` weight is `("ffn", "embed")`, its bias `("ffn",)`; `experts` comes first. A dim that
-               holds several parts in turn, as a fused gate does, is `Packed("ffn", 2)`. Of a tied parameter, here
-               and in `init`, one name is enough.
+               holds several parts in turn, as a fused gate does, is `Packed("ffn", 2)`, and parts of unequal
+               size are `UnequalParts`. Of a tied parameter, here and in `init`, one name is enough.
     blocks:    patterns of the repeated unit: sharded, compiled and recomputed as one, and divided into stages.
     sizes:     logical axis -> number of its units, if that is not the number of rows (`{"heads": 32}`).
     branches:  patterns of the modules that read the residual stream and return what is added to it.
@@ -47,6 +47,8 @@ class ModelSpec:
                whose gradient is not used: if rows are divided, the core completes it.
     elementwise: patterns of 1-D parameters each of whose elements acts on its own unit alone, such as a sink per head
                or a slope per element of a feed-forward: a part of them is right beside a part of the units.
+    across:    pattern of a module inside a branch -> the logical axis along the last dim of what it gets and returns,
+               of which it combines all units, as a norm over all heads does: if ranks have a share, it must get all.
     head:      FQN of the Linear whose result the model returns, unchanged, as its logits; `loss.chunks` needs it.
     before:    patterns of the modules with parameters that stand before the first block, such as embeddings.
     after:     patterns of those that stand after the last block, such as a norm and the head.
@@ -69,6 +71,7 @@ class ModelSpec:
     routers: tuple[str, ...] = attrs.field(default=(), converter=_names)
     row_means: tuple[str, ...] = attrs.field(default=(), converter=_names)
     elementwise: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    across: Mapping[str, str] = attrs.field(factory=dict)
     head: str | None = None
     before: tuple[str, ...] = attrs.field(default=(), converter=_names)
     after: tuple[str, ...] = attrs.field(default=(), converter=_names)
@@ -78,8 +81,8 @@ class ModelSpec:
         return lookup(self.axes, fqn, "axes")
 
     def names_of(self, fqn: str) -> tuple[str | None, ...]:
-        """The same by name alone, packed or not. Whoever divides a dim must know `parts_of`, too."""
-        return tuple(a.axis if isinstance(a, Packed) else a for a in self.axes_of(fqn))
+        """The same by name alone, packed or not; None for `UnequalParts`. Who divides a dim needs `parts_of` too."""
+        return tuple(a.axis if isinstance(a, Packed) else a if isinstance(a, str) else None for a in self.axes_of(fqn))
 
     def parts_of(self, fqn: str) -> tuple[int, ...]:
         """How many times each dim of parameter `fqn` holds all units of its axis: 1, or the parts of `Packed`."""
@@ -144,8 +147,8 @@ def matches(pattern: str, fqn: str) -> bool:
 
 def named(model: Any, patterns: tuple[str, ...]) -> dict[str, Any]:
     """FQN -> module, of all modules that a pattern matches, without those of other stages (`plait.parallel.stages`)."""
-    matching = ((fqn, m) for fqn, m in model.named_modules() if any(matches(p, fqn) for p in patterns))
-    return {fqn: module for fqn, module in matching if not getattr(module, "absent", False)}
+    there = {fqn: module for fqn, module in model.named_modules() if not getattr(module, "absent", False)}
+    return {fqn: module for fqn, module in there.items() if any(matches(p, fqn) for p in patterns)}
 
 
 def find(table: Mapping[str, Any], fqn: str) -> Any:

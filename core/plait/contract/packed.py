@@ -1,7 +1,12 @@
 """A logical axis of which one dim of a parameter holds several parts, one after another."""
 
+from typing import TYPE_CHECKING, TypeAlias
+
 import attrs
 from attrs.validators import ge, instance_of
+
+if TYPE_CHECKING:
+    from plait.contract.unequal_parts import UnequalParts
 
 
 @attrs.frozen
@@ -23,4 +28,4 @@ class Packed:
         return f"{self.parts} x {self.axis}"
 
 
-Axis = str | Packed | None
+Axis: TypeAlias = "str | Packed | UnequalParts | None"

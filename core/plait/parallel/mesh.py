@@ -93,19 +93,14 @@ class Mesh(contract.Mesh):
         """The mesh axis that shards a parameter with these logical axes, None without one; a view's axis takes
         precedence over a dense one."""
         wanted = {a.axis if isinstance(a, Packed) else a for a in logical_axes} - {None}
-        for axes in [*self.layout.views.values(), self.layout.dense]:
-            for axis in axes:
-                if wanted & set(axis.shards):
-                    return axis.name
-        return None
+        axes = [axis for own in (*self.layout.views.values(), self.layout.dense) for axis in own]
+        return next((axis.name for axis in axes if wanted & {*axis.shards}), None)
 
     def view_of(self, param: Tensor | None) -> str | None:
         """The view that `param` lives on, from its own mesh; None: the dense one."""
         if isinstance(param, DTensor):
             names = set(param.device_mesh.mesh_dim_names or ())
-            for view, axes in self.layout.views.items():
-                if names & {a.name for a in axes}:
-                    return view
+            return next((v for v, axes in self.layout.views.items() if names & {a.name for a in axes}), None)
         return None
 
     def data(self, param: Tensor | None = None, outer: str | None = None) -> DeviceMesh | None:

@@ -134,9 +134,11 @@ def test_a_dim_of_parts_is_divided_once(plait_ranks):
         plait_ranks.run(divided_again, world=4)
 
 
-def test_a_bias_of_parts_has_no_other_dim(plait_ranks):
-    with pytest.raises(RankError, match=r"shape \(48,\) holds 2 parts.* no other dim that 2 data-parallel ranks"):
-        plait_ranks.run(train, Trial(functools.partial(Fused, Packed("ffn", 2), bias=True)), {**TP, **FSDP}, world=4)
+def test_of_a_bias_of_parts_each_rank_uses_its_share(plait_ranks):
+    """It is stored whole, so that data-parallel ranks find a dim to divide."""
+    trial, (strategies, world) = Trial(functools.partial(Fused, Packed("ffn", 2), bias=True)), LAYOUTS["tp+fsdp2"]
+    (one,) = plait_ranks.run(train, trial, {}, world=1)
+    assert_same(plait_ranks.run(train, trial, strategies, world=world), one)
 
 
 @pytest.mark.parametrize(("axis", "parts"), [("ffn", 1), ("ffn", 2.0), (None, 2)])

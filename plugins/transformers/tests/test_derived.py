@@ -5,7 +5,7 @@ import pytest
 import torch
 from families import keys_of
 
-from plait import Packed
+from plait import Packed, UnequalParts
 from plait.testing import raises_about
 from plait_transformers import attention, branch, proof, supposed
 from plait_transformers.build import decoder
@@ -64,9 +64,8 @@ def test_any_size_is_described_on_meta():
 @pytest.mark.parametrize(
     ("kind", "part", "why"),
     [
-        ("olmo2", "model.layers.*.self_attn", "half of it fails"),
-        ("phi3", "model.layers.*.self_attn", "holds several in one"),
-        ("gpt_oss", "model.layers.*.mlp", "transposed and have biases"),
+        ("codegen", "transformer.h.*.attn", "half of it fails"),
+        ("gpt_oss", "model.layers.*.mlp", "not those of attention or of a feed-forward"),
         ("opt", "model.decoder.layers.*.self_attn", "do not add up"),
     ],
 )
@@ -77,8 +76,18 @@ def test_what_does_not_divide_stays_whole(kind, part, why):
     assert inside <= {None, "embed", "experts"}  # experts are divided by another strategy
 
 
+QKV = UnequalParts((("heads", 8), ("kv_heads", 8), ("kv_heads", 8)))
 FUSED = {  # family, part of a block -> axes of its parameters
     ("phi3", "mlp"): {"gate_up_proj.weight": (PARTS, "embed"), "down_proj.weight": ("embed", "ffn")},
+    ("phi3", "self_attn"): {"qkv_proj.weight": (QKV, "embed"), "o_proj.weight": ("embed", "heads")},
+    ("qwen3_next", "self_attn"): {
+        "q_proj.weight": ("heads", "embed"),
+        "k_proj.weight": ("kv_heads", "embed"),
+        "v_proj.weight": ("kv_heads", "embed"),
+        "o_proj.weight": ("embed", "heads"),
+        "q_norm.weight": (None,),
+        "k_norm.weight": (None,),
+    },
     ("gpt_neox", "attention"): {
         "query_key_value.weight": ("heads", "embed"),
         "query_key_value.bias": ("heads",),
@@ -112,6 +121,26 @@ def test_matrices_with_parts_and_behind_low_ranks_are_divided(kind, part):
     found = {name.partition(f".{part}.")[2]: axes for name, axes in spec.axes.items() if f".{part}." in name}
     assert found == FUSED[kind, part]
     assert spec.sizes.get("heads", 4) == 4
+
+
+def test_norms_over_all_heads_and_sinks_are_told_to_strategies():
+    across = built("olmo2").spec().across
+    assert across == {f"model.layers.*.self_attn.{n}_norm": a for n, a in (("q", "heads"), ("k", "kv_heads"))}
+    spec = built("gpt_oss").spec()
+    assert spec.axes_of("model.layers.0.self_attn.sinks") == ("heads",)
+    assert spec.elementwise == ("model.layers.*.self_attn.sinks",)
+
+
+def test_what_counts_heads_follows_its_matrix():
+    model = built("stablelm")
+    attention = model.model.layers[1].self_attn
+    assert (attention.num_heads, attention.num_key_value_heads) == (4, 2)
+    attention.q_proj.weight = torch.nn.Parameter(torch.empty(16, 32, device="meta"))
+    attention.k_proj.weight = torch.nn.Parameter(torch.empty(8, 32, device="meta"))
+    attention.q_proj(torch.empty(1, 3, 32, device="meta"))
+    attention.k_proj(torch.empty(1, 3, 32, device="meta"))
+    assert (attention.num_heads, attention.num_key_value_heads) == (2, 1)
+    assert model.model.layers[0].self_attn.num_heads == 4
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "mistral", "granite", "gpt_oss"])
@@ -187,22 +216,27 @@ def test_what_is_drawn_and_changed_is_drawn_again_by_a_generator():
 
 def test_wrong_roles_do_not_pass(monkeypatch):
     """Keys and values that are taken for queries, say: the halves do not add up."""
-    swapped = lambda rows, *_: [dict(zip(rows, ("kv_heads", "heads", "heads"), strict=True))]  # noqa: E731
-    monkeypatch.setattr(supposed, "_of_attention", swapped)
+    monkeypatch.setattr(supposed, "_of_rows", lambda rows, *_: ["kv_heads" if rows == 32 else "heads"])
     spec = built("llama", num_key_value_heads=1).spec()
     assert not {"heads", "kv_heads"} & {axis for axes in spec.axes.values() for axis in axes}
 
 
 @pytest.mark.parametrize(
-    ("kind", "forms", "wrong"),
-    [("phi3", "GATES", "ffn"), ("mixtral", "GATES", "ffn"), ("gpt_neox", "HEADS", Packed("heads", 3))],
+    ("kind", "part", "wrong"),
+    [
+        ("phi3", ".mlp.", "ffn"),
+        ("mixtral", ".mlp.", "ffn"),
+        ("gpt_neox", ".attention.", Packed("heads", 3)),
+        ("phi3", ".self_attn.", UnequalParts((("kv_heads", 8), ("heads", 8), ("kv_heads", 8)))),
+    ],
 )
-def test_rows_in_another_order_do_not_pass(kind, forms, wrong, monkeypatch):
-    monkeypatch.setattr(supposed, forms, (wrong,))
+def test_rows_in_another_order_do_not_pass(kind, part, wrong, monkeypatch):
+    if part == ".mlp.":
+        monkeypatch.setattr(supposed, "GATES", (wrong,))
+    else:
+        monkeypatch.setattr(supposed, "_of_rows", lambda *_: [wrong])
     monkeypatch.setattr(proof, "_facts", proof._facts.__wrapped__)  # without what other tests have found
-    more = {"attention_bias": False} if kind == "gpt_neox" else {}  # a bias alone would rule parts out
-    spec = built(kind, **more).spec()
-    part = ".mlp." if forms == "GATES" else ".attention."
+    spec = built(kind).spec()
     assert {axis for fqn, axes in spec.axes.items() if part in fqn for axis in axes} <= {None, "embed", "experts"}
 
 
@@ -212,8 +246,9 @@ def test_layers_that_differ_are_not_divided(monkeypatch):
 
     def otherwise(fqn, module, watch):
         roles = found(fqn, module, watch)
-        other = {n: (None, *axes[1:]) for n, axes in roles.axes.items() if n.endswith("1.mlp.up_proj.weight")}
-        return attrs.evolve(roles, axes={**roles.axes, **other})
+        way = roles.division
+        other = {n: (None, *axes[1:]) for n, axes in way.axes.items() if n.endswith("1.mlp.up_proj.weight")}
+        return attrs.evolve(roles, division=attrs.evolve(way, axes={**way.axes, **other}))
 
     monkeypatch.setattr(proof, "divided", otherwise)
     spec = built("llama").spec()
@@ -252,8 +287,7 @@ def test_inspect_shows_how_each_branch_was_found():
     _, _, told = report(node, 2).partition("how the spec was derived\n")
     assert told.splitlines() == [
         "  model.layers.*: blocks: the list with as many modules as the model has layers",
-        "  model.layers.*.self_attn: stays whole: one of its matrices holds several in one, such as queries, keys and "
-        "values",
+        "  model.layers.*.self_attn: heads, heads + kv_heads + kv_heads divided: its two halves add up to the whole",
         "  model.layers.*.mlp: ffn divided: its two halves add up to the whole",
         "  model.layers.*.self_attn.inner: attention: with it the logits are those of transformers' own",
         "  lm_head: head: what it returns are the logits",

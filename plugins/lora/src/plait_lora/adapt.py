@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from plait import ModelSpec, Packed, PlaitError, mix_in, transform_param
+from plait import ModelSpec, Packed, PlaitError, UnequalParts, mix_in, transform_param
 from plait_lora.linear import Adapted, SeesAdapter
 from plait_lora.names import pair
 
@@ -59,7 +59,7 @@ def adapt(options: "Lora", model: nn.Module, spec: ModelSpec) -> ModelSpec:
     _check(options, model, chosen, matrices)
     stacks: dict[str, str] = {}
     model.requires_grad_(False)
-    added: dict[str, tuple[str | Packed | None, ...]] = {}
+    added: dict[str, tuple[str | Packed | UnequalParts | None, ...]] = {}
     init: dict[str, Any] = {}
     for fqn in chosen:
         owner, _, name = fqn.rpartition(".")

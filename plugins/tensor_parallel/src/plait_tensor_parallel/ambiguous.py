@@ -8,7 +8,7 @@ elements of a divided axis otherwise, such as a norm, would see only a part of t
 
 from collections.abc import Collection, Mapping
 
-from plait import ModelSpec, PlaitError, Run
+from plait import ModelSpec, PlaitError, Run, UnequalParts
 from plait_tensor_parallel.degrees import KEY, SHARDED
 
 Axes = tuple[str | None, ...]
@@ -98,9 +98,16 @@ def divided(its: Axes) -> bool:
     return any(axis in SHARDED for axis in its)
 
 
+def names_of(spec: ModelSpec, fqn: str) -> Axes:
+    """The names of the axes of parameter `fqn`: of parts of unequal size that of the first part that has one."""
+    both = zip(spec.axes_of(fqn), spec.names_of(fqn), strict=True)
+    of_parts = (a.parts if isinstance(a, UnequalParts) else ((name, 0),) for a, name in both)
+    return tuple(next((name for name, _ in parts if name), None) for parts in of_parts)
+
+
 def foreseen(run: Run) -> tuple[dict[str, Axes], set[str]]:
     """What is known before there is a mesh: axes of parameters that no other strategy may claim, divided branches."""
-    axes = {fqn: run.spec.names_of(fqn) for fqn in run.shapes}
+    axes = {fqn: names_of(run.spec, fqn) for fqn in run.shapes}
     own = {fqn: its for fqn, its in axes.items() if {*its} <= {*SHARDED, "embed", None}}
     return own, {b for fqn, its in own.items() if divided(its) and (b := run.spec.branch_of(fqn))}
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from plait import PlaitError, Run, divisors
+from plait import Packed, PlaitError, Run, UnequalParts, divisors
 
 if TYPE_CHECKING:
     from plait_tensor_parallel import TensorParallel
@@ -49,10 +49,13 @@ def units(run: Run) -> list[tuple[str, int]]:
 
 
 def _units(run: Run) -> Iterator[tuple[str, int]]:
+    sizes = run.spec.sizes
     for fqn, shape in run.shapes.items():
-        for axis, parts, size in zip(run.spec.names_of(fqn), run.spec.parts_of(fqn), shape, strict=True):
-            if axis in SHARDED:
-                yield axis, run.spec.sizes.get(axis, size // parts)
+        for axis, parts, size in zip(run.spec.axes_of(fqn), run.spec.parts_of(fqn), shape, strict=True):
+            if isinstance(axis, UnequalParts):
+                yield from ((name, sizes[name]) for name, _ in axis.parts if name in SHARDED)
+            elif (name := axis.axis if isinstance(axis, Packed) else axis) in SHARDED:
+                yield name, sizes.get(name, size // parts)
 
 
 def divides(axis: str, count: int, degree: int) -> bool:

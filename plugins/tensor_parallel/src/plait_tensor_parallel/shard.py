@@ -14,12 +14,15 @@ from plait import (
     ModelSpec,
     PlaitError,
     Precision,
+    UnequalParts,
     distribute_params,
     divide_head,
+    matches,
     shard_of_parts,
     transform_param,
 )
-from plait_tensor_parallel.ambiguous import is_bias, refuse
+from plait_tensor_parallel.across import get_whole
+from plait_tensor_parallel.ambiguous import is_bias, names_of, refuse
 from plait_tensor_parallel.degrees import SHARDED
 from plait_tensor_parallel.first_forward import explain_first
 from plait_tensor_parallel.lookup import look_up_in_part
@@ -37,18 +40,22 @@ class ParamDivision:
     """The placement of one parameter.
 
     axis, dim: the logical axis that is divided and its dim; None: every rank has the whole.
-    units:     the number of units of that axis. parts: how many times the dim holds them all (`Packed`).
     axes:      the names of those of all its dims.
-    stored:    whether storage is sharded. If not, each rank stores the whole and uses a part: key and value heads, if
-               there are fewer than ranks.
+    parts:     how many times the dim holds all units of the axis (`Packed`), if storage is sharded.
+    used:      if not, (first row, number of rows) along that dim of what this rank uses of what each stores: key and
+               value heads, if there are fewer than ranks, parts of unequal size, and those of a bias, which would have
+               no other dim for data-parallel ranks.
     """
 
     axes: tuple[str | None, ...]
     axis: str | None = None
     dim: int | None = None
-    units: int = 0
     parts: int = 1
-    stored: bool = False
+    used: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def stored(self) -> bool:
+        return self.axis is not None and not self.used
 
 
 def shard(options: "TensorParallel", model: nn.Module, mesh: Mesh, spec: ModelSpec, precision: Precision) -> None:
@@ -83,6 +90,10 @@ def shard(options: "TensorParallel", model: nn.Module, mesh: Mesh, spec: ModelSp
     for fqn, branch in branches.items():
         if fqn in divided or on_sequence:  # else all ranks do the same with the same
             _connect(branch, fqn, stream, fqn in divided)
+    for fqn, module in model.named_modules():
+        of = next((of for pattern, of in spec.across.items() if matches(pattern, fqn)), None)
+        if of in SHARDED and spec.branch_of(fqn) in divided:
+            get_whole(module, axis, spec.sizes.get(of, axis.size()))
     with_heads = {spec.branch_of(m) for m in places if any(p.axis == "heads" for p in places[m].values())} - {None}
     for fqn, inner in spec.attention_of(model).items():
         if spec.branch_of(fqn) in with_heads and "heads" in spec.sizes:
@@ -93,7 +104,7 @@ def shard(options: "TensorParallel", model: nn.Module, mesh: Mesh, spec: ModelSp
 
 def _connect(branch: nn.Module, fqn: str, stream: ResidualStream, divided: bool) -> None:
     enter, leave = (stream.enter, stream.leave) if divided else (stream.gather, stream.scatter)
-    wrap_forward(branch, fqn, lambda x: enter(x, fqn), lambda y, x: leave(same_tokens(y, x, fqn), fqn))
+    wrap_forward(branch, fqn, lambda x: enter(x, fqn), lambda y, x: writable(leave(same_tokens(y, x, fqn), fqn)))
 
 
 def _places(fqn: str, module: nn.Module, mesh: Mesh, spec: ModelSpec) -> dict[str, ParamDivision]:
@@ -102,17 +113,22 @@ def _places(fqn: str, module: nn.Module, mesh: Mesh, spec: ModelSpec) -> dict[st
     for name, param in module.named_parameters(recurse=False):
         full = _name(fqn, name)
         if mesh.sharding_axis(spec.axes_of(full)) in (None, "tp") and not isinstance(param, DTensor):
-            found[name] = _place(full, param.shape, spec, mesh["tp"].size())
+            found[name] = _place(full, param.shape, spec, mesh["tp"])
     return found
 
 
-def _place(fqn: str, shape: torch.Size, spec: ModelSpec, degree: int) -> ParamDivision:
-    axes = spec.names_of(fqn)
-    for dim, (axis, parts) in enumerate(zip(axes, spec.parts_of(fqn), strict=True)):
-        if axis in SHARDED:
-            units = spec.sizes.get(axis, shape[dim] // parts)
-            return ParamDivision(axes, axis, dim, units, parts, stored=units % degree == 0)
-    return ParamDivision(axes)
+def _place(fqn: str, shape: torch.Size, spec: ModelSpec, axis: Any) -> ParamDivision:
+    names, degree, rank = names_of(spec, fqn), axis.size(), axis.get_local_rank()
+    for dim, (name, said, parts) in enumerate(zip(names, spec.axes_of(fqn), spec.parts_of(fqn), strict=True)):
+        if name in SHARDED:
+            if isinstance(said, UnequalParts):
+                return ParamDivision(names, name, dim, used=tuple(said.runs(spec.sizes, degree, rank)))
+            units = spec.sizes.get(name, shape[dim] // parts)
+            if units % degree == 0 and (parts == 1 or len(shape) > 1):
+                return ParamDivision(names, name, dim, parts)
+            equal = UnequalParts(((name, shape[dim] // parts // units),) * parts)
+            return ParamDivision(names, name, dim, used=tuple(equal.runs({name: units}, degree, rank)))
+    return ParamDivision(names)
 
 
 def _is_divided(fqn: str, branch: nn.Module, mesh: Mesh, spec: ModelSpec) -> bool:
@@ -150,11 +166,10 @@ def _transform(
     """
     if place.stored:
         return _own
-    if place.axis is None or place.dim is None:
+    if place.dim is None:
         keep = float(axis.get_local_rank() == 0) if once else None
         return functools.partial(_all, summed=summed, reduce=reduce, keep=keep, stream=stream)
-    unit = place.units * axis.get_local_rank() // axis.size()  # the head that this rank's queries need
-    return functools.partial(_one, dim=place.dim, unit=unit, units=place.units, parts=place.parts, reduce=reduce)
+    return functools.partial(_used, dim=place.dim, runs=place.used, reduce=reduce)
 
 
 def _own(param: Any) -> Tensor:
@@ -171,10 +186,10 @@ def _all(
     return local if keep is None else local * keep
 
 
-def _one(param: Any, dim: int, unit: int, units: int, parts: int, reduce: torch.dtype) -> Tensor:
-    width = param.shape[dim] // (units * parts)
-    own = [part.narrow(dim, unit * width, width) for part in _all(param, True, reduce).chunk(parts, dim)]
-    return torch.cat(own, dim) if parts > 1 else own[0]
+def _used(param: Any, dim: int, runs: tuple[tuple[int, int], ...], reduce: torch.dtype) -> Tensor:
+    whole = _all(param, True, reduce)
+    own = [whole.narrow(dim, *run) for run in runs]
+    return torch.cat(own, dim) if len(own) > 1 else own[0]
 
 
 def _join(

@@ -8,6 +8,7 @@ from torch import nn
 from plait import ModelSpec, PlaitError, WeightPart, mix_in
 from plait_transformers.attention import NAME
 from plait_transformers.called import give_whole_rows, of_config
+from plait_transformers.counts import give_counts
 from plait_transformers.one_sentence import one_sentence
 from plait_transformers.parts import parts_of
 from plait_transformers.proof import facts_of
@@ -33,6 +34,7 @@ def decoder(path: str | None = None, weights: str = "files", config: dict[str, A
             read, facts.how, mixers=facts.mixers if facts.how == NAME else (), lent=facts.lent, masked=facts.masked
         )
         give_whole_rows(model, facts.blocks.removesuffix(".*"))
+        give_counts(model, facts.counted)
         mix_in(model, PlaitDecoder)
     model.why_no_documents = facts.why_no_documents
     model.source, model.kept, model.said = path, read.to_dict(), said

@@ -15,6 +15,7 @@ from plait_transformers.documents import give_documents
 from plait_transformers.encoders import class_of, first_place, is_encoder
 from plait_transformers.experts import give_sorted
 from plait_transformers.lent import give_lent
+from plait_transformers.matrices import give_widths
 from plait_transformers.one_home import give_one_home
 
 RANDOM = re.compile("drop|jitter|noise")  # in the names of keys for what is drawn in training
@@ -52,6 +53,9 @@ def of_config(
         give_inner(model, causal)
     if not plain:
         give_sorted(model)
+        give_widths(model)
+    if (head := model.get_output_embeddings()) is not None:
+        head.register_forward_pre_hook(in_rows)
     _refuse_late_rope(model, config.model_type)
     give_lent(model, lent)
     give_documents(model, mixers)
@@ -66,6 +70,13 @@ def of_config(
     model.max_seq_len = longest - model.first_place if isinstance(longest, int) else None
     model.vocab_size = config.vocab_size
     return model
+
+
+def in_rows(head: Any, args: Any) -> Any:
+    """What the head is called with, in as many rows as the batch: some families give the stream the shape of the ids,
+    of which a rank of sequence parallelism has a part."""
+    (x, *others), rows = args, getattr(head, "rows", 0)
+    return (x.view(rows, -1, x.shape[-1]), *others) if rows and x.dim() == 3 and len(x) != rows else args
 
 
 class WholeRows:
@@ -129,7 +140,13 @@ class Called:
         for block in self.whole_rows:
             block.tokens = tokens.shape[1]
         places = places + self.first_place if self.first_place else places
-        return plain.forward(input_ids=tokens, attention_mask=mask, position_ids=places, use_cache=False).logits
+        head: Any = cast(Any, self).get_output_embeddings()
+        if head is not None:
+            head.rows = len(tokens)
+        result = plain.forward(input_ids=tokens, attention_mask=mask, position_ids=places, use_cache=False).logits
+        if head is not None:
+            head.rows = 0
+        return result
 
     def warn_if_padding_and_no_attention_mask(self, *args: Any, **kwargs: Any) -> None:
         """transformers looks at the values of tokens here, which costs time on a GPU."""

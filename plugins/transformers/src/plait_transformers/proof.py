@@ -21,6 +21,7 @@ from plait import PlaitError
 from plait_transformers.attention import NAME, OWN, refused
 from plait_transformers.branch import Roles, divided, undivided
 from plait_transformers.called import of_config
+from plait_transformers.counts import Counts
 from plait_transformers.experiments import (
     BOUND,
     apart,
@@ -51,6 +52,7 @@ class ModelFacts:
     mixers:    modules that mix tokens in a way of their own. lent: those that are not called themselves: modules around
                them read their parameters.
     roles:     parameter -> its logical axes. whole: branch -> why it is not divided.
+    across, elementwise: as in a spec. counted: modules that count heads by attributes of their own.
     widths:    parameter -> its rows, or columns, for each head that they are divided by.
     attention: the inner attention, if all layers have the same. head_width: of queries.
     first, last: modules with parameters before and after the blocks. head: whose result is the logits, unchanged.
@@ -65,6 +67,9 @@ class ModelFacts:
     lent: tuple[str, ...]
     roles: dict[str, tuple[Axis, ...]]
     whole: dict[str, str]
+    across: dict[str, str]
+    elementwise: tuple[str, ...]
+    counted: Counts
     widths: dict[str, int]
     attention: str | None
     head_width: int
@@ -148,7 +153,8 @@ def _tried(kind: str, config: Any, own: nn.Module, how: str, masked: bool) -> Mo
     blocks = _blocks(model)
     branches = list(_branches(model, blocks, watch))
     check_apart(kind, model, tokens, [model.get_submodule(b) for b in branches])
-    mixers = tuple(dict.fromkeys(in_blocks(blocks, b) for b in branches if mixes(model, b, watch)))
+    watch.mixing = [b for b in branches if mixes(model, b, watch)]
+    mixers = tuple(dict.fromkeys(in_blocks(blocks, b) for b in watch.mixing))
     lent = tuple(dict.fromkeys(in_blocks(blocks, fqn) for fqn in not_called(model, watch, branches)))
     facts = _derived(model, watch, blocks, branches, logits)
     why = _why_no_documents(config, model, how, mixers, tokens)
@@ -192,22 +198,32 @@ def _branches(model: nn.Module, blocks: str, watch: Watch) -> Iterator[str]:
 
 
 def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], logits: Tensor) -> ModelFacts:
-    facts = ModelFacts("", False, "", f"{blocks}.*", (), (), (), {}, {}, {}, None, 1, (), (), None)
+    facts = ModelFacts("", False, "", f"{blocks}.*", (), (), (), {}, {}, {}, (), {}, {}, None, 1, (), (), None)
     found: dict[str, list[Roles]] = {}
     for fqn in branches:
         found.setdefault(facts.pattern(fqn), []).append(divided(fqn, model.get_submodule(fqn), watch))
     roles: dict[str, tuple[Axis, ...]] = {}
     whole: dict[str, str] = {}
+    across: dict[str, str] = {}
+    alone: list[str] = []
+    counted: Counts = {}
     for pattern, answers in found.items():
         why = next((each.why for each in answers if each.why), "")
-        alike = {facts.pattern(n): a for each in answers for n, a in each.axes.items()}
-        if not why and any(alike[facts.pattern(n)] != a for each in answers for n, a in each.axes.items()):
+        ways = [each.division for each in answers]
+        alike = {facts.pattern(n): a for way in ways for n, a in way.axes.items()}
+        if not why and any(alike[facts.pattern(n)] != a for way in ways for n, a in way.axes.items()):
             why = "its layers differ"
         if why:
             whole[pattern] = why
             alike = {}
             for fqn in (b for b in branches if facts.pattern(b) == pattern):
                 alike |= {facts.pattern(n): a for n, a in undivided(fqn, model.get_submodule(fqn), watch).items()}
+        else:
+            across |= {facts.pattern(n): axis for way in ways for n, axis in way.across.items()}
+            alone += [facts.pattern(n) for way in ways for n in way.elementwise]
+            for way in ways:
+                for name, of in way.counted.items():
+                    counted[facts.pattern(name)] = {a: (facts.pattern(m), fixed) for a, (m, fixed) in of.items()}
         roles |= alike
     roles |= _others(model, facts, roles)
     begin, end = _ends(model, watch, blocks) if can_be_cut(model, watch, blocks, logits) else ((), ())
@@ -226,17 +242,21 @@ def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], l
     attention = {facts.pattern(fqn) for fqn in watch.attended}
     widths = {call.q[-1] for call in watch.attended.values()}
     simple = len(attention) == 1 and len(widths) == 1
-    counts = {"heads": HEADS, "kv_heads": min((call.k[1] for call in watch.attended.values()), default=1)}
+    groups = min((each.division.groups for answers in found.values() for each in answers), default=HEADS)
+    counts = {"heads": HEADS, "kv_heads": groups}
     return attrs.evolve(
         facts,
         branches=tuple(found),
         roles=roles,
         whole=whole,
+        across=across,
+        elementwise=tuple(dict.fromkeys(alone)),
+        counted=counted,
         widths={
-            facts.pattern(fqn): size // counts[name]
+            facts.pattern(fqn): size // counts[str(name_of(axis))]
             for fqn, param in model.named_parameters()
             for axis, size in zip(roles[facts.pattern(fqn)], param.shape, strict=True)
-            if (name := name_of(axis)) in ("heads", "kv_heads")
+            if name_of(axis) in counts
         },
         attention=attention.pop() if simple else None,
         head_width=max(widths, default=1),

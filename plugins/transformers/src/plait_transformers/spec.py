@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from plait import ModelSpec, PlaitError
+from plait import ModelSpec, PlaitError, UnequalParts
 from plait.ops import Flops
 from plait_transformers.attention import Inner
 from plait_transformers.init import patterns, recorded
@@ -32,6 +32,8 @@ def spec_of(model: Any) -> ModelSpec:
         attention=facts.attention,
         mixers=facts.mixers,
         causal=model.causal,
+        across=facts.across,
+        elementwise=facts.elementwise,
         documents=None if model.documents is None else "documents",
         init=patterns(recorded(model), facts.pattern),
         flops=Flops(parameters=matrices, attention=2 * layers * heads * facts.head_width),
@@ -45,7 +47,8 @@ def how_found(facts: ModelFacts) -> dict[str, str]:
     """Pattern -> how what the spec says of these modules was found."""
     found = {facts.blocks: "blocks: the list with as many modules as the model has layers"}
     for branch in facts.branches:
-        axes = (name_of(a) for fqn, its in facts.roles.items() if fqn.startswith(f"{branch}.") for a in its)
+        its = [a for fqn, axes in facts.roles.items() if fqn.startswith(f"{branch}.") for a in axes]
+        axes = (str(a) if isinstance(a, UnequalParts) else name_of(a) for a in its)
         divided = ", ".join(dict.fromkeys(a for a in axes if a not in (None, "embed", "experts")))
         why = facts.whole.get(branch)
         found[branch] = f"stays whole: {why}" if why else f"{divided} divided: its two halves add up to the whole"
@@ -76,11 +79,18 @@ def _axes(facts: ModelFacts, fqn: str, dims: int) -> tuple[Axis, ...]:
 def _sizes(facts: ModelFacts, named: dict[str, Any], config: Any) -> dict[str, int]:
     """Heads are counted by their widths, which are those of the small copy."""
     counts: dict[str, set[int]] = {}
+    joined = []
     for fqn, param in named.items():
         pattern = facts.pattern(fqn)
         for axis, size in zip(facts.roles.get(pattern, ()), param.shape, strict=False):
-            if (name := name_of(axis)) in ("heads", "kv_heads"):
+            if isinstance(axis, UnequalParts):
+                joined.append((axis, size))
+            elif (name := name_of(axis)) in ("heads", "kv_heads"):
                 counts.setdefault(name, set()).add(size // facts.widths[pattern])
     if any(len(heads) > 1 for heads in counts.values()):
         raise PlaitError(f"model=transformers cannot train a {config.model_type} whose layers differ in heads")
-    return {axis: min(heads) for axis, heads in counts.items()}
+    sizes = {axis: min(heads) for axis, heads in counts.items()}
+    for axis, size in joined:  # what queries leave of its rows
+        wide = {name: sum(n for each, n in axis.parts if each == name) for name in ("heads", "kv_heads")}
+        sizes.setdefault("kv_heads", (size - sizes["heads"] * wide["heads"]) // wide["kv_heads"])
+    return sizes

@@ -1,125 +1,205 @@
-"""The logical axes that a branch may have, supposed from which of its matrices read and write the stream.
+"""How a branch may be divided, supposed from which of its matrices read and write the stream.
 
-`branch` tries them.
+`branch` tries it.
 """
 
+import itertools
 from collections.abc import Iterator
-from typing import Any
 
+import attrs
 from torch import nn
 
-from plait import Packed
+from plait import Packed, UnequalParts
+from plait_transformers.counts import Counts, counting
 from plait_transformers.experts import SortedExperts
-from plait_transformers.watch import Attended, Call, Watch, same
+from plait_transformers.matrices import is_matrix, widths_of
+from plait_transformers.shrink import HEADS
+from plait_transformers.watch import Call, Watch, proportional
 
-Axis = str | Packed | None
+Axis = str | Packed | UnequalParts | None
 Axes = dict[str, tuple[Axis, ...]]  # FQN -> logical axes
 
-# What the rows of a fused matrix may be: parts one after another, or the rows of each unit together.
+# What the rows of a fused gate may be: parts one after another, or the rows of each unit together.
 GATES: tuple[Axis, ...] = (Packed("ffn", 2), "ffn")
-HEADS: tuple[Axis, ...] = (Packed("heads", 3), "heads")
+AT_MOST = 32  # ways in which the rows of several readers are combined
+
+
+@attrs.frozen
+class Division:
+    """How a branch may be divided.
+
+    axes:        FQN of a parameter -> its logical axes.
+    across:      FQN of a module -> the axis of which it combines all units, such as a norm over all heads.
+    elementwise: parameters each of whose elements acts on its own unit alone, such as a sink per head.
+    counted:     modules that count heads by attributes of their own.
+    groups:      key and value heads of the small copy.
+    """
+
+    axes: Axes
+    across: dict[str, str] = attrs.Factory(dict)
+    elementwise: tuple[str, ...] = ()
+    counted: Counts = attrs.Factory(dict)
+    groups: int = HEADS
 
 
 def name_of(axis: Axis) -> str | None:
-    return axis.axis if isinstance(axis, Packed) else axis
+    return axis.axis if isinstance(axis, Packed) else axis if isinstance(axis, str) else None
 
 
-def supposed(fqn: str, branch: nn.Module, call: Call, watch: Watch) -> tuple[list[Axes], str]:
-    """The axes that the parameters of the branch `fqn` may have, the likeliest first, and why there are no others.
+@attrs.frozen
+class Way:
+    """One way to divide a branch.
 
-    call: of the branch, as seen in `watch`.
+    axes:   as above. column: the axis of the columns of the matrix that writes to the stream; None: of experts.
+    inner:  how many columns these are. keys: rows of all keys, if they have fewer heads.
+    fixed:  rows of a matrix for queries too that every rank needs, those of the only key head. groups: key heads.
     """
+
+    axes: Axes
+    column: str | None = None
+    inner: int = 0
+    keys: int = 0
+    fixed: int = 0
+    groups: int = HEADS
+
+
+def supposed(fqn: str, branch: nn.Module, call: Call, watch: Watch) -> Iterator[Division]:
+    """How the branch `fqn` may be divided, the likeliest first. call: of the branch, as seen in `watch`."""
+    for way in _ways(fqn, branch, call, watch):
+        if way.column is None:
+            yield Division(way.axes)
+            continue
+        per_head = _of_heads(fqn, branch, way.axes) if way.column == "heads" else {}
+        over = _over_units(fqn, branch, way, watch)
+        readers = dict(_readers(branch, fqn, way)) if way.column == "heads" else {}
+        for counted in counting(fqn, branch, way.inner, way.keys, readers):
+            for across in ({}, over) if over else ({},):
+                yield Division(way.axes | per_head, across, tuple(per_head), counted, way.groups)
+
+
+def _ways(fqn: str, branch: nn.Module, call: Call, watch: Watch) -> Iterator[Way]:
     if any(isinstance(module, SortedExperts) for module in branch.modules()):
-        found = [axes for form in GATES if (axes := _of_experts(fqn, branch, call, watch, form)) is not None]
-        return found, "its experts are transposed and have biases"
+        yield from (Way(axes) for form in GATES if (axes := _of_experts(fqn, branch, call, watch, form)) is not None)
+        return
     readers, writers = ends(fqn, branch, call, watch)
-    linears: dict[str, Any] = {
-        f"{fqn}.{n}".strip("."): m for n, m in branch.named_modules() if isinstance(m, nn.Linear)
-    }
-    matrices = {f"{fqn}.{n}".strip(".") for n, p in branch.named_parameters() if p.dim() > 1}
-    unknown = matrices - {f"{name}.weight" for name in (*readers, *writers)}
-    seen = [a for name, a in watch.attended.items() if name.startswith(f"{fqn}.")]
-    why = "not all of its matrices read the stream or write to it"
-    if len(writers) != 1 or not readers or unknown - {f"{name}.weight" for name in linears}:
-        return [], why
+    if len(writers) != 1 or not readers:
+        return
+    (writer,) = writers
+    if not isinstance(branch.get_submodule(writer.removeprefix(fqn).strip(".")), nn.Linear):
+        return  # tensor parallelism cannot tell the bias of a transposed matrix from others
     rows = {name: watch.calls[name].widths()[1] for name in readers}
-    inner = watch.calls[writers[0]].widths()[0]
-    if unknown:
-        of = _of_latent(linears, rows, seen[0]) if len(seen) == 1 else None
-        return [_of_linears(fqn, branch, of, writers[0], "heads")] if of else [], why
-    if len(seen) == 1:
-        chosen: list[Any] = list(_of_attention(rows, inner, seen[0], linears))
-        column: Axis = "heads"
-    else:
-        fused = list(rows.values()) == [2 * inner]
-        fits = not seen and (fused or set(rows.values()) == {inner})
-        forms = _forms(GATES, linears[readers[0]]) if fused else ["ffn"]
-        chosen = [dict.fromkeys(rows, form) for form in forms] if fits else []
-        column = "ffn"
-    return [
-        _of_linears(fqn, branch, {name: (axis, "embed") for name, axis in of.items()}, writers[0], column)
-        for of in chosen
-    ], "one of its matrices holds several in one, such as queries, keys and values"
+    inner = watch.calls[writer].widths()[0]
+    seen = [a for name, a in watch.attended.items() if name.startswith(f"{fqn}.")]
+    if not seen and fqn not in watch.mixing:
+        yield from _of_feed_forward(fqn, branch, rows, writer, inner)
+        return
+    if (not seen and inner % HEADS) or len({(a.q[1], a.k[1]) for a in seen}) > 1:
+        return
+    heads, groups = (seen[0].q[1], seen[0].k[1]) if seen else (HEADS, 0)
+    beside = writer.rpartition(".")[0]
+    others = {f"{fqn}.{n}".strip("."): m for n, m in branch.named_modules() if is_matrix(m)}
+    latent = {
+        name: ("heads", None)
+        for name, m in others.items()
+        if name not in (*readers, writer) and name.rpartition(".")[0] == beside and widths_of(m)[1] % heads == 0
+    }
+    q, k, v = (seen[0].q[3], seen[0].k[3], seen[0].v[3]) if seen else (inner // heads,) * 3
+    few = (g for g in (HEADS // 2, 1) if any(n in (g * k, (heads + 2 * g) * k) for n in rows.values()))
+    kv = groups or next(few, HEADS)
+    own = [n if name.startswith(f"{beside}.") else 0 for name, n in rows.items()]  # others stay whole: an indexer
+    ways = [_of_rows(n, heads, kv, (q, k, v)) if n else [None] for n in own]
+    for chosen in itertools.islice(itertools.product(*ways), AT_MOST):
+        if any(chosen) or latent:
+            of: dict[str, tuple[Axis, Axis]] = {n: (a, "embed") for n, a in zip(rows, chosen, strict=True)}
+            axes = _of_matrices(fqn, branch, {**latent, **of}, writer, "heads")
+            yield Way(axes, "heads", inner, kv * v if kv < heads else 0, k + v if kv == 1 < heads else 0, kv)
+
+
+def _of_feed_forward(fqn: str, branch: nn.Module, rows: dict[str, int], writer: str, inner: int) -> Iterator[Way]:
+    fused = list(rows.values()) == [2 * inner]
+    for form in GATES if fused else ("ffn",):
+        if fused or set(rows.values()) == {inner}:
+            axes = _of_matrices(fqn, branch, dict.fromkeys(rows, (form, "embed")), writer, "ffn")
+            yield Way(axes, "ffn", inner)
+
+
+def _of_rows(rows: int, heads: int, groups: int, unit: tuple[int, int, int]) -> list[Axis]:
+    """What the rows of a matrix that reads the stream may be, if a query, key and value head have `unit` rows."""
+    q, k, v = unit
+    found: list[Axis] = ["kv_heads"] if rows in (groups * k, groups * v) and heads != groups else []
+    found += ["heads"] if rows in (heads * q, heads * v) else []
+    if rows == heads * q + groups * (k + v):
+        of_all = UnequalParts((("heads", q), ("kv_heads", k), ("kv_heads", v)))
+        found += [Packed("heads", 3), "heads"] if heads == groups else [of_all]
+    if rows == groups * (k + v) and heads != groups and k == v:
+        found += [Packed("kv_heads", 2), "kv_heads"]
+    if rows % heads == 0:
+        found += ["heads", *([Packed("heads", 2)] if rows == 2 * heads * q else [])]
+    return [*dict.fromkeys(found), None]
+
+
+def _readers(branch: nn.Module, fqn: str, way: Way) -> Iterator[tuple[str, int]]:
+    """(matrix, rows of it that every rank needs) of those whose rows are divided."""
+    for name, module in branch.named_modules():
+        full = f"{fqn}.{name}".strip(".")
+        if is_matrix(module):
+            its = way.axes[f"{full}.weight"]
+            of_rows = its[0] if isinstance(module, nn.Linear) else its[1]
+            if of_rows not in (None, "embed"):
+                yield full, way.fixed if isinstance(of_rows, UnequalParts) else 0
+
+
+def _of_heads(fqn: str, branch: nn.Module, axes: Axes) -> Axes:
+    """Parameters beside attention with an element for each head."""
+    found: Axes = {}
+    for name, module in branch.named_modules():
+        for own, parameter in module.named_parameters(recurse=False):
+            full = f"{fqn}.{name}.{own}".replace("..", ".")
+            around = any(True for _ in module.children())
+            if around and parameter.dim() == 1 and parameter.shape[0] == HEADS and axes[full] == (None,):
+                found[full] = ("heads",)
+    return found
+
+
+def _over_units(fqn: str, branch: nn.Module, way: Way, watch: Watch) -> dict[str, str]:
+    """Modules with a vector as long as all units of a divided axis: what they are called with, they may combine."""
+    found = {}
+    sizes = {way.inner: str(way.column), way.keys: "kv_heads"}
+    for name, module in branch.named_modules():
+        full, own = f"{fqn}.{name}", list(module.parameters(recurse=False))
+        if own and not is_matrix(module) and full in watch.calls and len(watch.places[full]) == 1:
+            entered = watch.calls[full].entered
+            width = 0 if entered is None else entered.shape[-1]
+            if width in sizes and width and {tuple(p.shape) for p in own} == {(width,)}:
+                found[full] = sizes[width]
+    return found
 
 
 def ends(fqn: str, branch: nn.Module, call: Call, watch: Watch) -> tuple[list[str], list[str]]:
-    """The Linears that read what the branch gets, and those whose result it returns."""
+    """The matrices that read what the branch gets, and those whose result it returns, perhaps times a number."""
     readers, writers = [], []
     for name, module in branch.named_modules():
         full = f"{fqn}.{name}" if name else fqn
-        if isinstance(module, nn.Linear) and full in watch.calls and len(watch.places[full]) == 1:
-            if same(watch.calls[full].entered, call.entered):
+        if is_matrix(module) and full in watch.calls and len(watch.places[full]) == 1:
+            if proportional(watch.calls[full].entered, call.entered):
                 readers.append(full)
-            if same(watch.calls[full].result, call.result):
+            if proportional(watch.calls[full].result, call.result):
                 writers.append(full)
     return readers, writers
 
 
-def _of_linears(fqn: str, branch: nn.Module, of: dict[str, tuple[Axis, Axis]], writer: str, column: Axis) -> Axes:
-    """of: Linear -> the axes of its weight. writer: the one that writes to the stream from `column`."""
+def _of_matrices(fqn: str, branch: nn.Module, of: dict[str, tuple[Axis, Axis]], writer: str, column: Axis) -> Axes:
+    """of: matrix -> the axes of its rows and columns. writer: the one that writes to the stream from `column`."""
     axes: Axes = {}
     known = {**of, writer: ("embed", column)}
     for name, parameter in branch.named_parameters():
         owner = f"{fqn}.{name}".rpartition(".")[0]
-        axes[f"{fqn}.{name}"] = known.get(owner, (None,) * parameter.dim())[: parameter.dim()]
+        its: tuple[Axis, ...] = (None,) * parameter.dim()
+        if owner in known:
+            turned = not isinstance(branch.get_submodule(name.rpartition(".")[0]), nn.Linear)
+            its = known[owner][::-1] if turned and parameter.dim() == 2 else known[owner][: parameter.dim()]
+        axes[f"{fqn}.{name}"] = its
     return axes
-
-
-def _of_attention(
-    rows: dict[str, int], inner: int, seen: Attended, linears: dict[str, nn.Linear]
-) -> Iterator[dict[str, Axis]]:
-    """Reader -> its axis: a matrix each for queries, keys and values, or one for all."""
-    heads, groups = seen.q[1], seen.k[1]
-    wanted = [heads * seen.q[3], groups * seen.k[3], groups * seen.v[3]]
-    if inner != heads * seen.v[3]:
-        return
-    if sorted(rows.values()) == sorted(wanted):
-        other = "heads" if heads == groups else "kv_heads"
-        yield {name: "heads" if count == wanted[0] else other for name, count in rows.items()}
-    elif list(rows.values()) == [sum(wanted)] and heads == groups:
-        (name,) = rows
-        yield from ({name: form} for form in _forms(HEADS, linears[name]))
-
-
-def _forms(forms: tuple[Axis, ...], fused: nn.Linear) -> list[Axis]:
-    """Without parts if it has a bias, which would have no other dim for data-parallel ranks."""
-    return [form for form in forms if fused.bias is None or not isinstance(form, Packed)]
-
-
-def _of_latent(
-    linears: dict[str, nn.Linear], rows: dict[str, int], seen: Attended
-) -> dict[str, tuple[Axis, Axis]] | None:
-    """Linear -> its axes, if queries or keys go through low ranks, which are for all heads."""
-    heads = seen.q[1]
-    if seen.k[1] != heads:
-        return None
-    found: dict[str, tuple[Axis, Axis]] = {}
-    for name, linear in linears.items():
-        if name in rows:
-            found[name] = ("heads" if rows[name] == heads * seen.q[3] else None, "embed")
-        elif linear.out_features % heads == 0:
-            found[name] = ("heads", None)
-    return found
 
 
 def _of_experts(fqn: str, branch: nn.Module, call: Call, watch: Watch, form: Axis) -> Axes | None:

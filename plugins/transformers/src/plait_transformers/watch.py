@@ -38,13 +38,15 @@ class Attended:
 
 @attrs.define
 class Watch:
-    """calls: FQN -> the last call of a module. places: FQN -> when it was called. attended: of inner attentions."""
+    """calls: FQN -> the last call of a module. places: FQN -> when it was called. attended: of inner attentions.
+    mixing: branches that mix tokens in a way of their own."""
 
     tokens: tuple[Tensor, ...] = ()
     calls: dict[str, Call] = attrs.Factory(dict)
     places: dict[str, list[int]] = attrs.Factory(dict)
     block_places: list[int] = attrs.Factory(list)
     attended: dict[str, Attended] = attrs.Factory(dict)
+    mixing: list[str] = attrs.Factory(list)
 
 
 @contextmanager
@@ -86,3 +88,14 @@ def first(values: Any) -> Tensor | None:
 def same(x: Tensor | None, y: Tensor | None) -> bool:
     """Whether both are the same values, perhaps in another shape."""
     return x is not None and y is not None and x.data_ptr() == y.data_ptr() and x.numel() == y.numel()
+
+
+def proportional(x: Tensor | None, y: Tensor | None) -> bool:
+    """Whether both are the same values, perhaps in another shape, or one is a multiple of the other."""
+    if x is None or y is None or x.numel() != y.numel() or not x.is_floating_point():
+        return False
+    if same(x, y):
+        return True
+    a, b = x.flatten(), y.flatten()
+    ratio = float((a @ b) / (b @ b).clamp_min(1e-30))
+    return ratio != 0 and float((a - ratio * b).abs().max()) <= 1e-6 * float(a.abs().max())
