@@ -11,7 +11,9 @@ import contextlib
 import json
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,12 +28,14 @@ MARKED = ("plait/train/on_host.py", "plait/train/step_metrics.py")
 
 @attrs.frozen
 class Counted:
-    """steps: how many. peak, reserved: bytes, the most that torch's allocator gave out and held in one of them."""
+    """steps: how many. peak, reserved: bytes, the most that torch's allocator gave out and held in one of them. host:
+    seconds of this machine's processor, all threads, in the quickest of them."""
 
     counts: Counts
     steps: int
     peak: int
     reserved: int
+    host: float
 
     def waits(self, marked: bool) -> dict[str, int]:
         """ "what | where" -> how many in all steps, of the marked or of the other waits."""
@@ -56,59 +60,85 @@ class Counted:
             "collectives": self.counts.calls("collective") / per,
             "travelled": self.counts.bytes("collective") / per,
             "by name": copies,
+            "launches": {
+                name: calls / per for (kind, name), (calls, _) in self.counts.kinds.items() if kind in LAUNCHES
+            },
             "marked waits": {name: n / per for name, n in self.waits(marked=True).items()},
             "waits": {name: n / per for name, n in self.waits(marked=False).items()},
             "peak": self.peak,
             "reserved": self.reserved,
+            "host": self.host,
         }
 
 
-def count(overrides: Sequence[str], world: int, first: int, last: int) -> Counted:
-    """Train `last` + 1 steps and count from the beginning of step `first` to the beginning of the one after `last`.
+@attrs.define
+class Window:
+    """Counts from the beginning of step `first` to the beginning of the one after `last`.
 
     That includes everything between two steps, such as the row of the step before and a save.
     """
-    import torch
 
+    first: int
+    last: int
+    counter: Counter
+    counted: Counted | None = None
+    _peaks: list[tuple[int, int]] = attrs.field(factory=list)
+    _times: list[float] = attrs.field(factory=list)
+
+    def begins(self, number: int) -> None:
+        """Call it when step `number` begins."""
+        import torch
+
+        self._times.append(time.process_time())
+        if number == self.first:
+            torch.cuda.reset_peak_memory_stats()
+            self._peaks, self._times = [], self._times[-1:]
+            self.counter.start()
+        elif number == self.last + 1:
+            counts = self.counter.stop()
+            self.look()
+            (peak, reserved), steps = map(max, zip(*self._peaks, strict=True)), self.last + 1 - self.first
+            quickest = min(after - before for before, after in pairwise(self._times))
+            self.counted = Counted(counts, steps, peak, reserved, quickest)
+
+    def look(self) -> None:
+        """Call it before the allocator's peaks are reset."""
+        import torch
+
+        self._peaks.append((torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
+
+
+def count(overrides: Sequence[str], world: int, first: int, last: int) -> Counted:
+    """What steps `first` to `last` of `plait train` ask for; one more is trained."""
     from plait.host import compose
     from plait.records.run_folder import RunFolder
     from plait.train import step_metrics
     from plait.train.trainer import Trainer, fit
     from tools.simulated_gpu.one_rank import first_of, without_values
 
-    peaks, counted = [(0, 0)], list[Counts]()
     train_step, peak_memory = Trainer.train_step, step_metrics.peak_memory
 
     def stepped(trainer: Trainer) -> Any:
-        number = trainer.step + 1
-        if number == first:
-            torch.cuda.reset_peak_memory_stats()
-            peaks[:] = [(0, 0)]
-            counter.start()
-        elif number == last + 1:
-            counted.append(counter.stop())
-            totals.append((max(peak for peak, _ in peaks), max(held for _, held in peaks)))
+        window.begins(trainer.step + 1)
         return train_step(trainer)
 
-    def measured(device: torch.device) -> tuple[int, str]:
-        held = torch.cuda.max_memory_reserved(device)
-        peak, kind = peak_memory(device)  # which begins the next one
-        peaks.append((peak, held))
-        return peak, kind
+    def measured(device: Any) -> tuple[int, str]:
+        window.look()
+        return peak_memory(device)  # which begins the next one
 
-    totals = list[tuple[int, int]]()
     plain = ["train.gc_interval=0", "validation.interval=0", "checkpoint.enabled=false"]
     config = compose([*plain, *overrides, f"train.steps={last + 1}"])
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        counter = Counter(folder)
+        window = Window(first, last, Counter(folder))
         stack.enter_context(without_values())
         stack.enter_context(first_of(world))
         stack.enter_context(mock.patch.object(Trainer, "train_step", stepped))
         stack.enter_context(mock.patch.object(step_metrics, "peak_memory", measured))
         RunFolder(folder).write_versions({})
         fit(config, folder)
-    return Counted(counted[0], last - first + 1, *totals[0])
+    assert window.counted is not None
+    return window.counted
 
 
 def kernels(counts: Counts, steps: int) -> list[str]:
@@ -141,6 +171,7 @@ def main() -> None:
     for title, waits in (("marked: ", told["marked waits"]), ("", told["waits"])):
         for name, n in waits.items():
             print(f"{n:10.1f}  {title}wait for {name}")
+    print(f"{told['host']:10.3f}  seconds of this processor")
     print(f"{told['peak'] / 2**30:10.2f}  GiB at the allocator's peak, {told['reserved'] / 2**30:.2f} reserved")
     if asked.kernels:
         print("\n".join(kernels(done.counts, done.steps)))

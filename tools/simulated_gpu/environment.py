@@ -17,6 +17,7 @@ from pathlib import Path
 from tools.simulated_gpu.counter import DEVICE, PYTHON, ROOT
 
 # A machine's own settings of pip may name builds for the CPU alone; those of the index are for CUDA.
+PEER = ("torchtitan==0.2.2", "torchdata==0.11.0", "tyro==1.0.16", "docstring-parser==0.18.0", "typeguard==4.6.1")
 PLAIN = {"PIP_CONSTRAINT": "", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
 
 
@@ -58,9 +59,18 @@ def build(packages: Path, out: Path, devices: int) -> None:
     subprocess.run(command, check=True)
 
 
+def with_a_peer(packages: Path) -> None:
+    """Put torchtitan beside it, for the table of the two; what it needs more is in the environment of this Python."""
+    if not [*packages.glob("torchtitan-*")]:
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-deps"]
+        subprocess.run([*pip, f"--target={packages}", *PEER], check=True, env={**os.environ, **PLAIN})
+
+
 def main() -> None:
     version = importlib.metadata.version("torch").partition("+")[0]
-    build(torch_over_these_packages(PYTHON.parents[1], version), DEVICE, devices=1)
+    packages = torch_over_these_packages(PYTHON.parents[1], version)
+    with_a_peer(packages)
+    build(packages, DEVICE, devices=1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Fills the table of layouts in benchmarks/README.md: what a step asks of a simulated GPU, beside its plan.
 
-    .venv/bin/python -m tools.simulated_gpu.table [--only NAMES] [--write]
+    .venv/bin/python -m tools.simulated_gpu.table [--beside] [--only NAMES] [--write]
 
 The plan is made here, with this environment's torch; the step is counted by that of `make gpu-host`.
 """
@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ PAGE = ROOT / "benchmarks/README.md"
 HEAD = (
     "| run | kernels | by Triton | copies, MiB | collectives, MiB | waits: marked, other | peak, GiB | plan | error |\n"
 )
+BESIDE = "| run | kernels | copies, MiB | waits | peak, GiB | ratio | host, s | ratio | host / device |\n"
 
 HALF = ("precision.param=bfloat16",)
 LLAMA = ("model=llama3_1b", "train.seq_len=4096", "train.local_batch_size=4", *HALF)
@@ -39,6 +41,8 @@ ROWS: dict[str, tuple[int, tuple[str, ...]]] = {
     "llama3_1b, fsdp2": (1, (*FSDP, *LLAMA)),
     "llama3_1b, fsdp2, float32": (1, (*FSDP, *LLAMA, "precision.param=float32", "train.local_batch_size=1")),
     "llama3_1b, fsdp2, loss.chunks=8": (1, (*FSDP, *LLAMA, "loss.chunks=8")),
+    "llama3_1b, fsdp2, documents": (1, (*FSDP, *LLAMA, "data.attention=document")),
+    "llama3_1b, fsdp2, saves at each step": (1, (*FSDP, *LLAMA, "checkpoint.enabled=true", "checkpoint.interval=1")),
     "llama3_1b, fsdp2, remat full": (1, (*FSDP, *LLAMA, *FULL)),
     "llama3_1b, fsdp2, remat selective": (1, (*FSDP, *LLAMA, "remat.mode=selective")),
     "llama3_1b, fsdp2, compiled": (1, (*FSDP, *LLAMA, "compile.enabled=true")),
@@ -56,24 +60,44 @@ ROWS: dict[str, tuple[int, tuple[str, ...]]] = {
     "llama3_8b, context 2 x fsdp2 4": (8, (*divided("context_parallel"), *LARGE)),
     "llama3_8b, lora, 1 x 4096": (1, ("strategy=[lora,fsdp2]", *LARGE, "train.seq_len=4096")),
 }
+COMPILED = ("strategy=[]", "compile.enabled=true")
+PEERS: dict[str, tuple[str, ...]] = {  # torchtitan has no balance loss
+    "llama3_1b, compiled": (*LLAMA, *COMPILED),
+    "qwen3_0.6b, compiled": (*QWEN, *COMPILED),
+    "deepseek_v3_16b, 6 blocks, compiled": (*MIXTURE, *COMPILED, "model.balance_loss=0"),
+    "llama3_8b, 8 blocks, remat full, compiled": (*LARGE, "model.n_layers=8", *FULL, *COMPILED),
+    "llama3_1b": (*LLAMA, "strategy=[]"),
+}
 
 
-def counted(world: int, overrides: tuple[str, ...]) -> dict[str, Any]:
+def counted(program: str, *arguments: str) -> dict[str, Any]:
+    """What `tools.simulated_gpu.PROGRAM` counts in five steps, of which the quickest tells the host's seconds."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "counts.json"
-        command = [str(PYTHON), "-m", "tools.simulated_gpu.count", f"--world={world}", f"--json={file}", *overrides]
+        command = [
+            str(PYTHON),
+            "-m",
+            f"tools.simulated_gpu.{program}",
+            "--steps",
+            "3",
+            "7",
+            f"--json={file}",
+            *arguments,
+        ]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(done.stderr[-3000:])
         return json.loads(file.read_text(encoding="utf-8"))
 
 
-def planned(world: int, overrides: tuple[str, ...]) -> int:
-    """Bytes at the peak, by `plait plan`."""
+def planned(world: int, overrides: tuple[str, ...]) -> tuple[int, float]:
+    """(bytes at the peak, the least seconds of a step), by `plait plan`."""
     from plait.host import compose
     from plait_plan.engine import plan
 
-    return plan(compose(["cluster=h100", "validation.interval=0", *overrides]), world).memory.peak
+    found = plan(compose(["cluster=h100", "validation.interval=0", *overrides]), world)
+    assert found.time is not None
+    return found.memory.peak, found.time.step[0]
 
 
 def row(name: str, told: dict[str, Any], plan: int) -> str:
@@ -93,18 +117,45 @@ def row(name: str, told: dict[str, Any], plan: int) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def beside(name: str, mine: dict[str, Any], theirs: dict[str, Any], seconds: float) -> str:
+    """Plait's figure, then torchtitan's. seconds: of a step on the device, by the plan."""
+
+    def both(told: Callable[[dict[str, Any]], str]) -> str:
+        return f"{told(mine)}; {told(theirs)}"
+
+    cells = [
+        name,
+        both(lambda told: f"{told['kernels']:,.0f}"),
+        both(lambda told: f"{told['copies']:.0f}, {told['copied'] / 2**20:,.1f}"),
+        both(lambda told: f"{sum(told['marked waits'].values()) + sum(told['waits'].values()):.0f}"),
+        both(lambda told: f"{told['peak'] / 2**30:.2f}"),
+        f"{mine['peak'] / theirs['peak']:.3f}",
+        both(lambda told: f"{told['host']:.3f}"),
+        f"{mine['host'] / theirs['host']:.2f}",
+        f"{mine['host'] / seconds:.2f}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=["*"], metavar="NAME", help="rows, as patterns of their names")
     parser.add_argument("--write", action="store_true", help="put the rows into the table of the page")
+    parser.add_argument("--beside", action="store_true", help="the runs of Plait and torchtitan instead")
     asked, failed = parser.parse_args(), 0
-    print(HEAD, end="")
-    for name, (world, overrides) in ROWS.items():
+    head, rows = (BESIDE, list(PEERS)) if asked.beside else (HEAD, list(ROWS))
+    print(head, end="")
+    for name in rows:
         if not any(fnmatch(name, pattern) for pattern in asked.only):
             continue
         try:
-            told = counted(world, overrides)
-            line = row(name, told, planned(world, overrides))
+            if asked.beside:
+                told = counted("count", *PEERS[name])
+                line = beside(name, told, counted("peer", *PEERS[name]), planned(1, PEERS[name])[1])
+            else:
+                world, overrides = ROWS[name]
+                told = counted("count", f"--world={world}", *overrides)
+                line = row(name, told, planned(world, overrides)[0])
         except RuntimeError as error:
             failed += 1
             print(f"{name}: {error}", file=sys.stderr)
@@ -113,18 +164,18 @@ def main() -> int:
         for wait, n in told["waits"].items():
             print(f"    {n:.0f} x {wait}", flush=True)
         if asked.write:
-            write(name, line)
+            write(head, rows, name, line)
     return failed
 
 
-def write(name: str, line: str) -> None:
-    """Put the row into the page in place of the one before, or at the end of the table."""
+def write(head: str, order: list[str], name: str, line: str) -> None:
+    """Put the row into the page's table under `head`, in place of the one before, in this order of names."""
     page = PAGE.read_text(encoding="utf-8")
-    before, head, rest = page.partition(HEAD)
+    before, head, rest = page.partition(head)
     table, _, after = rest.partition("\n\n")
     rows = {match[1]: each for each in table.splitlines()[1:] if (match := re.match(r"\| (.+?) \|", each))}
     rows[name] = line
-    sorted_rows = [rows[each] for each in ROWS if each in rows]
+    sorted_rows = [rows[each] for each in order if each in rows]
     PAGE.write_text(before + head + "\n".join([table.splitlines()[0], *sorted_rows]) + "\n\n" + after, encoding="utf-8")
 
 

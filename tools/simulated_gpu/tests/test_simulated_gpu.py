@@ -137,3 +137,31 @@ main()
     waits = json.loads(file.read_text())["waits"]
     assert list(waits.values()) == [1.0]
     assert " | plait/train/trainer.py:" in next(iter(waits))
+
+
+FUSED = {  # part of the names of inductor's kernels -> how many launches a block and step has of them
+    "_fused_rms_norm": 7,  # two forward, two backward, and three that sum over tokens for the weights
+    "_mul_silu_": 2,  # SwiGLU and its gradient
+    "_mul_stack_sub": 2,  # rotated queries and keys
+    "_neg_select_stack": 2,  # and their gradients
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", ["90", "100"])
+def test_a_compiled_block_is_fused_for_each_generation_of_gpus(
+    capability: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a third block adds to two. Triton and ptxas compile for that GPU; attention runs once in each direction."""
+    monkeypatch.setenv("SIMULATED_GPU_CAPABILITY", capability)
+    given = ("strategy=[]", *SMALL, "compile.enabled=true")
+    two, three = (counted(tmp_path, *given, f"model.n_layers={n}")["launches"] for n in (2, 3))
+    more = {name: round(three[name] - two.get(name, 0)) for name in three}
+    compiled = {name: n for name, n in more.items() if name.startswith("triton_")}
+    assert more["cuDNN graph"] == 2
+    assert more["cublasGemmEx"] == 3 * 7
+    for part, times in FUSED.items():
+        assert sum(n for name, n in compiled.items() if part in name) == times, (part, compiled)
+    casts = sum(n for name, n in compiled.items() if re.fullmatch(r"triton_poi_fused__to_copy(_t)?_\d+", name))
+    assert sum(compiled.values()) - casts <= 14
+    assert sum(n for name, n in more.items() if name not in compiled) == 2 + 3 * 7
