@@ -28,6 +28,11 @@ def with_target(node: Mapping[str, Any], key: str, without: tuple[str, ...]) -> 
     return {"_target_": known[kind], **{name: value for name, value in node.items() if name != "kind"}}
 
 
+def tells_apart(source: Any) -> bool:
+    """Whether batches of `source` may have positions: tokens see none but their document, or it does not say."""
+    return getattr(source, "attention", "document") != "across"
+
+
 @contextmanager
 def naming(key: str, *own: str) -> Iterator[None]:
     """Errors inside are those of the source whose config `key` holds: keys that they name are of that config, but for

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from plait import PlaitError, Source, misfit, near_miss
-from plait_data.inner import naming, with_target
+from plait_data.inner import naming, tells_apart, with_target
 from plait_data.shares import Shares, whole_weights
 from plait_data.text_source import Say
 
@@ -129,6 +129,11 @@ class Mix(Source):
     @property
     def indexable(self) -> bool:  # type: ignore[override]
         return all(each.indexable for each in self.members.values())
+
+    @property
+    def attention(self) -> str:
+        """What tokens of a sample see each other: if one source tells documents apart, all samples have positions."""
+        return "document" if any(map(tells_apart, self.members.values())) else "across"
 
     @property
     def vocabulary(self) -> int | None:

@@ -9,6 +9,7 @@ import torch
 
 from plait import Batch, Batches, PlaitError
 from plait_data.bins import Bins
+from plait_data.inner import tells_apart
 from plait_data.packed import PackedBatches
 from plait_data.shares import Shares
 
@@ -34,7 +35,7 @@ class Mixed(Batches):
     ) -> None:
         super().__init__(seq_len, global_batch_size, dp)
         self.epoch, self.sources, self._shares = epoch, tuple(members), shares
-        self._positions = any(getattr(one, "attention", "document") != "across" for one in members.values())
+        self._positions = any(map(tells_apart, members.values()))
         # One sample at a time, because a step takes now more of a source, now fewer.
         self._batches = {
             name: opened(name, 1, (0, 1)) if one.indexable else opened(name, dp[1], dp) for name, one in members.items()

@@ -13,6 +13,7 @@ from plait_plan.memo import Memo
 from plait_plan.roofline import Spent, spend
 from plait_plan.summary import plan_of, time_of
 from plait_plan.tracing.blocks import groups
+from plait_plan.tracing.documents import told_apart
 from plait_plan.tracing.kernels import planned_device
 from plait_plan.tracing.trace import StepTrace, trace
 from plait_plan.values import Plan, Time
@@ -83,7 +84,8 @@ def stages_of(
 def _once(what: list[Any], config: Config, assembly: Assembly, given: list[Any], make: Callable[[], Any]) -> Any:
     """What `make` returns, or has returned for the same run."""
     relevant = {name: value for name, value in config.plain().items() if name in DECIDES}
-    said = (what, relevant, assembly.run.world_size, given, is_crowded(), planned_device(config))
+    where = is_crowded(), planned_device(config)
+    said = (what, relevant, told_apart(config), assembly.run.world_size, given, where)
     found = STEPS.get(said)
     return STEPS.keep(said, make()) if found is None else found
 

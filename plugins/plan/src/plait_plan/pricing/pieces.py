@@ -22,6 +22,7 @@ from plait_plan.cannot import in_words
 from plait_plan.memo import Memo
 from plait_plan.shelf import Shelf, named_files
 from plait_plan.tracing.blocks import Group, block_of, groups, keep
+from plait_plan.tracing.documents import told_apart
 from plait_plan.tracing.kernels import planned_device
 from plait_plan.tracing.recorder import Operator
 from plait_plan.tracing.recording import recording
@@ -169,7 +170,7 @@ def depends_on(
     for number in ("local_batch_size", "global_batch_size", "steps"):
         del train[number]
     nodes = [config.model, config.optimizer, attrs.asdict(config.precision), attrs.asdict(config.loss), train]
-    place = [granularity, is_crowded(), planned_device(config)]
+    place = [granularity, is_crowded(), planned_device(config), told_apart(config)]
     return [nodes, attrs.asdict(layout), strategies, *place, list(pattern), named_files([nodes, strategies])]
 
 

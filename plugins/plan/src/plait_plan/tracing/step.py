@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from plait import Batch, Config, Observer
 from plait.host import Applied, exchange
+from plait_plan.tracing.documents import told_apart
 from plait_plan.tracing.fused import LOSS
 from plait_plan.tracing.recorder import Recorder
 
@@ -39,7 +40,7 @@ class ObservedSteps(Observer):
         self.applied, self._optimizer, self.recorder = applied, optimizer, recorder
         self.train, self.micro, self.driven = config.train, micro, driven
         self._plain: Any = applied.loss
-        self._of_rows = hasattr(applied.loss, "units")
+        self._of_rows, self._documents = hasattr(applied.loss, "units"), told_apart(config)
         if not self._of_rows:
             applied.loss = self._loss
         optimizer.register_step_post_hook(lambda *_: self._mark_states())
@@ -50,7 +51,8 @@ class ObservedSteps(Observer):
         self._enter("start")
         shape = self.micro * rows, self.train.seq_len
         tokens, labels = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
-        batch = Driven(tokens, labels, driven=self.driven)
+        positions = torch.zeros(shape, dtype=torch.int64) if self._documents else None
+        batch = Driven(tokens, labels, positions, driven=self.driven)
         if self._of_rows:
             rows_of = torch.zeros(shape[0], dtype=torch.int64)
             batch = attrs.evolve(batch, marks=rows_of, texts=rows_of)
