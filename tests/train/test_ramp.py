@@ -61,13 +61,14 @@ def run(config, folder, until):
     return watched.rows, held(trainer.applied)
 
 
-def runs(ranks, folder, name, strategies, world, stops, *more):
+def runs(ranks, folder, name, parts, *more):
+    """(rows, parameters of the first rank at the end) of a run in parts: each (strategies, world, last step)."""
     (folder / name).mkdir()
-    given = ["model.vocab_size=258", "validation.interval=0", f"run.name={name}", ON_COMMAND, *more]
-    config = check(compose(whole_run.overrides(strategies, folder, world, *given)), world).config
     (folder / name / "versions.json").write_text("{}")
+    given = ["model.vocab_size=258", "validation.interval=0", f"run.name={name}", ON_COMMAND, *more]
     rows = []
-    for until in stops:
+    for strategies, world, until in parts:
+        config = check(compose(whole_run.overrides(strategies, folder, world, *given)), world).config
         (found, end), *_ = ranks.run(run, config, folder / name, until, world=world)
         rows += found
     return rows, end
@@ -76,8 +77,8 @@ def runs(ranks, folder, name, strategies, world, stops, *more):
 @pytest.mark.timeout(120)
 def test_a_resumed_run_goes_on_in_the_ramp(plait_ranks, tmp_path):
     """The run stops after the third step, which begins with sample 8, in the second stage."""
-    whole, end = runs(plait_ranks, tmp_path, "whole", {"fsdp2": {}}, 2, [None])
-    resumed, other = runs(plait_ranks, tmp_path, "resumed", {"fsdp2": {}}, 2, [3, None])
+    whole, end = runs(plait_ranks, tmp_path, "whole", [({"fsdp2": {}}, 2, None)])
+    resumed, other = runs(plait_ranks, tmp_path, "resumed", [({"fsdp2": {}}, 2, 3), ({"fsdp2": {}}, 2, None)])
     assert [(row["global_batch_size"], row["seq_len"]) for row in whole] == [(4, 8)] * 2 + [(8, 16)] * 2 + [(8, 32)] * 6
     assert [row["tokens"] for row in whole[:4]] == [4 * 32, 8 * 32, 16 * 32, 24 * 32]
     numbers = [
@@ -92,18 +93,32 @@ LAYOUTS = {
     "tensor ranks": {"tensor_parallel": {"degree": 2}},
     "sequences": {"context_parallel": {"degree": 2}, "ddp": {}},
     "stages": {"pipeline": {"degree": 2}},
+    "shards": {"fsdp2": {}},
+    "divided states": {"zero": {}},
 }
+MOVES = [("shards", "tensor ranks"), ("tensor ranks", "stages"), ("stages", "divided states"), ("sequences", "shards")]
+WIDE = [f"precision.{key}=float64" for key in ("storage", "param", "reduce")]
+
+
+def as_one_process(ranks, folder, parts):
+    """In float64: losses within 1e-9, stated before it was measured."""
+    one, _ = runs(ranks, folder, "one", [({}, 1, None)], *WIDE)
+    other, _ = runs(ranks, folder, "other", parts, *WIDE)
+    assert [row["step"] for row in one] == [row["step"] for row in other] == list(range(1, 11))
+    assert all(math.isclose(a["loss"], b["loss"], rel_tol=1e-9) for a, b in zip(one, other, strict=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_losses_are_those_of_one_process(plait_ranks, tmp_path, layout):
-    """In float64: within 1e-9, stated before it was measured."""
-    wide = [f"precision.{key}=float64" for key in ("storage", "param", "reduce")]
-    one, _ = runs(plait_ranks, tmp_path, "one", {}, 1, [None], *wide)
-    other, _ = runs(plait_ranks, tmp_path, "other", LAYOUTS[layout], 2, [None], *wide)
-    assert len(one) == len(other) == 10
-    assert all(math.isclose(a["loss"], b["loss"], rel_tol=1e-9) for a, b in zip(one, other, strict=True))
+    as_one_process(plait_ranks, tmp_path, [(LAYOUTS[layout], 2, None)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("saved", "resumed"), MOVES)
+def test_it_goes_on_in_another_layout(plait_ranks, tmp_path, saved, resumed):
+    """It stops in the second stage of the ramp."""
+    as_one_process(plait_ranks, tmp_path, [(LAYOUTS[saved], 2, 3), (LAYOUTS[resumed], 2, None)])
 
 
 WRONG = {

@@ -185,6 +185,33 @@ def test_a_resumed_run_skips_and_rounds_as_it_would_have(plait_ranks, tmp_path, 
     assert all(torch.equal(end[fqn], other[fqn]) for fqn in end)
 
 
+MOVES = [("fsdp2", "tensor_parallel"), ("tensor_parallel", "zero"), ("zero", "pipeline"), ("pipeline", "fsdp2")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("saved", "resumed"), MOVES)
+def test_a_run_goes_on_skipping_in_another_layout(plait_ranks, tmp_path, saved, resumed):
+    """In float64: the same steps are skipped, and losses are within 1e-9 of one process, stated before."""
+    found = []
+    wide = [f"precision.{key}=float64" for key in ("storage", "param", "reduce")]
+    for name, parts in (("one", [({}, 1, None)]), ("other", [({saved: {}}, 2, 5), ({resumed: {}}, 2, None)])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "versions.json").write_text("{}")
+        more = ["train.skip=5", "model.vocab_size=258", "validation.interval=0", f"run.name={name}", *wide]
+        rows = []
+        for strategies, world, until in parts:
+            config = check(compose(whole_run.overrides(strategies, tmp_path, world, *more)), world).config
+            rows += plait_ranks.run(run, config, tmp_path / name, until, world=world)[0][0]
+        found.append(rows)
+    one, other = found
+    assert (
+        [row["skipped"] for row in one]
+        == [row["skipped"] for row in other]
+        == [step in (8, 9) for step in range(1, 11)]
+    )
+    assert all(math.isclose(a["loss"], b["loss"], rel_tol=1e-9) for a, b in zip(one, other, strict=True))
+
+
 @pytest.mark.parametrize("value", ["0.5", "-1", "nan", "often"])
 def test_what_is_no_factor(value):
     with pytest.raises(PlaitError, match=r"train\.skip"):
