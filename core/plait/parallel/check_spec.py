@@ -6,7 +6,19 @@ from plait.contract.errors import PlaitError
 from plait.contract.model_spec import ModelSpec, matches, named
 from plait.contract.unequal_parts import UnequalParts
 
-MODULES = "blocks branches routers row_means before after attention mixers documents across"
+# Fields of a spec that name modules.
+MODULES = (
+    "blocks",
+    "branches",
+    "routers",
+    "row_means",
+    "before",
+    "after",
+    "attention",
+    "mixers",
+    "documents",
+    "across",
+)
 
 
 def check_spec(model: nn.Module, spec: ModelSpec) -> None:
@@ -23,7 +35,7 @@ def check_spec(model: nn.Module, spec: ModelSpec) -> None:
                 )
             if isinstance(axis, UnequalParts) and (rows := sum(n for _, n in axis.runs(spec.sizes))) != size:
                 raise PlaitError(f"the model's spec gives {fqn!r} the axis {axis} of {rows} rows, but it has {size}")
-    for field in MODULES.split():
+    for field in MODULES:
         for pattern in (patterns,) if isinstance(patterns := getattr(spec, field) or (), str) else patterns:
             if not named(model, (pattern,)):
                 raise PlaitError(f"the model's spec names {pattern!r} in `{field}`, but no module matches that pattern")

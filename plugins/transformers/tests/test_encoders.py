@@ -175,6 +175,7 @@ def test_files_are_read_and_written(kind, tmp_path):
     assert here.keys() == there.keys() == theirs.state_dict().keys() & there.keys()
 
 
+@SLOW
 def test_runs_of_an_encoder(folder, tmp_path, monkeypatch, capsys):
     """Of one rank: bitwise the same if it is resumed; on two, the same; what it leaves is for AutoModelForMaskedLM."""
     from transformers import AutoModelForMaskedLM

@@ -8,8 +8,6 @@ from typing import Any
 
 from plait import PlaitError, near_miss
 
-AROUND = ("masked", "mix")  # sources that have others inside
-
 
 def with_target(node: Mapping[str, Any], key: str, without: tuple[str, ...]) -> dict[str, Any]:
     """The config `node` of a source, which `key` holds, with the class of its `kind` as `_target_`.

@@ -3,14 +3,12 @@
 Shapes: B samples, T tokens.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import attrs
 import numpy as np
 import torch
 
 from plait import IGNORE, Batch, Batches
+from plait_data.around import Around
 from plait_data.order import digest64, mixed
 
 WHICH, HOW, WHAT = range(3)  # what a random number decides
@@ -68,14 +66,13 @@ class _Numbers:
         return (self.whole(what) >> np.uint64(11)) * 2.0**-53
 
 
-class MaskedBatches(Batches):
+class MaskedBatches(Around):
     """The batches of `batches`, whose labels are the tokens that are hidden in them."""
 
     def __init__(self, batches: Batches, masks: Masks, seed: int) -> None:
-        super().__init__(batches.seq_len, batches.global_batch_size, batches.dp)
-        self.rows, self.epoch = batches.rows, batches.epoch
+        super().__init__(batches)
         self.validation_sets = batches.validation_sets
-        self._batches, self._masks, self._seed = batches, masks, seed
+        self._masks, self._seed = masks, seed
 
     def take(self, first: int) -> Batch:
         return self._hidden(self._batches.take(first), first + self.rows, f"masks {self._seed}")
@@ -88,15 +85,6 @@ class MaskedBatches(Batches):
 
     def held_out(self, name: str = "") -> int | None:
         return self._batches.held_out(name)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._batches.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._batches.load_state_dict(state)
-
-    def left_out(self) -> str:
-        return self._batches.left_out()
 
     def _held(self, batch: Batch, index: int, name: str) -> Batch:
         """The masks of what is held out are the same whatever the seed, whenever it is asked."""

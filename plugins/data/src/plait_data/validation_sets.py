@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from plait import Batch, Batches, PlaitError, misfit
+from plait_data.around import Around
 
 KEY = "data.validation_path"
 
@@ -31,12 +32,12 @@ def blaming_set(name: str, path: str) -> Iterator[None]:
         raise PlaitError(f"{key}={path}: {error}").at(key, path, error.fits) from error
 
 
-class WithSets(Batches):
+class WithSets(Around):
     """The batches of `batches`, and those of `sets` to validate on, by name; "" is what has no name."""
 
     def __init__(self, batches: Batches, sets: Mapping[str, Batches]) -> None:
-        super().__init__(batches.seq_len, batches.global_batch_size, batches.dp)
-        self.epoch, self._batches, self._sets = batches.epoch, batches, sets
+        super().__init__(batches)
+        self._sets = sets
         self.validation_sets = tuple(filter(None, sets))
 
     def take(self, first: int) -> Batch:
@@ -54,12 +55,3 @@ class WithSets(Batches):
         """Of several sets without their names: not known, because they take turns."""
         one = name or (next(iter(self._sets)) if len(self._sets) == 1 else "")
         return self._sets[one].epoch if one in self._sets else None
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._batches.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._batches.load_state_dict(state)
-
-    def left_out(self) -> str:
-        return self._batches.left_out()

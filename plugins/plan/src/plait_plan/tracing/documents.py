@@ -2,8 +2,14 @@
 
 from plait import Config
 from plait.host import build_source
+from plait_plan.memo import Memo
+
+ANSWERS = Memo[bool](16)  # a search asks for each layout, and a mixture makes all of its sources
 
 
 def told_apart(config: Config) -> bool:
     """Whether the run's batches have positions, because tokens see none but their document."""
-    return getattr(build_source(config.data), "attention", "across") != "across"
+    known = ANSWERS.get([config.data])
+    if known is None:
+        known = ANSWERS.keep([config.data], getattr(build_source(config.data), "attention", "across") != "across")
+    return known

@@ -223,13 +223,12 @@ def _look(comparison: Comparison, folder: Path, ranks: bool) -> None:
 
 def _stuck(said: str) -> str:
     """Where each rank that hangs stands, by the stacks in `said`."""
-    found = re.findall(r"^rank-(\d+):\n(.*?)(?=^rank-\d+:|\Z)", said, re.MULTILINE | re.DOTALL)
-    frames = {rank: re.findall(r'File "([^"]+)", line (\d+)', stack) for rank, stack in found}
-    own = {
-        rank: next((each for each in each_frame if not LIBRARY.search(each[0])), None)
-        for rank, each_frame in frames.items()
-    }
-    return "".join(f"; rank {rank} at {file}:{line}" for rank, (file, line) in ((r, f) for r, f in own.items() if f))
+    places = []
+    for rank, stack in re.findall(r"^rank-(\d+):\n(.*?)(?=^rank-\d+:|\Z)", said, re.MULTILINE | re.DOTALL):
+        frames = re.findall(r'File "([^"]+)", line (\d+)', stack)  # the innermost first
+        own = [f"{file}:{line}" for file, line in frames if not LIBRARY.search(file)]
+        places += [f"; rank {rank} at {own[0]}"] if own else []
+    return "".join(places)
 
 
 def _where(traceback: str) -> str:
