@@ -120,6 +120,24 @@ def test_small_steps_add_up():
     assert moved[True] == pytest.approx(1024 * 2.0**-17, rel=0.1)
 
 
+@pytest.mark.parametrize("states", ["bfloat16", "8bit"])
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"foreach": False}])
+def test_a_step_of_bfloat16_parameters_computes_in_float32(states, options):
+    """The first step of parameters that are rounded to the nearest is that of float32, rounded; so are others, but for
+    the states' digits."""
+    ends = []
+    for dtype, rounding in ((torch.bfloat16, Rounding(states, False, seed=0)), (torch.float32, None)):
+        param = nn.Parameter(torch.linspace(0.5, 2, 40).view(8, 5).bfloat16().to(dtype))
+        group = {"params": [param], "names": ["w"], "logical": [("a", "b")], "block": [None], "mesh": None}
+        optimizer = make_optimizer({**ADAMW, **options}, [group], rounding=rounding)
+        for _ in range(2):
+            param.grad = param.detach() / 4
+            optimizer.step()
+            ends.append(param.detach().clone().bfloat16())
+    assert torch.equal(ends[0], ends[2])
+    torch.testing.assert_close(ends[1], ends[3], rtol=2**-7, atol=0)
+
+
 def test_the_digits_are_those_of_the_whole():
     """Their mean is right, and a part of a tensor has those of its place."""
     value = torch.full((256, 256), 1 + 2.0**-10)

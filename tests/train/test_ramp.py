@@ -23,6 +23,7 @@ RAMP = [
     {"until": 18, "global_batch_size": 4},
 ]  # none at a step's end
 ON_COMMAND = "train.ramp=[{until: 8, global_batch_size: 4, seq_len: 8}, {until: 21, seq_len: 16}]"
+STABLE = ("schedule.decay_steps=3", "schedule.decay=linear")  # warm-up, a plateau, and a fall to 0
 
 
 def test_shapes_follow_the_samples():
@@ -65,7 +66,7 @@ def runs(ranks, folder, name, parts, *more):
     """(rows, parameters of the first rank at the end) of a run in parts: each (strategies, world, last step)."""
     (folder / name).mkdir()
     (folder / name / "versions.json").write_text("{}")
-    given = ["model.vocab_size=258", "validation.interval=0", f"run.name={name}", ON_COMMAND, *more]
+    given = ["model.vocab_size=258", "validation.interval=0", f"run.name={name}", ON_COMMAND, *STABLE, *more]
     rows = []
     for strategies, world, until in parts:
         config = check(compose(whole_run.overrides(strategies, folder, world, *given)), world).config

@@ -76,9 +76,9 @@ class Rounding:
         optimizer.__class__ = made
 
     def _widen(self, optimizer: Any, param: nn.Parameter) -> nn.Parameter:
-        """What is stepped in place of `param`, with its states: itself, unless its values are rounded."""
+        """What is stepped in place of `param`, with its states: itself, unless it is stored in bfloat16."""
         state, stepped = optimizer.state.pop(param, {}), param
-        if self.parameters and param.dtype == LOW:
+        if param.dtype == LOW:
             stepped = nn.Parameter(param.detach().float())
             stepped.grad = None if param.grad is None else param.grad.float()
         wide = torch.promote_types(stepped.dtype, torch.float32)
@@ -95,7 +95,8 @@ class Rounding:
     def _narrow(self, optimizer: Any, param: nn.Parameter, stepped: nn.Parameter, name: str) -> None:
         state = optimizer.state.pop(stepped, {})
         if stepped is not param:
-            param.detach().copy_(self._rounded(stepped.detach(), name, ""))
+            end = stepped.detach()
+            param.detach().copy_(self._rounded(end, name, "") if self.parameters else end)  # a copy is the nearest
         coded, low = self.states == "8bit" and param.dim() > 1, self.states == "bfloat16" or stepped is not param
         for key, value in list(state.items()):
             if not isinstance(value, Tensor) or not value.is_floating_point() or value.shape != param.shape:

@@ -82,7 +82,6 @@ def test_each_parameter_goes_as_torchs_optimizer_takes_it(monkeypatch, dtype, bo
         *((kind, of_muon, {}) for kind in matrices),
         *((kind, of_adamw, {}) for kind in others),
         *((kind, of_adamw, {"matrices": False}) for kind in matrices),
-        (MATRICES["wide"], of_adamw, {"adamw_axes": ["ffn"]}),
         *((kind, lambda x: of_adamw(x, 0.01, 0.2), {"adamw_lr": 0.01, "adamw_weight_decay": 0.2}) for kind in others),
         (OTHERS["norm"], lambda x: of_adamw(x, 0.02, 0.0), {"adamw_lr": 0.01, "adamw_weight_decay": 0.2, "group": own}),
     ):

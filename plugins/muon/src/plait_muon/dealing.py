@@ -134,7 +134,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
     def _is_whole(self, group: Group, number: int) -> bool:
         shape = tuple(group["params"][number].shape)
-        return are_matrices(shape, group["logical"][number], group["block"][number], group["adamw_axes"])
+        return are_matrices(shape, group["logical"][number], group["block"][number])
 
 
 def local(tensor: Any) -> Tensor:

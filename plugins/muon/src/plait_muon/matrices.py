@@ -37,8 +37,8 @@ class Matrices:
         return cls(grid, (shape[-2] // rows, shape[-1] // columns))
 
 
-def are_matrices(shape: tuple[int, ...], logical: Any, block: str | None, adamw_axes: Any) -> bool:
-    """Whether a parameter is a matrix of a block, or a stack of experts' matrices, with none of `adamw_axes`."""
+def are_matrices(shape: tuple[int, ...], logical: Any, block: str | None) -> bool:
+    """Whether a parameter is a matrix of a block, or a stack of experts' matrices, and no table of tokens."""
     names = {getattr(axis, "axis", axis) for axis in logical}
     stacked = len(shape) == 3 and logical[0] == AXIS_OF_STACKS
-    return block is not None and (len(shape) == 2 or stacked) and names.isdisjoint(adamw_axes)
+    return block is not None and (len(shape) == 2 or stacked) and "vocab" not in names

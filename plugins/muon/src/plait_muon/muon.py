@@ -41,7 +41,6 @@ class Muon(MatrixOptimizer):
         lr: float,
         weight_decay: float = 0.1,
         matrices: bool = True,
-        adamw_axes: Iterable[str] = ("vocab",),
         split: str | None = None,
         momentum: float = 0.95,
         nesterov: bool = True,
@@ -58,7 +57,7 @@ class Muon(MatrixOptimizer):
         fused: bool | None = None,
         foreach: bool | None = None,
     ) -> None:
-        chosen = {"matrices": matrices, "adamw_axes": tuple(adamw_axes), "split": split, "bucket": bucket}
+        chosen = {"matrices": matrices, "split": split, "bucket": bucket}
         own = {"momentum": momentum, "nesterov": nesterov, "iterations": iterations, "precision": precision}
         variant = {"scale": scale, "normuon": normuon, "beta2": beta2}
         of_adamw = {"adamw_lr": adamw_lr, "adamw_weight_decay": adamw_weight_decay, "betas": betas, "eps": eps}

@@ -41,7 +41,6 @@ class Soap(MatrixOptimizer):
         lr: float,
         weight_decay: float = 0.1,
         matrices: bool = True,
-        adamw_axes: Iterable[str] = ("vocab",),
         split: str | None = None,
         betas: tuple[float, float] = (0.95, 0.95),
         eps: float = 1e-8,
@@ -52,7 +51,7 @@ class Soap(MatrixOptimizer):
         fused: bool | None = None,
         foreach: bool | None = None,
     ) -> None:
-        chosen = {"matrices": matrices, "adamw_axes": tuple(adamw_axes), "split": split, "bucket": bucket}
+        chosen = {"matrices": matrices, "split": split, "bucket": bucket}
         own = {"betas": betas, "eps": eps, "every": every, "precision": "float32", "fused": fused, "foreach": foreach}
         rates = {"lr": lr, "weight_decay": weight_decay, "adamw_lr": adamw_lr, "adamw_weight_decay": adamw_weight_decay}
         super().__init__(params, {**rates, **chosen, **own})
