@@ -20,9 +20,9 @@ class Each(Momentum):
     def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, lr)
         self.all = [p for group in self.param_groups for p in group["params"]]
-        self.begin(lr)
+        self.keep(lr)
 
-    def begin(self, lr: float) -> None:
+    def keep(self, lr: float) -> None:
         pass
 
     @torch.no_grad()
@@ -44,7 +44,7 @@ class Each(Momentum):
 class KeepsRate(Each):
     """Its rate is the one that it was made with."""
 
-    def begin(self, lr: float) -> None:
+    def keep(self, lr: float) -> None:
         self.rate = lr
 
     def move(self, p: Any, group: dict[str, Any], number: int) -> None:
@@ -62,7 +62,7 @@ class NoRate(KeepsRate):
 class OtherGroups(Each):
     """What a reader of `param_groups` gets is a copy."""
 
-    def begin(self, lr: float) -> None:
+    def keep(self, lr: float) -> None:
         self.own = [dict(group) for group in self.param_groups]
 
     def move(self, p: Any, group: dict[str, Any], number: int) -> None:
@@ -79,7 +79,7 @@ class HalfRate(Each):
 class Table(Each):
     """Its moments stand in a table of its own, by parameter, from its construction on."""
 
-    def begin(self, lr: float) -> None:
+    def keep(self, lr: float) -> None:
         self.moments: Any = {p: torch.zeros_like(p) for p in self.all}
 
     def move(self, p: Any, group: dict[str, Any], number: int) -> None:
@@ -87,7 +87,7 @@ class Table(Each):
 
 
 class ById(Each):
-    def begin(self, lr: float) -> None:
+    def keep(self, lr: float) -> None:
         self.moments: Any = {}
 
     def move(self, p: Any, group: dict[str, Any], number: int) -> None:

@@ -1,4 +1,4 @@
-"""`plait verify` finds planted bugs that only documents or micro-batches show, and names the usual cause."""
+"""`plait verify` finds planted bugs that only documents, micro-batches or steps show, and names the usual cause."""
 
 import attrs
 import pytest
@@ -30,14 +30,19 @@ CASES = {
         "is something counted twice?",
     ),
     "what is counted twice": ("[fsdp2]", TWICE, "All gradients are 2 times what they should be: is something counted"),
+    "a basis that rounding decides": (
+        "[fsdp2] optimizer=soap optimizer.every=1",
+        BUGS["the basis of factors without full rank is what rounding makes of it"],
+        "Gradients are right, and steps are wrong: the optimizer",
+    ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_verify_finds(plait_ranks, tmp_path, case):
-    strategy, mutant, says = CASES[case]
-    checked = plan(compose([*SMALL, f"strategy={strategy}"]))
+    overrides, mutant, says = CASES[case]
+    checked = plan(compose([*SMALL, *f"strategy={overrides}".split()]))
     layout, config = checked.layout, checked.config
     trial = OfRun(config=config, vocab=257, data_ranks=layout.count("batch"), last=True, micro=2, documents=True)
     ranks = Planted(plait_ranks, copied(tmp_path / "copy"))

@@ -143,7 +143,7 @@ def test_a_model_that_is_declared_right(plait_project, folder):
     assert "Mine, 4,824 parameters, all in float64 on this machine's processor" in done.out
     assert "layout  2 ranks: tp=2 (tensor_parallel)" in done.out
     assert "\none process took " in done.out
-    assert len(lines(done.out, "ok")) == 5
+    assert len(lines(done.out, "ok")) == 6
     assert "ok     initial parameters   all 10 bitwise equal" in done.out
     assert done.out.endswith("\nall agree\n")
     assert left(folder) == ["conf"]

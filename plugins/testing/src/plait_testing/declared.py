@@ -5,7 +5,7 @@ import logging
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ STEPS = 3
 FIRST, LAST = "gradients, step 1", f"gradients, step {STEPS}"
 LOSSES, NORMS = f"losses of {STEPS} steps", f"norms of {STEPS} steps"
 EXACT = "exact training"
-INITIAL, BUFFERS = "initial parameters", f"buffers after {STEPS} steps"
+INITIAL, BUFFERS, UPDATES = "initial parameters", f"buffers after {STEPS} steps", f"updates of {STEPS} steps"
 
 
 @attrs.frozen(kw_only=True)
@@ -58,6 +58,12 @@ class OfRun(Trial):
         """Float64 also where the model casts to float32 by hand; not in what is compiled."""
         return contextlib.nullcontext() if self.config.compile.enabled else Widened()
 
+    def optimizer(self, groups: Iterable[Any]) -> torch.optim.Optimizer:
+        """The run's own, at a constant rate. Raises PlaitError if it would ignore the run's schedule, or keeps what no
+        checkpoint holds, or takes a shard for the whole."""
+        config = self.config
+        return make_optimizer(config.optimizer, groups, schedule=config.schedule, saved=config.checkpoint.enabled)
+
     def apply(self, strategies: Mapping[str, Mapping[str, Any]], extra: Any = ()) -> Applied:
         return self.checked(strategies).apply()
 
@@ -74,14 +80,11 @@ def reference(
     strategies: those that extend the model, and those whose numerics are their own. exact: the same without these, if
     there are such; one process takes one step under them too.
 
-    Raises PlaitError if there is nothing to compare with: values that are random or not finite; and if the run's
-    optimizer, with which none of this trains, would ignore its schedule, or keeps what no checkpoint holds.
+    Raises PlaitError if there is nothing to compare with: values that are random or not finite.
     """
     with noted(folder):
         start = time.monotonic()
-        applied, config = trial.apply(strategies), trial.config
-        schedule, saved = config.schedule, config.checkpoint.enabled
-        make_optimizer(config.optimizer, applied.groups(), schedule=schedule, saved=saved)
+        applied = trial.apply(strategies)
         tokens, _ = trial.batch(0)
         with torch.no_grad():
             first, second = (applied.parts[0](tokens) for _ in range(2))
@@ -103,7 +106,7 @@ def reference(
             first_step = attrs.evolve(trial, steps=1, documents=False)  # those come in the last of several steps
             gradients = train(first_step, exact).gradients
             torch.save(gradients, folder / "exact.pt")
-        torch.save(attrs.asdict(attrs.evolve(result, final={})), folder / "reference.pt")
+        torch.save(attrs.asdict(result), folder / "reference.pt")
         return time.monotonic() - start
 
 
@@ -125,10 +128,11 @@ def compare(
             numbers_apart(LOSSES, result.losses, expected.losses),
             numbers_apart(NORMS, result.norms, expected.norms),
         ]
-        if all(finding.fine for finding in found):
-            found.append(gradients_apart(LAST, result.last, expected.last, LOSS))
-        else:
-            found.append(Finding(LAST, LOSS, skipped="not compared: they come after something wrong"))
+        for what, which in ((LAST, lambda each: each.last), (UPDATES, _updates)):
+            if all(finding.fine for finding in found):
+                found.append(gradients_apart(what, which(result), which(expected), LOSS))
+            else:
+                found.append(Finding(what, LOSS, skipped="not compared: they come after something wrong"))
         trains = {name for name, p in model.named_parameters() if p.requires_grad}
         if never := untrained(result, expected, sorted(trains)):
             unseen = _unseen(trial, strategies, trains, {*never})
@@ -138,6 +142,11 @@ def compare(
             found.insert(2, gradients_apart(EXACT, result.gradients, exact, distance, FAINT))
         mine, theirs = ({k: b for k, b in t.buffers.items() if k in saved} for t in (result, expected))
         return [*found, *([bitwise(BUFFERS, mine, theirs)] if theirs else [])], result.placements
+
+
+def _updates(result: TrialResult) -> dict[str, Tensor]:
+    """FQN -> how far, and where, all steps moved a parameter."""
+    return {name: end - result.initial[name] for name, end in result.final.items()}
 
 
 def _unseen(trial: OfRun, strategies: Mapping[str, Any], trains: set[str], never: set[str]) -> tuple[str, ...]:
@@ -176,6 +185,11 @@ def meaning(findings: list[Finding], documents: bool) -> list[str]:
         said.append(
             f"Only {last} is wrong, whose rows are packed documents: attention, or what took its place under the "
             "strategy, does not use `positions` as docs/model-spec.md says."
+        )
+    elif FIRST not in wrong and (steps == {"step 2"} or UPDATES in wrong):
+        said.append(
+            "Gradients are right, and steps are wrong: the optimizer treats a parameter that is divided otherwise "
+            "than a whole one (docs/optimizers.md)."
         )
     elif FIRST in wrong or LAST in wrong or NORMS in wrong:
         said += [

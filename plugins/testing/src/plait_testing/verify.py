@@ -27,7 +27,8 @@ def arguments(parser: "Parser") -> None:
     parser.description = """\
 Checks that a model's spec is correct. For the overrides of `plait train` it takes three steps on random tokens, in
 one process and then on N processes under the strategies, and compares initial parameters, the gradient of every
-parameter, losses and norms. All of it runs in float64 on this machine's processor: use a small size of the model.
+parameter, losses, norms, and how far the run's optimizer moved each parameter. All of it runs in float64 on this
+machine's processor: use a small size of the model.
 Shows what is wrong and the usual causes. Exit code: 0 if everything agrees, 1 if not.
 
 With FILE.py::function, or module:function, it compares parallel code of any framework, which the function describes by
