@@ -68,6 +68,15 @@ def test_a_list_has_its_texts_quoted():
         compose(["strategy=fsdp2,lora"])
 
 
+def test_keys_of_a_mapping_lose_their_quotes():
+    given, words = """optimizer.groups={"@ffn.*": {'lr': 0.1}}""", "'optimizer.groups={@ffn.*: {lr: 0.1}}'"
+    with pytest.raises(
+        PlaitError, match=re.escape(f"keys of a mapping stand without quotes; in a shell, write {words}")
+    ):
+        compose([given])
+    assert compose(typed([words])).optimizer["groups"] == {"@ffn.*": {"lr": 0.1}}
+
+
 @pytest.mark.parametrize("argument", ["train..steps=5", "=5", "train.steps"])
 def test_a_key_that_is_wrong_gets_no_quotes(argument):
     with pytest.raises(PlaitError, match=re.escape(f"{argument!r} is not an override: write key=value")):

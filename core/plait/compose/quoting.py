@@ -5,6 +5,7 @@ import re
 import shlex
 
 PLAIN = re.compile(r"[\w/\-+.$%*@?|:\\ \t]", re.ASCII)  # what Hydra's grammar takes without quotes
+QUOTED_KEY = re.compile(r"""(["'])([^"']+)\1(\s*:)""")  # as JSON and YAML allow them
 
 
 def for_shell(argument: str) -> str:
@@ -42,10 +43,19 @@ def advice(argument: str) -> tuple[str, str] | None:
     key, equals, text = argument.partition("=")
     if not equals:
         return None
-    try:
-        OverridesParser.create().parse_overrides([f"{key}=x"])
-    except HydraException:
+
+    def can_be_read(value: str) -> bool:
+        try:
+            OverridesParser.create().parse_overrides([f"{key}={value}"])
+        except HydraException:
+            return False
+        return True
+
+    if not can_be_read("x"):
         return None
+    bare = QUOTED_KEY.sub(r"\2\3", text)
+    if bare != text and can_be_read(bare):
+        return "keys of a mapping stand without quotes", for_shell(f"{key}={bare}")
     if words := _list(key, text):
         return "texts in a list need quotes of their own", words
     strange = next((sign for sign in text if not PLAIN.fullmatch(sign)), None)
