@@ -1,5 +1,5 @@
-"""Megatron-core 0.16.1: label smoothing over a rank's part of the vocabulary; and norms of queries and keys, whose
-gradients only `finalize_model_grads` sums, which a loop of one's own may leave out."""
+"""Megatron-core 0.16.1: label smoothing over a rank's part of the vocabulary; whole logits in the loss for a part;
+norms of queries and keys, whose gradients only `finalize_model_grads` sums, which a loop of one's own may leave out."""
 
 import contextlib
 
@@ -20,17 +20,18 @@ OFF = {"attention_dropout": 0.0, "hidden_dropout": 0.0, "gradient_accumulation_f
 OFF |= {"masked_softmax_fusion": False, "bias_dropout_fusion": False}
 
 
-def build(tp=1, **more):
+def build(tp=1, whole_logits=False, **more):
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp)
     config = TransformerConfig(**{**SIZES, **OFF, **more}, tensor_model_parallel_size=tp, use_cpu_initialization=True)
     layers = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
-    return GPTModel(config, layers, vocab_size=64, max_sequence_length=16, position_embedding_type="rope")
+    options = {"max_sequence_length": 16, "position_embedding_type": "rope", "parallel_output": not whole_logits}
+    return GPTModel(config, layers, vocab_size=64, **options)
 
 
 def parallelize(model, mesh):
     dtype, norms = next(model.parameters()).dtype, model.config.qk_layernorm
-    model = build(mesh["tp"].size(), qk_layernorm=norms).to(dtype)
+    model = build(mesh["tp"].size(), not model.parallel_output, qk_layernorm=norms).to(dtype)
     divided = [(n, p) for n, p in model.named_parameters() if getattr(p, "tensor_model_parallel", False)]
     return Parallel(model, shards={name: (param.partition_dim, "tp") for name, param in divided})
 
@@ -69,3 +70,11 @@ def with_norms():
 
 def qk_norm():
     return attrs.evolve(tp(), build=with_norms)
+
+
+def with_whole_logits():
+    return build(whole_logits=True)
+
+
+def gathered_logits():
+    return attrs.evolve(tp(), build=with_whole_logits)

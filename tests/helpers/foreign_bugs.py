@@ -133,6 +133,17 @@ def only_last(model, mesh):
     return Parallel(made, backward=backward)
 
 
+def again(model, mesh):
+    """The gradient of a norm that sees a part is summed after each backward, with what was summed before."""
+    made = foreign.tensor_parallel(model, mesh)
+    for block in made.blocks:
+        block.norm.weight.register_hook(lambda grad: grad / 2)  # its copies have the whole; so each has a summand
+        block.norm.weight.register_post_accumulate_grad_hook(
+            lambda weight: torch.distributed.all_reduce(weight.grad, group=mesh["tp"].get_group())
+        )
+    return made
+
+
 BUGS = {
     "a norm is not summed over tensor ranks": Bug(
         "TransformerEngine #435", unsummed, {"tp": 2}, "gradients", "blocks.0.norm.weight", "not summed", "tp"
@@ -163,7 +174,10 @@ BUGS = {
         {"loss": times_ranks},
     ),
     "accumulation writes over the sum": Bug(
-        "DeepSpeed #6550", only_last, {"dp": 2}, "accumulation", "tokens.weight", "other"
+        "DeepSpeed #6550", only_last, {"dp": 2}, "accumulation", "tokens.weight", "earlier lost"
+    ),
+    "summed once more with each micro-batch": Bug(
+        "transformers 5.23", again, {"tp": 2}, "accumulation", "blocks.0.norm.weight", "reduced again"
     ),
     "packed documents see each other": Bug(
         *("transformers #46634", without_borders, {"dp": 2}, "documents"),

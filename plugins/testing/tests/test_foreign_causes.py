@@ -1,6 +1,7 @@
 """The pattern of a wrong gradient is read from the numbers of all ranks."""
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from plait.testing import raises_about
 from plait_testing.finding import worst_of
 from plait_testing.foreign.asked import Answer
-from plait_testing.foreign.causes import Cause, cause
+from plait_testing.foreign.causes import Cause, cause, of_losses
 from plait_testing.foreign.command import _found
 from plait_testing.foreign.report import First, Report, dumped
 from tests.helpers.foreign import comparison
@@ -54,6 +55,12 @@ def test_a_pattern(name):
     found = cause(comparison(None, MESH), "w", gradients, {"w": right}, 1e-6)
     assert (found.kind, found.axis) == (kind, axis), found
     assert found.sentence
+
+
+@pytest.mark.parametrize(("loss", "kind"), [(3.0 + math.log(2), "softmax counted"), (3.1, None)])
+def test_a_wrong_loss_tells_of_the_softmax(loss, kind):
+    found = of_losses(comparison(None, MESH), loss, 3.0)
+    assert (found and found.kind) == kind
 
 
 def report(fine):

@@ -149,14 +149,7 @@ class Pool:
         self._scratch.close()
 
     def _start(self) -> None:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-        os.environ.setdefault(COUNTED_BY_NVML, "1")
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(PRELOADED))
-        if threading.current_thread() is threading.main_thread():
-            before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # ranks inherit it: Ctrl-C is for their parent
-            forkserver.ensure_running()
-            signal.signal(signal.SIGINT, before)
+        context = begin()
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(
@@ -184,6 +177,20 @@ class Pool:
             time.sleep(0.1)
         time.sleep(0.5)  # until each has written all of it
         return "\n".join(f"{file.stem}:\n{file.read_text(encoding='utf-8')}" for file in files)
+
+
+def begin() -> Any:
+    """Starts the process whose forks are ranks, which imports torch while the caller goes on; returns multiprocessing's
+    context that makes them."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault(COUNTED_BY_NVML, "1")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # ranks inherit it: Ctrl-C is for their parent
+        forkserver.ensure_running()
+        signal.signal(signal.SIGINT, before)
+    return context
 
 
 def _starved_seconds(pid: int | None) -> float:

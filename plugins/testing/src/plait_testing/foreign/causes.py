@@ -49,6 +49,15 @@ def cause(comparison: Comparison, name: str, ranks: Sequence[ByName], expected: 
     return _of_parts(comparison, whole, right, same)
 
 
+def of_losses(comparison: Comparison, found: float, right: float) -> Cause | None:
+    """What a wrong loss of the first step tells. found: that of the ranks, right: of one process."""
+    for axis, size in comparison.mesh.items():
+        if size > 1 and abs(found - right - math.log(size)) < 1e-3 * math.log(size):
+            said = f"the loss is log({size}) too large: the softmax counts the vocabulary once for each rank of {axis}"
+            return Cause("softmax counted", said, axis)
+    return None
+
+
 def _near(within: float) -> Callable[[Tensor, Tensor], bool]:
     return lambda a, b: float((a - b).norm()) <= within * float(b.norm())
 

@@ -51,7 +51,9 @@ def verify(target: str, dtype: str | None = None, json: str | None = None, sarif
     """Compare what `target` describes; json, sarif: files to write. Returns the exit code: 0 if all agrees, 1 if
     something is wrong. Raises PlaitError, with exit code 2, if nothing could be compared."""
     from plait_testing.foreign.report import NOT_COMPARED
+    from plait_testing.pool import begin
 
+    begin()  # it imports torch while this process imports the user's file
     try:
         function, file = _found(target)
         report = _compared(target, function, dtype)

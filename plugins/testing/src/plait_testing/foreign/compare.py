@@ -23,7 +23,7 @@ from plait_testing.finding import Finding
 from plait_testing.foreign import asked, guesses
 from plait_testing.foreign.asked import PLAIN, Answer
 from plait_testing.foreign.bisected import Diverged, Looking, first_apart
-from plait_testing.foreign.causes import Cause, cause
+from plait_testing.foreign.causes import Cause, cause, of_losses
 from plait_testing.foreign.report import First, Report
 from plait_testing.foreign.rounding import Bounds
 from plait_testing.foreign.runs import Ran, Variant, run
@@ -117,17 +117,20 @@ class _Compared:
     def _first_of(self, key: str, variant: Variant, finding: Finding) -> First:
         one, ranks = self.one[variant.key], self.ranks[variant.key]
         expected = asked.ordered(one)
-        names = [name for name in (*expected, *finding.wrong) if name in finding.wrong]
+        names = list(dict.fromkeys(name for name in (*expected, *finding.wrong) if name in finding.wrong))
         within = max(PLAINLY, 3 * finding.bound if self.comparison.dtype != "float64" else 0.0)
         gradients = [ran.gradients for ran in ranks]
         found = cause(self.comparison, names[0], gradients, expected, within)
+        losses = asked.joined(self.comparison, ranks)[0], asked.numbers(one.losses)[0]
         if found.kind in UNCLEAR:
-            found = self._guessed(variant, gradients, within) or found
+            few = [{n: g for n, g in each.items() if n in finding.wrong} for each in gradients]
+            found = self._guessed(variant, few, within) or of_losses(self.comparison, *losses) or found
+        last = None
+        if found.kind in UNCLEAR and len(names) > 1 and abs(losses[0] - losses[1]) <= within * abs(losses[1]):
+            last = cause(self.comparison, names[-1], gradients, expected, within)
         lies = ranks[0].lies.get(names[0], "unknown")
         count = (len(finding.wrong), finding.count)
-        return First(
-            key, names[0], finding.wrong[names[0]], finding.bound, lies, found, count, list(dict.fromkeys(names))[-1]
-        )
+        return First(key, names[0], finding.wrong[names[0]], finding.bound, lies, found, count, names[-1], last)
 
     def _guessed(self, variant: Variant, ranks: Sequence[Mapping[str, Tensor]], within: float) -> Cause | None:
         done = self._call(_guess, self.comparison, variant, self.folder, world=1)

@@ -64,6 +64,8 @@ def _mistakes(comparison: Comparison, variant: Variant, batch: dict[str, Tensor]
             "few: divide by the count of all (`batch.total`)",
             _alone(batch, count),
         )
+    if variant.parts > 1:
+        yield from _accumulated(comparison, variant, batch)
     for axis, size in comparison.mesh.items():
         if size == 1 or length % size:
             continue
@@ -88,6 +90,22 @@ def _mistakes(comparison: Comparison, variant: Variant, batch: dict[str, Tensor]
         yield "documents see each other", said, with_(**{comparison.positions: straight})
 
 
+def _accumulated(comparison: Comparison, variant: Variant, batch: dict[str, Tensor]) -> Iterator[Mistake]:
+    """What a sum over micro-batches is if earlier ones are lost, or are reduced once more with each later one."""
+    ranks = [batches.shares(comparison, batch, rank, variant.parts) for rank in range(comparison.world)]
+    own = {comparison.data_rank(rank): shares for rank, shares in enumerate(ranks)}.values()
+    parts = [{key: torch.cat([share[key] for share in each]) for key in batch} for each in zip(*own, strict=True)]
+    total = batches.counted(batch)
+    yield "earlier lost", "only the last micro-batch counts: each writes over the sum", [Share(parts[-1], total)]
+    for axis, size in comparison.mesh.items():
+        weights = [size ** (len(parts) - 1 - i) for i in range(len(parts))]
+        said = f"earlier micro-batches count {size} times: their sum is reduced over {axis} again with each later one"
+        shares = [Share(part, total) for part in parts]
+        for share, weight in zip(shares, weights, strict=True):
+            share.total = total / weight  # a loss divides by it
+        yield "reduced again", said, shares
+
+
 def _alone(batch: Mapping[str, Tensor], count: int) -> list[Share]:
     """Parts of equal weight, each of which divides by its own count of labels."""
     size = len(next(iter(batch.values()))) // count
@@ -101,11 +119,12 @@ def _alone(batch: Mapping[str, Tensor], count: int) -> list[Share]:
 def matching(
     found: Sequence[Guess], ranks: Sequence[Mapping[str, Tensor]], within: float
 ) -> tuple[Guess, float] | None:
-    """(the first whose gradients the ranks' mean is a multiple of, the factor); None if there is none."""
+    """(the first whose gradients the ranks' mean is a multiple of, the factor); None if there is none. ranks: gradients
+    that are wrong."""
     names = set.intersection(*({*gradients} for gradients in ranks)) if ranks else set()
     mean = {name: torch.stack([gradients[name].double() for gradients in ranks]).mean(0) for name in sorted(names)}
     for guess in found:
-        if names != guess.gradients.keys() or any(mean[n].shape != g.shape for n, g in guess.gradients.items()):
+        if not names or not all(n in guess.gradients and mean[n].shape == guess.gradients[n].shape for n in names):
             continue
         a = torch.cat([mean[name].flatten() for name in sorted(names)])
         b = torch.cat([guess.gradients[name].double().flatten() for name in sorted(names)])

@@ -29,6 +29,7 @@ class First:
     cause: Cause
     others: tuple[int, int]
     last: str
+    last_cause: Cause | None = None
 
 
 @attrs.frozen
@@ -147,11 +148,14 @@ def _line(answer: Answer) -> str:
 def _told(first: First) -> list[str]:
     wrong, count = first.others
     rest = "" if wrong == 1 else f"; the last is {first.last}"
-    return [
+    lines = [
         f"{WORDS[first.question]}: {wrong} of {count} are wrong; the first in forward order is {first.parameter}{rest}",
         f"  off by {first.off:.2g} (bound {first.bound:.0e}); it lies as: {first.lies}",
         f"  {first.cause.sentence}",
     ]
+    if first.last_cause is not None:
+        lines.append(f"  backward first goes wrong at {first.last}: {first.last_cause.sentence}")
+    return lines
 
 
 def sentence(forward: Diverged) -> str:

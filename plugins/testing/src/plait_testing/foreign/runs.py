@@ -10,7 +10,6 @@ import attrs
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 
 from plait import PlaitError, whole_tensor
@@ -18,6 +17,7 @@ from plait_testing.finding import bitwise
 from plait_testing.foreign import batches
 from plait_testing.foreign.held import Held, check_names, plain_name
 from plait_testing.foreign.recomputed import recompute
+from plait_testing.foreign.saved import save_and_load
 from plait_testing.foreign.subject import Comparison, Parallel, Share
 from plait_testing.widened import Widened
 
@@ -209,32 +209,14 @@ def run(
         if variant.saved:
             initial = ran.initial
             if side.ranks:
-                _save_and_load(side, str(folder))
+                save_and_load(side, str(folder))
+            ran.initial = initial  # a model that is loaded into begins with others
             if ran.unsaved or ran.unkept:
                 return ran
             side.step(variant.steps)
-            ran.initial, ran.later = initial, side.held.values()
+            ran.later = side.held.values()
             ran.losses.pop()
         return ran
-
-
-def _save_and_load(side: Side, folder: str) -> None:
-    """Save, begin again with other values, and load."""
-    from plait_testing.foreign.saved import load, save
-
-    if side.parallel.save is None and (side.parallel.values or side.parallel.shards):
-        side.ran.unkept = "only the framework can save what it keeps in its own way; give Parallel(save=..., load=...)"
-        return
-    try:
-        (side.parallel.save or (lambda where: save(side.parallel, where)))(folder)
-        dist.barrier()
-        side.place({name: torch.zeros_like(value) for name, value in side.ran.final.items()})
-        (side.parallel.load or (lambda where: load(side.parallel, where)))(folder)
-    except (CheckpointException, RuntimeError) as error:  # all ranks raise it
-        first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
-        side.ran.unsaved = f"{type(first).__name__}: {str(first).splitlines()[0]}"
-        return
-    side.ran.restored = side.held.values()
 
 
 class _Order:

@@ -31,7 +31,7 @@ class Share(dict[str, Tensor]):
     parts: into how many micro-batches each divides its rows.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], total: int, ranks: int = 1, parts: int = 1) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], total: float, ranks: int = 1, parts: int = 1) -> None:
         super().__init__(tensors)
         self.total, self.ranks, self.parts = total, ranks, parts
 

@@ -1,0 +1,84 @@
+"""Correct set-ups of other projects, each in three dtypes: does `plait verify` raise a false alarm? setups.py [NAME]
+
+The files are those of benchmarks/correct, and those that docs/verify-recipes.md shows. Environments are made with pip
+once, with a network. A cell says how many questions were answered "ok", and the seconds of the whole command; NAME
+takes the set-ups whose target has it.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from environments import Verified, verified
+from machine import about
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from tests.docs.pages import ROOT, write_files  # noqa: E402
+
+DTYPES = ("float64", "float32", "bfloat16")
+COMMON = ("accelerate==1.15.0", "lightning-fabric==2.6.6")
+TITAN, MEGATRON, DEEPSPEED = ("torchtitan==0.2.2", "triton"), ("megatron-core==0.16.1",), ("deepspeed==0.19.8",)
+SETUPS = {  # target -> (what it is, what pip installs, dtypes that it cannot compute in, with the reason)
+    "plain.py::tensor": ("torch: `parallelize_module`", COMMON),
+    "plain.py::sequence": ("torch: `parallelize_module`, norms over parts of the sequence", COMMON),
+    "plain.py::fsdp2": ("torch: `fully_shard`", COMMON),
+    "plain.py::hsdp": ("torch: `fully_shard`, replicated and sharded", COMMON),
+    "plain.py::fsdp2_tp": ("torch: `fully_shard` x `parallelize_module`", COMMON),
+    "plain.py::fsdp1": ("torch: FSDP1", COMMON),
+    "plain.py::ddp": ("torch: DDP", COMMON),
+    "plain.py::zero1": ("torch: DDP and `ZeroRedundancyOptimizer`", COMMON),
+    "plain.py::pipeline": ("torch: `pipelining`, GPipe", COMMON),
+    "hugging.py::llama": ("transformers 5.23: tensor parallelism, Llama", COMMON),
+    "hugging.py::mixtral": ("transformers 5.23: tensor parallelism, Mixtral", COMMON),
+    "hugging.py::trainer": ("transformers 5.23: Trainer under DDP", COMMON),
+    "hugging.py::accelerate": ("Accelerate 1.15: DDP", COMMON),
+    "recipes.py::accelerate": ("Accelerate 1.15: FSDP2", COMMON),
+    "recipes.py::fabric": ("Lightning Fabric 2.6.6: DDP", COMMON),
+    "titan.py::fsdp": ("torchtitan 0.2.2: FSDP2", TITAN),
+    "titan_more.py::tp": ("torchtitan 0.2.2: TP", TITAN),
+    "titan_more.py::hsdp": ("torchtitan 0.2.2: HSDP", TITAN),
+    "titan.py::fsdp_tp": ("torchtitan 0.2.2: FSDP2 x TP", TITAN),
+    "megatron_tp.py::tp": ("Megatron-core 0.16.1: TP", MEGATRON),
+    "deepspeed_zero.py::zero1": ("DeepSpeed 0.19.8: ZeRO 1", DEEPSPEED),
+    "deepspeed_zero.py::zero2": ("DeepSpeed 0.19.8: ZeRO 2", DEEPSPEED),
+    "deepspeed_zero.py::zero3": ("DeepSpeed 0.19.8: ZeRO 3", DEEPSPEED),
+}
+
+
+def cells(target: str, needs: tuple[str, ...], cwd: Path) -> Iterator[str]:
+    """One for each dtype."""
+    for dtype in DTYPES:
+        done = verified(needs, target, cwd, f"dtype={dtype}")
+        yield f"{said(done)}, {done.seconds:.0f} s"
+        if done.found is None or not done.found["agrees"]:
+            print(f"{target} {dtype}:\n{done.printed}", file=sys.stderr, flush=True)
+
+
+def said(done: Verified) -> str:
+    if done.found is None:
+        return "**not compared**"
+    status = [answer["status"] for answer in done.found["answers"]]
+    return f"{status.count('ok')} ok" + (f", **{status.count('wrong')} WRONG**" if "wrong" in status else "")
+
+
+def main() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    print(f"{about()}\n\n| set-up | {' | '.join(DTYPES)} |\n|---|{'---|' * len(DTYPES)}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        cwd = Path(folder)
+        for page in ("verify-any-code.md", "verify-recipes.md"):
+            write_files(ROOT / "docs" / page, cwd)
+        for file in (HERE / "correct").glob("*.py"):
+            shutil.copy(file, cwd)
+        for target, (words, needs) in SETUPS.items():
+            if not sys.argv[1:] or sys.argv[1] in target:
+                print(f"| {words} | {' | '.join(cells(target, needs, cwd))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
