@@ -58,6 +58,15 @@ def fsdp2():
     return compared(sharded, {"dp": 2})
 
 
+def without_ranks(model, batch):
+    """Wrong: the loss is divided by the labels of all, and FSDP divides by the ranks once more."""
+    return loss(model, batch) / batch.ranks
+
+
+def averaged_twice():
+    return compared(sharded, {"dp": 2}, loss=without_ranks)
+
+
 def hsdp():
     return compared(sharded, {"dp_replicate": 2, "dp_shard": 2})
 

@@ -69,6 +69,23 @@ def sharded(model, mesh):
     return fully_shard(model, mesh=mesh["dp"])
 
 
+def in_fp8(model):
+    """What the linear layers of blocks get is rounded to fp8, and backward goes past that."""
+
+    def rounded(module, args):
+        (x,) = args
+        return (x + (x.to(torch.float8_e4m3fn).to(x.dtype) - x).detach(),)
+
+    for block in model.blocks:
+        block.up.register_forward_pre_hook(rounded)
+        block.down.register_forward_pre_hook(rounded)
+    return model
+
+
+def sharded_in_fp8(model, mesh):
+    return sharded(in_fp8(model), mesh)
+
+
 def flat(orig):
     def parallelize(model, mesh):
         from torch.distributed.fsdp.wrap import ModuleWrapPolicy

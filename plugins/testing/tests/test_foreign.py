@@ -10,6 +10,7 @@ from torch import nn
 
 from plait import PlaitError
 from plait.testing import Parallel, compare, raises_about, random_tokens
+from plait_testing.foreign.rounding import _of_numbers
 from tests.helpers import foreign
 from tests.helpers.foreign import RIGHT, comparison, right
 from tests.helpers.foreign_bugs import BUGS
@@ -36,6 +37,34 @@ def test_right_code_agrees(plait_ranks, name, dtype):
     report = compare(right(name, dtype=dtype), plait_ranks)
     assert report.agrees, report.text()
     assert sum(status == "ok" for status in found(report).values()) >= 9, report.text()
+
+
+def averaged_twice(model, batch):
+    return foreign.loss(model, batch) / batch.ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_wrong_sum_is_told_from_rounding_in_fp8(plait_ranks, dtype):
+    given = {"dtype": dtype, "rounded": foreign.in_fp8}
+    agrees = compare(comparison(foreign.sharded_in_fp8, {"dp": 2}, **given), plait_ranks)
+    assert agrees.agrees, agrees.text()
+    gradients = next(each.finding for each in agrees.answers if each.key == "gradients")
+    assert gradients.error > 1e-2  # it is fp8, and no float32
+    wrong = compare(comparison(foreign.sharded_in_fp8, {"dp": 2}, loss=averaged_twice, **given), plait_ranks)
+    assert (wrong.first.cause.kind, wrong.first.cause.axis) == ("divided", "dp"), wrong.text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_missing_sum_is_told_from_rounding(plait_ranks, dtype):
+    bug = BUGS[QUICK]
+    report = compare(comparison(bug.parallelize, bug.mesh, off=FEW, dtype=dtype), plait_ranks)
+    assert (report.first.parameter, report.first.cause.kind) == (bug.parameter, bug.kind), report.text()
+
+
+def test_a_number_is_not_nearer_than_its_own_rounding():
+    assert _of_numbers([[1.0], [1.0]], [1.0], "bfloat16") >= torch.finfo(torch.bfloat16).eps
 
 
 QUICK = "a norm is not summed over tensor ranks"
@@ -218,6 +247,7 @@ def test_other_names_are_refused(plait_ranks):
         ("mesh", {"tp": "2"}, "two ranks"),
         ("losses", "max", "'sum'"),
         ("dtype", "float16", "'bfloat16'"),
+        ("rounded", foreign.in_fp8, "'bfloat16'"),
         ("off.norms", "x", ["norm"]),
         ("off.norm", "", "reason"),
         ("data", "cp", "tp"),
@@ -225,5 +255,6 @@ def test_other_names_are_refused(plait_ranks):
 )
 def test_what_does_not_fit_is_refused(key, value, fits):
     given = {"off": {key[4:]: value}} if key.startswith("off.") else {key: (value,) if key == "data" else value}
-    with raises_about(key, value, fits):
+    about = ("dtype", "float64", fits) if key == "rounded" else (key, value, fits)
+    with raises_about(*about):
         attrs.evolve(comparison(alone, {"tp": 2}), **given)

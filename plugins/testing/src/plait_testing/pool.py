@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib
 import multiprocessing
 import os
 import signal
@@ -9,7 +10,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -38,10 +39,14 @@ class Pool:
     """`size` processes that run a function as the ranks of a world of any size up to that.
 
     >>> pool.run(train, 3, world=2)   # [train(3) on rank 0, train(3) on rank 1]
+
+    imports: modules that all ranks import as they start, beside what the first ones are already asked to do.
     """
 
-    def __init__(self, size: int = 4, backend: str = "gloo", timeout: float = 120.0) -> None:
-        self.size, self.backend, self.timeout = size, backend, timeout
+    def __init__(
+        self, size: int = 4, backend: str = "gloo", timeout: float = 120.0, imports: Sequence[str] = ()
+    ) -> None:
+        self.size, self.backend, self.timeout, self.imports = size, backend, timeout, imports
         self.kept: dict[str, Any] = {}  # answers that tests share
         self._scratch = Scratch()
         self.folder = self._scratch.path
@@ -154,7 +159,7 @@ class Pool:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(rank, theirs, str(self.folder / f"rank-{rank}.stack"), self.backend),
+                args=(rank, theirs, str(self.folder / f"rank-{rank}.stack"), self.backend, self.imports),
                 daemon=True,
             )
             process.start()
@@ -201,7 +206,7 @@ def _starved_seconds(pid: int | None) -> float:
         return 0.0
 
 
-def _serve(rank: int, pipe: Connection, stack_file: str, backend: str) -> None:
+def _serve(rank: int, pipe: Connection, stack_file: str, backend: str, imports: Sequence[str]) -> None:
     """A rank: waits for functions, and runs each inside its own process group."""
     os.environ["OMP_NUM_THREADS"] = "1"
     for name in {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}:  # nobody else can reach the ranks
@@ -218,6 +223,9 @@ def _serve(rank: int, pipe: Connection, stack_file: str, backend: str) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    for module in imports:
+        with contextlib.suppress(Exception):  # what needs it raises it again, and is answered
+            importlib.import_module(module)
     gc.freeze()  # existing objects stay: no collection needs to look at them
     while True:
         try:

@@ -11,6 +11,7 @@ from torch import Tensor
 from plait_testing.foreign.subject import Comparison
 
 ByName = Mapping[str, Tensor]
+ABOUT = {"float64": 0.01, "float32": 0.05, "bfloat16": 0.05}  # a factor that is this near to a size is that size
 
 
 @attrs.frozen
@@ -114,14 +115,14 @@ def _factor(found: Tensor, right: Tensor, same: Equal) -> float | None:
 
 
 def _of_factor(comparison: Comparison, factor: float) -> Cause:
-    told = _told(factor)
+    told, near = _told(factor), ABOUT[comparison.dtype]
     for axes in _subsets(comparison):
         size, over = math.prod(comparison.mesh[axis] for axis in axes), " and ".join(axes)
-        if size > 1 and abs(factor * size - 1) < 0.01:
+        if size > 1 and abs(factor * size - 1) < near:
             data = {*axes} <= {*comparison.data_axes}
             twice = f"divided by {over} twice" if data else f"divided by {over}, which nothing should divide by"
             return Cause("divided", f"the gradient is 1/{size} of what it should be: {twice}", over, factor)
-        if size > 1 and abs(factor / size - 1) < 0.01:
+        if size > 1 and abs(factor / size - 1) < near:
             sentence = f"the gradient is {size} times what it should be: counted or summed twice over {over}"
             return Cause("multiplied", sentence, over, factor)
     return Cause("scaled", f"the gradient is {told} times what it should be", "", factor)

@@ -47,7 +47,7 @@ def compare(comparison: Comparison, pool: Pool | None = None) -> Report:
     with contextlib.ExitStack() as stack:
         folder: Path = stack.enter_context(Scratch())
         if pool is None:
-            pool = Pool(comparison.world)
+            pool = Pool(comparison.world, imports=_modules(comparison))
             stack.callback(pool.close)
         return _Compared(comparison, pool, folder).report()
 
@@ -167,10 +167,16 @@ def _quiet(comparison: Comparison, folder: Path) -> Iterator[None]:
     The files of the user's functions are imported first: a function inside of another arrives without its file."""
     with noted(folder), _as_under_torchrun(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for module in {getattr(each, "__module__", "__main__") for each in (comparison.build, comparison.parallelize)}:
-            if module != "__main__" and module not in sys.modules:
+        for module in _modules(comparison):
+            if module not in sys.modules:
                 importlib.import_module(module)
         yield
+
+
+def _modules(comparison: Comparison) -> list[str]:
+    """Those of the user's functions."""
+    named = {getattr(each, "__module__", "__main__") for each in (comparison.build, comparison.parallelize)}
+    return sorted(named - {"__main__"})
 
 
 @contextlib.contextmanager
@@ -217,7 +223,7 @@ def _look(comparison: Comparison, folder: Path, ranks: bool) -> None:
         looking = Looking()
         values = torch.load(folder / "initial.pt", weights_only=True)
         if not ranks and comparison.dtype != "float64":
-            comparison = attrs.evolve(comparison, dtype="float64")
+            comparison = attrs.evolve(comparison, dtype="float64", rounded=None)
             values = {name: value.double() for name, value in values.items()}
         run(comparison, Variant(PLAIN), values, ranks=ranks, look=looking.look)
         name = f"forward-{dist.get_rank()}.pt" if ranks else "forward.pt"

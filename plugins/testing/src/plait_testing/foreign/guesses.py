@@ -28,7 +28,7 @@ Mistake = tuple[str, str, list[Share]]
 def guesses(comparison: Comparison, variant: Variant, values: Mapping[str, Tensor]) -> list[Guess]:
     """What one process computes if it makes each mistake that this batch can show."""
     found = []
-    exact = attrs.evolve(comparison, dtype="float64")
+    exact = attrs.evolve(comparison, dtype="float64", rounded=None)
     with Widened():
         side = Side(exact, variant, {n: v.double() for n, v in values.items()}, ranks=False)
         for kind, sentence, shares in _mistakes(exact, variant, side.batch(0)):

@@ -1,8 +1,9 @@
 """How far from one process a right result may be: a constant in float64, else what rounding does there.
 
 In float32 and bfloat16 one process computes the same in float64, from the same values, and then several times in its
-own dtype, from values that are moved by a rounding error. The largest distance of such a run from float64, times a
-factor, bounds how far ranks may be from float64. Sums in another order are such errors too; a missing sum is larger.
+own dtype, or `rounded` to fewer bits, from values that are moved by a rounding error. The largest distance of such a
+run from float64, times a factor, bounds how far ranks may be from float64. Sums in another order are such errors too;
+a missing sum is larger. A single number may be right by chance in all runs: its bound is never below its own rounding.
 """
 
 import math
@@ -40,17 +41,25 @@ class Bounds:
         if comparison.dtype == "float64":
             return run(comparison, variant), cls()
         drawn = run(comparison, attrs.evolve(variant, steps=0, saved=False)).initial
-        exact = run(attrs.evolve(comparison, dtype="float64"), variant, {n: t.double() for n, t in drawn.items()})
-        moved = [run(comparison, variant, _moved(drawn, i)) for i in range(RUNS)]
+        rough = _rough(comparison)
+        wide = attrs.evolve(comparison, dtype="float64", rounded=None)
+        exact = run(wide, variant, {n: t.double() for n, t in drawn.items()})
+        moved = [run(rough, variant, _moved(drawn, i)) for i in range(RUNS)]
         exact.initial = drawn
         return exact, cls(
-            loss=_of_numbers([ran.losses for ran in moved], exact.losses),
-            norm=_of_numbers([ran.norms for ran in moved], exact.norms),
+            loss=_of_numbers([ran.losses for ran in moved], exact.losses, comparison.dtype),
+            norm=_of_numbers([ran.norms for ran in moved], exact.norms, comparison.dtype),
             gradients=_of_tensors([ran.gradients for ran in moved], exact.gradients),
             clipped=_of_tensors([ran.clipped for ran in moved], exact.clipped),
             way=_of_tensors([_way(ran.final, ran.initial) for ran in moved], _way(exact.final, drawn), math.inf),
             later=_of_tensors([_way(ran.later, ran.initial) for ran in moved], _way(exact.later, drawn), math.inf),
         )
+
+
+def _rough(comparison: Comparison) -> Comparison:
+    """The same, with a model that one process computes in as few bits as ranks do."""
+    build, rounded = comparison.build, comparison.rounded
+    return comparison if rounded is None else attrs.evolve(comparison, build=lambda: rounded(build()))
 
 
 def _moved(values: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
@@ -73,11 +82,12 @@ def _of_tensors(
     return {name: min(TIMES * max(error, middle), coarsest) for name, error in largest.items()}
 
 
-def _of_numbers(moved: Sequence[Sequence[float | None]], exact: Sequence[float | None]) -> float:
+def _of_numbers(moved: Sequence[Sequence[float | None]], exact: Sequence[float | None], dtype: str) -> float:
     if not exact:
         return 0.0
     plain = [[math.nan if n is None else n for n in numbers] for numbers in (*moved, exact)]
-    return TIMES * max(apart(numbers, plain[-1])[0] for numbers in plain[:-1])
+    own = torch.finfo(getattr(torch, dtype)).eps / 2
+    return TIMES * max(own, *(apart(numbers, plain[-1])[0] for numbers in plain[:-1]))
 
 
 def _result(tensors: Mapping[str, Tensor]) -> TrialResult:

@@ -101,6 +101,8 @@ class Comparison:
                  `checkpoint` around each module in a ModuleList.
     off:         question -> the reason for not asking it; the questions are in docs/verify-any-code.md.
     dtype:       "float64", "float32" or "bfloat16", of everything.
+    rounded:     model -> the model as `parallelize` makes it compute in fewer bits than `dtype`, in fp8 for example.
+                 Its results in one process say how far rounding goes. None: `dtype` alone rounds.
     patience:    seconds that ranks have for one question, beside 5 times what one process took for all.
     """
 
@@ -120,6 +122,7 @@ class Comparison:
     recompute: Callable[[nn.Module], Any] | None = None
     off: Mapping[str, str] = attrs.field(factory=dict)
     dtype: str = attrs.field(default="float64")
+    rounded: Callable[[nn.Module], nn.Module] | None = None
     patience: float = 120.0
 
     @mesh.validator
@@ -151,6 +154,8 @@ class Comparison:
                 raise misfit(f"off.{key}", reason, "the reason for not asking it, in words")
 
     def __attrs_post_init__(self) -> None:
+        if self.rounded is not None and self.dtype == "float64":
+            raise misfit("dtype", self.dtype, "'float32' or 'bfloat16', in which a model that is `rounded` computes")
         for axis in self.data or ():
             if axis not in self.mesh:
                 raise misfit("data", axis, f"an axis of the mesh: {', '.join(self.mesh)}")
