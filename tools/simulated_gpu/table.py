@@ -58,6 +58,7 @@ ROWS: dict[str, tuple[int, tuple[str, ...]]] = {
     "llama3_8b, fsdp2 on 8, remat full": (8, (*FSDP, *LARGE, *FULL)),
     "llama3_8b, tensor 2 x fsdp2 4": (8, (*divided("tensor_parallel"), *LARGE)),
     "llama3_8b, context 2 x fsdp2 4": (8, (*divided("context_parallel"), *LARGE)),
+    "llama3_8b, pipeline 4 x fsdp2 2": (8, (*divided("pipeline", 4), *LARGE, "train.global_batch_size=16")),
     "llama3_8b, lora, 1 x 4096": (1, ("strategy=[lora,fsdp2]", *LARGE, "train.seq_len=4096")),
 }
 COMPILED = ("strategy=[]", "compile.enabled=true")
