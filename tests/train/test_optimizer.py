@@ -122,7 +122,9 @@ def test_bad_options_are_named(node, about):
 
 
 # the class itself refuses, with the value in its message
-BEFORE = [BAD[0], (BAD[1][0], ("optimizer.lr", -1.0)), *BAD[2:]]
+BEFORE = [
+    BAD[0], (BAD[1][0], ("optimizer.lr", -1.0)), (BAD[2][0], ("optimizer._target_", "torch.optim.Muon")), *BAD[3:],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("node", "about"), BEFORE)

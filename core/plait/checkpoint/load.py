@@ -89,8 +89,10 @@ def _wanted(reader: Reader, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             key = own  # as many replicas as were saved: each goes on from its own
         if key in saved:
             if saved[key] != tuple(tensor.shape):
+                why = "; are all options of the optimizer those of the run that saved it?" if _of_optimizer(key) else ""
                 raise PlaitError(
-                    f"the checkpoint {path} has {key!r} in shape {saved[key]}, and this run needs {tuple(tensor.shape)}"
+                    f"the checkpoint {path} has {key!r} in shape {saved[key]}, and this run needs "
+                    f"{tuple(tensor.shape)}{why}"
                 )
             wanted[key] = tensor
         elif is_canonical(key) and not (is_absent(tensor) or is_frozen(tensor)):
@@ -140,15 +142,19 @@ def check_optimizer_state(path: str | os.PathLike[str], saved: Iterable[str], st
     for name, keys in ours.items():
         if theirs.get(name, keys) != keys:
             raise PlaitError(
-                f"the checkpoint {path} is of another optimizer: for {name!r} it has "
+                f"the checkpoint {path} is of another optimizer, or of one with other options: for {name!r} it has "
                 f"{', '.join(sorted(theirs[name]))}, but this run's optimizer has {', '.join(sorted(keys))}"
             )
+
+
+def _of_optimizer(key: str) -> bool:
+    return key.startswith("optimizer.")
 
 
 def _by_parameter(keys: Iterable[str]) -> dict[str, set[str]]:
     entries: dict[str, set[str]] = defaultdict(set)
     for key in map(shared_name, keys):
-        if key.startswith("optimizer."):
+        if _of_optimizer(key):
             name, _, what = key.removeprefix("optimizer.").rpartition(".")
             entries[name].add(what)
     return entries

@@ -12,7 +12,7 @@ from torch import nn
 from plait.compose.targets import check_options, options_of, target_of
 from plait.contract.config import Schedule
 from plait.contract.errors import PlaitError, misfit
-from plait.parallel.group import ParamGroup
+from plait.parallel.group import ParamGroup, part_of
 from plait.system.errors import one_line
 
 if TYPE_CHECKING:
@@ -115,6 +115,10 @@ def built(node: Mapping[str, Any], build: "Build", groups: list[ParamGroup], whe
         made = build(groups)
     except Exception as error:
         said = one_line(error)
+        if refused := _refused_by_dims(build, groups):
+            raise PlaitError(f"{where}: {node['_target_']} refuses {refused}: {said}").at(
+                f"{where}._target_", node["_target_"], fits="an optimizer that takes all parameters"
+            ) from error
         keys = [key for key in node if re.search(rf"\b{re.escape(key)}\b", said)]
         keys = keys or [key for key in node if re.search(rf"(?<![\w.]){re.escape(str(node[key]))}(?![\w.])", said)]
         named = ", ".join(f"{where}.{key}={node[key]}" for key in keys)
@@ -126,6 +130,30 @@ def built(node: Mapping[str, Any], build: "Build", groups: list[ParamGroup], whe
             "optimizer._target_", node["_target_"], fits="an optimizer"
         )
     return made
+
+
+def _refused_by_dims(build: "Build", groups: list[ParamGroup]) -> str:
+    """The parameters that are refused, if those of other numbers of dims are not; "" if that is not why."""
+
+    def taken(dims: int) -> bool:
+        try:
+            build([part_of(group, own) for group in groups if (own := _of_dims(group, dims))])
+        except Exception:
+            return False
+        return True
+
+    every = sorted({param.dim() for group in groups for param in group["params"]})
+    fine = [dims for dims in every if taken(dims)]
+    wrong = next((dims for dims in every if dims not in fine), 0)
+    if not fine or not wrong:
+        return ""
+    names = [group["names"][i] for group in groups if "names" in group for i in _of_dims(group, wrong)]
+    some = f", such as {names[0]!r}" if names else ""
+    return f"parameters of {wrong} dim{'s' * (wrong > 1)}{some}, and takes those of {' or '.join(map(str, fine))} alone"
+
+
+def _of_dims(group: ParamGroup, dims: int) -> list[int]:
+    return [i for i, param in enumerate(group["params"]) if param.dim() == dims]
 
 
 def _sentence(node: Mapping[str, Any], options: Mapping[str, Any], problem: str) -> str:

@@ -78,12 +78,18 @@ def test_each_parameter_goes_as_torchs_optimizer_takes_it(monkeypatch, dtype, bo
     if dtype == torch.float64:  # torch's Muon computes in bfloat16, whatever it gets
         monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
     matrices, others, own = MATRICES.values(), OTHERS.values(), {"lr": 0.02, "weight_decay": 0.0}
+    same = {"lr": 0.05, "weight_decay": 0.3}  # as the optimizer's, but said by the group
     for kind, theirs, options in (
         *((kind, of_muon, {}) for kind in matrices),
         *((kind, of_adamw, {}) for kind in others),
         *((kind, of_adamw, {"matrices": False}) for kind in matrices),
         *((kind, lambda x: of_adamw(x, 0.01, 0.2), {"adamw_lr": 0.01, "adamw_weight_decay": 0.2}) for kind in others),
         (OTHERS["norm"], lambda x: of_adamw(x, 0.02, 0.0), {"adamw_lr": 0.01, "adamw_weight_decay": 0.2, "group": own}),
+        (
+            OTHERS["norm"],
+            lambda x: of_adamw(x, 0.05, 0.3),
+            {"adamw_lr": 0.01, "adamw_weight_decay": 0.2, "group": same},
+        ),
     ):
         start = drawn(kind[0], 0, dtype)
         got = end(ours(kind, start, **options), start)

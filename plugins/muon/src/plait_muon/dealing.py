@@ -34,13 +34,15 @@ class MatrixOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Iterable[Any], options: dict[str, Any]) -> None:
+        params = list(params)
+        own = [set(group) if isinstance(group, dict) else set() for group in params]  # before defaults fill them
         super().__init__(params, options)
         self._deals: dict[Any, list[Dealt]] = {}
         self._loads: list[float] = []  # of each of the holders, in all deals
         if options["adamw_weight_decay"] and not options["weight_decay"]:  # no group tells which vectors are spared
             raise ValueError("adamw_weight_decay needs a weight_decay above 0: optimizer.groups decays others alone")
         given, self.param_groups = self.param_groups, []
-        for group in given:
+        for group, said in zip(given, own, strict=True):
             if not group.keys() >= NEEDED:
                 raise ValueError(
                     "it must be told which parameters are in blocks: give it the groups of applied.groups()"
@@ -59,7 +61,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
                     part = {**group, **{key: [group[key][i] for i in numbers] for key in EACH}, "whole": wanted}
                     if not wanted:
                         for key in ("lr", "weight_decay"):  # the value that a group has for itself counts
-                            if group[f"adamw_{key}"] is not None and group[key] == options[key]:
+                            if group[f"adamw_{key}"] is not None and key not in said:
                                 part[key] = group[f"adamw_{key}"]
                     self.param_groups.append(part)
 

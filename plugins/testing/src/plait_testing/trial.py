@@ -114,7 +114,7 @@ class TrialResult:
     losses, norms: of every step.
     placements: FQN -> the parameter's placement, in words.
     buffers: after the last step, such as experts' balance.
-    last: gradients of the last step, if the trial keeps them.
+    last: gradients of the last step, if the trial keeps them; before: parameters before that step.
     trained: FQNs of the parameters whose gradient was not zero in every step, on any rank.
     """
 
@@ -126,6 +126,7 @@ class TrialResult:
     placements: dict[str, str] = attrs.Factory(dict)
     buffers: dict[str, Tensor] = attrs.Factory(dict)
     last: dict[str, Tensor] = attrs.Factory(dict)
+    before: dict[str, Tensor] = attrs.Factory(dict)
     trained: tuple[str, ...] = ()
 
 
@@ -145,16 +146,20 @@ def train(
         norms.append(norm)
     gradients, last = seen.of_step.get(0, {}), seen.of_step.get(trial.steps - 1, {}) if trial.last else {}
     buffers = of_all_stages(applied, {canonical(n): full(b) for part in applied.parts for n, b in part.named_buffers()})
-    return TrialResult(initial, gradients, losses, norms, held(applied), placements, buffers, last, seen.trained())
+    before = seen.before if trial.last else {}
+    return TrialResult(
+        initial, gradients, losses, norms, held(applied), placements, buffers, last, before, seen.trained()
+    )
 
 
 class Gradients(Observer):
     """Keeps the whole gradients of the steps `numbers` (from 0), before they are clipped: `of_step[number]`, by FQN;
-    and which parameters had any, in all steps."""
+    `before`, the parameters then; and which parameters had any gradient, in all steps."""
 
     def __init__(self, applied: Applied, numbers: Container[int]) -> None:
         self.applied, self.numbers = applied, numbers
         self.of_step: dict[int, dict[str, Tensor]] = {}
+        self.before: dict[str, Tensor] = {}
         self._trained: set[str] = set()
 
     def clip(self) -> None:
@@ -163,6 +168,8 @@ class Gradients(Observer):
         self._trained |= {name for name, norm in norms.items() if not norm <= floor}
         if self.applied.steps in self.numbers:
             self.of_step[self.applied.steps] = _gradients(self.applied)
+            if self.applied.steps:
+                self.before = held(self.applied)
 
     def trained(self) -> tuple[str, ...]:
         """The parameters that had a gradient other than zero in any step, on any rank. Called by all ranks."""
