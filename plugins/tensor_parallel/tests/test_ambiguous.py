@@ -147,13 +147,22 @@ class Block(nn.Module):
         return x + (self.work(scale=0.5, x=self.norm(x)) if self.named else self.work(self.norm(x)))
 
 
+class NormedTable(nn.Embedding):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.norm = nn.RMSNorm(sizes[-1])
+
+    def forward(self, tokens):
+        return self.norm(super().forward(tokens))
+
+
 class Model(nn.Module):
     """One such feed-forward a block. said: `places`, positions as a bare parameter; `temperature`, a parameter behind
-    the head; `fold` and `flatten`, what is done to the stream."""
+    the head; `normed`, a table that norms what it looks up; `fold` and `flatten`, what is done to the stream."""
 
     def __init__(self, work=Split, branches=("blocks.*.work",), elementwise=(), **said):
         super().__init__()
-        self.words = nn.Embedding(64, WIDTH)
+        self.words = (NormedTable if "normed" in said else nn.Embedding)(64, WIDTH)
         self.blocks = nn.ModuleList(Block(work, work is Named) for _ in range(2))
         self.head = nn.Linear(WIDTH, 64, bias=False)
         self.places = nn.Parameter(torch.empty(64, WIDTH)) if "places" in said else None
@@ -179,6 +188,7 @@ class Model(nn.Module):
             axes={
                 **dict.fromkeys(("words.weight", "head.weight"), ("vocab", "embed")),
                 "places": (None, "embed"),
+                "words.norm.weight": ("embed",),
                 "temperature": (None,),
                 **own,
                 "blocks.*.norm.*": ("embed",),
@@ -263,6 +273,7 @@ def test_what_a_branch_gets_and_returns(plait_ranks, model, says, options):
     [
         (lambda: Model(Biased), r"cannot tell whether 'blocks\.0\.work\.bias' \(embed,\) is the bias of a matrix"),
         (lambda: Model(Columns), r"cannot tell whether 'blocks\.0\.work\.down\.bias' \(embed,\) is the bias"),
+        (lambda: Model(normed=True), r"divides 'words\.weight' \(vocab, embed\), and 'words\.norm' inside its module"),
         (lambda: Model(Skip), r"'blocks\.0\.work\.skip\.weight' \(embed, embed\) writes to the stream undivided"),
         (lambda: Model(Normed), r"'blocks\.0\.work\.norm\.weight' \(ffn,\) lies along an axis that .* divides"),
         (lambda: Model(OwnNormed), r"'blocks\.0\.work\.norm\.weight' \(ffn,\) lies along an axis that .* divides"),

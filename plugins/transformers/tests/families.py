@@ -7,6 +7,7 @@ from torch import nn
 
 from plait.testing import Trial, TrialResult, train, worst_gradient
 from plait_testing.widened import Widened
+from plait_transformers.encoders import is_encoder
 
 SIZES = {
     "num_hidden_layers": 2,
@@ -34,6 +35,9 @@ SIZES = {
     **{"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1},
     **{"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "mamba_d_ssm": 64},
     **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    **{"linear_num_heads": 4, "linear_head_dim": 8},
+    # of decoders beside encoders
+    **{"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48},
     # of what chooses keys, and of rotations of a part of a head
     **{"index_topk": 6, "index_head_dim": 8, "index_n_heads": 2, "rotary_dim": 4},
 }
@@ -46,6 +50,11 @@ MORE: dict[str, dict[str, Any]] = {
     "gemma3_text": {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention", "full_attention"]},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "dots1": {"n_shared_experts": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "zaya": {"num_experts_per_tok": 1},
+    "xmod": {"default_language": "en_XX"},
     "granite": {"attention_multiplier": 0.3, "residual_multiplier": 0.5, "logits_scaling": 2.0},
 }
 
@@ -57,6 +66,9 @@ def keys_of(kind: str) -> dict[str, Any]:
     known = CONFIG_MAPPING[kind]()
     sizes = SIZES | LATENT if _takes(known, "kv_lora_rank") else SIZES
     fits = {name: value for name, value in sizes.items() if _takes(known, name)}
+    if getattr(known, "is_decoder", None) is False and not is_encoder(known):
+        fits["is_decoder"] = True  # its own keys for a decoder of the same layers
+        fits |= {"is_encoder_decoder": False} if known.is_encoder_decoder else {}
     return {"model_type": kind, **fits, **_with_attention(kind, fits | MORE.get(kind, {})), **MORE.get(kind, {})}
 
 

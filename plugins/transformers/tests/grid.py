@@ -29,6 +29,7 @@ UNDER: dict[str, dict[str, Any]] = {
     "tensor_parallel": {"tensor_parallel": {"degree": 2}},
     "expert_parallel": {"fsdp2": {}, "expert_parallel": {"degree": 2}},
 }
+WHOLE_ROWS = {"tensor_parallel": {"tensor_parallel": {"degree": 2, "sequence_parallel": False}}}  # after a refusal
 BOUND = 1e-10  # of a gradient's size
 PARTS = {  # strategy -> logical axis -> what it divides
     "tensor_parallel": {"heads": "attention", "ffn": "feed-forward", "vocab": "vocabulary"},
@@ -80,7 +81,10 @@ def outcomes(pool: Pool, kind: str) -> dict[str, Outcome]:
         return {"": Outcome("not trained", note=alone.removeprefix("refused: "))}
     found = {}
     for name, strategies in UNDER.items():
-        answers = tried(pool, kind, strategies, 2)
+        answers, beside = tried(pool, kind, strategies, 2), ""
+        if isinstance(answers, str) and answers.startswith("refused") and name in WHOLE_ROWS:
+            again = tried(pool, kind, WHOLE_ROWS[name], 2)
+            answers, beside = (answers, "") if isinstance(again, str) else (again, "; sequence_parallel=false")
         if "finds no experts" in answers:
             found[name] = Outcome("no experts")
             continue
@@ -90,7 +94,7 @@ def outcomes(pool: Pool, kind: str) -> dict[str, Outcome]:
             continue
         error, where = max(families.apart(result, alone[0][0]) for result, _ in answers)
         divided = _divided(answers[0], PARTS[name]) if name in PARTS else ""
-        found[name] = Outcome(f"exact{divided}", error) if error <= BOUND else Outcome("WRONG", error, where)
+        found[name] = Outcome(f"exact{divided}{beside}", error) if error <= BOUND else Outcome("WRONG", error, where)
     return found
 
 

@@ -200,6 +200,12 @@ def test_a_recurrence_is_told_to_strategies():
     assert facts.whole["model.layers.*.linear_attn"]
 
 
+def test_values_of_a_constructor_are_repeated():
+    """Slopes of an activation, log(expm1(0.8)) in bfloat16."""
+    slope = built("apertus").spec().init_of("model.layers.0.mlp.act_fn.alpha_p")(torch.empty(1), None)
+    assert torch.nn.functional.softplus(slope).item() == pytest.approx(0.8, abs=2e-3)
+
+
 def test_what_is_drawn_and_changed_is_drawn_again_by_a_generator():
     """The logarithm of uniform numbers, and the inverse of softplus of others; torch's own state does not count."""
     init = built("olmo_hybrid").spec().init

@@ -75,13 +75,13 @@ UNKNOWN = ("bert",)  # whose keys are their own
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 CONFIGS: list[tuple[str, dict[str, Any], str]] = [  # family, keys beside those of its small model, what is said
     ("bert", {"architectures": ["BertLMHeadModel"]}, "tokens of this bert see later ones"),
-    ("bloom", {}, "cannot train bloom: .* more than a summand of the residual stream"),
+    ("hrm_text", {}, "cannot train hrm_text: it mixes tokens outside attention and feed-forward"),
     ("llama", {"rope_parameters": DYNAMIC}, "rope_type=dynamic"),
     ("llama", {"layers": 3}, r"unknown key model\.config\.layers: a configuration of llama has no such key"),
     # what transformers raises
     ("cohere_compass_text", {}, "cohere_compass_text: .*KeyError: 'full_attention'"),
     ("gemma4_text", {}, "cannot derive the spec of gemma4_text: .*'head_dim' is a per-layer attribute"),
-    ("dots1", {}, "dots1.*NoneType"),
+    ("dots1", {"n_shared_experts": None}, "dots1.*NoneType"),
     ("mamba2", {}, "is not a configuration of mamba2: .*ValueError"),
 ]
 
@@ -154,6 +154,33 @@ def test_sequences_are_not_divided_beside_a_recurrence():
     with raises_about("strategy", "context_parallel") as caught:
         check(compose([*run, "train.seq_len=32", "model.config.vocab_size=272"]), 2)
     assert "'model.layers.*.linear_attn' of the model mixes the tokens of a whole row" in str(caught.value)
+
+
+def test_rows_are_whole_where_blocks_name_no_summand():
+    """BLOOM's parts add to the stream inside, so a rank of sequence parallelism would see its share of a row there."""
+    keys = json.dumps(keys_of("bloom")).replace('"', "")
+    run = ["model=transformers", f"+model.config={keys}", "strategy=[tensor_parallel]", "data.tokenizer=bytes"]
+    run += ["train.seq_len=32", "model.config.vocab_size=272"]
+    with raises_about("strategy.tensor_parallel.sequence_parallel", True, (False,)):
+        check(compose(run), 2)
+    check(compose([*run, "strategy.tensor_parallel.sequence_parallel=false"]), 2)
+
+
+@pytest.mark.parametrize("kind", ["roformer", "llama4_text"])
+def test_what_a_family_makes_of_a_part_of_a_row_is_refused(kind):
+    """Its positions, or its masks. Called so, as a rank of sequence parallelism is, torch fails, or masks are wrong."""
+    model = build(config=keys_of(kind))
+    model.whole_rows[0].tokens = 6
+    with pytest.raises(PlaitError, match=r"makes masks or positions of the 3 tokens of a rank's part .* a row has 6"):
+        model.whole_rows[0](torch.zeros(1, 3, 32))
+    assert not build(config=keys_of("llama")).whole_rows
+
+
+def test_a_user_is_told_what_a_family_s_own_attention_costs():
+    assert build(config=keys_of("llama")).said == []
+    (line,) = build(config=keys_of("bloom")).said
+    assert line.startswith("model: bloom computes attention by itself")
+    assert line.endswith("data.attention=document is refused: packed documents would see each other")
 
 
 def test_weights_without_a_tokenizer(tmp_path):

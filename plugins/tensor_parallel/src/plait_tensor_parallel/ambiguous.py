@@ -31,6 +31,8 @@ def refuse(axes: Mapping[str, Axes], spec: ModelSpec, working: Collection[str], 
         for fqn, its in own.items():
             if divided(its):
                 _refuse_alone(fqn, its, owner, matrices, spec)
+                if branch[owner] is None and len(its) > 1:
+                    _refuse_around(fqn, its, owner, owners)
                 continue
             if its in [_output(m) for m in matrices] and any(m[-1] not in SHARDED for m in matrices):
                 raise PlaitError(
@@ -58,6 +60,16 @@ def _refuse_alone(fqn: str, its: Axes, owner: str, matrices: list[Axes], spec: M
             f"{fqn!r} {_axes(its)} lies along an axis that {KEY} divides, without a matrix beside it, as the weight of "
             "a norm over that axis does, of which a rank would see only a part; normalise along dims that are not "
             "divided, or, if each of its elements acts on its own unit alone, name it in the spec's `elementwise`"
+        )
+
+
+def _refuse_around(fqn: str, its: Axes, owner: str, owners: Collection[str]) -> None:
+    """A module inside, such as a norm of what is looked up, would see zeros for the tokens of other ranks."""
+    inside = next((other for other in owners if owner and other.startswith(f"{owner}.")), None)
+    if inside is not None:
+        raise PlaitError(
+            f"{KEY} divides {fqn!r} {_axes(its)}, and {inside!r} inside its module has parameters too: a rank would "
+            "call it with its part alone; let the model call it behind that module, or name no axis that is divided"
         )
 
 

@@ -28,6 +28,13 @@ def check(options: "TensorParallel", run: Run) -> None:
             f"train.seq_len={length} is not divisible by {KEY}.degree={degree}, as {KEY}.sequence_parallel=true needs; "
             f"{length - length % degree} and {length - length % degree + degree} would fit"
         ).at("train.seq_len", length, fits=(length - length % degree, length - length % degree + degree))
+    outside = [p for p in (*run.spec.mixers, run.spec.attention) if p and run.spec.branch_of(p) is None]
+    flat = any("heads" in run.spec.names_of(fqn) for fqn in run.shapes if run.spec.branch_of(fqn) is None)
+    if options.sequence_parallel and outside and not flat:
+        raise PlaitError(
+            f"{outside[0]!r} of the model mixes tokens in no branch of its spec: with {KEY}.sequence_parallel=true a "
+            "rank would see its share of a row there; false gives each rank all tokens"
+        ).at(f"{KEY}.sequence_parallel", True, fits=(False,))
     if options.async_tp:
         compiling = run.config.compile
         if run.device_type != "cuda" or not compiling.enabled or compiling.backend != "inductor":

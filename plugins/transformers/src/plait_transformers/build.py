@@ -11,7 +11,7 @@ from plait_transformers.called import give_whole_rows, of_config
 from plait_transformers.counts import give_counts
 from plait_transformers.one_sentence import one_sentence
 from plait_transformers.parts import parts_of
-from plait_transformers.proof import facts_of
+from plait_transformers.proof import ModelFacts, facts_of
 from plait_transformers.source import beside, has_weights, read_config
 from plait_transformers.spec import how_found, spec_of
 
@@ -33,9 +33,12 @@ def decoder(path: str | None = None, weights: str = "files", config: dict[str, A
         model: Any = of_config(
             read, facts.how, mixers=facts.mixers if facts.how == NAME else (), lent=facts.lent, masked=facts.masked
         )
-        give_whole_rows(model, facts.blocks.removesuffix(".*"))
+        if facts.whole_rows:
+            give_whole_rows(model, facts.blocks.removesuffix(".*"))
         give_counts(model, facts.counted)
         mix_in(model, PlaitDecoder)
+    if facts.how != NAME:
+        said.append(own_attention(read.model_type, facts))
     model.why_no_documents = facts.why_no_documents
     model.source, model.kept, model.said = path, read.to_dict(), said
     if path is not None and weights == "files":
@@ -43,6 +46,13 @@ def decoder(path: str | None = None, weights: str = "files", config: dict[str, A
     if path is not None and (os.path.isfile(os.path.join(path, "tokenizer.json")) or has_weights(path)):
         model.tokenizer_from = os.path.abspath(path)  # if it has none, trained weights must not get bytes in silence
     return model
+
+
+def own_attention(kind: str, facts: ModelFacts) -> str:
+    """What a user loses where the family's own attention is used."""
+    lost = "context_parallel and fused attention are not available"
+    documents = f"; data.attention=document is refused: {facts.why_no_documents}" if facts.why_no_documents else ""
+    return f"model: {kind} computes attention by itself, as Plait's differs from it: {lost}{documents}"
 
 
 class PlaitDecoder:

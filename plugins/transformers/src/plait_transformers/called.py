@@ -80,28 +80,27 @@ def in_rows(head: Any, args: Any) -> Any:
 
 
 class WholeRows:
-    """Mixed into a block of a family that makes masks of the stream that it sees."""
+    """Mixed into a block of a family that makes masks or positions of the stream that it sees."""
 
     tokens = 0  # in a row of this forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if args[0].shape[1] != self.tokens:
             raise PlaitError(
-                f"this family makes its masks of the {args[0].shape[1]} tokens of a rank's part of the stream, and a "
-                f"row has {self.tokens}: it cannot be used with a strategy that divides tokens between branches, such "
-                "as sequence parallelism beside tensor parallelism"
+                f"this family makes masks or positions of the {args[0].shape[1]} tokens of a rank's part of the "
+                f"stream, and a row has {self.tokens}: it cannot be used with a strategy that divides tokens between "
+                "branches, such as tensor parallelism with sequence_parallel=true"
             )
         plain: Any = super()
         return plain.forward(*args, **kwargs)
 
 
 def give_whole_rows(model: Any, blocks: str) -> None:
-    """Let the blocks of the list `blocks` refuse a part of a row, if the family makes masks itself."""
-    if model.documents is None:
-        layers: Any = model.get_submodule(blocks)
-        for block in layers:
-            mix_in(block, WholeRows)
-        object.__setattr__(model, "whole_rows", tuple(layers))
+    """Let the blocks of the list `blocks` refuse a part of a row."""
+    layers: Any = model.get_submodule(blocks)
+    for block in layers:
+        mix_in(block, WholeRows)
+    object.__setattr__(model, "whole_rows", tuple(layers))
 
 
 class Called:

@@ -1,5 +1,6 @@
 """The experiments on a small copy of a model: each says one thing that a spec may say, or refuses the family."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,10 +92,11 @@ def _with_other(tokens: Tensor, place: int) -> Tensor:
     return other
 
 
-def check_apart(kind: str, model: nn.Module, tokens: Tensor, branches: list[nn.Module]) -> None:
-    """With branches that return what they get, a token's logits depend on that token alone.
+def are_summands(kind: str, model: nn.Module, tokens: Tensor, branches: list[nn.Module]) -> bool:
+    """Whether what the branches return takes part in the stream alone.
 
-    Raises PlaitError also for a branch that gets the stream twice, such as once to add it to its result.
+    With branches that return what they get, a token's logits depend on that token alone; PlaitError if on others too.
+    False for a branch that gets the stream twice, such as once to add it to its result.
     """
     streams = list[int]()  # that a branch gets
 
@@ -110,13 +112,43 @@ def check_apart(kind: str, model: nn.Module, tokens: Tensor, branches: list[nn.M
     for hook in hooks:
         hook.remove()
     if max(streams, default=0) > 1 or float(change[0, 3]) == 0:
-        raise PlaitError(
-            f"model=transformers cannot train {kind}: what its attention or feed-forward returns is more than a "
-            "summand of the residual stream"
-        )
+        return False
     change[0, 3] = 0
     if float(change.max()) > 0:
         raise PlaitError(f"model=transformers cannot train {kind}: it mixes tokens outside attention and feed-forward")
+    return True
+
+
+def needs_whole_rows(model: nn.Module, watch: Watch, blocks: str) -> bool:
+    """Whether the family makes what it gives to blocks, such as positions, of the tokens of the stream that it sees:
+    with half of each looked-up row, as a rank of sequence parallelism has it, a block gets less."""
+    layers: Any = model.get_submodule(blocks)
+    usual, (tokens, *_), seen = watch.calls[f"{blocks}.0"], watch.tokens, list[Any]()
+    outside = [m for fqn, m in model.named_modules() if isinstance(m, nn.Embedding) and not fqn.startswith(blocks)]
+
+    def half(module: nn.Module, args: Any, result: Tensor) -> Tensor:
+        return result.narrow(-2, 0, result.shape[-2] // 2)
+
+    def stop(module: nn.Module, args: Any, kwargs: Any) -> None:
+        seen.extend(_tensors((args, kwargs)))
+        raise InterruptedError
+
+    hooks = [table.register_forward_hook(half) for table in outside]
+    hooks.append(layers[0].register_forward_pre_hook(stop, with_kwargs=True))
+    with contextlib.suppress(Exception):  # without `seen`, the first forward says what is wrong
+        model(tokens)
+    for hook in hooks:
+        hook.remove()
+    before = [tuple(x.shape) for x in _tensors((usual.args, usual.kwargs))]
+    after = [tuple(x.shape) for x in seen]
+    return len(after) == len(before) and after[1:] != before[1:]
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    for each in values.values() if isinstance(values, dict) else values if isinstance(values, tuple | list) else ():
+        yield from _tensors(each)
 
 
 def can_be_cut(model: nn.Module, watch: Watch, blocks: str, logits: Tensor) -> bool:

@@ -46,6 +46,9 @@ def recorded(model: Any) -> dict[str, Fill]:
     with torch.no_grad(), recorder, torch.device("cpu"):
         for module in reversed(list(model.modules())):  # as transformers does: a parent after its children
             model._init_weights(module)
+    for fqn in [fqn for fqn in named if fqn not in recorder.fills]:
+        if (constant := _of_constructor(model, fqn)) is not None:
+            recorder.fills[fqn] = constant
     missing = [fqn for fqn in named if fqn not in recorder.fills]
     if missing:
         kind = model.config.model_type
@@ -54,6 +57,28 @@ def recorded(model: Any) -> dict[str, Fill]:
             "can be repeated row by row"
         )
     return recorder.fills
+
+
+def _of_constructor(model: Any, fqn: str) -> Fill | None:
+    """What the constructor of a module without arguments, such as an activation with a slope, gave to `fqn`; None if
+    the module has got other numbers, or values that are drawn."""
+    owner, _, name = fqn.rpartition(".")
+    module = model.get_submodule(owner)
+    try:
+        with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+            made, again = type(module)(), type(module)()
+    except TypeError:  # it needs arguments
+        return None
+    value, other = getattr(made, name, None), getattr(again, name, None)
+    if _numbers(made) != _numbers(module) or not isinstance(value, Tensor) or not isinstance(other, Tensor):
+        return None
+    if value.shape != getattr(module, name).shape or not torch.equal(value, other):
+        return None
+    return Computed(value.detach().clone())
+
+
+def _numbers(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if type(value) in (int, float) and name != "training"}
 
 
 def _normal(tensor: Any, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Fill | None:

@@ -25,11 +25,12 @@ from plait_transformers.counts import Counts
 from plait_transformers.experiments import (
     BOUND,
     apart,
+    are_summands,
     can_be_cut,
-    check_apart,
     check_causal,
     check_training,
     mixes,
+    needs_whole_rows,
     not_called,
 )
 from plait_transformers.init import recorded
@@ -47,6 +48,7 @@ class ModelFacts:
 
     how:       the name of the attention function, in transformers' registry, with which it is built.
     masked:    the family's own function gets masks from Plait.
+    whole_rows: blocks get what the family makes of the tokens that it sees of a row, such as its own masks.
     why_no_documents: why packed documents would see each other; empty, if they do not.
     blocks:    the blocks. branches: modules that read the stream and return a summand of it.
     mixers:    modules that mix tokens in a way of their own. lent: those that are not called themselves: modules around
@@ -76,6 +78,7 @@ class ModelFacts:
     first: tuple[str, ...]
     last: tuple[str, ...]
     head: str | None
+    whole_rows: bool = False
 
     def pattern(self, fqn: str) -> str:
         """The pattern of `fqn`: the number of its block as `*`."""
@@ -102,12 +105,17 @@ def _facts(cls: Any, said: str) -> ModelFacts:
         small = shrunken(config)
         own = _built(small, OWN, plain=True)
         first: Exception | None = None
+        found: list[ModelFacts] = []
         for how, masked in ((NAME, False), (OWN, True), (OWN, False)):
             try:
-                return _tried(kind, small, own, how, masked)
+                found.append(_tried(kind, small, own, how, masked))
             except Exception as error:
                 error.__cause__ = error.__cause__ or first
                 first = error
+            if found and (how == NAME or not found[-1].why_no_documents):
+                return found[-1]  # else masks of the family's may keep documents apart, where those of Plait do not
+        if found:
+            return found[0]
         assert first is not None
         raise first
 
@@ -151,14 +159,23 @@ def _tried(kind: str, config: Any, own: nn.Module, how: str, masked: bool) -> Mo
     watch.tokens = (tokens,)
     check_training(kind, model, tokens, logits)
     blocks = _blocks(model)
-    branches = list(_branches(model, blocks, watch))
-    check_apart(kind, model, tokens, [model.get_submodule(b) for b in branches])
-    watch.mixing = [b for b in branches if mixes(model, b, watch)]
+    branches = [b for b in _branches(model, blocks, watch) if any(_in(called, b) for called in watch.calls)]
+    if not are_summands(kind, model, tokens, [model.get_submodule(b) for b in branches]):
+        branches = []
+    layers: Any = model.get_submodule(blocks)
+    parts = branches or [f"{blocks}.{number}" for number in range(len(layers))]
+    watch.mixing = [b for b in parts if (how == OWN and not branches) or mixes(model, b, watch)]
     mixers = tuple(dict.fromkeys(in_blocks(blocks, b) for b in watch.mixing))
-    lent = tuple(dict.fromkeys(in_blocks(blocks, fqn) for fqn in not_called(model, watch, branches)))
+    lent = tuple(dict.fromkeys(in_blocks(blocks, fqn) for fqn in not_called(model, watch, parts)))
     facts = _derived(model, watch, blocks, branches, logits)
     why = _why_no_documents(config, model, how, mixers, tokens)
+    rows = model.documents is None or needs_whole_rows(model, watch, blocks)
+    facts = attrs.evolve(facts, whole_rows=rows)
     return attrs.evolve(facts, how=how, masked=masked, mixers=mixers, lent=lent, why_no_documents=why)
+
+
+def _in(fqn: str, module: str) -> bool:
+    return fqn == module or fqn.startswith(f"{module}.")
 
 
 def _why_no_documents(config: Any, model: nn.Module, how: str, mixers: tuple[str, ...], tokens: Tensor) -> str:
@@ -270,7 +287,8 @@ def _others(model: Any, facts: ModelFacts, roles: dict) -> dict[str, tuple[Axis,
     """Parameters that are in no branch."""
     hidden = model.config.hidden_size
     tables = [m for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m is not None]
-    vocab = {id(p) for module in tables for p in module.parameters()}
+    tables = [m for m in tables if not any(True for child in m.children() for _ in child.parameters())]
+    vocab = {id(p) for module in tables for p in module.parameters(recurse=False)}
     found: dict[str, tuple[Axis, ...]] = {}
     for fqn, param in model.named_parameters():
         pattern = facts.pattern(fqn)
@@ -293,6 +311,7 @@ def _ends(model: nn.Module, watch: Watch, blocks: str) -> tuple[tuple[str, ...],
         for fqn, module in model.named_modules()
         if not fqn.startswith(inside) and any(True for _ in module.parameters(recurse=False))
     ]
+    own = [fqn for fqn in own if not any(fqn.startswith(f"{other}.") for other in own)]
     places = [watch.places.get(fqn, []) for fqn in own]
     if any(len(each) != 1 for each in places) or not watch.block_places:
         return (), ()

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 VOCAB, HEADS, EXPERTS, WINDOW = 64, 4, 4, 5
+VISITED = ("num_experts_per_tok", "moe_topk")  # keys for the number of experts that a token visits
 # What acts only on inputs longer than it: shortened, so that the few tokens of an experiment see it act.
 REACH = re.compile(r"(window|chunk|block)_size|local_attention|(sliding|attention)_window|floor_scale|index_topk")
 
@@ -20,15 +21,16 @@ def shrunken(config: Any) -> Any:
     wanted: dict[str, Any] = {
         "num_hidden_layers": kept,
         "vocab_size": VOCAB,
-        "num_attention_heads": HEADS,
+        "decoder_layers": kept,
+        **dict.fromkeys(("num_attention_heads", "decoder_attention_heads", "linear_num_heads"), HEADS),
         "num_key_value_heads": HEADS if groups == heads else 1 if groups == 1 else HEADS // 2,
         "hidden_size": width * (HEADS if config.hidden_size == heads * width else HEADS + 2),
         "intermediate_size": 96,
-        "ffn_dim": 96,
+        **dict.fromkeys(("ffn_dim", "decoder_ffn_dim"), 96),
         "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 32,
         **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), EXPERTS),
-        **dict.fromkeys(("num_experts_per_tok", "moe_topk"), 2),
+        **dict.fromkeys(VISITED, 2),
         **dict.fromkeys(("n_group", "topk_group"), 1),
         "pad_token_id": 1,
         "bos_token_id": 2,
@@ -43,10 +45,12 @@ def shrunken(config: Any) -> Any:
     for name, value in wanted.items():
         own = alias.get(name, name)
         if said.get(own) is not None:
-            changed[own] = value
+            changed[own] = 1 if name in VISITED and said[own] == 1 else value
     for name, value in said.items():
         if type(value) is int and value > WINDOW and REACH.search(name):
             changed[name] = WINDOW
+        if isinstance(value, dict) and {"num_heads", "head_dim"} <= {*value}:  # of a recurrence
+            changed[name] = {**value, "num_heads": HEADS, "head_dim": min(value["head_dim"], 16)}
         if isinstance(value, dict) and "llama_4_scaling_beta" in value:
             changed[name] = {**value, "original_max_position_embeddings": WINDOW}
         if isinstance(value, list | tuple) and len(value) == layers and layers > 1:

@@ -48,7 +48,8 @@ def read_config(path: str | None, given: Mapping[str, Any], say: Callable[[str],
         raise PlaitError(f"unknown key model.config.{unknown[0]}: a configuration of {kind} has no such key").at(
             f"model.config.{unknown[0]}", given[unknown[0]]
         )
-    parts = set(getattr(config, "sub_configs", {})) - {"text_config"}
+    models = {name for name, of in getattr(config, "sub_configs", {}).items() if getattr(of, "model_type", None) != ""}
+    parts = models - {"text_config"}
     if config.is_encoder_decoder or parts or class_of(config) is None:
         raise PlaitError(
             f"{where} has model_type={kind}, which is not a decoder or an encoder of text alone; model=transformers "

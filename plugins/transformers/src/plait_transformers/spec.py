@@ -7,9 +7,8 @@ from plait.ops import Flops
 from plait_transformers.attention import Inner
 from plait_transformers.init import patterns, recorded
 from plait_transformers.proof import ModelFacts, facts_of
+from plait_transformers.shrink import VISITED
 from plait_transformers.supposed import Axis, name_of
-
-VISITED = ("num_experts_per_tok", "moe_topk")  # keys for the number of experts that a token visits
 
 
 def spec_of(model: Any) -> ModelSpec:
