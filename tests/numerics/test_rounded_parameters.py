@@ -4,23 +4,17 @@ The gradients of two ranks are bitwise equal under fsdp2 and simplefsdp, and und
 the sum over ranks, the latter before it too. Nothing is clipped: each layout sums the norm in another order.
 """
 
-import signal
-import sys
+from typing import Any
 
-import cloudpickle
 import pytest
 
-from plait.host import check, compose
-from plait_testing import whole_run
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
+from tests.helpers.in_parts import in_parts
 
 GIVEN = (
     *("precision.storage=bfloat16", "precision.rounding=stochastic", "precision.optimizer=bfloat16"),
     *("train.local_batch_size=4", "train.max_norm=1e9", "schedule.decay_steps=3"),
-    *("validation.interval=0", "model.vocab_size=258"),
 )
-LAYOUTS = {
+LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "shards": {"fsdp2": {}},
     "one graph of shards": {"simplefsdp": {}},
     "copies": {"ddp": {}},
@@ -31,27 +25,10 @@ HOW = ("stochastic", "nearest")
 MOVES = [("shards", "one graph of shards"), ("copies", "divided states"), ("divided gradients", "copies")]
 
 
-def run(config, folder, until):
-    """The losses of a run that is asked to stop after step `until`."""
-    from plait.records.run_folder import RunFolder
-    from plait.train.trainer import Trainer
-
-    watched = whole_run.Rows(lambda step: trainer.ask_to_stop(signal.SIGTERM) if step == until else None)
-    trainer = Trainer(config, RunFolder(folder), lambda text: None, [watched])
-    trainer.restore()
-    trainer.fit()
-    return [row["loss"] for row in watched.rows]
-
-
 def losses(ranks, folder, name, parts, *more):
     """Of a run in parts: each (the layout, its last step)."""
-    (folder / name).mkdir()
-    (folder / name / "versions.json").write_text("{}")
-    found = []
-    for layout, until in parts:
-        given = whole_run.overrides(LAYOUTS[layout], folder, 2, *GIVEN, f"run.name={name}", *more)
-        found += ranks.run(run, check(compose(given), 2).config, folder / name, until, world=2)[0]
-    return found
+    rows, _ = in_parts(ranks, folder, name, [(LAYOUTS[layout], 2, until) for layout, until in parts], *GIVEN, *more)
+    return [row["loss"] for row in rows]
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """`train.ramp`: batches and rows that grow within a run, counted in samples, so exact in every layout and resume."""
 
 import math
-import signal
 import sys
 
 import cloudpickle
@@ -14,7 +13,7 @@ from plait.contract.errors import PlaitError
 from plait.data.ramp import Ramp, cut
 from plait.host import check, compose
 from plait_testing import whole_run
-from plait_testing.trial import held
+from tests.helpers.in_parts import in_parts
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
 
@@ -50,29 +49,8 @@ def test_a_cut_batch_has_the_same_tokens_in_order():
     assert batch.sources.tolist() == [0, 0, 1, 1, 0, 0]
 
 
-def run(config, folder, until):
-    """(rows, parameters of this rank at the end) of a run that is asked to stop after step `until`."""
-    from plait.records.run_folder import RunFolder
-    from plait.train.trainer import Trainer
-
-    watched = whole_run.Rows(lambda step: trainer.ask_to_stop(signal.SIGTERM) if step == until else None)
-    trainer = Trainer(config, RunFolder(folder), lambda text: None, [watched])
-    trainer.restore()
-    trainer.fit()
-    return watched.rows, held(trainer.applied)
-
-
 def runs(ranks, folder, name, parts, *more):
-    """(rows, parameters of the first rank at the end) of a run in parts: each (strategies, world, last step)."""
-    (folder / name).mkdir()
-    (folder / name / "versions.json").write_text("{}")
-    given = ["model.vocab_size=258", "validation.interval=0", f"run.name={name}", ON_COMMAND, *STABLE, *more]
-    rows = []
-    for strategies, world, until in parts:
-        config = check(compose(whole_run.overrides(strategies, folder, world, *given)), world).config
-        (found, end), *_ = ranks.run(run, config, folder / name, until, world=world)
-        rows += found
-    return rows, end
+    return in_parts(ranks, folder, name, parts, ON_COMMAND, *STABLE, *more)
 
 
 @pytest.mark.timeout(120)

@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 from plait.contract.errors import PlaitError
-from plait.host import check, compose
+from plait.host import compose
 from plait.testing import Trial
 from plait.train import skip as module
 from plait.train.skip import ENOUGH, MOST, WINDOW, Skips
-from plait_testing import whole_run
 from plait_testing.trial import held, share
+from tests.helpers.in_parts import in_parts, part
 from tests.helpers.layouts import LAYOUTS, in_one_process
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import a test
@@ -131,26 +131,17 @@ def test_in_every_layout(plait_ranks, layout):
     assert any(not torch.allclose(kept[fqn], value, rtol=1e-6) for fqn, value in skipping.items()), "it shows"
 
 
-def run(config, folder, until=None):
-    """The rows of a run whose 8th step has no finite gradient, and whose 9th spikes; with its last weights.
+def run(config, folder, until):
+    """A part of a run whose 8th step has no finite gradient, and whose 9th spikes."""
 
-    until: step after which it is asked to stop.
-    """
-    import signal
+    def spoil(trainer):
+        trainer.watch.all += [Spoils(8, math.nan, trainer.applied, 0), Spoils(9, 100.0, trainer.applied)]
 
-    from plait.records.run_folder import RunFolder
-    from plait.train.trainer import Trainer
-
-    watched = whole_run.Rows(lambda step: trainer.ask_to_stop(signal.SIGTERM) if step == until else None)
-    trainer = Trainer(config, RunFolder(folder), lambda text: None, [watched])
-    trainer.watch.all += [Spoils(8, math.nan, trainer.applied, 0), Spoils(9, 100.0, trainer.applied)]
     module.ENOUGH = 6
     try:
-        trainer.restore()
-        trainer.fit()
+        return part(config, folder, until, spoil)
     finally:
         module.ENOUGH = ENOUGH
-    return watched.rows, held(trainer.applied)
 
 
 @pytest.mark.timeout(120)
@@ -159,23 +150,9 @@ def test_a_resumed_run_skips_and_rounds_as_it_would_have(plait_ranks, tmp_path, 
     """The 9th step is a spike by norms of steps before the stop, after the 5th."""
     ends = []
     for name, stops in (("whole", [None]), ("resumed", [5, None])):
-        folder = tmp_path / name
-        folder.mkdir()
-        more = [
-            "train.skip=5",
-            f"precision.optimizer={states}",
-            "model.vocab_size=257",
-            "validation.interval=0",
-            f"run.name={name}",
-        ]
-        config = compose(whole_run.overrides({"fsdp2": {}}, tmp_path, 2, *more))
-        config = check(config, 2).config
-        (folder / "versions.json").write_text("{}")
-        rows = []
-        for until in stops:
-            (found, end), _ = plait_ranks.run(run, config, folder, until, world=2)
-            rows += found
-        ends.append((rows, end))
+        parts = [({"fsdp2": {}}, 2, until) for until in stops]
+        more = ("train.skip=5", f"precision.optimizer={states}")
+        ends.append(in_parts(plait_ranks, tmp_path, name, parts, *more, run=run))
     (whole, end), (resumed, other) = ends
     assert [row["skipped"] for row in whole] == [row["step"] in (8, 9) for row in whole]
     assert [math.isnan(row["grad_norm"]) for row in whole] == [row["step"] == 8 for row in whole]
@@ -195,13 +172,7 @@ def test_a_run_goes_on_skipping_in_another_layout(plait_ranks, tmp_path, saved, 
     found = []
     wide = [f"precision.{key}=float64" for key in ("storage", "param", "reduce")]
     for name, parts in (("one", [({}, 1, None)]), ("other", [({saved: {}}, 2, 5), ({resumed: {}}, 2, None)])):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "versions.json").write_text("{}")
-        more = ["train.skip=5", "model.vocab_size=258", "validation.interval=0", f"run.name={name}", *wide]
-        rows = []
-        for strategies, world, until in parts:
-            config = check(compose(whole_run.overrides(strategies, tmp_path, world, *more)), world).config
-            rows += plait_ranks.run(run, config, tmp_path / name, until, world=world)[0][0]
+        rows, _ = in_parts(plait_ranks, tmp_path, name, parts, "train.skip=5", *wide, run=run)
         found.append(rows)
     one, other = found
     assert (

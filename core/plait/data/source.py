@@ -24,8 +24,9 @@ class Source(ABC):
         one of so many data ranks; of each part a checkpoint keeps `Batches.state_dict`.
     hides: whether labels are tokens that were hidden, each at its own place, for models whose tokens see both sides.
         False: a label is the token that follows.
-    attention: "document" if tokens see none but their document, so that batches have positions; "across", or absent:
-        they see all before them. A plan counts what that costs.
+
+    A source whose batches have positions, because tokens see none but their document, says so by an attribute
+    `attention = "document"`; a plan counts what that costs.
 
     Every method raises PlaitError that names the key.
     """

@@ -138,7 +138,7 @@ def _refused_by_dims(build: "Build", groups: list[ParamGroup]) -> str:
     def taken(dims: int) -> bool:
         try:
             build([part_of(group, own) for group in groups if (own := _of_dims(group, dims))])
-        except Exception:
+        except Exception:  # whatever the class raises for parameters that it does not take
             return False
         return True
 

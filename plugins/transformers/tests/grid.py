@@ -148,6 +148,8 @@ def told(page: Path) -> dict[str, dict[str, str]]:
         return {}
     inside = page.read_text().partition(BEGIN)[2].partition(END)[0]
     lines = [line for line in inside.splitlines() if line.startswith("| ")]
+    if not lines:
+        return {}
     (_, *names), *found = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines)
     return {kind: dict(zip(names, cells, strict=True)) for kinds, *cells in found for kind in kinds.split(", ")}
 

@@ -61,5 +61,5 @@ def test_the_grid_of_a_few_families(tmp_path):
     assert done.returncode == 0, done.stderr
     text = page.read_text()
     assert "| phi3 | exact | exact | exact | exact; attention, feed-forward, vocabulary divided | no experts |" in text
-    assert "| opt | exact | exact | exact | refused | no experts |" in text
+    assert "| opt | exact | exact | exact | exact; vocabulary divided | no experts |" in text
     assert "- hrm_text: model=transformers cannot train FAMILY: it mixes tokens outside" in text

@@ -146,9 +146,8 @@ def train(
         norms.append(norm)
     gradients, last = seen.of_step.get(0, {}), seen.of_step.get(trial.steps - 1, {}) if trial.last else {}
     buffers = of_all_stages(applied, {canonical(n): full(b) for part in applied.parts for n, b in part.named_buffers()})
-    before = seen.before if trial.last else {}
     return TrialResult(
-        initial, gradients, losses, norms, held(applied), placements, buffers, last, before, seen.trained()
+        initial, gradients, losses, norms, held(applied), placements, buffers, last, seen.before, seen.trained()
     )
 
 
