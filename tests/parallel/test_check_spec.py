@@ -45,6 +45,17 @@ def test_elementwise_parameters_have_one_dim(model):
     assert check_spec(model, attrs.evolve(model.spec(), elementwise=("layers.*.ffn_norm.weight",))) is None
 
 
+def test_biases_are_parameters(model):
+    says = "in `biases`, but no parameter matches that pattern"
+    assert refused(model, biases=("layers.*.ffn_norm",)) == f"'layers.*.ffn_norm' {says}"
+    assert check_spec(model, attrs.evolve(model.spec(), biases=("layers.*.ffn_norm.weight",))) is None
+
+
+def test_what_writes_for_a_branch_is_one_too(model):
+    says = "says in `writers` that 'layers.*.w2' writes the result of 'layers.*.attention': both must be patterns in"
+    assert says in refused(model, writers={"layers.*.attention": "layers.*.w2"})
+
+
 def test_within_a_block_or_around_blocks(model):
     assert refused(model, after=("layers.11.ffn_norm",)) == (
         "'layers.11.ffn_norm' in `after`, but it is in the block 'layers.11'"

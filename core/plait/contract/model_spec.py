@@ -1,7 +1,7 @@
 """What a model says about itself, so that strategies need not know it by name."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -9,10 +9,6 @@ import attrs
 
 from plait.contract.errors import PlaitError
 from plait.contract.packed import Axis, Packed
-
-
-def _names(patterns: Iterable[str]) -> tuple[str, ...]:
-    return tuple(patterns)
 
 
 @attrs.frozen
@@ -28,6 +24,8 @@ class ModelSpec:
     blocks:    patterns of the repeated unit: sharded, compiled and recomputed as one, and divided into stages.
     sizes:     logical axis -> number of its units, if that is not the number of rows (`{"heads": 32}`).
     branches:  patterns of the modules that read the residual stream and return what is added to it.
+    writers:   pattern of a branch -> that of another one which writes its result to the stream, with the same names for
+               `*`: the first then reads the stream and returns no summand, and a norm of the sum may follow the other.
     attention: pattern of attention's inner function, a module `forward(q, k, v, positions)`: of (B, heads, T, width)
                each, the mean of values weighted by the softmax of the scaled products of queries and keys; a token sees
                those up to itself, of its own document if there are positions. Anything else is a keyword of the call:
@@ -47,6 +45,8 @@ class ModelSpec:
                whose gradient is not used: if rows are divided, the core completes it.
     elementwise: patterns of 1-D parameters each of whose elements acts on its own unit alone, such as a sink per head
                or a slope per element of a feed-forward: a part of them is right beside a part of the units.
+    biases:    patterns of parameters that are added once to a sum over a divided axis, as the bias of a matrix that is
+               stored transposed. Beside a matrix with rows for what comes out, as nn.Linear's, none needs a name.
     across:    pattern of a module inside a branch -> the logical axis along the last dim of what it gets and returns,
                of which it combines all units, as a norm over all heads does: if ranks have a share, it must get all.
     head:      FQN of the Linear whose result the model returns, unchanged, as its logits; `loss.chunks` needs it.
@@ -59,22 +59,24 @@ class ModelSpec:
     """
 
     axes: Mapping[str, tuple[Axis, ...]]
-    blocks: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    blocks: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
     sizes: Mapping[str, int] = attrs.field(factory=dict)
-    branches: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    branches: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
+    writers: Mapping[str, str] = attrs.field(factory=dict)
     attention: str | None = None
-    mixers: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    mixers: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
     documents: str | None = None
     causal: bool = True
     init: Mapping[str, Callable[[Any, Any], Any]] = attrs.field(factory=dict)
     flops: Callable[[int], int] | None = None
-    routers: tuple[str, ...] = attrs.field(default=(), converter=_names)
-    row_means: tuple[str, ...] = attrs.field(default=(), converter=_names)
-    elementwise: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    routers: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
+    row_means: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
+    elementwise: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
+    biases: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
     across: Mapping[str, str] = attrs.field(factory=dict)
     head: str | None = None
-    before: tuple[str, ...] = attrs.field(default=(), converter=_names)
-    after: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    before: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
+    after: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
 
     def axes_of(self, fqn: str) -> tuple[Axis, ...]:
         """The logical axes of parameter `fqn`. Raises PlaitError if no pattern names it."""

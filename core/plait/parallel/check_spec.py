@@ -39,6 +39,15 @@ def check_spec(model: nn.Module, spec: ModelSpec) -> None:
         for pattern in (patterns,) if isinstance(patterns := getattr(spec, field) or (), str) else patterns:
             if not named(model, (pattern,)):
                 raise PlaitError(f"the model's spec names {pattern!r} in `{field}`, but no module matches that pattern")
+    for reader, writer in spec.writers.items():
+        if not {reader, writer} <= {*spec.branches}:
+            raise PlaitError(
+                f"the model's spec says in `writers` that {writer!r} writes the result of {reader!r}: both must be "
+                f"patterns in `branches`, which has {list(spec.branches)}"
+            )
+    for pattern in spec.biases:
+        if not any(matches(pattern, fqn) for fqn, _ in model.named_parameters()):
+            raise PlaitError(f"the model's spec names {pattern!r} in `biases`, but no parameter matches that pattern")
     for pattern in spec.elementwise:
         dims = {param.dim() for fqn, param in model.named_parameters() if matches(pattern, fqn)}
         if dims != {1}:

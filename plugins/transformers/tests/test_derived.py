@@ -7,7 +7,7 @@ from families import keys_of
 
 from plait import Packed, UnequalParts
 from plait.testing import raises_about
-from plait_transformers import attention, branch, proof, supposed
+from plait_transformers import attention, branch, derived, proof, supposed
 from plait_transformers.build import decoder
 from plait_transformers.proof import facts_of
 from plait_transformers.watch import watching
@@ -65,8 +65,9 @@ def test_any_size_is_described_on_meta():
     ("kind", "part", "why"),
     [
         ("codegen", "transformer.h.*.attn", "half of it fails"),
-        ("gpt_oss", "model.layers.*.mlp", "not those of attention or of a feed-forward"),
-        ("opt", "model.decoder.layers.*.self_attn", "do not add up"),
+        ("trocr", "model.decoder.layers.*.self_attn", "half of it fails"),
+        ("jetmoe", "model.layers.*.mlp", "not those of attention or of a feed-forward"),
+        ("axk1", "model.layers.*.mlp", "do not add up"),
     ],
 )
 def test_what_does_not_divide_stays_whole(kind, part, why):
@@ -121,6 +122,35 @@ def test_matrices_with_parts_and_behind_low_ranks_are_divided(kind, part):
     found = {name.partition(f".{part}.")[2]: axes for name, axes in spec.axes.items() if f".{part}." in name}
     assert found == FUSED[kind, part]
     assert spec.sizes.get("heads", 4) == 4
+
+
+HALVES = {  # family -> what reads the stream -> the matrix that writes to it
+    "bert": {"attention.self": "attention.output.dense", "intermediate.dense": "output.dense"},
+    "bart": {"fc1": "fc2"},
+    "ctrl": {"ffn.0": "ffn.2"},  # and its attention, whose matrices no module holds without the last
+}
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_what_writes_to_the_stream_may_be_another_module(kind):
+    spec = built(kind).spec()
+    block = spec.blocks[0]
+    assert spec.writers == {f"{block}.{reader}": f"{block}.{writer}" for reader, writer in HALVES[kind].items()}
+    assert {*spec.writers, *spec.writers.values()} <= {*spec.branches}
+    for reader, writer in HALVES[kind].items():
+        axis = "heads" if "attention" in reader else "ffn"
+        assert spec.axes_of(f"{block}.{writer}.weight".replace("*", "1")) == ("embed", axis)
+        assert any(axes == (axis, "embed") for n, axes in spec.axes.items() if n.startswith(f"{block}.{reader}"))
+    assert "heads" in {axis for axes in spec.axes.values() for axis in axes}
+
+
+def test_the_biases_of_transposed_matrices_are_told_to_strategies():
+    spec = built("gpt2").spec()
+    assert spec.biases == ("transformer.h.*.attn.c_proj.bias", "transformer.h.*.mlp.c_proj.bias")
+    assert spec.axes_of("transformer.h.1.attn.c_attn.weight") == ("embed", Packed("heads", 3))
+    assert spec.axes_of("transformer.h.1.mlp.c_proj.weight") == ("ffn", "embed")
+    assert built("gpt_oss").spec().biases == ("model.layers.*.mlp.experts.down_proj_bias",)
+    assert built("bert").spec().biases == ()
 
 
 def test_norms_over_all_heads_and_sinks_are_told_to_strategies():
@@ -256,7 +286,7 @@ def test_layers_that_differ_are_not_divided(monkeypatch):
         other = {n: (None, *axes[1:]) for n, axes in way.axes.items() if n.endswith("1.mlp.up_proj.weight")}
         return attrs.evolve(roles, division=attrs.evolve(way, axes={**way.axes, **other}))
 
-    monkeypatch.setattr(proof, "divided", otherwise)
+    monkeypatch.setattr(derived, "divided", otherwise)
     spec = built("llama").spec()
     divided = {fqn.split(".")[3] for fqn, axes in spec.axes.items() if {"ffn", "heads"} & {*axes}}
     assert divided == {"self_attn"}
@@ -281,7 +311,7 @@ def test_a_module_that_is_called_before_and_after_the_blocks_is_at_no_end(again,
     model = Twice(again)
     with watching(model) as watch:
         model(torch.tensor([0, 1]))
-    assert proof._ends(model, watch, "layers") == ends
+    assert derived._ends(model, watch, "layers") == ends
 
 
 def test_inspect_shows_how_each_branch_was_found():

@@ -84,11 +84,9 @@ def rows(name):
 def test_what_is_derived(kind):
     spec = built(kind).spec()
     assert not spec.causal
-    whole = "bert.encoder.layer.*.attention", "bert.encoder.layer.*.attention.self.inner"
-    divided = "model.layers.*.attn", "model.layers.*.attn.inner"
-    branch, inner = whole if kind == "bert" else divided
-    assert (spec.branches[0], spec.attention) == (branch, inner)
-    assert spec.sizes == ({} if kind == "bert" else {"heads": 4})
+    branch = "bert.encoder.layer.*.attention.self" if kind == "bert" else "model.layers.*.attn"
+    assert (spec.branches[0], spec.attention) == (branch, f"{branch}.inner")
+    assert spec.sizes == {"heads": 4}
     assert spec.documents == "documents"
 
 

@@ -8,10 +8,8 @@ elements of a divided axis otherwise, such as a norm, would see only a part of t
 
 from collections.abc import Collection, Mapping
 
-from plait import ModelSpec, PlaitError, Run, UnequalParts
-from plait_tensor_parallel.degrees import KEY, SHARDED
-
-Axes = tuple[str | None, ...]
+from plait import ModelSpec, PlaitError, Run, matches
+from plait_tensor_parallel.degrees import KEY, SHARDED, Axes, names_of
 
 
 def refuse(axes: Mapping[str, Axes], spec: ModelSpec, working: Collection[str], sequence_parallel: bool) -> None:
@@ -34,10 +32,12 @@ def refuse(axes: Mapping[str, Axes], spec: ModelSpec, working: Collection[str], 
                 if branch[owner] is None and len(its) > 1:
                     _refuse_around(fqn, its, owner, owners)
                 continue
-            if its in [_output(m) for m in matrices] and any(m[-1] not in SHARDED for m in matrices):
+            unclear = its in [_output(m) for m in matrices] and any(m[-1] not in SHARDED for m in matrices)
+            if unclear and not _is_named(fqn, spec):
                 raise PlaitError(
                     f"{KEY} cannot tell whether {fqn!r} {_axes(its)} is the bias of a matrix beside it; give each "
-                    "matrix and its bias a module of their own, with rows for what comes out, as nn.Linear has them"
+                    "matrix and its bias a module of their own, with rows for what comes out, as nn.Linear has them, "
+                    "or name it in the spec's `biases` if it is added to what ranks sum"
                 )
             if is_second(its, own.values()):
                 continue
@@ -89,9 +89,14 @@ def _refuse_outside(
         ).at(f"{KEY}.sequence_parallel", False, fits=(True,))
 
 
-def is_bias(its: Axes, matrices: list[Axes]) -> bool:
+def is_bias(fqn: str, its: Axes, matrices: list[Axes], spec: ModelSpec) -> bool:
     """Whether an undivided parameter is added to the result of a matrix beside it, of which each rank has a summand."""
-    return not divided(its) and its in [_output(m) for m in matrices if m[-1] in SHARDED]
+    named = bool(matrices) and _is_named(fqn, spec)
+    return not divided(its) and (named or its in [_output(m) for m in matrices if m[-1] in SHARDED])
+
+
+def _is_named(fqn: str, spec: ModelSpec) -> bool:
+    return any(matches(pattern, fqn) for pattern in spec.biases)
 
 
 def is_second(its: Axes, beside: Collection[Axes]) -> bool:
@@ -108,13 +113,6 @@ def is_second(its: Axes, beside: Collection[Axes]) -> bool:
 
 def divided(its: Axes) -> bool:
     return any(axis in SHARDED for axis in its)
-
-
-def names_of(spec: ModelSpec, fqn: str) -> Axes:
-    """The names of the axes of parameter `fqn`: of parts of unequal size that of the first part that has one."""
-    both = zip(spec.axes_of(fqn), spec.names_of(fqn), strict=True)
-    of_parts = (a.parts if isinstance(a, UnequalParts) else ((name, 0),) for a, name in both)
-    return tuple(next((name for name, _ in parts if name), None) for parts in of_parts)
 
 
 def foreseen(run: Run) -> tuple[dict[str, Axes], set[str]]:

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from plait import Packed, PlaitError, Run, UnequalParts, divisors
+from plait import ModelSpec, Packed, PlaitError, Run, UnequalParts, divisors, matches
 
 if TYPE_CHECKING:
     from plait_tensor_parallel import TensorParallel
 
 SHARDED = ("heads", "kv_heads", "ffn", "vocab")  # the logical axes that are divided
 KEY = "strategy.tensor_parallel"
+Axes = tuple[str | None, ...]
 
 
 def check(options: "TensorParallel", run: Run) -> None:
@@ -28,11 +29,10 @@ def check(options: "TensorParallel", run: Run) -> None:
             f"train.seq_len={length} is not divisible by {KEY}.degree={degree}, as {KEY}.sequence_parallel=true needs; "
             f"{length - length % degree} and {length - length % degree + degree} would fit"
         ).at("train.seq_len", length, fits=(length - length % degree, length - length % degree + degree))
-    outside = [p for p in (*run.spec.mixers, run.spec.attention) if p and run.spec.branch_of(p) is None]
-    flat = any("heads" in run.spec.names_of(fqn) for fqn in run.shapes if run.spec.branch_of(fqn) is None)
-    if options.sequence_parallel and outside and not flat:
+    outside = next(_mix_outside(run), None)
+    if options.sequence_parallel and outside is not None:
         raise PlaitError(
-            f"{outside[0]!r} of the model mixes tokens in no branch of its spec: with {KEY}.sequence_parallel=true a "
+            f"{outside!r} of the model mixes tokens in no branch of its spec: with {KEY}.sequence_parallel=true a "
             "rank would see its share of a row there; false gives each rank all tokens"
         ).at(f"{KEY}.sequence_parallel", True, fits=(False,))
     if options.async_tp:
@@ -48,6 +48,24 @@ def degrees(run: Run, world_size: int) -> list[int]:
     """The degrees that divide the world and everything that must be divided."""
     found = units(run)
     return [d for d in divisors(world_size) if all(divides(a, n, d) for a, n in found)]
+
+
+def _mix_outside(run: Run) -> Iterator[str]:
+    """The patterns of what mixes tokens in no branch, and without a divided matrix that gets the whole rows for it."""
+    spec, inner = run.spec, run.spec.attention
+    around = {pattern: pattern for pattern in spec.mixers} | ({inner: inner.rpartition(".")[0]} if inner else {})
+    heads = [fqn for fqn in run.shapes if "heads" in names_of(spec, fqn)]
+    for pattern, of in around.items():
+        divided = any(matches(of, fqn[:end]) for fqn in heads for end, letter in enumerate(fqn) if letter == ".")
+        if spec.branch_of(pattern) is None and not divided:
+            yield pattern
+
+
+def names_of(spec: ModelSpec, fqn: str) -> Axes:
+    """The names of the axes of parameter `fqn`: of parts of unequal size that of the first part that has one."""
+    both = zip(spec.axes_of(fqn), spec.names_of(fqn), strict=True)
+    of_parts = (a.parts if isinstance(a, UnequalParts) else ((name, 0),) for a, name in both)
+    return tuple(next((name for name, _ in parts if name), None) for parts in of_parts)
 
 
 def units(run: Run) -> list[tuple[str, int]]:

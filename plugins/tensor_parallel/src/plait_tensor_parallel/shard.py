@@ -22,12 +22,12 @@ from plait import (
     transform_param,
 )
 from plait_tensor_parallel.across import get_whole
-from plait_tensor_parallel.ambiguous import is_bias, names_of, refuse
-from plait_tensor_parallel.degrees import SHARDED
+from plait_tensor_parallel.ambiguous import is_bias, refuse
+from plait_tensor_parallel.degrees import SHARDED, names_of
 from plait_tensor_parallel.first_forward import explain_first
 from plait_tensor_parallel.lookup import look_up_in_part
 from plait_tensor_parallel.stream import ResidualStream
-from plait_tensor_parallel.wrap import check_heads, same_tokens, wide, wrap_forward, writable
+from plait_tensor_parallel.wrap import check_heads, summand, wide, wrap_forward, writable
 
 if TYPE_CHECKING:
     from plait_tensor_parallel import TensorParallel
@@ -83,13 +83,13 @@ def shard(options: "TensorParallel", model: nn.Module, mesh: Mesh, spec: ModelSp
             _join(module, fqn, places[fqn], stream, options.loss_parallel)
         matrices = [p.axes for p in places[fqn].values() if p.axis and len(p.axes) > 1]
         for name, place in places[fqn].items():
-            once = place.axis is None and is_bias(place.axes, matrices)
+            once = place.axis is None and is_bias(_name(fqn, name), place.axes, matrices, spec)
             summed = once or (on_sequence or bool(matrices) if branch is None else branch in divided)
             after = stream if branch is None and not any(_in(fqn, b) for b in blocks) else None
             transform_param(module, name, _transform(place, axis, summed, once, reduce, after))
     for fqn, branch in branches.items():
         if fqn in divided or on_sequence:  # else all ranks do the same with the same
-            _connect(branch, fqn, stream, fqn in divided)
+            _connect(branch, fqn, stream, fqn in divided, spec)
     for fqn, module in model.named_modules():
         of = next((of for pattern, of in spec.across.items() if matches(pattern, fqn)), None)
         if of in SHARDED and spec.branch_of(fqn) in divided:
@@ -102,9 +102,15 @@ def shard(options: "TensorParallel", model: nn.Module, mesh: Mesh, spec: ModelSp
         explain_first(model, stream)
 
 
-def _connect(branch: nn.Module, fqn: str, stream: ResidualStream, divided: bool) -> None:
+def _connect(branch: nn.Module, fqn: str, stream: ResidualStream, divided: bool, spec: ModelSpec) -> None:
     enter, leave = (stream.enter, stream.leave) if divided else (stream.gather, stream.scatter)
-    wrap_forward(branch, fqn, lambda x: enter(x, fqn), lambda y, x: writable(leave(same_tokens(y, x, fqn), fqn)))
+    reads, writes = (not any(matches(p, fqn) for p in ps) for ps in (spec.writers.values(), spec.writers))
+    wrap_forward(
+        branch,
+        fqn,
+        (lambda x: enter(x, fqn)) if reads else None,
+        (lambda y, x: writable(leave(summand(y, x, fqn, reads), fqn))) if writes else None,
+    )
 
 
 def _places(fqn: str, module: nn.Module, mesh: Mesh, spec: ModelSpec) -> dict[str, ParamDivision]:

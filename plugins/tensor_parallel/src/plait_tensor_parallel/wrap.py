@@ -80,12 +80,12 @@ def wide(x: Tensor, width: int, where: str) -> Tensor:
     return x
 
 
-def same_tokens(y: Tensor, x: Tensor, where: str) -> Tensor:
-    """`y`, which the branch `where` returns for `x`."""
-    if y.shape[:-1] != x.shape[:-1]:
+def summand(y: Tensor, x: Tensor, where: str, of_stream: bool) -> Tensor:
+    """`y`, which the branch `where` returns for `x`: the stream, or what another branch made of it."""
+    if y.shape[:-1] != x.shape[:-1] or (of_stream and y.shape != x.shape):
         raise PlaitError(
             f"the branch {where!r} returns {tuple(y.shape)} for a stream of {tuple(x.shape)}: what it returns is added "
-            "to the stream, so it must have the same batch and tokens"
+            "to the stream, so it must have the same batch, tokens and width; name what adds it in the spec's `writers`"
         )
     return y
 

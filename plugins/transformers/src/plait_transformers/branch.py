@@ -9,17 +9,18 @@ from typing import Any
 
 import attrs
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from plait import Packed, UnequalParts
 from plait_transformers.counts import follow, rows_of
 from plait_transformers.experts import SortedExperts
 from plait_transformers.matrices import is_matrix
 from plait_transformers.shrink import HEADS
-from plait_transformers.supposed import Axes, Axis, Division, ends, supposed
+from plait_transformers.supposed import BIASES, Axes, Axis, Division, ends, supposed
 from plait_transformers.watch import Call, Watch, first
 
 BOUND = 1e-4
+NO_ENDS = "its matrices are not those of attention or of a feed-forward"
 
 
 @attrs.frozen
@@ -35,10 +36,10 @@ def divided(fqn: str, branch: nn.Module, watch: Watch) -> Roles:
     call = watch.calls.get(fqn)
     if call is None or call.entered is None or call.result is None or call.entered.dim() != 3:
         return Roles(Division({}), "it is not called with the stream once in each block")
-    why = "its matrices are not those of attention or of a feed-forward"
+    why = NO_ENDS
     for division in supposed(fqn, branch, call, watch):
         try:
-            if _halves_add_up(fqn, branch, call, division, watch):
+            if halves_add_up(fqn, branch, call, division, watch):
                 return Roles(division)
             why = "its halves do not add up to the whole"
         except Exception as error:
@@ -69,9 +70,12 @@ def undivided(fqn: str, branch: nn.Module, watch: Watch) -> Axes:
 
 
 @torch.no_grad()
-def _halves_add_up(fqn: str, branch: nn.Module, call: Call, division: Division, watch: Watch) -> bool:
+def halves_add_up(
+    fqn: str, branch: nn.Module, call: Call, division: Division, watch: Watch, at: str | None = None
+) -> bool:
+    """Whether what two halves of the module `branch` return adds up to the whole. at: of the module inside, instead."""
     groups = division.groups
-    whole_result, total = first(branch(*call.args, **call.kwargs)), None  # that of the call may have been written to
+    whole_result, total = _result(fqn, branch, call, at), None  # that of the call may have been written to
     for half in range(2):
         part = copy.deepcopy(branch)
         whole = {name: rows_of(module) for name, module in part.named_modules() if is_matrix(module)}
@@ -82,7 +86,7 @@ def _halves_add_up(fqn: str, branch: nn.Module, call: Call, division: Division, 
             for dim, axis in enumerate(its):
                 runs = _runs(axis, value.shape[dim], groups, half)
                 value = torch.cat([value.narrow(dim, *run) for run in runs], dim)
-            if its in (("embed",), ("experts", "embed")) and half:  # a bias of what is written
+            if its in BIASES and half:  # a bias of what is written
                 value = torch.zeros_like(value)
             owner.register_parameter(name.rpartition(".")[2], nn.Parameter(value.clone()))
         for name, attributes in division.counted.items():
@@ -97,11 +101,21 @@ def _halves_add_up(fqn: str, branch: nn.Module, call: Call, division: Division, 
                 )
         for name, axis in division.across.items():
             get_whole(part.get_submodule(name.removeprefix(f"{fqn}.")), watch.calls[name].entered, axis, groups, half)
-        result: Any = first(part(*call.args, **call.kwargs))
+        result: Any = _result(fqn, part, call, at)
         total = result if total is None else total + result
     if total is None or whole_result is None or total.shape != whole_result.shape:
         return False
     return float((total - whole_result).abs().max()) <= BOUND * float(whole_result.abs().max())
+
+
+def _result(fqn: str, module: nn.Module, call: Call, at: str | None) -> Tensor | None:
+    if at is None:
+        return first(module(*call.args, **call.kwargs))
+    seen = list[Tensor]()
+    hook = module.get_submodule(at.removeprefix(f"{fqn}.")).register_forward_hook(lambda m, a, y: seen.append(y))
+    module(*call.args, **call.kwargs)
+    hook.remove()
+    return seen[0]
 
 
 def _runs(axis: Axis, size: int, groups: int, half: int) -> list[tuple[int, int]]:

@@ -9,9 +9,10 @@ from plait import ModelSpec, PlaitError, WeightPart, mix_in
 from plait_transformers.attention import NAME
 from plait_transformers.called import give_whole_rows, of_config
 from plait_transformers.counts import give_counts
+from plait_transformers.facts import ModelFacts
 from plait_transformers.one_sentence import one_sentence
 from plait_transformers.parts import parts_of
-from plait_transformers.proof import ModelFacts, facts_of
+from plait_transformers.proof import facts_of
 from plait_transformers.source import beside, has_weights, read_config
 from plait_transformers.spec import how_found, spec_of
 

@@ -16,7 +16,7 @@ from plait_transformers.shrink import HEADS
 
 # module -> attribute -> the matrix whose rows are divided as what it counts is, and how many of these every rank needs
 Counts = dict[str, dict[str, tuple[str, int]]]
-OTHERS = re.compile("head_dim|head_size|groups|rep|layer|idx|mask|max|rotary|index|window|chunk")
+OTHERS = re.compile("(?<!all_)head_(dim|size)|groups|rep|layer|idx|mask|max|rotary|index|window|chunk")
 
 
 def counting(fqn: str, branch: nn.Module, inner: int, keys: int, readers: Mapping[str, int]) -> Iterator[Counts]:

@@ -9,7 +9,6 @@ Shapes: B batch, T tokens, V vocabulary.
 
 import functools
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,75 +18,25 @@ from torch import Tensor, nn
 
 from plait import PlaitError
 from plait_transformers.attention import NAME, OWN, refused
-from plait_transformers.branch import Roles, divided, undivided
 from plait_transformers.called import of_config
-from plait_transformers.counts import Counts
+from plait_transformers.derived import derived
 from plait_transformers.experiments import (
     BOUND,
     apart,
     are_summands,
-    can_be_cut,
     check_causal,
     check_training,
     mixes,
     needs_whole_rows,
     not_called,
 )
+from plait_transformers.facts import ModelFacts, in_blocks
 from plait_transformers.init import recorded
 from plait_transformers.one_sentence import in_a_line, one_sentence
-from plait_transformers.shrink import HEADS, VOCAB, shrunken
-from plait_transformers.supposed import Axis, name_of
+from plait_transformers.shrink import VOCAB, shrunken
 from plait_transformers.watch import Watch, watching
 
 TOKENS = 12
-
-
-@attrs.frozen
-class ModelFacts:
-    """About a family; FQNs are patterns, in which `*` is the number of a block.
-
-    how:       the name of the attention function, in transformers' registry, with which it is built.
-    masked:    the family's own function gets masks from Plait.
-    whole_rows: blocks get what the family makes of the tokens that it sees of a row, such as its own masks.
-    why_no_documents: why packed documents would see each other; empty, if they do not.
-    blocks:    the blocks. branches: modules that read the stream and return a summand of it.
-    mixers:    modules that mix tokens in a way of their own. lent: those that are not called themselves: modules around
-               them read their parameters.
-    roles:     parameter -> its logical axes. whole: branch -> why it is not divided.
-    across, elementwise: as in a spec. counted: modules that count heads by attributes of their own.
-    widths:    parameter -> its rows, or columns, for each head that they are divided by.
-    attention: the inner attention, if all layers have the same. head_width: of queries.
-    first, last: modules with parameters before and after the blocks. head: whose result is the logits, unchanged.
-    """
-
-    how: str
-    masked: bool
-    why_no_documents: str
-    blocks: str
-    branches: tuple[str, ...]
-    mixers: tuple[str, ...]
-    lent: tuple[str, ...]
-    roles: dict[str, tuple[Axis, ...]]
-    whole: dict[str, str]
-    across: dict[str, str]
-    elementwise: tuple[str, ...]
-    counted: Counts
-    widths: dict[str, int]
-    attention: str | None
-    head_width: int
-    first: tuple[str, ...]
-    last: tuple[str, ...]
-    head: str | None
-    whole_rows: bool = False
-
-    def pattern(self, fqn: str) -> str:
-        """The pattern of `fqn`: the number of its block as `*`."""
-        return in_blocks(self.blocks.removesuffix(".*"), fqn)
-
-
-def in_blocks(blocks: str, fqn: str) -> str:
-    """`fqn`, in which the number of its block in the list `blocks` is `*`."""
-    return re.sub(rf"^{re.escape(blocks)}\.\d+(?=\.|$)", f"{blocks}.*", fqn)
 
 
 def facts_of(config: Any) -> ModelFacts:
@@ -167,7 +116,7 @@ def _tried(kind: str, config: Any, own: nn.Module, how: str, masked: bool) -> Mo
     watch.mixing = [b for b in parts if (how == OWN and not branches) or mixes(model, b, watch)]
     mixers = tuple(dict.fromkeys(in_blocks(blocks, b) for b in watch.mixing))
     lent = tuple(dict.fromkeys(in_blocks(blocks, fqn) for fqn in not_called(model, watch, parts)))
-    facts = _derived(model, watch, blocks, branches, logits)
+    facts = derived(model, watch, blocks, branches, logits)
     why = _why_no_documents(config, model, how, mixers, tokens)
     rows = model.documents is None or needs_whole_rows(model, watch, blocks)
     facts = attrs.evolve(facts, whole_rows=rows)
@@ -212,110 +161,3 @@ def _branches(model: nn.Module, blocks: str, watch: Watch) -> Iterator[str]:
             half = call and call.entered is not None and call.result is not None and len({*call.widths()}) > 1
             if any(p.dim() > 1 for p in child.parameters()) and not half:
                 yield fqn
-
-
-def _derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], logits: Tensor) -> ModelFacts:
-    facts = ModelFacts("", False, "", f"{blocks}.*", (), (), (), {}, {}, {}, (), {}, {}, None, 1, (), (), None)
-    found: dict[str, list[Roles]] = {}
-    for fqn in branches:
-        found.setdefault(facts.pattern(fqn), []).append(divided(fqn, model.get_submodule(fqn), watch))
-    roles: dict[str, tuple[Axis, ...]] = {}
-    whole: dict[str, str] = {}
-    across: dict[str, str] = {}
-    alone: list[str] = []
-    counted: Counts = {}
-    for pattern, answers in found.items():
-        why = next((each.why for each in answers if each.why), "")
-        ways = [each.division for each in answers]
-        alike = {facts.pattern(n): a for way in ways for n, a in way.axes.items()}
-        if not why and any(alike[facts.pattern(n)] != a for way in ways for n, a in way.axes.items()):
-            why = "its layers differ"
-        if why:
-            whole[pattern] = why
-            alike = {}
-            for fqn in (b for b in branches if facts.pattern(b) == pattern):
-                alike |= {facts.pattern(n): a for n, a in undivided(fqn, model.get_submodule(fqn), watch).items()}
-        else:
-            across |= {facts.pattern(n): axis for way in ways for n, axis in way.across.items()}
-            alone += [facts.pattern(n) for way in ways for n in way.elementwise]
-            for way in ways:
-                for name, of in way.counted.items():
-                    counted[facts.pattern(name)] = {a: (facts.pattern(m), fixed) for a, (m, fixed) in of.items()}
-        roles |= alike
-    roles |= _others(model, facts, roles)
-    begin, end = _ends(model, watch, blocks) if can_be_cut(model, watch, blocks, logits) else ((), ())
-    head = next(
-        (
-            fqn
-            for fqn, call in watch.calls.items()
-            if fqn in _ends(model, watch, blocks)[1]
-            and call.result is not None
-            and call.result.data_ptr() == logits.data_ptr()
-            and call.result.shape == logits.shape
-            and isinstance(model.get_submodule(fqn), nn.Linear)
-        ),
-        None,
-    )
-    attention = {facts.pattern(fqn) for fqn in watch.attended}
-    widths = {call.q[-1] for call in watch.attended.values()}
-    simple = len(attention) == 1 and len(widths) == 1
-    groups = min((each.division.groups for answers in found.values() for each in answers), default=HEADS)
-    counts = {"heads": HEADS, "kv_heads": groups}
-    return attrs.evolve(
-        facts,
-        branches=tuple(found),
-        roles=roles,
-        whole=whole,
-        across=across,
-        elementwise=tuple(dict.fromkeys(alone)),
-        counted=counted,
-        widths={
-            facts.pattern(fqn): size // counts[str(name_of(axis))]
-            for fqn, param in model.named_parameters()
-            for axis, size in zip(roles[facts.pattern(fqn)], param.shape, strict=True)
-            if name_of(axis) in counts
-        },
-        attention=attention.pop() if simple else None,
-        head_width=max(widths, default=1),
-        first=begin,
-        last=end,
-        head=head,
-    )
-
-
-def _others(model: Any, facts: ModelFacts, roles: dict) -> dict[str, tuple[Axis, ...]]:
-    """Parameters that are in no branch."""
-    hidden = model.config.hidden_size
-    tables = [m for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m is not None]
-    tables = [m for m in tables if not any(True for child in m.children() for _ in child.parameters())]
-    vocab = {id(p) for module in tables for p in module.parameters(recurse=False)}
-    found: dict[str, tuple[Axis, ...]] = {}
-    for fqn, param in model.named_parameters():
-        pattern = facts.pattern(fqn)
-        if pattern in roles:
-            continue
-        axes: list[str | None] = [None] * param.dim()
-        if id(param) in vocab and param.shape[0] == VOCAB:
-            axes[0] = "vocab"
-        if param.shape[-1] == hidden and (param.dim() > 1 or axes[0] is None):
-            axes[-1] = "embed"
-        found[pattern] = tuple(axes)
-    return found
-
-
-def _ends(model: nn.Module, watch: Watch, blocks: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The modules with parameters of their own before and after the blocks; none, if one is called otherwise."""
-    inside = f"{blocks}."
-    own = [
-        fqn
-        for fqn, module in model.named_modules()
-        if not fqn.startswith(inside) and any(True for _ in module.parameters(recurse=False))
-    ]
-    own = [fqn for fqn in own if not any(fqn.startswith(f"{other}.") for other in own)]
-    places = [watch.places.get(fqn, []) for fqn in own]
-    if any(len(each) != 1 for each in places) or not watch.block_places:
-        return (), ()
-    start, end = min(watch.block_places), max(watch.block_places)
-    first = tuple(f for f, each in zip(own, places, strict=True) if each[0] < start)
-    last = tuple(f for f, each in zip(own, places, strict=True) if each[0] > end)
-    return (first, last) if len(first) + len(last) == len(own) else ((), ())

@@ -5,8 +5,9 @@ from typing import Any
 from plait import ModelSpec, PlaitError, UnequalParts
 from plait.ops import Flops
 from plait_transformers.attention import Inner
+from plait_transformers.facts import ModelFacts
 from plait_transformers.init import patterns, recorded
-from plait_transformers.proof import ModelFacts, facts_of
+from plait_transformers.proof import facts_of
 from plait_transformers.shrink import VISITED
 from plait_transformers.supposed import Axis, name_of
 
@@ -28,11 +29,13 @@ def spec_of(model: Any) -> ModelSpec:
         blocks=(facts.blocks,),
         sizes=sizes,
         branches=facts.branches,
+        writers={reader: end for end, (reader, _) in facts.spans.items() if reader},
         attention=facts.attention,
         mixers=facts.mixers,
         causal=model.causal,
         across=facts.across,
         elementwise=facts.elementwise,
+        biases=facts.biases,
         documents=None if model.documents is None else "documents",
         init=patterns(recorded(model), facts.pattern),
         flops=Flops(parameters=matrices, attention=2 * layers * heads * facts.head_width),
@@ -45,14 +48,20 @@ def spec_of(model: Any) -> ModelSpec:
 def how_found(facts: ModelFacts) -> dict[str, str]:
     """Pattern -> how what the spec says of these modules was found."""
     found = {facts.blocks: "blocks: the list with as many modules as the model has layers"}
-    for branch in facts.branches:
+    for branch in (
+        b for b in facts.branches if not any(b in (end, reader) for end, (reader, _) in facts.spans.items())
+    ):
         its = [a for fqn, axes in facts.roles.items() if fqn.startswith(f"{branch}.") for a in axes]
         axes = (str(a) if isinstance(a, UnequalParts) else name_of(a) for a in its)
         divided = ", ".join(dict.fromkeys(a for a in axes if a not in (None, "embed", "experts")))
         why = facts.whole.get(branch)
         found[branch] = f"stays whole: {why}" if why else f"{divided} divided: its two halves add up to the whole"
+    for end, (reader, axis) in facts.spans.items():
+        what = f"{axis} divided: the two halves of what it writes to the stream add up to the whole"
+        found[end] = f"with {reader}, which reads the stream: {what}" if reader else what
+    mixes = "mixes tokens in a way of its own: those of its result change with another token"
     for mixer in facts.mixers:
-        found[mixer] += "; mixes tokens in a way of its own: those of its result change with another token"
+        found[mixer] = f"{found[mixer]}; {mixes}" if mixer in found else mixes
     if facts.attention:
         found[facts.attention] = "attention: with it the logits are those of transformers' own"
     if facts.head:

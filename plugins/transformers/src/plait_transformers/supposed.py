@@ -21,6 +21,7 @@ Axes = dict[str, tuple[Axis, ...]]  # FQN -> logical axes
 
 # What the rows of a fused gate may be: parts one after another, or the rows of each unit together.
 GATES: tuple[Axis, ...] = (Packed("ffn", 2), "ffn")
+BIASES: tuple[tuple[Axis, ...], ...] = (("embed",), ("experts", "embed"))  # of what is written to the stream
 AT_MOST = 32  # ways in which the rows of several readers are combined
 
 
@@ -33,6 +34,7 @@ class Division:
     elementwise: parameters each of whose elements acts on its own unit alone, such as a sink per head.
     counted:     modules that count heads by attributes of their own.
     groups:      key and value heads of the small copy.
+    biases:      parameters that are added once to a sum over what is divided, and are not beside an nn.Linear's weight.
     """
 
     axes: Axes
@@ -40,6 +42,7 @@ class Division:
     elementwise: tuple[str, ...] = ()
     counted: Counts = attrs.Factory(dict)
     groups: int = HEADS
+    biases: tuple[str, ...] = ()
 
 
 def name_of(axis: Axis) -> str | None:
@@ -50,14 +53,14 @@ def name_of(axis: Axis) -> str | None:
 class Way:
     """One way to divide a branch.
 
-    axes:   as above. column: the axis of the columns of the matrix that writes to the stream; None: of experts.
+    axes:   as above. column: the axis of the columns of the matrix that writes to the stream.
     inner:  how many columns these are. keys: rows of all keys, if they have fewer heads.
     fixed:  rows of a matrix for queries too that every rank needs, those of the only key head. groups: key heads.
     """
 
     axes: Axes
-    column: str | None = None
-    inner: int = 0
+    column: str
+    inner: int
     keys: int = 0
     fixed: int = 0
     groups: int = HEADS
@@ -65,34 +68,56 @@ class Way:
 
 def supposed(fqn: str, branch: nn.Module, call: Call, watch: Watch) -> Iterator[Division]:
     """How the branch `fqn` may be divided, the likeliest first. call: of the branch, as seen in `watch`."""
-    for way in _ways(fqn, branch, call, watch):
-        if way.column is None:
-            yield Division(way.axes)
-            continue
-        per_head = _of_heads(fqn, branch, way.axes) if way.column == "heads" else {}
-        over = _over_units(fqn, branch, way, watch)
-        readers = dict(_readers(branch, fqn, way)) if way.column == "heads" else {}
-        for counted in counting(fqn, branch, way.inner, way.keys, readers):
-            for across in ({}, over) if over else ({},):
-                yield Division(way.axes | per_head, across, tuple(per_head), counted, way.groups)
-
-
-def _ways(fqn: str, branch: nn.Module, call: Call, watch: Watch) -> Iterator[Way]:
     if any(isinstance(module, SortedExperts) for module in branch.modules()):
-        yield from (Way(axes) for form in GATES if (axes := _of_experts(fqn, branch, call, watch, form)) is not None)
+        for form in GATES:
+            axes = _of_experts(fqn, branch, call, watch, form)
+            turned = [f"{fqn}.{name}" for name, m in branch.named_modules() if getattr(m, "is_transposed", False)]
+            yield Division(axes, biases=_added(axes, turned))
         return
     readers, writers = ends(fqn, branch, call, watch)
-    if len(writers) != 1 or not readers:
-        return
-    (writer,) = writers
-    if not isinstance(branch.get_submodule(writer.removeprefix(fqn).strip(".")), nn.Linear):
-        return  # tensor parallelism cannot tell the bias of a transposed matrix from others
+    mixing = fqn in watch.mixing or any(name.startswith(f"{fqn}.") for name in watch.attended)
+    if len(writers) == 1 and readers:
+        yield from between(fqn, branch, readers, writers[0], mixing, watch)
+
+
+def between(
+    fqn: str, module: nn.Module, readers: list[str], writer: str, mixing: bool, watch: Watch
+) -> Iterator[Division]:
+    """How what lies between the matrices `readers` and `writer` of the module `fqn` may be divided.
+
+    mixing: tokens are mixed there, by heads; else it is a feed-forward.
+    """
+    turned = not isinstance(module.get_submodule(writer.removeprefix(fqn).strip(".")), nn.Linear)
+    begin, end = min(watch.places[name] for name in readers), watch.places[writer]
+    inside = [name for name, places in watch.places.items() if begin < places < end]
+    for way in _ways(fqn, module, readers, writer, inside if mixing else None, watch):
+        per_head = _of_heads(fqn, module, way.axes) if way.column == "heads" else {}
+        over = {n: axis for n, axis in _over_units(fqn, module, way, watch).items() if n in inside}
+        of = dict(_readers(module, fqn, way)) if way.column == "heads" else {}
+        called = dict(sorted(of.items(), key=lambda each: watch.places[each[0]]))
+        biases = _added(way.axes, [writer] if turned else [])
+        for counted in counting(fqn, module, way.inner, way.keys, called):
+            if not {*counted} <= {*watch.calls}:
+                continue  # a family may replace a module in its first forward
+            for across in ({}, over) if over else ({},):
+                yield Division(way.axes | per_head, across, tuple(per_head), counted, way.groups, biases)
+
+
+def _added(axes: Axes, owners: list[str]) -> tuple[str, ...]:
+    """The biases of `owners` that are added to a sum."""
+    return tuple(name for name, its in axes.items() if name.rpartition(".")[0] in owners and its in BIASES)
+
+
+def _ways(
+    fqn: str, branch: nn.Module, readers: list[str], writer: str, inside: list[str] | None, watch: Watch
+) -> Iterator[Way]:
+    """inside: what is called between, where tokens are mixed; None: in a feed-forward."""
     rows = {name: watch.calls[name].widths()[1] for name in readers}
     inner = watch.calls[writer].widths()[0]
-    seen = [a for name, a in watch.attended.items() if name.startswith(f"{fqn}.")]
-    if not seen and fqn not in watch.mixing:
+    if inside is None:
         yield from _of_feed_forward(fqn, branch, rows, writer, inner)
         return
+    seen = [a for name, a in watch.attended.items() if name.startswith(f"{fqn}.")]
     if (not seen and inner % HEADS) or len({(a.q[1], a.k[1]) for a in seen}) > 1:
         return
     heads, groups = (seen[0].q[1], seen[0].k[1]) if seen else (HEADS, 0)
@@ -101,12 +126,13 @@ def _ways(fqn: str, branch: nn.Module, call: Call, watch: Watch) -> Iterator[Way
     latent = {
         name: ("heads", None)
         for name, m in others.items()
-        if name not in (*readers, writer) and name.rpartition(".")[0] == beside and widths_of(m)[1] % heads == 0
+        if name in inside and name not in readers and name.rpartition(".")[0] == beside and widths_of(m)[1] % heads == 0
     }
     q, k, v = (seen[0].q[3], seen[0].k[3], seen[0].v[3]) if seen else (inner // heads,) * 3
     few = (g for g in (HEADS // 2, 1) if any(n in (g * k, (heads + 2 * g) * k) for n in rows.values()))
     kv = groups or next(few, HEADS)
-    own = [n if name.startswith(f"{beside}.") else 0 for name, n in rows.items()]  # others stay whole: an indexer
+    near = [name for name in rows if name.startswith(f"{beside}.")] or [*rows]  # others stay whole: an indexer
+    own = [n if name in near else 0 for name, n in rows.items()]
     ways = [_of_rows(n, heads, kv, (q, k, v)) if n else [None] for n in own]
     for chosen in itertools.islice(itertools.product(*ways), AT_MOST):
         if any(chosen) or latent:
@@ -143,7 +169,7 @@ def _readers(branch: nn.Module, fqn: str, way: Way) -> Iterator[tuple[str, int]]
     for name, module in branch.named_modules():
         full = f"{fqn}.{name}".strip(".")
         if is_matrix(module):
-            its = way.axes[f"{full}.weight"]
+            its = way.axes.get(f"{full}.weight", (None, None))
             of_rows = its[0] if isinstance(module, nn.Linear) else its[1]
             if of_rows not in (None, "embed"):
                 yield full, way.fixed if isinstance(of_rows, UnequalParts) else 0
@@ -156,7 +182,7 @@ def _of_heads(fqn: str, branch: nn.Module, axes: Axes) -> Axes:
         for own, parameter in module.named_parameters(recurse=False):
             full = f"{fqn}.{name}.{own}".replace("..", ".")
             around = any(True for _ in module.children())
-            if around and parameter.dim() == 1 and parameter.shape[0] == HEADS and axes[full] == (None,):
+            if around and parameter.dim() == 1 and parameter.shape[0] == HEADS and axes.get(full) == (None,):
                 found[full] = ("heads",)
     return found
 
@@ -202,11 +228,8 @@ def _of_matrices(fqn: str, branch: nn.Module, of: dict[str, tuple[Axis, Axis]], 
     return axes
 
 
-def _of_experts(fqn: str, branch: nn.Module, call: Call, watch: Watch, form: Axis) -> Axes | None:
-    """Those of a mixture: its experts, a feed-forward of all tokens beside them, and what sends tokens to experts.
-
-    None if it cannot be divided: tensor parallelism cannot tell the biases of transposed experts from others.
-    """
+def _of_experts(fqn: str, branch: nn.Module, call: Call, watch: Watch, form: Axis) -> Axes:
+    """Those of a mixture: its experts, a feed-forward of all tokens beside them, and what sends tokens to experts."""
     readers, _ = ends(fqn, branch, call, watch)
     rows = {name: watch.calls[name].widths()[1] for name in readers}
     width = call.widths()[0]
@@ -221,13 +244,13 @@ def _of_experts(fqn: str, branch: nn.Module, call: Call, watch: Watch, form: Axi
         owner, _, kind = full.rpartition(".")
         module = branch.get_submodule(name.rpartition(".")[0])
         its: tuple[Axis, ...] = (None,) * parameter.dim()
+        n = getattr(module, "in_features", 0)
         if isinstance(module, SortedExperts):
-            if module.is_transposed and module.has_bias:
-                return None
             its = _of_stack(kind, module.is_transposed, form) or its
         elif isinstance(module, nn.Linear) and owner in rows:
-            its = ("ffn" if (owner.rpartition(".")[0], rows[owner]) in feeds else None, "embed")
-        elif isinstance(module, nn.Linear) and module.out_features == width and module.in_features in rows.values():
+            around, fused = owner.rpartition(".")[0], rows[owner] / 2
+            its = ("ffn" if (around, rows[owner]) in feeds else form if (around, fused) in feeds else None, "embed")
+        elif isinstance(module, nn.Linear) and module.out_features == width and {n, 2 * n} & {*rows.values()}:
             its = ("embed", "ffn")
         elif parameter.dim() == 2 and parameter.shape[-1] == width:
             its = (None, "embed")
