@@ -35,6 +35,40 @@ def test_rope_multiplies_pairs_as_complex_numbers():
             torch.testing.assert_close(torch.complex(q_turned[:, t, :, i], q_turned[:, t, :, i + 4]), want)
 
 
+class Written(TorchDispatchMode):
+    """number: operators that write a tensor of `elements` or more real numbers."""
+
+    def __init__(self, elements):
+        super().__init__()
+        self.elements, self.number = elements, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if args and result.untyped_storage().data_ptr() != args[0].untyped_storage().data_ptr():
+            self.number += result.numel() * (1 + result.is_complex()) >= self.elements
+        return result
+
+
+@pytest.mark.parametrize(("dtype", "writes"), [(torch.float32, 6), (torch.bfloat16, 8)])
+def test_rope_writes_few_tensors_forward_and_backward(dtype, writes):
+    x = torch.ones(2, 5, 4, 8, dtype=dtype, requires_grad=True)
+    turns = Rope(8, 100.0)(torch.zeros(2, 5), None, dtype)
+    with Written(x.numel()) as forward:
+        y = turns(x)
+    gradient = torch.ones_like(y)
+    with Written(x.numel()) as backward:
+        y.backward(gradient)
+    assert (forward.number, backward.number) == (3, writes - 3)
+
+
+def test_a_compiled_rope_computes_the_same():
+    x = random(2, 5, 4, 8).requires_grad_()
+    turns = Rope(8, 100.0)(torch.zeros(2, 5), None, x.dtype)
+    want = torch.autograd.grad(turns(x).sin().sum(), x)
+    found = torch.autograd.grad(torch.compile(turns, backend="aot_eager")(x).sin().sum(), x)
+    torch.testing.assert_close(found, want, rtol=0, atol=1e-14)
+
+
 def test_rope_scores_depend_on_distance_alone():
     q, k = random(1, 1, 1, 8).expand(1, 9, 1, 8), random(1, 1, 1, 8).expand(1, 9, 1, 8)
     q, k = turned(q, Rope(8, 10_000.0)), turned(k, Rope(8, 10_000.0))
