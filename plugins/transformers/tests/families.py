@@ -8,6 +8,7 @@ from torch import nn
 from plait.testing import Trial, TrialResult, train, worst_gradient
 from plait_testing.widened import Widened
 from plait_transformers.encoders import is_encoder
+from plait_transformers.source import usual_of
 
 SIZES = {
     "num_hidden_layers": 2,
@@ -45,6 +46,9 @@ LATENT = {  # where a model has latent attention
     **{"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
     **{"num_key_value_heads": 4, "head_dim": 8},
 }
+PER_LAYER = {  # layers that differ in the width of heads
+    **{"layer_types": ["sliding_attention", "full_attention"], "head_dim": 8, "per_layer_config": {1: {"head_dim": 16}}}
+}
 MORE: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3_text": {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention", "full_attention"]},
@@ -53,6 +57,8 @@ MORE: dict[str, dict[str, Any]] = {
     "dots1": {"n_shared_experts": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "gemma4_text": {**PER_LAYER, "hidden_size_per_layer_input": 0},
+    "gemma4_unified_text": PER_LAYER,
     "zaya": {"num_experts_per_tok": 1},
     "xmod": {"default_language": "en_XX"},
     "granite": {"attention_multiplier": 0.3, "residual_multiplier": 0.5, "logits_scaling": 2.0},
@@ -61,9 +67,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 def keys_of(kind: str) -> dict[str, Any]:
     """`model.config` of a small model of the family `kind`."""
-    from transformers import CONFIG_MAPPING
-
-    known = CONFIG_MAPPING[kind]()
+    known = usual_of(kind)
     sizes = SIZES | LATENT if _takes(known, "kv_lora_rank") else SIZES
     fits = {name: value for name, value in sizes.items() if _takes(known, name)}
     if getattr(known, "is_decoder", None) is False and not is_encoder(known):

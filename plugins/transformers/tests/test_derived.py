@@ -173,6 +173,16 @@ def test_what_counts_heads_follows_its_matrix():
     assert model.model.layers[0].self_attn.num_heads == 4
 
 
+def test_layers_may_differ_in_the_width_of_heads_but_not_in_key_heads():
+    """Gemma 4: with one key head in some layers and two in others, no number of key heads is right for all."""
+    spec = built("gemma4_text").spec()
+    assert (spec.sizes, spec.attention) == ({"heads": 4, "kv_heads": 2}, None)
+    keys = {"attention_k_eq_v": True, "per_layer_config": {1: {"head_dim": 16, "num_key_value_heads": 1}}}
+    model = built("gemma4_text", **keys)
+    assert facts_of(model.config).whole == {"model.layers.*.self_attn": "its layers differ in the number of key heads"}
+    assert not {"heads", "kv_heads"} & {axis for axes in model.spec().axes.values() for axis in axes}
+
+
 @pytest.mark.parametrize("kind", ["gemma2", "mistral", "granite", "gpt_oss"])
 def test_attention_is_offered_to_strategies(kind):
     """A scale, a window, a cap or sinks reach a strategy in the inner module's place as keywords."""

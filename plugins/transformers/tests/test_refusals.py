@@ -73,6 +73,7 @@ def test_what_a_folder_says_of_single_layers_is_cut_with_them(tmp_path):
 
 UNKNOWN = ("bert",)  # whose keys are their own
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+DRAFTER = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
 CONFIGS: list[tuple[str, dict[str, Any], str]] = [  # family, keys beside those of its small model, what is said
     ("bert", {"architectures": ["BertLMHeadModel"]}, "tokens of this bert see later ones"),
     ("hrm_text", {}, "cannot train hrm_text: it mixes tokens outside attention and feed-forward"),
@@ -80,9 +81,11 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [  # family, keys beside those 
     ("llama", {"layers": 3}, r"unknown key model\.config\.layers: a configuration of llama has no such key"),
     # what transformers raises
     ("cohere_compass_text", {}, "cohere_compass_text: .*KeyError: 'full_attention'"),
-    ("gemma4_text", {}, "cannot derive the spec of gemma4_text: .*'head_dim' is a per-layer attribute"),
+    ("gemma4_text", {"num_kv_shared_layers": 1}, "gemma4_text: .* layer types producing a cache is different"),
     ("dots1", {"n_shared_experts": None}, "dots1.*NoneType"),
     ("mamba2", {}, "is not a configuration of mamba2: .*ValueError"),
+    ("gemma4_assistant", {}, "is not a configuration of gemma4_assistant: .*hidden_size_per_layer_input must be 0"),
+    ("gemma4_assistant", {"text_config": DRAFTER, "layers": 3}, r"unknown key model\.config\.layers"),
 ]
 
 

@@ -33,6 +33,8 @@ def derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], lo
         alike = {facts.pattern(n): a for way in ways for n, a in way.axes.items()}
         if not why and any(alike[facts.pattern(n)] != a for way in ways for n, a in way.axes.items()):
             why = "its layers differ"
+        if not why and len({way.groups for way in ways}) > 1:
+            why = "its layers differ in the number of key heads"
         if why:
             whole[pattern] = why
             for fqn in (b for b in branches if facts.pattern(b) == pattern):
@@ -62,7 +64,6 @@ def derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], lo
     widths = {call.q[-1] for call in watch.attended.values()}
     simple = len(attention) == 1 and len(widths) == 1
     groups = min((way.groups for way in accepted), default=HEADS)
-    counts = {"heads": HEADS, "kv_heads": groups}
     readers = {end: each.reader and facts.pattern(each.reader) for end, (each, *_) in spans.items()}
     return attrs.evolve(
         facts,
@@ -74,18 +75,23 @@ def derived(model: nn.Module, watch: Watch, blocks: str, branches: list[str], lo
         counted=counted,
         biases=tuple(dict.fromkeys(facts.pattern(n) for way in accepted for n in way.biases)),
         spans={end: (reader, spans[end][0].axis) for end, reader in readers.items()},
-        widths={
-            facts.pattern(fqn): size // counts[str(name_of(axis))]
-            for fqn, param in model.named_parameters()
-            for axis, size in zip(roles[facts.pattern(fqn)], param.shape, strict=True)
-            if name_of(axis) in counts
-        },
+        widths=_widths(model, facts, roles, {"heads": HEADS, "kv_heads": groups}),
         attention=attention.pop() if simple else None,
         head_width=max(widths, default=1),
         first=begin,
         last=end,
         head=head,
     )
+
+
+def _widths(model: nn.Module, facts: ModelFacts, roles: dict, counts: dict[str, int]) -> dict[str, frozenset[int]]:
+    found: dict[str, frozenset[int]] = {}
+    for fqn, param in model.named_parameters():
+        pattern = facts.pattern(fqn)
+        for axis, size in zip(roles[pattern], param.shape, strict=True):
+            if (name := name_of(axis)) in counts:
+                found[pattern] = found.get(pattern, frozenset()) | {size // counts[str(name)]}
+    return found
 
 
 def _has_no_end(answers: list[Roles]) -> bool:
@@ -107,7 +113,8 @@ def _spans(model: nn.Module, facts: ModelFacts, watch: Watch, others: list[str])
 
 
 def _pattern(facts: ModelFacts, each: Span) -> Any:
-    return each.reader and facts.pattern(each.reader), {facts.pattern(n): a for n, a in each.division.axes.items()}
+    way = each.division
+    return each.reader and facts.pattern(each.reader), way.groups, {facts.pattern(n): a for n, a in way.axes.items()}
 
 
 def _others(model: Any, facts: ModelFacts, roles: dict) -> dict[str, tuple[Axis, ...]]:

@@ -23,7 +23,7 @@ class ModelFacts:
     across, elementwise, biases: as in a spec. spans: a matrix that writes to the stream -> the module that
                reads the stream for it, if one does, and what is divided between the two.
     counted: modules that count heads by attributes of their own.
-    widths:    parameter -> its rows, or columns, for each head that they are divided by.
+    widths:    parameter -> its rows, or columns, for each head that they are divided by; layers may differ in them.
     attention: the inner attention, if all layers have the same. head_width: of queries.
     first, last: modules with parameters before and after the blocks. head: whose result is the logits, unchanged.
     """
@@ -40,7 +40,7 @@ class ModelFacts:
     across: dict[str, str]
     elementwise: tuple[str, ...]
     counted: Counts
-    widths: dict[str, int]
+    widths: dict[str, frozenset[int]]
     attention: str | None
     head_width: int
     first: tuple[str, ...]

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 VOCAB, HEADS, EXPERTS, WINDOW = 64, 4, 4, 5
+KEYS = "num_key_value_heads"
 VISITED = ("num_experts_per_tok", "moe_topk")  # keys for the number of experts that a token visits
 # What acts only on inputs longer than it: shortened, so that the few tokens of an experiment see it act.
 REACH = re.compile(r"(window|chunk|block)_size|local_attention|(sliding|attention)_window|floor_scale|index_topk")
@@ -15,15 +16,15 @@ def shrunken(config: Any) -> Any:
     said = config.to_dict()
     alias = getattr(config, "attribute_map", {})
     layers, heads = config.num_hidden_layers, config.num_attention_heads
-    groups = getattr(config, "num_key_value_heads", None) or heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    groups = _of_most(config, said, KEYS) or heads
+    width = _of_most(config, said, "head_dim") or config.hidden_size // heads
     kept = _layers_with_all_kinds(said, layers)
     wanted: dict[str, Any] = {
         "num_hidden_layers": kept,
         "vocab_size": VOCAB,
         "decoder_layers": kept,
         **dict.fromkeys(("num_attention_heads", "decoder_attention_heads", "linear_num_heads"), HEADS),
-        "num_key_value_heads": HEADS if groups == heads else 1 if groups == 1 else HEADS // 2,
+        KEYS: _keys(groups, heads),
         "hidden_size": width * (HEADS if config.hidden_size == heads * width else HEADS + 2),
         "intermediate_size": 96,
         **dict.fromkeys(("ffn_dim", "decoder_ffn_dim"), 96),
@@ -55,11 +56,42 @@ def shrunken(config: Any) -> Any:
             changed[name] = {**value, "original_max_position_embeddings": WINDOW}
         if isinstance(value, list | tuple) and len(value) == layers and layers > 1:
             changed[name] = list(value)[:kept]
+        if by_layer(value):
+            its = {number: own for number, own in value.items() if int(number) < kept}
+            changed[name] = {number: _own(own, groups, heads) for number, own in its.items()}
     return type(config).from_dict({**said, **changed})
+
+
+def by_layer(value: Any) -> bool:
+    """Whether the value of a key is a mapping from some layers, by number, to what they have of their own."""
+    pairs = value.items() if isinstance(value, dict) else ()
+    return bool(pairs) and all(str(number).isdigit() and isinstance(own, dict) for number, own in pairs)
+
+
+def _keys(groups: int, heads: int) -> int:
+    return HEADS if groups == heads else 1 if groups == 1 else HEADS // 2
+
+
+def _own(own: dict[str, Any], groups: int, heads: int) -> dict[str, Any]:
+    """What a layer has of its own, made small: key heads stay fewer, or more, than those of other layers."""
+    if (its := own.get(KEYS)) is None:
+        return own
+    few, usual = _keys(its, heads), _keys(groups, heads)
+    return {**own, KEYS: few if its == groups or few != usual else 1 if its < groups else HEADS}
+
+
+def _of_most(config: Any, said: dict[str, Any], name: str) -> Any:
+    """The value of a key; where layers differ in it, that of layers that name none of their own."""
+    try:
+        return getattr(config, name, None)
+    except Exception:  # transformers does not tell one value for all layers
+        return said.get(name)
 
 
 def _layers_with_all_kinds(said: dict[str, Any], layers: int) -> int:
     lists = [v for v in said.values() if isinstance(v, list | tuple) and len(v) == layers and layers > 1]
+    own = [{int(number): each for number, each in v.items()} for v in said.values() if by_layer(v)]
+    lists += [[each.get(number) for number in range(layers)] for each in own]
     kinds = [tuple(map(str, each)) for each in zip(*lists, strict=True)]
     needed = max((kinds.index(kind) + 1 for kind in set(kinds)), default=1)
     first_dense = said.get("first_k_dense_replace") or 0

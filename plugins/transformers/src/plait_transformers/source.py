@@ -10,6 +10,7 @@ from typing import Any
 from plait import TOKENIZER_FILES, PlaitError
 from plait_transformers.encoders import class_of
 from plait_transformers.one_sentence import in_a_line
+from plait_transformers.shrink import by_layer
 
 CONFIG = "config.json"
 LAYERS = "num_hidden_layers"
@@ -42,7 +43,7 @@ def read_config(path: str | None, given: Mapping[str, Any], say: Callable[[str],
         config = CONFIG_MAPPING[kind].from_dict(known)
     except Exception as error:
         raise PlaitError(f"{where} is not a configuration of {kind}: {in_a_line(error)}").at(key, path) from error
-    usual = CONFIG_MAPPING[kind]()
+    usual = usual_of(kind)
     unknown = [name for name in given if name != "model_type" and not _has(usual, name)]
     if unknown:
         raise PlaitError(f"unknown key model.config.{unknown[0]}: a configuration of {kind} has no such key").at(
@@ -87,10 +88,8 @@ def _with_layers(stored: Mapping[str, Any], given: Mapping[str, Any], say: Calla
         ).at(f"model.config.{LAYERS}", layers, fits=f"at most {had}")
     cut = {name: stored[name][:layers] for name in lists}
     for name, value in stored.items():
-        pairs = list(value.items()) if isinstance(value, dict) and name not in given else []
-        numbered = all(str(key).isdigit() and isinstance(each, dict) for key, each in pairs)
-        if numbered and any(int(key) >= layers for key, _ in pairs):
-            cut[name] = {key: each for key, each in pairs if int(key) < layers}
+        if by_layer(value) and name not in given and any(int(number) >= layers for number in value):
+            cut[name] = {number: own for number, own in value.items() if int(number) < layers}
     if cut:
         verb = "is" if len(cut) == 1 else "are"
         say(f"model: {', '.join(cut)} of config.json {verb} cut from {had} layers to {layers}")
@@ -101,9 +100,20 @@ def has_weights(path: str) -> bool:
     return any(Path(path).glob("*.safetensors"))
 
 
-def _has(config: Any, name: str) -> bool:
+def usual_of(kind: str) -> Any:
+    """The configuration that the family `kind` has without keys; its class, if it has none."""
+    from transformers import CONFIG_MAPPING
+
+    cls = CONFIG_MAPPING[kind]
     try:
-        return hasattr(config, name)
+        return cls()
+    except Exception:  # what the family asks of its own usual values, for example
+        return cls
+
+
+def _has(usual: Any, name: str) -> bool:
+    try:
+        return hasattr(usual, name) or name in getattr(usual, "__dataclass_fields__", {})
     except Exception:  # a key in which layers differ
         return True
 

@@ -94,8 +94,9 @@ def _sizes(facts: ModelFacts, named: dict[str, Any], config: Any) -> dict[str, i
             if isinstance(axis, UnequalParts):
                 joined.append((axis, size))
             elif (name := name_of(axis)) in ("heads", "kv_heads"):
-                counts.setdefault(name, set()).add(size // facts.widths[pattern])
-    if any(len(heads) > 1 for heads in counts.values()):
+                its = {size // width for width in facts.widths[pattern] if size % width == 0}
+                counts[name] = counts.get(name, its) & its
+    if any(len(heads) != 1 for heads in counts.values()):
         raise PlaitError(f"model=transformers cannot train a {config.model_type} whose layers differ in heads")
     sizes = {axis: min(heads) for axis, heads in counts.items()}
     for axis, size in joined:  # what queries leave of its rows
