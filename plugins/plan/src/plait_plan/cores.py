@@ -8,6 +8,9 @@ from typing import Any
 from plait.host import can_fork, cores, processes
 
 
+WARM: set[Callable[..., Any]] = set()  # what this process has done, so that its forks find torch's caches filled
+
+
 def on_all_cores(act: Callable[..., Any], jobs: list[tuple[Any, ...]], apart: bool = False) -> list[Any]:
     """`act(*job)` of each, in order; see `as_they_end`."""
     done = dict(as_they_end(act, jobs, apart))
@@ -21,9 +24,9 @@ def as_they_end(
 
     A process that is already a rank cannot simulate others, so other processes do. What cannot be done in another
     process is done in this one, which then raises the error. apart: even a single job is done in another process, for
-    jobs that no signal interrupts. warm: the first job is done here before the others begin, which then find what it
-    left in torch's caches; not beside a GPU, where torch's threads for backward allow no fork. The processes end with
-    the iterator.
+    jobs that no signal interrupts. warm: unless this process has done such a job before, it does the first one before
+    the others begin, which then find what it left in torch's caches; not beside a GPU, where torch's threads for
+    backward allow no fork. The processes end with the iterator.
     """
     import torch
     import torch.distributed as dist
@@ -34,9 +37,10 @@ def as_they_end(
         for place, job in enumerate(jobs):
             yield place, act(*job)
         return
-    before = int(warm and not ranked and not torch.cuda.is_available())
+    before = int(warm and act not in WARM and not ranked and not torch.cuda.is_available())
     if before:
         yield 0, act(*jobs[0])
+        WARM.add(act)
     failed = []
     with processes(max(min(len(jobs), cores()), 1), _begin, method="spawn" if ranked else "fork") as pool:
         places = {pool.submit(act, *job): place for place, job in enumerate(jobs) if place >= before}
